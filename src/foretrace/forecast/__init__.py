@@ -1,0 +1,1 @@
+"""From graphs to answers: what a step took and why."""

@@ -1,0 +1,89 @@
+"""One call that reached the dispatcher, with every argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from foretrace.graph.tensor import Tensor
+
+PHASES = ("forward", "backward", "optimizer", "other")
+"""The parts of a step an op can belong to; tables store the position in this tuple."""
+
+NAN = float("nan")
+
+
+class Constant(NamedTuple):
+    """An argument that is neither number, text nor tensor.
+
+    Kinds: dtype, device, layout, memory_format, group, reduce_op, generator, work, float (inf and nan), complex,
+    tensor (values of a small integer tensor that steers an op), object (nothing but its type is known).
+
+    >>> Constant("dtype", "bfloat16")
+    Constant(kind='dtype', value='bfloat16')
+    """
+
+    kind: str
+    value: str
+
+
+Value: TypeAlias = (
+    "None | bool | int | float | str | Tensor | Constant | list[Value] | tuple[Value, ...] | dict[str, Value]"
+)
+
+
+@dataclass(slots=True)
+class Op:
+    """A dispatcher call: what was called with what, from where, and when.
+
+    Times are microseconds since the graph's origin, NaN where nobody measured them. ``frees`` names the storages
+    that died between the op before this one and this one.
+
+    >>> Op("aten::mm", (Tensor((4, 8), "float32"), Tensor((8, 2), "float32"))).tensors[1].shape
+    (8, 2)
+    """
+
+    name: str
+    args: tuple[Value, ...] = ()
+    kwargs: dict[str, Value] = field(default_factory=dict)
+    outputs: tuple[Value, ...] = ()
+    overload: str = ""
+    phase: str = "other"
+    thread: int = 0
+    stream: int = 0
+    parent: int = -1
+    module: str = ""
+    node: str = ""
+    """The autograd node that made the call, in backward."""
+    entered: int = 0
+    """Modules entered since the op before: each costs Python time."""
+    frees: tuple[int, ...] = ()
+    start_us: float = NAN
+    end_us: float = NAN
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor among the arguments, in order, lists and keywords included."""
+        return [t for value in (*self.args, *self.kwargs.values()) for t in tensors_in(value)]
+
+    @property
+    def produced(self) -> list[Tensor]:
+        """Every tensor among the results."""
+        return [t for value in self.outputs for t in tensors_in(value)]
+
+
+def tensors_in(value: Value) -> Iterator[Tensor]:
+    """Tensors inside a value, however deep.
+
+    >>> [t.shape for t in tensors_in([Tensor((1,), "int8"), [Tensor((2,), "int8")]])]
+    [(1,), (2,)]
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple)) and not isinstance(value, Constant):
+        for item in value:
+            yield from tensors_in(item)

@@ -1,0 +1,190 @@
+"""Ops, runtime calls and kernels of a step as columns.
+
+A trace of a few hundred megabytes has millions of events: they are kept as numpy columns, and an ``Op`` is made only
+for a row somebody asks for. Names are codes into a list of distinct names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.graph.op import PHASES, Op
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Small = NDArray[np.int8]
+Floats = NDArray[np.float64]
+
+CALL, NODE, ANNOTATION, MODULE = range(4)
+"""What a row of an op table is: a dispatcher call, an autograd node around calls, a user's annotation, a module."""
+
+LAUNCH, SYNC, WAIT_EVENT, RECORD_EVENT, OTHER_CALL = range(5)
+"""What a runtime call does."""
+
+COMPUTE, COPY, SET, COLLECTIVE = range(4)
+"""What a piece of device work is."""
+
+
+class Names:
+    """Distinct strings, each with a code.
+
+    >>> names = Names(); names.code("aten::mm"), names.code("aten::add"), names.code("aten::mm")
+    (0, 1, 0)
+    """
+
+    def __init__(self, items: Sequence[str] = ()) -> None:
+        self.items: list[str] = list(items)
+        self._codes = {name: i for i, name in enumerate(self.items)}
+
+    def code(self, name: str) -> int:
+        """The code of a name, a new one where it was not seen before."""
+        code = self._codes.get(name)
+        if code is None:
+            code = self._codes[name] = len(self.items)
+            self.items.append(name)
+        return code
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, code: int) -> str:
+        return self.items[code]
+
+    def matching(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """For each code, whether its name passes the test: index it with a column of codes."""
+        return np.fromiter((test(name) for name in self.items), np.bool_, len(self.items))
+
+
+@dataclass
+class Table:
+    """Columns of one length. Subclasses say which; the first one gives the length."""
+
+    name: Ints
+    start: Floats
+    end: Floats
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def rows(self, keep: NDArray[Any]) -> Self:
+        """The rows a mask or an index array picks, with the same names.
+
+        >>> calls = CallTable.empty()
+        >>> len(calls.rows(np.zeros(0, bool)))
+        0
+        """
+        picked = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        for name, column in picked.items():
+            if isinstance(column, np.ndarray):
+                picked[name] = column[keep]
+        return type(self)(**picked)
+
+    def shifted(self, us: float) -> Self:
+        """The same rows, all times moved."""
+        moved = self.rows(np.ones(len(self), bool))
+        moved.start, moved.end = self.start + us, self.end + us
+        return moved
+
+    @classmethod
+    def empty(cls) -> Self:
+        """A table with no rows."""
+        return cls(**{f.name: _nothing(str(f.type)) for f in fields(cls) if f.init})
+
+
+def _nothing(kind: str) -> object:
+    columns = {"Ints": np.int32, "Longs": np.int64, "Small": np.int8, "Floats": np.float64}
+    if kind in columns:
+        return np.zeros(0, columns[kind])
+    return Names() if kind == "Names" else None
+
+
+@dataclass
+class OpTable(Table):
+    """The ops of a step in the order they started. ``ops[i]`` is an `Op`.
+
+    >>> ops = OpTable.of([Op("aten::mm", phase="forward"), Op("aten::mm", phase="backward")])
+    >>> len(ops), ops[1].name, ops[1].phase
+    (2, 'aten::mm', 'backward')
+    """
+
+    thread: Ints
+    parent: Ints
+    phase: Small
+    kind: Small
+    module: Ints
+    names: Names
+    modules: Names
+    source: Ints
+    """Row of each op in what `detail` knows: stays right when rows are picked."""
+    detail: Callable[[int], Op] | None = None
+    """Makes the op of a source row, with its arguments; None where the source has none."""
+
+    def __getitem__(self, row: int) -> Op:
+        op = self.detail(int(self.source[row])) if self.detail else Op(self.names[self.name[row]])
+        op.start_us, op.end_us = float(self.start[row]), float(self.end[row])
+        op.thread, op.parent = int(self.thread[row]), int(self.parent[row])
+        op.phase, op.module = PHASES[self.phase[row]], self.modules[self.module[row]]
+        return op
+
+    def __iter__(self) -> Iterator[Op]:
+        return (self[row] for row in range(len(self)))
+
+    @classmethod
+    def of(cls, ops: Sequence[Op]) -> OpTable:
+        """A table of ops already at hand."""
+        names, modules = Names(), Names([""])
+        count = len(ops)
+
+        def column(values: Iterator[Any], kind: type) -> NDArray[Any]:
+            return np.fromiter(values, kind, count)
+
+        return cls(
+            name=column((names.code(op.name) for op in ops), np.int32),
+            start=column((op.start_us for op in ops), np.float64),
+            end=column((op.end_us for op in ops), np.float64),
+            thread=column((op.thread for op in ops), np.int32),
+            parent=column((op.parent for op in ops), np.int32),
+            phase=column((PHASES.index(op.phase) for op in ops), np.int8),
+            kind=np.full(count, CALL, np.int8),
+            module=column((modules.code(op.module) for op in ops), np.int32),
+            names=names,
+            modules=modules,
+            source=np.arange(count, dtype=np.int32),
+            detail=ops.__getitem__,
+        )
+
+
+@dataclass
+class CallTable(Table):
+    """Calls into the device's runtime: launches, syncs, event waits."""
+
+    thread: Ints
+    kind: Small
+    op: Ints
+    """The innermost op, annotation or module around the call; -1 for none."""
+    correlation: Longs
+    names: Names
+
+
+@dataclass
+class KernelTable(Table):
+    """Pieces of device work, in the order they started. A lane is a device's stream."""
+
+    stream: Ints
+    kind: Small
+    call: Ints
+    """The runtime call that launched it; -1 where that came before the trace began."""
+    op: Ints
+    """The op that launched it; -1 where unknown."""
+    nbytes: Longs
+    """Bytes of a copy, a set or a collective; 0 elsewhere."""
+    grid: Longs
+    """Blocks launched; 0 where unknown."""
+    block: Longs
+    """Threads in a block; 0 where unknown."""
+    names: Names

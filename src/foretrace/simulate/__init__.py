@@ -1,0 +1,1 @@
+"""Tasks, lanes and edges in arrays: timelines and critical paths."""
