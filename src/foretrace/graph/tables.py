@@ -7,6 +7,7 @@ for a row somebody asks for. Names are codes into a list of distinct names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -78,7 +79,7 @@ class Table:
         >>> len(calls.rows(np.zeros(0, bool)))
         0
         """
-        picked = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        picked = {f.name: getattr(self, f.name) for f in fields(self)}
         for name, column in picked.items():
             if isinstance(column, np.ndarray):
                 picked[name] = column[keep]
@@ -93,7 +94,8 @@ class Table:
     @classmethod
     def empty(cls) -> Self:
         """A table with no rows."""
-        return cls(**{f.name: _nothing(str(f.type)) for f in fields(cls) if f.init})
+        columns: dict[str, Any] = {f.name: _nothing(str(f.type)) for f in fields(cls)}
+        return cls(**columns)
 
 
 def _nothing(kind: str) -> object:
@@ -155,7 +157,7 @@ class OpTable(Table):
             names=names,
             modules=modules,
             source=np.arange(count, dtype=np.int32),
-            detail=ops.__getitem__,
+            detail=lambda row: copy(ops[row]),
         )
 
 
