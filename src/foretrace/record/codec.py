@@ -1,0 +1,108 @@
+"""Ops as lines of JSON, without loss: the part of a recording that must be readable in ten years.
+
+A line is an object: ``op`` name, ``overload``, ``args``, ``kwargs``, ``out``, and where the call was made. A tensor
+is ``{"t": n}``, the n-th of the tensors defined so far; ``new`` defines those a line mentions first. Other values
+that JSON has no word for are ``{"c": [kind, text]}``. Floats keep their full precision.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from foretrace.graph import Constant, ForetraceError, Op, Tensor, Value
+
+OPTIONAL = ("overload", "kwargs", "thread", "stream", "module", "node", "entered", "frees")
+"""Fields left out of a line where they hold nothing."""
+
+
+def to_lines(ops: Iterable[Op]) -> Iterator[str]:
+    """One line of JSON per op.
+
+    >>> print(*to_lines([Op("aten::mm", (Tensor((2, 2), "float32", id=0),))]))
+    {"op": "aten::mm", "phase": "other", "args": [{"t": 0}], "new": [[[2, 2], "float32", "", null, 0, 0, -1, "strided"]]}
+    """
+    known: dict[Tensor, int] = {}
+    for op in ops:
+        new: list[Tensor] = []
+        line: dict[str, Any] = {"op": op.name, "phase": op.phase, "args": [_plain(a, known, new) for a in op.args]}
+        if op.outputs:
+            line["out"] = [_plain(value, known, new) for value in op.outputs]
+        for name in OPTIONAL:
+            value = getattr(op, name)
+            if value:
+                line[name] = _plain(value, known, new)["d"] if name == "kwargs" else value
+        if new:
+            line["new"] = [[t.shape, t.dtype, t.device, t.stride, t.offset, t.id, t.storage, t.layout] for t in new]
+        yield json.dumps(line)
+
+
+def _plain(value: Value, known: dict[Tensor, int], new: list[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        if value not in known:
+            known[value] = len(known)
+            new.append(value)
+        return {"t": known[value]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"c": ["float", repr(value)]}
+    if isinstance(value, Constant):
+        return {"c": [value.kind, value.value]}
+    if isinstance(value, dict):
+        return {"d": {key: _plain(item, known, new) for key, item in value.items()}}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, known, new) for item in value]
+    return value
+
+
+def from_lines(lines: Iterable[bytes | str], source: str) -> list[Op]:
+    """The ops that `to_lines` wrote.
+
+    >>> op = Op("aten::add_", (Tensor((2,), "float32", id=3), 1e-08), {"alpha": float("inf")}, phase="optimizer")
+    >>> from_lines(to_lines([op]), "here")[0] == op
+    True
+    """
+    known: list[Tensor] = []
+    ops: list[Op] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            ops.append(_op(json.loads(line), known))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise ForetraceError(
+                f"{source}: line {number} is not an op ({error})", "Record the step again, or restore the file."
+            ) from None
+    return ops
+
+
+def _op(line: dict[str, Any], known: list[Tensor]) -> Op:
+    for shape, dtype, device, stride, offset, tensor, storage, layout in line.get("new", ()):
+        strides = None if stride is None else tuple(stride)
+        known.append(Tensor(tuple(shape), dtype, device, strides, offset, tensor, storage, layout))
+    return Op(
+        name=str(line["op"]),
+        args=tuple(_value(item, known) for item in line["args"]),
+        kwargs={key: _value(item, known) for key, item in line.get("kwargs", {}).items()},
+        outputs=tuple(_value(item, known) for item in line.get("out", ())),
+        overload=line.get("overload", ""),
+        phase=line["phase"],
+        thread=line.get("thread", 0),
+        stream=line.get("stream", 0),
+        module=line.get("module", ""),
+        node=line.get("node", ""),
+        entered=line.get("entered", 0),
+        frees=tuple(line.get("frees", ())),
+    )
+
+
+def _value(item: Any, known: list[Tensor]) -> Value:
+    if isinstance(item, list):
+        return [_value(part, known) for part in item]
+    if not isinstance(item, dict):
+        return item  # type: ignore[no-any-return]
+    if "t" in item:
+        return known[item["t"]]
+    if "d" in item:
+        return {key: _value(part, known) for key, part in item["d"].items()}
+    kind, text = item["c"]
+    return float(text) if kind == "float" else Constant(kind, text)

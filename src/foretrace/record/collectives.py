@@ -1,0 +1,55 @@
+"""The collectives among recorded calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foretrace.formats.collectives import collective_kind
+from foretrace.graph import Collective, Constant, Op, Tensor, tensors_in
+
+NAMESPACES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
+BY_OUTPUT = ("all_gather", "gather")
+"""Kinds whose size is that of the result; the others' is that of what is given (nccl-tests' convention)."""
+
+
+def collectives_of(ops: Sequence[Op], groups: dict[str, tuple[int, ...]]) -> list[Collective]:
+    """Each collective a step calls, in order, with its group, kind and size.
+
+    >>> given = Tensor((1024,), "float32", id=0)
+    >>> call = Op("c10d::allreduce_", ([given], Constant("group", "0"), Constant("reduce_op", "sum")))
+    >>> found, = collectives_of([call], {"0": (0, 1)})
+    >>> found.kind, found.nbytes, found.ranks
+    ('all_reduce', 4096, (0, 1))
+    """
+    found = []
+    for row, op in enumerate(ops):
+        kind = collective_kind(op.name) if op.name.startswith(NAMESPACES) else ""
+        if kind:
+            group = _group(op)
+            tensors = _sized(op, kind)
+            found.append(
+                Collective(
+                    kind=kind,
+                    group=group,
+                    nbytes=sum(t.nbytes for t in tensors),
+                    kernel=-1,
+                    op=row,
+                    ranks=tuple(groups.get(group, ())),
+                    dtype=tensors[0].dtype if tensors else "",
+                )
+            )
+    return found
+
+
+def _group(op: Op) -> str:
+    named = [value.value for value in op.args if isinstance(value, Constant) and value.kind == "group"]
+    texts = [value for value in op.args if isinstance(value, str)]  # functional ones name their group in plain text
+    return named[0] if named else texts[-1] if texts else ""
+
+
+def _sized(op: Op, kind: str) -> list[Tensor]:
+    """The tensors whose bytes are the collective's size."""
+    if op.name.startswith("c10d::") and len(op.args) > 1 and list(tensors_in(op.args[1])):
+        # In place: (outputs, inputs, …)
+        return list(tensors_in(op.args[0 if kind in BY_OUTPUT else 1]))
+    return op.produced if kind in BY_OUTPUT else list(tensors_in(op.args[0]) if op.args else ())

@@ -1,0 +1,102 @@
+"""What a collective's opaque arguments say: its group, its reduction, the work to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+
+from foretrace.graph import Constant
+
+try:
+    from torch._C import _distributed_c10d as c10d
+except ImportError:  # a torch built without distributed
+    c10d = None
+
+REDUCING = ("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base",
+            "reduce_scatter_tensor_coalesced")  # fmt: skip
+"""Methods of a process group whose options name a reduction."""
+
+
+class Communication:
+    """Describes process groups, reductions and works as an op passes them.
+
+    A reduction reaches the dispatcher as a box nobody can open, so it is noted where Python calls the group.
+    What C++ calls by itself (DDP's reducer) always sums.
+    """
+
+    def __init__(self) -> None:
+        self.groups: dict[str, tuple[int, ...]] = {}
+        self._reduction = "sum"
+        self._works: dict[int, tuple[int, object]] = {}
+        """Works not waited for yet, held so that their identity stays theirs."""
+        self._issued = 0
+
+    def describe(self, box: Any) -> Constant:
+        """A boxed argument or result of a c10d op."""
+        kind = box._type().qualified_name().rsplit(".", 1)[-1]
+        if kind == "ProcessGroup":
+            return self.group(c10d.ProcessGroup.unbox(box))
+        if kind == "ReduceOp":
+            return Constant("reduce_op", self._reduction)
+        if kind == "Work":
+            work = c10d.Work.unbox(box)
+            number = self._works.setdefault(id(work), (self._issued, work))[0]
+            self._issued = max(self._issued, number + 1)
+            return Constant("work", str(number))
+        return Constant("object", kind)
+
+    def group(self, group: Any) -> Constant:
+        """A process group by name; its members are kept in `groups`."""
+        name = group.group_name
+        if name not in self.groups:
+            import torch.distributed as dist
+
+            self.groups[name] = tuple(dist.get_process_group_ranks(group))
+        return Constant("group", name)
+
+    def waited(self, work: object) -> Constant | None:
+        """The number of a work that is being waited for; None for one this step did not issue."""
+        known = self._works.pop(id(work), None)
+        return Constant("work", str(known[0])) if known else None
+
+    @contextmanager
+    def noting_reductions(self) -> Iterator[None]:
+        """Note which reduction Python asks a group for, while it is open."""
+        if c10d is None:
+            yield
+            return
+        original = {name: getattr(c10d.ProcessGroup, name) for name in REDUCING if hasattr(c10d.ProcessGroup, name)}
+        for name, method in original.items():
+            setattr(c10d.ProcessGroup, name, self._noting(method))
+        try:
+            yield
+        finally:
+            for name, method in original.items():
+                setattr(c10d.ProcessGroup, name, method)
+
+    def _noting(self, method: Any) -> Any:
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            named = [a for a in (*args, *kwargs.values()) if hasattr(a, "reduceOp") or isinstance(a, c10d.ReduceOp)]
+            if named:
+                reduction = getattr(named[0], "reduceOp", named[0])
+                self._reduction = str(getattr(reduction, "op", reduction)).rsplit(".", 1)[-1].lower()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._reduction = "sum"
+
+        return call
+
+
+def is_box(value: object) -> bool:
+    """Whether a value is a TorchScript object, as c10d ops pass their groups and works.
+
+    >>> is_box(3)
+    False
+    """
+    return isinstance(value, torch.ScriptObject)

@@ -1,0 +1,45 @@
+"""Steps with compiled regions: their kernels are no dispatcher calls, so PyTorch's execution trace is kept too."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ExecutionTraceObserver
+
+
+def something_is_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process.
+
+    >>> something_is_compiled()
+    False
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return bool(dynamo and dynamo.counters["stats"].get("unique_graphs", 0))
+
+
+class ExecutionTrace:
+    """One step under PyTorch's execution trace observer: names, grids and tensors of compiled kernels."""
+
+    def __init__(self) -> None:
+        handle, self._path = tempfile.mkstemp(suffix=".json")
+        os.close(handle)
+        self._observer = ExecutionTraceObserver()
+
+    def __enter__(self) -> ExecutionTrace:
+        self._observer.register_callback(self._path)
+        self._observer.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._observer.stop()
+        self._observer.unregister_callback()
+
+    def save(self, path: Path) -> None:
+        """Write the trace, gzipped."""
+        path.write_bytes(gzip.compress(Path(self._path).read_bytes()))
+        Path(self._path).unlink()

@@ -1,0 +1,5 @@
+"""stub"""
+from contextlib import contextmanager
+@contextmanager
+def pretended_cuda():
+    yield None

@@ -1,0 +1,122 @@
+"""One process that plays one rank of any world: collectives that move nothing and are always done.
+
+PyTorch's ``fake`` backend does most of it. DDP asks for more: its reducer wants futures that hold their tensors, and
+while it rebuilds its buckets it reads small integer tensors in C++, so those must be real even in a sketch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from foretrace.record.communication import c10d
+
+MESH_METHODS = ("__init__", "__getitem__", "_flatten", "get_local_rank")
+"""A device mesh computes with small tensors of ranks, and reads them: never fake."""
+
+
+@contextmanager
+def pretended_group(world: int, rank: int) -> Iterator[PretendCollectives]:
+    """Be ``rank`` of ``world`` while open: scripts that initialise a group find it there.
+
+    >>> with pretended_group(world=64, rank=3):
+    ...     dist.get_world_size(), dist.get_rank()
+    (64, 3)
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    variables = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, {k: str(v) for k, v in variables.items()} | address))
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        stack.callback(_destroy)
+        stack.enter_context(patch.object(dist, "init_process_group", lambda *_, **__: None))
+        stack.enter_context(patch.object(dist, "destroy_process_group", lambda *_, **__: None))
+        mode = stack.enter_context(PretendCollectives())
+        stack.enter_context(patch.object(dist, "_verify_params_across_processes", lambda *_: None))
+        rebuild = dist.Reducer._rebuild_buckets
+        stack.enter_context(patch.object(dist.Reducer, "_rebuild_buckets", mode.with_real_integers(rebuild)))
+        for name in MESH_METHODS:
+            stack.enter_context(patch.object(DeviceMesh, name, _for_real(getattr(DeviceMesh, name))))
+        for module in _importers_of(init_device_mesh):
+            stack.enter_context(patch.object(module, "init_device_mesh", _for_real(init_device_mesh)))
+        yield mode
+
+
+_destroy = dist.destroy_process_group
+
+
+def _importers_of(function: Any) -> list[Any]:
+    """The modules that hold a function under its name."""
+    name = function.__name__
+    return [module for module in list(sys.modules.values()) if getattr(module, name, None) is function]
+
+
+def _for_real(method: Any) -> Any:
+    """The method, run as if nothing were fake."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return method(*args, **kwargs)
+
+    return call
+
+
+class PretendCollectives(TorchDispatchMode):
+    """Answers each collective with a work whose future holds the collective's tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reducing = False
+        """Whether DDP's reducer was seen: it settles its buckets in the second step."""
+        self._real_integers = False
+
+    def with_real_integers(self, function: Any) -> Any:
+        """The function, with int32 tensors kept real while it runs."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.reducing = self._real_integers = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._real_integers = False
+
+        return call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._real_integers and _is_about_integers(args, kwargs):
+            with _disable_current_modes():
+                return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func.namespace != "c10d":
+            return result
+        results = result if isinstance(result, tuple) else (result,)
+        if not (isinstance(results[-1], torch.ScriptObject) and "Work" in str(results[-1]._type())):
+            return result
+        work = _done_with([leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)])
+        return (*results[:-1], work) if isinstance(result, tuple) else work
+
+
+def _is_about_integers(args: Any, kwargs: dict[str, Any]) -> bool:
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    return all(t.dtype == torch.int32 for t in tensors) if tensors else kwargs.get("dtype") == torch.int32
+
+
+def _done_with(tensors: list[torch.Tensor]) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(tensors)
+    return c10d._create_work_from_future(future).boxed()

@@ -1,0 +1,186 @@
+"""The recorder inside a training process: takes each step for what the schedule says, then writes and lets go.
+
+It is told where steps end and does its work there, between two steps of the job. A failure of its own never ends
+the job: it says so, takes its hands off, and the training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+import warnings
+from contextlib import AbstractContextManager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from foretrace.record import folder as files
+from foretrace.record.compiled import ExecutionTrace, something_is_compiled
+from foretrace.record.indices import IndexWatch
+from foretrace.record.profile import LightProfile
+from foretrace.record.schedule import (
+    BACK_TO_BACK,
+    EXECUTION_TRACE,
+    INDICES,
+    PROFILE,
+    STRUCTURE,
+    SYNCED,
+    Schedule,
+)
+from foretrace.record.watch import Watch
+
+WATCHERS: dict[str, Any] = {
+    PROFILE: LightProfile,
+    EXECUTION_TRACE: ExecutionTrace,
+    STRUCTURE: Watch,
+    INDICES: IndexWatch,
+}
+"""Who watches a step of each kind; nobody watches a plain one."""
+
+
+class Recorder:
+    """Records one rank into ``out/rank-N``.
+
+    Call `step` at the end of each step of the job. The first call opens the first step.
+    """
+
+    def __init__(self, out: Path, schedule: Schedule | None = None) -> None:
+        self.out = out
+        self.done = False
+        self.failed = ""
+        self._plan = (schedule or Schedule()).steps
+        self._taken = -1
+        self._times: dict[str, list[float]] = {}
+        self._watcher: AbstractContextManager[Any] | None = None
+        self._last = 0.0
+        self._work: Path | None = None
+        self._groups: dict[str, tuple[int, ...]] = {}
+
+    def step(self) -> None:
+        """A step of the job has ended (and the next one begins)."""
+        if self.done:
+            return
+        try:
+            self._end_step()
+            if self._taken < len(self._plan):
+                self._begin_step()
+            else:
+                self._finish()
+        except Exception as error:
+            self.abandon(f"{type(error).__name__}: {error}")
+            if os.environ.get("FORETRACE_DEBUG"):
+                raise
+
+    @property
+    def missing_steps(self) -> int:
+        """How many more steps of the job it would take to finish."""
+        return 0 if self.done else len(self._plan) - max(self._taken, 0)
+
+    def abandon(self, why: str) -> None:
+        """Let go of the job, leave nothing behind, and say why."""
+        self.done, self.failed = True, why
+        if self._watcher is not None:
+            self._watcher.__exit__(None, None, None)
+            self._watcher = None
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
+        warnings.warn(f"foretrace could not record this step, training goes on ({why})", stacklevel=3)
+
+    def _end_step(self) -> None:
+        if self._taken < 0:
+            self._taken = 0
+            return
+        kind = self._plan[self._taken]
+        following = self._plan[self._taken + 1] if self._taken + 1 < len(self._plan) else ""
+        if kind != BACK_TO_BACK or following != kind:
+            _synchronize()
+        now = time.perf_counter()
+        self._times.setdefault(kind, []).append((now - self._last) * 1e3)
+        if isinstance(self._watcher, LightProfile):
+            self._watcher.step_ended()
+        if kind != following and self._watcher is not None:
+            watcher, self._watcher = self._watcher, None
+            watcher.__exit__(None, None, None)
+            self._save(watcher)
+        self._taken += 1
+
+    def _begin_step(self) -> None:
+        kind = self._plan[self._taken]
+        if self._watcher is None and kind in WATCHERS:
+            self._watcher = WATCHERS[kind]()
+            self._watcher.__enter__()
+        if isinstance(self._watcher, LightProfile):
+            self._watcher.step_begins()
+        self._last = time.perf_counter()
+
+    def _save(self, watcher: Any) -> None:
+        """Write what a watcher saw into the rank's working folder."""
+        if self._work is None:
+            self._work = self.out / f".rank-{_rank()}.{os.getpid()}.partial"
+            self._work.mkdir(parents=True)
+        if isinstance(watcher, LightProfile):
+            watcher.save(self._work / files.PROFILE)
+            if something_is_compiled():
+                self._plan.insert(self._taken + 1, EXECUTION_TRACE)
+        elif isinstance(watcher, ExecutionTrace):
+            watcher.save(self._work / files.EXECUTION_TRACE)
+        elif isinstance(watcher, Watch):
+            files.write_structure(self._work, watcher.ops, watcher.census.storages)
+            self._groups = watcher.communication.groups
+        elif isinstance(watcher, IndexWatch):
+            files.write_indices(self._work, watcher.seen)
+
+    def _finish(self) -> None:
+        assert self._work is not None
+        files.write_rank(self._work, self._facts())
+        final = self.out / f"rank-{_rank()}"
+        if final.exists():
+            raise FileExistsError(f"{final} is there already")
+        os.replace(self._work, final)
+        self.done = True
+
+    def _facts(self) -> dict[str, Any]:
+        """What is written of the rank besides its ops."""
+        back_to_back = self._times.get(BACK_TO_BACK, [])
+        plain = median(self._times.get(SYNCED) or [0.0])
+        profiled = self._times.get(PROFILE, [])[1:]
+        return {
+            "rank": _rank(),
+            "world": _world(),
+            "synced_ms": self._times.get(SYNCED, []),
+            # Without a sync only the sum over all of them says something.
+            "back_to_back_ms": [sum(back_to_back) / len(back_to_back)] if back_to_back else [],
+            "profile_ms": profiled,
+            "structure_ms": self._times[STRUCTURE],
+            "slowdown": {
+                "profile": median(profiled) / plain if plain and profiled else None,
+                "structure": self._times[STRUCTURE][0] / plain if plain else None,
+            },
+            "groups": self._groups,
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
+            "host": socket.gethostname(),
+            "script": Path(sys.argv[0]).name,
+            "peak_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        }
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _world() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,169 @@
+"""Reading a recording: the structure step's calls, with the times and kernels of the light profile, matched op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.formats.clock import on_one_clock
+from foretrace.formats.kineto import read_kineto
+from foretrace.formats.matching import match
+from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Timings
+from foretrace.graph.tables import LAUNCH, Ints
+from foretrace.record import folder as files
+from foretrace.record.collectives import collectives_of
+
+
+def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Job:
+    """The job that a recording holds.
+
+    Parameters
+    ----------
+    path
+        The recording's folder.
+    ranks
+        Read only these; all where it is left out.
+    """
+    path = Path(path)
+    facts = files.read_job(path)
+    folders = {int(found.name[5:]): found for found in path.glob("rank-*") if found.name[5:].isdigit()}
+    chosen = sorted(set(folders) if ranks is None else set(folders) & set(ranks))
+    if not chosen:
+        raise ForetraceError(f"{path} holds no rank{'' if ranks is None else ' of those asked for'}", "Record it again.")
+    graphs = [read_rank(folders[rank]) for rank in chosen]
+    for graph in graphs:
+        graph.world = int(facts["world"])
+    graphs, notes = on_one_clock(graphs)
+    return Job(graphs, str(path), notes)
+
+
+def read_rank(path: Path) -> Graph:
+    """One rank of a recording as a graph."""
+    facts = files.read_rank(path)
+    ops = files.read_ops(path)
+    groups = {name: tuple(members) for name, members in facts["groups"].items()}
+    structure = Graph(
+        ops=OpTable.of(ops),
+        rank=facts["rank"],
+        world=facts["world"],
+        device=facts["device"],
+        source=str(path),
+        storages=files.read_storages(path),
+        indices=files.read_indices(path, ops),
+        collectives=collectives_of(ops, groups),
+        groups=groups,
+        plain=Timings(tuple(facts["synced_ms"]), tuple(facts["back_to_back_ms"])),
+        slowdown=facts["slowdown"]["profile"] or 1.0,
+    )
+    profile = path / files.PROFILE
+    return with_times(structure, _median_step(read_kineto(profile))) if profile.exists() else structure
+
+
+def _median_step(profile: Graph) -> Graph:
+    """The profiled step of median length; the first one pays for the profiler's start and is left out."""
+    steps = sorted(profile.steps, key=lambda step: step.start)[1:] or profile.steps
+    if not steps:
+        raise ForetraceError(f"{profile.source} holds no step", "Record it again.")
+    chosen = sorted(steps, key=lambda step: step.ms)[len(steps) // 2]
+    return profile.between(chosen.start, chosen.end)
+
+
+def with_times(structure: Graph, profile: Graph) -> Graph:
+    """The structure's calls at the profile's times, with its runtime calls and kernels.
+
+    What launched device work without being a dispatcher call (a compiled kernel) becomes an op of its own.
+    """
+    found = match(structure.ops, profile.ops)
+    owner = _owners(found, profile)
+    extra = _launchers_without_owner(owner, profile)
+    owner[extra] = len(structure.ops) + np.arange(len(extra))
+    owner = _inherited(owner, profile.ops.parent)
+
+    ops, order = _timed(structure.ops, found, profile, extra)
+    place = np.empty(len(order) + 1, np.int32)
+    place[order] = np.arange(len(order))
+    place[-1] = -1  # so that "no op" stays no op
+
+    calls, kernels = replace(profile.calls), replace(profile.kernels)
+    calls.op, kernels.op = (place[owner[t.op]] if len(owner) else t.op for t in (calls, kernels))
+    for storage in structure.storages.values():
+        storage.birth = int(place[storage.birth]) if storage.birth >= 0 else -1
+        storage.death = int(place[storage.death]) if 0 <= storage.death < len(structure.ops) else storage.death
+    moved = [replace(indices, op=int(place[indices.op])) for indices in structure.indices]
+    matched = float((found >= 0).mean()) if len(found) else 1.0
+    return replace(
+        structure,
+        ops=ops,
+        calls=calls,
+        kernels=kernels,
+        indices=moved,
+        collectives=_collectives(structure.collectives, kernels.op, place),
+        origin_ns=profile.origin_ns,
+        steps=profile.steps,
+        notes=[*structure.notes, f"{matched:.1%} of the recorded calls found in the profile"],
+    )
+
+
+def _owners(found: Ints, profile: Graph) -> Ints:
+    """For each row of the profile (and one past the end for "none") the structure's op it is; -1 elsewhere."""
+    owner = np.full(len(profile.ops) + 1, -1, np.int32)
+    owner[found[found >= 0]] = np.flatnonzero(found >= 0)
+    return owner
+
+
+def _launchers_without_owner(owner: Ints, profile: Graph) -> NDArray[np.intp]:
+    """Rows of the profile that launch work and belong to no call of the structure."""
+    launching = profile.calls.op[(profile.calls.kind == LAUNCH) & (profile.calls.op >= 0)]
+    rows = np.unique(launching)
+    return rows[_inherited(owner, profile.ops.parent)[rows] < 0].astype(np.intp)
+
+
+def _inherited(owner: Ints, parents: Ints) -> Ints:
+    """Owners, each row without one taking its parent's: parents come first."""
+    result = owner.tolist()
+    for row, parent in enumerate(parents.tolist()):
+        if result[row] < 0 and parent >= 0:
+            result[row] = result[parent]
+    return np.array(result, np.int32)
+
+
+def _timed(
+    structure: OpTable, found: Ints, profile: Graph, extra: NDArray[np.intp]
+) -> tuple[OpTable, NDArray[np.intp]]:
+    """The structure's ops and the extra ones at the profile's times, and where each row came from.
+
+    A call that the profile does not show (a stream's wait, a resize) stands at the end of the call before it.
+    """
+    rows = np.concatenate([found, extra]).astype(np.int64)
+    shown = rows >= 0
+    count = len(structure)
+    start = np.where(shown, profile.ops.start[rows], np.nan) if len(profile.ops) else np.full(len(rows), np.nan)
+    end = np.where(shown, profile.ops.end[rows], np.nan) if len(profile.ops) else start.copy()
+    before = np.maximum.accumulate(np.where(shown[:count], np.arange(count), 0)) if count else np.zeros(0, int)
+    hidden = np.flatnonzero(~shown[:count])
+    start[hidden] = end[hidden] = end[before[hidden]]
+    thread = np.where(shown, profile.ops.thread[rows], 0) if len(profile.ops) else np.zeros(len(rows), np.int32)
+    thread[hidden] = thread[before[hidden]]
+
+    calls = [*structure, *(_as_op(profile.ops[int(row)]) for row in extra)]
+    for op, begins, ends, lane in zip(calls, start, end, thread):
+        op.start_us, op.end_us, op.thread, op.parent = float(begins), float(ends), int(lane), -1
+    order = np.argsort(start, kind="stable")
+    return OpTable.of([calls[row] for row in order]), order
+
+
+def _as_op(op: Op) -> Op:
+    return replace(op, parent=-1)
+
+
+def _collectives(planned: list[Collective], kernel_op: Ints, place: Ints) -> list[Collective]:
+    """The structure's collectives with the kernels that did them."""
+    kernel_of = {int(op): row for row, op in reversed(list(enumerate(kernel_op)))}
+    moved = [(collective, int(place[collective.op])) for collective in planned]
+    return [replace(c, op=row, kernel=kernel_of.get(row, -1)) for c, row in moved]
+
+

@@ -1,0 +1,168 @@
+"""Recording in this process: from a step function, around a training loop, or attached to a script from outside.
+
+Imports torch only once something is recorded, so that ``foretrace.step()`` costs nothing in a job nobody records.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretrace.graph import ForetraceError
+from foretrace.record import folder as files
+from foretrace.record.schedule import Schedule
+
+if TYPE_CHECKING:
+    from foretrace.record.recorder import Recorder
+
+_running: Session | None = None
+
+
+class Session:
+    """One recording in progress in this process."""
+
+    def __init__(self, out: Path, schedule: Schedule, when_done: Callable[[], None] = lambda: None) -> None:
+        from foretrace.record.boundaries import on_step_end
+        from foretrace.record.recorder import Recorder
+
+        self.recorder: Recorder = Recorder(out, schedule)
+        self._when_done = when_done
+        self._unhook = on_step_end(self.step)
+
+    def told(self) -> None:
+        """The job itself says that a step ended: from now on nothing is learnt from optimizers."""
+        self._unhook()
+        self.step()
+
+    def step(self) -> None:
+        """A step ended."""
+        self.recorder.step()
+        if self.recorder.done:
+            self.close()
+            self._when_done()
+
+    def close(self) -> None:
+        """Take every hook off the process."""
+        global _running
+        self._unhook()
+        if _running is self:
+            _running = None
+
+
+def open_session(out: Path, schedule: Schedule, when_done: Callable[[], None] = lambda: None) -> Session:
+    """Begin to record this process."""
+    global _running
+    if _running is not None:
+        raise ForetraceError("a recording is in progress in this process already", "Let it finish first.")
+    _running = Session(out, schedule, when_done)
+    return _running
+
+
+def step() -> None:
+    """Say that a training step ends here. Does nothing where nobody records.
+
+    Only needed where no ``torch.optim`` optimizer marks the end of a step.
+
+    >>> step()
+    """
+    if _running is not None:
+        _running.told()
+
+
+def record(step_fn: Callable[[], Any], out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 5) -> Path:
+    """Record a step function: call it as often as the recording needs.
+
+    Parameters
+    ----------
+    step_fn
+        Does one training step.
+    out
+        Folder of the recording; must not hold one already.
+    plain, profile, warmup
+        How many steps to time with nothing attached, to profile, and to run before.
+
+    Returns
+    -------
+    The folder.
+
+    >>> import torch, tempfile
+    >>> weight = torch.ones(4, 4, requires_grad=True); optimizer = torch.optim.SGD([weight], lr=0.1)
+    >>> def train():
+    ...     weight.square().sum().backward(); optimizer.step(); optimizer.zero_grad()
+    >>> folder = record(train, tempfile.mkdtemp() + "/r", plain=2, profile=1, warmup=1)
+    >>> sorted(path.name for path in folder.iterdir())
+    ['job.json', 'rank-0']
+    """
+    from foretrace.record.recorder import Recorder
+
+    out, parts = prepare(out)
+    recorder = Recorder(parts, Schedule(warmup, plain, profile))
+    try:
+        recorder.step()
+        while not recorder.done:
+            step_fn()
+            recorder.step()
+        return finish(out, parts, [recorder.failed], {"by": "ft.record"})
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
+
+
+@contextmanager
+def recording(out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 5) -> Iterator[None]:
+    """Record the training loop inside: its optimizers, or ``foretrace.step()``, say where steps end.
+
+    The loop may run longer than the recording needs; if it is shorter, leaving the block says by how much.
+    """
+    out, parts = prepare(out)
+    session = open_session(parts, Schedule(warmup, plain, profile))
+    try:
+        yield
+        session.close()
+        finish(out, parts, [why_unfinished(session.recorder)], {"by": "ft.recording"})
+    finally:
+        session.close()
+        if not session.recorder.done:
+            session.recorder.abandon("the training loop ended early")
+        shutil.rmtree(parts, ignore_errors=True)
+
+
+def why_unfinished(recorder: Recorder) -> str:
+    """Why a recorder has nothing to show; empty where it has."""
+    if recorder.failed or recorder.done:
+        return recorder.failed
+    return f"the job ended {recorder.missing_steps} steps too early"
+
+
+def prepare(out: str | Path) -> tuple[Path, Path]:
+    """The folder of a recording to be, and a working folder beside it that ranks write into."""
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ForetraceError(f"{out} exists and is not empty", "Choose another --out, or remove it first.")
+    parts = out.absolute().with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        parts.mkdir(parents=True)
+    except OSError as error:
+        raise ForetraceError(f"{out} can't be written ({error.strerror})", "Choose another --out.") from None
+    return out, parts
+
+
+def finish(out: Path, parts: Path, reasons: list[str], facts: dict[str, Any]) -> Path:
+    """Move the ranks that were recorded to their place; raise where there are none."""
+    ranks = sorted(parts.glob("rank-*"))
+    if not ranks:
+        why = "; ".join(sorted({reason for reason in reasons if reason})) or "no training step was seen"
+        raise ForetraceError(
+            f"nothing was recorded: {why}",
+            "Train longer, or take fewer steps (--warmup 2 --plain 5 --profile 1). A job without a torch.optim "
+            "optimizer says where its steps end with foretrace.step().",
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    for rank in ranks:
+        os.replace(rank, out / rank.name)
+    worlds = {files.read_rank(path)["world"] for path in out.glob("rank-*")}
+    files.write_job(out, {"world": max(worlds), **facts})
+    return out

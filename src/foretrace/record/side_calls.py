@@ -1,0 +1,92 @@
+"""Calls that steer the device or memory without reaching the dispatcher.
+
+Streams wait for events, the host waits for the device or for a collective, FSDP resizes a storage to free it. They
+are noted among the ops, in order, under names of their own, while a step is watched; what they do is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretrace.graph import Constant, Value
+from foretrace.record.communication import c10d
+
+if TYPE_CHECKING:
+    from foretrace.record.watch import Watch
+
+Describe = Callable[..., "tuple[Value, ...] | None"]
+
+
+@contextmanager
+def noting_side_calls(watch: Watch) -> Iterator[None]:
+    """Note side calls on a watch while open.
+
+    >>> from foretrace.record.watch import Watch
+    >>> with Watch() as watch:
+    ...     _ = torch.zeros(4).untyped_storage().resize_(0)
+    >>> watch.ops[-1].name, watch.ops[-1].args  # old storage, new storage, bytes
+    ('storage::resize_', (0, 1, 0))
+    """
+    patched = [_patch(watch, *target) for target in _targets(watch) if hasattr(target[0], target[1])]
+    try:
+        yield
+    finally:
+        for owner, attribute, original, inherited in reversed(patched):
+            if inherited:
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, original)
+
+
+def _targets(watch: Watch) -> list[tuple[Any, str, str, Describe]]:
+    where = watch.surroundings
+    events: dict[int, int] = {}
+
+    def event(value: Any) -> Constant:
+        return Constant("event", str(events.setdefault(id(value), len(events))))
+
+    def stream(value: Any) -> Constant:
+        return Constant("stream", str(where.stream_number(value)))
+
+    def current(value: Any = None) -> Constant:
+        return stream(value if value is not None else torch.cuda.current_stream())
+
+    def resized(storage: Any, nbytes: int) -> tuple[Value, ...]:
+        return *watch.census.resized(storage, int(nbytes)), int(nbytes)
+
+    cuda = torch.cuda
+    targets: list[tuple[Any, str, str, Describe]] = [
+        (cuda.Event, "record", "cuda::event_record", lambda e, s=None: (event(e), current(s))),
+        (cuda.Event, "wait", "cuda::stream_wait_event", lambda e, s=None: (current(s), event(e))),
+        (cuda.Event, "synchronize", "cuda::event_synchronize", lambda e: (event(e),)),
+        (cuda.Stream, "synchronize", "cuda::stream_synchronize", lambda s: (stream(s),)),
+        (cuda, "synchronize", "cuda::device_synchronize", lambda device=None: ()),
+        (torch.UntypedStorage, "resize_", "storage::resize_", resized),
+    ]
+    if c10d is not None:
+        targets.append((c10d.Work, "wait", "c10d::wait", lambda w, *_: _some(watch.communication.waited(w))))
+    return targets
+
+
+def _some(value: Value) -> tuple[Value, ...] | None:
+    return None if value is None else (value,)
+
+
+def _patch(watch: Watch, owner: Any, attribute: str, name: str, describe: Describe) -> tuple[Any, str, Any, bool]:
+    original = getattr(owner, attribute)
+    inherited = isinstance(owner, type) and attribute not in vars(owner)
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = describe(*args, **kwargs)
+        if arguments is not None:
+            watch.note(name, "", (), {}).args = arguments
+        return original(*args, **kwargs)
+
+    setattr(owner, attribute, call)
+    return owner, attribute, original, inherited

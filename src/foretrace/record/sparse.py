@@ -1,0 +1,65 @@
+"""Letting autograd take sparse gradients as it does in a plain step.
+
+Autograd takes a sparse gradient over where nobody else holds its indices and values, and clones it otherwise. What
+passes a dispatch mode is held for a moment too long, so a watched step would clone each one: two kernels a table
+that the plain step does not have. So the watch looks away while such a gradient is taken, and notes what happened.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _pop_mode, _push_mode
+
+from foretrace.graph import Value
+
+if TYPE_CHECKING:
+    from foretrace.record.watch import Watch
+
+
+class SparseGradients:
+    """Hooks on the weights that get sparse gradients in a watched step."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._handles: dict[int, list[Any]] = {}
+        self._away: dict[int, tuple[Any, Value]] = {}
+
+    def expect(self, func: Any, args: Any) -> None:
+        """A lookup is called: where it asks for sparse gradients, be ready for them."""
+        schema = getattr(func, "_schema", None)
+        if schema is None or "embedding" not in schema.name:
+            return
+        named = {argument.name: value for argument, value in zip(schema.arguments, args)}
+        weight = named.get("weight")
+        if named.get("sparse") and isinstance(weight, torch.Tensor) and weight.is_leaf and weight.requires_grad:
+            if id(weight) not in self._handles:
+                self._handles[id(weight)] = [
+                    weight.register_hook(lambda gradient: self._look_away(weight, gradient)),
+                    weight.register_post_accumulate_grad_hook(self._look_again),
+                ]
+
+    def _look_away(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
+        if gradient.layout == torch.sparse_coo and weight.grad is None:
+            self._away[id(weight)] = (_pop_mode(), self._watch.describe(gradient))
+
+    def _look_again(self, weight: torch.Tensor) -> None:
+        mode, gradient = self._away.pop(id(weight), (None, None))
+        if mode is None:
+            return
+        taken: Any = weight.grad
+        indices, values = taken._indices(), taken._values()
+        _push_mode(mode)
+        for name, part in (("aten::_indices", indices), ("aten::_values", values)):
+            self._watch.note(name, "default", (), {}).args = (gradient,)
+            self._watch.ops[-1].outputs = (self._watch.describe(part),)
+        self._watch.note("aten::_sparse_coo_tensor_unsafe", "default", (indices, values, list(taken.shape)), {})
+        self._watch.ops[-1].outputs = (self._watch.describe(taken),)
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handles in self._handles.values():
+            for handle in handles:
+                handle.remove()
+        self._handles.clear()

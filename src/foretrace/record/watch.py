@@ -1,0 +1,157 @@
+"""Watching one step: every dispatcher call with its exact arguments, below autograd and autocast."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from foretrace.graph import Constant, Graph, Op, OpTable, Value
+from foretrace.record.census import Census, DeviceName
+from foretrace.record.communication import Communication, is_box
+from foretrace.record.plain_forms import plain_form
+from foretrace.record.saved import without_saves
+from foretrace.record.side_calls import noting_side_calls
+from foretrace.record.sparse import SparseGradients
+from foretrace.record.surroundings import Surroundings
+
+UNSEEN = ("profiler::", "prim::device")
+"""What passes the dispatcher without being work: annotations, and questions that fake tensors are asked."""
+PLAIN = (type(None), bool, int, float, str)
+NAMED = {
+    torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "memory_format",
+}  # fmt: skip
+
+
+class Watch(TorchDispatchMode):
+    """Sees the calls of a step as they happen. Works the same on real and on fake tensors.
+
+    >>> with Watch() as watch:
+    ...     _ = torch.ones(2, 2) @ torch.ones(2, 2)
+    >>> [op.name for op in watch.ops]
+    ['aten::ones', 'aten::ones', 'aten::mm']
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, device_name: DeviceName = lambda tensor: str(tensor.device)) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+        self.census = Census(device_name)
+        self.surroundings = Surroundings()
+        self.communication = Communication()
+        self._sparse = SparseGradients(self)
+        self._open = ExitStack()
+
+    def __enter__(self) -> Watch:
+        self._open.enter_context(self.surroundings.watching())
+        self._open.enter_context(self.communication.noting_reductions())
+        self._open.enter_context(noting_side_calls(self))
+        self._open.callback(self._sparse.close)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)
+        self._open.close()
+        self.census.freed()
+        self.ops = without_saves(self.ops, self.census.storages)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(desugars(kind) for kind in types):
+            return NotImplemented  # the subclass takes the call apart and we see its pieces
+        name, overload = op_name(func)
+        if name.startswith(UNSEEN):
+            return func(*args, **(kwargs or {}))
+        self._sparse.expect(func, args)
+        func, args = plain_form(func, args, self.surroundings.node, self._is_fresh(args))
+        name, overload = op_name(func)
+        op = self.note(name, overload, args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
+        results = result if isinstance(result, tuple) else (result,)
+        op.outputs = tuple(self.describe(value) for value in results)
+        return result
+
+    def _is_fresh(self, args: Any) -> bool:
+        """Whether the first argument is zeros that the call before made."""
+        if not self.ops or "zeros" not in self.ops[-1].name or not args or not isinstance(args[0], torch.Tensor):
+            return False
+        return any(made.id == self.census.tensor_id(args[0]) for made in self.ops[-1].produced)
+
+    def note(self, name: str, overload: str, args: Any, kwargs: dict[str, Any]) -> Op:
+        """Append a call with where it was made from."""
+        frees = self.census.freed()
+        self.census.now = len(self.ops)
+        where = self.surroundings
+        module, node = where.place()
+        op = Op(
+            name=name,
+            overload=overload,
+            phase=where.phase,
+            thread=where.thread,
+            stream=where.stream,
+            module=module,
+            node=node,
+            entered=where.entered(),
+            frees=frees,
+        )
+        self.ops.append(op)
+        # Inputs first seen here were there before the step.
+        self.census.now = -1
+        op.args = tuple(self.describe(value) for value in args)
+        op.kwargs = {key: self.describe(value) for key, value in kwargs.items()}
+        self.census.now = len(self.ops) - 1
+        return op
+
+    def describe(self, value: Any) -> Value:
+        """A value of the dispatcher in the graph's words."""
+        if isinstance(value, torch.Tensor):
+            return self.census.describe(value)
+        if isinstance(value, PLAIN):
+            return value
+        if isinstance(value, (list, tuple)):
+            return [self.describe(item) for item in value]
+        if isinstance(value, dict):
+            return {str(key): self.describe(item) for key, item in value.items()}
+        return self._describe_rare(value)
+
+    def _describe_rare(self, value: Any) -> Value:
+        if type(value) in NAMED:
+            return Constant(NAMED[type(value)], str(value).removeprefix("torch."))
+        for symbolic, plain in ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)):
+            if isinstance(value, symbolic):
+                return plain(value)  # type: ignore[no-any-return]
+        if isinstance(value, complex):
+            return Constant("complex", repr(value))
+        if isinstance(value, torch.Generator):
+            return Constant("generator", str(value.device))
+        if is_box(value):
+            return self.communication.describe(value)
+        return Constant("object", type(value).__name__)
+
+    def graph(self) -> Graph:
+        """What was seen, as a graph without times."""
+        return Graph(
+            ops=OpTable.of(self.ops),
+            storages=dict(self.census.storages),
+            groups=dict(self.communication.groups),
+        )
+
+
+def op_name(func: Any) -> tuple[str, str]:
+    """Name and overload of what is called: ('aten::add', 'Tensor')."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator
+        return f"higher_order::{func.name()}", ""
+    return schema.name, schema.overload_name or "default"
+
+
+def desugars(kind: type) -> bool:
+    """Whether a tensor type answers calls by making others: DTensor, AsyncCollectiveTensor, and users' own."""
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return False
+    if kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:
+        return False
+    return not kind.__module__.startswith("torch._subclasses")
