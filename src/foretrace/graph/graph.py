@@ -150,9 +150,13 @@ class Graph:
         kernel_table = self.kernels.rows(kernels)
         kernel_table.op, kernel_table.call = moved(kernel_table.op, new_op), moved(kernel_table.call, new_call)
         collectives = [
-            replace(c, kernel=int(new_kernel[c.kernel]), op=int(new_op[c.op]) if c.op >= 0 else -1)
+            replace(
+                c,
+                kernel=int(new_kernel[c.kernel]) if c.kernel >= 0 else -1,
+                op=int(new_op[c.op]) if c.op >= 0 else -1,
+            )
             for c in self.collectives
-            if c.kernel >= 0 and kernels[c.kernel]
+            if (kernels[c.kernel] if c.kernel >= 0 else c.op >= 0 and ops[c.op])
         ]
         return replace(
             self,

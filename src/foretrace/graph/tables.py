@@ -125,6 +125,8 @@ class OpTable(Table):
     """Row of each op in what `detail` knows: stays right when rows are picked."""
     detail: Callable[[int], Op] | None = None
     """Makes the op of a source row, with its arguments; None where the source has none."""
+    record: Longs | None = None
+    """The profiler's own number of each call, the same in every trace taken at once; -1 or None where unknown."""
 
     def __getitem__(self, row: int) -> Op:
         op = self.detail(int(self.source[row])) if self.detail else Op(self.names[self.name[row]])

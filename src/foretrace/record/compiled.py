@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.profiler import ExecutionTraceObserver
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def something_is_compiled() -> bool:
@@ -20,6 +21,15 @@ def something_is_compiled() -> bool:
     """
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     return bool(dynamo and dynamo.counters["stats"].get("unique_graphs", 0))
+
+
+def watching_undoes_compilation() -> bool:
+    """Whether this torch has no way to watch a compiled step without falling back to eager, for good.
+
+    >>> watching_undoes_compilation()
+    False
+    """
+    return not hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
 class ExecutionTrace:

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrace.graph import Indices
-from foretrace.record.watch import desugars, op_name
+from foretrace.record.watch import Watch, desugars, op_name
 
 ID_ARGUMENTS = ("indices", "index")
 TABLE_ARGUMENTS = ("weight", "self")
@@ -31,6 +31,7 @@ class IndexWatch(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
+    ignore_compile_internals = Watch.ignore_compile_internals
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,206 @@
-"""stub"""
-from contextlib import contextmanager
+"""A GPU on paper: sketches of CUDA steps where torch was built without CUDA, or sees no GPU.
+
+A build without CUDA can't make CUDA tensors, not even fake ones. There the step is sketched on fake CPU tensors;
+each storage is labelled with the device it would be on, scripts that ask are told so, and where PyTorch would
+choose another op for a GPU, that one is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from foretrace.record.census import DeviceName
+from foretrace.record.cuda_autocast import casting_like_cuda, counting_regions
+from foretrace.record.cuda_choices import choosing_like_cuda, embedding_bag
+from foretrace.record.watch import desugars
+
+CUDA, CPU = "cuda:0", "cpu"
+MOVES = (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu)
+
+ANSWERS: dict[str, Any] = {
+    "is_available": lambda: True,
+    "is_initialized": lambda: False,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "set_device": lambda device: None,
+    "synchronize": lambda device=None: None,
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "get_device_capability": lambda device=None: (9, 0),
+    "get_device_name": lambda device=None: "a GPU on paper",
+    "manual_seed": lambda seed: None,
+    "manual_seed_all": lambda seed: None,
+    "empty_cache": lambda: None,
+    "memory_allocated": lambda device=None: 0,
+    "max_memory_allocated": lambda device=None: 0,
+    "reset_peak_memory_stats": lambda device=None: None,
+    "current_stream": lambda device=None: MagicMock(cuda_stream=0),
+}
+"""What torch.cuda is told to say."""
+
+
 @contextmanager
-def pretended_cuda():
-    yield None
+def pretended_cuda() -> Iterator[DeviceName]:
+    """Be on a machine with a GPU while open. Gives what says which device a tensor would be on."""
+    with ExitStack() as stack:
+        for name, answer in ANSWERS.items():
+            stack.enter_context(patch.object(torch.cuda, name, answer))
+        if torch.version.cuda:  # fake CUDA tensors work as they are
+            yield lambda tensor: str(tensor.device)
+            return
+        labels = Labels()
+        stack.enter_context(counting_regions())
+        stack.enter_context(casting_like_cuda(lambda tensor: labels.of(tensor) == CUDA))
+        stack.enter_context(choosing_like_cuda())
+        for name, mover in _module_movers(labels).items():
+            stack.enter_context(patch.object(torch.nn.Module, name, mover))
+        stack.enter_context(Answers(labels))
+        stack.enter_context(Follower(labels))
+        stack.enter_context(patch.object(FakeTensor, "device", _told_by(labels)))
+        yield labels.of
+
+
+class Labels:
+    """Which device each storage would be on."""
+
+    def __init__(self) -> None:
+        self.requested: str | None = None
+        """The device that the call in flight asks for; None for calls that PyTorch makes by itself."""
+        self.in_dispatch = 0
+        """How many calls are in flight: inside one, fake tensors must see their true device."""
+        self._labels: Any = WeakIdKeyDictionary()
+
+    def of(self, tensor: torch.Tensor) -> str:
+        """The device of a tensor; a CPU's where nothing was said."""
+        return self._labels.get(_holder(tensor), CPU)
+
+    def put(self, tensor: torch.Tensor, label: str) -> None:
+        """Say it, unless it was said before."""
+        self._labels.setdefault(_holder(tensor), label)
+
+    def move(self, module: torch.nn.Module, label: str) -> None:
+        """Say that a module's weights and buffers are elsewhere now."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            self._labels[_holder(tensor)] = label
+
+    def follow(self, arguments: list[Any], result: Any) -> None:
+        """Label what a call made: as asked for, else like what it was made from."""
+        given = [a for a in arguments if isinstance(a, torch.Tensor)]
+        label = self.requested
+        if label is None:
+            label = CUDA if not given or any(self.of(t) == CUDA for t in given) else CPU
+        for made in tree_leaves(result):
+            if isinstance(made, torch.Tensor):
+                self.put(made, label)
+
+
+def _holder(tensor: torch.Tensor) -> Any:
+    return tensor.untyped_storage() if tensor.layout == torch.strided else tensor
+
+
+def _module_movers(labels: Labels) -> dict[str, Any]:
+    """A module's ways to another device: its fake weights stay where they are and get another label."""
+    original = torch.nn.Module.to
+
+    def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        if device is not None:
+            labels.move(module, _label(device))
+        formatted = {} if memory_format is None else {"memory_format": memory_format}
+        return original(module, dtype=dtype, **formatted) if dtype or formatted else module
+
+    return {"to": to, "cuda": lambda module, device=None: to(module, CUDA), "cpu": lambda module: to(module, CPU)}
+
+
+def _told_by(labels: Labels) -> property:
+    """What a script is told when it asks a fake tensor for its device."""
+    true = FakeTensor.device
+
+    def device(tensor: Any) -> torch.device:
+        return true.__get__(tensor) if labels.in_dispatch else torch.device(labels.of(tensor))
+
+    return property(device)
+
+
+class Follower(TorchDispatchMode):
+    """Labels what calls make."""
+
+    def __init__(self, labels: Labels) -> None:
+        super().__init__()
+        self._labels = labels
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(desugars(kind) for kind in types):
+            return NotImplemented
+        self._labels.in_dispatch += 1
+        try:
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten._embedding_bag.default and self._labels.of(args[0]) == CUDA:
+                result = embedding_bag(args, result)
+        finally:
+            self._labels.in_dispatch -= 1
+        self._labels.follow(tree_leaves((args, kwargs)), result)
+        return result
+
+
+class Answers(TorchFunctionMode):
+    """Answers for the device: where a tensor is, where it should go, where it is made."""
+
+    def __init__(self, labels: Labels) -> None:
+        super().__init__()
+        self._labels = labels
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.is_cuda.__get__:
+            return self._labels.of(args[0]) == CUDA
+        if func is torch.Tensor.pin_memory:
+            return args[0]
+        if func in MOVES:
+            return self._move(func, args, kwargs)
+        return self._made(func, args, kwargs)
+
+    def _made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call that may make tensors: note the device it asks for and make them on the CPU."""
+        asked = kwargs.get("device")
+        if asked is not None:
+            kwargs["device"] = CPU
+        kwargs.pop("pin_memory", None)
+        from_nothing = not any(isinstance(a, torch.Tensor) for a in tree_leaves((args, kwargs)))
+        with self._requesting(_label(asked) if asked is not None else CPU if from_nothing else None):
+            return func(*args, **kwargs)
+
+    def _move(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        tensor, *rest = args
+        if func is not torch.Tensor.to:
+            target, dtype = (CUDA if func is torch.Tensor.cuda else CPU), None
+        elif rest and isinstance(rest[0], torch.Tensor):
+            target, dtype = self._labels.of(rest[0]), rest[0].dtype
+        else:
+            device, dtype, _, _ = torch._C._nn._parse_to(*rest, **{k: v for k, v in kwargs.items() if k != "copy"})
+            target = _label(device) if device is not None else self._labels.of(tensor)
+        if target == self._labels.of(tensor):
+            return tensor.to(dtype or tensor.dtype, copy=kwargs.get("copy", False))
+        with self._requesting(target):
+            return torch.ops.aten._to_copy(tensor, dtype=dtype or tensor.dtype, device=torch.device(CPU))
+
+    @contextmanager
+    def _requesting(self, label: str | None) -> Iterator[None]:
+        before, self._labels.requested = self._labels.requested, label
+        try:
+            yield
+        finally:
+            self._labels.requested = before
+
+
+def _label(device: Any) -> str:
+    return CUDA if torch.device(device).type == "cuda" else CPU

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from foretrace.record import folder as files
-from foretrace.record.compiled import ExecutionTrace, something_is_compiled
+from foretrace.record.compiled import ExecutionTrace, something_is_compiled, watching_undoes_compilation
 from foretrace.record.indices import IndexWatch
 from foretrace.record.profile import LightProfile
 from foretrace.record.schedule import (
@@ -31,6 +31,7 @@ from foretrace.record.schedule import (
     PROFILE,
     STRUCTURE,
     SYNCED,
+    WARM_UP,
     Schedule,
 )
 from foretrace.record.watch import Watch
@@ -98,6 +99,9 @@ class Recorder:
             return
         kind = self._plan[self._taken]
         following = self._plan[self._taken + 1] if self._taken + 1 < len(self._plan) else ""
+        if kind == following == WARM_UP:
+            self._taken += 1
+            return
         if kind != BACK_TO_BACK or following != kind:
             _synchronize()
         now = time.perf_counter()
@@ -127,6 +131,8 @@ class Recorder:
         if isinstance(watcher, LightProfile):
             watcher.save(self._work / files.PROFILE)
             if something_is_compiled():
+                if watching_undoes_compilation():
+                    raise RuntimeError(f"torch {torch.__version__} can't be watched where something is compiled")
                 self._plan.insert(self._taken + 1, EXECUTION_TRACE)
         elif isinstance(watcher, ExecutionTrace):
             watcher.save(self._work / files.EXECUTION_TRACE)
@@ -175,7 +181,7 @@ class Recorder:
 
 def _synchronize() -> None:
     if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+        torch._C._cuda_synchronize()  # not the public one: a watch would note it as the step's
 
 
 def _rank() -> int:

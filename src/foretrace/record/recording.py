@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.formats.clock import on_one_clock
+from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.formats.kineto import read_kineto
 from foretrace.formats.matching import match
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Timings
@@ -34,15 +36,32 @@ def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Jo
     chosen = sorted(set(folders) if ranks is None else set(folders) & set(ranks))
     if not chosen:
         raise ForetraceError(f"{path} holds no rank{'' if ranks is None else ' of those asked for'}", "Record it again.")
-    graphs = [read_rank(folders[rank]) for rank in chosen]
+    profiles = {rank: profile for rank in chosen if (profile := _profile(folders[rank]))}
+    step = _median_step(list(profiles.values()))
+    graphs = [read_rank(folders[rank], profiles.get(rank), step) for rank in chosen]
     for graph in graphs:
         graph.world = int(facts["world"])
     graphs, notes = on_one_clock(graphs)
     return Job(graphs, str(path), notes)
 
 
-def read_rank(path: Path) -> Graph:
-    """One rank of a recording as a graph."""
+def _profile(path: Path) -> Graph | None:
+    profile = path / files.PROFILE
+    return read_kineto(profile) if profile.exists() else None
+
+
+def _median_step(profiles: list[Graph]) -> str:
+    """The profiled step of median length over all ranks; the first one pays for the profiler's start and is left out."""
+    lengths: dict[str, float] = {}
+    for profile in profiles:
+        steps = sorted(profile.steps, key=lambda step: step.start)
+        for step in steps[1:] or steps:
+            lengths[step.name] = lengths.get(step.name, 0.0) + step.ms
+    return sorted(lengths, key=lambda name: lengths[name])[len(lengths) // 2] if lengths else ""
+
+
+def read_rank(path: Path, profile: Graph | None, step: str) -> Graph:
+    """One rank of a recording as a graph, at the times of one step of its profile."""
     facts = files.read_rank(path)
     ops = files.read_ops(path)
     groups = {name: tuple(members) for name, members in facts["groups"].items()}
@@ -59,23 +78,25 @@ def read_rank(path: Path) -> Graph:
         plain=Timings(tuple(facts["synced_ms"]), tuple(facts["back_to_back_ms"])),
         slowdown=facts["slowdown"]["profile"] or 1.0,
     )
-    profile = path / files.PROFILE
-    return with_times(structure, _median_step(read_kineto(profile))) if profile.exists() else structure
+    if profile is None:
+        return structure
+    span = next((span for span in profile.steps if span.name == step), None)
+    if span is None:
+        raise ForetraceError(f"{path / files.PROFILE} holds no {step or 'step'}", "Record the job again.")
+    return with_times(structure, profile.between(span.start, span.end), _compiled(path))
 
 
-def _median_step(profile: Graph) -> Graph:
-    """The profiled step of median length; the first one pays for the profiler's start and is left out."""
-    steps = sorted(profile.steps, key=lambda step: step.start)[1:] or profile.steps
-    if not steps:
-        raise ForetraceError(f"{profile.source} holds no step", "Record it again.")
-    chosen = sorted(steps, key=lambda step: step.ms)[len(steps) // 2]
-    return profile.between(chosen.start, chosen.end)
+def _compiled(path: Path) -> Graph | None:
+    """The execution trace of a step with compiled regions."""
+    trace = path / files.EXECUTION_TRACE
+    return read_execution_trace(trace) if trace.exists() else None
 
 
-def with_times(structure: Graph, profile: Graph) -> Graph:
+def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) -> Graph:
     """The structure's calls at the profile's times, with its runtime calls and kernels.
 
-    What launched device work without being a dispatcher call (a compiled kernel) becomes an op of its own.
+    What launched device work without being a dispatcher call (a compiled kernel) becomes an op of its own, with the
+    tensors that the execution trace in ``compiled`` knows it by.
     """
     found = match(structure.ops, profile.ops)
     owner = _owners(found, profile)
@@ -83,7 +104,8 @@ def with_times(structure: Graph, profile: Graph) -> Graph:
     owner[extra] = len(structure.ops) + np.arange(len(extra))
     owner = _inherited(owner, profile.ops.parent)
 
-    ops, order = _timed(structure.ops, found, profile, extra)
+    launchers = _described([profile.ops[int(row)] for row in extra], compiled)
+    ops, order = _timed(structure.ops, found, profile, extra, launchers)
     place = np.empty(len(order) + 1, np.int32)
     place[order] = np.arange(len(order))
     place[-1] = -1  # so that "no op" stays no op
@@ -132,7 +154,7 @@ def _inherited(owner: Ints, parents: Ints) -> Ints:
 
 
 def _timed(
-    structure: OpTable, found: Ints, profile: Graph, extra: NDArray[np.intp]
+    structure: OpTable, found: Ints, profile: Graph, extra: NDArray[np.intp], launchers: list[Op]
 ) -> tuple[OpTable, NDArray[np.intp]]:
     """The structure's ops and the extra ones at the profile's times, and where each row came from.
 
@@ -149,15 +171,27 @@ def _timed(
     thread = np.where(shown, profile.ops.thread[rows], 0) if len(profile.ops) else np.zeros(len(rows), np.int32)
     thread[hidden] = thread[before[hidden]]
 
-    calls = [*structure, *(_as_op(profile.ops[int(row)]) for row in extra)]
+    calls = [*structure, *launchers]
     for op, begins, ends, lane in zip(calls, start, end, thread):
         op.start_us, op.end_us, op.thread, op.parent = float(begins), float(ends), int(lane), -1
     order = np.argsort(start, kind="stable")
     return OpTable.of([calls[row] for row in order]), order
 
 
-def _as_op(op: Op) -> Op:
-    return replace(op, parent=-1)
+def _described(launchers: list[Op], compiled: Graph | None) -> list[Op]:
+    """The ops with the arguments of those of the same name, in order, in an execution trace."""
+    if compiled is None:
+        return launchers
+    wanted, known = {op.name for op in launchers}, defaultdict(deque[Op])
+    for row, code in enumerate(compiled.ops.name):
+        if compiled.ops.names[code] in wanted:
+            known[compiled.ops.names[code]].append(compiled.ops[row])
+    return [
+        replace(op, args=found.args, kwargs=found.kwargs, outputs=found.outputs)
+        if known[op.name] and (found := known[op.name].popleft())
+        else op
+        for op in launchers
+    ]
 
 
 def _collectives(planned: list[Collective], kernel_op: Ints, place: Ints) -> list[Collective]:

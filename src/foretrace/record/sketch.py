@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.optim import optimizer
 
 from foretrace.graph import ForetraceError, Graph
 from foretrace.record.census import DeviceName
@@ -50,14 +52,18 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int = 1
     2
     """
     with ExitStack() as stack:
-        device_name = stack.enter_context(pretended_cuda()) if device == "cuda" else None
         paper = stack.enter_context(Paper())
+        device_name = stack.enter_context(pretended_cuda()) if device == "cuda" else None
         group = None
         if world > 1:
             from foretrace.record.pretend_group import pretended_group
 
             group = stack.enter_context(pretended_group(world, rank))
         stack.enter_context(_leaving_no_trace())
+        stack.enter_context(patch.object(torch.nn.Module, "_apply", Moving().apply))
+        # To the optimizers a fake weight is a weight: they choose foreach as they would for a real one.
+        kinds = [*optimizer._foreach_supported_types, FakeTensor]
+        stack.enter_context(patch.object(optimizer, "_foreach_supported_types", kinds))
         try:
             step = _warmed_up(step_fn)
             if group and group.reducing:
@@ -112,17 +118,54 @@ class Paper(FakeTensorMode):
             return STAND_INS.get(kind, 1.0 if kind.is_floating_point else 1)
 
 
+class Moving:
+    """Moves and casts modules of fake weights: PyTorch's own way swaps tensors, which fake ones do not bear."""
+
+    def __init__(self) -> None:
+        self._moved: dict[int, tuple[Any, Any]] = {}
+        self._depth = 0
+
+    @property
+    def apply(self) -> Callable[..., Any]:
+        """What to put in place of ``Module._apply``."""
+
+        def _apply(module: Any, change: Callable[[Any], Any], recurse: bool = True) -> Any:
+            if not self._depth:
+                self._moved.clear()
+            self._depth += 1
+            try:
+                for child in module.children() if recurse else ():
+                    child._apply(change)
+                for held in (module._parameters, module._buffers):
+                    held.update({name: self._changed(t, change) for name, t in held.items() if t is not None})
+                return module
+            finally:
+                self._depth -= 1
+
+        return _apply
+
+    def _changed(self, tensor: Any, change: Callable[[Any], Any]) -> Any:
+        """The tensor after the change; the same one wherever it is shared."""
+        if id(tensor) not in self._moved:
+            with torch.no_grad():
+                made = change(tensor)
+            if made is not tensor and isinstance(tensor, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+            self._moved[id(tensor)] = (tensor, made)
+        return self._moved[id(tensor)][1]
+
+
 @contextmanager
 def _leaving_no_trace() -> Iterator[None]:
     """Give real models their gradients and optimizer states back, whatever a sketch put in their place."""
     before: dict[int, tuple[Any, dict[Any, Any], list[tuple[Any, Any]]]] = {}
 
-    def remember(optimizer: Any) -> None:
-        if id(optimizer) not in before:
-            weights = [w for group in optimizer.param_groups for w in group["params"] if not isinstance(w, FakeTensor)]
-            before[id(optimizer)] = (
-                optimizer,
-                {w: dict(optimizer.state[w]) for w in weights if w in optimizer.state},
+    def remember(chosen: Any) -> None:
+        if id(chosen) not in before:
+            weights = [w for group in chosen.param_groups for w in group["params"] if not isinstance(w, FakeTensor)]
+            before[id(chosen)] = (
+                chosen,
+                {w: dict(chosen.state[w]) for w in weights if w in chosen.state},
                 [(w, None if isinstance(w.grad, FakeTensor) else w.grad) for w in weights],
             )
 
@@ -131,8 +174,8 @@ def _leaving_no_trace() -> Iterator[None]:
         yield
     finally:
         silence()
-        for optimizer, states, gradients in before.values():
+        for touched, states, gradients in before.values():
             for weight, gradient in gradients:
                 weight.grad = gradient
-                optimizer.state.pop(weight, None)
-            optimizer.state.update(states)
+                touched.state.pop(weight, None)
+            touched.state.update(states)

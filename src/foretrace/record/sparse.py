@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from foretrace.graph import Value
@@ -25,6 +26,8 @@ class SparseGradients:
         self._watch = watch
         self._handles: dict[int, list[Any]] = {}
         self._away: dict[int, tuple[Any, Value]] = {}
+        self._ids: dict[int, int] = {}
+        """How many ids were looked up in each weight: as many rows has its gradient."""
 
     def expect(self, func: Any, args: Any) -> None:
         """A lookup is called: where it asks for sparse gradients, be ready for them."""
@@ -34,6 +37,7 @@ class SparseGradients:
         named = {argument.name: value for argument, value in zip(schema.arguments, args)}
         weight = named.get("weight")
         if named.get("sparse") and isinstance(weight, torch.Tensor) and weight.is_leaf and weight.requires_grad:
+            self._ids[id(weight)] = self._ids.get(id(weight), 0) + named["indices"].numel()
             if id(weight) not in self._handles:
                 self._handles[id(weight)] = [
                     weight.register_hook(lambda gradient: self._look_away(weight, gradient)),
@@ -49,13 +53,23 @@ class SparseGradients:
         if mode is None:
             return
         taken: Any = weight.grad
-        indices, values = taken._indices(), taken._values()
+        indices, values = self._rows(weight, taken)
         _push_mode(mode)
         for name, part in (("aten::_indices", indices), ("aten::_values", values)):
             self._watch.note(name, "default", (), {}).args = (gradient,)
             self._watch.ops[-1].outputs = (self._watch.describe(part),)
         self._watch.note("aten::_sparse_coo_tensor_unsafe", "default", (indices, values, list(taken.shape)), {})
         self._watch.ops[-1].outputs = (self._watch.describe(taken),)
+
+    def _rows(self, weight: torch.Tensor, taken: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices and values of a sparse gradient. A fake one has none: then as many as ids were looked up."""
+        if not isinstance(taken, FakeTensor):
+            return taken._indices(), taken._values()
+        count = self._ids[id(weight)]
+        indices = torch.empty(1, count, dtype=torch.int64, device=taken.device)
+        values = torch.empty(count, weight.shape[1], dtype=weight.dtype, device=taken.device)
+        taken.rows = (indices, values)  # they live as long as the gradient does
+        return indices, values
 
     def close(self) -> None:
         """Take the hooks off."""

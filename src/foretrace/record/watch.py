@@ -36,6 +36,11 @@ class Watch(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Tell torch.compile to run what it compiled: for other modes it falls back to eager, for good."""
+        return True
+
     def __init__(self, device_name: DeviceName = lambda tensor: str(tensor.device)) -> None:
         super().__init__()
         self.ops: list[Op] = []

@@ -1,0 +1,29 @@
+"""`foretrace export`: a recording or a trace in a format that other tools read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A recording, a trace, or a folder of them.")],
+    chakra: Annotated[Path | None, typer.Option(help="Folder for Chakra traces, one file a rank.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="File for Perfetto or chrome://tracing.")] = None,
+) -> None:
+    """Write a recording or a trace in a format that other tools read."""
+    import foretrace as ft
+
+    if chakra is None and perfetto is None:
+        raise typer.BadParameter("say where to: --chakra DIR, --perfetto FILE, or both")
+    job = ft.load(path)
+    if chakra is not None:
+        from foretrace.formats.chakra import write_chakra
+
+        write_chakra(job, chakra)
+    if perfetto is not None:
+        from foretrace.formats.perfetto import write_perfetto
+
+        write_perfetto(job, perfetto)

@@ -1,0 +1,77 @@
+"""The command line: its verbs, and what happens when something goes wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import textwrap
+from typing import Annotated
+
+import typer
+
+from foretrace import __version__
+from foretrace.cli.diff import diff
+from foretrace.cli.export import export
+from foretrace.cli.record import record
+from foretrace.cli.show import show
+from foretrace.report.names import printable
+
+BAD_INPUT, BUG, INTERRUPTED = 2, 70, 130
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command(context_settings={"allow_interspersed_args": False})(record)
+app.command()(show)
+app.command()(diff)
+app.command()(export)
+
+
+def print_version(wanted: bool) -> None:
+    """Print it and leave."""
+    if wanted:
+        print(f"foretrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def foretrace(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Record one training step, read anyone's trace, and see where the time goes."""
+
+
+def main() -> None:
+    """Run the command line: a bad input ends in one line and exit code 2, never in a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no bars shows question marks
+    try:
+        app(prog_name="foretrace")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        # Imported here because it brings numpy along, which --help does without.
+        from foretrace.graph import ForetraceError
+
+        if isinstance(error, ForetraceError):
+            complain(error.what, error.advice)
+            sys.exit(BAD_INPUT)
+        if os.environ.get("FORETRACE_DEBUG"):
+            raise
+        what = f"this is a bug of Foretrace, {type(error).__name__}: {error}"
+        complain(what, "Please report it with the traceback that FORETRACE_DEBUG=1 shows.")
+        sys.exit(BUG)
+
+
+def complain(what: str, advice: str) -> None:
+    """Say on stderr what was wrong and what to do: folded for a reader, one line for a program."""
+    parts = [f"{printable(part).rstrip('.')}." for part in (what, advice) if part]
+    text = " ".join(parts)
+    if sys.stderr.isatty():
+        indent = " " * len("foretrace: ")
+        width = shutil.get_terminal_size().columns
+        folded = (textwrap.fill(p, width, initial_indent=indent, subsequent_indent=indent) for p in parts)
+        text = "\n".join(folded).lstrip()
+    print(f"foretrace: {text}", file=sys.stderr)

@@ -1,0 +1,37 @@
+"""`foretrace show`: where the step of a recording or a trace goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli.choices import AsJson, rank_numbers
+
+
+def show(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH", help="A recording, a trace, a folder of them, or the traces of several ranks."),
+    ],
+    json: AsJson = False,
+    step: Annotated[str | None, typer.Option(help="Name of the step, for instance ProfilerStep#3.")] = None,
+    ranks: Annotated[str | None, typer.Option(help="Only these ranks, for instance 0-2,4.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 10,
+) -> None:
+    """Show where the time of a step goes.
+
+    By op, kernel family, phase and module; host overheads; who waits for whom; the critical path across all ranks.
+    """
+    import foretrace as ft
+
+    observation = ft.observe(ft.load(*paths, ranks=rank_numbers(ranks)), step)
+    if json:
+        from foretrace.report.json import as_json
+
+        print(as_json(observation))
+    else:
+        from foretrace.report.terminal import print_observation
+
+        print_observation(observation, top)

@@ -1,0 +1,162 @@
+"""Look at a measured step: the way from a job to an observation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+
+from foretrace.forecast.collectives import Meetings, meetings
+from foretrace.forecast.critical import describe
+from foretrace.forecast.device import active_and_idle, overlap, queue_depth
+from foretrace.forecast.host import OVERHEADS, Segments, host_segments
+from foretrace.forecast.measured import measured
+from foretrace.forecast.memory import peak_memory
+from foretrace.forecast.observation import Observation
+from foretrace.forecast.steps import chosen_step, cut_to_step
+from foretrace.forecast.stragglers import stragglers
+from foretrace.forecast.totals import by_family, by_module, by_op, by_phase
+from foretrace.graph import Graph, Job
+
+
+def observe(job: Job, step: str | None = None) -> Observation:
+    """What a measured step took and why; without ``step``, the one of median length.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = OpTable.of([Op("aten::mm", start_us=0.0, end_us=800.0), Op("aten::relu", start_us=900.0, end_us=1500.0)])
+    >>> seen = observe(Job([Graph(ops)]))
+    >>> seen.step_ms[0], seen.overheads["T1"]["ms"], seen.critical_path_ms
+    (1.5, 0.1, 1.5)
+    """
+    name = chosen_step(job, step)
+    cuts = [cut_to_step(graph, name) for graph in job.graphs]
+    graphs, with_earlier = [cut for cut, _ in cuts], [whole for _, whole in cuts]
+    segments = [host_segments(graph) for graph in graphs]
+    met, doubts = meetings(graphs)
+    path = describe(measured(with_earlier, segments, met), with_earlier, segments)
+    seen = Observation(
+        source=job.source,
+        world=job.world,
+        missing=job.missing,
+        step=name,
+        steps=len(job.graphs[0].steps) if job.graphs else 0,
+        step_ms={graph.rank: _step_ms(graph, name) for graph in graphs},
+        critical_path_ms=path.ms,
+        critical_path=path.parts,
+        critical_path_ranks=path.by_rank,
+        by_op=by_op(graphs, segments),
+        by_family=by_family(graphs, segments),
+        by_phase=by_phase(graphs, segments),
+        by_module=by_module(graphs, segments),
+        attributed=_attributed(job.graphs),
+        launched_before_ms={graph.rank: graph.launched_before_us / 1e3 for graph in job.graphs},
+        notes=list(dict.fromkeys([*job.notes, *(note for graph in job.graphs for note in graph.notes), *doubts])),
+        slowdown=max((graph.slowdown for graph in graphs), default=1.0),
+        plain=_plain(job.graphs),
+    )
+    _add_host(seen, graphs, segments)
+    _add_device(seen, graphs, job.graphs)
+    _add_communication(seen, graphs, met)
+    return seen
+
+
+def _step_ms(graph: Graph, step: str | None) -> float:
+    """Length of the step; where none is marked, from the first event to the last."""
+    marked = [span.ms for span in graph.steps if span.name == step]
+    if marked:
+        return marked[0]
+    tables = [table for table in (graph.ops, graph.calls, graph.kernels) if np.isfinite(table.start).any()]
+    if not tables:
+        return 0.0
+    return float(max(np.nanmax(t.end) for t in tables) - min(np.nanmin(t.start) for t in tables)) / 1e3
+
+
+def _attributed(graphs: list[Graph]) -> float:
+    launched = owned = 0.0
+    for graph in graphs:
+        time, known = graph.kernels.end - graph.kernels.start, graph.kernels.call >= 0
+        launched += float(time[known].sum())
+        owned += float(time[known & (graph.kernels.op >= 0)].sum())
+    return owned / launched if launched else 1.0
+
+
+def _plain(graphs: list[Graph]) -> dict[str, float | None]:
+    """Medians over the steps of the slowest rank."""
+    synced = [median(graph.plain.synced_ms) for graph in graphs if graph.plain.synced_ms]
+    back_to_back = [median(graph.plain.back_to_back_ms) for graph in graphs if graph.plain.back_to_back_ms]
+    if not synced and not back_to_back:
+        return {}
+    return {"synced_ms": max(synced, default=None), "back_to_back_ms": max(back_to_back, default=None)}
+
+
+def _add_host(seen: Observation, graphs: list[Graph], segments: list[Segments]) -> None:
+    each = []
+    for graph, cut in zip(graphs, segments):
+        us = np.bincount(cut.kind, cut.duration, len(OVERHEADS) + 1)[: len(OVERHEADS)]
+        count = np.bincount(cut.kind, minlength=len(OVERHEADS) + 1)[: len(OVERHEADS)]
+        seen.ranks[graph.rank] = {"overheads": _overheads(us, count)}
+        each.append((us, count))
+    if each:
+        seen.overheads = _overheads(*(np.mean(column, axis=0) for column in zip(*each)))
+
+
+def _overheads(us: Any, count: Any) -> dict[str, dict[str, float]]:
+    host = float(us.sum())
+    return {
+        name: {
+            "ms": float(time) / 1e3,
+            "count": float(n),
+            "mean_us": float(time / n) if n else 0.0,
+            "share": float(time) / host if host else 0.0,
+        }
+        for name, time, n in zip(OVERHEADS, us, count)
+    }
+
+
+def _add_device(seen: Observation, graphs: list[Graph], uncut: list[Graph]) -> None:
+    depths = []
+    for graph, whole in zip(graphs, uncut):
+        kernels = graph.kernels
+        active, idle = active_and_idle(graph)
+        seen.device_active_ms[graph.rank], seen.device_idle_ms[graph.rank] = active / 1e3, idle / 1e3
+        seen.kernel_ms[graph.rank] = float((kernels.end - kernels.start).sum()) / 1e3
+        depths.append(queue_depth(graph))
+        seen.ranks[graph.rank]["queue_depth"] = dict(zip(("mean", "max"), depths[-1]))
+        # Storages live by the numbers of the uncut graph's ops.
+        seen.peak_memory_bytes[graph.rank] = peak_memory(graph if graph.allocated else whole)
+    busy = [graph.kernels for graph in graphs if len(graph.kernels)]
+    if busy:
+        seen.device_span_ms = float(max(k.end.max() for k in busy) - min(k.start.min() for k in busy)) / 1e3
+    seen.queue_depth = {"mean": mean(d for d, _ in depths), "max": max(m for _, m in depths)} if depths else {}
+
+
+def _add_communication(seen: Observation, graphs: list[Graph], met: list[Meetings]) -> None:
+    seen.wait_ms = {graph.rank: 0.0 for graph in graphs}
+    alike: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for group in met:
+        for member, wait in zip(group.members, group.wait.sum(axis=0).tolist()):
+            seen.wait_ms[graphs[member].rank] += wait / 1e3
+        columns = (group.kinds, group.nbytes.tolist(), group.transfer.tolist(), group.wait.sum(axis=1).tolist())
+        for kind, nbytes, transfer, wait in zip(*columns):
+            alike[kind, nbytes].append((transfer / 1e3, wait / 1e3))
+    for (kind, nbytes), times in alike.items():
+        transfers, waits = zip(*times)
+        seen.transfer_ms[kind] = seen.transfer_ms.get(kind, 0.0) + sum(transfers)
+        seen.collectives.append({
+            "kind": kind, "nbytes": nbytes, "count": len(times), "transfer_ms": median(transfers),
+            "total_transfer_ms": sum(transfers), "wait_ms": sum(waits),
+        })  # fmt: skip
+    seen.collectives.sort(key=lambda row: -row["total_transfer_ms"])
+    seen.overlap = {graph.rank: overlap(graph, position, met) for position, graph in enumerate(graphs)}
+    seen.stragglers = stragglers(graphs, met, max(seen.step_ms.values(), default=0.0))
+    seen.notes += _lonely(graphs, met)
+
+
+def _lonely(graphs: list[Graph], met: list[Meetings]) -> list[str]:
+    alone = sorted({graphs[group.members[0]].rank for group in met if len(group) and len(group.members) == 1})
+    if not alone or max(graph.world for graph in graphs) == 1:
+        return []
+    ranks = ", ".join(map(str, alone))
+    return [f"rank {ranks}: no other member of its group has a trace: its transfer is wait and transfer together"]

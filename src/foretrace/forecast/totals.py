@@ -1,0 +1,135 @@
+"""Device and host time added up by op, kernel family, phase and module: mean over the ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.forecast.families import family
+from foretrace.forecast.host import SYNC, T4, Segments
+from foretrace.graph import PHASES, Graph
+from foretrace.graph.tables import CALL, Floats
+
+Row = dict[str, Any]
+"""name, device_ms, host_ms, count, share"""
+
+NO_OP, EARLIER = "(no op)", "(launched before)"
+"""Owners of kernels that were launched outside any op, and before the step or the trace began."""
+
+
+@dataclass
+class _Part:
+    """What one rank adds under some names: a code for each event, the names of the codes, and what each event adds."""
+
+    code: NDArray[Any]
+    names: list[str]
+    device_us: Floats | float = 0.0
+    host_us: Floats | float = 0.0
+    count: NDArray[Any] | int = 0
+
+
+def by_op(graphs: list[Graph], segments: list[Segments]) -> list[Row]:
+    """Time of each op without the ops inside it; device time goes to the innermost op that launched it."""
+    return _rows(graphs, segments, _op_parts)
+
+
+def by_family(graphs: list[Graph], segments: list[Segments]) -> list[Row]:
+    """Time of each kernel family; host time is that of the launches. Without kernels, ops stand for them."""
+    return _rows(graphs, segments, _family_parts)
+
+
+def by_phase(graphs: list[Graph], segments: list[Segments]) -> list[Row]:
+    """Time of forward, backward, optimizer and the rest; the host's T1 belongs to the op that follows."""
+    return _rows(graphs, segments, lambda graph, cut: _place_parts(graph, cut, graph.ops.phase, list(PHASES), "other"))
+
+
+def by_module(graphs: list[Graph], segments: list[Segments]) -> list[Row]:
+    """Time of each module, the modules inside it not counted."""
+    return _rows(
+        graphs, segments, lambda graph, cut: _place_parts(graph, cut, graph.ops.module, graph.ops.modules.items, "")
+    )
+
+
+def _rows(
+    graphs: list[Graph], segments: list[Segments], parts: Callable[[Graph, Segments], Iterator[_Part]]
+) -> list[Row]:
+    sums: dict[str, Floats] = defaultdict(lambda: np.zeros(3))
+    for graph, cut in zip(graphs, segments):
+        for part in parts(graph, cut):
+            for name, added in zip(part.names, _added(part)):
+                if added.any():
+                    sums[name] += added
+    ranks = max(len(graphs), 1)
+    device, host = (sum(float(s[i]) for s in sums.values()) for i in (0, 1))
+    rows = [
+        {
+            "name": name,
+            "device_ms": float(s[0]) / ranks / 1e3,
+            "host_ms": float(s[1]) / ranks / 1e3,
+            "count": round(float(s[2]) / ranks),
+            "share": float(s[0]) / device if device else float(s[1]) / host if host else 0.0,
+        }
+        for name, s in sums.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["device_ms"], -row["host_ms"], row["name"]))
+
+
+def _added(part: _Part) -> Floats:
+    each = (part.device_us, part.host_us, part.count)
+    columns = (np.broadcast_to(np.asarray(column, np.float64), part.code.shape) for column in each)
+    return np.stack([np.bincount(part.code, column, len(part.names)) for column in columns], axis=1)
+
+
+def _op_parts(graph: Graph, cut: Segments) -> Iterator[_Part]:
+    names = [*graph.ops.names.items, NO_OP, EARLIER]
+    owner = np.append(graph.ops.name, len(names) - 2)[graph.kernels.op]
+    owner[graph.kernels.call < 0] = len(names) - 1
+    yield _Part(owner, names, device_us=graph.kernels.end - graph.kernels.start)
+    counted = graph.ops.kind == CALL
+    counted[graph.kernels.op[graph.kernels.op >= 0]] = True
+    own = np.where(graph.ops.kind == CALL, own_time(graph), 0.0)
+    yield _Part(graph.ops.name[counted], names, host_us=own[counted], count=1)
+
+
+def own_time(graph: Graph) -> Floats:
+    """Host time of each op, that of the ops inside it taken off."""
+    time = np.nan_to_num(graph.ops.end - graph.ops.start)
+    inside = graph.ops.parent >= 0
+    return np.asarray(np.maximum(time - np.bincount(graph.ops.parent[inside], time[inside], len(time)), 0.0))
+
+
+def _family_parts(graph: Graph, cut: Segments) -> Iterator[_Part]:
+    kernels, ops = graph.kernels, graph.ops
+    if not len(kernels):
+        calls = ops.kind == CALL
+        yield _Part(
+            ops.name[calls], [family("", op) for op in ops.names.items], host_us=own_time(graph)[calls], count=1
+        )
+        return
+    op_names = [*ops.names.items, ""]
+    op = np.append(ops.name, len(op_names) - 1)[kernels.op]
+    pairs, which = np.unique(kernels.name.astype(np.int64) * len(op_names) + op, return_inverse=True)
+    names = [family(kernels.names[pair // len(op_names)], op_names[pair % len(op_names)]) for pair in pairs.tolist()]
+    yield _Part(which, names, kernels.end - kernels.start, _launch_time(graph, cut), 1)
+
+
+def _launch_time(graph: Graph, cut: Segments) -> Floats:
+    """Host time inside the call that launched each kernel; the kernels of a CUDA graph share theirs."""
+    launches = cut.kind == T4
+    of_call = np.bincount(cut.call[launches], cut.duration[launches], len(graph.calls) + 1)
+    kernels_of_call = np.bincount(graph.kernels.call + 1, minlength=len(graph.calls) + 1)
+    return np.asarray(of_call[graph.kernels.call] / kernels_of_call[graph.kernels.call + 1])
+
+
+def _place_parts(graph: Graph, cut: Segments, column: NDArray[Any], names: list[str], nowhere: str) -> Iterator[_Part]:
+    """Time by a column of the op table: kernels by their op, host segments by theirs, calls counted."""
+    names = [*names, nowhere]
+    of_op = np.append(column, len(names) - 1).astype(np.int64)
+    yield _Part(of_op[graph.kernels.op], names, device_us=graph.kernels.end - graph.kernels.start)
+    yield _Part(of_op[cut.op], names, host_us=np.where(cut.kind == SYNC, 0.0, cut.duration))
+    yield _Part(of_op[:-1][graph.ops.kind == CALL], names, count=1)

@@ -1,0 +1,127 @@
+"""Process groups and collectives of an execution trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from foretrace.formats.collectives import collective_kind
+from foretrace.formats.dtypes import dtype_name
+from foretrace.formats.execution_nodes import Node
+from foretrace.formats.values import tensors_among
+from foretrace.graph import Collective
+from foretrace.graph.tables import Ints
+from foretrace.graph.tensor import ITEMSIZE
+
+INIT = "## process_group:init ##"
+MARK = "record_param_comms"
+"""The node below a collective call that says which group, which collective and how much."""
+
+LARGEST_WORLD = 1 << 20
+_ELEMENT = re.compile(rb"Tensor\(([\w: <>]+)\)")
+
+
+class _Group(Struct):
+    pg_name: str | int
+    ranks: list[int] | dict[str, int] = []
+    group_size: int = 0
+
+
+_groups = msgspec.json.Decoder(list[_Group])
+
+
+def process_groups(nodes: Sequence[Node]) -> dict[str, tuple[int, ...]]:
+    """Members of each process group, by name; nothing where the trace does not list them.
+
+    >>> listed = '[{"pg_name": "0", "ranks": [], "group_size": 2}, {"pg_name": "1", "ranks": [0]}]'
+    >>> process_groups([Node(id=3, name=INIT, parent=2, inputs=[listed])])
+    {'0': (0, 1), '1': (0,)}
+    """
+    groups: dict[str, tuple[int, ...]] = {}
+    for node in nodes:
+        if node.name == INIT and node.inputs and isinstance(node.inputs[0], str):
+            for group in _listed(node.inputs[0]):
+                # no ranks listed: the group is the whole world
+                ranks = group.ranks or range(min(group.group_size, LARGEST_WORLD))
+                groups[str(group.pg_name)] = tuple(int(r) for r in ranks)
+    return groups
+
+
+def _listed(text: str) -> list[_Group]:
+    # PyTorch cuts strings at 8 kB: take the groups that are whole
+    for attempt in (text, text[: text.rfind("}") + 1] + "]"):
+        try:
+            return _groups.decode(attempt)
+        except msgspec.DecodeError:
+            continue
+    return []
+
+
+def rank_in(groups: dict[str, tuple[int, ...]]) -> int:
+    """The rank that wrote the trace, where its groups leave only one: each of them has it as a member.
+
+    >>> rank_in({"0": (0, 1, 2, 3), "4": (1, 3), "9": (3,)}), rank_in({"0": (0, 1)})
+    (3, 0)
+    """
+    common = set.intersection(*map(set, groups.values())) if groups else set()
+    return common.pop() if len(common) == 1 else 0
+
+
+def collectives_of(nodes: Sequence[Node], parent: Ints, groups: dict[str, tuple[int, ...]]) -> list[Collective]:
+    """Every collective of the trace, in call order; sizes follow nccl-tests: the larger of what goes in and out."""
+    marked = {int(parent[row]) for row, node in enumerate(nodes) if node.name == MARK}
+    pointers: dict[int, str] = {}
+    found = []
+    for row, node in enumerate(nodes):
+        unmarked_call = node.name.startswith(("c10d::", "_c10d_functional::")) and row not in marked
+        if node.name != MARK and not unmarked_call:
+            continue
+        mark = _Mark(node)
+        if kind := collective_kind(mark.collective):
+            group = pointers.setdefault(mark.group, f"group {len(pointers)}") if mark.by_pointer else str(mark.group)
+            nbytes, dtype = _traffic(node)
+            ranks = groups.get(group) or mark.ranks
+            found.append(Collective(kind, group, nbytes, kernel=-1, op=row, ranks=ranks, dtype=dtype))
+    return found
+
+
+class _Mark:
+    """Which collective, in which group: attributes say it since schema 1.1.0, before that the arguments do.
+
+    The arguments are [tensors,] sequence number, group, rank, collective, sizes sent, sizes received[, first rank,
+    stride][, group size]. The group is a pointer, a name, or a name and a description.
+    """
+
+    def __init__(self, node: Node) -> None:
+        texts = [i for i, value in enumerate(node.inputs) if isinstance(value, str)]
+        at = texts[-1] if node.name == MARK and texts else -1
+        self.collective = node.collective_name or (node.inputs[at] if at >= 0 else node.name.partition("::")[2])
+        group = node.inputs[at - 2] if at >= 2 else ""
+        group = node.pg_name or (group[0] if isinstance(group, list) and group else group)
+        self.group: Any = group if isinstance(group, (str, int)) else ""
+        self.by_pointer = isinstance(group, int)
+        last = node.inputs[-1] if at >= 0 and len(node.inputs) > at + 3 else 0
+        self.size = node.pg_size or (last if isinstance(last, int) else 0)
+        self.ranks: tuple[int, ...] = ()
+        if node.pg_size and node.global_rank_stride > 0 and self.size <= LARGEST_WORLD:
+            first, step = node.global_rank_start, node.global_rank_stride
+            self.ranks = tuple(range(first, first + step * self.size, step))
+
+
+def largest_group(nodes: Sequence[Node]) -> int:
+    """How many ranks the largest group has that a collective says the size of; 1 where none does."""
+    sizes = (_Mark(node).size for node in nodes if node.name == MARK)
+    return max((size for size in sizes if 1 <= size <= LARGEST_WORLD), default=1)
+
+
+def _traffic(node: Node) -> tuple[int, str]:
+    """Bytes and dtype of a collective: of its tensors, or else as its attributes say."""
+    sides = tensors_among(node.inputs), tensors_among(node.outputs)
+    nbytes = max(sum(t[3] * t[4] for t in side) for side in sides)
+    named = _ELEMENT.search(bytes(node.input_types)) or _ELEMENT.search(bytes(node.output_types))
+    dtype = dtype_name(named[1].decode(errors="replace") if named else node.dtype)
+    return nbytes or max(node.in_msg_nelems, node.out_msg_nelems) * ITEMSIZE.get(dtype, 0), dtype

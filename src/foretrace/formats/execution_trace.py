@@ -1,0 +1,205 @@
+"""PyTorch execution traces (schemas 1.0.1 to 1.1.1): what was called with what, without times.
+
+Nodes are written as ops end; their ids count up as ops start. Arguments stay undecoded until somebody asks for the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+from numpy.typing import NDArray
+
+from foretrace.formats.collector import no_collector
+from foretrace.formats.execution_groups import collectives_of, largest_group, process_groups, rank_in
+from foretrace.formats.execution_nodes import Node, read_nodes
+from foretrace.formats.lifetimes import Lifetimes
+from foretrace.formats.schema_text import signature
+from foretrace.formats.scopes import BACKWARD_SCOPE, kinds, phases
+from foretrace.formats.values import Naming, decoded
+from foretrace.graph import ForetraceError, Graph, Names, Op, OpTable, Value
+from foretrace.graph.tables import Ints
+
+SCAFFOLD = "[pytorch|profiler|execution_"
+NO_TIMES = "an execution trace has no times: bring the profiler trace of the same job for them"
+NO_FREES = "an execution trace does not say when memory is freed: storages are taken to die after their last use"
+
+
+def read_execution_trace(path: Path) -> Graph:
+    """The graph of one rank's execution trace: ops with all their arguments, collectives and storages; no times.
+
+    >>> import tempfile
+    >>> trace = b'''{"schema": "1.0.1", "nodes": [
+    ...     {"id": 5, "name": "aten::t", "parent": 1, "inputs": [[3, 4, 0, 8, 4, "cpu"]], "input_shapes": [[4, 2]],
+    ...      "input_types": ["Tensor(float)"]},
+    ...     {"id": 1, "name": "[pytorch|profiler|execution_trace|process]", "parent": 1}]}'''
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "et.json").write_bytes(trace)
+    ...     read_execution_trace(Path(folder) / "et.json").ops[0].tensors[0].shape
+    (4, 2)
+    """
+    with no_collector():
+        ended = read_nodes(path)
+        if not ended:
+            raise ForetraceError(f"{path} holds no calls", "Observe at least one step and record it again.")
+        started, parent = _call_order(path, ended)
+        nodes = [ended[i] for i in started]
+        lifetimes = _lifetimes(path, ended, started)
+        groups = process_groups(nodes)
+        return Graph(
+            ops=_table(nodes, parent, _Details(path, nodes, parent, lifetimes)),
+            rank=rank_in(groups),
+            world=max([largest_group(nodes), *(len(ranks) for ranks in groups.values())]),
+            source=str(path),
+            collectives=collectives_of(nodes, parent, groups),
+            storages=lifetimes.storages(),
+            groups=groups,
+            notes=[NO_TIMES, NO_FREES],
+        )
+
+
+def _call_order(path: Path, ended: Sequence[Node]) -> tuple[NDArray[np.intp], Ints]:
+    """Which nodes are calls, in the order they started, and the row of each one's parent."""
+    ids = np.fromiter((n.id for n in ended), np.int64, len(ended))
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    above = np.fromiter((n.parent for n in ended), np.int64, len(ended))[order]
+    kept = np.fromiter((not n.name.startswith(SCAFFOLD) for n in ended), bool, len(ended))[order]
+    at = np.searchsorted(ids, above)
+
+    def refuse(wrong: NDArray[np.bool_], what: str) -> None:
+        if wrong.any():
+            node = ended[order[int(np.argmax(wrong))]]
+            raise ForetraceError(
+                f"{path}: node {node.id} ({node.name[:60]!r}) {what.format(parent=node.parent)}",
+                "The trace was cut or edited: record it again.",
+            )
+
+    refuse(np.diff(ids, append=-1) == 0, "has the same id as another node")
+    refuse(kept & (ids[np.minimum(at, len(ids) - 1)] != above), "has a parent, node {parent}, that is not there")
+    refuse(kept & (at >= np.arange(len(ids))), "has a parent, node {parent}, that was called after it")
+    at = np.minimum(at, len(ids) - 1)
+    parent = np.where(kept[at], np.cumsum(kept)[at] - 1, -1)
+    return order[kept], parent[kept].astype(np.int32)
+
+
+def _lifetimes(path: Path, ended: Sequence[Node], started: NDArray[np.intp]) -> Lifetimes:
+    row_of = np.full(len(ended), -1)
+    row_of[started] = np.arange(len(started))
+    lifetimes = Lifetimes()
+    for node, row in zip(ended, row_of.tolist()):
+        if row >= 0 and (node.inputs or node.outputs):
+            try:
+                lifetimes.touch(row, node.inputs, node.outputs, allocates=bool(node.op_schema))
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                raise _unreadable(path, node) from None
+    return lifetimes
+
+
+def _unreadable(path: Path, node: Node) -> ForetraceError:
+    return ForetraceError(
+        f"{path}: arguments of node {node.id} ({node.name[:60]!r}) are not what a trace writes",
+        "The trace was damaged or edited: record it again.",
+    )
+
+
+def _table(nodes: Sequence[Node], parent: Ints, details: _Details) -> OpTable:
+    names, count = Names(), len(nodes)
+    name = np.fromiter((names.code(n.name) for n in nodes), np.int32, count)
+    scope = np.fromiter((n.scope for n in nodes), np.int32, count)
+    forward_parent = np.fromiter((n.fw_parent for n in nodes), np.int64, count)
+    return OpTable(
+        name=name,
+        start=np.full(count, np.nan),
+        end=np.full(count, np.nan),
+        thread=np.fromiter((n.tid for n in nodes), np.int32, count),
+        parent=parent,
+        phase=phases(names, name, (scope == BACKWARD_SCOPE) | (forward_parent > 0), parent),
+        kind=kinds(names, name, scope, parent),
+        module=np.zeros(count, np.int32),
+        names=names,
+        modules=Names([""]),
+        source=np.arange(count, dtype=np.int32),
+        detail=details,
+        record=np.fromiter((n.rf_id for n in nodes), np.int64, count),
+    )
+
+
+class _Details:
+    """Makes the op of a row: decodes its arguments."""
+
+    def __init__(self, path: Path, nodes: Sequence[Node], parent: Ints, lifetimes: Lifetimes) -> None:
+        self._path, self._nodes, self._lifetimes = path, nodes, lifetimes
+        self._parent = parent
+
+    @cached_property
+    def _last_inside(self) -> list[int]:
+        last = list(range(len(self._nodes)))
+        for row in reversed(range(len(last))):
+            if (above := int(self._parent[row])) >= 0:
+                last[above] = max(last[above], last[row])
+        return last
+
+    @cached_property
+    def _freed_before(self) -> dict[int, tuple[int, ...]]:
+        freed: dict[int, tuple[int, ...]] = {}
+        for storage in self._lifetimes.storages().values():
+            freed[storage.death] = (*freed.get(storage.death, ()), storage.id)
+        return freed
+
+    def __call__(self, row: int) -> Op:
+        node = self._nodes[row]
+        number = self._lifetimes.number
+        try:
+            args, kwargs = self._arguments(node, lambda storage: number(storage, row))
+            outputs = _values(
+                node.outputs, node.output_shapes, node.output_types, node.output_strides, "",
+                lambda storage: number(storage, self._last_inside[row]),
+            )  # fmt: skip
+        except (TypeError, ValueError, IndexError, OverflowError, RecursionError, msgspec.DecodeError):
+            raise _unreadable(self._path, node) from None
+        return Op(
+            node.name,
+            args,
+            kwargs,
+            tuple(outputs),
+            overload=signature(node.op_schema).overload,
+            node=self._autograd_node(row),
+            frees=self._freed_before.get(row, ()),
+        )
+
+    def _arguments(self, node: Node, storage: Naming) -> tuple[tuple[Value, ...], dict[str, Value]]:
+        values = _values(node.inputs, node.input_shapes, node.input_types, node.input_strides, node.op_schema, storage)
+        parameters = signature(node.op_schema).parameters
+        positional = next((i for i, p in enumerate(parameters) if p.keyword), len(values))
+        kwargs = {p.name: v for p, v in zip(parameters[positional:], values[positional:])}
+        if node.kernel_backend:
+            kwargs |= {"kernel_backend": node.kernel_backend, "kernel_file": node.kernel_file}
+        return tuple(values[:positional]), kwargs
+
+    def _autograd_node(self, row: int) -> str:
+        while row >= 0:
+            if self._nodes[row].scope == BACKWARD_SCOPE:
+                return self._nodes[row].name
+            row = int(self._parent[row])
+        return ""
+
+
+_any_list = msgspec.json.Decoder(list[object])
+_text_list = msgspec.json.Decoder(list[str])
+
+
+def _values(values: list[object], shapes: Raw, types: Raw, strides: Raw, schema: str, storage: Naming) -> list[Value]:
+    count = len(values)
+    shape_list, kinds = _any_list.decode(shapes), _text_list.decode(types)
+    stride_list = msgspec.json.decode(strides) or [None] * count
+    if not len(shape_list) == len(kinds) == len(stride_list) == count:
+        raise ValueError("lists of different lengths")
+    parameters = signature(schema).parameters if schema else ()
+    # a call may have more values than its schema has parameters, and then nobody knows which is which
+    hints = parameters if len(parameters) >= count else (None,) * count
+    return [decoded(v, s, k, t, p, storage) for v, s, k, t, p in zip(values, shape_list, kinds, stride_list, hints)]

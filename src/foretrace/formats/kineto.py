@@ -1,0 +1,136 @@
+"""PyTorch profiler traces (Kineto): the graph of one rank with its times."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrace.formats.kineto_collectives import Finder
+from foretrace.formats.kineto_columns import NO_ARGUMENTS, Columns
+from foretrace.formats.kineto_decode import Head
+from foretrace.formats.kineto_events import read_events
+from foretrace.formats.kineto_tables import Clock, call_table, kernel_table, op_table
+from foretrace.graph import ForetraceError, Graph, OpTable, Span
+
+NO_SHAPES = "no shapes of arguments: profile with record_shapes=True to have them"
+_STEP = re.compile(r"ProfilerStep#\d+$")
+
+
+def read_kineto(path: Path | str) -> Graph:
+    """Read the trace of one rank that ``torch.profiler`` exported.
+
+    >>> import tempfile
+    >>> event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5, "dur": 2, "args": {}}'
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "trace.json").write_text('{"traceEvents": [' + event + "]}")
+    ...     graph = read_kineto(Path(folder, "trace.json"))
+    >>> graph.ops[0].name, graph.ops[0].end_us
+    ('aten::mm', 2.0)
+    """
+    path = Path(path)
+    columns, head = read_events(path)
+    if not (columns.ops.count or columns.calls.count or columns.device.count):
+        raise _nothing_in(path, columns)
+    clock = Clock.of(columns)
+    ops = op_table(columns, clock)
+    calls = call_table(columns, ops, clock)
+    kernels, events = kernel_table(columns, ops, calls, clock)
+    rank, world = _place(head)
+    groups = _groups(head)
+    finder = Finder(ops, columns.op_comms, groups, world)
+    graph = Graph(
+        ops, calls, kernels, rank, world, _device(head, columns), str(path),
+        origin_ns=_base(head) + clock.first_ns,
+        steps=_steps(ops),
+        collectives=finder.of_kernels(kernels, columns.device_comms, events) + finder.of_host(),
+        groups=groups,
+        allocated=_allocated(columns, clock),
+    )  # fmt: skip
+    graph.notes += _notes(graph, columns)
+    return graph
+
+
+def _nothing_in(path: Path, columns: Columns) -> ForetraceError:
+    if columns.events:
+        return ForetraceError(
+            f"{path} holds {columns.events:,} events, but none of PyTorch's profiler",
+            "Give a trace that torch.profiler exported.",
+        )
+    return ForetraceError(f"{path} holds no events", "Profile at least one step and export the trace again.")
+
+
+def _steps(ops: OpTable) -> list[Span]:
+    """The profiler's step marks, from the thread that has most of them, of several such the busiest."""
+    is_step = ops.names.matching(lambda name: bool(_STEP.match(name)))
+    rows = np.flatnonzero(is_step[ops.name]) if len(ops) else np.zeros(0, np.intp)
+    if not len(rows):
+        return []
+    busy, marks = np.bincount(ops.thread), np.bincount(ops.thread[rows])
+    main = max(range(len(marks)), key=lambda thread: (marks[thread], busy[thread]))
+    return [
+        Span(ops.names[ops.name[row]], float(ops.start[row]), float(ops.end[row]))
+        for row in rows[ops.thread[rows] == main]
+    ]
+
+
+def _distributed(head: Head) -> dict[str, Any]:
+    return head.distributedInfo if isinstance(head.distributedInfo, dict) else {}
+
+
+def _place(head: Head) -> tuple[int, int]:
+    """Rank and number of ranks."""
+    rank, world = _distributed(head).get("rank"), _distributed(head).get("world_size")
+    if isinstance(rank, int) and isinstance(world, int) and 0 <= rank < world < 2**31:
+        return rank, world
+    return 0, 1
+
+
+def _groups(head: Head) -> dict[str, tuple[int, ...]]:
+    listed = _distributed(head).get("pg_config")
+    groups = {}
+    for group in listed if isinstance(listed, list) else []:
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+            groups[str(group.get("pg_name", ""))] = tuple(ranks)
+    return groups
+
+
+def _base(head: Head) -> int:
+    """What the profiler took off all stamps, in nanoseconds since the epoch."""
+    base = head.baseTimeNanoseconds
+    return int(base) if isinstance(base, (int, float)) and abs(base) < 2**63 else 0
+
+
+def _device(head: Head, columns: Columns) -> str:
+    if not columns.device.count or not isinstance(head.deviceProperties, list):
+        return ""
+    listed = [d for d in head.deviceProperties if isinstance(d, dict) and isinstance(d.get("name"), str)]
+    used = set(columns.device["device"].tolist())
+    # On ROCm the ids of kernels count devices that the list leaves out.
+    return next((d["name"] for d in listed if d.get("id") in used), listed[0]["name"] if listed else "")
+
+
+def _allocated(columns: Columns, clock: Clock) -> tuple[tuple[float, int], ...]:
+    """Bytes given out over time on the device that is used most."""
+    rows = columns.memory
+    if not rows.count:
+        return ()
+    devices, counts = np.unique(rows["device"], return_counts=True)
+    mine = rows["device"] == devices[np.argmax(counts)]
+    at = clock.since(rows["ts"][mine])
+    order = np.argsort(at, kind="stable")
+    return tuple(zip(at[order].tolist(), rows["allocated"][mine][order].tolist()))
+
+
+def _notes(graph: Graph, columns: Columns) -> list[str]:
+    notes = []
+    if not graph.steps:
+        notes.append("no step marks (ProfilerStep#N): the whole trace is taken as one step")
+    if len(graph.ops) and set(columns.signatures) <= {NO_ARGUMENTS}:
+        notes.append(NO_SHAPES)
+    if len(graph.kernels) and not len(graph.calls):
+        notes.append("no runtime calls: kernels cannot be given to the ops that launched them")
+    return notes

@@ -1,0 +1,104 @@
+"""The arguments of ops, as a profiler trace tells them: decoded for the rows somebody asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.formats.dtypes import dtype_name
+from foretrace.graph import Constant, Names, Op, Tensor, Value
+
+Signature = tuple[list[Any], list[Any], list[Any], list[Any]]
+"""Shapes, types, strides and values of arguments, each as long as the trace says."""
+
+
+@dataclass
+class Arguments:
+    """Makes ops with their arguments from the undecoded lists that a trace holds: an op table's ``detail``."""
+
+    names: Names
+    name: NDArray[np.int64]
+    signature: NDArray[np.int64]
+    signatures: Sequence[bytes]
+
+    def __call__(self, row: int) -> Op:
+        """The op of a source row."""
+        return Op(self.names[self.name[row]], tuple(values(decoded(self.signatures[self.signature[row]]))))
+
+
+def decoded(signature: bytes) -> Signature:
+    """The four lists of a signature; empty ones where the trace holds something else.
+
+    >>> decoded(b'[[2, 3]],["float"],[],[""]')
+    ([[2, 3]], ['float'], [], [''])
+    """
+    try:
+        lists = json.loads("[" + signature.decode(errors="replace") + "]", strict=False)
+    except (ValueError, RecursionError):
+        lists = [[], [], [], []]
+    dims, types, strides, concrete = (part if isinstance(part, list) else [] for part in lists)
+    return dims, types, strides, concrete
+
+
+def values(signature: Signature) -> list[Value]:
+    """The arguments themselves.
+
+    >>> tensor, number, nothing = values(([[2, 3], [], []], ["float", "Scalar", ""], [], ["", "1", ""]))
+    >>> tensor.shape, tensor.dtype, number, nothing
+    ((2, 3), 'float32', 1, None)
+    """
+    dims, types, strides, concrete = signature
+
+    def at(items: list[Any], i: int) -> Any:
+        return items[i] if i < len(items) else None
+
+    return [_value(kind, at(dims, i), at(strides, i), at(concrete, i), bool(concrete)) for i, kind in enumerate(types)]
+
+
+def _value(kind: Any, shape: Any, stride: Any, text: Any, has_values: bool) -> Value:
+    if isinstance(kind, list):
+        shapes = shape if isinstance(shape, list) and len(shape) == len(kind) else [[]] * len(kind)
+        return [_tensor(k, s, None) for k, s in zip(kind, shapes)]
+    if kind == "TensorList":
+        return [_tensor("", s, None) for s in shape] if isinstance(shape, list) else []
+    if kind in ("", "Scalar", "ScalarList", "GenericList"):
+        if kind and not has_values:
+            return Constant("object", kind)
+        return _scalar(text) if isinstance(text, str) else None
+    if dtype_name(str(kind)) or shape:
+        return _tensor(kind, shape, stride)
+    return Constant("object", str(kind))
+
+
+def _tensor(kind: Any, shape: Any, stride: Any) -> Tensor:
+    return Tensor(_sizes(shape) or (), dtype_name(str(kind)) or str(kind), stride=_sizes(stride) if stride else None)
+
+
+def _sizes(sizes: Any) -> tuple[int, ...] | None:
+    if isinstance(sizes, list) and all(isinstance(size, int) for size in sizes):
+        return tuple(sizes)
+    return None
+
+
+_WORDS: dict[str, Value] = {"": None, "None": None, "True": True, "False": False, "true": True, "false": False}
+
+
+def _scalar(text: str) -> Value:
+    if text in _WORDS:
+        return _WORDS[text]
+    if text in ("inf", "-inf", "nan"):
+        return Constant("float", text)
+    if text.startswith("[") and text.endswith("]"):
+        inner = text[1:-1].strip()
+        return [_scalar(item.strip()) for item in inner.split(",")] if inner else []
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text.strip('"')

@@ -1,0 +1,205 @@
+"""The events of a profiler trace as columns: ops, runtime calls, device work and allocations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.formats.kineto_decode import Event
+from foretrace.graph import ForetraceError
+from foretrace.graph.tables import ANNOTATION, CALL, COMPUTE, COPY, MODULE, SET
+
+NO_ARGUMENTS = b"[],[],[],[]"
+"""The signature of an event that tells nothing of its arguments."""
+MODULE_PREFIX = "nn.Module: "
+"""How the profiler marks a module among the Python functions it saw."""
+_OPS = {"cpu_op": CALL, "Operator": CALL, "user_annotation": ANNOTATION, "python_function": MODULE}
+_CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime"}
+_DEVICE = {"kernel": COMPUTE, "gpu_memcpy": COPY, "gpu_memset": SET, "Kernel": COMPUTE, "Memcpy": COPY, "Memset": SET}
+_LARGEST = 2**62
+
+
+class Codes(dict[Hashable, int]):
+    """A number for each distinct key, in the order they are first asked for."""
+
+    def __missing__(self, key: Hashable) -> int:
+        code = self[key] = len(self)
+        return code
+
+    def of(self, other: Codes) -> NDArray[np.int64]:
+        """For each code of another, the code its key has here.
+
+        >>> here, there = Codes(a=0, b=1), Codes(b=0, c=1)
+        >>> here.of(there).tolist()
+        [1, 2]
+        """
+        return np.fromiter(map(self.__getitem__, other), np.int64, len(other))
+
+
+class Rows:
+    """Columns of one length that grow by chunks."""
+
+    def __init__(self, **columns: NDArray[Any]) -> None:
+        self._parts = {name: [column] for name, column in columns.items()}
+        self.count = len(next(iter(columns.values()), ()))
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        parts = self._parts.get(name, [])
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts)]
+        return parts[0] if parts else np.zeros(0, np.int64)
+
+    def extend(self, other: Rows, **instead: NDArray[Any]) -> None:
+        """Append the rows of another, with some of its columns replaced."""
+        if other.count:
+            for name in other._parts:
+                self._parts.setdefault(name, []).append(instead.get(name, other[name]))
+            self.count += other.count
+
+
+class Comm(NamedTuple):
+    """What a trace says about one collective."""
+
+    collective: str
+    sent: int
+    received: int
+    dtype: str
+    group: str
+    ranks: str
+
+
+class Columns:
+    """Everything a graph is built from."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.ops, self.calls, self.device, self.memory = Rows(), Rows(), Rows(), Rows()
+        self.op_names, self.call_names, self.kernel_names, self.threads = Codes(), Codes(), Codes(), Codes()
+        self.signatures: list[bytes] = []
+        """Distinct lists of arguments of ops, undecoded."""
+        self.op_comms: dict[int, Comm] = {}
+        self.device_comms: dict[int, Comm] = {}
+
+    @classmethod
+    def of(cls, events: list[Event], source: str) -> Columns:
+        """The columns of some events; ``source`` is where they come from, for an error to name."""
+        columns = cls()
+        columns.events = len(events)
+        spans = [event for event in events if event.ph == "X"]
+        columns._take_ops([event for event in spans if event.cat in _OPS and _matters(event)], source)
+        columns._take_calls([event for event in spans if event.cat in _CALLS], source)
+        columns._take_device([event for event in spans if event.cat in _DEVICE], source)
+        columns._take_memory([event for event in events if event.name == "[memory]" and event.ph == "i"], source)
+        return columns
+
+    def _take_ops(self, events: list[Event], source: str) -> None:
+        signatures = Codes()
+        self.op_comms = _comms(events)
+        self.ops = Rows(
+            **_times(events, source),
+            name=_ints(events, _name, self.op_names),
+            kind=_ints(events, _cat, _OPS),
+            thread=_ints(events, _pid_tid, self.threads),
+            external=_ints(events, attrgetter("args.external")),
+            record=_ints(events, attrgetter("args.record")),
+            signature=_ints(events, _signature, signatures),
+        )
+        self.signatures = list(signatures)  # type: ignore[arg-type]
+
+    def _take_calls(self, events: list[Event], source: str) -> None:
+        self.calls = Rows(
+            **_times(events, source),
+            name=_ints(events, _name, self.call_names),
+            thread=_ints(events, _pid_tid, self.threads),
+            external=_ints(events, attrgetter("args.external")),
+            correlation=_ints(events, attrgetter("args.correlation")),
+        )
+
+    def _take_device(self, events: list[Event], source: str) -> None:
+        self.device_comms = _comms(events)
+        self.device = Rows(
+            **_times(events, source),
+            name=_ints(events, _name, self.kernel_names),
+            kind=_ints(events, _cat, _DEVICE),
+            grid=_ints(events, lambda event: _product(event.args.grid)),
+            block=_ints(events, lambda event: _product(event.args.block)),
+            nbytes=_ints(events, lambda event: event.args.nbytes if isinstance(event.args.nbytes, int) else 0),
+            external=_ints(events, attrgetter("args.external")),
+            correlation=_ints(events, attrgetter("args.correlation")),
+            device=_ints(events, attrgetter("args.device")),
+            stream=_ints(events, attrgetter("args.stream")),
+        )
+
+    def _take_memory(self, events: list[Event], source: str) -> None:
+        events = [event for event in events if event.args.device_type and event.args.allocated >= 0]
+        self.memory = Rows(
+            ts=_times(events, source)["ts"],
+            allocated=_ints(events, attrgetter("args.allocated")),
+            device=_ints(events, attrgetter("args.device_id")),
+        )
+
+    def append(self, other: Columns) -> None:
+        """Add the rows of another after those already here."""
+        self.events += other.events
+        self.op_comms |= {self.ops.count + row: comm for row, comm in other.op_comms.items()}
+        self.device_comms |= {self.device.count + row: comm for row, comm in other.device_comms.items()}
+        threads = self.threads.of(other.threads)
+        self.ops.extend(
+            other.ops,
+            name=self.op_names.of(other.op_names)[other.ops["name"]],
+            thread=threads[other.ops["thread"]],
+            signature=other.ops["signature"] + len(self.signatures),
+        )
+        self.signatures += other.signatures
+        self.calls.extend(
+            other.calls,
+            name=self.call_names.of(other.call_names)[other.calls["name"]],
+            thread=threads[other.calls["thread"]],
+        )
+        self.device.extend(other.device, name=self.kernel_names.of(other.kernel_names)[other.device["name"]])
+        self.memory.extend(other.memory)
+
+
+_name, _cat, _pid_tid = attrgetter("name"), attrgetter("cat"), attrgetter("pid", "tid")
+_arguments = attrgetter("args.dims", "args.types", "args.strides", "args.concrete")
+_comm = attrgetter("args.collective", "args.sent", "args.received", "args.dtype", "args.group", "args.ranks")
+
+
+def _matters(op: Event) -> bool:
+    return op.cat != "python_function" or op.name.startswith(MODULE_PREFIX)
+
+
+def _signature(op: Event) -> bytes:
+    return b",".join(_arguments(op))
+
+
+def _comms(events: list[Event]) -> dict[int, Comm]:
+    return {row: Comm(*_comm(event)) for row, event in enumerate(events) if event.args.collective}
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    return min(math.prod(sizes), _LARGEST) if sizes and min(sizes) > 0 else 0
+
+
+def _ints(events: list[Event], get: Callable[[Event], Any], codes: dict[Any, int] | None = None) -> NDArray[np.int64]:
+    """A column of numbers, or of the codes of what is no number."""
+    values = map(get, events)
+    return np.fromiter(map(codes.__getitem__, values) if codes is not None else values, np.int64, len(events))
+
+
+def _times(events: list[Event], source: str) -> dict[str, NDArray[Any]]:
+    """Stamps as they are, whole numbers or not: only whole ones keep nanoseconds since the epoch."""
+    ts, dur = np.array([event.ts for event in events]), np.array([event.dur for event in events])
+    sound = (ts >= 0) & (ts < 2.0**63) & (dur >= 0) & (dur < 2.0**63)  # which NaN is not
+    if not sound.all():
+        bad = events[int(np.argmin(sound))]
+        raise ForetraceError(
+            f"{source}: event {bad.name[:80]!r} has ts {bad.ts} and dur {bad.dur}, which is no time",
+            "Record this rank again, or leave it out.",
+        )
+    return {"ts": ts, "dur": dur}

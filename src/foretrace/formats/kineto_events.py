@@ -1,0 +1,135 @@
+"""A profiler trace read in chunks, so that memory stays small however long it is.
+
+A trace of a few hundred megabytes is one JSON array of small objects. It is cut between two objects every 16 MB, and
+each chunk becomes columns before the next one is read. Inside a JSON string a quote is always escaped, so ``{"ph"``
+can only be the start of an object.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from foretrace.formats.collector import no_collector
+from foretrace.formats.files import json_pieces
+from foretrace.formats.kineto_columns import Columns
+from foretrace.formats.kineto_crew import Crew
+from foretrace.formats.kineto_decode import Head, UndecodableError, decode_events, decode_head, lenient_head
+from foretrace.graph import ForetraceError
+
+CHUNK = 16 << 20
+_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_FIRST_KEY = re.compile(rb'\s*\{\s*"((?:[^"\\]|\\.)*)"')
+_LONGEST_GAP = 256
+"""Bytes that the white space between two events, or in a key we look for, may take."""
+
+
+def read_events(path: Path) -> tuple[Columns, Head]:
+    """The events of a trace as columns, and what else the trace says."""
+    with no_collector():
+        try:
+            return _in_chunks(path)
+        except UndecodableError:  # cut at a place that only looked like the start of an event, or no JSON at all
+            return _all_at_once(path)
+
+
+def _in_chunks(path: Path) -> tuple[Columns, Head]:
+    stream = json_pieces(path)
+    opening, rest = _opening(path, stream)
+    boundary = _boundary(rest)
+    read = len(opening)
+    chunk = bytearray(b"[")
+    with Crew(str(path)) as crew:
+        for piece in chain([rest], stream):
+            read += len(piece)
+            chunk += piece
+            if len(chunk) >= CHUNK and (cut := _last(boundary, chunk, len(chunk) - len(piece))):
+                after = chunk[cut.end() :]
+                del chunk[cut.start() + 1 :]
+                chunk += b"]"
+                crew.take(chunk)
+                chunk = bytearray(b"[") + after
+        columns = crew.finish()
+    try:
+        head = _ending(opening, chunk)
+    except UndecodableError as error:
+        if error.cut:
+            raise _cut_short(path, read) from None
+        raise
+    columns.append(Columns.of(head.traceEvents, str(path)))
+    return columns, head
+
+
+def _opening(path: Path, stream: Iterator[bytes]) -> tuple[bytes, bytes]:
+    """What comes before the first event, and what was read beyond it."""
+    read = next(stream)
+    if read.startswith(b"["):
+        return b"[", read[1:]
+    searched = 0
+    while not (found := _ARRAY.search(read, searched)):
+        searched = max(0, len(read) - _LONGEST_GAP)
+        if not (piece := next(stream, b"")):
+            json_or_error(path, read)
+            raise not_kineto(path)
+        read += piece
+    return read[: found.end()], read[found.end() :]
+
+
+def _boundary(events: bytes) -> re.Pattern[bytes]:
+    """Where one event ends and the next one starts: at the key that events of this trace start with."""
+    key = _FIRST_KEY.match(events)
+    return re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|%b)")' % re.escape(key[1] if key else b"ph"))
+
+
+def _last(pattern: re.Pattern[bytes], text: bytearray, start: int) -> re.Match[bytes] | None:
+    found = deque(pattern.finditer(text, max(0, start - _LONGEST_GAP)), maxlen=1)
+    return found[0] if found else None
+
+
+def _ending(opening: bytes, chunk: bytearray) -> Head:
+    if opening == b"[":
+        return Head(decode_events(chunk))
+    return decode_head(b'{"traceEvents":' + chunk).or_else(decode_head(opening + b"]}"))
+
+
+def _all_at_once(path: Path) -> tuple[Columns, Head]:
+    loaded = json_or_error(path, b"".join(json_pieces(path)))
+    if isinstance(loaded, list):
+        loaded = {"traceEvents": loaded}
+    try:
+        head = lenient_head(loaded)
+    except UndecodableError:
+        raise not_kineto(path) from None
+    return Columns.of(head.traceEvents, str(path)), head
+
+
+def json_or_error(path: Path, text: bytes) -> object:
+    """JSON as the standard library reads it, with NaN and control characters; an error says at which byte it breaks."""
+    try:
+        return json.loads(text.decode(errors="replace"), strict=False)
+    except json.JSONDecodeError as error:
+        if error.pos >= len(text) - 1 or error.msg.startswith("Unterminated"):
+            raise _cut_short(path, len(text)) from None
+        what = f"{path} is not valid JSON (byte {error.pos:,}: {error.msg})"
+    except (ValueError, RecursionError) as error:
+        what = f"{path} is not valid JSON ({error})"
+    raise ForetraceError(what, "Export or copy it again.")
+
+
+def not_kineto(path: Path) -> ForetraceError:
+    """What to tell about JSON that is no profiler trace."""
+    return ForetraceError(
+        f'{path} is JSON, but no PyTorch profiler trace (it has no "traceEvents")',
+        "Give a trace that torch.profiler exported, an execution trace or a Chakra trace.",
+    )
+
+
+def _cut_short(path: Path, byte: int) -> ForetraceError:
+    return ForetraceError(
+        f"{path} ends in the middle of an event (byte {byte:,})",
+        "The profiler was probably killed while writing: record this rank again, or leave it out.",
+    )

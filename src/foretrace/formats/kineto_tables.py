@@ -1,0 +1,239 @@
+"""From columns of events to the tables of a graph: who called whom, who launched what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.formats.kineto_arguments import Arguments
+from foretrace.formats.kineto_collectives import is_collective
+from foretrace.formats.kineto_columns import MODULE_PREFIX, Columns, Rows
+from foretrace.formats.kineto_phases import phases
+from foretrace.formats.nesting import call_order, innermost, parents
+from foretrace.graph import CallTable, KernelTable, Names, OpTable
+from foretrace.graph.tables import (
+    ANNOTATION,
+    CALL,
+    COLLECTIVE,
+    COMPUTE,
+    LAUNCH,
+    MODULE,
+    NODE,
+    OTHER_CALL,
+    RECORD_EVENT,
+    SYNC,
+    WAIT_EVENT,
+)  # fmt: skip
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_CALL_KINDS = (
+    (LAUNCH, re.compile(r"(cuda|cu|hip)(Ext|Drv)?(Module)?(Launch|Memcpy|Memset|GraphLaunch)")),
+    (SYNC, re.compile(r"\w*Synchronize")),
+    (WAIT_EVENT, re.compile(r"\w*StreamWaitEvent")),
+    (RECORD_EVENT, re.compile(r"\w*EventRecord")),
+)
+_NODE = re.compile(r"autograd::engine::|torch::autograd::")
+NANOSECONDS_FROM = 1e17
+"""Stamps are microseconds, in some builds of the profiler nanoseconds: no epoch in microseconds is this late."""
+ADOPTED = 0.9
+"""Share of a thread's launches that must lie inside another thread's calls before the two count as one."""
+
+
+@dataclass
+class Clock:
+    """The earliest stamp of a trace, and microseconds per unit of its stamps."""
+
+    first: Any
+    unit: float
+
+    @classmethod
+    def of(cls, columns: Columns) -> Clock:
+        """The clock that the events of a trace were stamped with."""
+        first = min(rows["ts"].min() for rows in (columns.ops, columns.calls, columns.device) if rows.count)
+        return cls(first, 1e-3) if first > NANOSECONDS_FROM else cls(np.floor(first), 1.0)
+
+    @property
+    def first_ns(self) -> int:
+        """The earliest stamp in nanoseconds."""
+        return int(self.first) if self.unit < 1 else int(self.first) * 1000
+
+    def since(self, stamps: NDArray[Any]) -> Floats:
+        """Microseconds from the earliest stamp."""
+        return np.asarray((stamps - self.first) * self.unit, np.float64)
+
+    def spans(self, rows: Rows, number: str) -> tuple[Floats, Floats, NDArray[np.intp]]:
+        """Starts and ends of rows in call order, and that order; ``number`` is the column that counts them."""
+        start = self.since(rows["ts"])
+        end = start + rows["dur"].astype(np.float64) * self.unit
+        order = call_order(start, end, rows[number])
+        return start[order], end[order], order
+
+
+def op_table(columns: Columns, clock: Clock) -> OpTable:
+    """Dispatcher calls, autograd nodes, annotations and modules, nested."""
+    rows = columns.ops
+    start, end, order = clock.spans(rows, "external")
+    names = Names([str(name) for name in columns.op_names])
+    thread = rows["thread"][order].astype(np.int32)
+    ops = OpTable(
+        name=rows["name"][order].astype(np.int32), start=start, end=end, thread=thread,
+        parent=parents(thread, start, end), phase=np.zeros(0, np.int8), kind=rows["kind"][order].astype(np.int8),
+        module=np.zeros(0, np.int32), names=names, modules=Names([""]), source=order.astype(np.int32),
+        detail=Arguments(names, rows["name"], rows["signature"], columns.signatures), record=rows["record"][order],
+    )  # fmt: skip
+    if len(ops):
+        ops.kind = _kinds(ops)
+        ops.phase = phases(ops)
+    ops.module = _modules(ops)
+    return ops
+
+
+def _kinds(ops: OpTable) -> NDArray[np.int8]:
+    """Tell calls from the nodes and annotations that the profiler files under the same category."""
+    call = ops.kind == CALL
+    holds_calls = np.zeros(len(ops), bool)
+    holds_calls[ops.parent[call & (ops.parent >= 0)]] = True
+    node = ops.names.matching(lambda name: bool(_NODE.match(name)))[ops.name]
+    bare = ops.names.matching(lambda name: "::" not in name and name != "record_param_comms")[ops.name]
+    annotation = ops.names.matching(lambda name: name.startswith(("ProfilerStep#", "Optimizer.")))[ops.name]
+    kind = ops.kind.copy()
+    kind[call & (node | (bare & holds_calls))] = NODE
+    kind[call & annotation] = ANNOTATION
+    return kind
+
+
+def _modules(ops: OpTable) -> Ints:
+    """Name the innermost module around each row."""
+    is_module = ops.kind == MODULE
+    if not is_module.any():
+        return np.zeros(len(ops), np.int32)
+    code = np.array([ops.modules.code(name.removeprefix(MODULE_PREFIX)) for name in ops.names.items], np.int32)
+    around = np.arange(len(ops))
+    looking = np.flatnonzero(~is_module)
+    while len(looking):
+        around[looking] = ops.parent[around[looking]]
+        looking = looking[(around[looking] >= 0) & ~is_module[around[looking]]]
+    return np.where(around >= 0, code[ops.name[around]], 0).astype(np.int32)
+
+
+def call_table(columns: Columns, ops: OpTable, clock: Clock) -> CallTable:
+    """Calls into the device's runtime, each with the op that made it."""
+    rows = columns.calls
+    start, end, order = clock.spans(rows, "correlation")
+    names = Names([str(name) for name in columns.call_names])
+    name = rows["name"][order].astype(np.int32)
+    kinds = np.array([_call_kind(text) for text in names.items], np.int8)
+    calls = CallTable(
+        name=name, start=start, end=end, thread=rows["thread"][order].astype(np.int32),
+        kind=kinds[name] if len(name) else np.zeros(0, np.int8), op=np.full(len(name), -1, np.int32),
+        correlation=rows["correlation"][order], names=names,
+    )  # fmt: skip
+    calls.thread = _adopt(calls, ops)
+    calls.op = innermost(ops.thread, ops.start, ops.end, ops.parent, calls.thread, calls.start)
+    if ids_name_ops(columns):
+        lost = calls.op < 0
+        calls.op[lost] = _by_external_id(columns, ops, rows["external"][order][lost], calls.start[lost])
+    return calls
+
+
+def _call_kind(name: str) -> int:
+    return next((kind for kind, pattern in _CALL_KINDS if pattern.match(name)), OTHER_CALL)
+
+
+def _adopt(calls: CallTable, ops: OpTable) -> Ints:
+    """Threads of the calls, with those that are an op thread under another number renamed.
+
+    Older profilers number a thread they were not told of by the lower half of its pthread handle: its ops and its
+    runtime calls then seem to run on two threads.
+    """
+    thread = calls.thread.copy()
+    without_calls = np.setdiff1d(ops.thread, calls.thread)
+    for stranger in np.setdiff1d(calls.thread, ops.thread):
+        at = calls.start[(calls.thread == stranger) & (calls.kind == LAUNCH)]
+        homes = [code for code in without_calls if len(at) and _share_inside(ops, int(code), at) >= ADOPTED]
+        if len(homes) == 1:
+            thread[calls.thread == stranger] = homes[0]
+    return thread
+
+
+def _share_inside(ops: OpTable, thread: int, at: Floats) -> float:
+    rows = (ops.thread == thread) & ((ops.kind == CALL) | (ops.kind == NODE))
+    start, end = ops.start[rows], np.maximum.accumulate(ops.end[rows])
+    before = np.searchsorted(start, at, side="right") - 1
+    return float(np.mean((before >= 0) & (end[before] >= at))) if len(start) else 0.0
+
+
+def ids_name_ops(columns: Columns) -> bool:
+    """Whether external ids of calls and kernels are those of ops; in older traces they repeat the correlation."""
+    rows = columns.calls if columns.calls.count else columns.device
+    return bool(((rows["external"] >= 0) & (rows["external"] != rows["correlation"])).any())
+
+
+def _by_external_id(columns: Columns, ops: OpTable, ids: Longs, at: Floats) -> Ints:
+    """The op with each id, where exactly one has it and it had started by then; else -1."""
+    known, first, counts = np.unique(columns.ops["external"][ops.source], return_index=True, return_counts=True)
+    if not len(known):
+        return np.full(len(ids), -1, np.int32)
+    place = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    row = first[place]
+    fits = (known[place] == ids) & (ids >= 0) & (counts[place] == 1) & (ops.start[row] <= at)
+    return np.where(fits, row, -1).astype(np.int32)
+
+
+def kernel_table(
+    columns: Columns, ops: OpTable, calls: CallTable, clock: Clock
+) -> tuple[KernelTable, NDArray[np.intp]]:
+    """Device work, each piece with the call and the op that launched it, and the event each row came from."""
+    rows = columns.device
+    start, end, order = clock.spans(rows, "correlation")
+    names = Names([str(name) for name in columns.kernel_names])
+    name = rows["name"][order].astype(np.int32)
+    kind = rows["kind"][order].astype(np.int8)
+    if len(name):
+        kind[(kind == COMPUTE) & names.matching(is_collective)[name]] = COLLECTIVE
+    call = _launchers(calls, rows["correlation"][order])
+    op = np.append(calls.op, np.int32(-1))[call]
+    if ids_name_ops(columns):
+        lost = op < 0
+        op[lost] = _by_external_id(columns, ops, rows["external"][order][lost], start[lost])
+    kernels = KernelTable(
+        name=name, start=start, end=end, stream=_lanes(rows["device"][order], rows["stream"][order]), kind=kind,
+        call=call, op=op, nbytes=rows["nbytes"][order], grid=rows["grid"][order], block=rows["block"][order],
+        names=names,
+    )  # fmt: skip
+    return kernels, order
+
+
+def _launchers(calls: CallTable, correlation: Longs) -> Ints:
+    """The call with each correlation id, -1 for none; where a launch and another call share the id, the launch."""
+    if not len(calls):
+        return np.full(len(correlation), -1, np.int32)
+    launch_last = np.lexsort((calls.kind == LAUNCH, calls.correlation))
+    ids = calls.correlation[launch_last]
+    place = np.searchsorted(ids, correlation, side="right") - 1
+    found = (place >= 0) & (ids[place] == correlation) & (correlation != 0)
+    call = np.where(found, launch_last[place], -1).astype(np.int32)
+    used = call[found]
+    calls.kind[used[calls.kind[used] == OTHER_CALL]] = LAUNCH
+    return call
+
+
+def _lanes(device: Longs, stream: Longs) -> Ints:
+    """A number for each stream of each device: the stream's own where there is one device.
+
+    >>> _lanes(np.array([0, 0]), np.array([7, 22])).tolist(), _lanes(np.array([0, 1]), np.array([7, 7])).tolist()
+    ([7, 22], [7, 65543])
+    """
+    small = bool(((stream >= 0) & (stream < 2**16)).all())
+    if len(np.unique(device)) <= 1 and small:
+        return stream.astype(np.int32)
+    device = np.unique(device, return_inverse=True)[1]
+    stream = stream if small else np.unique(stream, return_inverse=True)[1]
+    return (device * 2**16 + stream).astype(np.int32)

@@ -1,0 +1,140 @@
+"""Arguments and results as PyTorch's execution trace writes them, made into our values.
+
+The trace keeps four lists side by side: values, shapes, types and, since schema 1.1.1, strides. A tensor's value is
+``[tensor id, storage id, offset, elements, bytes of one, device]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from foretrace.formats.dtypes import CPP_NAMES, dtype_name
+from foretrace.formats.schema_text import Parameter, split_outside_brackets
+from foretrace.graph import Constant, Tensor, Value
+
+SCALAR_TYPES = (
+    "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64",
+    "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16", "quint4x2", "quint2x4", "bits1x8", "bits2x4",
+    "bits4x2", "bits8", "bits16", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16",
+    "uint32", "uint64",
+)  # fmt: skip
+LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
+MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+_NUMBERED = {
+    "ScalarType": ("dtype", SCALAR_TYPES),
+    "Layout": ("layout", LAYOUTS),
+    "MemoryFormat": ("memory_format", MEMORY_FORMATS),
+}
+_OPAQUE = {"ProcessGroup": "group", "ReduceOp": "reduce_op", "Work": "work", "Generator": "generator"}
+
+Naming: TypeAlias = Callable[[int], int]
+"""Gives the storage behind a storage id its own number: the trace uses ids again once they are free."""
+
+
+def tensors_among(values: list[Any]) -> list[list[Any]]:
+    """The tensors among values, those in lists included.
+
+    >>> [t[0] for t in tensors_among([[1, 2, 0, 8, 4, "cpu"], 7, [[5, 6, 0, 8, 4, "cpu"]]])]
+    [1, 5]
+    """
+    found: list[list[Any]] = []
+    for value in values:
+        if value.__class__ is list and value:
+            if len(value) == 6 and value[5].__class__ is str:
+                found.append(value)
+            elif value[0].__class__ is list:
+                found += tensors_among(value)
+    return found
+
+
+def decoded(value: Any, shape: Any, kind: str, stride: Any, parameter: Parameter | None, storage: Naming) -> Value:
+    """One argument or result.
+
+    >>> decoded("-inf", [], "Double", [], None, lambda i: i)
+    Constant(kind='float', value='-inf')
+    >>> decoded(15, [], "Int", [], Parameter("dtype", "ScalarType?", True), lambda i: i)
+    Constant(kind='dtype', value='bfloat16')
+    """
+    if kind.startswith("Tensor("):
+        return _tensor(value, shape, kind, stride, storage)
+    if kind.startswith(("GenericList[", "Tuple[")) and isinstance(value, list):
+        return _sequence(value, shape, kind, stride, storage)
+    if value == "<None>" or kind == "None":
+        return None
+    if kind == "Int" and parameter:
+        return _number_or_name(value, parameter)
+    if kind == "Double" and isinstance(value, str):
+        return Constant("float", value.replace("-nan", "nan"))
+    if kind == "Device":
+        return Constant("device", str(value))
+    if kind in ("Int", "Double", "Bool", "String"):
+        return value  # type: ignore[no-any-return]
+    declared = parameter.type.rstrip("?").rpartition(".")[2] if parameter else ""
+    return Constant(_OPAQUE.get(declared, "object"), "" if declared in _OPAQUE else declared or kind)
+
+
+def _number_or_name(value: Any, parameter: Parameter) -> Value:
+    what, names = _NUMBERED.get(parameter.type.rstrip("?"), ("", ()))
+    if not what or not isinstance(value, int):
+        return value  # type: ignore[no-any-return]
+    return Constant(what, names[value] if 0 <= value < len(names) else str(value))
+
+
+def _tensor(value: Any, shape: Any, kind: str, stride: Any, storage: Naming) -> Value:
+    number, storage_id, offset, _, _, device = value
+    if kind.startswith("Tensor(nullptr"):
+        return None
+    return Tensor(
+        shape=tuple(map(int, shape)),
+        dtype=dtype_name(kind[7:-1]) or kind[7:-1],
+        device=str(device),
+        stride=None if stride is None else tuple(map(int, stride)),
+        offset=int(offset),
+        id=int(number),
+        storage=storage(storage_id) if storage_id else -1,
+    )
+
+
+def _sequence(value: list[Any], shape: Any, kind: str, stride: Any, storage: Naming) -> Value:
+    inner = kind[kind.index("[") + 1 :]
+    kinds = list(split_outside_brackets(inner)) if inner != "]" else []
+    shapes = shape if isinstance(shape, list) and len(shape) == len(value) else [[]] * len(value)
+    strides = stride if isinstance(stride, list) and len(stride) == len(value) else [None] * len(value)
+    items = [decoded(v, s, k, t, None, storage) for v, s, k, t in zip(value, shapes, kinds, strides)]
+    return tuple(items) if kind.startswith("Tuple") else items
+
+
+def encoded(value: Value) -> tuple[Any, Any, str]:
+    """The value, shape and type that an execution trace would write: what `decoded` reads.
+
+    A storage is written as its number and one, since 0 says that there is none.
+
+    >>> encoded([2, Tensor((4,), "bfloat16", "cuda:0", id=5, storage=6)])
+    ([2, [5, 7, 0, 4, 2, 'cuda:0']], [[], [4]], 'GenericList[Int,Tensor(c10::BFloat16)]')
+    """
+    if isinstance(value, Tensor):
+        numbers = [value.id, value.storage + 1, value.offset, value.numel, value.itemsize, value.device]
+        return numbers, list(value.shape), f"Tensor({CPP_NAMES.get(value.dtype, value.dtype)})"
+    if isinstance(value, Constant):
+        return _encoded_constant(value)
+    if isinstance(value, (list, tuple)):
+        values, shapes, kinds = zip(*map(encoded, value)) if value else ((), (), ())
+        container = "GenericList" if isinstance(value, list) else "Tuple"
+        return list(values), list(shapes), f"{container}[{','.join(kinds)}]"
+    if value is None:
+        return "<None>", [], "None"
+    if isinstance(value, dict):
+        return "<GenericDict>", [], "GenericDict"
+    return value, [], {bool: "Bool", int: "Int", float: "Double", str: "String"}[type(value)]
+
+
+def _encoded_constant(constant: Constant) -> tuple[Any, Any, str]:
+    if constant.kind == "device":
+        return constant.value, [], "Device"
+    if constant.kind == "float":
+        return constant.value, [], "Double"
+    for kind, names in _NUMBERED.values():
+        if constant.kind == kind and constant.value in names:
+            return names.index(constant.value), [], "Int"
+    return "<Object>", [], "Object"

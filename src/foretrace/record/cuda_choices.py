@@ -1,0 +1,110 @@
+"""Where PyTorch calls another op on a GPU than on a CPU: that of a GPU from Hopper on, for sketches without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+
+aten = torch.ops.aten
+HEAD_SIZES_OF_CUDNN, HEAD_SIZES_OF_FLASH = 128, 256
+
+
+@contextmanager
+def choosing_like_cuda() -> Iterator[None]:
+    """Attention, batch norm and dropout as CUDA runs them, while open."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
+        stack.enter_context(patch.object(torch, "batch_norm", _batch_norm(torch.batch_norm)))
+        for home in (torch, torch._VF):
+            stack.enter_context(patch.object(home, "dropout", dropout, create=True))
+        yield
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """The attention of cuDNN where its conditions hold, else flash, else the memory-efficient one.
+
+    >>> q = torch.empty(1, 2, 8, 64, dtype=torch.bfloat16, device="meta")
+    >>> attention(q, q, q, is_causal=True).shape
+    torch.Size([1, 2, 8, 64])
+    """
+    if enable_gqa:
+        groups = query.size(-3) // key.size(-3)
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    half, size = query.dtype in (torch.float16, torch.bfloat16), query.size(-1)
+    training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    if attn_mask is None and half and size <= HEAD_SIZES_OF_CUDNN and size % 8 == 0:
+        return aten._scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
+            query, key, value, None, training, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if attn_mask is None and half and size <= HEAD_SIZES_OF_FLASH:
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(query.size(0), query.size(1), query.size(-2), key.size(-2))
+    return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
+        query, key, value, attn_mask, training, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None
+) -> torch.Tensor:
+    """Flash attention wants head sizes that are multiples of 8: pad, as PyTorch does."""
+    size = query.size(-1)
+    pad = -size % 8
+    if pad:
+        scale = scale if scale is not None else size**-0.5
+        query, key, value = (F.pad(t, (0, pad)) for t in (query, key, value))
+    result: torch.Tensor = aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return result[..., :size] if pad else result
+
+
+def _batch_norm(original: Any) -> Any:
+    def batch_norm(
+        input: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
+        cudnn: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        """CuDNN's where it would be taken: trained, with weights, with statistics to update."""
+        if not (cudnn and training and weight is not None and bias is not None and mean is not None):
+            return original(input, weight, bias, mean, var, training, momentum, eps, cudnn)  # type: ignore[no-any-return]
+        return aten.cudnn_batch_norm(  # type: ignore[no-any-return]
+            input.contiguous(memory_format=_memory_format(input)), weight, bias, mean, var, training, momentum, eps
+        )[0]
+
+    return batch_norm
+
+
+def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """One kernel that draws and scales."""
+    if not train or p == 0:
+        return input
+    return torch.native_dropout(input, p, train)[0]
+
+
+def embedding_bag(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What ``aten::_embedding_bag`` gives on a GPU beside the bags: the bag of each id, and no maxima unless asked."""
+    indices, offsets, mode = arguments[1], arguments[2], arguments[4] if len(arguments) > 4 else 0
+    maxima = result[3] if mode == 2 else offsets.new_empty(0)
+    return result[0], indices.new_empty(indices.shape), result[2], maxima

@@ -1,0 +1,101 @@
+"""The answer in a few lines: how long, what holds it up, and how much of it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+
+from foretrace.report.numbers import bytes_, listed, ms, percent, plural, spread
+from foretrace.report.tables import lines
+
+Words = dict[str, Any]
+
+
+def headline(words: Words) -> RenderableType:
+    """What the step is, how long it takes, and why."""
+    return lines(_title(words), _lines(words))
+
+
+def _title(words: Words) -> str:
+    seen, world = len(words["step_ms"]), words["world"]
+    step = words["step"] or "the whole trace"
+    if words["steps"] > 1:
+        step += f", one of {words['steps']} steps"
+    ranks = f"{seen} of {plural(world, 'rank')}" if seen < world else plural(world, "rank")
+    return f"{words['source']}: {step}, {ranks}"
+
+
+def _lines(words: Words) -> Iterator[tuple[str, str, str]]:
+    on_device = bool(words["device_span_ms"])
+    yield "step", spread(words["step_ms"].values()), _verdict(words)
+    if words["plain"].get("synced_ms"):
+        yield "plain", spread([words["plain"]["synced_ms"]]), _plain(words)
+    if on_device:
+        yield "device", f"{ms(_mean(words['device_active_ms']))} ms", _device(words)
+    if words["collectives"] and len(words["step_ms"]) > 1:
+        yield "waits", spread(words["wait_ms"].values()), f"a rank, for others; {_communication(words)}"
+    elif words["collectives"]:
+        transfer = sum(words["transfer_ms"].values())
+        yield "comm", f"{ms(transfer)} ms", "waiting included: the other ranks have no trace here"
+    if words["critical_path_ms"]:
+        yield "path", f"{ms(words['critical_path_ms'])} ms", _path(words)
+    if peaks := [peak for peak in words["peak_memory_bytes"].values() if peak is not None]:
+        yield "memory", bytes_(max(peaks)), "peak" if len(peaks) == 1 else "peak of the fullest rank"
+    if on_device and words["attributed"] is not None:
+        yield "known", percent(words["attributed"]), f"of the device time has an owner{_launched_before(words)}"
+
+
+def _verdict(words: Words) -> str:
+    """Who or what holds the step up."""
+    if words["stragglers"]:
+        ranks = sorted(straggler["rank"] for straggler in words["stragglers"])
+        return f"{plural(len(ranks), 'rank')[2:]} {listed(ranks)} hold{'s' * (len(ranks) == 1)} the others back"
+    if not words["device_span_ms"]:
+        return "all of it on the host"
+    idle = _mean(words["device_idle_ms"]) / words["device_span_ms"]
+    return f"{'host' if idle > 0.3 else 'device'}-bound: the device idles {percent(idle)} of it"
+
+
+def _device(words: Words) -> str:
+    active, span, waited = _mean(words["device_active_ms"]), words["device_span_ms"], _mean(words["wait_ms"])
+    said = f"active, {percent(active / span)} of the {ms(span)} ms from first to last kernel"
+    return f"{said}; {ms(waited)} ms of it waiting for other ranks" if waited else said
+
+
+def _plain(words: Words) -> str:
+    said = "with nothing attached"
+    if back_to_back := words["plain"]["back_to_back_ms"]:
+        said += f", {ms(back_to_back)} ms where the host may run ahead"
+    slowdown = words["slowdown"]
+    return f"{said}; {f'{slowdown:.2f} times as long' if slowdown > 1.01 else 'no longer'} while watched"
+
+
+def _communication(words: Words) -> str:
+    count = sum(row["count"] for row in words["collectives"])
+    return f"{plural(count, 'collective')}, {ms(sum(words['transfer_ms'].values()))} ms of transfer"
+
+
+def _path(words: Words) -> str:
+    """What the critical path goes through, by kind, and on which ranks."""
+    kinds: dict[str, float] = {}
+    for part in words["critical_path"]:
+        kind = "host" if part["what"] in words["overheads"] else part["what"]
+        kinds[kind] = kinds.get(kind, 0.0) + part["share"]
+    largest = sorted(kinds.items(), key=lambda item: -item[1])[:3]
+    said = ", ".join(f"{what} {percent(share)}" for what, share in largest if share > 0.005)
+    by_rank = sorted(words["critical_path_ranks"].items(), key=lambda item: -item[1])
+    if len(words["step_ms"]) == 1 or not by_rank:
+        return said
+    most = ", ".join(f"rank {rank} {percent(spent / words['critical_path_ms'])}" for rank, spent in by_rank[:3])
+    return f"{said}; {most}"
+
+
+def _launched_before(words: Words) -> str:
+    before = sum(words["launched_before_ms"].values())
+    return f"; {ms(before)} ms were launched before the trace began" if before else ""
+
+
+def _mean(by_rank: dict[Any, float]) -> float:
+    return sum(by_rank.values()) / len(by_rank) if by_rank else 0.0

@@ -1,0 +1,66 @@
+"""A step as arrays: tasks, the lanes they run on, and who must wait for whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Tasks in an order in which each comes after all it waits for.
+
+    The tasks that task ``i`` waits for are ``before[first[i]:first[i + 1]]``.
+
+    >>> program = Program.of(duration=[2.0, 1.0, 4.0], lane=[0, 0, 1], edges=[(0, 1), (0, 2), (1, 2)])
+    >>> program.before[program.first[2] : program.first[3]].tolist()
+    [0, 1]
+    """
+
+    duration: Floats
+    lane: Ints
+    first: Longs
+    before: Ints
+
+    def __len__(self) -> int:
+        return len(self.duration)
+
+    @property
+    def after(self) -> Ints:
+        """For each entry of ``before``, the task that waits."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first))
+
+    @classmethod
+    def of(cls, duration: list[float] | Floats, lane: list[int] | Ints, edges: list[tuple[int, int]] | Ints) -> Program:
+        """A program of (before, after) pairs; no task may wait for a later one."""
+        pairs = np.asarray(edges, np.int32).reshape(-1, 2)
+        if (backwards := np.flatnonzero(pairs[:, 0] >= pairs[:, 1])).size:
+            before, after = pairs[backwards[0]].tolist()
+            raise ValueError(f"task {after} waits for task {before}, which does not come before it")
+        pairs = pairs[np.argsort(pairs[:, 1], kind="stable")]
+        first = np.zeros(len(duration) + 1, np.int64)
+        np.cumsum(np.bincount(pairs[:, 1], minlength=len(duration)), out=first[1:])
+        return cls(np.asarray(duration, np.float64), np.asarray(lane, np.int32), first, pairs[:, 0].copy())
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each task of a program started and ended."""
+
+    start: Floats
+    end: Floats
+
+    @property
+    def span(self) -> float:
+        """First start to last end.
+
+        >>> Timeline(np.array([1.0, 2.0]), np.array([3.0, 7.0])).span
+        6.0
+        """
+        return float(self.end.max() - self.start.min()) if len(self.start) else 0.0

@@ -1,0 +1,40 @@
+"""The command line, run in this process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cli.samples import step_of_two_ops
+from foretrace.cli.main import main
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def foretrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Run `foretrace` with these words."""
+
+    def run(*words: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return Ran(left.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(step_of_two_ops()))
+    return path

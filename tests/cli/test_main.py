@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import foretrace as ft
+from foretrace.graph import ForetraceError
+
+
+def failing(error):
+    def load(*paths, **options):
+        raise error
+
+    return load
+
+
+def test_help_lists_every_verb(foretrace):
+    ran = foretrace("--help")
+    assert ran.code == 0
+    for verb in ("record", "show", "diff", "export"):
+        assert f"\n  {verb} " in ran.out
+
+
+def test_version_is_the_package_s_own(foretrace):
+    assert foretrace("--version").out == f"foretrace {ft.__version__}\n"
+
+
+@pytest.mark.parametrize("code", ["import foretrace", "import foretrace.cli.main"])
+def test_starting_up_imports_nothing_heavy(code):
+    look = f"{code}; import sys; print(sorted({{'numpy', 'torch', 'numba', 'pandas', 'rich'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_bad_input_ends_in_one_line_and_exit_code_2(foretrace, monkeypatch):
+    monkeypatch.setattr("foretrace.loading.load", failing(ForetraceError("rank-3.json is cut", "Record it again.")))
+    assert foretrace("show", "x") == (2, "", "foretrace: rank-3.json is cut. Record it again.\n")
+
+
+def test_for_a_reader_the_error_is_folded_with_the_advice_below(foretrace, monkeypatch):
+    error = ForetraceError("rank-3/kineto.json.gz ends in the middle of an event (byte 1,204,224)", "Record it " * 12)
+    monkeypatch.setattr("foretrace.loading.load", failing(error))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = foretrace("show", "x").err.splitlines()
+    assert lines[0] == "foretrace: rank-3/kineto.json.gz ends in the middle of an event (byte"
+    assert lines[2].startswith("           Record it Record it")
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_file_name_cannot_steer_the_terminal(foretrace, monkeypatch):
+    monkeypatch.setattr("foretrace.loading.load", failing(ForetraceError("a\x1b[2J\nb.json is empty")))
+    assert foretrace("show", "x").err == "foretrace: a\\x1b[2J\\nb.json is empty.\n"
+
+
+def test_an_unexpected_error_is_called_a_bug_and_leads_to_its_traceback(foretrace, monkeypatch):
+    monkeypatch.delenv("FORETRACE_DEBUG", raising=False)
+    monkeypatch.setattr("foretrace.loading.load", failing(ZeroDivisionError("by zero")))
+    ran = foretrace("show", "x")
+    assert ran.code == 70
+    assert ran.err.count("\n") == 1
+    assert "bug" in ran.err and "ZeroDivisionError: by zero" in ran.err and "FORETRACE_DEBUG=1" in ran.err
+
+
+def test_with_debug_set_the_traceback_is_there(foretrace, monkeypatch):
+    monkeypatch.setenv("FORETRACE_DEBUG", "1")
+    monkeypatch.setattr("foretrace.loading.load", failing(ZeroDivisionError("by zero")))
+    with pytest.raises(ZeroDivisionError):
+        foretrace("show", "x")
+
+
+def test_an_interrupt_ends_as_shells_expect(foretrace, monkeypatch):
+    monkeypatch.setattr("foretrace.loading.load", failing(KeyboardInterrupt()))
+    assert foretrace("show", "x").code == 130
+
+
+def test_an_unknown_option_is_a_usage_error(foretrace):
+    assert foretrace("show", "x", "--no-such-thing").code == 2

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cli.samples import step_of_two_ops
+
+
+def test_a_trace_is_shown_with_its_ops_and_step(foretrace, trace):
+    ran = foretrace("show", trace)
+    assert ran.code == 0, ran.err
+    assert "ProfilerStep#1" in ran.out
+    assert "aten::mm" in ran.out and "aten::relu" in ran.out
+
+
+def test_json_has_the_documented_words(foretrace, trace):
+    words = json.loads(foretrace("show", trace, "--json").out)
+    assert words["step_ms"] == {"0": 0.2}
+    assert words["device_active_ms"] == {"0": 0.05}
+    assert words["device_span_ms"] == 0.06
+    assert words["attributed"] == 1.0
+    assert [row["name"] for row in words["by_op"]] == ["aten::mm", "aten::relu"]
+
+
+def test_every_word_of_the_json_is_documented(foretrace, trace, request):
+    page = (request.config.rootpath / "docs" / "show.md").read_text()
+    words = json.loads(foretrace("show", trace, "--json").out)
+    assert [word for word in words if f"`{word}`" not in page] == []
+
+
+def test_the_same_trace_gives_the_same_json(foretrace, trace):
+    assert foretrace("show", trace, "--json").out == foretrace("show", trace, "--json").out
+
+
+def test_the_traces_of_several_ranks_make_one_job(foretrace, tmp_path):
+    paths = []
+    for rank in range(2):
+        paths.append(tmp_path / f"rank{rank}.json")
+        paths[-1].write_text(json.dumps(step_of_two_ops()))
+    assert list(json.loads(foretrace("show", *paths, "--json").out)["step_ms"]) == ["0", "1"]
+    assert list(json.loads(foretrace("show", tmp_path, "--ranks", "1", "--json").out)["step_ms"]) == ["1"]
+
+
+def test_a_rank_that_is_not_there_is_named(foretrace, tmp_path):
+    for rank in range(2):
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(step_of_two_ops()))
+    ran = foretrace("show", tmp_path, "--ranks", "0-3")
+    assert ran.code == 2 and "no rank 2, 3" in ran.err
+
+
+def test_ranks_that_make_no_sense_are_a_usage_error(foretrace, trace):
+    ran = foretrace("show", trace, "--ranks", "a-b")
+    assert ran.code == 2 and "write them like 0-2,4" in ran.err
+
+
+def test_a_step_that_is_not_there_is_named_with_those_that_are(foretrace, trace):
+    ran = foretrace("show", trace, "--step", "ProfilerStep#9")
+    assert ran.code == 2 and ran.err.count("\n") == 1
+    assert "ProfilerStep#9" in ran.err and "ProfilerStep#1" in ran.err
+
+
+@pytest.mark.parametrize("name", ["[/]", "[red]", "<script>", "../../x", "a\x1b[2J"])
+def test_a_hostile_op_name_is_only_a_name(foretrace, tmp_path, name):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(step_of_two_ops(name=f"aten::{name}")))
+    ran = foretrace("show", path)
+    assert ran.code == 0, ran.err
+    assert f"aten::{name}".replace("\x1b", "\\x1b") in ran.out
+
+
+BAD = {
+    "no such file": None,
+    "nothing in it": b"",
+    "half a trace": json.dumps(step_of_two_ops()).encode()[:400],
+    "no JSON": b"\x00\x01\x02" * 100,
+    "another tool's JSON": b'{"hello": [1, 2, 3]}',
+    "a trace without events": b'{"traceEvents": []}',
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_a_bad_file_is_named_in_one_line(foretrace, tmp_path, what, suffix):
+    path = tmp_path / f"bad{suffix}"
+    if BAD[what] is not None:
+        path.write_bytes(gzip.compress(BAD[what]) if suffix.endswith("gz") else BAD[what])
+    ran = foretrace("show", path)
+    assert ran.code == 2
+    assert ran.err.startswith("foretrace: ") and ran.err.count("\n") == 1 and path.name in ran.err
+
+
+def test_a_cut_gz_is_named_in_one_line(foretrace, tmp_path):
+    path = tmp_path / "cut.json.gz"
+    whole = gzip.compress(json.dumps(step_of_two_ops()).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    ran = foretrace("show", path)
+    assert ran.code == 2 and ran.err.count("\n") == 1 and "cut.json.gz" in ran.err
+
+
+def test_a_folder_without_traces_is_named(foretrace, tmp_path):
+    ran = foretrace("show", tmp_path)
+    assert ran.code == 2 and str(tmp_path) in ran.err
+
+
+@pytest.mark.parametrize("folder", ["megatron_tp8_8xA100", "megatron_tp2_2xV100", "dlrm_8xV100"])
+def test_published_jobs_are_shown(foretrace, shared, folder):
+    ran = foretrace("show", shared / "public" / folder)
+    assert ran.code == 0, ran.err
+    assert "Critical path" in ran.out and "Communication" in ran.out
+
+
+def test_the_slow_hosts_of_the_megatron_job_are_named(foretrace, shared):
+    assert "ranks 0 and 6 hold the others back" in foretrace("show", shared / "public" / "megatron_tp8_8xA100").out
+
+
+def test_a_terminal_without_unicode_gets_its_report_too(trace):
+    command = [sys.executable, "-m", "foretrace", "show", str(trace)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
+    assert b"aten::mm" in done.stdout and done.stdout.isascii()

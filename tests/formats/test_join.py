@@ -1,0 +1,132 @@
+"""Execution traces joined with profiler traces of the same rank."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretrace.formats.execution_trace import read_execution_trace
+from foretrace.formats.join import join, pair
+from foretrace.formats.kineto import read_kineto
+from foretrace.formats.matching import match
+from foretrace.graph import Collective, Graph, Op, OpTable, Span, Storage, Tensor
+
+SIZES = (4, 8, 16)
+
+
+def structure() -> Graph:
+    ops = [Op("aten::mm", (Tensor((n,), "float32", id=n),)) for n in SIZES]
+    return Graph(OpTable.of([*ops, Op("c10d::allreduce_"), Op("record_param_comms", parent=3)]))
+
+
+def profile(step: int = 0, extra: tuple[str, ...] = ()) -> list[Op]:
+    at = 100.0 * step
+    ops = [Op(f"ProfilerStep#{step}", start_us=at, end_us=at + 99)]
+    for i, name in enumerate(("aten::mm", *extra, "aten::mm", "aten::mm", "c10d::allreduce_", "record_param_comms")):
+        parent = 4 + len(extra) if name == "record_param_comms" else 0
+        ops.append(Op(name, start_us=at + 10 * i + 1, end_us=at + 10 * i + 2, parent=parent))
+    return ops
+
+
+def with_records(graph: Graph, records: list[int]) -> Graph:
+    graph.ops.record = np.array(records, np.int64)
+    return graph
+
+
+def test_matched_ops_have_times_of_one_and_arguments_of_the_other():
+    joined = join(structure(), Graph(OpTable.of(profile())))
+    ops = list(joined.ops)
+    assert [op.start_us for op in ops[1:4]] == [1.0, 11.0, 21.0]
+    assert [op.tensors[0].id for op in ops[1:4]] == list(SIZES)
+    assert ops[0].name == "ProfilerStep#0"
+    assert joined.notes == ["100.0% of the execution trace's ops found in the profiler trace"]
+
+
+def test_record_ids_decide_where_both_sides_have_them():
+    seen = with_records(structure(), [7, 8, 9, 10, 11])
+    timed = with_records(Graph(OpTable.of(profile())), [5, 9, 8, 7, 10, 11])
+    assert pair(seen.ops, timed)[0].tolist() == [3, 2, 1, 4, 5]
+
+
+def test_record_ids_of_another_run_are_not_believed():
+    seen = with_records(structure(), [1, 2, 3, 4, 5])
+    timed = with_records(Graph(OpTable.of(profile())), [1, 2, 3, 4, 5, 6])
+    assert pair(seen.ops, timed)[0].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_each_step_of_a_longer_profile_gets_the_arguments():
+    ops = profile(0) + [op_of(op, 6) for op in profile(1, ("aten::item",))] + [op_of(op, 13) for op in profile(2)]
+    timed = Graph(OpTable.of(ops), steps=[Span(f"ProfilerStep#{i}", 100.0 * i, 100.0 * i + 99) for i in range(3)])
+    joined = join(structure(), timed)
+    assert [op.tensors[0].id for op in joined.ops if op.name == "aten::mm"] == [*SIZES] * 3
+    assert joined.ops[8].name == "aten::item"
+    assert joined.ops[8].args == ()
+
+
+def op_of(op: Op, first_row: int) -> Op:
+    op.parent = op.parent + first_row if op.name not in (f"ProfilerStep#{i}" for i in range(3)) else -1
+    return op
+
+
+def test_collectives_take_over_size_group_and_members():
+    seen = structure()
+    seen.collectives = [Collective("all_reduce", "tp", 64, kernel=-1, op=4, ranks=(0, 1), dtype="bfloat16")]
+    timed = Graph(OpTable.of(profile()))
+    timed.collectives = [Collective("all_reduce", "", 0, kernel=12, op=5)]
+    (collective,) = join(seen, timed).collectives
+    assert collective == Collective("all_reduce", "tp", 64, kernel=12, op=5, ranks=(0, 1), dtype="bfloat16")
+
+
+def test_collectives_on_the_host_come_from_the_structure():
+    seen = structure()
+    seen.collectives = [Collective("all_reduce", "tp", 64, kernel=-1, op=4)]
+    (collective,) = join(seen, Graph(OpTable.of(profile()))).collectives
+    assert (collective.kernel, collective.op) == (-1, 5)
+
+
+def test_storages_are_born_and_die_at_rows_of_the_profile():
+    seen = structure()
+    seen.storages = {0: Storage(0, 64, "cuda:0", birth=1, death=3), 1: Storage(1, 8, "cuda:0", birth=-1, death=-1)}
+    storages = join(seen, Graph(OpTable.of(profile(extra=("aten::item",))))).storages
+    assert (storages[0].birth, storages[0].death) == (3, 5)
+    assert (storages[1].birth, storages[1].death) == (-1, -1)
+
+
+def test_nesting_that_stamps_of_whole_microseconds_lost_comes_from_the_structure():
+    seen = Graph(OpTable.of([Op("aten::item"), Op("aten::_local_scalar_dense", parent=0)]))
+    timed = [Op(name, start_us=5.0, end_us=5.0) for name in ("aten::item", "aten::_local_scalar_dense")]
+    assert join(seen, Graph(OpTable.of(timed))).ops.parent.tolist() == [-1, 0]
+
+
+def test_rows_picked_from_a_joined_graph_keep_their_arguments():
+    joined = join(structure(), Graph(OpTable.of(profile())))
+    assert joined.between(5.0, 15.0).ops[0].tensors[0].id == SIZES[1]
+
+
+PAIRS = (
+    *(f"traces/h200/{name}/" for name in ("dlrm_ddp_b2048", "dlrm_mlperf_b2048", "resnet50_b64_fp32")),
+    *(f"public/dlrm_8xV100/rank{rank}." for rank in (0, 5)),
+    "public/megatron_tp2_2xV100/rank1.",
+    "public/megatron_tp8_8xA100/rank6.",
+)
+
+
+@pytest.mark.parametrize("stem", PAIRS)
+def test_traces_taken_at_once_match_almost_wholly(shared: Path, stem: str):
+    seen = read_execution_trace(shared / f"{stem}et.json.gz")
+    timed = read_kineto(shared / f"{stem}kineto.json.gz")
+    (found,) = pair(seen.ops, timed)
+    assert (found >= 0).mean() > 0.999
+    by_name = match(seen.ops, timed.ops)
+    assert (by_name == found).mean() > 0.995
+    joined = join(seen, timed)
+    named = [joined.ops.names[code] for code in joined.ops.name[found[found >= 0]]]
+    assert named == [seen.ops.names[code] for code in seen.ops.name[found >= 0]]
+    assert len(joined.kernels) == len(timed.kernels)
+
+
+def test_steps_of_different_batch_sizes_match_by_name(shared: Path):
+    seen = read_execution_trace(shared / "traces/h200/dlrm_default_b512/et.json.gz")
+    timed = read_kineto(shared / "traces/h200/dlrm_default_b4096/kineto.json.gz")
+    (found,) = pair(seen.ops, timed)
+    assert (found >= 0).mean() == 1.0

@@ -1,0 +1,326 @@
+"""Profiler traces: what comes out as a graph, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretrace.formats.kineto import NO_SHAPES, read_kineto
+from foretrace.graph import Graph
+from foretrace.graph.tables import (
+    ANNOTATION,
+    CALL,
+    COLLECTIVE,
+    COMPUTE,
+    COPY,
+    LAUNCH,
+    MODULE,
+    NODE,
+    OTHER_CALL,
+    RECORD_EVENT,
+    SET,
+    SYNC,
+    WAIT_EVENT,
+)
+from traces import AUTOGRAD, BASE_NS, MAIN, Trace, training_step
+
+
+def read(trace: Trace | bytes, folder: Path) -> Graph:
+    path = folder / "trace.json"
+    path.write_bytes(trace.text() if isinstance(trace, Trace) else trace)
+    return read_kineto(path)
+
+
+def row(graph: Graph, name: str, phase: str | None = None) -> int:
+    rows = [i for i, op in enumerate(graph.ops) if op.name == name and phase in (None, op.phase)]
+    assert len(rows) == 1, f"{len(rows)} ops are called {name}"
+    return rows[0]
+
+
+def kernel(graph: Graph, name: str) -> int:
+    return [graph.kernels.names[code] for code in graph.kernels.name].index(name)
+
+
+def test_ops_nest_and_have_kinds(tmp_path: Path) -> None:
+    graph = read(training_step(), tmp_path)
+    ops = graph.ops
+    mm, linear = row(graph, "aten::mm", "forward"), row(graph, "aten::linear")
+    module = row(graph, "nn.Module: Linear_0")
+    assert ops.parent[mm] == linear
+    assert ops.parent[linear] == module
+    assert ops.names[ops.name[ops.parent[module]]] == "ProfilerStep#3"
+    kinds = {ops.names[ops.name[i]]: ops.kind[i] for i in range(len(ops))}
+    assert kinds["aten::mm"] == kinds["aten::_foreach_add_"] == CALL
+    assert kinds["autograd::engine::evaluate_function: MmBackward0"] == kinds["MmBackward0"] == NODE
+    assert kinds["ProfilerStep#3"] == kinds["Optimizer.step#AdamW.step"] == ANNOTATION
+    assert kinds["nn.Module: Linear_0"] == MODULE
+    assert (np.diff(ops.start) >= 0).all()
+    assert ops[mm].module == "Linear_0"
+    assert ops[row(graph, "aten::mm", "backward")].module == ""
+
+
+def test_phases_follow_autograd_and_the_optimizer(tmp_path: Path) -> None:
+    graph = read(training_step(), tmp_path)
+    phases = {(op.name, op.phase) for op in graph.ops}
+    assert {("aten::mm", "forward"), ("aten::mm", "backward"), ("MmBackward0", "backward")} <= phases
+    assert ("aten::_foreach_add_", "optimizer") in phases
+
+
+def test_work_between_backward_and_the_optimizer_is_neither(tmp_path: Path) -> None:
+    trace = Trace()
+    for number in (1, 2):
+        with trace.step(number):
+            for _ in range(2):  # gradient accumulation
+                with trace.op("aten::mm"):
+                    pass
+                with trace.op("autograd::engine::evaluate_function: MmBackward0", tid=AUTOGRAD):
+                    pass
+            with trace.op("aten::_foreach_norm"):
+                pass
+            with trace.op("Optimizer.step#SGD.step", "user_annotation"), trace.op("aten::_foreach_add_"):
+                pass
+            with trace.op("aten::item"):
+                pass
+    graph = read(trace, tmp_path)
+    of = {name: {op.phase for op in graph.ops if op.name == name} for name in ("aten::mm", "aten::_foreach_norm")}
+    assert of == {"aten::mm": {"forward"}, "aten::_foreach_norm": {"other"}}
+
+
+def test_kernels_know_their_launch_and_its_op(tmp_path: Path) -> None:
+    graph = read(training_step(), tmp_path)
+    kernels, calls = graph.kernels, graph.calls
+    k = kernel(graph, "gemm_backward")
+    call = kernels.call[k]
+    assert calls.names[calls.name[call]] == "cudaLaunchKernel"
+    assert kernels.op[k] == calls.op[call] == row(graph, "aten::mm", "backward")
+    assert calls.end[call] <= kernels.start[k]
+    assert kernels.grid[k] == 4
+    assert kernels.block[k] == 128
+    assert graph.device == "NVIDIA H200"
+
+
+def test_runtime_calls_have_kinds(tmp_path: Path) -> None:
+    names = {
+        LAUNCH: "cudaLaunchKernel cudaLaunchKernelExC cuLaunchKernel cuLaunchKernelEx cudaLaunchCooperativeKernel "
+        "cudaMemcpyAsync cudaMemcpy cudaMemsetAsync cudaGraphLaunch hipLaunchKernel hipExtModuleLaunchKernel "
+        "hipModuleLaunchKernel hipMemcpyWithStream hipGraphLaunch",
+        SYNC: "cudaDeviceSynchronize cudaStreamSynchronize cudaEventSynchronize hipStreamSynchronize cuCtxSynchronize",
+        WAIT_EVENT: "cudaStreamWaitEvent hipStreamWaitEvent",
+        RECORD_EVENT: "cudaEventRecord cudaEventRecordWithFlags hipEventRecord",
+        OTHER_CALL: "cudaMalloc cudaEventQuery cudaStreamIsCapturing cudaOccupancyMaxActiveBlocksPerMultiprocessor",
+    }
+    trace = Trace()
+    for name in " ".join(names.values()).split():
+        trace.call(name)
+    calls = read(trace, tmp_path).calls
+    for kind, expected in names.items():
+        assert [calls.names[calls.name[i]] for i in np.flatnonzero(calls.kind == kind)] == expected.split()
+
+
+def test_a_call_that_launched_something_is_a_launch_whatever_its_name(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.launch("kernel", call="urEnqueueKernelLaunch")
+    assert read(trace, tmp_path).calls.kind.tolist() == [LAUNCH]
+
+
+def test_device_work_has_kinds(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.launch("gemm")
+    trace.launch("Memcpy HtoD (Pinned -> Device)", cat="gpu_memcpy", call="cudaMemcpyAsync", bytes=4096)
+    trace.launch("Memset (Device)", cat="gpu_memset", call="cudaMemsetAsync", bytes=64)
+    trace.launch("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)")
+    kernels = read(trace, tmp_path).kernels
+    assert kernels.kind.tolist() == [COMPUTE, COPY, SET, COLLECTIVE]
+    assert kernels.nbytes.tolist() == [0, 4096, 64, 0]
+
+
+def test_all_kernels_of_a_cuda_graph_belong_to_its_launch(tmp_path: Path) -> None:
+    trace = Trace()
+    with trace.op("replay", "user_annotation"):
+        correlation = trace.call("cudaGraphLaunch")
+        for i in range(5):
+            trace.add("kernel", f"k{i}", trace.now + 10 * i, 8, 7, 0, device=0, stream=7, correlation=correlation)
+    graph = read(trace, tmp_path)
+    assert set(graph.kernels.call.tolist()) == {0}
+    assert set(graph.kernels.op.tolist()) == {row(graph, "replay")}
+
+
+def test_a_kernel_launched_before_the_trace_began_has_no_call(tmp_path: Path) -> None:
+    trace = training_step()
+    trace.add("kernel", "early", trace.now, 7.5, 7, 0, device=0, stream=7, correlation=999_999)
+    graph = read(trace, tmp_path)
+    k = kernel(graph, "early")
+    assert graph.kernels.call[k] == graph.kernels.op[k] == -1
+    assert graph.launched_before_us == 7.5
+
+
+def test_a_runtime_thread_without_a_name_is_the_op_thread_its_launches_fall_into(tmp_path: Path) -> None:
+    trace = training_step()
+    for event in trace.events:
+        if event["cat"] == "cuda_runtime":
+            event["tid"] = {MAIN: -1029147072, AUTOGRAD: 608536128}[event["tid"]]
+            event["args"]["External id"] = event["args"]["correlation"]
+    trace.add("cuda_runtime", "cudaEventQuery", trace.now, 1, 174138944, correlation=77_777)  # NCCL's watchdog
+    graph = read(trace, tmp_path)
+    assert (graph.kernels.op >= 0).all()
+    assert graph.kernels.op[kernel(graph, "gemm_backward")] == row(graph, "aten::mm", "backward")
+    watchdog = graph.calls.correlation.tolist().index(77_777)
+    assert graph.calls.op[watchdog] == -1
+
+
+def test_a_launch_outside_all_ops_is_found_by_its_external_id(tmp_path: Path) -> None:
+    trace = Trace()
+    with trace.op("aten::mm") as event:
+        pass
+    trace.now += 100
+    trace.launch("gemm")
+    trace.events[-2]["args"]["External id"] = event["args"]["External id"]
+    graph = read(trace, tmp_path)
+    assert graph.calls.op.tolist() == graph.kernels.op.tolist() == [0]
+
+
+def test_old_external_ids_that_repeat_the_correlation_name_no_op(tmp_path: Path) -> None:
+    trace = Trace()
+    with trace.op("aten::mm") as event:
+        pass
+    trace.now += 100
+    trace.launch("gemm", **{"External id": 0})
+    for event in trace.events:
+        event["args"]["External id"] = event["args"].get("correlation", trace.events[1]["args"]["correlation"])
+    assert read(trace, tmp_path).kernels.op.tolist() == [-1]
+
+
+def test_streams_of_two_devices_are_two_lanes(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.launch("one", device=0, stream=7)
+    trace.launch("two", device=1, stream=7)
+    trace.launch("three", device=0, stream=7)
+    lanes = read(trace, tmp_path).kernels.stream
+    assert lanes[0] == lanes[2] != lanes[1]
+
+
+@pytest.mark.parametrize("unit", ["fractional", "whole", "epoch", "nanoseconds"])
+def test_all_ways_to_write_a_time_give_the_same_graph(tmp_path: Path, unit: str) -> None:
+    trace = training_step()
+    if unit == "whole":
+        for event in trace.events:
+            event["ts"], event["dur"] = int(event["ts"]), int(event["dur"])
+    if unit in ("epoch", "nanoseconds"):
+        del trace.head["baseTimeNanoseconds"]
+        for event in trace.events:
+            stamp = int(event["ts"]) + BASE_NS // 1000
+            event["ts"] = stamp if unit == "epoch" else stamp * 1000 + 1
+            event["dur"] = int(event["dur"]) * (1 if unit == "epoch" else 1000)
+    graph = read(trace, tmp_path)
+    expected = read(training_step(), tmp_path)
+    assert np.allclose(graph.ops.start, expected.ops.start)
+    assert np.allclose(graph.kernels.end, expected.kernels.end)
+    assert graph.origin_ns == expected.origin_ns + (unit == "nanoseconds")
+
+
+def test_an_array_of_events_is_a_trace_too(tmp_path: Path) -> None:
+    trace = training_step()
+    graph = read(json.dumps(trace.events).encode(), tmp_path)
+    assert len(graph.kernels) == 3
+
+
+def test_steps_are_those_of_the_thread_that_has_most(tmp_path: Path) -> None:
+    trace = Trace()
+    for number in (4, 5):
+        with trace.step(number), trace.op("aten::mm"):
+            trace.launch("gemm")
+    trace.add("user_annotation", "ProfilerStep#4", trace.now, 5, tid=999)
+    trace.add("gpu_user_annotation", "ProfilerStep#4", trace.now, 5, tid=7, pid=0)
+    graph = read(trace, tmp_path)
+    assert [step.name for step in graph.steps] == ["ProfilerStep#4", "ProfilerStep#5"]
+    assert graph.steps[0].end <= graph.steps[1].start
+
+
+def test_allocations_on_the_device_are_kept(tmp_path: Path) -> None:
+    trace = training_step()
+    for at, kind, total in ((3.0, 1, 2048), (1.0, 1, 1024), (2.0, 0, 99)):
+        args = {"Device Type": kind, "Device Id": 0, "Total Allocated": total, "Bytes": 1024}
+        event = trace.add("cpu_instant_event", "[memory]", 1_000_000 + at, 0, **args)
+        event["ph"] = "i"
+        del event["dur"]
+    assert read(trace, tmp_path).allocated == ((1.0, 1024), (3.0, 2048))
+
+
+def test_python_functions_other_than_modules_are_dropped(tmp_path: Path) -> None:
+    trace = training_step()
+    trace.add("python_function", "train.py(12): main", 1_000_000, 500)
+    assert "train.py(12): main" not in read(trace, tmp_path).ops.names.items
+
+
+def test_a_trace_without_a_device_is_read(tmp_path: Path) -> None:
+    trace = Trace()
+    with trace.op("aten::mm"):
+        pass
+    graph = read(trace, tmp_path)
+    assert (len(graph.ops), len(graph.calls), len(graph.kernels), graph.device) == (1, 0, 0, "")
+
+
+def test_a_trace_of_kernels_alone_is_read(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.add("kernel", "gemm", 10, 5, 7, 0, device=0, stream=7, correlation=3)
+    graph = read(trace, tmp_path)
+    assert (len(graph.ops), graph.kernels.call.tolist(), graph.kernels.op.tolist()) == (0, [-1], [-1])
+    assert any("no runtime calls" in note for note in graph.notes)
+
+
+def test_what_a_trace_lacks_is_noted(tmp_path: Path) -> None:
+    trace = Trace()
+    with trace.op("aten::mm"):
+        pass
+    notes = read(trace, tmp_path).notes
+    assert NO_SHAPES in notes
+    assert any("no step marks" in note for note in notes)
+    assert read(training_step(), tmp_path).notes == []
+
+
+def test_rank_world_and_groups_come_from_the_head(tmp_path: Path) -> None:
+    trace = training_step(rank=3, world=8)
+    trace.head["distributedInfo"]["pg_config"] = [{"pg_name": "5", "ranks": [3, 7]}, {"pg_name": "odd", "ranks": "all"}]
+    graph = read(trace, tmp_path)
+    assert (graph.rank, graph.world, graph.groups) == (3, 8, {"5": (3, 7)})
+
+
+def every_profile(shared: Path) -> list[Path]:
+    found = [*shared.glob("public/*/*kineto*"), *shared.glob("traces/h200/*/kineto*")]
+    assert len(found) > 30
+    return sorted(found)
+
+
+def test_device_time_launched_in_a_published_trace_has_an_owner(shared: Path) -> None:
+    for path in every_profile(shared):
+        graph = read_kineto(path)
+        took = graph.kernels.end - graph.kernels.start
+        inside = graph.kernels.call >= 0
+        assert took[inside & (graph.kernels.op >= 0)].sum() > 0.995 * took[inside].sum(), path
+        assert graph.steps, path
+        assert graph.device, path
+
+
+def test_the_arguments_of_every_op_of_our_traces_can_be_read(shared: Path) -> None:
+    for path in sorted(shared.glob("traces/h200/dlrm*/kineto*")):
+        shapes = [tensor.shape for op in read_kineto(path).ops for tensor in op.tensors]
+        assert len(shapes) > 500
+
+
+def test_the_eight_rank_megatron_has_its_collectives_and_kernels(shared: Path) -> None:
+    graph = read_kineto(shared / "public/megatron_tp8_8xA100/rank0.kineto.json.gz")
+    assert ((graph.kernels.kind == COMPUTE) | (graph.kernels.kind == COLLECTIVE)).sum() == 690
+    assert len(graph.collectives) == 84
+    assert [c.nbytes for c in graph.collectives].count(64 << 20) == 81
+    assert {c.kind for c in graph.collectives} == {"all_reduce"}
+    assert (graph.rank, graph.world, graph.device) == (0, 8, "NVIDIA A100-SXM4-80GB")
+
+
+def test_a_rocm_trace_is_read_like_any_other(shared: Path) -> None:
+    graph = read_kineto(shared / "public/single_rank/mi300_qwen_0.5b.kineto.json.gz")
+    assert graph.device == "AMD Instinct MI300X VF"
+    assert (graph.calls.kind == LAUNCH).sum() > 1000
+    assert (graph.calls.kind == SYNC).any()
+    assert len(graph.ops.modules) > 50
+    assert graph.allocated

@@ -1,0 +1,76 @@
+"""Arguments of ops as a profiler trace tells them."""
+
+from pathlib import Path
+
+import pytest
+
+from foretrace.formats.kineto import read_kineto
+from foretrace.formats.kineto_arguments import decoded, values
+from foretrace.graph import Constant, Op, Tensor
+from traces import Trace
+
+
+def op(tmp_path: Path, **args: object) -> Op:
+    trace = Trace()
+    with trace.op("aten::some", **args):
+        pass
+    return read_kineto(trace.write(tmp_path / "trace.json")).ops[0]
+
+
+def test_tensors_have_shape_dtype_and_stride(tmp_path: Path) -> None:
+    told = {
+        "Input Dims": [[4, 8], [8], []],
+        "Input type": ["c10::BFloat16", "long int", "float"],
+        "Input Strides": [[1, 4], [1], []],
+        "Concrete Inputs": ["", "", ""],
+    }
+    assert op(tmp_path, **told).args == (
+        Tensor((4, 8), "bfloat16", stride=(1, 4)),
+        Tensor((8,), "int64", stride=(1,)),
+        Tensor((), "float32"),
+    )
+
+
+def test_lists_of_tensors_are_lists(tmp_path: Path) -> None:
+    told = {"Input Dims": [[[4, 8], [3]], []], "Input type": ["TensorList", ""], "Concrete Inputs": ["", ""]}
+    tensors, nothing = op(tmp_path, **told).args
+    assert nothing is None
+    assert [tensor.shape for tensor in tensors] == [(4, 8), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None),
+        ("4", 4),
+        ("-1", -1),
+        ("1e-08", 1e-8),
+        ("0.10000000000000001", 0.1),
+        ("True", True),
+        ("False", False),
+        ("inf", Constant("float", "inf")),
+        ("[1, 2]", [1, 2]),
+        ("[]", []),
+        ("cuda:0", "cuda:0"),
+    ],
+)
+def test_scalars_keep_their_value(text: str, value: object) -> None:
+    assert values(([[]], ["Scalar"], [], [text])) == [value]
+
+
+def test_a_scalar_whose_value_the_trace_lacks_is_not_guessed() -> None:
+    assert values(([[]], ["Scalar"], [], [])) == [Constant("object", "Scalar")]
+
+
+def test_signatures_that_make_no_sense_have_no_arguments() -> None:
+    assert decoded(b"1,2,3,4") == ([], [], [], [])
+    assert decoded(b"[[[[") == ([], [], [], [])
+
+
+def test_a_row_keeps_its_arguments_when_rows_are_picked(tmp_path: Path) -> None:
+    trace = Trace()
+    for size in (3, 5, 7):
+        with trace.op("aten::relu", **{"Input Dims": [[size]], "Input type": ["float"]}):
+            pass
+    ops = read_kineto(trace.write(tmp_path / "trace.json")).ops
+    assert ops.rows(ops.start > ops.start[0])[1].tensors[0].shape == (7,)
