@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class DLRM(nn.Module):
 
 def _mlp(sizes: Sequence[int], relu_at_end: bool) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for given, made in zip(sizes, sizes[1:]):
+    for given, made in pairwise(sizes):
         layers += [nn.Linear(given, made), nn.ReLU()]
     return nn.Sequential(*(layers if relu_at_end else layers[:-1]))
 

@@ -1,9 +1,8 @@
 """Collectives matched across ranks."""
 
-from tests.forecast.builders import all_reduce, job, rank
-
 from foretrace.forecast.collectives import meetings
 from foretrace.graph import Graph
+from tests.forecast.builders import all_reduce, job, rank
 
 
 def arrivals(*kernels: tuple[float, float], **more: object) -> Graph:

@@ -1,10 +1,9 @@
 """Edges within a rank."""
 
-from tests.forecast.builders import Call, Orphan, launch, rank, sync, wait_event
-
 from foretrace.forecast.dependencies import Streams, event_waits, launches, sync_waits
 from foretrace.forecast.host import host_segments
 from foretrace.graph import Graph
+from tests.forecast.builders import Call, Orphan, launch, rank, sync, wait_event
 
 
 def waits(graph: Graph) -> list[list[int]]:

@@ -1,10 +1,10 @@
 """Active, idle, ahead and hidden."""
 
 import pytest
-from tests.forecast.builders import all_reduce, job, launch, rank
 
 from foretrace.forecast.collectives import meetings
 from foretrace.forecast.device import active_and_idle, overlap, queue_depth
+from tests.forecast.builders import all_reduce, job, launch, rank
 
 
 def test_kernels_that_run_at_once_are_active_once() -> None:

@@ -2,11 +2,10 @@
 
 import json
 
-from tests.forecast.builders import Call, job, launch, rank
-
 from foretrace.forecast.difference import difference
 from foretrace.forecast.observe import observe
 from foretrace.graph import Graph
+from tests.forecast.builders import Call, job, launch, rank
 
 
 def step(mm_us: float, *others: Call) -> Graph:

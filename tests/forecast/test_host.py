@@ -1,10 +1,9 @@
 """Host time cut into T1 to T5."""
 
-from tests.forecast.builders import AUTOGRAD, MAIN, Call, launch, rank, sync
-
 from foretrace.forecast.host import KINDS, Segments, host_segments
 from foretrace.graph import Graph, Op, OpTable
 from foretrace.graph.tables import ANNOTATION, COPY, MODULE, NODE
+from tests.forecast.builders import AUTOGRAD, MAIN, Call, launch, rank, sync
 
 
 def cut(segments: Segments, thread: int = MAIN) -> list[tuple[str, float, float]]:

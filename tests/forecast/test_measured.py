@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from tests.forecast.builders import AUTOGRAD, Call, Orphan, all_reduce, job, launch, rank, sync, wait_event
-
 from foretrace.forecast.collectives import meetings
 from foretrace.forecast.critical import Critical, describe
 from foretrace.forecast.host import host_segments
 from foretrace.forecast.measured import TRANSFER, Measured, measured
 from foretrace.graph import Graph
 from foretrace.graph.tables import COPY
+from tests.forecast.builders import AUTOGRAD, Call, Orphan, all_reduce, job, launch, rank, sync, wait_event
 
 
 def program(*ranks: Graph) -> Measured:

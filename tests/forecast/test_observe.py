@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.forecast.builders import Call, all_reduce, job, launch, rank, sync, wait_event
 
 from foretrace.forecast.observation import Observation
 from foretrace.forecast.observe import observe
 from foretrace.formats.load import load
 from foretrace.graph import Graph, Job, Op, OpTable, Span, Timings
+from tests.forecast.builders import Call, all_reduce, job, launch, rank, sync, wait_event
 
 
 def pair() -> Job:

@@ -1,10 +1,10 @@
 """Which step is shown, and what belongs to it."""
 
 import pytest
-from tests.forecast.builders import Call, Orphan, job, launch, rank
 
 from foretrace.forecast.steps import chosen_step, cut_to_step
 from foretrace.graph import ForetraceError, Graph, Job, Span
+from tests.forecast.builders import Call, Orphan, job, launch, rank
 
 
 def steps(*lengths: float) -> list[Span]:

@@ -1,10 +1,9 @@
 """Who holds the others back."""
 
-from tests.forecast.builders import Call, Runtime, all_reduce, job, launch, rank
-
 from foretrace.forecast.collectives import meetings
 from foretrace.forecast.stragglers import stragglers
 from foretrace.graph import Graph
+from tests.forecast.builders import Call, Runtime, all_reduce, job, launch, rank
 
 STEPS = range(1, 6)
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.forecast.builders import Call, Orphan, launch, rank
 
 from foretrace.forecast.host import host_segments
 from foretrace.forecast.totals import EARLIER, NO_OP, by_family, by_module, by_op, by_phase, own_time
 from foretrace.graph import Graph
 from foretrace.graph.tables import NODE
+from tests.forecast.builders import Call, Orphan, launch, rank
 
 
 def named(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:

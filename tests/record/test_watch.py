@@ -109,8 +109,9 @@ def test_watching_holds_no_gradient() -> None:
 
 
 def test_nothing_is_left_hooked_after_a_step() -> None:
-    from foretrace.record.optimizers import _listeners
     from torch.nn.modules import module
+
+    from foretrace.record.optimizers import _listeners
 
     before = (len(module._global_forward_hooks), len(_listeners), torch.cuda.Event.record, torch.cuda.synchronize)
     watched(example("dlrm"))

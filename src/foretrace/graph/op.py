@@ -29,7 +29,7 @@ class Constant(NamedTuple):
 
 
 Value: TypeAlias = (
-    "None | bool | int | float | str | Tensor | Constant | list[Value] | tuple[Value, ...] | dict[str, Value]"
+    "bool | int | float | str | Tensor | Constant | list[Value] | tuple[Value, ...] | dict[str, Value] | None"
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from foretrace.record.optimizers import listen
 
+
 class Boundaries:
     """Tells from the sequence of optimizer calls which ones end a step.
 

@@ -21,8 +21,8 @@ OPTIONAL = ("overload", "kwargs", "thread", "stream", "module", "node", "entered
 def to_lines(ops: Iterable[Op]) -> Iterator[str]:
     """One line of JSON per op.
 
-    >>> print(*to_lines([Op("aten::mm", (Tensor((2, 2), "float32", id=0),))]))
-    {"op": "aten::mm", "phase": "other", "args": [{"t": 0}], "new": [[[2, 2], "float32", "", null, 0, 0, -1, "strided"]]}
+    >>> print(*to_lines([Op("aten::mm", (Tensor((2,), "int8", id=0),))]))
+    {"op": "aten::mm", "phase": "other", "args": [{"t": 0}], "new": [[[2], "int8", "", null, 0, 0, -1, "strided"]]}
     """
     known: dict[Tensor, int] = {}
     for op in ops:

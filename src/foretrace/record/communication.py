@@ -11,10 +11,8 @@ import torch
 
 from foretrace.graph import Constant
 
-try:
-    from torch._C import _distributed_c10d as c10d
-except ImportError:  # a torch built without distributed
-    c10d = None
+c10d: Any = getattr(torch._C, "_distributed_c10d", None)
+"""The C++ side of torch.distributed; None in a torch built without it."""
 
 REDUCING = ("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base",
             "reduce_scatter_tensor_coalesced")  # fmt: skip

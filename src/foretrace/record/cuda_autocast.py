@@ -28,7 +28,7 @@ FULL = (
     "tan", "pow", "softplus", "layer_norm", "group_norm", "cosine_similarity", "poisson_nll_loss",
     "cosine_embedding_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
     "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
-    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "cross_entropy_loss", "dist",
+    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist",
     "cdist", "renorm", "logsumexp", "norm",
 )  # fmt: skip
 """What runs in float32."""
@@ -67,7 +67,23 @@ def casting_like_cuda(on_device: Callable[[torch.Tensor], bool]) -> Iterator[Non
                 # Python functions of F call one of the built-in ones further down.
                 if callable(original := getattr(home, name, None)) and not hasattr(original, "__code__"):
                     stack.enter_context(patch.object(home, name, _cast_first(original, cast), create=True))
+        entropy = torch._C._nn.cross_entropy_loss
+        stack.enter_context(patch.object(torch._C._nn, "cross_entropy_loss", _cross_entropy(entropy)))
         yield
+
+
+def _cross_entropy(original: Any) -> Any:
+    """Cross entropy takes the softmax in the type it is given, and only the loss in float32."""
+
+    def cross_entropy(
+        given: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignore: int, smoothing: float
+    ) -> Any:
+        if not torch.is_autocast_enabled("cuda") or smoothing or target.is_floating_point():
+            return original(given, target, weight, reduction, ignore, smoothing)
+        softened = torch.log_softmax(given, 0 if given.dim() == 1 else 1, dtype=given.dtype)
+        return torch._C._nn.nll_loss_nd(softened, target, weight, reduction, ignore)
+
+    return cross_entropy
 
 
 def _cast_first(function: Any, cast: Cast) -> Any:
@@ -113,8 +129,9 @@ class _Rules:
         def cast(value: Any) -> Any:
             return self._cast(value, dtype_of(value)) if isinstance(value, torch.Tensor) else value
 
-        # Nested functions must not cast a second time what was cast here: they find it done.
-        return tree_map(cast, args), tree_map(cast, kwargs)
+        # Autocast itself casts the last argument first.
+        keywords = {key: tree_map(cast, value) for key, value in reversed(kwargs.items())}
+        return tuple(tree_map(cast, value) for value in reversed(args))[::-1], keywords
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if tensor.dtype == dtype:

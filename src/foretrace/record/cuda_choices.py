@@ -47,7 +47,7 @@ def attention(
     half, size = query.dtype in (torch.float16, torch.bfloat16), query.size(-1)
     training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if attn_mask is None and half and size <= HEAD_SIZES_OF_CUDNN and size % 8 == 0:
-        return aten._scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
+        return aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, training, dropout_p, is_causal, False, scale=scale
         )[0]
     if attn_mask is None and half and size <= HEAD_SIZES_OF_FLASH:
@@ -56,7 +56,7 @@ def attention(
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
     if attn_mask is not None:
         attn_mask = attn_mask.expand(query.size(0), query.size(1), query.size(-2), key.size(-2))
-    return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
+    return aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, training, dropout_p, is_causal, scale=scale
     )[0]
 
@@ -83,8 +83,8 @@ def _batch_norm(original: Any) -> Any:
     ) -> torch.Tensor:  # fmt: skip
         """CuDNN's where it would be taken: trained, with weights, with statistics to update."""
         if not (cudnn and training and weight is not None and bias is not None and mean is not None):
-            return original(input, weight, bias, mean, var, training, momentum, eps, cudnn)  # type: ignore[no-any-return]
-        return aten.cudnn_batch_norm(  # type: ignore[no-any-return]
+            return original(input, weight, bias, mean, var, training, momentum, eps, cudnn)
+        return aten.cudnn_batch_norm(
             input.contiguous(memory_format=_memory_format(input)), weight, bias, mean, var, training, momentum, eps
         )[0]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -148,4 +147,4 @@ def _write(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     data = text.encode()
     temporary.write_bytes(gzip.compress(data, 6, mtime=0) if path.suffix == ".gz" else data)
-    os.replace(temporary, path)
+    temporary.replace(path)

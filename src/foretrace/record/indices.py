@@ -79,8 +79,7 @@ def _of_many_tables(ids: Any, offsets: Any, cumulated: Any, arguments: dict[str,
     bags = (offsets.numel() - 1) // tables
     starts, ends = offsets.cpu(), cumulated.cpu()
     return [
-        _count(ids[starts[t * bags] : starts[(t + 1) * bags]], int(ends[t + 1] - ends[t]), bags)
-        for t in range(tables)
+        _count(ids[starts[t * bags] : starts[(t + 1) * bags]], int(ends[t + 1] - ends[t]), bags) for t in range(tables)
     ]
 
 

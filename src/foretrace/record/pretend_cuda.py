@@ -81,7 +81,7 @@ class Labels:
 
     def of(self, tensor: torch.Tensor) -> str:
         """The device of a tensor; a CPU's where nothing was said."""
-        return self._labels.get(_holder(tensor), CPU)
+        return str(self._labels.get(_holder(tensor), CPU))
 
     def put(self, tensor: torch.Tensor, label: str) -> None:
         """Say it, unless it was said before."""

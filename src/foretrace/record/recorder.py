@@ -148,7 +148,7 @@ class Recorder:
         final = self.out / f"rank-{_rank()}"
         if final.exists():
             raise FileExistsError(f"{final} is there already")
-        os.replace(self._work, final)
+        self._work.replace(final)
         self.done = True
 
     def _facts(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reading a recording: the structure step's calls, with the times and kernels of the light profile, matched op by op."""
+"""Reading a recording: the structure step's calls at the times, and with the kernels, of the light profile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Jo
     folders = {int(found.name[5:]): found for found in path.glob("rank-*") if found.name[5:].isdigit()}
     chosen = sorted(set(folders) if ranks is None else set(folders) & set(ranks))
     if not chosen:
-        raise ForetraceError(f"{path} holds no rank{'' if ranks is None else ' of those asked for'}", "Record it again.")
+        raise ForetraceError(
+            f"{path} holds no rank{'' if ranks is None else ' of those asked for'}", "Record it again."
+        )
     profiles = {rank: profile for rank in chosen if (profile := _profile(folders[rank]))}
     step = _median_step(list(profiles.values()))
     graphs = [read_rank(folders[rank], profiles.get(rank), step) for rank in chosen]
@@ -51,7 +53,7 @@ def _profile(path: Path) -> Graph | None:
 
 
 def _median_step(profiles: list[Graph]) -> str:
-    """The profiled step of median length over all ranks; the first one pays for the profiler's start and is left out."""
+    """The profiled step of median length over all ranks, the first one left out: it pays for the profiler's start."""
     lengths: dict[str, float] = {}
     for profile in profiles:
         steps = sorted(profile.steps, key=lambda step: step.start)
@@ -140,8 +142,8 @@ def _owners(found: Ints, profile: Graph) -> Ints:
 def _launchers_without_owner(owner: Ints, profile: Graph) -> NDArray[np.intp]:
     """Rows of the profile that launch work and belong to no call of the structure."""
     launching = profile.calls.op[(profile.calls.kind == LAUNCH) & (profile.calls.op >= 0)]
-    rows = np.unique(launching)
-    return rows[_inherited(owner, profile.ops.parent)[rows] < 0].astype(np.intp)
+    rows: NDArray[np.intp] = np.unique(launching).astype(np.intp)
+    return rows[_inherited(owner, profile.ops.parent)[rows] < 0]
 
 
 def _inherited(owner: Ints, parents: Ints) -> Ints:
@@ -182,7 +184,8 @@ def _described(launchers: list[Op], compiled: Graph | None) -> list[Op]:
     """The ops with the arguments of those of the same name, in order, in an execution trace."""
     if compiled is None:
         return launchers
-    wanted, known = {op.name for op in launchers}, defaultdict(deque[Op])
+    wanted = {op.name for op in launchers}
+    known: defaultdict[str, deque[Op]] = defaultdict(deque)
     for row, code in enumerate(compiled.ops.name):
         if compiled.ops.names[code] in wanted:
             known[compiled.ops.names[code]].append(compiled.ops[row])
@@ -199,5 +202,3 @@ def _collectives(planned: list[Collective], kernel_op: Ints, place: Ints) -> lis
     kernel_of = {int(op): row for row, op in reversed(list(enumerate(kernel_op)))}
     moved = [(collective, int(place[collective.op])) for collective in planned]
     return [replace(c, op=row, kernel=kernel_of.get(row, -1)) for c, row in moved]
-
-

@@ -162,7 +162,7 @@ def finish(out: Path, parts: Path, reasons: list[str], facts: dict[str, Any]) ->
         )
     out.mkdir(parents=True, exist_ok=True)
     for rank in ranks:
-        os.replace(rank, out / rank.name)
+        rank.replace(out / rank.name)
     worlds = {files.read_rank(path)["world"] for path in out.glob("rank-*")}
     files.write_job(out, {"world": max(worlds), **facts})
     return out

@@ -12,6 +12,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from foretrace.graph import Constant, Value
 from foretrace.record.communication import c10d
@@ -83,7 +84,9 @@ def _patch(watch: Watch, owner: Any, attribute: str, name: str, describe: Descri
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = describe(*args, **kwargs)
+        # Inside a call (fake tensors being made, say) the watch is off the stack: that is no call of the step.
+        seen = watch in _get_current_dispatch_mode_stack()
+        arguments = describe(*args, **kwargs) if seen else None
         if arguments is not None:
             watch.note(name, "", (), {}).args = arguments
         return original(*args, **kwargs)

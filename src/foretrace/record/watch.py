@@ -127,7 +127,7 @@ class Watch(TorchDispatchMode):
             return Constant(NAMED[type(value)], str(value).removeprefix("torch."))
         for symbolic, plain in ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)):
             if isinstance(value, symbolic):
-                return plain(value)  # type: ignore[no-any-return]
+                return plain(value)
         if isinstance(value, complex):
             return Constant("complex", repr(value))
         if isinstance(value, torch.Generator):
@@ -153,10 +153,10 @@ def op_name(func: Any) -> tuple[str, str]:
     return schema.name, schema.overload_name or "default"
 
 
-def desugars(kind: type) -> bool:
+def desugars(kind: Any) -> bool:
     """Whether a tensor type answers calls by making others: DTensor, AsyncCollectiveTensor, and users' own."""
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return False
     if kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:
         return False
-    return not kind.__module__.startswith("torch._subclasses")
+    return not str(kind.__module__).startswith("torch._subclasses")

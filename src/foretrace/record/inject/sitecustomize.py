@@ -13,6 +13,7 @@ def _attach() -> None:
         spec = importlib.util.spec_from_file_location(
             "foretrace", package / "__init__.py", submodule_search_locations=[str(package)]
         )
+        assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules["foretrace"] = module
         spec.loader.exec_module(module)
@@ -26,7 +27,8 @@ def _give_way() -> None:
     try:
         importlib.import_module("sitecustomize")
     except ImportError:
-        sys.modules["sitecustomize"] = own
+        if own is not None:
+            sys.modules["sitecustomize"] = own
 
 
 try:
