@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import ExecutionTraceObserver
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -33,20 +33,25 @@ def watching_undoes_compilation() -> bool:
 
 
 class ExecutionTrace:
-    """One step under PyTorch's execution trace observer: names, grids and tensors of compiled kernels."""
+    """One step under PyTorch's execution trace observer: names and tensors of compiled kernels.
+
+    A profiler runs beside it: compiled kernels tell their arguments only while one is on.
+    """
 
     def __init__(self) -> None:
         handle, self._path = tempfile.mkstemp(suffix=".json")
         os.close(handle)
-        self._observer = ExecutionTraceObserver()
+        self._observer = ExecutionTraceObserver().register_callback(self._path)
+        self._profile: Any = profile(
+            activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=self._observer
+        )
 
     def __enter__(self) -> ExecutionTrace:
-        self._observer.register_callback(self._path)
-        self._observer.start()
+        self._profile.start()
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self._observer.stop()
+        self._profile.stop()
         self._observer.unregister_callback()
 
     def save(self, path: Path) -> None:

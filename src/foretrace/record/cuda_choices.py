@@ -81,8 +81,9 @@ def _batch_norm(original: Any) -> Any:
         input: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
         cudnn: bool,
     ) -> torch.Tensor:  # fmt: skip
-        """CuDNN's where it would be taken: trained, with weights, with statistics to update."""
-        if not (cudnn and training and weight is not None and bias is not None and mean is not None):
+        """CuDNN's where it would be taken: in training, with weights and statistics, and not in bf16."""
+        complete = weight is not None and bias is not None and mean is not None
+        if not (cudnn and training and complete and input.dtype != torch.bfloat16):
             return original(input, weight, bias, mean, var, training, momentum, eps, cudnn)
         return aten.cudnn_batch_norm(
             input.contiguous(memory_format=_memory_format(input)), weight, bias, mean, var, training, momentum, eps

@@ -62,6 +62,7 @@ class Recorder:
         self._last = 0.0
         self._work: Path | None = None
         self._groups: dict[str, tuple[int, ...]] = {}
+        self._peak: int | None = None
 
     def step(self) -> None:
         """A step of the job has ended (and the next one begins)."""
@@ -104,15 +105,23 @@ class Recorder:
             return
         if kind != BACK_TO_BACK or following != kind:
             _synchronize()
-        now = time.perf_counter()
-        self._times.setdefault(kind, []).append((now - self._last) * 1e3)
+        self._times.setdefault(kind, []).append((time.perf_counter() - self._last) * 1e3)
         if isinstance(self._watcher, LightProfile):
             self._watcher.step_ended()
-        if kind != following and self._watcher is not None:
+        if kind != following:
+            self._last_of(kind)
+        self._taken += 1
+
+    def _last_of(self, kind: str) -> None:
+        """The last step of its kind has ended."""
+        if kind == WARM_UP and torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+        if kind == BACK_TO_BACK and torch.cuda.is_initialized():
+            self._peak = torch.cuda.max_memory_allocated()
+        if self._watcher is not None:
             watcher, self._watcher = self._watcher, None
             watcher.__exit__(None, None, None)
             self._save(watcher)
-        self._taken += 1
 
     def _begin_step(self) -> None:
         kind = self._plan[self._taken]
@@ -175,7 +184,7 @@ class Recorder:
             "python": platform.python_version(),
             "host": socket.gethostname(),
             "script": Path(sys.argv[0]).name,
-            "peak_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+            "peak_memory_bytes": self._peak,
         }
 
 

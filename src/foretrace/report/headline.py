@@ -29,7 +29,10 @@ def _title(words: Words) -> str:
 
 def _lines(words: Words) -> Iterator[tuple[str, str, str]]:
     on_device = bool(words["device_span_ms"])
-    yield "step", spread(words["step_ms"].values()), _verdict(words)
+    if any(words["step_ms"].values()):
+        yield "step", spread(words["step_ms"].values()), _verdict(words)
+    else:
+        yield "step", "unknown", "the trace has no times: give the profiler trace of the same step beside it"
     if words["plain"].get("synced_ms"):
         yield "plain", spread([words["plain"]["synced_ms"]]), _plain(words)
     if on_device:

@@ -1,0 +1,29 @@
+"""Tables hold columns and make ops on demand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foretrace.graph import Op, OpTable, Tensor
+
+
+def test_an_op_comes_back_with_all_it_went_in_with() -> None:
+    op = Op("aten::mm", (Tensor((2, 3), "float32", id=4),), {"alpha": 0.5}, phase="backward", module="M.0", thread=3)
+    back = OpTable.of([op])[0]
+    assert (back.args, back.kwargs, back.phase, back.module, back.thread) == (op.args, op.kwargs, "backward", "M.0", 3)
+
+
+def test_changing_an_op_that_was_asked_for_leaves_the_table_alone() -> None:
+    table = OpTable.of([Op("aten::mm", phase="forward")])
+    table[0].phase = "optimizer"
+    assert table[0].phase == "forward"
+
+
+def test_picked_rows_still_know_their_arguments() -> None:
+    table = OpTable.of([Op("a", (1,)), Op("b", (2,)), Op("c", (3,))])
+    picked = table.rows(np.array([False, True, True]))
+    assert [(op.name, op.args) for op in picked] == [("b", (2,)), ("c", (3,))]
+
+
+def test_an_empty_table_has_no_rows() -> None:
+    assert len(OpTable.of([])) == len(OpTable.empty()) == 0
