@@ -3,7 +3,7 @@
 For each workload the kernels of a plain step are compared with those of the step while it is watched for structure,
 and with those that the recording holds; the calls seen are compared with the sketch of the same step.
 
-    python benchmarks/recorder_kernels.py --out results/ [WORKLOAD …]
+    python -m benchmarks.recorder_kernels [WORKLOAD …]
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def compare(name: str, out: Path) -> dict[str, Any]:
     gc.collect()
     torch.cuda.empty_cache()
     sketched = sketch(WORKLOADS[name], device="cuda")
-    calls, paper = ([op.name for op in g.ops if not op.name.startswith("cuda::")] for g in (graph, sketched))
+    calls, paper = ([op.name for op in g.ops if not op.is_side_call] for g in (graph, sketched))
     return {
         "workload": name,
         "kernels": plain.total(),

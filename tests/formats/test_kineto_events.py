@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from traces import Trace, training_step
 
-from foretrace.formats import kineto_crew, kineto_events
+from foretrace.formats import hands, kineto_crew, kineto_events
 from foretrace.formats.kineto import read_kineto
 from foretrace.graph import ForetraceError, Graph
 
@@ -127,7 +127,7 @@ def test_chunks_decoded_by_other_processes_are_the_same(tmp_path: Path, monkeypa
     whole = read(trace, tmp_path)
     small_chunks(monkeypatch)
     monkeypatch.setattr(kineto_crew, "ALONE", 1)
-    monkeypatch.setattr(kineto_crew, "_spare_cores", lambda: 2)
+    monkeypatch.setattr(kineto_crew, "usable_cores", lambda: 2)
     assert same(read_kineto(tmp_path / "trace.json"), whole)
 
 
@@ -137,8 +137,8 @@ def test_a_process_that_dies_costs_nothing_but_time(tmp_path: Path, monkeypatch:
     whole = read(trace, tmp_path)
     small_chunks(monkeypatch)
     monkeypatch.setattr(kineto_crew, "ALONE", 1)
-    monkeypatch.setattr(kineto_crew, "_spare_cores", lambda: 2)
-    monkeypatch.setattr(kineto_crew, "_work", lambda *_: os._exit(1))
+    monkeypatch.setattr(kineto_crew, "usable_cores", lambda: 2)
+    monkeypatch.setattr(hands, "_serve", lambda *_: os._exit(1))
     assert same(read_kineto(tmp_path / "trace.json"), whole)
 
 
@@ -148,7 +148,7 @@ def test_a_broken_event_is_named_whoever_decodes_it(tmp_path: Path, monkeypatch:
     trace.events[200]["dur"] = -1
     small_chunks(monkeypatch)
     monkeypatch.setattr(kineto_crew, "ALONE", 1)
-    monkeypatch.setattr(kineto_crew, "_spare_cores", lambda: 2)
+    monkeypatch.setattr(kineto_crew, "usable_cores", lambda: 2)
     assert repr(trace.events[200]["name"]) in complaint(trace.text(), tmp_path)
 
 

@@ -11,8 +11,6 @@ from foretrace.graph import Constant, Op, Tensor
 from foretrace.record.codec import from_lines, to_lines
 from foretrace.record.watch import Watch
 
-SIDE_CALLS = ("cuda::", "storage::", "c10d::wait")
-
 
 class Snapshots(Watch):
     """A watch that also keeps the bytes that were there before the step."""
@@ -52,7 +50,7 @@ class Reexecution:
     def run(self, ops: list[Op]) -> None:
         with torch.no_grad():
             for op in ops:
-                if not op.name.startswith(SIDE_CALLS):
+                if not op.is_side_call:
                     self._call(op)
 
     def _call(self, op: Op) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.formats.again import Again
 from foretrace.formats.chakra_entries import Entries, Entry, read_entries
 from foretrace.formats.chakra_schema import COLLECTIVES, COMM_RECV_NODE, COMM_SEND_NODE, METADATA_NODE
 from foretrace.formats.collector import no_collector
@@ -232,6 +233,9 @@ class _Arguments:
 
     def __init__(self, path: Path, entries: list[Entry]) -> None:
         self._path, self._entries = path, entries
+
+    def __reduce__(self) -> tuple[type[Again], tuple[Callable[[Path], Graph], Path]]:
+        return Again, (read_chakra, self._path.absolute())
 
     def __call__(self, row: int) -> Op:
         entry = self._entries[row]

@@ -5,7 +5,7 @@ Nodes are written as ops end; their ids count up as ops start. Arguments stay un
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
+from foretrace.formats.again import Again
 from foretrace.formats.collector import no_collector
 from foretrace.formats.execution_groups import collectives_of, largest_group, process_groups, rank_in
 from foretrace.formats.execution_nodes import Node, read_nodes
@@ -136,6 +137,9 @@ class _Details:
         self._path, self._nodes, self._lifetimes = path, nodes, lifetimes
         self._parent = parent
 
+    def __reduce__(self) -> tuple[type[Again], tuple[Callable[[Path], Graph], Path]]:
+        return Again, (read_execution_trace, self._path.absolute())
+
     @cached_property
     def _last_inside(self) -> list[int]:
         last = list(range(len(self._nodes)))
@@ -196,7 +200,8 @@ _text_list = msgspec.json.Decoder(list[str])
 def _values(values: list[object], shapes: Raw, types: Raw, strides: Raw, schema: str, storage: Naming) -> list[Value]:
     count = len(values)
     shape_list, kinds = _any_list.decode(shapes), _text_list.decode(types)
-    stride_list = msgspec.json.decode(strides) or [None] * count
+    stride_list = msgspec.json.decode(strides) or []
+    stride_list += [None] * (count - len(stride_list))  # of compiled kernels the trace leaves out the last one
     if not len(shape_list) == len(kinds) == len(stride_list) == count:
         raise ValueError("lists of different lengths")
     parameters = signature(schema).parameters if schema else ()

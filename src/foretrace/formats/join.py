@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -102,13 +102,22 @@ def _with_arguments(structure: OpTable, profile: OpTable, found: Sequence[Ints])
         above = np.where(structure.parent >= 0, rows[structure.parent], -1)
         nested = (rows >= 0) & (above >= 0) & (above < rows)
         parent[rows[nested]] = above[nested]
-
-    def detail(row: int) -> Op:
-        return structure[of_profile[row]] if of_profile[row] >= 0 else profile[row]
-
-    joined = profile.rows(np.ones(len(profile), bool))
-    joined.source, joined.detail, joined.parent = np.arange(len(profile), dtype=np.int32), detail, parent
+    joined = replace(profile, parent=parent, source=np.arange(len(profile), dtype=np.int32))
+    joined.detail = _Either(structure, profile, of_profile)
     return joined
+
+
+@dataclass
+class _Either:
+    """Makes the op of a row: the structure's where there is one, else the profile's."""
+
+    structure: OpTable
+    profile: OpTable
+    of_profile: Ints
+
+    def __call__(self, row: int) -> Op:
+        matched = self.of_profile[row]
+        return self.structure[matched] if matched >= 0 else self.profile[row]
 
 
 def _storages(storages: dict[int, Storage], found: Ints) -> dict[int, Storage]:

@@ -12,7 +12,10 @@ from pathlib import Path
 
 from foretrace.formats.clock import EPOCH_FROM_NS, on_one_clock
 from foretrace.formats.files import pieces
+from foretrace.formats.hands import shared_out
 from foretrace.formats.kineto import NO_SHAPES, read_kineto
+from foretrace.formats.kineto_crew import ALONE
+from foretrace.formats.kineto_events import CHUNK
 from foretrace.graph import ForetraceError, Graph, Job
 
 PROFILE, EXECUTION, CHAKRA = "profiler trace", "execution trace", "Chakra trace"
@@ -25,6 +28,8 @@ _CHAKRA_START = re.compile(
 _SUFFIXES = (".json", ".json.gz", ".et", ".et.gz", ".chakra", ".chakra.gz")
 _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
 _NUMBER = re.compile(r"[-_.](\d{1,6})(?:\.[a-z]+)*$", re.I)
+USUAL_RATIO = 15
+"""How many times a trace shrinks when gzipped."""
 CLOCKS_DIFFER_S = 60.0
 """No two hosts of a job have clocks further apart than this."""
 
@@ -45,10 +50,8 @@ def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None
     """
     asked = [Path(path) for path in ([paths] if isinstance(paths, (Path, str)) else paths)]
     source = str(asked[0]) if len(asked) == 1 else f"{asked[0]} and {len(asked) - 1} more"
-    graphs = []
-    for rank in _by_rank(_traces(source, [file for path in asked for file in _files(path)])):
-        if ranks is None or rank.number is None or rank.number in ranks:
-            graphs.append(_graph(rank))
+    found = _by_rank(_traces(source, [file for path in asked for file in _files(path)]))
+    graphs = _graphs([rank for rank in found if ranks is None or rank.number is None or rank.number in ranks])
     graphs = sorted((g for g in graphs if ranks is None or g.rank in ranks), key=lambda graph: graph.rank)
     if not graphs:
         raise ForetraceError(f"{source} holds no trace of rank {_few(sorted(ranks or ()))}", "Ask for other ranks.")
@@ -138,6 +141,18 @@ def rank_in_name(path: Path, alone: bool = False) -> int | None:
     if not found and not alone:
         found = _NUMBER.search(path.name)
     return int(found[1]) if found else None
+
+
+def _graphs(ranks: list[_Rank]) -> list[Graph]:
+    """Small files are read several at once; large ones one by one, since each of them keeps all cores busy."""
+    if any(_unpacked_bytes(file) > ALONE * CHUNK for rank in ranks for file in rank.files.values()):
+        return [_graph(rank) for rank in ranks]
+    return shared_out(_graph, ranks)
+
+
+def _unpacked_bytes(path: Path) -> int:
+    """About how many."""
+    return path.stat().st_size * (USUAL_RATIO if path.suffix == ".gz" else 1)
 
 
 def _graph(rank: _Rank) -> Graph:

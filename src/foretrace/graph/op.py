@@ -11,6 +11,9 @@ from foretrace.graph.tensor import Tensor
 PHASES = ("forward", "backward", "optimizer", "other")
 """The parts of a step an op can belong to; tables store the position in this tuple."""
 
+SIDE_CALLS = ("cuda::", "storage::", "c10d::wait")
+"""How the names of calls begin that steer streams, memory or works without passing the dispatcher."""
+
 NAN = float("nan")
 
 
@@ -66,6 +69,15 @@ class Op:
     def tensors(self) -> list[Tensor]:
         """Every tensor among the arguments, in order, lists and keywords included."""
         return [t for value in (*self.args, *self.kwargs.values()) for t in tensors_in(value)]
+
+    @property
+    def is_side_call(self) -> bool:
+        """Whether it steers a stream, a storage or a work without passing the dispatcher.
+
+        >>> Op("cuda::event_record").is_side_call
+        True
+        """
+        return self.name.startswith(SIDE_CALLS)
 
     @property
     def produced(self) -> list[Tensor]:

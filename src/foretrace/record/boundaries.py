@@ -7,7 +7,6 @@ Gradient accumulation needs nothing: the optimizer is called once for all micro-
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,31 +14,48 @@ from foretrace.record.optimizers import listen
 
 
 class Boundaries:
-    """Tells from the sequence of optimizer calls which ones end a step.
+    """Learns from the sequence of optimizer calls which optimizer ends a step.
+
+    The one that came last is taken for it, until another turns out to be called less often. One that is no longer
+    called at all changes nothing.
 
     >>> boundaries = Boundaries()
-    >>> [boundaries.ends_step(who) for who in ["critic", "critic", "generator"] * 3][-3:]
-    [False, False, True]
+    >>> [boundaries.learn(who) for who in ["critic", "critic", "generator"] * 2]
+    [True, False, True, False, False, False]
+    >>> boundaries.last
+    'generator'
     """
 
     def __init__(self) -> None:
-        self._calls: Counter[object] = Counter()
+        self.last: object = None
+        """The optimizer whose call is the last one of a step."""
+        self._steps_since: dict[object, int] = {}
+        """How many steps ended since each optimizer was called."""
 
-    def ends_step(self, optimizer: object) -> bool:
-        """Whether the call that this optimizer just finished ends a step."""
-        self._calls[optimizer] += 1
-        fewest = min(self._calls.values())
-        # Those called equally often differ by one while a round is not over; the last of a round ends the step.
-        rare = [who for who, count in self._calls.items() if count <= fewest + 1]
-        return optimizer == rare[-1]
+    def learn(self, optimizer: object) -> bool:
+        """Note a call. Tells whether it shows that what was taken for steps so far were none."""
+        if optimizer == self.last:
+            self._steps_since = {who: count + 1 for who, count in self._steps_since.items()}
+        less_often = optimizer not in self._steps_since or self._steps_since[optimizer] > 1
+        changed = optimizer != self.last and less_often
+        if changed:
+            self.last = optimizer
+            self._steps_since = dict.fromkeys(self._steps_since, 0)
+        self._steps_since[optimizer] = 0
+        return changed
 
 
-def on_step_end(callback: Callable[[], None]) -> Callable[[], None]:
-    """Call back at the end of each training step of the process. Returns what ends it."""
+def on_step_end(ended: Callable[[], None], start_over: Callable[[], None]) -> Callable[[], None]:
+    """Call back at the end of each training step of the process. Returns what ends it.
+
+    ``start_over`` is called before the end of the first step, and again where earlier ones turn out to be parts of one.
+    """
     boundaries = Boundaries()
 
     def after(optimizer: Any) -> None:
-        if boundaries.ends_step(id(optimizer)):
-            callback()
+        if boundaries.learn(id(optimizer)):
+            start_over()
+        if boundaries.last == id(optimizer):
+            ended()
 
     return listen(after)

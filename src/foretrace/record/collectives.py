@@ -26,7 +26,8 @@ def collectives_of(ops: Sequence[Op], groups: dict[str, tuple[int, ...]]) -> lis
         kind = collective_kind(op.name) if op.name.startswith(NAMESPACES) else ""
         if kind:
             group = _group(op)
-            tensors = _sized(op, kind)
+            ranks = tuple(groups.get(group, ()))
+            tensors = _sized(op, kind, len(ranks))
             found.append(
                 Collective(
                     kind=kind,
@@ -34,7 +35,7 @@ def collectives_of(ops: Sequence[Op], groups: dict[str, tuple[int, ...]]) -> lis
                     nbytes=sum(t.nbytes for t in tensors),
                     kernel=-1,
                     op=row,
-                    ranks=tuple(groups.get(group, ())),
+                    ranks=ranks,
                     dtype=tensors[0].dtype if tensors else "",
                 )
             )
@@ -47,8 +48,12 @@ def _group(op: Op) -> str:
     return named[0] if named else texts[-1] if texts else ""
 
 
-def _sized(op: Op, kind: str) -> list[Tensor]:
+def _sized(op: Op, kind: str, ranks: int) -> list[Tensor]:
     """The tensors whose bytes are the collective's size."""
+    if op.name.startswith("c10d::") and kind in ("gather", "scatter"):
+        outputs, inputs = (list(tensors_in(value)) for value in op.args[:2])
+        whole, part = (outputs, inputs) if kind == "gather" else (inputs, outputs)
+        return whole or part * ranks  # only the root has the whole
     if op.name.startswith("c10d::") and len(op.args) > 1 and list(tensors_in(op.args[1])):
         # In place: (outputs, inputs, …)
         return list(tensors_in(op.args[0 if kind in BY_OUTPUT else 1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -13,10 +13,6 @@ from foretrace.graph import Constant
 
 c10d: Any = getattr(torch._C, "_distributed_c10d", None)
 """The C++ side of torch.distributed; None in a torch built without it."""
-
-REDUCING = ("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base",
-            "reduce_scatter_tensor_coalesced")  # fmt: skip
-"""Methods of a process group whose options name a reduction."""
 
 
 class Communication:
@@ -56,6 +52,12 @@ class Communication:
             self.groups[name] = tuple(dist.get_process_group_ranks(group))
         return Constant("group", name)
 
+    def named(self, arguments: Sequence[Any]) -> None:
+        """Keep the members of the group that a functional collective names, in plain text, as its last argument."""
+        name = next((value for value in reversed(arguments) if isinstance(value, str)), None)
+        if name is not None and name not in self.groups:
+            self.group(c10d._resolve_process_group(name))
+
     def waited(self, work: object) -> Constant | None:
         """The number of a work that is being waited for; None for one this step did not issue."""
         known = self._works.pop(id(work), None)
@@ -67,7 +69,8 @@ class Communication:
         if c10d is None:
             yield
             return
-        original = {name: getattr(c10d.ProcessGroup, name) for name in REDUCING if hasattr(c10d.ProcessGroup, name)}
+        # New releases add new names: reduce_scatter_single is _reduce_scatter_base of old.
+        original = {name: getattr(c10d.ProcessGroup, name) for name in dir(c10d.ProcessGroup) if "reduce" in name}
         for name, method in original.items():
             setattr(c10d.ProcessGroup, name, self._noting(method))
         try:

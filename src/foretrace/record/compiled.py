@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from foretrace.record.profile import OurProfile
 
 
 def something_is_compiled() -> bool:
@@ -39,10 +40,10 @@ class ExecutionTrace:
     """
 
     def __init__(self) -> None:
-        handle, self._path = tempfile.mkstemp(suffix=".json")
-        os.close(handle)
-        self._observer = ExecutionTraceObserver().register_callback(self._path)
-        self._profile: Any = profile(
+        self._folder = tempfile.TemporaryDirectory()
+        self._path = Path(self._folder.name) / "et.json"
+        self._observer = ExecutionTraceObserver().register_callback(str(self._path))
+        self._profile = OurProfile(
             activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=self._observer
         )
 
@@ -51,10 +52,12 @@ class ExecutionTrace:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self._profile.stop()
-        self._observer.unregister_callback()
+        try:
+            self._profile.stop()
+        finally:
+            self._observer.unregister_callback()
 
     def save(self, path: Path) -> None:
         """Write the trace, gzipped."""
-        path.write_bytes(gzip.compress(Path(self._path).read_bytes()))
-        Path(self._path).unlink()
+        path.write_bytes(gzip.compress(self._path.read_bytes()))
+        self._folder.cleanup()

@@ -10,17 +10,32 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foretrace import __version__
-from foretrace.graph import ForetraceError, Graph, Indices, Op, Storage
-from foretrace.record.codec import from_lines, to_lines
+from foretrace.graph import ForetraceError, Indices, Op, Storage, Timings
+from foretrace.record.codec import DAMAGE, from_lines, to_lines
 
 VERSION = 1
+MOST_RANKS = 1 << 20
 RANK, OPS, STORAGES, INDICES = "rank.json", "ops.jsonl.gz", "storages.json.gz", "indices.json"
 PROFILE, EXECUTION_TRACE, JOB = "profile.json.gz", "et.json.gz", "job.json"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What is known of a rank besides its ops."""
+
+    rank: int
+    world: int
+    device: str
+    groups: dict[str, tuple[int, ...]]
+    plain: Timings
+    slowdown: float
 
 
 def write_structure(folder: Path, ops: Iterable[Op], storages: dict[int, Storage]) -> None:
@@ -28,7 +43,7 @@ def write_structure(folder: Path, ops: Iterable[Op], storages: dict[int, Storage
 
     >>> import tempfile; folder = Path(tempfile.mkdtemp())
     >>> write_structure(folder, [Op("aten::relu")], {0: Storage(0, 64, "cpu", birth=0)})
-    >>> read_ops(folder)[0].name, read_storages(folder)[0].nbytes
+    >>> read_ops(folder)[0].name, read_storages(folder, 1)[0].nbytes
     ('aten::relu', 64)
     """
     _write(folder / OPS, "".join(line + "\n" for line in to_lines(ops)))
@@ -63,9 +78,17 @@ def read_ops(folder: Path) -> list[Op]:
     return from_lines(_read(path).splitlines(), str(path))
 
 
-def read_storages(folder: Path) -> dict[int, Storage]:
-    """The storages its ops touch, by id."""
-    return {int(row[0]): Storage(*row) for row in _rows(folder / STORAGES, list)}
+def read_storages(folder: Path, calls: int) -> dict[int, Storage]:
+    """The storages that so many calls touch, by id."""
+    with _read_soundly(folder / STORAGES) as rows:
+        return {storage.id: storage for storage in (_storage(row, calls) for row in rows)}
+
+
+def _storage(row: Any, calls: int) -> Storage:
+    number, nbytes, device, birth, death = row
+    if not (-1 <= birth < calls and -1 <= death <= calls):
+        raise ValueError(f"storage {number} lives from call {birth} to {death} of {calls}")
+    return Storage(int(number), int(nbytes), str(device), int(birth), int(death))
 
 
 def read_indices(folder: Path, ops: list[Op]) -> list[Indices]:
@@ -76,22 +99,37 @@ def read_indices(folder: Path, ops: list[Op]) -> list[Indices]:
     for row, op in enumerate(ops):
         places.setdefault(op.name, []).append(row)
     found = []
-    for entry in _rows(folder / INDICES, dict):
-        of_name = places.get(entry["op"], [])
-        row = of_name[entry["nth"]] if entry["nth"] < len(of_name) else -1
-        numbers = {key: int(entry[key]) for key in ("rows", "count", "unique", "bags")}
-        found.append(Indices(op=row, reuse=tuple(entry["reuse"]), **numbers))
+    with _read_soundly(folder / INDICES) as entries:
+        for entry in entries:
+            of_name, nth = places.get(entry["op"], []), entry["nth"]
+            row = of_name[nth] if 0 <= nth < len(of_name) else -1
+            numbers = {key: int(entry[key]) for key in ("rows", "count", "unique", "bags")}
+            found.append(Indices(op=row, reuse=tuple(int(n) for n in entry["reuse"]), **numbers))
     return found
 
 
-def read_rank(folder: Path) -> dict[str, Any]:
+def read_rank(folder: Path) -> Rank:
     """What is known of a rank."""
-    return _versioned(folder / RANK)
+    with _read_soundly(folder / RANK) as facts:
+        _check_version(facts, folder / RANK)
+        timings = ([float(ms) for ms in facts[name]] for name in ("synced_ms", "back_to_back_ms"))
+        return Rank(
+            rank=int(facts["rank"]),
+            world=int(facts["world"]),
+            device=str(facts["device"]),
+            groups={name: tuple(int(member) for member in members) for name, members in facts["groups"].items()},
+            plain=Timings(*map(tuple, timings)),
+            slowdown=float(facts["slowdown"]["profile"] or 1.0),
+        )
 
 
-def read_job(folder: Path) -> dict[str, Any]:
-    """How a recording was made."""
-    return _versioned(folder / JOB)
+def read_world(folder: Path) -> int:
+    """How many ranks a recorded job ran on."""
+    with _read_soundly(folder / JOB) as facts:
+        _check_version(facts, folder / JOB)
+        if not 0 < facts["world"] <= MOST_RANKS:
+            raise ValueError(f"a job of {facts['world']} ranks")
+        return int(facts["world"])
 
 
 def is_recording(path: Path) -> bool:
@@ -103,38 +141,22 @@ def is_recording(path: Path) -> bool:
     return (path / JOB).is_file()
 
 
-def structure_of(folder: Path) -> Graph:
-    """A rank's structure step as a graph without times."""
-    from foretrace.graph import OpTable
-
-    ops = read_ops(folder)
-    return Graph(ops=OpTable.of(ops), storages=read_storages(folder), indices=read_indices(folder, ops))
-
-
-def _versioned(path: Path) -> dict[str, Any]:
-    facts = _json(path)
-    if not isinstance(facts, dict) or "version" not in facts:
-        raise ForetraceError(f"{path} is not a file of a recording", "Record the job again.")
+def _check_version(facts: Any, path: Path) -> None:
     if facts["version"] != VERSION:
         raise ForetraceError(
             f"{path} is of format version {facts['version']}, this Foretrace reads version {VERSION}",
             "Read it with the Foretrace that made it, or record the job again.",
         )
-    return facts
 
 
-def _rows(path: Path, kind: type) -> list[Any]:
-    rows = _json(path)
-    if not isinstance(rows, list) or not all(isinstance(row, kind) for row in rows):
-        raise ForetraceError(f"{path} does not hold what it should", "Record the job again.")
-    return rows
-
-
-def _json(path: Path) -> Any:
+@contextmanager
+def _read_soundly(path: Path) -> Iterator[Any]:
+    """What a file of JSON holds; says which file it was where it does not hold what it should."""
     try:
-        return json.loads(_read(path))
-    except ValueError as error:
-        raise ForetraceError(f"{path} is damaged ({error})", "Record the job again.") from None
+        yield json.loads(_read(path))
+    except DAMAGE as error:
+        what = f"{path} does not hold what it should ({type(error).__name__}: {error})"
+        raise ForetraceError(what, "Restore it, or record the job again.") from None
 
 
 def _read(path: Path) -> str:

@@ -6,6 +6,7 @@ Taken in a step of its own, since counting costs device work that the recorded s
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -43,8 +44,9 @@ class IndexWatch(TorchDispatchMode):
             return NotImplemented
         name, _ = op_name(func)
         if any(part in name for part in LOOKUPS) and "backward" not in name:
-            named = dict(zip((a.name for a in func._schema.arguments), args)) | (kwargs or {})
-            self.seen += [(name, self._called[name], found) for found in statistics(named)]
+            with suppress(Exception):  # an op of others may mean something else by the same words
+                named = dict(zip((a.name for a in func._schema.arguments), args)) | (kwargs or {})
+                self.seen += [(name, self._called[name], found) for found in statistics(named)]
         self._called[name] += 1
         return func(*args, **(kwargs or {}))
 
@@ -77,10 +79,10 @@ def _of_many_tables(ids: Any, offsets: Any, cumulated: Any, arguments: dict[str,
     dims = arguments["D_offsets"]
     tables = dims.numel() - 1
     bags = (offsets.numel() - 1) // tables
-    starts, ends = offsets.cpu(), cumulated.cpu()
-    return [
-        _count(ids[starts[t * bags] : starts[(t + 1) * bags]], int(ends[t + 1] - ends[t]), bags) for t in range(tables)
-    ]
+    starts, firsts = offsets.cpu(), cumulated.tolist()
+    # Features that share a table begin at the same row; a table ends where the next one begins.
+    rows = [min(later for later in firsts if later > first) - first for first in firsts[:tables]]
+    return [_count(ids[starts[t * bags] : starts[(t + 1) * bags]], rows[t], bags) for t in range(tables)]
 
 
 def _count(ids: torch.Tensor, rows: int, bags: int) -> Indices:

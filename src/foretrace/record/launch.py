@@ -6,26 +6,17 @@ then listens to the optimizers. It reaches every process the command starts, tor
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from foretrace.graph import ForetraceError
-from foretrace.record.schedule import Schedule
-from foretrace.record.session import finish, open_session, prepare, why_unfinished
-
-ORDERS = "FORETRACE_RECORD"
-"""Environment variable that tells a process what to record."""
+from foretrace.record.attach import ORDERS
+from foretrace.record.session import finish, prepare
 
 
 def launch(
@@ -55,64 +46,10 @@ def launch(
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
     try:
-        return subprocess.run(command, env=environment, check=False).returncode
+        job = subprocess.Popen(command, env=environment)
     except OSError as error:
         raise ForetraceError(f"{command[0]} can't be run ({error.strerror})", "Check the command after --.") from None
-
-
-def attach() -> None:
-    """In a process of the recorded job: record it as soon as it imports torch."""
-    orders = json.loads(os.environ[ORDERS])
-    if "torch" in sys.modules:
-        _begin(orders)
-    else:
-        sys.meta_path.insert(0, _AfterTorch(orders))
-
-
-def _begin(orders: dict[str, Any]) -> None:
-    schedule = Schedule(orders["warmup"], orders["plain"], orders["profile"])
-    session = open_session(Path(orders["out"]), schedule, _stop if orders["stop"] else lambda: None)
-
-    def leaving() -> None:
-        started = session.recorder.missing_steps < len(schedule.steps)
-        why = why_unfinished(session.recorder)
-        if why and started and Path(orders["out"]).is_dir():
-            (Path(orders["out"]) / f"{os.getpid()}.unfinished").write_text(why)
-
-    atexit.register(leaving)
-
-
-def _stop() -> None:
-    print("foretrace: recorded, ending the job as asked", file=sys.stderr)
-    raise SystemExit(0)
-
-
-class _AfterTorch(MetaPathFinder):
-    """Lets torch be imported as usual and begins to record right after."""
-
-    def __init__(self, orders: dict[str, Any]) -> None:
-        self._orders = orders
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec("torch")
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Beginning(spec.loader, self._orders)
-        return spec
-
-
-class _Beginning(Loader):
-    def __init__(self, loader: Loader, orders: dict[str, Any]) -> None:
-        self._loader, self._orders = loader, orders
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _begin(self._orders)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+    while job.returncode is None:
+        with suppress(KeyboardInterrupt):  # the job got it too, and may want to save something before it ends
+            job.wait()
+    return job.returncode if job.returncode >= 0 else 128 - job.returncode  # a signal, as shells tell it

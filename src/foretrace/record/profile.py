@@ -4,29 +4,78 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
+STARTS = ("_prepare_profiler", "_enable_profiler")
+"""What every profiler of PyTorch calls first."""
+ADVICE = ": turn it off, or record with --profile 0"
 
-class LightProfile:
-    """PyTorch's profiler with neither shapes nor stacks; each step stands in it as ``ProfilerStep#N``."""
+
+class OurProfile:
+    """PyTorch's profiler, which crashes where two use it at once: the job's own goes first."""
+
+    def __init__(self, **options: Any) -> None:
+        self._profile: Any = profile(**options)
+        self._patches = [patch.object(profiler, name, self._giving_way(name)) for name in STARTS]
+        self._running = False
+
+    def start(self) -> None:
+        """Begin, unless the job is profiling itself."""
+        if torch.autograd._profiler_enabled():
+            raise RuntimeError(f"the job runs a profiler of its own{ADVICE}")
+        self._profile.start()
+        self._running = True
+        for patched in self._patches:
+            patched.start()
+
+    def stop(self) -> None:
+        """End; raises where the job has begun to profile itself since."""
+        if not self._running:
+            raise RuntimeError(f"the job started a profiler of its own{ADVICE}")
+        self._stop()
+
+    def save(self, path: Path) -> None:
+        """Write the trace, gzipped."""
+        self._profile.export_chrome_trace(str(path))
+
+    def _stop(self) -> None:
+        self._running = False
+        for patched in self._patches:
+            patched.stop()
+        self._profile.stop()
+
+    def _giving_way(self, name: str) -> Any:
+        original = getattr(profiler, name)
+
+        def start(*args: Any, **kwargs: Any) -> Any:
+            self._stop()
+            return original(*args, **kwargs)
+
+        return start
+
+
+class LightProfile(OurProfile):
+    """Neither shapes nor stacks; each step stands in it as ``ProfilerStep#N``."""
 
     def __init__(self) -> None:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._profile: Any = profile(activities=activities)
+        super().__init__(activities=activities)
         self._step: Any = None
         self._count = 0
 
     def __enter__(self) -> LightProfile:
-        self._profile.start()
+        self.start()
         return self
 
     def __exit__(self, *failure: object) -> None:
         self.step_ended()
-        self._profile.stop()
+        self.stop()
 
     def step_begins(self) -> None:
         """Open the annotation of the next step."""
@@ -39,7 +88,3 @@ class LightProfile:
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
-
-    def save(self, path: Path) -> None:
-        """Write the trace, gzipped."""
-        self._profile.export_chrome_trace(str(path))

@@ -13,12 +13,13 @@ import socket
 import sys
 import time
 import warnings
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from foretrace.record import folder as files
 from foretrace.record.compiled import ExecutionTrace, something_is_compiled, watching_undoes_compilation
@@ -48,15 +49,16 @@ WATCHERS: dict[str, Any] = {
 class Recorder:
     """Records one rank into ``out/rank-N``.
 
-    Call `step` at the end of each step of the job. The first call opens the first step.
+    Call `step` at the end of each step of the job.
     """
 
-    def __init__(self, out: Path, schedule: Schedule | None = None) -> None:
+    def __init__(self, out: Path, schedule: Schedule) -> None:
         self.out = out
         self.done = False
         self.failed = ""
-        self._plan = (schedule or Schedule()).steps
-        self._taken = -1
+        self._schedule = schedule
+        self._plan = schedule.steps
+        self._taken = 0
         self._times: dict[str, list[float]] = {}
         self._watcher: AbstractContextManager[Any] | None = None
         self._last = 0.0
@@ -82,22 +84,31 @@ class Recorder:
     @property
     def missing_steps(self) -> int:
         """How many more steps of the job it would take to finish."""
-        return 0 if self.done else len(self._plan) - max(self._taken, 0)
+        return 0 if self.done else len(self._plan) - self._taken
+
+    def start_over(self) -> None:
+        """What was taken for steps were none: forget them."""
+        self.let_go()
+        self._plan, self._taken, self._times = self._schedule.steps, 0, {}
 
     def abandon(self, why: str) -> None:
-        """Let go of the job, leave nothing behind, and say why."""
+        """Let go of the job and say why."""
         self.done, self.failed = True, why
-        if self._watcher is not None:
-            self._watcher.__exit__(None, None, None)
-            self._watcher = None
+        self.let_go()
+        with suppress(Warning):  # where warnings are errors
+            warnings.warn(f"foretrace could not record this step, training goes on ({why})", stacklevel=3)
+
+    def let_go(self) -> None:
+        """Take the hands off the job and leave nothing behind."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            with suppress(Exception):  # what it saw is not wanted any more
+                watcher.__exit__(None, None, None)
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
-        warnings.warn(f"foretrace could not record this step, training goes on ({why})", stacklevel=3)
+            self._work = None
 
     def _end_step(self) -> None:
-        if self._taken < 0:
-            self._taken = 0
-            return
         kind = self._plan[self._taken]
         following = self._plan[self._taken + 1] if self._taken + 1 < len(self._plan) else ""
         if kind == following == WARM_UP:
@@ -126,8 +137,9 @@ class Recorder:
     def _begin_step(self) -> None:
         kind = self._plan[self._taken]
         if self._watcher is None and kind in WATCHERS:
-            self._watcher = WATCHERS[kind]()
-            self._watcher.__enter__()
+            watcher = WATCHERS[kind]()
+            watcher.__enter__()
+            self._watcher = watcher
         if isinstance(self._watcher, LightProfile):
             self._watcher.step_begins()
         self._last = time.perf_counter()
@@ -136,7 +148,7 @@ class Recorder:
         """Write what a watcher saw into the rank's working folder."""
         if self._work is None:
             self._work = self.out / f".rank-{_rank()}.{os.getpid()}.partial"
-            self._work.mkdir(parents=True)
+            self._work.mkdir()
         if isinstance(watcher, LightProfile):
             watcher.save(self._work / files.PROFILE)
             if something_is_compiled():
@@ -194,8 +206,12 @@ def _synchronize() -> None:
 
 
 def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    return dist.get_rank() if _distributed() else int(os.environ.get("RANK", "0"))
 
 
 def _world() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return dist.get_world_size() if _distributed() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _distributed() -> bool:
+    return bool(dist.is_available() and dist.is_initialized())

@@ -14,7 +14,7 @@ from foretrace.formats.clock import on_one_clock
 from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.formats.kineto import read_kineto
 from foretrace.formats.matching import match
-from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Timings
+from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Storage
 from foretrace.graph.tables import LAUNCH, Ints
 from foretrace.record import folder as files
 from foretrace.record.collectives import collectives_of
@@ -31,8 +31,8 @@ def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Jo
         Read only these; all where it is left out.
     """
     path = Path(path)
-    facts = files.read_job(path)
-    folders = {int(found.name[5:]): found for found in path.glob("rank-*") if found.name[5:].isdigit()}
+    world = files.read_world(path)
+    folders = {int(found.name[5:]): found for found in path.glob("rank-*") if found.name[5:].isdecimal()}
     chosen = sorted(set(folders) if ranks is None else set(folders) & set(ranks))
     if not chosen:
         raise ForetraceError(
@@ -42,7 +42,7 @@ def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Jo
     step = _median_step(list(profiles.values()))
     graphs = [read_rank(folders[rank], profiles.get(rank), step) for rank in chosen]
     for graph in graphs:
-        graph.world = int(facts["world"])
+        graph.world = world
     graphs, notes = on_one_clock(graphs)
     return Job(graphs, str(path), notes)
 
@@ -66,19 +66,20 @@ def read_rank(path: Path, profile: Graph | None, step: str) -> Graph:
     """One rank of a recording as a graph, at the times of one step of its profile."""
     facts = files.read_rank(path)
     ops = files.read_ops(path)
-    groups = {name: tuple(members) for name, members in facts["groups"].items()}
+    if path.name != f"rank-{facts.rank}":
+        raise ForetraceError(f"{path} is a recording of rank {facts.rank}", "Give the folder its own name back.")
     structure = Graph(
         ops=OpTable.of(ops),
-        rank=facts["rank"],
-        world=facts["world"],
-        device=facts["device"],
+        rank=facts.rank,
+        world=facts.world,
+        device=facts.device,
         source=str(path),
-        storages=files.read_storages(path),
+        storages=files.read_storages(path, len(ops)),
         indices=files.read_indices(path, ops),
-        collectives=collectives_of(ops, groups),
-        groups=groups,
-        plain=Timings(tuple(facts["synced_ms"]), tuple(facts["back_to_back_ms"])),
-        slowdown=facts["slowdown"]["profile"] or 1.0,
+        collectives=collectives_of(ops, facts.groups),
+        groups=facts.groups,
+        plain=facts.plain,
+        slowdown=facts.slowdown,
     )
     if profile is None:
         return structure
@@ -98,38 +99,46 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
     """The structure's calls at the profile's times, with its runtime calls and kernels.
 
     What launched device work without being a dispatcher call (a compiled kernel) becomes an op of its own, with the
-    tensors that the execution trace in ``compiled`` knows it by.
+    tensors that the execution trace in ``compiled`` knows it by. So does what gloo's threads did for a collective.
     """
     found = match(structure.ops, profile.ops)
     owner = _owners(found, profile)
-    extra = _launchers_without_owner(owner, profile)
+    works = _host_works(profile)
+    extra = np.concatenate([works, _launchers_without_owner(owner, profile)])
     owner[extra] = len(structure.ops) + np.arange(len(extra))
     owner = _inherited(owner, profile.ops.parent)
 
     launchers = _described([profile.ops[int(row)] for row in extra], compiled)
     ops, order = _timed(structure.ops, found, profile, extra, launchers)
+    ops.kind = np.concatenate([structure.ops.kind, profile.ops.kind[extra]])[order]
     place = np.empty(len(order) + 1, np.int32)
     place[order] = np.arange(len(order))
     place[-1] = -1  # so that "no op" stays no op
+    storages = {number: _moved(storage, place, len(structure.ops)) for number, storage in structure.storages.items()}
 
     calls, kernels = replace(profile.calls), replace(profile.kernels)
     calls.op, kernels.op = (place[owner[t.op]] if len(owner) else t.op for t in (calls, kernels))
-    for storage in structure.storages.values():
-        storage.birth = int(place[storage.birth]) if storage.birth >= 0 else -1
-        storage.death = int(place[storage.death]) if 0 <= storage.death < len(structure.ops) else storage.death
     moved = [replace(indices, op=int(place[indices.op])) for indices in structure.indices]
-    matched = float((found >= 0).mean()) if len(found) else 1.0
+    dispatched = found[[not op.is_side_call for op in structure.ops]]
+    matched = float((dispatched >= 0).mean()) if len(dispatched) else 1.0
     return replace(
         structure,
         ops=ops,
         calls=calls,
         kernels=kernels,
+        storages=storages,
         indices=moved,
-        collectives=_collectives(structure.collectives, kernels.op, place),
+        collectives=_collectives(structure.collectives, kernels.op, place, len(structure.ops) + np.arange(len(works))),
         origin_ns=profile.origin_ns,
         steps=profile.steps,
         notes=[*structure.notes, f"{matched:.1%} of the recorded calls found in the profile"],
     )
+
+
+def _moved(storage: Storage, place: Ints, calls: int) -> Storage:
+    """The storage with its birth and death at the calls' new places; what died after the last one still does."""
+    death = len(place) - 1 if storage.death == calls else int(place[storage.death])
+    return replace(storage, birth=int(place[storage.birth]), death=death)
 
 
 def _owners(found: Ints, profile: Graph) -> Ints:
@@ -146,6 +155,13 @@ def _launchers_without_owner(owner: Ints, profile: Graph) -> NDArray[np.intp]:
     return rows[_inherited(owner, profile.ops.parent)[rows] < 0]
 
 
+def _host_works(profile: Graph) -> NDArray[np.intp]:
+    """Rows of the profile in which gloo's threads did a collective: the calls that asked for them return at once."""
+    names = profile.ops.names
+    rows = [c.op for c in profile.collectives if c.kernel < 0 and names[profile.ops.name[c.op]].startswith("gloo:")]
+    return np.array(sorted(rows), np.intp)
+
+
 def _inherited(owner: Ints, parents: Ints) -> Ints:
     """Owners, each row without one taking its parent's: parents come first."""
     result = owner.tolist()
@@ -160,18 +176,21 @@ def _timed(
 ) -> tuple[OpTable, NDArray[np.intp]]:
     """The structure's ops and the extra ones at the profile's times, and where each row came from.
 
-    A call that the profile does not show (a stream's wait, a resize) stands at the end of the call before it.
+    A call that the profile does not show (a stream's wait, a resize) stands at the end of the call before it, or at
+    the start of the first one it shows.
     """
     rows = np.concatenate([found, extra]).astype(np.int64)
     shown = rows >= 0
     count = len(structure)
     start = np.where(shown, profile.ops.start[rows], np.nan) if len(profile.ops) else np.full(len(rows), np.nan)
     end = np.where(shown, profile.ops.end[rows], np.nan) if len(profile.ops) else start.copy()
-    before = np.maximum.accumulate(np.where(shown[:count], np.arange(count), 0)) if count else np.zeros(0, int)
-    hidden = np.flatnonzero(~shown[:count])
-    start[hidden] = end[hidden] = end[before[hidden]]
     thread = np.where(shown, profile.ops.thread[rows], 0) if len(profile.ops) else np.zeros(len(rows), np.int32)
-    thread[hidden] = thread[before[hidden]]
+    seen, hidden = np.flatnonzero(shown[:count]), np.flatnonzero(~shown[:count])
+    if len(seen):
+        before = np.searchsorted(seen, hidden) - 1
+        beside = seen[np.maximum(before, 0)]
+        start[hidden] = end[hidden] = np.where(before < 0, start[beside], end[beside])
+        thread[hidden] = thread[beside]
 
     calls = [*structure, *launchers]
     for op, begins, ends, lane in zip(calls, start, end, thread):
@@ -197,8 +216,9 @@ def _described(launchers: list[Op], compiled: Graph | None) -> list[Op]:
     ]
 
 
-def _collectives(planned: list[Collective], kernel_op: Ints, place: Ints) -> list[Collective]:
-    """The structure's collectives with the kernels that did them."""
+def _collectives(planned: list[Collective], kernel_op: Ints, place: Ints, works: NDArray[np.intp]) -> list[Collective]:
+    """The structure's collectives with the kernels, or the rows of gloo's threads, that did them."""
     kernel_of = {int(op): row for row, op in reversed(list(enumerate(kernel_op)))}
-    moved = [(collective, int(place[collective.op])) for collective in planned]
-    return [replace(c, op=row, kernel=kernel_of.get(row, -1)) for c, row in moved]
+    # Gloo calls some collectives by other names, but takes them in order.
+    rows = [place[row] for row in (works if len(works) == len(planned) else (c.op for c in planned))]
+    return [replace(c, op=int(row), kernel=kernel_of.get(int(row), -1)) for c, row in zip(planned, rows)]

@@ -31,11 +31,15 @@ class Session:
 
         self.recorder: Recorder = Recorder(out, schedule)
         self._when_done = when_done
-        self._unhook = on_step_end(self.step)
+        self._told = False
+        self._unhook = on_step_end(self.step, self.recorder.start_over)
 
     def told(self) -> None:
         """The job itself says that a step ended: from now on nothing is learnt from optimizers."""
-        self._unhook()
+        if not self._told:
+            self._told = True
+            self._unhook()
+            self.recorder.start_over()
         self.step()
 
     def step(self) -> None:
@@ -56,10 +60,14 @@ class Session:
 def open_session(out: Path, schedule: Schedule, when_done: Callable[[], None] = lambda: None) -> Session:
     """Begin to record this process."""
     global _running
-    if _running is not None:
-        raise ForetraceError("a recording is in progress in this process already", "Let it finish first.")
+    _refuse_a_second()
     _running = Session(out, schedule, when_done)
     return _running
+
+
+def _refuse_a_second() -> None:
+    if _running is not None:
+        raise ForetraceError("a recording is in progress in this process already", "Let it finish first.")
 
 
 def step() -> None:
@@ -99,15 +107,16 @@ def record(step_fn: Callable[[], Any], out: str | Path, plain: int = 20, profile
     """
     from foretrace.record.recorder import Recorder
 
+    _refuse_a_second()
     out, parts = prepare(out)
     recorder = Recorder(parts, Schedule(warmup, plain, profile))
     try:
-        recorder.step()
         while not recorder.done:
             step_fn()
             recorder.step()
         return finish(out, parts, [recorder.failed], {"by": "ft.record"})
     finally:
+        recorder.let_go()
         shutil.rmtree(parts, ignore_errors=True)
 
 
@@ -117,6 +126,7 @@ def recording(out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 
 
     The loop may run longer than the recording needs; if it is shorter, leaving the block says by how much.
     """
+    _refuse_a_second()
     out, parts = prepare(out)
     session = open_session(parts, Schedule(warmup, plain, profile))
     try:
@@ -125,8 +135,7 @@ def recording(out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 
         finish(out, parts, [why_unfinished(session.recorder)], {"by": "ft.recording"})
     finally:
         session.close()
-        if not session.recorder.done:
-            session.recorder.abandon("the training loop ended early")
+        session.recorder.let_go()
         shutil.rmtree(parts, ignore_errors=True)
 
 
@@ -163,6 +172,6 @@ def finish(out: Path, parts: Path, reasons: list[str], facts: dict[str, Any]) ->
     out.mkdir(parents=True, exist_ok=True)
     for rank in ranks:
         rank.replace(out / rank.name)
-    worlds = {files.read_rank(path)["world"] for path in out.glob("rank-*")}
+    worlds = {files.read_rank(path).world for path in out.glob("rank-*")}
     files.write_job(out, {"world": max(worlds), **facts})
     return out

@@ -62,15 +62,15 @@ def _targets(watch: Watch) -> list[tuple[Any, str, str, Describe]]:
 
     cuda = torch.cuda
     targets: list[tuple[Any, str, str, Describe]] = [
-        (cuda.Event, "record", "cuda::event_record", lambda e, s=None: (event(e), current(s))),
-        (cuda.Event, "wait", "cuda::stream_wait_event", lambda e, s=None: (current(s), event(e))),
+        (cuda.Event, "record", "cuda::event_record", lambda e, stream=None: (event(e), current(stream))),
+        (cuda.Event, "wait", "cuda::stream_wait_event", lambda e, stream=None: (current(stream), event(e))),
         (cuda.Event, "synchronize", "cuda::event_synchronize", lambda e: (event(e),)),
         (cuda.Stream, "synchronize", "cuda::stream_synchronize", lambda s: (stream(s),)),
         (cuda, "synchronize", "cuda::device_synchronize", lambda device=None: ()),
         (torch.UntypedStorage, "resize_", "storage::resize_", resized),
     ]
     if c10d is not None:
-        targets.append((c10d.Work, "wait", "c10d::wait", lambda w, *_: _some(watch.communication.waited(w))))
+        targets.append((c10d.Work, "wait", "c10d::wait", lambda w, *_, **__: _some(watch.communication.waited(w))))
     return targets
 
 
@@ -86,9 +86,10 @@ def _patch(watch: Watch, owner: Any, attribute: str, name: str, describe: Descri
     def call(*args: Any, **kwargs: Any) -> Any:
         # Inside a call (fake tensors being made, say) the watch is off the stack: that is no call of the step.
         seen = watch in _get_current_dispatch_mode_stack()
-        arguments = describe(*args, **kwargs) if seen else None
-        if arguments is not None:
-            watch.note(name, "", (), {}).args = arguments
+        with watch.unharmed():
+            arguments = describe(*args, **kwargs) if seen else None
+            if arguments is not None:
+                watch.note(name, "", (), {}).args = arguments
         return original(*args, **kwargs)
 
     setattr(owner, attribute, call)

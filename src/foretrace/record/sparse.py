@@ -45,7 +45,7 @@ class SparseGradients:
                 ]
 
     def _look_away(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
-        if gradient.layout == torch.sparse_coo and weight.grad is None:
+        if gradient.layout == torch.sparse_coo and weight.grad is None and _is_kept():
             self._away[id(weight)] = (_pop_mode(), self._watch.describe(gradient))
 
     def _look_again(self, weight: torch.Tensor) -> None:
@@ -77,3 +77,11 @@ class SparseGradients:
             for handle in handles:
                 handle.remove()
         self._handles.clear()
+
+
+def _is_kept() -> bool:
+    """Whether the gradient at hand will be accumulated: ``torch.autograd.grad`` gives it away instead."""
+    try:
+        return bool(torch._C._will_engine_execute_node(torch._C._current_autograd_node()))
+    except RuntimeError:  # so it is told under torch.autograd.grad
+        return False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from foretrace.record.surroundings import Surroundings
 
 UNSEEN = ("profiler::", "prim::device")
 """What passes the dispatcher without being work: annotations, and questions that fake tensors are asked."""
+FUNCTIONAL = ("_c10d_functional::", "_dtensor::")
+"""Collectives that name their group in plain text."""
 PLAIN = (type(None), bool, int, float, str)
 NAMED = {
     torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "memory_format",
@@ -49,18 +52,23 @@ class Watch(TorchDispatchMode):
         self.communication = Communication()
         self._sparse = SparseGradients(self)
         self._open = ExitStack()
+        self._failure: Exception | None = None
 
     def __enter__(self) -> Watch:
-        self._open.enter_context(self.surroundings.watching())
-        self._open.enter_context(self.communication.noting_reductions())
-        self._open.enter_context(noting_side_calls(self))
-        self._open.callback(self._sparse.close)
-        super().__enter__()
+        with ExitStack() as opened:
+            opened.enter_context(self.surroundings.watching())
+            opened.enter_context(self.communication.noting_reductions())
+            opened.enter_context(noting_side_calls(self))
+            opened.callback(self._sparse.close)
+            super().__enter__()
+            self._open = opened.pop_all()
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        super().__exit__(*failure)
-        self._open.close()
+        with self._open:
+            super().__exit__(*failure)
+        if self._failure is not None and not any(failure):
+            raise self._failure
         self.census.freed()
         self.ops = without_saves(self.ops, self.census.storages)
 
@@ -70,14 +78,24 @@ class Watch(TorchDispatchMode):
         name, overload = op_name(func)
         if name.startswith(UNSEEN):
             return func(*args, **(kwargs or {}))
-        self._sparse.expect(func, args)
-        func, args = plain_form(func, args, self.surroundings.node, self._is_fresh(args))
-        name, overload = op_name(func)
-        op = self.note(name, overload, args, kwargs or {})
+        with self.unharmed():
+            self._sparse.expect(func, args)
+            func, args = plain_form(func, args, self.surroundings.node, self._is_fresh(args))
+            name, overload = op_name(func)
+            op = self.note(name, overload, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
-        results = result if isinstance(result, tuple) else (result,)
-        op.outputs = tuple(self.describe(value) for value in results)
+        with self.unharmed():
+            results = result if isinstance(result, tuple) else (result,)
+            op.outputs = tuple(self.describe(value) for value in results)
         return result
+
+    @contextmanager
+    def unharmed(self) -> Iterator[None]:
+        """What goes wrong inside is ours and must not end the step: it is kept, and raised when the watch ends."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = self._failure or error
 
     def _is_fresh(self, args: Any) -> bool:
         """Whether the first argument is zeros that the call before made."""
@@ -107,6 +125,8 @@ class Watch(TorchDispatchMode):
         self.census.now = -1
         op.args = tuple(self.describe(value) for value in args)
         op.kwargs = {key: self.describe(value) for key, value in kwargs.items()}
+        if name.startswith(FUNCTIONAL):
+            self.communication.named(args)
         self.census.now = len(self.ops) - 1
         return op
 

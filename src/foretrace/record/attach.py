@@ -1,0 +1,85 @@
+"""In a process of a recorded job: wait until it imports torch, then record it.
+
+Imports nothing but the standard library until then: a script may set things up before it loads numpy or torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ORDERS = "FORETRACE_RECORD"
+"""Environment variable that tells a process what to record."""
+
+
+def attach() -> None:
+    """Record this process as soon as it imports torch."""
+    orders = json.loads(os.environ[ORDERS])
+    if "torch" in sys.modules:
+        begin(orders)
+    else:
+        sys.meta_path.insert(0, _AfterTorch(orders))
+
+
+def begin(orders: dict[str, Any]) -> None:
+    """Record this process from its next step on; at its end, note what was missing."""
+    from foretrace.record.schedule import Schedule
+    from foretrace.record.session import open_session, why_unfinished
+
+    out, schedule = Path(orders["out"]), Schedule(orders["warmup"], orders["plain"], orders["profile"])
+    session = open_session(out, schedule, _stop if orders["stop"] else lambda: None)
+
+    def leaving() -> None:
+        started = session.recorder.missing_steps < len(schedule.steps)
+        why = why_unfinished(session.recorder)
+        if why and started and out.is_dir():
+            (out / f"{os.getpid()}.unfinished").write_text(why)
+
+    atexit.register(leaving)
+
+
+def _stop() -> None:
+    print("foretrace: ending the job, as asked", file=sys.stderr)
+    raise SystemExit(0)
+
+
+class _AfterTorch(MetaPathFinder):
+    """Lets torch be imported as usual and begins to record right after."""
+
+    def __init__(self, orders: dict[str, Any]) -> None:
+        self._orders = orders
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Beginning(spec.loader, self._orders)
+        return spec
+
+
+class _Beginning(Loader):
+    def __init__(self, loader: Loader, orders: dict[str, Any]) -> None:
+        self._loader, self._orders = loader, orders
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        try:
+            begin(self._orders)
+        except Exception as error:  # the job must run whatever happens to its recorder
+            print(f"foretrace: can't record this process ({error})", file=sys.stderr)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

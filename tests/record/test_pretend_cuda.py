@@ -1,0 +1,61 @@
+"""A sketch made without a GPU is what a GPU really ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bert
+import dlrm
+import gpt
+import resnet
+from benchmarks.workloads import WORKLOADS
+from foretrace.formats.files import pieces
+from foretrace.graph import Op
+from foretrace.record.codec import from_lines
+from foretrace.record.folder import read_ops
+from foretrace.record.sketch import sketch
+
+H200 = Path(__file__).parents[1] / "data" / "h200"
+
+EXAMPLES: dict[str, Callable[[], Any]] = {
+    "dlrm_mlperf": partial(dlrm.make_step, preset="mlperf", device="cuda"),
+    "gpt2_bf16": partial(gpt.make_step, preset="gpt2", dtype="bf16", batch=4, device="cuda"),
+    "gpt2_fp32_fused": partial(gpt.make_step, preset="gpt2", batch=2, device="cuda", optimizer="fused"),
+    "bert_bf16": partial(bert.make_step, dtype="bf16", device="cuda"),
+    "resnet50_fp32": partial(resnet.make_step, device="cuda"),
+}
+
+
+def told(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
+    """What an op is, apart from who its tensors are."""
+    return [
+        (op.name, op.overload, op.phase, [t.shape for t in op.tensors], [(t.shape, t.dtype) for t in op.produced])
+        for op in ops
+        if not op.is_side_call
+    ]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_sketched_without_a_gpu_is_what_the_h200_ran(name: str) -> None:
+    path = H200 / f"{name}.ops.jsonl.gz"
+    ran = told(from_lines(b"".join(pieces(path)).splitlines(), str(path)))
+    drawn = told(list(sketch(EXAMPLES[name], device="cuda").ops))
+    differing = [(r, d) for r, d in zip(ran, drawn) if r != d]
+    assert not differing, differing[0]
+    assert len(ran) == len(drawn)
+
+
+def test_a_workload_sketched_without_a_gpu_is_what_the_h200_ran() -> None:
+    ran = read_ops(H200 / "dlrm_default_b512" / "rank-0")
+    drawn = list(sketch(WORKLOADS["dlrm_default_b512"], device="cuda").ops)
+    assert told(ran) == told(drawn)
+
+
+def test_devices_are_told_as_they_would_be() -> None:
+    graph = sketch(EXAMPLES["gpt2_fp32_fused"], device="cuda")
+    assert {t.device for op in graph.ops for t in op.produced} == {"cuda:0"}
