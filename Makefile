@@ -9,7 +9,10 @@ BASE := $(VENV)/.base
 TESTS := $(VENV)/.tests
 LINT := $(VENV)/.lint
 
-.PHONY: demo test lint clean
+# Those that need no GPU.
+BENCHMARKS := start_up all_sets against_hta large_trace sketch_speed recorder_cost
+
+.PHONY: demo test lint bench clean
 
 demo: $(BASE)
 	rm -rf demo
@@ -29,6 +32,15 @@ lint: $(LINT)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(BASE)
+	@failed=; \
+	for name in $(BENCHMARKS); do \
+		echo "$$name"; \
+		$(BIN)/python -m benchmarks.$$name || failed="$$failed $$name"; \
+	done; \
+	$(BIN)/python -m benchmarks.results; \
+	test -z "$$failed" || { echo "claims that did not hold:$$failed"; exit 1; }
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

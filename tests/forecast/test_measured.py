@@ -132,7 +132,7 @@ def test_a_long_gap_that_no_rule_explains_is_said_to_be_unexplained() -> None:
 def test_a_path_that_begins_after_the_job_began_is_that_of_a_late_rank() -> None:
     found = path(rank(Call("aten::mm", 0, 10)), rank(Call("aten::mm", 40, 100)))
     (late,) = [part for part in found.parts if part["what"] == "late start"]
-    assert (late["rank"], late["ms"], late["name"]) == (1, 0.04, "rank 1 began after rank 0")
+    assert (late["rank"], late["ms"], late["name"]) == (0, 0.04, "rank 1 began after rank 0")
     assert found.ms == 0.1
 
 

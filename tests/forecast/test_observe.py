@@ -83,7 +83,7 @@ def test_an_empty_graph_is_no_error() -> None:
 def test_plain_times_are_medians_of_the_slowest_rank() -> None:
     both = pair()
     both.graphs[0].plain, both.graphs[1].plain = Timings((1.0, 2.0, 9.0), (1.0,)), Timings((3.0, 4.0, 5.0), (2.0,))
-    assert observe(both).plain == {"synced_ms": 4.0, "back_to_back_ms": 2.0}
+    assert observe(both).plain == {"synced_ms": 4.0, "back_to_back_ms": 2.0, "peak_memory_bytes": None}
 
 
 def test_one_step_of_several_is_shown_when_named() -> None:

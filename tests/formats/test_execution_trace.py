@@ -243,7 +243,7 @@ def test_a_damaged_trace_gives_a_graph_or_one_line(tmp_path: Path, data: st.Data
                 place = place[key]
                 continue
             if data.draw(st.booleans()):
-                place[key] = data.draw(junk)
+                place[key] = copy.deepcopy(data.draw(junk))
             else:
                 del place[key]
             break

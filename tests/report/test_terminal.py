@@ -22,7 +22,7 @@ def test_several_stragglers_are_named_in_rank_order(words, page):
 
 def test_without_stragglers_an_idle_device_means_host_bound(words, page):
     words["stragglers"] = []
-    assert "host-bound: the device idles 45 % of it" in shown(words, page)
+    assert "host-bound: the device idles 45 % of its time" in shown(words, page)
 
 
 def test_every_line_fits_eighty_columns_however_long_the_names(words, page):

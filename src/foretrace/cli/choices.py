@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+MOST_RANKS = 1 << 20
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -22,5 +24,7 @@ def rank_numbers(text: str | None) -> list[int] | None:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise typer.BadParameter(f"{text!r} names no ranks; write them like 0-2,4", param_hint="--ranks")
+        if not int(first) <= int(last or first) < MOST_RANKS:
+            raise typer.BadParameter(f"{part.strip()!r} is no range of ranks; write it like 0-7", param_hint="--ranks")
         ranks.update(range(int(first), int(last or first) + 1))
     return sorted(ranks)

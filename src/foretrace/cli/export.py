@@ -22,8 +22,10 @@ def export(
     if chakra is not None:
         from foretrace.formats.chakra import write_chakra
 
-        write_chakra(job, chakra)
+        for written in write_chakra(job, chakra):
+            print(written)
     if perfetto is not None:
         from foretrace.formats.perfetto import write_perfetto
 
         write_perfetto(job, perfetto)
+        print(perfetto)

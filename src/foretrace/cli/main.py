@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -48,7 +51,8 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no bars shows question marks
     try:
-        app(prog_name="foretrace")
+        with uncollected():
+            app(prog_name="foretrace")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
@@ -63,6 +67,20 @@ def main() -> None:
         what = f"this is a bug of Foretrace, {type(error).__name__}: {error}"
         complain(what, "Please report it with the traceback that FORETRACE_DEBUG=1 shows.")
         sys.exit(BUG)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python's garbage collector away from a verb: it makes its objects once and ends.
+
+    Looking through them again and again, and once more at the end, would take a tenth of its time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def complain(what: str, advice: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +12,10 @@ def record(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND", help="How the job is started: python train.py ...")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the recording; must not exist yet.")],
+    out: Annotated[Path, typer.Option(help="Folder for the recording; must not hold one already.")],
     plain: Annotated[int, typer.Option(min=1, help="Steps timed with nothing attached, of each kind.")] = 20,
     profile: Annotated[int, typer.Option(min=0, help="Steps under a light profiler.")] = 3,
-    warmup: Annotated[int, typer.Option(min=0, help="Steps to let pass first.")] = 5,
+    warmup: Annotated[int, typer.Option(min=1, help="Steps to let pass first.")] = 5,
     stop: Annotated[bool, typer.Option("--stop", help="End the job once everything is recorded.")] = False,
 ) -> None:
     """Run a training job and record a few of its steps.
@@ -26,5 +25,4 @@ def record(
     from foretrace.record.launch import launch
 
     code = launch(command, out, plain=plain, profile=profile, warmup=warmup, stop=stop)
-    print(f"foretrace: recorded into {out}; see it with: foretrace show {out}", file=sys.stderr)
     raise typer.Exit(code)

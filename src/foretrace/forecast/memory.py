@@ -19,10 +19,11 @@ def peak_memory(graph: Graph) -> int | None:
     """
     if graph.allocated:
         return max(nbytes for _, nbytes in graph.allocated)
-    kinds = {storage.device.partition(":")[0] for storage in graph.storages.values()}
+    devices = {storage.device for storage in graph.storages.values()}
+    kinds = {device: device.partition(":")[0] for device in devices}
     # A job that uses an accelerator at all keeps on the host only what it moves there.
-    main = next(iter(sorted(kinds - {"cpu", "meta"})), "cpu")
-    held = [s for s in graph.storages.values() if s.device.partition(":")[0] == main]
+    main = next(iter(sorted({*kinds.values()} - {"cpu", "meta"})), "cpu")
+    held = [s for s in graph.storages.values() if kinds[s.device] == main]
     if not held:
         return None
     births = np.array([s.birth for s in held])

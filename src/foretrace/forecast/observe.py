@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,8 @@ from foretrace.forecast.totals import by_family, by_module, by_op, by_phase
 from foretrace.graph import Graph, Job
 
 
-def observe(job: Job, step: str | None = None) -> Observation:
-    """What a measured step took and why; without ``step``, the one of median length.
+def observe(job: Job | Graph, step: str | None = None) -> Observation:
+    """What a measured step took and why; without ``step``, the one of median length. A graph is a job of one rank.
 
     >>> from foretrace.graph import Op, OpTable
     >>> ops = OpTable.of([Op("aten::mm", start_us=0.0, end_us=800.0), Op("aten::relu", start_us=900.0, end_us=1500.0)])
@@ -30,6 +29,7 @@ def observe(job: Job, step: str | None = None) -> Observation:
     >>> seen.step_ms[0], seen.overheads["T1"]["ms"], seen.critical_path_ms
     (1.5, 0.1, 1.5)
     """
+    job = Job([job]) if isinstance(job, Graph) else job
     name = chosen_step(job, step)
     cuts = [cut_to_step(graph, name) for graph in job.graphs]
     graphs, with_earlier = [cut for cut, _ in cuts], [whole for _, whole in cuts]
@@ -83,12 +83,16 @@ def _attributed(graphs: list[Graph]) -> float:
 
 
 def _plain(graphs: list[Graph]) -> dict[str, float | None]:
-    """Medians over the steps of the slowest rank."""
-    synced = [median(graph.plain.synced_ms) for graph in graphs if graph.plain.synced_ms]
-    back_to_back = [median(graph.plain.back_to_back_ms) for graph in graphs if graph.plain.back_to_back_ms]
+    """Medians over the steps of the slowest rank, and the most memory that a rank took."""
+    synced = [float(np.median(graph.plain.synced_ms)) for graph in graphs if graph.plain.synced_ms]
+    back_to_back = [float(np.median(graph.plain.back_to_back_ms)) for graph in graphs if graph.plain.back_to_back_ms]
     if not synced and not back_to_back:
         return {}
-    return {"synced_ms": max(synced, default=None), "back_to_back_ms": max(back_to_back, default=None)}
+    return {
+        "synced_ms": max(synced, default=None),
+        "back_to_back_ms": max(back_to_back, default=None),
+        "peak_memory_bytes": max((g.plain.peak_memory_bytes or 0 for g in graphs), default=0) or None,
+    }
 
 
 def _add_host(seen: Observation, graphs: list[Graph], segments: list[Segments]) -> None:
@@ -129,7 +133,8 @@ def _add_device(seen: Observation, graphs: list[Graph], uncut: list[Graph]) -> N
     busy = [graph.kernels for graph in graphs if len(graph.kernels)]
     if busy:
         seen.device_span_ms = float(max(k.end.max() for k in busy) - min(k.start.min() for k in busy)) / 1e3
-    seen.queue_depth = {"mean": mean(d for d, _ in depths), "max": max(m for _, m in depths)} if depths else {}
+    if depths:
+        seen.queue_depth = {"mean": sum(d for d, _ in depths) / len(depths), "max": max(m for _, m in depths)}
 
 
 def _add_communication(seen: Observation, graphs: list[Graph], met: list[Meetings]) -> None:
@@ -145,7 +150,7 @@ def _add_communication(seen: Observation, graphs: list[Graph], met: list[Meeting
         transfers, waits = zip(*times)
         seen.transfer_ms[kind] = seen.transfer_ms.get(kind, 0.0) + sum(transfers)
         seen.collectives.append({
-            "kind": kind, "nbytes": nbytes, "count": len(times), "transfer_ms": median(transfers),
+            "kind": kind, "nbytes": nbytes, "count": len(times), "transfer_ms": float(np.median(transfers)),
             "total_transfer_ms": sum(transfers), "wait_ms": sum(waits),
         })  # fmt: skip
     seen.collectives.sort(key=lambda row: -row["total_transfer_ms"])

@@ -61,9 +61,9 @@ def _rows(
     sums: dict[str, Floats] = defaultdict(lambda: np.zeros(3))
     for graph, cut in zip(graphs, segments):
         for part in parts(graph, cut):
-            for name, added in zip(part.names, _added(part)):
-                if added.any():
-                    sums[name] += added
+            added = _added(part)
+            for code in np.flatnonzero(added.any(axis=1)).tolist():
+                sums[part.names[code]] += added[code]
     ranks = max(len(graphs), 1)
     device, host = (sum(float(s[i]) for s in sums.values()) for i in (0, 1))
     rows = [

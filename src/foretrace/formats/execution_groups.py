@@ -74,11 +74,11 @@ def rank_in(groups: dict[str, tuple[int, ...]]) -> int:
 def collectives_of(nodes: Sequence[Node], parent: Ints, groups: dict[str, tuple[int, ...]]) -> list[Collective]:
     """Every collective of the trace, in call order; sizes follow nccl-tests: the larger of what goes in and out."""
     marked = {int(parent[row]) for row, node in enumerate(nodes) if node.name == MARK}
+    calls = {name for name in {node.name for node in nodes} if name.startswith(("c10d::", "_c10d_functional::"))}
     pointers: dict[int, str] = {}
     found = []
     for row, node in enumerate(nodes):
-        unmarked_call = node.name.startswith(("c10d::", "_c10d_functional::")) and row not in marked
-        if node.name != MARK and not unmarked_call:
+        if node.name != MARK and (node.name not in calls or row in marked):
             continue
         mark = _Mark(node)
         if kind := collective_kind(mark.collective):

@@ -82,15 +82,23 @@ class _NestedNode(Struct, gc=False):
     attrs: list[_Attribute]
 
 
-class _File(Struct):
+class _Head(Struct):
     schema: str
-    nodes: Raw
 
 
-_DECODERS: dict[str, msgspec.json.Decoder[list[Any]]] = {
-    **dict.fromkeys(FLAT, msgspec.json.Decoder(list[Node])),
-    **dict.fromkeys(NESTED, msgspec.json.Decoder(list[_NestedNode])),
+class _FlatFile(_Head):
+    nodes: list[Node]
+
+
+class _NestedFile(_Head):
+    nodes: list[_NestedNode]
+
+
+_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    **dict.fromkeys(FLAT, msgspec.json.Decoder(_FlatFile)),
+    **dict.fromkeys(NESTED, msgspec.json.Decoder(_NestedFile)),
 }
+_SCHEMA_FIRST = re.compile(rb'\{\s*"schema"\s*:\s*"([^"\\]*)"')
 
 
 def read_nodes(path: Path) -> list[Node]:
@@ -105,27 +113,23 @@ def read_nodes(path: Path) -> list[Node]:
     """
     text = b"".join(json_pieces(path))
     try:
-        file = _opened(path, text)
-        nodes = _decoder(path, file.schema).decode(file.nodes)
-        return [n if isinstance(n, Node) else _flattened(path, n) for n in nodes]
+        file = _decoder(path, _schema(text)).decode(text)
+        return file.nodes if isinstance(file, _FlatFile) else [_flattened(path, node) for node in file.nodes]
     except msgspec.ValidationError as error:
-        raise _wrong(path, str(error)) from None
+        raise (_wrong(path, str(error)) if "$.nodes[" in str(error) else _no_trace(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _broken(path, len(text), str(error)) from None
     except RecursionError:
         raise ForetraceError(f"{path} nests lists too deeply for a trace", "Record it again.") from None
 
 
-def _opened(path: Path, text: bytes) -> _File:
-    try:
-        return msgspec.json.decode(text, type=_File)
-    except msgspec.ValidationError:
-        raise ForetraceError(
-            f"{path} is JSON, but no PyTorch execution trace", "Give one that has a schema and nodes."
-        ) from None
+def _schema(text: bytes) -> str:
+    """Which schema it is: PyTorch says so first; where somebody else wrote it, anywhere."""
+    told = _SCHEMA_FIRST.match(text)
+    return told[1].decode() if told else msgspec.json.decode(text, type=_Head).schema
 
 
-def _decoder(path: Path, schema: str) -> msgspec.json.Decoder[list[Any]]:
+def _decoder(path: Path, schema: str) -> msgspec.json.Decoder[Any]:
     decoder = _DECODERS.get(schema.partition("-")[0])
     if decoder is None:
         raise ForetraceError(
@@ -149,8 +153,12 @@ def _flattened(path: Path, nested: _NestedNode) -> Node:
     )  # fmt: skip
 
 
+def _no_trace(path: Path) -> ForetraceError:
+    return ForetraceError(f"{path} is JSON, but no PyTorch execution trace", "Give one that has a schema and nodes.")
+
+
 def _wrong(path: Path, error: str) -> ForetraceError:
-    what = re.sub(r" - at `\$\[(\d+)\]\.?(\w*).*`", r" in \2 of entry \1 of its nodes", error)
+    what = re.sub(r" - at `\$\.nodes\[(\d+)\]\.?(\w*).*`", r" in \2 of entry \1 of its nodes", error)
     return ForetraceError(f"{path}: {what}", "The trace was damaged or edited: record it again.")
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -65,10 +67,10 @@ def read_execution_trace(path: Path) -> Graph:
 
 def _call_order(path: Path, ended: Sequence[Node]) -> tuple[NDArray[np.intp], Ints]:
     """Which nodes are calls, in the order they started, and the row of each one's parent."""
-    ids = np.fromiter((n.id for n in ended), np.int64, len(ended))
+    ids = _column(ended, "id", np.int64)
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
-    above = np.fromiter((n.parent for n in ended), np.int64, len(ended))[order]
+    above = _column(ended, "parent", np.int64)[order]
     kept = np.fromiter((not n.name.startswith(SCAFFOLD) for n in ended), bool, len(ended))[order]
     at = np.searchsorted(ids, above)
 
@@ -108,16 +110,19 @@ def _unreadable(path: Path, node: Node) -> ForetraceError:
     )
 
 
+def _column(nodes: Sequence[Node], name: str, kind: type) -> NDArray[Any]:
+    return np.fromiter(map(attrgetter(name), nodes), kind, len(nodes))
+
+
 def _table(nodes: Sequence[Node], parent: Ints, details: _Details) -> OpTable:
     names, count = Names(), len(nodes)
-    name = np.fromiter((names.code(n.name) for n in nodes), np.int32, count)
-    scope = np.fromiter((n.scope for n in nodes), np.int32, count)
-    forward_parent = np.fromiter((n.fw_parent for n in nodes), np.int64, count)
+    name = np.fromiter(map(names.code, map(attrgetter("name"), nodes)), np.int32, count)
+    scope, forward_parent = _column(nodes, "scope", np.int32), _column(nodes, "fw_parent", np.int64)
     return OpTable(
         name=name,
         start=np.full(count, np.nan),
         end=np.full(count, np.nan),
-        thread=np.fromiter((n.tid for n in nodes), np.int32, count),
+        thread=_column(nodes, "tid", np.int32),
         parent=parent,
         phase=phases(names, name, (scope == BACKWARD_SCOPE) | (forward_parent > 0), parent),
         kind=kinds(names, name, scope, parent),
@@ -126,7 +131,7 @@ def _table(nodes: Sequence[Node], parent: Ints, details: _Details) -> OpTable:
         modules=Names([""]),
         source=np.arange(count, dtype=np.int32),
         detail=details,
-        record=np.fromiter((n.rf_id for n in nodes), np.int64, count),
+        record=_column(nodes, "rf_id", np.int64),
     )
 
 

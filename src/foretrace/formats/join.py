@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from foretrace.formats.execution_trace import NO_TIMES
 from foretrace.formats.matching import match
-from foretrace.graph import Collective, Graph, Op, OpTable, Storage
+from foretrace.graph import Collective, ForetraceError, Graph, Op, OpTable, Storage
 from foretrace.graph.tables import Ints
 
+SAME_STEP = 0.5
+"""Share of the structure's ops that must be found in the profile, for both to be of the same step."""
 SAME_RUN = 0.9
 """Share of the record-function ids found on both sides that must stand for the same name, for ids to be believed."""
 
@@ -34,6 +36,12 @@ def join(structure: Graph, times: Graph) -> Graph:
     found = pair(structure.ops, times)
     once = found[int(np.argmax([(rows >= 0).sum() for rows in found]))]
     matched = float((once >= 0).mean()) if len(once) else 1.0
+    if matched < SAME_STEP:
+        raise ForetraceError(
+            f"{structure.source} and {times.source} are not of one job: "
+            f"only {matched:.0%} of the execution trace's ops are in the profiler trace",
+            "Give the traces of one job only.",
+        )
     return replace(
         times,
         ops=_with_arguments(structure.ops, times.ops, found),
@@ -122,14 +130,11 @@ class _Either:
 
 def _storages(storages: dict[int, Storage], found: Ints) -> dict[int, Storage]:
     """Births and deaths in the profile's rows: of the op itself, or of the next one that was matched."""
-    rows = np.append(np.where(found >= 0, found, np.iinfo(np.int32).max), np.iinfo(np.int32).max)
-    following = np.minimum.accumulate(rows[::-1])[::-1]
     last = int(found.max(initial=-1)) + 1
-
-    def moved(row: int) -> int:
-        return -1 if row < 0 else min(int(following[row]), last)
-
-    return {i: replace(s, birth=moved(s.birth), death=moved(s.death)) for i, s in storages.items()}
+    rows = np.append(np.where(found >= 0, found, last), last)
+    following = np.minimum.accumulate(rows[::-1])[::-1]
+    moved = [*following.tolist(), -1]  # the last one is for -1, where nobody knows
+    return {i: Storage(s.id, s.nbytes, s.device, moved[s.birth], moved[s.death]) for i, s in storages.items()}
 
 
 def _collectives(structure: Graph, times: Graph, found: Sequence[Ints]) -> list[Collective]:

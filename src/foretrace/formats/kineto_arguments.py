@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.formats.dtypes import dtype_name
+from foretrace.formats.kineto_decode import UndecodableError, lenient_json
 from foretrace.graph import Constant, Names, Op, Tensor, Value
 
 Signature = tuple[list[Any], list[Any], list[Any], list[Any]]
@@ -37,12 +39,18 @@ def decoded(signature: bytes) -> Signature:
     >>> decoded(b'[[2, 3]],["float"],[],[""]')
     ([[2, 3]], ['float'], [], [''])
     """
-    try:
-        lists = json.loads("[" + signature.decode(errors="replace") + "]", strict=False)
-    except (ValueError, RecursionError):
-        lists = [[], [], [], []]
-    dims, types, strides, concrete = (part if isinstance(part, list) else [] for part in lists)
+    dims, types, strides, concrete = (part if isinstance(part, list) else [] for part in _lists(signature))
     return dims, types, strides, concrete
+
+
+def _lists(signature: bytes) -> list[Any]:
+    text = b"[" + signature + b"]"
+    try:
+        return msgspec.json.decode(text, type=list)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        with suppress(UndecodableError):
+            return list(lenient_json(text, error))
+    return [[], [], [], []]
 
 
 def values(signature: Signature) -> list[Value]:

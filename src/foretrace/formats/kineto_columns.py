@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.kineto_decode import Event
+from foretrace.formats.kineto_decode import Args, Event
 from foretrace.graph import ForetraceError
 from foretrace.graph.tables import ANNOTATION, CALL, COMPUTE, COPY, MODULE, SET
 
@@ -39,6 +39,18 @@ class Codes(dict[Hashable, int]):
         [1, 2]
         """
         return np.fromiter(map(self.__getitem__, other), np.int64, len(other))
+
+
+class Products(dict[tuple[int, ...], int]):
+    """How many blocks or threads a size in three dimensions makes: a trace has few sizes, each many times.
+
+    >>> Products()[128, 4, 1]
+    512
+    """
+
+    def __missing__(self, sizes: tuple[int, ...]) -> int:
+        product = self[sizes] = min(math.prod(sizes), _LARGEST) if sizes and min(sizes) > 0 else 0
+        return product
 
 
 class Rows:
@@ -98,49 +110,53 @@ class Columns:
         return columns
 
     def _take_ops(self, events: list[Event], source: str) -> None:
-        signatures = Codes()
-        self.op_comms = _comms(events)
+        args, signatures = [event.args for event in events], Codes()
+        undecoded = map(b",".join, map(_arguments, args))
+        self.op_comms = _comms(args)
         self.ops = Rows(
             **_times(events, source),
             name=_ints(events, _name, self.op_names),
             kind=_ints(events, _cat, _OPS),
             thread=_ints(events, _pid_tid, self.threads),
-            external=_ints(events, attrgetter("args.external")),
-            record=_ints(events, attrgetter("args.record")),
-            signature=_ints(events, _signature, signatures),
+            external=_ints(args, attrgetter("external")),
+            record=_ints(args, attrgetter("record")),
+            signature=np.fromiter(map(signatures.__getitem__, undecoded), np.int64, len(args)),
         )
         self.signatures = list(signatures)  # type: ignore[arg-type]
 
     def _take_calls(self, events: list[Event], source: str) -> None:
+        args = [event.args for event in events]
         self.calls = Rows(
             **_times(events, source),
             name=_ints(events, _name, self.call_names),
             thread=_ints(events, _pid_tid, self.threads),
-            external=_ints(events, attrgetter("args.external")),
-            correlation=_ints(events, attrgetter("args.correlation")),
+            external=_ints(args, attrgetter("external")),
+            correlation=_ints(args, attrgetter("correlation")),
         )
 
     def _take_device(self, events: list[Event], source: str) -> None:
-        self.device_comms = _comms(events)
+        args, products = [event.args for event in events], Products()
+        self.device_comms = _comms(args)
         self.device = Rows(
             **_times(events, source),
             name=_ints(events, _name, self.kernel_names),
             kind=_ints(events, _cat, _DEVICE),
-            grid=_ints(events, lambda event: _product(event.args.grid)),
-            block=_ints(events, lambda event: _product(event.args.block)),
-            nbytes=_ints(events, lambda event: event.args.nbytes if isinstance(event.args.nbytes, int) else 0),
-            external=_ints(events, attrgetter("args.external")),
-            correlation=_ints(events, attrgetter("args.correlation")),
-            device=_ints(events, attrgetter("args.device")),
-            stream=_ints(events, attrgetter("args.stream")),
+            grid=_ints(args, attrgetter("grid"), products),
+            block=_ints(args, attrgetter("block"), products),
+            nbytes=_ints(args, lambda said: said.nbytes if isinstance(said.nbytes, int) else 0),
+            external=_ints(args, attrgetter("external")),
+            correlation=_ints(args, attrgetter("correlation")),
+            device=_ints(args, attrgetter("device")),
+            stream=_ints(args, attrgetter("stream")),
         )
 
     def _take_memory(self, events: list[Event], source: str) -> None:
         events = [event for event in events if event.args.device_type and event.args.allocated >= 0]
+        args = [event.args for event in events]
         self.memory = Rows(
             ts=_times(events, source)["ts"],
-            allocated=_ints(events, attrgetter("args.allocated")),
-            device=_ints(events, attrgetter("args.device_id")),
+            allocated=_ints(args, attrgetter("allocated")),
+            device=_ints(args, attrgetter("device_id")),
         )
 
     def append(self, other: Columns) -> None:
@@ -166,30 +182,22 @@ class Columns:
 
 
 _name, _cat, _pid_tid = attrgetter("name"), attrgetter("cat"), attrgetter("pid", "tid")
-_arguments = attrgetter("args.dims", "args.types", "args.strides", "args.concrete")
-_comm = attrgetter("args.collective", "args.sent", "args.received", "args.dtype", "args.group", "args.ranks")
+_arguments = attrgetter("dims", "types", "strides", "concrete")
+_comm = attrgetter("collective", "sent", "received", "dtype", "group", "ranks")
 
 
 def _matters(op: Event) -> bool:
     return op.cat != "python_function" or op.name.startswith(MODULE_PREFIX)
 
 
-def _signature(op: Event) -> bytes:
-    return b",".join(_arguments(op))
+def _comms(args: list[Args]) -> dict[int, Comm]:
+    return {row: Comm(*_comm(said)) for row, said in enumerate(args) if said.collective}
 
 
-def _comms(events: list[Event]) -> dict[int, Comm]:
-    return {row: Comm(*_comm(event)) for row, event in enumerate(events) if event.args.collective}
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    return min(math.prod(sizes), _LARGEST) if sizes and min(sizes) > 0 else 0
-
-
-def _ints(events: list[Event], get: Callable[[Event], Any], codes: dict[Any, int] | None = None) -> NDArray[np.int64]:
+def _ints(rows: list[Any], get: Callable[[Any], Any], codes: dict[Any, int] | None = None) -> NDArray[np.int64]:
     """A column of numbers, or of the codes of what is no number."""
-    values = map(get, events)
-    return np.fromiter(map(codes.__getitem__, values) if codes is not None else values, np.int64, len(events))
+    values = map(get, rows)
+    return np.fromiter(map(codes.__getitem__, values) if codes is not None else values, np.int64, len(rows))
 
 
 def _times(events: list[Event], source: str) -> dict[str, NDArray[Any]]:

@@ -10,7 +10,7 @@ from foretrace.formats.hands import Hand, usable_cores
 from foretrace.formats.kineto_columns import Columns
 from foretrace.formats.kineto_decode import decode_events
 
-ALONE = 4
+ALONE = 1
 """Chunks that are not worth another process."""
 
 

@@ -15,20 +15,23 @@ _NOTHING = Raw(b"[]")
 
 
 class Args(Struct, frozen=True, gc=False):
-    """What an event says about itself beyond its name and times; lists of arguments stay undecoded."""
+    """What an event says about itself beyond its name and times; lists of arguments stay undecoded.
 
-    correlation: Id = 0
+    Fields are in the order of most traces, where the decoder looks for them first.
+    """
+
     external: Id = field(default=-1, name="External id")
     record: Id = field(default=-1, name="Record function id")
-    stream: Id = 0
+    concrete: Raw = field(default=_NOTHING, name="Concrete Inputs")
+    types: Raw = field(default=_NOTHING, name="Input type")
+    strides: Raw = field(default=_NOTHING, name="Input Strides")
+    dims: Raw = field(default=_NOTHING, name="Input Dims")
     device: Id = 0
+    stream: Id = 0
+    correlation: Id = 0
     nbytes: Id | str = field(default=0, name="bytes")
     grid: Sizes = ()
     block: Sizes = ()
-    dims: Raw = field(default=_NOTHING, name="Input Dims")
-    types: Raw = field(default=_NOTHING, name="Input type")
-    strides: Raw = field(default=_NOTHING, name="Input Strides")
-    concrete: Raw = field(default=_NOTHING, name="Concrete Inputs")
     collective: str = field(default="", name="Collective name")
     sent: Id = field(default=0, name="In msg nelems")
     received: Id = field(default=0, name="Out msg nelems")

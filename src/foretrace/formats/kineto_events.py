@@ -22,10 +22,16 @@ from foretrace.formats.kineto_decode import Head, UndecodableError, decode_event
 from foretrace.graph import ForetraceError
 
 CHUNK = 16 << 20
+LONGEST = 512 << 20
+"""How much is held in memory to find the end of an event."""
+_START = b'{"traceEvents":['
+"""What every chunk starts with, as if it were a trace of its own."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY = re.compile(rb'\s*\{\s*"((?:[^"\\]|\\.)*)"')
 _LONGEST_GAP = 256
 """Bytes that the white space between two events, or in a key we look for, may take."""
+_NEAR = 1 << 16
+"""Bytes in which an event ends, unless it is a very large one."""
 
 
 def read_events(path: Path) -> tuple[Columns, Head]:
@@ -42,7 +48,7 @@ def _in_chunks(path: Path) -> tuple[Columns, Head]:
     opening, rest = _opening(path, stream)
     boundary = _boundary(rest)
     read = len(opening)
-    chunk = bytearray(b"[")
+    chunk = bytearray(_START)
     with Crew(str(path)) as crew:
         for piece in chain([rest], stream):
             read += len(piece)
@@ -51,8 +57,13 @@ def _in_chunks(path: Path) -> tuple[Columns, Head]:
                 after = chunk[cut.end() :]
                 del chunk[cut.start() + 1 :]
                 chunk += b"]"
-                crew.take(chunk)
-                chunk = bytearray(b"[") + after
+                crew.take(_only_events(chunk))
+                chunk = bytearray(_START) + after
+            elif len(chunk) > LONGEST:
+                raise ForetraceError(
+                    f"{path} has over {LONGEST >> 20} MB with no end of an event, which no profiler writes",
+                    "Nothing more was read. Check where the file comes from.",
+                )
         columns = crew.finish()
     try:
         head = _ending(opening, chunk)
@@ -86,14 +97,22 @@ def _boundary(events: bytes) -> re.Pattern[bytes]:
 
 
 def _last(pattern: re.Pattern[bytes], text: bytearray, start: int) -> re.Match[bytes] | None:
-    found = deque(pattern.finditer(text, max(0, start - _LONGEST_GAP)), maxlen=1)
-    return found[0] if found else None
+    """The last place from ``start`` on, looked for near the end first."""
+    for begin in (max(start, len(text) - _NEAR), start):
+        if found := deque(pattern.finditer(text, max(0, begin - _LONGEST_GAP)), maxlen=1):
+            return found[0]
+    return None
+
+
+def _only_events(chunk: bytearray) -> bytearray:
+    del chunk[: len(_START) - 1]
+    return chunk
 
 
 def _ending(opening: bytes, chunk: bytearray) -> Head:
     if opening == b"[":
-        return Head(decode_events(chunk))
-    return decode_head(b'{"traceEvents":' + chunk).or_else(decode_head(opening + b"]}"))
+        return Head(decode_events(_only_events(chunk)))
+    return decode_head(chunk).or_else(decode_head(opening + b"]}"))
 
 
 def _all_at_once(path: Path) -> tuple[Columns, Head]:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from foretrace.formats.clock import EPOCH_FROM_NS, on_one_clock
+from foretrace.formats.collector import no_collector
 from foretrace.formats.files import pieces
 from foretrace.formats.hands import shared_out
 from foretrace.formats.kineto import NO_SHAPES, read_kineto
@@ -30,6 +31,7 @@ _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
 _NUMBER = re.compile(r"[-_.](\d{1,6})(?:\.[a-z]+)*$", re.I)
 USUAL_RATIO = 15
 """How many times a trace shrinks when gzipped."""
+MOST_RANKS = 1 << 20
 CLOCKS_DIFFER_S = 60.0
 """No two hosts of a job have clocks further apart than this."""
 
@@ -42,6 +44,7 @@ class _Rank:
     files: dict[str, Path]
 
 
+@no_collector()
 def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None) -> Job:
     """Read traces into a job: a file, a folder, a glob, or several of these; only the given ranks where there are any.
 
@@ -50,7 +53,8 @@ def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None
     """
     asked = [Path(path) for path in ([paths] if isinstance(paths, (Path, str)) else paths)]
     source = str(asked[0]) if len(asked) == 1 else f"{asked[0]} and {len(asked) - 1} more"
-    found = _by_rank(_traces(source, [file for path in asked for file in _files(path)]))
+    files = [file for path in asked for file in _files(path) if ranks is None or _may_be_of(file, ranks)]
+    found = _by_rank(_traces(source, files)) if files else []
     graphs = _graphs([rank for rank in found if ranks is None or rank.number is None or rank.number in ranks])
     graphs = sorted((g for g in graphs if ranks is None or g.rank in ranks), key=lambda graph: graph.rank)
     if not graphs:
@@ -64,6 +68,12 @@ def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None
     if job.missing and ranks is None:
         job.notes.append(f"no trace of rank {_few(job.missing)} of the {job.world} in the job")
     return job
+
+
+def _may_be_of(path: Path, ranks: set[int]) -> bool:
+    """Whether a file may be of one of the ranks: one whose name says otherwise is not even opened."""
+    named = _RANK.search(path.name) or _RANK.search(path.parent.name)
+    return named is None or int(named[1]) in ranks
 
 
 def kind_of(path: Path) -> str | None:
@@ -186,6 +196,11 @@ def _with_arguments(profile: Graph, execution_trace: Path) -> Graph:
 
 def _refuse_mixed(graphs: list[Graph]) -> None:
     """Refuse traces that cannot be of one job."""
+    for graph in graphs:
+        if graph.world > MOST_RANKS:
+            raise ForetraceError(
+                f"{graph.source} says that its job has {graph.world:,} ranks", "Check where the file comes from."
+            )
     for one, other in pairwise(graphs):
         if one.rank == other.rank:
             what = f"{one.source} and {other.source} are both of rank {one.rank}"

@@ -21,6 +21,9 @@ from foretrace.graph.tables import Ints
 CONTEXTS = (4, 2, 1)
 """How many names in a row must agree for two places to be the same; fewer between two places found with more."""
 
+SAME_WORK = {"aten::_reshape_alias": "aten::view", "aten::new_zeros": "aten::zeros"}
+"""What PyTorch calls in one place by one name and in another, or when watched, by another."""
+
 _END = -2
 
 
@@ -62,8 +65,7 @@ def _same_work(name: str) -> str:
     """
     if name.startswith("ProfilerStep#"):
         return "ProfilerStep#"
-    if name == "aten::_reshape_alias":
-        return "aten::view"
+    name = SAME_WORK.get(name, name)
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 

@@ -77,9 +77,11 @@ class Timings:
     """Each with a device sync at its end."""
     back_to_back_ms: tuple[float, ...] = ()
     """Without one: the host runs ahead."""
+    peak_memory_bytes: int | None = None
+    """The most that the device's allocator had given out during them."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Graph:
     """The ops of one rank's step, with kernels and times where known."""
 
@@ -106,6 +108,14 @@ class Graph:
     """Bytes the allocator had given out over time, where the source says."""
     notes: list[str] = field(default_factory=list)
     """What the source lacks or what was assumed, for the reader."""
+
+    def __repr__(self) -> str:
+        """In short: its tables are long.
+
+        >>> Graph(OpTable.of([]), rank=3, world=8)
+        Graph(rank 3 of 8: 0 ops, 0 kernels)
+        """
+        return f"Graph(rank {self.rank} of {self.world}: {len(self.ops)} ops, {len(self.kernels)} kernels)"
 
     @property
     def launched_before_us(self) -> float:

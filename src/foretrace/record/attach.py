@@ -9,6 +9,7 @@ import atexit
 import json
 import os
 import sys
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -18,11 +19,14 @@ from typing import Any
 
 ORDERS = "FORETRACE_RECORD"
 """Environment variable that tells a process what to record."""
+ATTACHED, TORCH, UNFINISHED = ".attached", ".torch", ".unfinished"
+"""Ends of the names of notes that a process leaves: it was reached, it has torch, it has no whole recording."""
 
 
 def attach() -> None:
     """Record this process as soon as it imports torch."""
     orders = json.loads(os.environ[ORDERS])
+    _note(orders, ATTACHED)
     if "torch" in sys.modules:
         begin(orders)
     else:
@@ -34,16 +38,25 @@ def begin(orders: dict[str, Any]) -> None:
     from foretrace.record.schedule import Schedule
     from foretrace.record.session import open_session, why_unfinished
 
+    _note(orders, TORCH)
     out, schedule = Path(orders["out"]), Schedule(orders["warmup"], orders["plain"], orders["profile"])
     session = open_session(out, schedule, _stop if orders["stop"] else lambda: None)
 
     def leaving() -> None:
         started = session.recorder.missing_steps < len(schedule.steps)
         why = why_unfinished(session.recorder)
-        if why and started and out.is_dir():
-            (out / f"{os.getpid()}.unfinished").write_text(why)
+        if why and started:
+            _note(orders, UNFINISHED, why)
+        session.close()
+        session.recorder.let_go()  # a profiler that still runs when the interpreter ends takes it down
 
     atexit.register(leaving)
+
+
+def _note(orders: dict[str, Any], kind: str, text: str = "") -> None:
+    """Leave a note for the launcher, where it is still there to read it."""
+    with suppress(OSError):
+        Path(orders["out"], f"{os.getpid()}{kind}").write_text(text)
 
 
 def _stop() -> None:

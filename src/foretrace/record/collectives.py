@@ -50,11 +50,11 @@ def _group(op: Op) -> str:
 
 def _sized(op: Op, kind: str, ranks: int) -> list[Tensor]:
     """The tensors whose bytes are the collective's size."""
-    if op.name.startswith("c10d::") and kind in ("gather", "scatter"):
-        outputs, inputs = (list(tensors_in(value)) for value in op.args[:2])
-        whole, part = (outputs, inputs) if kind == "gather" else (inputs, outputs)
+    first, second = (list(tensors_in(value)) for value in (*op.args, None, None)[:2])
+    if not op.name.startswith("c10d::"):
+        return op.produced if kind in BY_OUTPUT else first
+    if kind in ("gather", "scatter"):
+        whole, part = (first, second) if kind == "gather" else (second, first)
         return whole or part * ranks  # only the root has the whole
-    if op.name.startswith("c10d::") and len(op.args) > 1 and list(tensors_in(op.args[1])):
-        # In place: (outputs, inputs, …)
-        return list(tensors_in(op.args[0 if kind in BY_OUTPUT else 1]))
-    return op.produced if kind in BY_OUTPUT else list(tensors_in(op.args[0]) if op.args else ())
+    # In place: (outputs, inputs, …), or (what is changed, …).
+    return first if kind in BY_OUTPUT or not second else second

@@ -70,7 +70,8 @@ class Communication:
             yield
             return
         # New releases add new names: reduce_scatter_single is _reduce_scatter_base of old.
-        original = {name: getattr(c10d.ProcessGroup, name) for name in dir(c10d.ProcessGroup) if "reduce" in name}
+        # Taken from the class's own table: what getattr gives can't be put back, it has lost its self.
+        original = {name: method for name, method in vars(c10d.ProcessGroup).items() if "reduce" in name}
         for name, method in original.items():
             setattr(c10d.ProcessGroup, name, self._noting(method))
         try:

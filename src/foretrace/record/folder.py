@@ -112,13 +112,14 @@ def read_rank(folder: Path) -> Rank:
     """What is known of a rank."""
     with _read_soundly(folder / RANK) as facts:
         _check_version(facts, folder / RANK)
-        timings = ([float(ms) for ms in facts[name]] for name in ("synced_ms", "back_to_back_ms"))
+        synced, back_to_back = (tuple(map(float, facts[name])) for name in ("synced_ms", "back_to_back_ms"))
+        peak = facts.get("peak_memory_bytes")
         return Rank(
             rank=int(facts["rank"]),
             world=int(facts["world"]),
             device=str(facts["device"]),
             groups={name: tuple(int(member) for member in members) for name, members in facts["groups"].items()},
-            plain=Timings(*map(tuple, timings)),
+            plain=Timings(synced, back_to_back, None if peak is None else int(peak)),
             slowdown=float(facts["slowdown"]["profile"] or 1.0),
         )
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import signal
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from foretrace.graph import ForetraceError
-from foretrace.record.attach import ORDERS
-from foretrace.record.session import finish, prepare
+from foretrace.record.attach import ATTACHED, ORDERS, TORCH
+from foretrace.record.session import TRAIN_LONGER, finish, prepare, unfinished
 
 
 def launch(
@@ -35,13 +39,39 @@ def launch(
     environment = {**os.environ, "PYTHONPATH": path, ORDERS: json.dumps(orders)}
     try:
         code = _run(command, environment)
-        reasons = [note.read_text() for note in sorted(parts.glob("*.unfinished"))]
-        if code:
-            reasons.append(f"the command ended with exit code {code}")
-        finish(out, parts, reasons, {"by": "foretrace record", "command": list(command)})
+        if not any(parts.glob("rank-*")):
+            raise _nothing_recorded(parts, code)
+        lost = unfinished(parts)
+        finish(out, parts, {"by": "foretrace record", "command": list(command)})
+        if lost:
+            print(f"foretrace: not every process was recorded: {lost}", file=sys.stderr)
+        print(f"foretrace: recorded into {out}; see it with: foretrace show {shlex.quote(str(out))}", file=sys.stderr)
     finally:
         shutil.rmtree(parts, ignore_errors=True)
     return code
+
+
+def _nothing_recorded(parts: Path, code: int) -> ForetraceError:
+    """What to tell where no rank was recorded: how far the recorder got, and what keeps it from getting further."""
+    why = unfinished(parts)
+    if code:
+        return ForetraceError(
+            f"nothing was recorded: the command ended with exit code {code}{f'; {why}' if why else ''}",
+            "See what it printed, and try it without foretrace.",
+        )
+    if why:
+        return ForetraceError(f"nothing was recorded: {why}", TRAIN_LONGER)
+    if any(parts.glob(f"*{TORCH}")):
+        return ForetraceError(
+            "nothing was recorded: no training step was seen",
+            "A job without a torch.optim optimizer says where its steps end with foretrace.step().",
+        )
+    if any(parts.glob(f"*{ATTACHED}")):
+        return ForetraceError("nothing was recorded: no process imported torch", "Check the command after --.")
+    return ForetraceError(
+        "nothing was recorded: the recorder reached no Python process of the command",
+        "It comes in through PYTHONPATH: leave that as it is (no python -E or -I, no clean environment).",
+    )
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
@@ -49,7 +79,21 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
         job = subprocess.Popen(command, env=environment)
     except OSError as error:
         raise ForetraceError(f"{command[0]} can't be run ({error.strerror})", "Check the command after --.") from None
-    while job.returncode is None:
-        with suppress(KeyboardInterrupt):  # the job got it too, and may want to save something before it ends
-            job.wait()
+    with _passing_on_sigterm(job):
+        while job.returncode is None:
+            with suppress(KeyboardInterrupt):  # the job got it too, and may want to save something before it ends
+                job.wait()
     return job.returncode if job.returncode >= 0 else 128 - job.returncode  # a signal, as shells tell it
+
+
+@contextmanager
+def _passing_on_sigterm(job: subprocess.Popen[bytes]) -> Iterator[None]:
+    """End the job, not only its recorder, where a scheduler ends the command."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: job.terminate())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

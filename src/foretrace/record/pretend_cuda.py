@@ -7,7 +7,7 @@ choose another op for a GPU, that one is called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import MagicMock, patch
@@ -26,6 +26,13 @@ from foretrace.record.watch import desugars
 
 CUDA, CPU = "cuda:0", "cpu"
 MOVES = (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu)
+
+QUESTIONS: dict[Any, Callable[[str], Any]] = {
+    torch.Tensor.is_cuda.__get__: lambda label: label == CUDA,
+    torch.Tensor.is_cpu.__get__: lambda label: label == CPU,
+    torch.Tensor.get_device: lambda label: 0 if label == CUDA else -1,
+}
+"""What a tensor is asked about its device, and the answer by its label."""
 
 ANSWERS: dict[str, Any] = {
     "is_available": lambda: True,
@@ -49,15 +56,18 @@ ANSWERS: dict[str, Any] = {
 
 
 @contextmanager
-def pretended_cuda() -> Iterator[DeviceName]:
-    """Be on a machine with a GPU while open. Gives what says which device a tensor would be on."""
+def pretended_cuda(on_paper: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[DeviceName]:
+    """Be on a machine with a GPU while open. Gives what says which device a tensor would be on.
+
+    ``on_paper`` gives the fake tensor that stands for a real one.
+    """
     with ExitStack() as stack:
         for name, answer in ANSWERS.items():
             stack.enter_context(patch.object(torch.cuda, name, answer))
         if torch.version.cuda:  # fake CUDA tensors work as they are
             yield lambda tensor: str(tensor.device)
             return
-        labels = Labels()
+        labels = Labels(on_paper)
         stack.enter_context(counting_regions())
         stack.enter_context(casting_like_cuda(lambda tensor: labels.of(tensor) == CUDA))
         stack.enter_context(choosing_like_cuda())
@@ -72,7 +82,8 @@ def pretended_cuda() -> Iterator[DeviceName]:
 class Labels:
     """Which device each storage would be on."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_paper: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._on_paper = on_paper
         self.requested: str | None = None
         """The device that the call in flight asks for; None for calls that PyTorch makes by itself."""
         self.in_dispatch = 0
@@ -81,16 +92,16 @@ class Labels:
 
     def of(self, tensor: torch.Tensor) -> str:
         """The device of a tensor; a CPU's where nothing was said."""
-        return str(self._labels.get(_holder(tensor), CPU))
+        return str(self._labels.get(self._holder(tensor), CPU))
 
     def put(self, tensor: torch.Tensor, label: str) -> None:
         """Say it, unless it was said before."""
-        self._labels.setdefault(_holder(tensor), label)
+        self._labels.setdefault(self._holder(tensor), label)
 
     def move(self, module: torch.nn.Module, label: str) -> None:
         """Say that a module's weights and buffers are elsewhere now."""
         for tensor in (*module.parameters(), *module.buffers()):
-            self._labels[_holder(tensor)] = label
+            self._labels[self._holder(tensor)] = label
 
     def follow(self, arguments: list[Any], result: Any) -> None:
         """Label what a call made: as asked for, else like what it was made from."""
@@ -102,9 +113,9 @@ class Labels:
             if isinstance(made, torch.Tensor):
                 self.put(made, label)
 
-
-def _holder(tensor: torch.Tensor) -> Any:
-    return tensor.untyped_storage() if tensor.layout == torch.strided else tensor
+    def _holder(self, tensor: torch.Tensor) -> Any:
+        fake = self._on_paper(tensor)
+        return fake.untyped_storage() if fake.layout == torch.strided else fake
 
 
 def _module_movers(labels: Labels) -> dict[str, Any]:
@@ -161,8 +172,8 @@ class Answers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.Tensor.is_cuda.__get__:
-            return self._labels.of(args[0]) == CUDA
+        if func in QUESTIONS:
+            return QUESTIONS[func](self._labels.of(args[0]))
         if func is torch.Tensor.pin_memory:
             return args[0]
         if func in MOVES:

@@ -35,16 +35,18 @@ def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Jo
     folders = {int(found.name[5:]): found for found in path.glob("rank-*") if found.name[5:].isdecimal()}
     chosen = sorted(set(folders) if ranks is None else set(folders) & set(ranks))
     if not chosen:
-        raise ForetraceError(
-            f"{path} holds no rank{'' if ranks is None else ' of those asked for'}", "Record it again."
-        )
+        there = ", ".join(map(str, sorted(folders))) or "none"
+        raise ForetraceError(f"{path} holds no rank that was asked for", f"Those it holds: {there}.")
     profiles = {rank: profile for rank in chosen if (profile := _profile(folders[rank]))}
     step = _median_step(list(profiles.values()))
     graphs = [read_rank(folders[rank], profiles.get(rank), step) for rank in chosen]
     for graph in graphs:
         graph.world = world
     graphs, notes = on_one_clock(graphs)
-    return Job(graphs, str(path), notes)
+    job = Job(graphs, str(path), notes)
+    if job.missing and ranks is None:
+        job.notes.append(f"{len(job.missing)} of the {job.world} ranks were not recorded")
+    return job
 
 
 def _profile(path: Path) -> Graph | None:
@@ -59,7 +61,7 @@ def _median_step(profiles: list[Graph]) -> str:
         steps = sorted(profile.steps, key=lambda step: step.start)
         for step in steps[1:] or steps:
             lengths[step.name] = lengths.get(step.name, 0.0) + step.ms
-    return sorted(lengths, key=lambda name: lengths[name])[len(lengths) // 2] if lengths else ""
+    return sorted(lengths, key=lambda name: lengths[name])[(len(lengths) - 1) // 2] if lengths else ""
 
 
 def read_rank(path: Path, profile: Graph | None, step: str) -> Graph:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foretrace.graph import ForetraceError
+
 WARM_UP, SYNCED, BACK_TO_BACK, PROFILE, EXECUTION_TRACE, STRUCTURE, INDICES = (
     "warm-up", "synced", "back-to-back", "profile", "execution trace", "structure", "indices",
 )  # fmt: skip
@@ -23,11 +25,18 @@ class Schedule:
     plain: int = 20
     profile: int = 3
 
+    def __post_init__(self) -> None:
+        if self.warmup < 1 or self.plain < 1 or self.profile < 0:
+            raise ForetraceError(
+                f"there can't be {self.warmup} warm-up, {self.plain} plain and {self.profile} profiled steps",
+                "Take at least 1 warm-up step, 1 plain one, and 0 profiled ones.",
+            )
+
     @property
     def steps(self) -> list[str]:
         """What each step of the job is for, in order."""
         return [
-            *[WARM_UP] * max(self.warmup, 1),
+            *[WARM_UP] * self.warmup,
             *[SYNCED] * self.plain,
             *[BACK_TO_BACK] * self.plain,
             *[PROFILE] * (self.profile + 1 if self.profile else 0),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace.graph import ForetraceError
 from foretrace.record import folder as files
+from foretrace.record.attach import UNFINISHED
 from foretrace.record.schedule import Schedule
 
 if TYPE_CHECKING:
     from foretrace.record.recorder import Recorder
+
+TRAIN_LONGER = "Train longer, or take fewer steps: warmup 2, plain 5, profile 1."
 
 _running: Session | None = None
 
@@ -114,25 +118,41 @@ def record(step_fn: Callable[[], Any], out: str | Path, plain: int = 20, profile
         while not recorder.done:
             step_fn()
             recorder.step()
-        return finish(out, parts, [recorder.failed], {"by": "ft.record"})
+        if recorder.failed:
+            raise ForetraceError(f"nothing was recorded: {recorder.failed}", "Set FORETRACE_DEBUG=1 to see where.")
+        return finish(out, parts, {"by": "ft.record"})
     finally:
         recorder.let_go()
         shutil.rmtree(parts, ignore_errors=True)
 
 
 @contextmanager
-def recording(out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 5) -> Iterator[None]:
+def recording(out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 5) -> Iterator[Path]:
     """Record the training loop inside: its optimizers, or ``foretrace.step()``, say where steps end.
 
-    The loop may run longer than the recording needs; if it is shorter, leaving the block says by how much.
+    Gives the folder. The loop may run longer than the recording needs; if it is shorter, a warning says by how much,
+    and the job goes on.
+
+    >>> import torch, tempfile
+    >>> weight = torch.ones(4, 4, requires_grad=True); optimizer = torch.optim.SGD([weight], lr=0.1)
+    >>> with recording(tempfile.mkdtemp() + "/r", plain=2, profile=1, warmup=1) as folder:
+    ...     for _ in range(12):
+    ...         weight.square().sum().backward(); optimizer.step(); optimizer.zero_grad()
+    >>> (folder / "job.json").exists()
+    True
     """
     _refuse_a_second()
     out, parts = prepare(out)
     session = open_session(parts, Schedule(warmup, plain, profile))
     try:
-        yield
+        yield out
         session.close()
-        finish(out, parts, [why_unfinished(session.recorder)], {"by": "ft.recording"})
+        if session.recorder.failed:
+            return  # it has said so
+        if why := why_unfinished(session.recorder):
+            warnings.warn(f"foretrace: nothing was recorded: {why}. {TRAIN_LONGER}", stacklevel=3)
+        else:
+            finish(out, parts, {"by": "ft.recording"})
     finally:
         session.close()
         session.recorder.let_go()
@@ -149,8 +169,11 @@ def why_unfinished(recorder: Recorder) -> str:
 def prepare(out: str | Path) -> tuple[Path, Path]:
     """The folder of a recording to be, and a working folder beside it that ranks write into."""
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ForetraceError(f"{out} exists and is not empty", "Choose another --out, or remove it first.")
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ForetraceError(f"{out} is there already", "Choose another --out, or remove it first.")
+    except OSError as error:
+        raise ForetraceError(f"{out} can't be looked at ({error.strerror})", "Choose another --out.") from None
     parts = out.absolute().with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         parts.mkdir(parents=True)
@@ -159,19 +182,23 @@ def prepare(out: str | Path) -> tuple[Path, Path]:
     return out, parts
 
 
-def finish(out: Path, parts: Path, reasons: list[str], facts: dict[str, Any]) -> Path:
-    """Move the ranks that were recorded to their place; raise where there are none."""
+def unfinished(parts: Path) -> str:
+    """Why ranks are missing, as the processes that should have recorded them say."""
+    return "; ".join(sorted({note.read_text() for note in parts.glob(f"*{UNFINISHED}")}))
+
+
+def finish(out: Path, parts: Path, facts: dict[str, Any]) -> Path:
+    """Put the ranks that were recorded in their place, all at once.
+
+    Launchers on several nodes may share a place: whoever comes later adds its ranks to what is there.
+    """
     ranks = sorted(parts.glob("rank-*"))
-    if not ranks:
-        why = "; ".join(sorted({reason for reason in reasons if reason})) or "no training step was seen"
-        raise ForetraceError(
-            f"nothing was recorded: {why}",
-            "Train longer, or take fewer steps (--warmup 2 --plain 5 --profile 1). A job without a torch.optim "
-            "optimizer says where its steps end with foretrace.step().",
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    for rank in ranks:
-        rank.replace(out / rank.name)
-    worlds = {files.read_rank(path).world for path in out.glob("rank-*")}
-    files.write_job(out, {"world": max(worlds), **facts})
+    for other in set(parts.iterdir()) - set(ranks):
+        shutil.rmtree(other) if other.is_dir() else other.unlink()
+    files.write_job(parts, {"world": max(files.read_rank(path).world for path in ranks), **facts})
+    if not out.exists() or not any(out.iterdir()):
+        parts.replace(out)
+        return out
+    for part in [*ranks, parts / files.JOB]:
+        part.replace(out / part.name)
     return out

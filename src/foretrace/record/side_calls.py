@@ -37,11 +37,11 @@ def noting_side_calls(watch: Watch) -> Iterator[None]:
     try:
         yield
     finally:
-        for owner, attribute, original, inherited in reversed(patched):
-            if inherited:
+        for owner, attribute, own in reversed(patched):
+            if own is None:
                 delattr(owner, attribute)
             else:
-                setattr(owner, attribute, original)
+                setattr(owner, attribute, own)
 
 
 def _targets(watch: Watch) -> list[tuple[Any, str, str, Describe]]:
@@ -78,9 +78,10 @@ def _some(value: Value) -> tuple[Value, ...] | None:
     return None if value is None else (value,)
 
 
-def _patch(watch: Watch, owner: Any, attribute: str, name: str, describe: Describe) -> tuple[Any, str, Any, bool]:
+def _patch(watch: Watch, owner: Any, attribute: str, name: str, describe: Describe) -> tuple[Any, str, Any]:
+    """Put a call that notes in an attribute's place. Gives what to put back: None where it was inherited."""
     original = getattr(owner, attribute)
-    inherited = isinstance(owner, type) and attribute not in vars(owner)
+    own = vars(owner).get(attribute)  # what getattr gives of a C++ class can't be put back: it has lost its self
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -93,4 +94,4 @@ def _patch(watch: Watch, owner: Any, attribute: str, name: str, describe: Descri
         return original(*args, **kwargs)
 
     setattr(owner, attribute, call)
-    return owner, attribute, original, inherited
+    return owner, attribute, own

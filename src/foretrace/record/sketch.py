@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import copy
+from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
@@ -16,12 +18,13 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.optim import optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from foretrace.graph import ForetraceError, Graph
 from foretrace.record.census import DeviceName
 from foretrace.record.optimizers import listen
 from foretrace.record.pretend_cuda import pretended_cuda
-from foretrace.record.watch import Watch
+from foretrace.record.watch import Watch, desugars
 
 STAND_INS: dict[Any, Any] = {torch.bool: False}
 """What reading a value gives where there are no values: False for a flag, 1 for a number."""
@@ -36,7 +39,8 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int = 1
         Does one training step; or builds the model and returns the function that does the step. What it builds is
         never allocated, so the second form sketches models larger than any machine.
     device
-        ``"cuda"`` gives the step as a GPU would see it, on any machine; left out, the script's own choice stands.
+        ``"cuda"`` lets the script find a GPU, on any machine: what it puts there (``.to("cuda")``, or wherever
+        ``torch.cuda.is_available()`` leads it) is sketched as the GPU would run it. Left out, the machine is as it is.
     world, rank
         Pretend to be this rank of a process group of this size: DDP and FSDP2 scripts are sketched as they are.
 
@@ -51,9 +55,10 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int = 1
     >>> len([op for op in graph.ops if op.name in ("aten::addmm", "aten::mm")])
     2
     """
+    _check(step_fn, device, world, rank)
     with ExitStack() as stack:
         paper = stack.enter_context(Paper())
-        device_name = stack.enter_context(pretended_cuda()) if device == "cuda" else None
+        device_name = stack.enter_context(pretended_cuda(paper.copied)) if device == "cuda" else None
         group = None
         if world > 1:
             from foretrace.record.pretend_group import pretended_group
@@ -70,6 +75,8 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int = 1
                 step()
             graph = _watched(step, paper, device_name)
             graph.world, graph.rank, graph.source = world, rank, getattr(step_fn, "__name__", "a step")
+            if device == "cuda" and not any(t.device.startswith("cuda") for op in graph.ops for t in op.produced):
+                graph.notes.append("the step puts nothing on the GPU: build the model on device cuda")
             return graph
         except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise ForetraceError(
@@ -77,6 +84,21 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int = 1
                 "the data",
                 "Record a real run instead: foretrace record --out DIR -- python train.py",
             ) from error
+        except (RuntimeError, AssertionError) as error:
+            if "cuda" not in str(error).lower() or device == "cuda":
+                raise
+            raise ForetraceError(
+                "the step wants a GPU, and this machine has none", 'Pretend one: sketch(…, device="cuda").'
+            ) from error
+
+
+def _check(step_fn: Any, device: str | None, world: int, rank: int) -> None:
+    if not callable(step_fn):
+        raise ForetraceError(f"{step_fn!r} is no function", "Give a function that does one training step.")
+    if device not in (None, "cpu", "cuda"):
+        raise ForetraceError(f"there are no sketches for device {device!r}", 'Say "cuda", or leave it out.')
+    if not 0 <= rank < world:
+        raise ForetraceError(f"there is no rank {rank} among {world}", f"Say a rank from 0 to {world - 1}.")
 
 
 def _warmed_up(step_fn: Callable[[], Any]) -> Callable[[], Any]:
@@ -89,7 +111,7 @@ def _warmed_up(step_fn: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _watched(step: Callable[[], Any], paper: Paper, device_name: DeviceName | None) -> Graph:
-    watch = Watch(device_name) if device_name else Watch()
+    watch = OnPaper(paper, *([device_name] if device_name else []))
     paper.assumed = 0
     with watch:
         step()
@@ -106,8 +128,15 @@ class Paper(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self.assumed = 0
         """Values that were read although there are none."""
+        self._copies: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
+        """Real tensors, held so that their identity stays theirs, and what stands for them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.given(func, args), self.given(func, kwargs)
+        if func is torch.ops.aten.is_coalesced.default:
+            return False  # nobody knows which ids were looked up twice
+        if func is torch.ops.aten._coalesce.default:
+            raise DynamicOutputShapeException(func)
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except DataDependentOutputException:
@@ -116,6 +145,39 @@ class Paper(FakeTensorMode):
             self.assumed += 1
             kind = args[0].dtype
             return STAND_INS.get(kind, 1.0 if kind.is_floating_point else 1)
+
+    def given(self, func: Any, values: Any) -> Any:
+        """What a call is given; what a script writes down itself, as in torch.tensor(2), keeps its values."""
+        return values if func in self.lift_fns else self.copied(values)
+
+    def copied(self, values: Any) -> Any:
+        """The values with a fake tensor for each real one, always the same: a sketch must not change a real model."""
+        if isinstance(values, FakeTensor):
+            return values
+        if isinstance(values, torch.Tensor):
+            return values if desugars(type(values)) else self._copy(values)
+        if isinstance(values, dict):
+            return {key: self.copied(value) for key, value in values.items()}
+        return type(values)(map(self.copied, values)) if type(values) in (list, tuple) else values
+
+    def _copy(self, tensor: torch.Tensor) -> FakeTensor:
+        if id(tensor) not in self._copies:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                bare = tensor.detach()  # its gradient may be fake already
+                self._copies[id(tensor)] = (tensor, self.from_tensor(bare))
+        return self._copies[id(tensor)][1]
+
+
+class OnPaper(Watch):
+    """A watch that sees the fake tensors which stand for a real model's, so that views and changes in place show."""
+
+    def __init__(self, paper: Paper, *device_name: DeviceName) -> None:
+        super().__init__(*device_name)
+        self._paper = paper
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = self._paper.given
+        return super().__torch_dispatch__(func, types, given(func, args), given(func, kwargs))
 
 
 class Moving:
@@ -158,24 +220,42 @@ class Moving:
 @contextmanager
 def _leaving_no_trace() -> Iterator[None]:
     """Give real models their gradients and optimizer states back, whatever a sketch put in their place."""
-    before: dict[int, tuple[Any, dict[Any, Any], list[tuple[Any, Any]]]] = {}
+    gradients: dict[int, tuple[Any, Any]] = {}
+    states: dict[int, tuple[Any, dict[Any, Any]]] = {}
 
-    def remember(chosen: Any) -> None:
-        if id(chosen) not in before:
-            weights = [w for group in chosen.param_groups for w in group["params"] if not isinstance(w, FakeTensor)]
-            before[id(chosen)] = (
-                chosen,
-                {w: dict(chosen.state[w]) for w in weights if w in chosen.state},
-                [(w, None if isinstance(w.grad, FakeTensor) else w.grad) for w in weights],
-            )
+    def keep_gradients(weights: Iterable[Any]) -> None:
+        for weight in weights:
+            if not isinstance(weight, FakeTensor):
+                gradient = None if isinstance(weight.grad, FakeTensor) else weight.grad
+                gradients.setdefault(id(weight), (weight, gradient))
 
-    silence = listen(before=remember, after=lambda _: None)
+    def keep_all(chosen: Any) -> None:
+        weights = [weight for group in chosen.param_groups for weight in group["params"]]
+        keep_gradients(weights)
+        states.setdefault(id(chosen), (chosen, {key: copy(state) for key, state in chosen.state.items()}))
+
+    silence = listen(before=keep_all, after=lambda _: None)
     try:
-        yield
+        with (
+            _calling_first(keep_all, optimizer.Optimizer, "zero_grad"),
+            _calling_first(lambda module: keep_gradients(module.parameters()), torch.nn.Module, "zero_grad"),
+        ):
+            yield
     finally:
         silence()
-        for touched, states, gradients in before.values():
-            for weight, gradient in gradients:
-                weight.grad = gradient
-                touched.state.pop(weight, None)
-            touched.state.update(states)
+        for weight, gradient in gradients.values():
+            weight.grad = gradient
+        for chosen, kept in states.values():
+            chosen.state.clear()
+            chosen.state.update(kept)
+
+
+def _calling_first(function: Callable[[Any], None], owner: Any, name: str) -> Any:
+    method = getattr(owner, name)
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        function(self)
+        return method(self, *args, **kwargs)
+
+    return patch.object(owner, name, call)

@@ -12,6 +12,9 @@ from foretrace.report.tables import lines
 
 Words = dict[str, Any]
 
+HOST_BOUND = 0.3
+"""Where the device idles for more than this share of its time, the host holds the step up."""
+
 
 def headline(words: Words) -> RenderableType:
     """What the step is, how long it takes, and why."""
@@ -45,7 +48,9 @@ def _lines(words: Words) -> Iterator[tuple[str, str, str]]:
     if words["critical_path_ms"]:
         yield "path", f"{ms(words['critical_path_ms'])} ms", _path(words)
     if peaks := [peak for peak in words["peak_memory_bytes"].values() if peak is not None]:
-        yield "memory", bytes_(max(peaks)), "peak" if len(peaks) == 1 else "peak of the fullest rank"
+        measured = words["plain"].get("peak_memory_bytes")
+        said = "peak" if len(peaks) == 1 else "peak of the fullest rank"
+        yield "memory", bytes_(max(peaks)), f"{said}; the allocator says {bytes_(measured)}" if measured else said
     if on_device and words["attributed"] is not None:
         yield "known", percent(words["attributed"]), f"of the device time has an owner{_launched_before(words)}"
 
@@ -54,11 +59,12 @@ def _verdict(words: Words) -> str:
     """Who or what holds the step up."""
     if words["stragglers"]:
         ranks = sorted(straggler["rank"] for straggler in words["stragglers"])
-        return f"{plural(len(ranks), 'rank')[2:]} {listed(ranks)} hold{'s' * (len(ranks) == 1)} the others back"
+        one = len(ranks) == 1
+        return f"{'rank' if one else 'ranks'} {listed(ranks)} hold{'s' if one else ''} the others back"
     if not words["device_span_ms"]:
         return "all of it on the host"
     idle = _mean(words["device_idle_ms"]) / words["device_span_ms"]
-    return f"{'host' if idle > 0.3 else 'device'}-bound: the device idles {percent(idle)} of it"
+    return f"{'host' if idle > HOST_BOUND else 'device'}-bound: the device idles {percent(idle)} of its time"
 
 
 def _device(words: Words) -> str:
