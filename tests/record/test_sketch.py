@@ -369,4 +369,4 @@ def test_a_step_that_puts_nothing_on_the_gpu_is_told_so() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_step_that_wants_a_gpu_is_told_how_to_pretend_one() -> None:
     with pytest.raises(ForetraceError, match="wants a GPU"):
-        sketch(lambda: torch.ones(3, device="cuda"))
+        sketch(lambda: (torch.ones(3, device="cuda", requires_grad=True) * 2).sum().backward())
