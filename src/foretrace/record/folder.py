@@ -16,7 +16,7 @@ from typing import Any
 
 from foretrace import __version__
 from foretrace.graph import ForetraceError, Graph, Indices, Op, Storage
-from foretrace.record.codec import from_lines, to_lines
+from foretrace.graph.codec import from_lines, to_lines
 
 VERSION = 1
 RANK, OPS, STORAGES, INDICES = "rank.json", "ops.jsonl.gz", "storages.json.gz", "indices.json"

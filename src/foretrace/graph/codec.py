@@ -12,7 +12,12 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from foretrace.graph import Constant, ForetraceError, Op, Tensor, Value
+from foretrace.graph.errors import ForetraceError
+from foretrace.graph.op import PHASES, Constant, Op, Value
+from foretrace.graph.tensor import Tensor
+
+DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+"""What taking apart a file raises that holds something else than we wrote."""
 
 OPTIONAL = ("overload", "kwargs", "thread", "stream", "module", "node", "entered", "frees")
 """Fields left out of a line where they hold nothing."""
@@ -68,7 +73,7 @@ def from_lines(lines: Iterable[bytes | str], source: str) -> list[Op]:
     for number, line in enumerate(lines, 1):
         try:
             ops.append(_op(json.loads(line), known))
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        except DAMAGE as error:
             raise ForetraceError(
                 f"{source}: line {number} is not an op ({error})", "Record the step again, or restore the file."
             ) from None
@@ -76,23 +81,47 @@ def from_lines(lines: Iterable[bytes | str], source: str) -> list[Op]:
 
 
 def _op(line: dict[str, Any], known: list[Tensor]) -> Op:
-    for shape, dtype, device, stride, offset, tensor, storage, layout in line.get("new", ()):
-        strides = None if stride is None else tuple(stride)
-        known.append(Tensor(tuple(shape), dtype, device, strides, offset, tensor, storage, layout))
+    known.extend(_tensor(*description) for description in line.get("new", ()))
     return Op(
         name=str(line["op"]),
         args=tuple(_value(item, known) for item in line["args"]),
         kwargs={key: _value(item, known) for key, item in line.get("kwargs", {}).items()},
         outputs=tuple(_value(item, known) for item in line.get("out", ())),
-        overload=line.get("overload", ""),
-        phase=line["phase"],
-        thread=line.get("thread", 0),
-        stream=line.get("stream", 0),
-        module=line.get("module", ""),
-        node=line.get("node", ""),
-        entered=line.get("entered", 0),
-        frees=tuple(line.get("frees", ())),
+        overload=str(line.get("overload", "")),
+        phase=PHASES[PHASES.index(line["phase"])],
+        thread=_small(line.get("thread", 0)),
+        stream=_small(line.get("stream", 0)),
+        module=str(line.get("module", "")),
+        node=str(line.get("node", "")),
+        entered=_small(line.get("entered", 0)),
+        frees=_whole(line.get("frees", ())),
     )
+
+
+def _tensor(
+    shape: Any, dtype: Any, device: Any, stride: Any, offset: Any, tensor: Any, storage: Any, layout: Any
+) -> Tensor:
+    return Tensor(
+        shape=_whole(shape),
+        dtype=str(dtype),
+        device=str(device),
+        stride=None if stride is None else _whole(stride),
+        offset=int(offset),
+        id=int(tensor),
+        storage=int(storage),
+        layout=str(layout),
+    )
+
+
+def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(int(number) for number in numbers)
+
+
+def _small(number: Any) -> int:
+    """A number that a column of 32 bits can hold."""
+    if not 0 <= int(number) < 1 << 31:
+        raise ValueError(f"{number} is out of range")
+    return int(number)
 
 
 def _value(item: Any, known: list[Tensor]) -> Value:
@@ -101,8 +130,8 @@ def _value(item: Any, known: list[Tensor]) -> Value:
     if not isinstance(item, dict):
         return item  # type: ignore[no-any-return]
     if "t" in item:
-        return known[item["t"]]
+        return known[_small(item["t"])]
     if "d" in item:
         return {key: _value(part, known) for key, part in item["d"].items()}
     kind, text = item["c"]
-    return float(text) if kind == "float" else Constant(kind, text)
+    return float(text) if kind == "float" else Constant(str(kind), str(text))
