@@ -16,13 +16,23 @@ def root(request):
 
 def test_every_verb_has_a_page_and_a_row_in_the_readme(root):
     readme = (root / "README.md").read_text()
-    for verb in (command.callback.__name__ for command in app.registered_commands):
+    verbs = [command.callback.__name__ for command in app.registered_commands]
+    for verb in verbs + [group.name for group in app.registered_groups]:
         assert (root / "docs" / f"{verb}.md").is_file()
         assert f"docs/{verb}.md" in readme
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/index.md", "docs/show.md", "docs/diff.md", "docs/export.md", "docs/record.md"]
+    "page",
+    [
+        "README.md",
+        "docs/index.md",
+        "docs/show.md",
+        "docs/diff.md",
+        "docs/export.md",
+        "docs/record.md",
+        "docs/calibrate.md",
+    ],
 )
 def test_links_lead_somewhere(root, page):
     path = root / page

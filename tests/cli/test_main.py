@@ -19,7 +19,7 @@ def failing(error):
 def test_help_lists_every_verb(foretrace):
     ran = foretrace("--help")
     assert ran.code == 0
-    for verb in ("record", "show", "diff", "export"):
+    for verb in ("record", "show", "diff", "export", "calibrate"):
         assert f"\n  {verb} " in ran.out
 
 

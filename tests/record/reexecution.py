@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from foretrace.graph import Constant, Op, Tensor
-from foretrace.record.codec import from_lines, to_lines
+from foretrace.graph.codec import from_lines, to_lines
 from foretrace.record.watch import Watch
 
 

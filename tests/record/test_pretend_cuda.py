@@ -16,7 +16,7 @@ import resnet
 from benchmarks.workloads import WORKLOADS
 from foretrace.formats.files import pieces
 from foretrace.graph import Op
-from foretrace.record.codec import from_lines
+from foretrace.graph.codec import from_lines
 from foretrace.record.folder import read_ops
 from foretrace.record.sketch import sketch
 

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from foretrace import __version__
+from foretrace.cli.calibrate import calibrate
 from foretrace.cli.diff import diff
 from foretrace.cli.export import export
 from foretrace.cli.record import record
@@ -28,6 +29,7 @@ app.command(context_settings={"allow_interspersed_args": False})(record)
 app.command()(show)
 app.command()(diff)
 app.command()(export)
+app.add_typer(calibrate, name="calibrate")
 
 
 def print_version(wanted: bool) -> None:

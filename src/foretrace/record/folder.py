@@ -18,7 +18,7 @@ from typing import Any
 
 from foretrace import __version__
 from foretrace.graph import ForetraceError, Indices, Op, Storage, Timings
-from foretrace.record.codec import DAMAGE, from_lines, to_lines
+from foretrace.graph.codec import DAMAGE, from_lines, to_lines
 
 VERSION = 1
 MOST_RANKS = 1 << 20

@@ -84,12 +84,6 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int = 1
                 "the data",
                 "Record a real run instead: foretrace record --out DIR -- python train.py",
             ) from error
-        except (RuntimeError, AssertionError) as error:
-            if "cuda" not in str(error).lower() or device == "cuda":
-                raise
-            raise ForetraceError(
-                "the step wants a GPU, and this machine has none", 'Pretend one: sketch(…, device="cuda").'
-            ) from error
 
 
 def _check(step_fn: Any, device: str | None, world: int, rank: int) -> None:
@@ -121,6 +115,14 @@ def _watched(step: Callable[[], Any], paper: Paper, device_name: DeviceName | No
     return graph
 
 
+def _refuse_a_real_gpu(kwargs: dict[str, Any]) -> None:
+    """Fake CUDA tensors crash a build of torch without CUDA as soon as autograd touches them."""
+    if not torch.version.cuda and getattr(kwargs.get("device"), "type", "") == "cuda":
+        raise ForetraceError(
+            "the step wants a GPU, and this torch knows none", 'Pretend one: sketch(…, device="cuda").'
+        )
+
+
 class Paper(FakeTensorMode):
     """Fake tensors on which a step may read values: logging a loss must not end a sketch."""
 
@@ -132,6 +134,7 @@ class Paper(FakeTensorMode):
         """Real tensors, held so that their identity stays theirs, and what stands for them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _refuse_a_real_gpu(kwargs or {})
         args, kwargs = self.given(func, args), self.given(func, kwargs)
         if func is torch.ops.aten.is_coalesced.default:
             return False  # nobody knows which ids were looked up twice

@@ -66,8 +66,8 @@ class SparseGradients:
         if not isinstance(taken, FakeTensor):
             return taken._indices(), taken._values()
         count = self._ids[id(weight)]
-        indices = torch.empty(1, count, dtype=torch.int64, device=taken.device)
-        values = torch.empty(count, weight.shape[1], dtype=weight.dtype, device=taken.device)
+        indices = weight.new_empty(1, count, dtype=torch.int64)
+        values = weight.new_empty(count, weight.shape[1])
         taken.rows = (indices, values)  # they live as long as the gradient does
         return indices, values
 

@@ -12,7 +12,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from foretrace.graph import PHASES, Constant, ForetraceError, Op, Tensor, Value
+from foretrace.graph.errors import ForetraceError
+from foretrace.graph.op import PHASES, Constant, Op, Value
+from foretrace.graph.tensor import Tensor
 
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """What taking apart a file raises that holds something else than we wrote."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.graph import PHASES, Constant, ForetraceError, Op, Tensor
-from foretrace.record.codec import from_lines, to_lines
+from foretrace.graph.codec import from_lines, to_lines
 
 sizes = st.integers(0, 2**40)
 counts = st.integers(0, 2**31 - 1)

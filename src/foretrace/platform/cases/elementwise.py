@@ -1,0 +1,109 @@
+"""Element-wise calls: one operand or several, broadcast, in place, and the gradients of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from foretrace.graph import Op, Tensor, Value
+from foretrace.platform.cases.case import Case
+from foretrace.platform.cases.draw import Draw, Shape
+
+ONE = (
+    "relu", "relu_", "gelu", "silu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "reciprocal",
+    "erf", "sin", "cos", "hardswish", "hardsigmoid",
+)  # fmt: skip
+GRADIENTS = ("gelu_backward", "tanh_backward", "sigmoid_backward", "silu_backward", "hardswish_backward")
+TWO = {
+    "add": 8, "mul": 6, "sub": 2, "div": 3, "add_": 4, "mul_": 2, "div_": 1, "maximum": 1, "minimum": 1, "eq": 1,
+    "lt": 1, "ge": 1, "pow": 1,
+}  # fmt: skip
+WITH_NUMBER = (
+    ("mul", "Scalar", 0.5),
+    ("div", "Scalar", 49),
+    ("pow", "Tensor_Scalar", 3.0),
+    ("pow", "Tensor_Scalar", 2),
+)
+
+
+def draw(draw: Draw) -> Case:
+    """An element-wise call.
+
+    >>> draw(Draw("0", most=4096, kind="cpu")).op.name.startswith("aten::")
+    True
+    """
+    return Case(draw.weighted(_KINDS)(draw))
+
+
+def _operand(draw: Draw) -> Tensor:
+    tensor = draw.activation()
+    return Tensor(tensor.shape, tensor.dtype, stride=draw.layout(tensor.shape))
+
+
+def _one(draw: Draw) -> Op:
+    return Op(f"aten::{draw.one(ONE)}", (_operand(draw),), overload="default")
+
+
+def _gradient(draw: Draw) -> Op:
+    grad = _operand(draw)
+    saved = grad if draw.chance(0.8) else Tensor(grad.shape, grad.dtype)
+    if draw.chance(0.5):
+        return Op("aten::threshold_backward", (grad, saved, 0), overload="default")
+    name = draw.one(GRADIENTS)
+    tanh: dict[str, Value] = {"approximate": "tanh"} if name == "gelu_backward" and draw.chance(0.5) else {}
+    return Op(f"aten::{name}", (grad, saved), tanh, overload="default")
+
+
+def _two(draw: Draw) -> Op:
+    name, a = draw.weighted(TWO), _operand(draw)
+    style = draw.weighted({"same": 10, "dense": 2, "broadcast": 6, "mixed": 2})
+    b = {
+        "same": a,
+        "dense": Tensor(a.shape, a.dtype),
+        "broadcast": Tensor(_thinner(draw, a.shape), a.dtype),
+        "mixed": Tensor(a.shape, "bfloat16" if a.dtype == "float32" else "float32", stride=a.stride),
+    }[style]
+    if style == "mixed" and name.endswith("_") and a.dtype != "float32":
+        a, b = b, a
+    if style == "broadcast" and not name.endswith("_") and draw.chance(0.2):
+        a, b = b, a
+    overload = "Tensor_Tensor" if name == "pow" else "default" if name in ("maximum", "minimum") else "Tensor"
+    return Op(f"aten::{name}", (a, b), overload=overload)
+
+
+def _thinner(draw: Draw, shape: Shape) -> Shape:
+    """A shape that broadcasts to this one: a vector along the end, a column, or some dimensions of one."""
+    style = draw.weighted({"end": 4, "column": 2, "holes": 3, "number": 2})
+    if style == "number":
+        return ()
+    if style == "end":
+        return shape[-1:]
+    if style == "column":
+        return (*shape[:-1], 1)
+    return tuple(1 if draw.chance(0.5) else size for size in shape)
+
+
+def _with_number(draw: Draw) -> Op:
+    name, overload, number = draw.one(WITH_NUMBER)
+    if draw.chance(0.5):
+        # What Python's operators do: the number becomes a tensor of no dimensions inside the call.
+        return Op(f"aten::{draw.one(('add', 'mul', 'div'))}", (_operand(draw), 0.5), overload="Tensor")
+    return Op(f"aten::{name}", (_operand(draw), number), overload=overload)
+
+
+def _three(draw: Draw) -> Op:
+    a = _operand(draw)
+    name = draw.one(("where", "masked_fill", "addcmul", "addcdiv", "lerp", "clamp"))
+    if name == "where":
+        mask_shape = a.shape if draw.chance(0.6) else _thinner(draw, a.shape)
+        return Op("aten::where", (Tensor(mask_shape, "bool"), a, a), overload="self")
+    if name == "masked_fill":
+        mask_shape = a.shape if draw.chance(0.5) else _thinner(draw, a.shape)
+        return Op("aten::masked_fill", (a, Tensor(mask_shape, "bool"), -1e4), overload="Scalar")
+    if name == "clamp":
+        return Op("aten::clamp", (a, -0.5, 0.5), overload="default")
+    if name == "lerp":
+        return Op("aten::lerp", (a, a, 0.1), overload="Scalar")
+    return Op(f"aten::{name}", (a, a, a), overload="default")
+
+
+_KINDS: dict[Callable[[Draw], Op], int] = {_one: 7, _gradient: 5, _two: 14, _with_number: 4, _three: 3}

@@ -1,0 +1,69 @@
+"""The families of kernels, how the time is shared among them, and their cases by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from foretrace.platform.cases import (
+    attention,
+    convolutions,
+    copies,
+    dropout,
+    elementwise,
+    fills,
+    indexing,
+    joins,
+    lookups,
+    losses,
+    matrix,
+    norms,
+    optimizers,
+    pooling,
+    reductions,
+    softmax,
+    sorting,
+    transfers,
+)
+from foretrace.platform.cases.case import Case
+from foretrace.platform.cases.draw import Draw
+
+
+class Family(NamedTuple):
+    """How cases of a family are drawn, and its share of the measuring time."""
+
+    draw: Callable[[Draw], Case]
+    share: float
+
+
+FAMILIES = {
+    "matrix": Family(matrix.draw, 20),
+    "convolutions": Family(convolutions.draw, 24),
+    "attention": Family(attention.draw, 18),
+    "lookups": Family(lookups.draw, 9),
+    "elementwise": Family(elementwise.draw, 5),
+    "norms": Family(norms.draw, 4),
+    "optimizers": Family(optimizers.draw, 5),
+    "copies": Family(copies.draw, 3),
+    "reductions": Family(reductions.draw, 2.5),
+    "indexing": Family(indexing.draw, 2),
+    "softmax": Family(softmax.draw, 1.5),
+    "sorting": Family(sorting.draw, 1.5),
+    "transfers": Family(transfers.draw, 2),
+    "joins": Family(joins.draw, 1.5),
+    "losses": Family(losses.draw, 1),
+    "dropout": Family(dropout.draw, 1),
+    "pooling": Family(pooling.draw, 1.5),
+    "fills": Family(fills.draw, 0.5),
+}
+"""The shares need not add up to anything: a family gets its part of the sum. Convolutions and attention get much for
+few cases, since cuDNN takes up to a tenth of a second to choose its kernels for a shape it has not seen."""
+
+
+def case_number(family: str, number: int, most: int, kind: str) -> Case:
+    """The case of a family that has this number: always the same one.
+
+    >>> case_number("matrix", 7, 4096, "cpu") == case_number("matrix", 7, 4096, "cpu")
+    True
+    """
+    return FAMILIES[family].draw(Draw(f"{family} {number}", most, kind))

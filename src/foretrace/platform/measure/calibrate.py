@@ -1,0 +1,154 @@
+"""Measures the families of kernels for some minutes, into a folder that a later run goes on with."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretrace.graph import ForetraceError, Op, Tensor
+from foretrace.platform.cases import FAMILIES, Case, case_number
+from foretrace.platform.measure.machine import device_name, facts
+from foretrace.platform.measure.timed import timed
+from foretrace.platform.measurements import SUFFIX, Batch, close_batch, open_batch, read_batches
+
+BATCH = 256
+"""Cases under one profile."""
+TURN = 0.5, 4.0
+"""Seconds, at least and at most, that a family is measured before the next one has its turn."""
+MOST = {"cuda": 2**29, "cpu": 2**18}
+"""Elements of the largest tensors, by kind of device."""
+WARM_UP = 1.0
+"""Seconds of products before anything counts: an idle GPU runs at a fraction of its clock."""
+
+
+@dataclass
+class Progress:
+    """How far a family is."""
+
+    family: str
+    cases: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    spreads: list[float] = field(default_factory=list)
+    references: list[float] = field(default_factory=list)
+
+    @property
+    def spread(self) -> float:
+        """Median over the cases of how far their repeats lie apart, as a share of the time."""
+        return statistics.median(self.spreads) if self.spreads else 0.0
+
+    def add(self, batch: Batch) -> None:
+        """Count a batch in."""
+        good = [m for m in batch.measurements if not m.error]
+        self.cases += len(good)
+        self.failed += len(batch.measurements) - len(good)
+        self.spreads += [m.spread("cold") for m in good]
+        self.references.append(batch.reference_us)
+
+
+def calibrate(
+    folder: Path,
+    device: Any,
+    minutes: float,
+    families: Sequence[str] = (),
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> list[Progress]:
+    """Measure cases of the families, all of them where none is named, until the time is up.
+
+    Each family has a file in the folder, and goes on after its last case there.
+
+    >>> import tempfile
+    >>> done, = calibrate(Path(tempfile.mkdtemp()), torch.device("cpu"), minutes=0.02, families=["fills"])
+    >>> done.family, done.cases > 0
+    ('fills', True)
+    """
+    chosen = check_families(families)
+    folder.mkdir(parents=True, exist_ok=True)
+    next_case = {name: _next_case(folder / f"{name}{SUFFIX}", device_name(device)) for name in chosen}
+    done = {name: Progress(name) for name in chosen}
+    _warm_up(device)
+    machine = facts(device)
+    end = time.monotonic() + 60 * minutes
+    shares = sum(FAMILIES[name].share for name in chosen)
+    while time.monotonic() < end:
+        name = min(chosen, key=lambda name: done[name].seconds / FAMILIES[name].share)
+        begin = time.monotonic()
+        batch = Batch(next_case[name], next_case[name] + BATCH, machine)
+        turn = min(TURN[1], max(TURN[0], 60 * minutes * FAMILIES[name].share / shares))
+        _measure(folder / f"{name}{SUFFIX}", name, batch, device, until=min(end, begin + turn))
+        next_case[name] = batch.last
+        done[name].seconds += time.monotonic() - begin
+        done[name].add(batch)
+        report(done[name])
+    return list(done.values())
+
+
+def check_families(names: Sequence[str]) -> list[str]:
+    """The families of these names; all where there are none.
+
+    >>> len(check_families([])) == len(FAMILIES)
+    True
+    """
+    for name in names:
+        if name not in FAMILIES:
+            raise ForetraceError(f"no family is called {name!r}", f"Known are: {', '.join(FAMILIES)}.")
+    return list(names) or list(FAMILIES)
+
+
+def slowed(done: Sequence[Progress]) -> float:
+    """How much longer the reference call took at worst than at best: above 0.1 the device was busy or throttled.
+
+    >>> round(slowed([Progress("matrix", references=[10.0, 12.0])]), 2)
+    0.2
+    """
+    seen = [us for progress in done for us in progress.references if us > 0]
+    return max(seen) / min(seen) - 1 if seen else 0.0
+
+
+def _measure(path: Path, family: str, batch: Batch, device: Any, until: float) -> None:
+    open_batch(path, batch)
+    drawn = (case_number(family, n, MOST[device.type], device.type) for n in range(batch.first, batch.last))
+    reference, *batch.measurements = timed(_first(reference_case(device), drawn), device, until)
+    batch.reference_us = round(reference.us("warm"), 3)
+    close_batch(path, batch)
+    if device.type == "cuda" and torch.cuda.memory_reserved(device) > torch.cuda.mem_get_info(device)[1] / 2:
+        torch.cuda.empty_cache()
+
+
+def _first(head: Case, rest: Any) -> Any:
+    yield head
+    yield from rest
+
+
+def reference_case(device: Any) -> Case:
+    """A product large enough to load the device.
+
+    >>> reference_case(torch.device("cpu")).op.name
+    'aten::mm'
+    """
+    side, dtype = (4096, "bfloat16") if device.type == "cuda" else (256, "float32")
+    square = Tensor((side, side), dtype)
+    return Case(Op("aten::mm", (square, square), overload="default"))
+
+
+def _warm_up(device: Any) -> None:
+    timed([reference_case(device)], device)
+    end = time.monotonic() + WARM_UP
+    while device.type == "cuda" and time.monotonic() < end:
+        timed([reference_case(device)] * 32, device)
+
+
+def _next_case(path: Path, here: str) -> int:
+    """The number to go on with, where the file was made on such a device."""
+    batches = read_batches(path)
+    for batch in batches:
+        there = batch.machine.get("device")
+        if there != here:
+            raise ForetraceError(f"{path} was measured on {there}, this is {here}", "Give another --out folder.")
+    return batches[-1].last if batches else 0

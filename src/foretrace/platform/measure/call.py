@@ -1,0 +1,122 @@
+"""A described call with real arguments, ready to be made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from foretrace.graph import Constant, ForetraceError, Indices, Op, Tensor, Value
+from foretrace.platform.cases import Case
+from foretrace.platform.cases.draw import strides
+from foretrace.platform.measure.consistent import PREPARE
+
+TORCH_WORDS = ("dtype", "layout", "memory_format")
+
+
+class Call:
+    """One call, its arguments by position and by name. Calling it makes the call.
+
+    >>> op = Op("aten::mm", (Tensor((2, 3), "float32"), Tensor((3, 4), "float32")), overload="default")
+    >>> call = Call(Case(op), torch.device("cpu"))
+    >>> call["mat2"].shape, call().shape
+    (torch.Size([3, 4]), torch.Size([2, 4]))
+    """
+
+    def __init__(self, case: Case, device: Any) -> None:
+        self.case = case
+        self.device = device
+        self.function = overload_of(case.op)
+        self.indices: Indices | None = None
+        """What can be said of the ids among the arguments, once they are drawn."""
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._needed = _storage_sizes(case.op)
+        self.names = [argument.name for argument in self.function._schema.arguments]
+        self.args = [self._real(value) for value in case.op.args]
+        self.kwargs = {name: self._real(value) for name, value in case.op.kwargs.items()}
+        prepare = PREPARE.get(case.op.name)
+        if prepare:
+            prepare(self)
+
+    def __call__(self) -> Any:
+        """Make the call; gives what it returns."""
+        return self.function(*self.args, **self.kwargs)
+
+    def __getitem__(self, name: str) -> Any:
+        place = self.names.index(name)
+        return self.args[place] if place < len(self.args) else self.kwargs.get(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.args[self.names.index(name)] = value
+
+    def _real(self, value: Value) -> Any:
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, Constant):
+            if value.kind == "device":
+                return torch.device(value.value) if value.value == "cpu" else self.device
+            return getattr(torch, value.value) if value.kind in TORCH_WORDS else None
+        if isinstance(value, (list, tuple)):
+            return [self._real(item) for item in value]
+        return value
+
+    def _tensor(self, described: Tensor) -> torch.Tensor:
+        dtype = getattr(torch, described.dtype)
+        device = torch.device("cpu") if described.device == "cpu" else self.device
+        if described.layout != "strided":
+            # Its elements come with the ids: see `consistent`.
+            return torch.sparse_coo_tensor(size=described.shape, dtype=dtype, device=device, check_invariants=False)
+        stride = described.stride if described.stride is not None else strides(described.shape)
+        buffer = self._buffers.get(described.storage)
+        if buffer is None:
+            elements = self._needed.get(described.storage) or _reach(described)
+            buffer = filled(elements, dtype, device) if device == self.device else self._on_host(elements, dtype)
+            if described.storage >= 0:
+                self._buffers[described.storage] = buffer
+        return buffer.as_strided(described.shape, stride, described.offset)
+
+    def _on_host(self, elements: int, dtype: Any) -> torch.Tensor:
+        """Memory of the host that was written to, so that its pages exist; random numbers would take far longer."""
+        return torch.empty(elements, dtype=dtype, pin_memory=self.case.pinned).fill_(1)
+
+
+def overload_of(op: Op) -> Any:
+    """PyTorch's function for an op; one that this PyTorch does not have is said so.
+
+    >>> overload_of(Op("aten::relu", overload="default"))
+    <OpOverload(op='aten.relu', overload='default')>
+    """
+    namespace, name = op.name.split("::")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), name), op.overload or "default")
+    except AttributeError:
+        raise ForetraceError(f"PyTorch {torch.__version__} has no {op.name}.{op.overload}") from None
+
+
+def filled(elements: int, dtype: Any, device: Any) -> torch.Tensor:
+    """Fresh memory with values that are safe everywhere: normal floats, true and false, zeros as integers.
+
+    >>> int(filled(8, torch.int64, "cpu").sum()), filled(8, torch.float32, "cpu").std() > 0
+    (0, tensor(True))
+    """
+    buffer = torch.empty(elements, dtype=dtype, device=device)
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return buffer.normal_()
+    return buffer.random_(2) if dtype == torch.bool else buffer.zero_()
+
+
+def _storage_sizes(op: Op) -> dict[int, int]:
+    """Elements that the tensors of each shared storage reach together."""
+    sizes: dict[int, int] = {}
+    for tensor in op.tensors:
+        if tensor.storage >= 0:
+            sizes[tensor.storage] = max(sizes.get(tensor.storage, 0), _reach(tensor))
+    return sizes
+
+
+def _reach(tensor: Tensor) -> int:
+    """Elements from the start of the storage to the last one the tensor touches."""
+    if not tensor.numel:
+        return tensor.offset
+    stride = tensor.stride if tensor.stride is not None else strides(tensor.shape)
+    return tensor.offset + 1 + sum((size - 1) * step for size, step in zip(tensor.shape, stride))

@@ -1,0 +1,96 @@
+"""Times cases: each a few times with a cold cache and a few times with a warm one."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from foretrace.graph import ForetraceError
+from foretrace.platform.cases import Case
+from foretrace.platform.measure.call import Call
+from foretrace.platform.measure.clocks import Clock, DeviceClock, HostClock
+from foretrace.platform.measurements import Measurement
+
+REPEATS = 4
+"""How often a case runs in each state."""
+FATAL = ("CUDA error", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "device-side assert")
+"""What PyTorch says when a device has failed for good: nothing more can be measured in this process."""
+
+
+def timed(cases: Iterable[Case], device: Any, until: float = float("inf")) -> list[Measurement]:
+    """Measure cases one after the other, under one profile.
+
+    A case that fails is kept with what it said; the others go on.
+
+    Parameters
+    ----------
+    cases
+        What to time.
+    device
+        Where: a CUDA device, or the CPU.
+    until
+        Time of `time.monotonic` after which no further case is begun; the first one always is.
+
+    >>> from foretrace.platform.cases import case_number
+    >>> found, = timed([case_number("elementwise", 0, 4096, "cpu")], torch.device("cpu"))
+    >>> len(found.cold), len(found.warm), found.us("warm") > 0
+    (4, 4, True)
+    """
+    found: list[Measurement] = []
+    begun: list[tuple[int, int]] = []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what PyTorch thinks of random shapes is no news
+        clock: Clock = DeviceClock(device) if device.type == "cuda" else HostClock()
+        for case in cases:
+            if found and time.monotonic() > until:
+                break
+            before = clock.timed
+            found.append(_run(case, device, clock))
+            begun.append((before, clock.timed))
+        repeats = clock.repeats()
+    for measurement, (first, last) in zip(found, begun):
+        if not measurement.error:
+            measurement.cold = repeats[first : first + REPEATS]
+            measurement.warm = repeats[first + REPEATS : last]
+    return found
+
+
+def _run(case: Case, device: Any, clock: Clock) -> Measurement:
+    """Run a case in both states; its times are filled in when the clock has them."""
+    measurement = Measurement(case)
+    try:
+        with _settings(case):
+            call = Call(case, device)
+            measurement.indices = call.indices
+            call()  # libraries choose and load their kernels in the first call of a shape
+            for _ in range(REPEATS):
+                clock.flush()
+                clock.time(call)
+            call()
+            for _ in range(REPEATS):
+                clock.time(call)
+    except torch.OutOfMemoryError:
+        measurement.error = "out of memory"
+        torch.cuda.empty_cache()
+    except (RuntimeError, ValueError, TypeError, IndexError, ForetraceError) as error:
+        if any(words in str(error) for words in FATAL):
+            raise
+        measurement.error = str(error).strip().split("\n")[0][:200]
+    return measurement
+
+
+@contextmanager
+def _settings(case: Case) -> Iterator[None]:
+    """Products of float32 as the case wants them, and as they were before afterwards."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = case.tf32
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before

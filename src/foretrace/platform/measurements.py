@@ -1,0 +1,168 @@
+"""What was measured, kept as it was measured: a file per family, appended to batch by batch.
+
+A file is gzip members of JSON lines, two a batch. ``{"from": 0, "to": 256, ...}`` opens a batch: the numbers of its
+cases, and on what and when it was made. Once it is measured, ``{"kernels": [...], "reference_us": ...}`` names its
+kernels, and a line per case follows: the op as `foretrace.graph.codec` writes it, and beside it ``cold`` and ``warm``,
+each a list of repeats, each a list of [kernel, microseconds]. A member that was cut off is left out on reading.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretrace.graph import ForetraceError, Indices, Names
+from foretrace.graph.codec import DAMAGE, from_lines, to_lines
+from foretrace.platform.cases import Case, Ids
+
+SUFFIX = ".jsonl.gz"
+
+Repeat = list[tuple[str, float]]
+"""One run of a case: its kernels, in order, with their microseconds."""
+
+
+@dataclass(slots=True)
+class Measurement:
+    """A case, and how long its kernels took: with a cache that held other things, and just after running it.
+
+    >>> from foretrace.graph import Op
+    >>> both = Measurement(Case(Op("aten::relu")), cold=[[("k", 4.0)], [("k", 4.4)]], warm=[[("k", 3.0)]])
+    >>> both.us("cold"), round(both.spread("cold"), 3), both.us("warm")
+    (4.2, 0.095, 3.0)
+    """
+
+    case: Case
+    cold: list[Repeat] = field(default_factory=list)
+    warm: list[Repeat] = field(default_factory=list)
+    indices: Indices | None = None
+    """What is known of the ids that were drawn."""
+    error: str = ""
+    """Why it could not be measured, where it could not."""
+
+    def us(self, state: str) -> float:
+        """Median time of all its kernels together, in the state ``cold`` or ``warm``."""
+        return statistics.median(self._totals(state))
+
+    def spread(self, state: str) -> float:
+        """Largest less smallest repeat, as a share of the median."""
+        totals = self._totals(state)
+        middle = statistics.median(totals)
+        return (max(totals) - min(totals)) / middle if middle else 0.0
+
+    def _totals(self, state: str) -> list[float]:
+        repeats: list[Repeat] = self.cold if state == "cold" else self.warm
+        return [sum(us for _, us in repeat) for repeat in repeats]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Measurements made together: which cases of the family, on what machine, when."""
+
+    first: int
+    last: int
+    machine: dict[str, Any]
+    measurements: list[Measurement] = field(default_factory=list)
+    reference_us: float = 0.0
+    """What one and the same call took in this batch: a device that slows down shows here."""
+
+
+def open_batch(path: Path, batch: Batch) -> None:
+    """Say which cases are about to be measured: a batch that takes the machine down is not tried again."""
+    _append(path, [json.dumps({"from": batch.first, "to": batch.last, **batch.machine})])
+
+
+def close_batch(path: Path, batch: Batch) -> None:
+    """Write what was measured."""
+    names = Names()
+    lines = [_line(measurement, names) for measurement in batch.measurements]
+    _append(path, [json.dumps({"kernels": names.items, "reference_us": batch.reference_us}), *lines])
+
+
+def read_batches(path: Path) -> list[Batch]:
+    """The batches of a file, in order.
+
+    >>> import tempfile; path = Path(tempfile.mkdtemp()) / "some.jsonl.gz"
+    >>> from foretrace.graph import Op
+    >>> batch = Batch(0, 1, {"device": "cpu"}, [Measurement(Case(Op("aten::relu")), cold=[[("relu", 1.5)]])])
+    >>> open_batch(path, batch); close_batch(path, batch)
+    >>> read_batches(path) == [batch]
+    True
+    """
+    batches: list[Batch] = []
+    names: list[str] = []
+    for number, text in enumerate(_lines(path), 1):
+        try:
+            line = json.loads(text)
+            if "op" in line:
+                batches[-1].measurements.append(_measurement(text, line, names))
+            elif "kernels" in line:
+                names, batches[-1].reference_us = line["kernels"], line["reference_us"]
+            else:
+                batches.append(Batch(line.pop("from"), line.pop("to"), line))
+        except (*DAMAGE, ForetraceError) as error:
+            raise ForetraceError(
+                f"{path}: line {number} is not a measurement ({error})", "Restore the file, or measure again."
+            ) from None
+    return batches
+
+
+def _line(measurement: Measurement, names: Names) -> str:
+    case = measurement.case
+    line: dict[str, Any] = json.loads(next(to_lines([case.op])))
+    if case.ids:
+        line["ids"] = [case.ids.count, case.ids.skew, case.ids.reuse]
+    for name in ("tf32", "pinned"):
+        if getattr(case, name):
+            line[name] = True
+    if measurement.indices:
+        found = measurement.indices
+        line["indices"] = [found.rows, found.count, found.unique, found.bags, found.reuse]
+    if measurement.error:
+        line["error"] = measurement.error
+    for state, repeats in (("cold", measurement.cold), ("warm", measurement.warm)):
+        line[state] = [[[names.code(name), round(us, 3)] for name, us in repeat] for repeat in repeats]
+    return json.dumps(line)
+
+
+def _measurement(text: str, line: dict[str, Any], names: list[str]) -> Measurement:
+    ids = line.get("ids")
+    found = line.get("indices")
+    case = Case(
+        from_lines([text], "a measurement")[0],
+        Ids(ids[0], ids[1], tuple(ids[2])) if ids else None,
+        line.get("tf32", False),
+        line.get("pinned", False),
+    )
+    cold, warm = (
+        [[(names[kernel], us) for kernel, us in repeat] for repeat in line[state]] for state in ("cold", "warm")
+    )
+    indices = None
+    if found:
+        rows, count, unique, bags, reuse = found
+        indices = Indices(op=-1, rows=rows, count=count, unique=unique, bags=bags, reuse=tuple(reuse))
+    return Measurement(case, cold, warm, indices, line.get("error", ""))
+
+
+def _append(path: Path, lines: list[str]) -> None:
+    with path.open("ab") as file:
+        file.write(gzip.compress("".join(line + "\n" for line in lines).encode(), 9, mtime=0))
+
+
+def _lines(path: Path) -> Iterator[str]:
+    data = path.read_bytes() if path.exists() else b""
+    while data:
+        member = zlib.decompressobj(wbits=31)
+        try:
+            text = member.decompress(data)
+        except zlib.error as error:
+            raise ForetraceError(f"{path} is damaged ({error})", "Restore the file, or measure again.") from None
+        if not member.eof:
+            return
+        yield from text.decode().splitlines()
+        data = member.unused_data

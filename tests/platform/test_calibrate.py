@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretrace.graph import ForetraceError
+from foretrace.platform.cases import FAMILIES
+from foretrace.platform.measure import calibrate as module
+from foretrace.platform.measure.calibrate import Progress, calibrate, slowed
+from foretrace.platform.measure.clocks import HostClock
+from foretrace.platform.measurements import Batch, open_batch, read_batches
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Batches of two small cases and no wait for the cache, so that a test sees several."""
+    monkeypatch.setattr(module, "BATCH", 2)
+    monkeypatch.setattr(module, "MOST", {"cpu": 2**12})
+    monkeypatch.setattr(HostClock, "flush", lambda clock: None)
+
+
+def test_all_families_are_measured_for_real_and_share_the_time(tmp_path, few):
+    done = calibrate(tmp_path, CPU, minutes=0.12)
+    assert [progress.family for progress in done] == list(FAMILIES)
+    assert [progress.family for progress in done if progress.failed or not progress.cases] == []
+    for name in FAMILIES:
+        found = [m for batch in read_batches(tmp_path / f"{name}.jsonl.gz") for m in batch.measurements]
+        assert found and all(m.us("cold") > 0 and m.us("warm") > 0 for m in found)
+
+
+def test_a_second_run_goes_on_after_the_first(tmp_path, few):
+    for _ in range(2):
+        calibrate(tmp_path, CPU, minutes=0.005, families=["fills"])
+    batches = read_batches(tmp_path / "fills.jsonl.gz")
+    assert [batch.first for batch in batches] == [2 * n for n in range(len(batches))]
+    assert len(batches) > 1
+
+
+def test_a_batch_that_took_the_machine_down_is_not_tried_again(tmp_path, few, monkeypatch):
+    def down(cases, device, until=None):
+        if until is not None:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with monkeypatch.context() as broken, pytest.raises(RuntimeError):
+        broken.setattr(module, "timed", down)
+        calibrate(tmp_path, CPU, minutes=0.005, families=["fills"])
+    calibrate(tmp_path, CPU, minutes=0.005, families=["fills"])
+    batches = read_batches(tmp_path / "fills.jsonl.gz")
+    assert batches[0].measurements == [] and batches[1].first == 2
+
+
+def test_progress_is_reported_batch_by_batch(tmp_path, few):
+    seen = []
+    calibrate(tmp_path, CPU, minutes=0.005, families=["fills"], report=lambda p: seen.append((p.family, p.cases)))
+    assert seen[0][0] == "fills" and [cases for _, cases in seen] == sorted(cases for _, cases in seen)
+
+
+def test_a_folder_of_another_device_is_refused(tmp_path):
+    open_batch(tmp_path / "fills.jsonl.gz", Batch(0, 2, {"device": "NVIDIA H200"}))
+    with pytest.raises(ForetraceError, match=r"was measured on NVIDIA H200, this is .*CPU. Give another --out"):
+        calibrate(tmp_path, CPU, minutes=0.01, families=["fills"])
+
+
+def test_a_device_that_slows_down_shows_in_the_reference():
+    steady, throttled = Progress("matrix", references=[10.0, 10.1]), Progress("fills", references=[12.5])
+    assert slowed([steady]) < 0.02
+    assert slowed([steady, throttled]) == pytest.approx(0.25)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrace.graph import Constant, Tensor
+from foretrace.graph.codec import from_lines, to_lines
+from foretrace.platform.cases import FAMILIES, Draw, case_number
+from foretrace.platform.cases.draw import strides
+from foretrace.platform.measure.call import Call, overload_of
+
+NOT_ON_META = ("aten::_unique2", "aten::nonzero", "aten::_fused_sgd_", "aten::_local_scalar_dense")
+"""Calls whose results depend on values, or that PyTorch never taught to run without any."""
+
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def shapes_only(value):
+    """The argument on the meta device."""
+    if isinstance(value, Tensor):
+        dtype = getattr(torch, value.dtype)
+        if value.layout != "strided":
+            return torch.sparse_coo_tensor(size=value.shape, dtype=dtype, device="meta", check_invariants=False)
+        return torch.empty_strided(value.shape, value.stride or strides(value.shape), dtype=dtype, device="meta")
+    if isinstance(value, Constant):
+        return torch.device("meta") if value.kind == "device" else getattr(torch, value.value)
+    return [shapes_only(item) for item in value] if isinstance(value, list) else value
+
+
+@families
+@settings(max_examples=15, deadline=None)
+@given(number=st.integers(0, 10**6))
+def test_every_case_for_the_cpu_runs_on_it(family, number):
+    case = case_number(family, number, most=2**14, kind="cpu")
+    with torch.no_grad():
+        Call(case, torch.device("cpu"))()
+
+
+@families
+@settings(max_examples=15, deadline=None)
+@given(number=st.integers(0, 10**6))
+def test_every_case_for_a_gpu_is_a_call_that_pytorch_accepts(family, number):
+    op = case_number(family, number, most=2**29, kind="cuda").op
+    function = overload_of(op)
+    if op.name not in NOT_ON_META:
+        function(*map(shapes_only, op.args), **{name: shapes_only(value) for name, value in op.kwargs.items()})
+
+
+@families
+@settings(max_examples=25, deadline=None)
+@given(number=st.integers(0, 10**6), most=st.sampled_from([2**16, 2**22, 2**29]))
+def test_a_case_stays_within_what_it_may_hold(family, number, most):
+    case = case_number(family, number, most, kind="cuda")
+    # A table of rows may be larger than what flows through a step; the smallest convolutions cannot be shrunk further.
+    allowed = 4 * most if family == "lookups" or most > 2**16 else 64 * most
+    assert all(tensor.numel <= allowed for tensor in case.op.tensors)
+
+
+@families
+def test_a_case_is_written_and_read_without_loss(family):
+    ops = [case_number(family, number, most=2**20, kind="cuda").op for number in range(20)]
+    for op in ops:
+        read = from_lines(to_lines([op]), "here")[0]
+        assert read.name == op.name and read.overload == op.overload and read.tensors == op.tensors
+
+
+@families
+def test_the_same_number_is_the_same_case_and_another_one_mostly_another(family):
+    first, again = ([case_number(family, n, 2**20, "cuda") for n in range(30)] for _ in range(2))
+    assert first == again
+    assert len({str(case) for case in first}) > 25
+
+
+def test_sizes_lie_in_their_range_and_powers_of_two_and_odd_ones_both_come():
+    draw = Draw("sizes", most=2**20, kind="cuda")
+    sizes = [draw.size(16, 16384) for _ in range(500)]
+    assert min(sizes) >= 16 and max(sizes) <= 16384
+    assert sum(size & (size - 1) == 0 for size in sizes) > 100
+    assert sum(size % 8 != 0 for size in sizes) > 20
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.text(max_size=5), dims=st.integers(1, 4), high=st.integers(1, 10**6))
+def test_a_shape_holds_no_more_elements_than_asked_for(seed, dims, high):
+    shape = Draw(seed, most=2**20, kind="cuda").shape(dims, low=1, high=high)
+    assert len(shape) == dims and min(shape) >= 1 and math.prod(shape) <= high
+
+
+def test_matrix_products_come_in_all_layouts_dtypes_and_settings():
+    cases = [case_number("matrix", n, 2**26, "cuda") for n in range(600)]
+    products = [case for case in cases if case.op.name == "aten::mm"]
+    turned = {tuple(t.stride[0] == 1 for t in case.op.tensors) for case in products}
+    assert turned == {(False, False), (False, True), (True, False), (True, True)}
+    assert {case.op.tensors[0].dtype for case in cases} == {"bfloat16", "float16", "float32"}
+    assert {case.tf32 for case in cases if case.op.tensors[0].dtype == "float32"} == {True, False}
+    assert not any(case.tf32 for case in cases if case.op.tensors[0].dtype != "float32")
