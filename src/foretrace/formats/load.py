@@ -157,7 +157,7 @@ def _graphs(ranks: list[_Rank]) -> list[Graph]:
     """Small files are read several at once; large ones one by one, since each of them keeps all cores busy."""
     if any(_unpacked_bytes(file) > ALONE * CHUNK for rank in ranks for file in rank.files.values()):
         return [_graph(rank) for rank in ranks]
-    return [_graph(rank) for rank in ranks]
+    return shared_out(_graph, ranks)
 
 
 def _unpacked_bytes(path: Path) -> int:
