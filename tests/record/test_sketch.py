@@ -370,3 +370,9 @@ def test_a_step_that_puts_nothing_on_the_gpu_is_told_so() -> None:
 def test_a_step_that_wants_a_gpu_is_told_how_to_pretend_one() -> None:
     with pytest.raises(ForetraceError, match="wants a GPU"):
         sketch(lambda: (torch.ones(3, device="cuda", requires_grad=True) * 2).sum().backward())
+
+
+def test_the_collectives_of_a_pretended_rank_are_among_what_is_known_of_it() -> None:
+    graph = sketch(lambda: torch.distributed.all_reduce(torch.ones(256)), world=4)
+    (found,) = graph.collectives
+    assert (found.kind, found.nbytes, found.ranks) == ("all_reduce", 1024, (0, 1, 2, 3))

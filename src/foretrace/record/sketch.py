@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
 from torch.optim import optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from foretrace.formats.collector import no_collector
 from foretrace.graph import ForetraceError, Graph
 from foretrace.record.census import DeviceName
 from foretrace.record.optimizers import listen
@@ -57,6 +58,7 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int = 1
     """
     _check(step_fn, device, world, rank)
     with ExitStack() as stack:
+        stack.enter_context(no_collector())  # it would walk a growing heap again and again, and find nothing
         paper = stack.enter_context(Paper())
         device_name = stack.enter_context(pretended_cuda(paper.copied)) if device == "cuda" else None
         group = None

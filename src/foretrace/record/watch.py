@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrace.graph import Constant, Graph, Op, OpTable, Value
 from foretrace.record.census import Census, DeviceName
+from foretrace.record.collectives import collectives_of
 from foretrace.record.communication import Communication, is_box
 from foretrace.record.plain_forms import plain_form
 from foretrace.record.saved import without_saves
@@ -158,10 +159,12 @@ class Watch(TorchDispatchMode):
 
     def graph(self) -> Graph:
         """What was seen, as a graph without times."""
+        groups = dict(self.communication.groups)
         return Graph(
             ops=OpTable.of(self.ops),
             storages=dict(self.census.storages),
-            groups=dict(self.communication.groups),
+            groups=groups,
+            collectives=collectives_of(self.ops, groups),
         )
 
 
