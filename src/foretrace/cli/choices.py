@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-MOST_RANKS = 1 << 20
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -19,6 +17,8 @@ def rank_numbers(text: str | None) -> list[int] | None:
     """
     if text is None:
         return None
+    from foretrace.graph import MOST_RANKS  # here, since it brings numpy: --help does without
+
     ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

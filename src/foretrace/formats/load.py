@@ -17,7 +17,7 @@ from foretrace.formats.hands import shared_out
 from foretrace.formats.kineto import NO_SHAPES, read_kineto
 from foretrace.formats.kineto_crew import ALONE
 from foretrace.formats.kineto_events import CHUNK
-from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.graph import MOST_RANKS, ForetraceError, Graph, Job
 
 PROFILE, EXECUTION, CHAKRA = "profiler trace", "execution trace", "Chakra trace"
 _KEYS = ((re.compile(rb'"traceEvents"\s*:'), PROFILE), (re.compile(rb'"nodes"\s*:'), EXECUTION))
@@ -31,7 +31,6 @@ _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
 _NUMBER = re.compile(r"[-_.](\d{1,6})(?:\.[a-z]+)*$", re.I)
 USUAL_RATIO = 15
 """How many times a trace shrinks when gzipped."""
-MOST_RANKS = 1 << 20
 CLOCKS_DIFFER_S = 60.0
 """No two hosts of a job have clocks further apart than this."""
 
@@ -72,8 +71,8 @@ def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None
 
 def _may_be_of(path: Path, ranks: set[int]) -> bool:
     """Whether a file may be of one of the ranks: one whose name says otherwise is not even opened."""
-    named = _RANK.search(path.name) or _RANK.search(path.parent.name)
-    return named is None or int(named[1]) in ranks
+    number = rank_in_name(path, alone=True)
+    return number is None or number in ranks
 
 
 def kind_of(path: Path) -> str | None:

@@ -10,6 +10,9 @@ import numpy as np
 from foretrace.graph.tables import CallTable, KernelTable, OpTable
 from foretrace.graph.tensor import Storage
 
+MOST_RANKS = 1 << 20
+"""No job has more: a file that says so is damaged, or means harm."""
+
 
 class Span(NamedTuple):
     """A named stretch of time, in microseconds since the graph's origin."""

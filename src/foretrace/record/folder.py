@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from foretrace import __version__
-from foretrace.graph import ForetraceError, Indices, Op, Storage, Timings
+from foretrace.graph import MOST_RANKS, ForetraceError, Indices, Op, Storage, Timings
 from foretrace.graph.codec import DAMAGE, from_lines, to_lines
 
 VERSION = 1
-MOST_RANKS = 1 << 20
 RANK, OPS, STORAGES, INDICES = "rank.json", "ops.jsonl.gz", "storages.json.gz", "indices.json"
 PROFILE, EXECUTION_TRACE, JOB = "profile.json.gz", "et.json.gz", "job.json"
 
