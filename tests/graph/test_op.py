@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import fields
+
 import pytest
 
 from foretrace.graph import Constant, Op, Tensor
@@ -26,3 +29,10 @@ def test_every_dtype_of_torch_is_known() -> None:
     plain = {k for k in kinds if not str(k).startswith(("torch.bits", "torch.int", "torch.uint", "torch.q"))}
     wrong = {str(k): k.itemsize for k in plain if ITEMSIZE.get(str(k).removeprefix("torch.")) != k.itemsize}
     assert not wrong
+
+
+def test_a_copy_has_all_fields_and_is_another_op() -> None:
+    given = {field.name: field.name for field in fields(Op)}
+    op = Op(**given)  # type: ignore[arg-type]
+    twin = copy(op)
+    assert twin == op and twin is not op

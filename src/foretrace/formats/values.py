@@ -55,6 +55,8 @@ def decoded(value: Any, shape: Any, kind: str, stride: Any, parameter: Parameter
     Constant(kind='float', value='-inf')
     >>> decoded(15, [], "Int", [], Parameter("dtype", "ScalarType?", True), lambda i: i)
     Constant(kind='dtype', value='bfloat16')
+    >>> decoded([7, 0, 0, 0, 0, ""], [4, 2], "Tensor(float)", [0, 0], None, lambda i: i).layout
+    'sparse_coo'
     """
     if kind.startswith("Tensor("):
         return _tensor(value, shape, kind, stride, storage)
@@ -82,17 +84,20 @@ def _number_or_name(value: Any, parameter: Parameter) -> Value:
 
 
 def _tensor(value: Any, shape: Any, kind: str, stride: Any, storage: Naming) -> Value:
-    number, storage_id, offset, _, _, device = value
+    number, storage_id, offset, elements, _, device = value
     if kind.startswith("Tensor(nullptr"):
         return None
+    # The trace asks sparse tensors for their memory, which they have none of by themselves, and for nothing else.
+    sparse = not storage_id and not elements and not device and all(shape)
     return Tensor(
         shape=tuple(map(int, shape)),
         dtype=dtype_name(kind[7:-1]) or kind[7:-1],
         device=str(device),
-        stride=None if stride is None else tuple(map(int, stride)),
+        stride=None if stride is None or sparse else tuple(map(int, stride)),
         offset=int(offset),
         id=int(number),
         storage=storage(storage_id) if storage_id else -1,
+        layout="sparse_coo" if sparse else "strided",
     )
 
 

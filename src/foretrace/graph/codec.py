@@ -72,7 +72,7 @@ def from_lines(lines: Iterable[bytes | str], source: str) -> list[Op]:
     ops: list[Op] = []
     for number, line in enumerate(lines, 1):
         try:
-            ops.append(_op(json.loads(line), known))
+            ops.append(op_of(json.loads(line), known))
         except DAMAGE as error:
             raise ForetraceError(
                 f"{source}: line {number} is not an op ({error})", "Record the step again, or restore the file."
@@ -80,21 +80,26 @@ def from_lines(lines: Iterable[bytes | str], source: str) -> list[Op]:
     return ops
 
 
-def _op(line: dict[str, Any], known: list[Tensor]) -> Op:
+def op_of(line: dict[str, Any], known: list[Tensor]) -> Op:
+    """The op of a line that is no longer text; the tensors it defines are added to those known.
+
+    >>> op_of({"op": "aten::relu", "phase": "other", "args": [1]}, []).args
+    (1,)
+    """
     known.extend(_tensor(*description) for description in line.get("new", ()))
     return Op(
         name=str(line["op"]),
-        args=tuple(_value(item, known) for item in line["args"]),
+        args=tuple([_value(item, known) for item in line["args"]]),
         kwargs={key: _value(item, known) for key, item in line.get("kwargs", {}).items()},
         outputs=tuple(_value(item, known) for item in line.get("out", ())),
         overload=str(line.get("overload", "")),
         phase=PHASES[PHASES.index(line["phase"])],
-        thread=_small(line.get("thread", 0)),
-        stream=_small(line.get("stream", 0)),
+        thread=_small(line["thread"]) if "thread" in line else 0,
+        stream=_small(line["stream"]) if "stream" in line else 0,
         module=str(line.get("module", "")),
         node=str(line.get("node", "")),
-        entered=_small(line.get("entered", 0)),
-        frees=_whole(line.get("frees", ())),
+        entered=_small(line["entered"]) if "entered" in line else 0,
+        frees=_whole(line["frees"]) if "frees" in line else (),
     )
 
 
@@ -114,7 +119,7 @@ def _tensor(
 
 
 def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(int(number) for number in numbers)
+    return tuple(map(int, numbers))
 
 
 def _small(number: Any) -> int:
@@ -125,12 +130,12 @@ def _small(number: Any) -> int:
 
 
 def _value(item: Any, known: list[Tensor]) -> Value:
+    if isinstance(item, dict) and "t" in item:
+        return known[_small(item["t"])]
     if isinstance(item, list):
         return [_value(part, known) for part in item]
     if not isinstance(item, dict):
         return item  # type: ignore[no-any-return]
-    if "t" in item:
-        return known[_small(item["t"])]
     if "d" in item:
         return {key: _value(part, known) for key, part in item["d"].items()}
     kind, text = item["c"]

@@ -1,0 +1,140 @@
+"""Which rows of a graph are dispatcher calls as a recording holds them, and which of these each kernel belongs to.
+
+A recording is flat: it holds what passed the dispatcher below autograd. A trace is nested: it also has the composite
+ops above (aten::linear, which is a transposition and an addmm) and the internals below (the aten::empty in an addmm).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.graph.graph import Graph
+from foretrace.graph.op import SIDE_CALLS
+from foretrace.graph.tables import CALL, Ints, OpTable
+
+COMPOSITES = Path(__file__).parent / "composite_ops.txt"
+
+
+def dispatched(graph: Graph) -> Ints:
+    """Rows of ``graph.ops`` that are dispatcher calls, in order.
+
+    Of a recording or a sketch these are its calls; of a trace, what composite ops, autograd nodes and annotations
+    consist of, and nothing of what a call does inside. What launches device work outside any call and holds none (a
+    compiled kernel) counts as a call.
+
+    >>> from foretrace.graph import Op
+    >>> trace = OpTable.of([
+    ...     Op("aten::linear"), Op("aten::t", parent=0), Op("aten::transpose", parent=1), Op("aten::addmm", parent=0)])
+    >>> dispatched(Graph(trace)).tolist()
+    [1, 3]
+    """
+    ops = graph.ops
+    nested = bool(((ops.parent >= 0) & (ops.kind == CALL)).any())
+    whole = _whole(ops) if nested else _calls(ops)
+    inside = _inside(ops.parent, whole)
+    launching = np.zeros(len(ops), bool)
+    launching[graph.kernels.op[graph.kernels.op >= 0]] = True
+    return np.flatnonzero((whole | (launching & ~_holding(ops.parent, whole))) & ~inside).astype(np.int32)
+
+
+def owner(graph: Graph, rows: Ints) -> Ints:
+    """For each row of ``graph.ops`` the position in ``rows`` of the dispatcher call it belongs to; -1 for none.
+
+    One entry more than there are rows, for "no op": index it with ``graph.kernels.op``.
+
+    >>> from foretrace.graph import Op
+    >>> trace = Graph(OpTable.of([Op("aten::linear"), Op("aten::addmm", parent=0), Op("aten::empty", parent=1)]))
+    >>> owner(trace, dispatched(trace)).tolist()
+    [-1, 0, 0, -1]
+    """
+    position = np.full(len(graph.ops) + 1, -1, np.int32)
+    position[rows] = np.arange(len(rows))
+    result = position.tolist()
+    for row, parent in enumerate(graph.ops.parent.tolist()):
+        if result[row] < 0 <= parent:
+            result[row] = result[parent]
+    return np.array(result, np.int32)
+
+
+def _calls(ops: OpTable) -> NDArray[np.bool_]:
+    """Rows that passed the dispatcher: neither annotations nor calls that steer a stream, a storage or a work."""
+    passes = ops.names.matching(lambda name: "::" in name and not name.startswith(SIDE_CALLS))
+    return (ops.kind == CALL) & passes[ops.name] if len(ops) else np.zeros(0, bool)
+
+
+def _whole(ops: OpTable) -> NDArray[np.bool_]:
+    """Calls of a nested table that are not taken apart."""
+    always, sometimes = composites()
+    apart = ops.names.matching(always.__contains__)[ops.name]
+    for code in np.flatnonzero(ops.names.matching(sometimes.__contains__)).tolist():
+        # The overload that is taken apart calls one that is not, of much the same name: max calls maximum.
+        stem = _stem(ops.names[code])
+        alike = np.array([_stem(name).startswith(stem) for name in ops.names.items])
+        inner = ops.parent[alike[ops.name] & (ops.parent >= 0)]
+        apart[inner[ops.name[inner] == code]] = True
+    accumulating, held = _accumulating(ops)
+    return _calls(ops) & np.where(accumulating, held, ~apart & ~_casting(ops))
+
+
+def _stem(name: str) -> str:
+    return name.removeprefix("aten::").lstrip("_")
+
+
+def _casting(ops: OpTable) -> NDArray[np.bool_]:
+    """Calls that autocast holds back to cast their arguments first: the casts and the same call again are inside."""
+    again, casts = np.zeros((2, len(ops)), bool)
+    inner = np.flatnonzero(ops.parent >= 0)
+    above = ops.parent[inner]
+    again[above[ops.name[inner] == ops.name[above]]] = True
+    casts[above[ops.names.matching("aten::to".__eq__)[ops.name[inner]]]] = True
+    return again & casts
+
+
+def _accumulating(ops: OpTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Calls with which autograd makes a gradient the parameter's own, and those of them that a recording holds.
+
+    A recording holds no detach there, asks for the parts of a sparse gradient once, and puts them together in one call.
+    """
+    accumulates = ops.names.matching(lambda name: name.endswith("AccumulateGrad"))[ops.name]
+    direct = (ops.parent >= 0) & accumulates[ops.parent]
+    rows = np.flatnonzero(direct)
+    _, first = np.unique(np.stack([ops.parent[rows], ops.name[rows]]), axis=1, return_index=True)
+    held = np.zeros(len(ops), bool)
+    held[rows[first]] = True
+    return direct, held & ~ops.names.matching("aten::detach".__eq__)[ops.name]
+
+
+def _inside(parents: Ints, whole: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether each row is inside one that is whole: parents come first."""
+    hides = whole.tolist()
+    inside: list[bool] = []
+    for parent in parents.tolist():
+        inside.append(parent >= 0 and (hides[parent] or inside[parent]))
+    return np.array(inside, bool)
+
+
+def _holding(parents: Ints, whole: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether each row has one inside it that is whole."""
+    holding = np.zeros(len(parents), bool)
+    above = np.unique(parents[whole])
+    while len(above := above[above >= 0]):
+        holding[above] = True
+        above = np.unique(parents[above])
+    return holding
+
+
+@cache
+def composites() -> tuple[frozenset[str], frozenset[str]]:
+    """Names of ops that PyTorch always takes apart, and of those of which it takes some overloads apart.
+
+    >>> always, sometimes = composites()
+    >>> "aten::linear" in always, "aten::max" in sometimes, "aten::addmm" in always | sometimes
+    (True, True, False)
+    """
+    lines = [line for line in COMPOSITES.read_text().splitlines() if not line.startswith("#")]
+    sometimes = frozenset(line.split()[0] for line in lines if line.endswith(" sometimes"))
+    return frozenset(lines) - {f"{name} sometimes" for name in sometimes}, sometimes
