@@ -8,18 +8,19 @@ each a list of repeats, each a list of [kernel, microseconds]. A member that was
 
 from __future__ import annotations
 
-import gzip
+import gc
 import json
 import statistics
-import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from foretrace.graph import ForetraceError, Indices, Names
-from foretrace.graph.codec import DAMAGE, from_lines, to_lines
+from foretrace.graph.codec import DAMAGE, op_of, to_lines
 from foretrace.platform.cases import Case, Ids
+from foretrace.platform.journal import append, lines
 
 SUFFIX = ".jsonl.gz"
 
@@ -74,14 +75,14 @@ class Batch:
 
 def open_batch(path: Path, batch: Batch) -> None:
     """Say which cases are about to be measured: a batch that takes the machine down is not tried again."""
-    _append(path, [json.dumps({"from": batch.first, "to": batch.last, **batch.machine})])
+    append(path, [{"from": batch.first, "to": batch.last, **batch.machine}])
 
 
 def close_batch(path: Path, batch: Batch) -> None:
     """Write what was measured."""
     names = Names()
-    lines = [_line(measurement, names) for measurement in batch.measurements]
-    _append(path, [json.dumps({"kernels": names.items, "reference_us": batch.reference_us}), *lines])
+    measured = [_line(measurement, names) for measurement in batch.measurements]
+    append(path, [{"kernels": names.items, "reference_us": batch.reference_us}, *measured])
 
 
 def read_batches(path: Path) -> list[Batch]:
@@ -94,29 +95,52 @@ def read_batches(path: Path) -> list[Batch]:
     >>> read_batches(path) == [batch]
     True
     """
+    with _no_collector():
+        return _batches(path)
+
+
+def _batches(path: Path) -> list[Batch]:
     batches: list[Batch] = []
     names: list[str] = []
-    for number, text in enumerate(_lines(path), 1):
+    for number, text in enumerate(lines(path), 1):
         try:
             line = json.loads(text)
             if "op" in line:
-                batches[-1].measurements.append(_measurement(text, line, names))
+                batches[-1].measurements.append(_measurement(line, names))
             elif "kernels" in line:
                 names, batches[-1].reference_us = line["kernels"], line["reference_us"]
             else:
                 batches.append(Batch(line.pop("from"), line.pop("to"), line))
-        except (*DAMAGE, ForetraceError) as error:
+        except DAMAGE as error:
             raise ForetraceError(
                 f"{path}: line {number} is not a measurement ({error})", "Restore the file, or measure again."
             ) from None
     return batches
 
 
-def _line(measurement: Measurement, names: Names) -> str:
+def read_openings(path: Path) -> list[Batch]:
+    """The batches of a file without what was measured in them: enough to go on, and many times faster to read."""
+    openings = (json.loads(text) for text in lines(path) if text.startswith('{"from"'))
+    return [Batch(opening.pop("from"), opening.pop("to"), opening) for opening in openings]
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """No garbage collection meanwhile: it would look through the growing list of measurements again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _line(measurement: Measurement, names: Names) -> dict[str, Any]:
     case = measurement.case
     line: dict[str, Any] = json.loads(next(to_lines([case.op])))
     if case.ids:
-        line["ids"] = [case.ids.count, case.ids.skew, case.ids.reuse]
+        line["ids"] = [case.ids.count, case.ids.skew, case.ids.reuse, case.ids.distinct, case.ids.tables]
     for name in ("tf32", "pinned"):
         if getattr(case, name):
             line[name] = True
@@ -127,15 +151,15 @@ def _line(measurement: Measurement, names: Names) -> str:
         line["error"] = measurement.error
     for state, repeats in (("cold", measurement.cold), ("warm", measurement.warm)):
         line[state] = [[[names.code(name), round(us, 3)] for name, us in repeat] for repeat in repeats]
-    return json.dumps(line)
+    return line
 
 
-def _measurement(text: str, line: dict[str, Any], names: list[str]) -> Measurement:
+def _measurement(line: dict[str, Any], names: list[str]) -> Measurement:
     ids = line.get("ids")
     found = line.get("indices")
     case = Case(
-        from_lines([text], "a measurement")[0],
-        Ids(ids[0], ids[1], tuple(ids[2])) if ids else None,
+        op_of(line, []),
+        Ids(ids[0], ids[1], tuple(ids[2]), *ids[3:]) if ids else None,
         line.get("tf32", False),
         line.get("pinned", False),
     )
@@ -147,22 +171,3 @@ def _measurement(text: str, line: dict[str, Any], names: list[str]) -> Measureme
         rows, count, unique, bags, reuse = found
         indices = Indices(op=-1, rows=rows, count=count, unique=unique, bags=bags, reuse=tuple(reuse))
     return Measurement(case, cold, warm, indices, line.get("error", ""))
-
-
-def _append(path: Path, lines: list[str]) -> None:
-    with path.open("ab") as file:
-        file.write(gzip.compress("".join(line + "\n" for line in lines).encode(), 9, mtime=0))
-
-
-def _lines(path: Path) -> Iterator[str]:
-    data = path.read_bytes() if path.exists() else b""
-    while data:
-        member = zlib.decompressobj(wbits=31)
-        try:
-            text = member.decompress(data)
-        except zlib.error as error:
-            raise ForetraceError(f"{path} is damaged ({error})", "Restore the file, or measure again.") from None
-        if not member.eof:
-            return
-        yield from text.decode().splitlines()
-        data = member.unused_data

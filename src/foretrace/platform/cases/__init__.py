@@ -2,6 +2,6 @@
 
 from foretrace.platform.cases.case import Case, Ids
 from foretrace.platform.cases.draw import Draw
-from foretrace.platform.cases.families import FAMILIES, case_number
+from foretrace.platform.cases.families import FAMILIES, HELD_OUT, case_number
 
-__all__ = ["FAMILIES", "Case", "Draw", "Ids", "case_number"]
+__all__ = ["FAMILIES", "HELD_OUT", "Case", "Draw", "Ids", "case_number"]

@@ -20,6 +20,10 @@ class Ids:
     """Exponent of a power law over the rows; 0 is uniform."""
     reuse: tuple[float, ...] = ()
     """Where given: ``reuse[k]`` is the share of the hit rows that are hit between 2^k and 2^(k+1) - 1 times."""
+    distinct: int = 0
+    """Rows that are hit at all, where that is known and not only how often they are."""
+    tables: int = 1
+    """Tables that lie one after the other in one, each with its part of the ids and spread alike."""
 
 
 @dataclass(frozen=True, slots=True)

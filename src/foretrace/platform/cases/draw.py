@@ -27,15 +27,18 @@ class Draw:
         Elements that the largest tensor of a case has, about.
     kind
         The device's kind, ``cuda`` or ``cpu``: some calls exist on one of them only.
+    turn
+        Which of the calls that are made with the same seed: 0 is a forward, 1 its backward.
 
     >>> Draw("a", most=4096, kind="cuda").size(16, 64) == Draw("a", most=4096, kind="cuda").size(16, 64)
     True
     """
 
-    def __init__(self, seed: str, most: int, kind: str) -> None:
+    def __init__(self, seed: str, most: int, kind: str, turn: int = 0) -> None:
         self.random = Random(seed)
         self.most = most
         self.kind = kind
+        self.turn = turn
 
     def one(self, choices: Sequence[T]) -> T:
         """One of several, all equally likely."""
@@ -91,17 +94,27 @@ class Draw:
         return (*sizes, max(1, left if self.chance(0.3) else self.size(max(1, left // 2), left)))
 
     def activation(self, dtype: str | None = None) -> Tensor:
-        """A tensor that flows between layers: of rank 1 to 4, dense."""
+        """A tensor that flows between layers: of rank 1 to 4, dense; sometimes a loss, a norm or a tiny vector."""
+        if self.chance(0.05):
+            return Tensor(self.one(((), (1,), (self.whole(1, min(1024, self.most)),))), dtype or self.dtype())
         dims = self.weighted({1: 1, 2: 3, 3: 4, 4: 2})
         return Tensor(self.shape(dims), dtype or self.dtype())
 
     def layout(self, shape: Shape) -> Shape | None:
-        """Strides of a tensor as views leave them: mostly dense, sometimes with two dimensions exchanged."""
-        if len(shape) < 2 or self.chance(0.75):
+        """Strides of a tensor as views leave them: mostly dense, else two dimensions exchanged, sliced or repeated."""
+        if len(shape) < 2 or self.chance(0.7):
             return None
+        style = self.weighted({"turned": 10, "sliced": 4, "repeated": 1})
+        if style == "sliced" and math.prod(shape) * 8 <= self.most:
+            # Part of each row of a wider tensor: a head's half in a rotary embedding, one of several projections.
+            return strides((*shape[:-1], shape[-1] * self.one((2, 2, 3, self.whole(2, 8)))))
+        if style == "repeated":
+            # The gradient of a mean, or a tensor broadcast to a batch.
+            known = strides(shape)
+            return (0, *known[1:]) if self.chance(0.4) else (*strides(shape[:-2]), 0, 0)
         order = list(range(len(shape)))
-        if len(shape) == 4 and self.chance(0.4):
-            order = [0, 2, 3, 1]
+        if len(shape) == 4 and self.chance(0.7):
+            order = self.one(([0, 2, 3, 1], [0, 2, 1, 3]))  # channels last; heads still side by side in a row
         else:
             first = self.random.randrange(len(shape) - 1)
             second = self.random.randrange(first + 1, len(shape))

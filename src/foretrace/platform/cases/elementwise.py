@@ -10,9 +10,15 @@ from foretrace.platform.cases.draw import Draw, Shape
 
 ONE = (
     "relu", "relu_", "gelu", "silu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "reciprocal",
-    "erf", "sin", "cos", "hardswish", "hardsigmoid",
+    "erf", "sin", "cos", "hardswish", "hardsigmoid", "floor", "sgn", "log1p", "leaky_relu", "elu", "softplus",
 )  # fmt: skip
 GRADIENTS = ("gelu_backward", "tanh_backward", "sigmoid_backward", "silu_backward", "hardswish_backward")
+OF_WHOLE_NUMBERS = (
+    ("add", "Tensor"), ("sub", "Tensor"), ("mul", "Tensor"), ("eq", "Scalar"), ("ne", "Scalar"), ("lt", "Scalar"),
+    ("ge", "Scalar"),
+)  # fmt: skip
+OF_MASKS = (("logical_not", "default"), ("bitwise_not", "default"), ("bitwise_and", "Tensor"), ("bitwise_or", "Tensor"))
+IN_PLACE = (("mul_", "Scalar", 0.9), ("add_", "Scalar", 1e-8), ("div_", "Scalar", 8), ("masked_fill_", "Scalar", 0.0))
 TWO = {
     "add": 8, "mul": 6, "sub": 2, "div": 3, "add_": 4, "mul_": 2, "div_": 1, "maximum": 1, "minimum": 1, "eq": 1,
     "lt": 1, "ge": 1, "pow": 1,
@@ -40,7 +46,13 @@ def _operand(draw: Draw) -> Tensor:
 
 
 def _one(draw: Draw) -> Op:
-    return Op(f"aten::{draw.one(ONE)}", (_operand(draw),), overload="default")
+    name, x = draw.one((*ONE, "hardtanh")), _operand(draw)
+    if name.endswith("_"):
+        x = Tensor(x.shape, x.dtype)
+    if name == "hardtanh":
+        return Op("aten::hardtanh", (x, 0.0, 6.0), overload="default")
+    tanh: dict[str, Value] = {"approximate": "tanh"} if name == "gelu" and draw.chance(0.5) else {}
+    return Op(f"aten::{name}", (x,), tanh, overload="default")
 
 
 def _gradient(draw: Draw) -> Op:
@@ -48,6 +60,8 @@ def _gradient(draw: Draw) -> Op:
     saved = grad if draw.chance(0.8) else Tensor(grad.shape, grad.dtype)
     if draw.chance(0.5):
         return Op("aten::threshold_backward", (grad, saved, 0), overload="default")
+    if draw.chance(0.15):
+        return Op("aten::hardtanh_backward", (grad, saved, 0.0, 6.0), overload="default")
     name = draw.one(GRADIENTS)
     tanh: dict[str, Value] = {"approximate": "tanh"} if name == "gelu_backward" and draw.chance(0.5) else {}
     return Op(f"aten::{name}", (grad, saved), tanh, overload="default")
@@ -55,15 +69,22 @@ def _gradient(draw: Draw) -> Op:
 
 def _two(draw: Draw) -> Op:
     name, a = draw.weighted(TWO), _operand(draw)
-    style = draw.weighted({"same": 10, "dense": 2, "broadcast": 6, "mixed": 2})
+    if name == "add_" and draw.chance(0.3):
+        return Op("aten::add_", (Tensor(a.shape, a.dtype),) * 2, {"alpha": -0.01}, overload="Tensor")
+    if name.endswith("_") and a.stride is not None and 0 in a.stride:
+        a = Tensor(a.shape, a.dtype)
+    style = draw.weighted({"same": 10, "dense": 2, "broadcast": 6, "mixed": 4})
     b = {
         "same": a,
         "dense": Tensor(a.shape, a.dtype),
         "broadcast": Tensor(_thinner(draw, a.shape), a.dtype),
-        "mixed": Tensor(a.shape, "bfloat16" if a.dtype == "float32" else "float32", stride=a.stride),
+        "mixed": Tensor(
+            a.shape if draw.chance(0.7) else _thinner(draw, a.shape),
+            "bfloat16" if a.dtype == "float32" else "float32",
+        ),
     }[style]
     if style == "mixed" and name.endswith("_") and a.dtype != "float32":
-        a, b = b, a
+        a, b = Tensor(a.shape, "float32"), Tensor(b.shape, a.dtype)
     if style == "broadcast" and not name.endswith("_") and draw.chance(0.2):
         a, b = b, a
     overload = "Tensor_Tensor" if name == "pow" else "default" if name in ("maximum", "minimum") else "Tensor"
@@ -72,6 +93,8 @@ def _two(draw: Draw) -> Op:
 
 def _thinner(draw: Draw, shape: Shape) -> Shape:
     """A shape that broadcasts to this one: a vector along the end, a column, or some dimensions of one."""
+    if not shape:
+        return ()
     style = draw.weighted({"end": 4, "column": 2, "holes": 3, "number": 2})
     if style == "number":
         return ()
@@ -90,6 +113,35 @@ def _with_number(draw: Draw) -> Op:
     return Op(f"aten::{name}", (_operand(draw), number), overload=overload)
 
 
+def _numbers_and_masks(draw: Draw) -> Op:
+    """Positions, labels and masks: whole numbers and truth values."""
+    shape = draw.activation().shape
+    if draw.chance(0.4):
+        name, overload = draw.one(OF_MASKS)
+        mask = Tensor(shape, "bool")
+        return Op(f"aten::{name}", (mask, mask) if overload == "Tensor" else (mask,), overload=overload)
+    numbers = Tensor(shape, "int64")
+    if draw.chance(0.3) and len(shape) > 1:
+        # A causal mask: each query's position against each key's.
+        column, row = (*shape[:-1], 1), (*(1,) * (len(shape) - 1), shape[-1])
+        return Op(f"aten::{draw.one(('le', 'gt'))}", (Tensor(column, "int64"), Tensor(row, "int64")), overload="Tensor")
+    name, overload = draw.one(OF_WHOLE_NUMBERS)
+    return Op(f"aten::{name}", (numbers, 1), overload=overload)
+
+
+def _in_place(draw: Draw) -> Op:
+    """One parameter's update, by an optimizer that goes over them one by one; a mask written into a bias."""
+    a = Tensor(draw.activation().shape, draw.dtype())
+    if draw.chance(0.4):
+        name = draw.one(("lerp_", "addcmul_", "addcdiv_"))
+        if name == "lerp_":
+            return Op("aten::lerp_", (a, a, 0.1), overload="Scalar")
+        return Op(f"aten::{name}", (a, a, a), overload="default")
+    name, overload, number = draw.one(IN_PLACE)
+    args: tuple[Value, ...] = (a, Tensor(a.shape, "bool"), number) if name == "masked_fill_" else (a, number)
+    return Op(f"aten::{name}", args, overload=overload)
+
+
 def _three(draw: Draw) -> Op:
     a = _operand(draw)
     name = draw.one(("where", "masked_fill", "addcmul", "addcdiv", "lerp", "clamp"))
@@ -106,4 +158,12 @@ def _three(draw: Draw) -> Op:
     return Op(f"aten::{name}", (a, a, a), overload="default")
 
 
-_KINDS: dict[Callable[[Draw], Op], int] = {_one: 7, _gradient: 5, _two: 14, _with_number: 4, _three: 3}
+_KINDS: dict[Callable[[Draw], Op], int] = {
+    _one: 7,
+    _gradient: 5,
+    _two: 14,
+    _with_number: 4,
+    _three: 3,
+    _numbers_and_masks: 3,
+    _in_place: 2,
+}

@@ -34,12 +34,14 @@ class Family(NamedTuple):
 
     draw: Callable[[Draw], Case]
     share: float
+    turns: int = 1
+    """Cases in a row of the same shapes: a forward and its backward share what a library prepares for the shape."""
 
 
 FAMILIES = {
     "matrix": Family(matrix.draw, 20),
     "convolutions": Family(convolutions.draw, 24),
-    "attention": Family(attention.draw, 18),
+    "attention": Family(attention.draw, 18, turns=2),
     "lookups": Family(lookups.draw, 9),
     "elementwise": Family(elementwise.draw, 5),
     "norms": Family(norms.draw, 4),
@@ -60,10 +62,17 @@ FAMILIES = {
 few cases, since cuDNN takes up to a tenth of a second to choose its kernels for a shape it has not seen."""
 
 
-def case_number(family: str, number: int, most: int, kind: str) -> Case:
-    """The case of a family that has this number: always the same one.
+HELD_OUT = "heldout"
+"""The series of cases that models are scored on and never fitted to."""
+
+
+def case_number(family: str, number: int, most: int, kind: str, series: str = "") -> Case:
+    """The case of a family that has this number in a series: always the same one.
 
     >>> case_number("matrix", 7, 4096, "cpu") == case_number("matrix", 7, 4096, "cpu")
     True
+    >>> case_number("matrix", 7, 4096, "cpu") == case_number("matrix", 7, 4096, "cpu", series=HELD_OUT)
+    False
     """
-    return FAMILIES[family].draw(Draw(f"{family} {number}", most, kind))
+    shapes, turn = divmod(number, FAMILIES[family].turns)
+    return FAMILIES[family].draw(Draw(f"{family} {series}{shapes}", most, kind, turn))

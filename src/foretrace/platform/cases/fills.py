@@ -18,7 +18,8 @@ def draw(draw: Draw) -> Case:
     """
     dtype = draw.weighted({"float32": 5, "bfloat16": 3, "int64": 1})
     shape = draw.shape(draw.weighted({1: 2, 2: 3, 3: 2}), low=1)
-    tensor = Tensor(shape, dtype, stride=draw.layout(shape))
+    layout = draw.layout(shape)
+    tensor = Tensor(shape, dtype, stride=None if layout and 0 in layout else layout)
     kind = Constant("dtype", dtype)
     ops = {
         "zero_": Op("aten::zero_", (tensor,), overload="default"),
@@ -26,6 +27,10 @@ def draw(draw: Draw) -> Case:
         "zeros": Op("aten::zeros", (list(shape),), {"dtype": kind, "device": DEVICE}, overload="default"),
         "full": Op("aten::full", (list(shape), 1), {"dtype": kind, "device": DEVICE}, overload="default"),
         "ones_like": Op("aten::ones_like", (tensor,), overload="default"),
+        "zeros_like": Op("aten::zeros_like", (tensor,), overload="default"),
+        "new_zeros": Op("aten::new_zeros", (tensor, list(shape)), overload="default"),
+        "ones": Op("aten::ones", (list(shape),), {"dtype": kind, "device": DEVICE}, overload="default"),
+        "set": Op("aten::fill_", (tensor, Tensor((), dtype)), overload="Tensor"),
         "arange": Op("aten::arange", (tensor.numel,), {"device": DEVICE}, overload="default"),
     }
-    return Case(ops[draw.weighted({"zero_": 3, "fill_": 2, "zeros": 3, "full": 1, "ones_like": 1, "arange": 1})])
+    return Case(ops[draw.weighted(dict.fromkeys(ops, 1) | {"zero_": 3, "fill_": 2, "zeros": 3})])

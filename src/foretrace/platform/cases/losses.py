@@ -23,13 +23,26 @@ def draw(draw: Draw) -> Case:
 
 
 def _likelihood(draw: Draw) -> Op:
-    classes = draw.whole(2, min(160_000, draw.most))
-    rows = draw.size(1, max(1, min(65536, draw.most // classes)))
+    low = min(20_000, draw.most) if draw.chance(0.4) else 2  # the words of a language model, or any classes
+    classes = draw.whole(low, min(160_000, draw.most))
+    rows = draw.size(1, max(1, min(65536, 2 * draw.most // classes)))
     scores, target = Tensor((rows, classes), draw.weighted({"float32": 3, "bfloat16": 1})), Tensor((rows,), "int64")
     if draw.chance(0.5):
         return Op("aten::nll_loss_forward", (scores, target, None, MEAN, IGNORED), overload="default")
     number = Tensor((), scores.dtype)
     return Op("aten::nll_loss_backward", (number, scores, target, None, MEAN, IGNORED, number), overload="default")
+
+
+def _pixels(draw: Draw) -> Op:
+    """The class of each pixel."""
+    classes, side = draw.whole(2, 64), draw.whole(8, 512)
+    side = min(side, max(1, int((draw.most // classes) ** 0.5)))
+    batch = draw.whole(1, max(1, min(64, draw.most // (classes * side * side))))
+    scores, target = Tensor((batch, classes, side, side), "float32"), Tensor((batch, side, side), "int64")
+    if draw.chance(0.5):
+        return Op("aten::nll_loss2d_forward", (scores, target, None, MEAN, IGNORED), overload="default")
+    number = Tensor((), "float32")
+    return Op("aten::nll_loss2d_backward", (number, scores, target, None, MEAN, IGNORED, number), overload="default")
 
 
 def _binary(draw: Draw) -> Op:
@@ -53,4 +66,4 @@ def _squares(draw: Draw) -> Op:
     return Op(f"aten::{name}_backward", (Tensor((), scores.dtype), scores, scores, *rest), overload="default")
 
 
-_KINDS: dict[Callable[[Draw], Op], int] = {_likelihood: 6, _binary: 3, _squares: 2}
+_KINDS: dict[Callable[[Draw], Op], int] = {_likelihood: 6, _binary: 3, _squares: 2, _pixels: 1}

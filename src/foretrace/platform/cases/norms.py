@@ -31,15 +31,23 @@ def _rows(draw: Draw) -> tuple[tuple[int, ...], int]:
     return (rows, width), width
 
 
+def _turned(draw: Draw, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Mostly dense; where an image became a row of pixels, the channels lie apart."""
+    if len(shape) < 3 or draw.chance(0.8):
+        return None
+    return strides(shape, draw.one(((0, 2, 1), (1, 0, 2))))
+
+
 def _layer(draw: Draw) -> Op:
     shape, width = _rows(draw)
     dtype = draw.dtype()
     # Under autocast the input is wide and so are the weights; in a model cast whole they are all narrow.
-    x, weight = Tensor(shape, dtype), Tensor((width,), dtype)
+    x, weight = Tensor(shape, dtype, stride=_turned(draw, shape)), Tensor((width,), dtype)
     if draw.chance(0.45):
         return Op("aten::native_layer_norm", (x, [width], weight, weight, EPSILON), overload="default")
     statistics = Tensor((*shape[:-1], 1), "float32" if draw.kind == "cuda" else dtype)
-    args: tuple[Value, ...] = (x, x, [width], statistics, statistics, weight, weight, ALL)
+    grad = Tensor(shape, dtype, stride=_turned(draw, shape))
+    args: tuple[Value, ...] = (grad, x, [width], statistics, statistics, weight, weight, ALL)
     return Op("aten::native_layer_norm_backward", args, overload="default")
 
 
@@ -55,7 +63,7 @@ def _root_mean_square(draw: Draw) -> Op:
 
 def _image(draw: Draw, dtype: str) -> Tensor:
     channels = draw.size(8, min(2048, draw.most))
-    side = draw.one((7, 8, 14, 16, 28, 32, 56, 64, 112, 128))
+    side = draw.one((7, 8, 14, 16, 28, 32, 56, 64, 112, 128)) if draw.chance(0.7) else draw.whole(1, 160)
     while channels * side * side > draw.most and side > 1:
         side //= 2
     batch = draw.size(1, max(1, min(512, draw.most // (channels * side * side))))
@@ -86,7 +94,7 @@ def _group(draw: Draw) -> Op:
     x = _image(draw, dtype)
     batch, channels, height, width = x.shape
     groups = draw.one([g for g in (1, 2, 4, 8, 16, 32) if channels % g == 0])
-    x, weight = Tensor(x.shape, dtype), Tensor((channels,), dtype)
+    x, weight = Tensor(x.shape, dtype), Tensor((channels,), dtype)  # channels that lie innermost are moved before
     sizes = (batch, channels, height * width, groups)
     if draw.chance(0.45):
         return Op("aten::native_group_norm", (x, weight, weight, *sizes, EPSILON), overload="default")

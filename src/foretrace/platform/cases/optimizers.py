@@ -66,7 +66,48 @@ def _convolutional(draw: Draw) -> list[Shape]:
     return [*shapes, (draw.whole(10, 1000), channels)]
 
 
-_MODELS: dict[Callable[[Draw], list[Shape]], int] = {_transformer: 5, _perceptron: 4, _convolutional: 4}
+def _encoder(draw: Draw) -> list[Shape]:
+    """Query, key and value apart, each with a bias."""
+    width, wider = 64 * draw.whole(2, 24), draw.one((2, 4, 4))
+    square: list[Shape] = [(width, width), (width,)]
+    block = [*square * 4, (wider * width, width), (wider * width,), (width, wider * width), (width,), *[(width,)] * 4]
+    words: list[Shape] = [(draw.whole(8000, 60000), width), (draw.size(128, 1024), width), (2, width)]
+    return [*words, *block * draw.whole(2, 24), *square, (width,), (width,)]
+
+
+def _gated(draw: Draw) -> list[Shape]:
+    """No biases, fewer heads for keys than for queries, three matrices in each perceptron."""
+    width = 64 * draw.whole(4, 64)
+    keys, wider = max(64, width // draw.one((1, 2, 4, 8))), 64 * max(1, round(width * 8 / 3 / 64))
+    block: list[Shape] = [(width, width), (keys, width), (keys, width), (width, width)]
+    block += [(wider, width), (wider, width), (width, wider), (width,), (width,)]
+    return [(draw.whole(16000, 130000), width), *block * draw.whole(1, 32), (width,)]
+
+
+def _bottlenecks(draw: Draw) -> list[Shape]:
+    """Residual stages: convolutions of 1, 3 and 1, a scale and a shift after each."""
+    base = draw.one((32, 48, 64, 64, 96, 128))
+    shapes: list[Shape] = [(base, 3, 7, 7), (base,), (base,)]
+    inner = base
+    for stage, blocks in enumerate((draw.whole(1, 4), draw.whole(1, 8), draw.whole(1, 36), draw.whole(1, 4))):
+        width = base << stage
+        for block in range(blocks):
+            shapes += [(width, inner, 1, 1), (width,), (width,), (width, width, 3, 3), (width,), (width,)]
+            shapes += [(4 * width, width, 1, 1), (4 * width,), (4 * width,)]
+            if block == 0:
+                shapes += [(4 * width, inner, 1, 1), (4 * width,), (4 * width,)]
+            inner = 4 * width
+    return [*shapes, (1000, inner), (1000,)]
+
+
+_MODELS: dict[Callable[[Draw], list[Shape]], int] = {
+    _transformer: 4,
+    _perceptron: 4,
+    _convolutional: 2,
+    _encoder: 4,
+    _gated: 4,
+    _bottlenecks: 4,
+}
 
 
 def _fused(draw: Draw, tensors: list[Value]) -> Op:
@@ -79,8 +120,12 @@ def _fused(draw: Draw, tensors: list[Value]) -> Op:
 
 def _foreach(draw: Draw, tensors: list[Value]) -> Op:
     numbers: list[Value] = [0.25] * len(tensors)
+    if draw.chance(0.06):
+        # The step counts, which live on the device where the update is fused.
+        return Op("aten::_foreach_add_", ([Tensor((), "float32") for _ in tensors], 1), overload="Scalar")
     calls: tuple[tuple[str, str, tuple[Value, ...]], ...] = (
         ("add_", "List", (tensors, tensors)),
+        ("add", "List", (tensors, tensors)),
         ("add_", "Scalar", (tensors, 1e-8)),
         ("mul_", "Scalar", (tensors, 0.999)),
         ("mul", "Scalar", (tensors, 0.999)),
@@ -90,6 +135,9 @@ def _foreach(draw: Draw, tensors: list[Value]) -> Op:
         ("sqrt", "default", (tensors,)),
         ("div_", "ScalarList", (tensors, numbers)),
         ("addcdiv_", "ScalarList", (tensors, tensors, tensors, numbers)),
+        ("addcdiv_", "Scalar", (tensors, tensors, tensors, -0.01)),
+        ("maximum_", "List", (tensors, tensors)),
+        ("mul_", "ScalarList", (tensors, numbers)),
         ("norm", "Scalar", (tensors, 2)),
         ("copy_", "default", (tensors, tensors)),
         ("zero_", "default", (tensors,)),

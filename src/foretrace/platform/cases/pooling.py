@@ -1,4 +1,4 @@
-"""Pooling over images, forward and backward."""
+"""Images made smaller and larger: pooling and interpolation, forward and backward."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from foretrace.platform.cases.draw import Draw, strides
 
 
 def draw(draw: Draw) -> Case:
-    """A pooling, or the gradient of one.
+    """A pooling or an interpolation, or the gradient of one.
 
-    >>> "pool" in draw(Draw("0", most=4096, kind="cpu")).op.name
+    >>> draw(Draw("0", most=4096, kind="cpu")).op.name.startswith("aten::")
     True
     """
     return Case(draw.weighted(_KINDS)(draw))
@@ -66,4 +66,24 @@ def _adaptive(draw: Draw) -> Op:
     return Op("aten::_adaptive_avg_pool2d_backward", (grad, x), overload="default")
 
 
-_KINDS: dict[Callable[[Draw], Op], int] = {_max: 4, _average: 2, _adaptive: 2}
+def _larger(draw: Draw) -> Op:
+    x, last = _image(draw, low=4)
+    batch, channels, side, _ = x.shape
+    if 4 * x.numel > 2 * draw.most:
+        batch = max(1, batch // 4)
+    small, large = (batch, channels, side, side), (batch, channels, 2 * side, 2 * side)
+    order = (0, 2, 3, 1) if last else None
+    bilinear = draw.chance(0.6)
+    name = "upsample_bilinear2d" if bilinear else "upsample_nearest2d"
+    size: list[Value] = [2 * side, 2 * side]
+    rest: tuple[Value, ...] = (False,) if bilinear else ()
+    if draw.chance(0.5):
+        return Op(
+            f"aten::{name}", (Tensor(small, x.dtype, stride=strides(small, order)), size, *rest), overload="default"
+        )
+    grad = Tensor(large, x.dtype, stride=strides(large, order))
+    args: tuple[Value, ...] = (grad, size, list(small), *rest)
+    return Op(f"aten::{name}_backward", args, overload="default")
+
+
+_KINDS: dict[Callable[[Draw], Op], int] = {_max: 4, _average: 2, _adaptive: 2, _larger: 2}
