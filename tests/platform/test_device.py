@@ -26,34 +26,29 @@ def test_a_machine_nobody_knows_is_answered_with_those_that_are_known():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("sms", "many"), ("sms", 1.5), ("memory_gbps", -1), ("peak_tflops", {"bfloat16": None}), ("name", 3)],
+    ("field", "value", "named"),
+    [
+        ("sms", "many", "sms"),
+        ("sms", 1.5, "sms"),
+        ("memory_gbps", -1, "memory_gbps"),
+        ("l2_mb", 0, "l2_mb"),
+        ("peak_tflops", {"bfloat16": None}, "peak_tflops.bfloat16"),
+        ("name", 3, "name"),
+        ("measured", {"kernel_gap_us": "short"}, "measured.kernel_gap_us"),
+    ],
 )
-def test_a_damaged_field_is_named(tmp_path, facts, field, value):
+def test_a_damaged_field_is_named(tmp_path, facts, field, value, named):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({**facts, field: value}))
-    with pytest.raises(ForetraceError, match=f"mine.json: the field '{field}' holds"):
+    with pytest.raises(ForetraceError, match=f"mine.json: the field '{named}' holds"):
         Device.read(path)
 
 
-def test_a_missing_field_is_named(tmp_path, facts):
-    del facts["l2_mb"]
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(facts))
-    with pytest.raises(ForetraceError, match="the field 'l2_mb' is missing"):
-        Device.read(path)
+def test_a_device_that_nobody_measured_holds_nothing_up():
+    measured = Device.named("h200").measured
+    assert (measured.kernel_gap_us, measured.launch_latency_us, measured.queue_depth) == (0, 0, None)
 
 
-def test_a_field_that_means_nothing_is_named(tmp_path, facts):
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps({**facts, "smss": 3}))
-    with pytest.raises(ForetraceError, match="the field 'smss' means nothing"):
-        Device.read(path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", "3"])
-def test_what_is_no_description_is_said_so(tmp_path, text):
-    path = tmp_path / "mine.json"
-    path.write_text(text)
-    with pytest.raises(ForetraceError, match=r"mine\.json is not a device description"):
-        Device.read(path)
+def test_a_device_is_found_by_what_the_driver_calls_it():
+    assert Device.matching("NVIDIA H200") == Device.named("h200")
+    assert Device.matching("Voodoo 2") is None

@@ -40,3 +40,18 @@ def test_a_histogram_comes_out_about_as_it_went_in():
 def test_statistics_count_the_rows_by_how_often_they_are_hit():
     found = statistics(torch.tensor([1] * 5 + [2, 2, 3]), rows=9, bags=4)
     assert (found.count, found.unique, found.reuse, found.pooling) == (8, 3, (1, 1, 1), 2.0)
+
+
+def test_a_recorded_histogram_comes_out_as_it_was():
+    torch.manual_seed(0)
+    rows, recorded = 10**6, (48627, 1271, 300, 40, 5)
+    count = sum(hit * int(1.4 * 2**k) for k, hit in enumerate(recorded))
+    shares = tuple(hit / sum(recorded) for hit in recorded)
+    found = statistics(draw_ids(Ids(count, reuse=shares, distinct=sum(recorded)), rows, "cpu"), rows, 1)
+    assert found.unique == pytest.approx(sum(recorded), rel=0.01)
+    assert found.reuse[:4] == pytest.approx(recorded[:4], rel=0.1)
+
+
+def test_each_of_many_tables_has_its_part_of_the_ids():
+    ids = draw_ids(Ids(1000, skew=1.1, tables=4), 400, "cpu")
+    assert torch.equal(ids // 100, torch.arange(4).repeat_interleave(250))

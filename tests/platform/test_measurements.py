@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foretrace.graph import ForetraceError, Indices, Op
 from foretrace.platform.cases import FAMILIES, Case, case_number
-from foretrace.platform.measurements import Batch, Measurement, close_batch, open_batch, read_batches
+from foretrace.platform.measurements import Batch, Measurement, close_batch, open_batch, read_batches, read_openings
 
 repeats = st.lists(
     st.lists(st.tuples(st.sampled_from(["gemm", "reduce", "copy"]), st.integers(1, 10**7).map(lambda n: n / 1000))),
@@ -59,6 +59,16 @@ def test_a_batch_that_was_begun_and_never_ended_is_known(tmp_path):
     write(path, batch_of())
     open_batch(path, Batch(3, 259, {"device": "x"}))
     assert [(batch.last, len(batch.measurements)) for batch in read_batches(path)] == [(3, 3), (259, 0)]
+
+
+def test_where_to_go_on_is_known_without_reading_the_measurements(tmp_path):
+    path = tmp_path / "fills.jsonl.gz"
+    for first in (0, 3):
+        write(path, batch_of(first=first))
+    assert [(batch.first, batch.last, batch.machine) for batch in read_openings(path)] == [
+        (batch.first, batch.last, batch.machine) for batch in read_batches(path)
+    ]
+    assert [batch.measurements for batch in read_openings(path)] == [[], []]
 
 
 def test_a_file_cut_in_the_middle_of_a_write_keeps_what_came_before(tmp_path):

@@ -1,15 +1,31 @@
-"""A device as its maker describes it: the ceilings that measured times are held against."""
+"""A device: what its maker says of it, the ceilings that times are held against, and what was measured of it once."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from foretrace.graph import ForetraceError
+from foretrace.platform.files import Positive, PositiveInt, read_as
 
 MACHINES = Path(__file__).parent / "machines"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a device as a whole; of one that nobody measured, nothing holds its work up."""
+
+    kernel_gap_us: float = 0.0
+    """From the end of a kernel to the start of the next one, where that was queued behind it."""
+    launch_latency_us: float = 0.0
+    """From the end of a launch call to the start of its kernel, on a stream with nothing to do."""
+    queue_depth: PositiveInt | None = None
+    """Launched kernels that may be unfinished at once: the host waits before it launches another."""
+    memory_gbps: Positive | None = None
+    """The best rate a copy reached."""
+    tflops: dict[str, Positive] = field(default_factory=dict)
+    """The best rate of matrix products by dtype; ``tf32`` as in `Device.peak_tflops`."""
+    provenance: str = ""
 
 
 @dataclass(frozen=True)
@@ -24,56 +40,41 @@ class Device:
     name: str
     matches: str
     """What the driver calls it."""
-    sms: int
-    clock_mhz: float
-    memory_clock_mhz: float
-    memory_gb: float
-    memory_gbps: float
-    l2_mb: float
-    peak_tflops: dict[str, float]
+    sms: PositiveInt
+    """Streaming multiprocessors of a GPU; of a CPU, the threads that share an op."""
+    clock_mhz: Positive
+    memory_clock_mhz: Positive
+    memory_gb: Positive
+    memory_gbps: Positive
+    l2_mb: Positive
+    """The cache that all processors share."""
+    peak_tflops: dict[str, Positive]
     """Dense rate by dtype; ``tf32`` is float32 on the matrix units."""
     provenance: str
+    kind: str = "cuda"
+    """``cuda``, or ``cpu`` where ops run on the host itself."""
+    measured: Measured = field(default_factory=Measured)
 
     @classmethod
     def read(cls, path: Path) -> Device:
         """The device that a file describes; a damaged file says which field is wrong."""
-        try:
-            facts = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ForetraceError(f"{path} is not a device description ({error})", "Restore it.") from None
-        if not isinstance(facts, dict):
-            raise ForetraceError(f"{path} is not a device description", "Restore it.")
-        return cls(**_checked(facts, path))
+        return read_as(cls, path)
 
     @classmethod
     def named(cls, name: str) -> Device:
-        """A device that comes with Foretrace."""
+        """A device whose maker's description comes with Foretrace."""
         path = MACHINES / f"{name}.json"
         if not path.is_file():
             known = ", ".join(sorted(p.stem for p in MACHINES.glob("*.json")))
             raise ForetraceError(f"no device is called {name!r}", f"Known are: {known}.")
         return cls.read(path)
 
+    @classmethod
+    def matching(cls, driver_name: str) -> Device | None:
+        """The device that the driver calls so, where its maker's description comes with Foretrace.
 
-def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
-    names = {field.name: field.type for field in fields(Device)}
-    for unknown in facts.keys() - names.keys():
-        raise ForetraceError(f"{path}: the field {unknown!r} means nothing", "Remove it, or correct its name.")
-    for name, kind in names.items():
-        if name not in facts:
-            raise ForetraceError(f"{path}: the field {name!r} is missing", "Add it.")
-        if not _fits(facts[name], str(kind)):
-            raise ForetraceError(f"{path}: the field {name!r} holds {facts[name]!r}", f"It should be {kind}.")
-    return facts
-
-
-def _fits(value: Any, kind: str) -> bool:
-    if kind == "str":
-        return isinstance(value, str)
-    if kind.startswith("dict"):
-        return isinstance(value, dict) and all(_positive(number) for number in value.values())
-    return _positive(value) and (kind != "int" or isinstance(value, int))
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+        >>> Device.matching("NVIDIA H200").name
+        'h200'
+        """
+        devices = (cls.read(path) for path in sorted(MACHINES.glob("*.json")))
+        return next((device for device in devices if device.matches == driver_name), None)

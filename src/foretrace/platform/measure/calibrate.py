@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.platform.cases import FAMILIES, Case, case_number
 from foretrace.platform.measure.machine import device_name, facts
 from foretrace.platform.measure.timed import timed
-from foretrace.platform.measurements import SUFFIX, Batch, close_batch, open_batch, read_batches
+from foretrace.platform.measurements import SUFFIX, Batch, close_batch, open_batch, read_openings
 
 BATCH = 256
 """Cases under one profile."""
@@ -58,10 +59,13 @@ def calibrate(
     minutes: float,
     families: Sequence[str] = (),
     report: Callable[[Progress], None] = lambda progress: None,
+    series: str = "",
+    shares: Mapping[str, float] | None = None,
 ) -> list[Progress]:
     """Measure cases of the families, all of them where none is named, until the time is up.
 
-    Each family has a file in the folder, and goes on after its last case there.
+    Each family has a file in the folder, and goes on after its last case there. Another series is other cases drawn
+    in the same way. The time is shared as the families say, or as ``shares`` does.
 
     >>> import tempfile
     >>> done, = calibrate(Path(tempfile.mkdtemp()), torch.device("cpu"), minutes=0.02, families=["fills"])
@@ -70,18 +74,19 @@ def calibrate(
     """
     chosen = check_families(families)
     folder.mkdir(parents=True, exist_ok=True)
-    next_case = {name: _next_case(folder / f"{name}{SUFFIX}", device_name(device)) for name in chosen}
+    next_case = {name: next_case_in(folder / f"{name}{SUFFIX}", device_name(device)) for name in chosen}
     done = {name: Progress(name) for name in chosen}
-    _warm_up(device)
+    warm_up(device)
     machine = facts(device)
     end = time.monotonic() + 60 * minutes
-    shares = sum(FAMILIES[name].share for name in chosen)
+    share = {name: (shares or {}).get(name, FAMILIES[name].share) for name in chosen}
     while time.monotonic() < end:
-        name = min(chosen, key=lambda name: done[name].seconds / FAMILIES[name].share)
+        name = min(chosen, key=lambda name: done[name].seconds / share[name])
         begin = time.monotonic()
         batch = Batch(next_case[name], next_case[name] + BATCH, machine)
-        turn = min(TURN[1], max(TURN[0], 60 * minutes * FAMILIES[name].share / shares))
-        _measure(folder / f"{name}{SUFFIX}", name, batch, device, until=min(end, begin + turn))
+        turn = min(TURN[1], max(TURN[0], 60 * minutes * share[name] / sum(share.values())))
+        drawn = (case_number(name, n, MOST[device.type], device.type, series) for n in range(batch.first, batch.last))
+        measure_batch(folder / f"{name}{SUFFIX}", drawn, batch, device, until=min(end, begin + turn))
         next_case[name] = batch.last
         done[name].seconds += time.monotonic() - begin
         done[name].add(batch)
@@ -111,19 +116,14 @@ def slowed(done: Sequence[Progress]) -> float:
     return max(seen) / min(seen) - 1 if seen else 0.0
 
 
-def _measure(path: Path, family: str, batch: Batch, device: Any, until: float) -> None:
+def measure_batch(path: Path, cases: Iterable[Case], batch: Batch, device: Any, until: float) -> None:
+    """Measure cases until the time is up, and append them to a file."""
     open_batch(path, batch)
-    drawn = (case_number(family, n, MOST[device.type], device.type) for n in range(batch.first, batch.last))
-    reference, *batch.measurements = timed(_first(reference_case(device), drawn), device, until)
+    reference, *batch.measurements = timed(chain([reference_case(device)], cases), device, until)
     batch.reference_us = round(reference.us("warm"), 3)
     close_batch(path, batch)
     if device.type == "cuda" and torch.cuda.memory_reserved(device) > torch.cuda.mem_get_info(device)[1] / 2:
         torch.cuda.empty_cache()
-
-
-def _first(head: Case, rest: Any) -> Any:
-    yield head
-    yield from rest
 
 
 def reference_case(device: Any) -> Case:
@@ -137,16 +137,17 @@ def reference_case(device: Any) -> Case:
     return Case(Op("aten::mm", (square, square), overload="default"))
 
 
-def _warm_up(device: Any) -> None:
+def warm_up(device: Any) -> None:
+    """Load the device until its clocks are up."""
     timed([reference_case(device)], device)
     end = time.monotonic() + WARM_UP
     while device.type == "cuda" and time.monotonic() < end:
         timed([reference_case(device)] * 32, device)
 
 
-def _next_case(path: Path, here: str) -> int:
+def next_case_in(path: Path, here: str) -> int:
     """The number to go on with, where the file was made on such a device."""
-    batches = read_batches(path)
+    batches = read_openings(path)
     for batch in batches:
         there = batch.machine.get("device")
         if there != here:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +25,7 @@ aten = torch.ops.aten
 def _draw(call: Call, count: int, rows: int, bags: int | None = None) -> torch.Tensor:
     """Ids of the case's own spread, uniform where it gives none; their statistics are kept with the call."""
     given = call.case.ids
-    spread = Ids(count, given.skew, given.reuse) if given else Ids(count)
+    spread = replace(given, count=count) if given else Ids(count)
     ids = draw_ids(spread, rows, call.device)
     call.indices = statistics(ids, rows, count if bags is None else bags)
     return ids
@@ -32,6 +33,14 @@ def _draw(call: Call, count: int, rows: int, bags: int | None = None) -> torch.T
 
 def _fill(tensor: torch.Tensor, ids: torch.Tensor) -> None:
     tensor.copy_(ids.view(tensor.shape))
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that the rest of it repeats: one position along each dimension with no step."""
+    for dim, step in enumerate(tensor.stride()):
+        if step == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _even_offsets(count: int, bags: int, device: torch.device) -> torch.Tensor:
@@ -67,28 +76,51 @@ def rows_of(table: str, places: str) -> Callable[[Call], None]:
         whole, ids = call[table], call[places]
         dim = call["dim"] if "dim" in call.names else 0
         rows = whole if isinstance(whole, int) else whole.shape[dim]
-        _fill(ids, _draw(call, ids.numel(), rows))
+        held = _once(ids)
+        _fill(held, _draw(call, held.numel(), rows))
+        if held is not ids:
+            call.indices = statistics(ids, rows, ids.numel())
 
     return prepare
 
 
 def positions(call: Call) -> None:
-    """One list of positions for each indexed dimension."""
-    for dim, places in enumerate(call["indices"]):
-        if places is not None and places.dtype != torch.bool:
-            _fill(places, _draw(call, places.numel(), call["self"].shape[dim]))
-
-
-def sparse_update(call: Call) -> None:
-    """A sparse gradient with a row for each id, as an embedding's backward leaves it."""
-    grad = call["other"]
-    if not isinstance(grad, torch.Tensor) or grad.layout != torch.sparse_coo:
+    """One list of positions for each indexed dimension; each pair of a square once, where that is their number."""
+    table, places = call["self"], [(dim, p) for dim, p in enumerate(call["indices"]) if p is not None]
+    side = table.shape[places[0][0]]
+    square = len(places) == 2 and side == table.shape[places[1][0]]
+    if call.case.ids is None and square and places[0][1].numel() == side * (side - 1) // 2:
+        for (_, tensor), pair in zip(places, torch.tril_indices(side, side, -1, device=call.device)):
+            _fill(tensor, pair)
         return
-    rows, dim = grad.shape
-    count = call.case.ids.count if call.case.ids else rows
-    ids = _draw(call, count, rows)
-    values = torch.randn(count, dim, dtype=grad.dtype, device=grad.device)
-    call["other"] = torch.sparse_coo_tensor(ids[None], values, grad.shape, check_invariants=False)
+    for dim, tensor in places:
+        if tensor.dtype != torch.bool:
+            _fill(tensor, _draw(call, tensor.numel(), table.shape[dim]))
+
+
+def sparse(name: str) -> Callable[[Call], None]:
+    """A sparse gradient with a row for each id, as an embedding's backward leaves it."""
+
+    def prepare(call: Call) -> None:
+        grad = call[name]
+        if not isinstance(grad, torch.Tensor) or grad.layout != torch.sparse_coo:
+            return
+        rows, dim = grad.shape
+        count = call.case.ids.count if call.case.ids else rows
+        ids = _draw(call, count, rows)
+        values = torch.randn(count, dim, dtype=grad.dtype, device=grad.device)
+        call[name] = torch.sparse_coo_tensor(ids[None], values, grad.shape, check_invariants=False)
+
+    return prepare
+
+
+def groups(call: Call) -> None:
+    """Where each group's rows end, of uneven numbers of them."""
+    ends, product = call["offs"], call["self"]
+    rows = product.shape[0 if call["mat2"].dim() == 3 else 1]
+    # Each group's rows begin at a whole block of memory, as the kernel wants it where they lie innermost.
+    blocks = torch.rand(ends.numel(), device=ends.device).add_(0.3).cumsum(0)
+    _fill(ends, (blocks / blocks[-1] * (rows // 8)).round().int() * 8)
 
 
 def target(call: Call) -> None:
@@ -112,18 +144,25 @@ def keys(call: Call) -> None:
         tensor.random_(max(2, tensor.numel() // 2))
 
 
+def spread_out(call: Call) -> None:
+    """Numbers over the whole range that is counted."""
+    call["self"].uniform_(call["min"], call["max"])
+
+
 def kept(call: Call) -> None:
     """A dropout's mask keeps as many as its scale says."""
     call["mask"].bernoulli_(1 / call["scale"])
 
 
-def attention_backward(forward: str, order: tuple[str, ...], rest: dict[str, object]) -> Callable[[Call], None]:
+def attention_backward(forward: str, order: tuple[str, ...]) -> Callable[[Call], None]:
     """Run the attention forward; its output, row sums and random state go to the backward call."""
 
     def prepare(call: Call) -> None:
         query, key, value = call["query"], call["key"], call["value"]
         options = {"dropout_p": call["dropout_p"], "is_causal": call["is_causal"], "scale": call["scale"]}
-        results = getattr(aten, forward).default(query, key, value, **options, **rest)
+        if "attn_bias" in call.names:
+            options |= {"attn_bias": call["attn_bias"], "compute_log_sumexp": True}
+        results = getattr(aten, forward).default(query, key, value, **options)
         for name, result in zip(order, results):
             if name:
                 call[name] = result
@@ -205,7 +244,13 @@ PREPARE: dict[str, Callable[[Call], None]] = {
     "aten::scatter_": rows_of("self", "index"),
     "aten::index": positions,
     "aten::_index_put_impl_": positions,
-    "aten::add_": sparse_update,
+    "aten::add_": sparse("other"),
+    "aten::_coalesce": sparse("self"),
+    "aten::_grouped_mm": groups,
+    "aten::nll_loss2d_forward": target,
+    "aten::nll_loss2d_backward": target,
+    "aten::bincount": keys,
+    "aten::histc": spread_out,
     "aten::nll_loss_forward": target,
     "aten::nll_loss_backward": target,
     "aten::binary_cross_entropy": probabilities,
@@ -225,18 +270,17 @@ PREPARE: dict[str, Callable[[Call], None]] = {
     "aten::_fused_adamw_": steps,
     "aten::_fused_adam_": steps,
     "aten::_scaled_dot_product_cudnn_attention_backward": attention_backward(
-        "_scaled_dot_product_cudnn_attention", _SAVED, {"attn_bias": None, "compute_log_sumexp": True}
+        "_scaled_dot_product_cudnn_attention", _SAVED
     ),
     "aten::_scaled_dot_product_flash_attention_backward": attention_backward(
-        "_scaled_dot_product_flash_attention", _SAVED, {}
+        "_scaled_dot_product_flash_attention", _SAVED
     ),
     "aten::_scaled_dot_product_efficient_attention_backward": attention_backward(
         "_scaled_dot_product_efficient_attention",
         ("out", "logsumexp", "philox_seed", "philox_offset"),
-        {"attn_bias": None, "compute_log_sumexp": True},
     ),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward(
-        "_scaled_dot_product_flash_attention_for_cpu", ("out", "logsumexp"), {}
+        "_scaled_dot_product_flash_attention_for_cpu", ("out", "logsumexp")
     ),
 }
 """What to do, by the op's name, before a call can be timed."""

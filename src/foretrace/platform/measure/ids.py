@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ def draw_ids(spread: Ids, rows: int, device: Any) -> torch.Tensor:
     >>> len(ids), int(ids.max()) < 50, int(torch.bincount(ids).max()) > 200
     (1000, True, True)
     """
+    if spread.tables > 1:
+        return _of_many_tables(spread, rows, device)
     if spread.reuse:
         return _by_histogram(spread, rows, device)
     if spread.skew == 0:
@@ -33,23 +37,45 @@ def draw_ids(spread: Ids, rows: int, device: Any) -> torch.Tensor:
     return ranks.clamp(0, rows - 1).long() * SCATTER % rows
 
 
+def _of_many_tables(spread: Ids, rows: int, device: Any) -> torch.Tensor:
+    """The ids of each table after those of the table before, and so their rows."""
+    each = rows // spread.tables
+    bounds = [spread.count * number // spread.tables for number in range(spread.tables + 1)]
+    counts = [last - first for first, last in pairwise(bounds)]
+    parts = [draw_ids(replace(spread, count=count, tables=1), each, device) for count in counts if count]
+    starts = torch.arange(spread.tables, device=device).repeat_interleave(torch.tensor(counts, device=device)) * each
+    return torch.cat(parts) + starts
+
+
 def _by_histogram(spread: Ids, rows: int, device: Any) -> torch.Tensor:
     """Distinct rows, each as often as its hits say; where the table has too few rows, all are hit more often."""
     shares = torch.tensor(spread.reuse, dtype=torch.float64, device=device)
-    middle = 1.5 * 2.0 ** torch.arange(len(shares), device=device) - 0.5
-    typical = float((shares * middle).sum() / shares.sum())
-    distinct = min(rows, round(1.1 * spread.count / typical) + 1)
-    exponent = torch.multinomial(shares, distinct, replacement=True)
-    hits = (2.0**exponent * (1 + torch.rand(distinct, device=device))).long()
-    # In a large table rows drawn twice are rare, and a permutation of all of them takes long.
-    large = rows > 2**22
-    places = (
-        torch.randint(rows, (distinct,), device=device) if large else torch.randperm(rows, device=device)[:distinct]
-    )
-    ids = places.repeat_interleave(hits)
+    shares /= shares.sum()
+    least = 2.0 ** torch.arange(len(shares), dtype=torch.float64, device=device)
+    typical = float((shares * (1.5 * least - 0.5)).sum())
+    distinct = max(1, min(rows, spread.count, spread.distinct or round(spread.count / typical)))
+    # As many rows of each doubling as its share: drawing them would leave the rare ones, hit most, to luck.
+    bounds = (shares.cumsum(0) * distinct).round().long()
+    exponent = torch.bucketize(torch.arange(distinct, device=device), bounds, right=True).clamp(max=len(shares) - 1)
+    low = least[exponent]
+    room = low - 1
+    # Within a doubling hits are spread evenly about a mean that makes all of them together as many as asked for.
+    mean = float(((spread.count - low.sum()) / room.sum().clamp(min=1)).clamp(0, 1))
+    place = torch.rand(distinct, dtype=torch.float64, device=device)
+    place = place * 2 * mean if mean <= 0.5 else 1 - place * 2 * (1 - mean)
+    hits = (low + room * place + torch.rand(distinct, device=device)).long().clamp(min=1)
+    ids = _places(rows, distinct, device).repeat_interleave(hits)
     if len(ids) < spread.count:
-        ids = ids.repeat(-(-spread.count // len(ids)))
-    return ids[: spread.count][torch.randperm(spread.count, device=device)]
+        ids = torch.cat([ids, ids[torch.randint(len(ids), (spread.count - len(ids),), device=device)]])
+    return ids[torch.randperm(len(ids), device=device)[: spread.count]]
+
+
+def _places(rows: int, distinct: int, device: Any) -> torch.Tensor:
+    """Some rows of a table."""
+    if rows > 2**22 and distinct < rows // 64:
+        # Rows drawn twice are rare there, and a permutation of all of them takes long.
+        return torch.randint(rows, (distinct,), device=device)
+    return torch.randperm(rows, device=device)[:distinct]
 
 
 def statistics(ids: torch.Tensor, rows: int, bags: int) -> Indices:

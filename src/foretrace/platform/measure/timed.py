@@ -18,6 +18,8 @@ from foretrace.platform.measurements import Measurement
 
 REPEATS = 4
 """How often a case runs in each state."""
+LONG_US = 1000.0
+"""A case that takes longer than this runs once in each state: its repeats hardly differ, and time is short."""
 FATAL = ("CUDA error", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "device-side assert")
 """What PyTorch says when a device has failed for good: nothing more can be measured in this process."""
 
@@ -42,7 +44,7 @@ def timed(cases: Iterable[Case], device: Any, until: float = float("inf")) -> li
     (4, 4, True)
     """
     found: list[Measurement] = []
-    begun: list[tuple[int, int]] = []
+    begun: list[tuple[int, int]] = []  # of the runs under the clock, a case's first and the one after its last
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what PyTorch thinks of random shapes is no news
         clock: Clock = DeviceClock(device) if device.type == "cuda" else HostClock()
@@ -55,8 +57,8 @@ def timed(cases: Iterable[Case], device: Any, until: float = float("inf")) -> li
         repeats = clock.repeats()
     for measurement, (first, last) in zip(found, begun):
         if not measurement.error:
-            measurement.cold = repeats[first : first + REPEATS]
-            measurement.warm = repeats[first + REPEATS : last]
+            middle = (first + last) // 2
+            measurement.cold, measurement.warm = repeats[first:middle], repeats[middle:last]
     return found
 
 
@@ -68,11 +70,12 @@ def _run(case: Case, device: Any, clock: Clock) -> Measurement:
             call = Call(case, device)
             measurement.indices = call.indices
             call()  # libraries choose and load their kernels in the first call of a shape
-            for _ in range(REPEATS):
+            repeats = 1 if _takes_us(call, device) > LONG_US else REPEATS
+            for _ in range(repeats):
                 clock.flush()
                 clock.time(call)
             call()
-            for _ in range(REPEATS):
+            for _ in range(repeats):
                 clock.time(call)
     except torch.OutOfMemoryError:
         measurement.error = "out of memory"
@@ -82,6 +85,16 @@ def _run(case: Case, device: Any, clock: Clock) -> Measurement:
             raise
         measurement.error = str(error).strip().split("\n")[0][:200]
     return measurement
+
+
+def _takes_us(call: Call, device: Any) -> float:
+    """About how long a call takes, host and device together."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    begun = time.perf_counter()
+    call()
+    wait()
+    return (time.perf_counter() - begun) * 1e6
 
 
 @contextmanager

@@ -1,0 +1,117 @@
+"""Where platforms lie, and what each says of itself.
+
+A platform is a folder: ``platform.json`` says what it is and how it was made; ``device.json``, ``host.json`` and
+``fabric.json`` hold its parts, as many of them as were measured; ``models/`` holds the fitted kernel models, and
+``raw/`` the measurements they were fitted on.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from foretrace.graph import ForetraceError
+from foretrace.platform.files import PositiveInt, read_as, read_object, write
+
+FORMAT = "foretrace platform"
+VERSION = 1
+"""Of everything in the folder but ``raw/``: it counts up where files or models of before can no longer be read."""
+ABOUT, DEVICE, HOST, FABRIC, MODELS, RAW = "platform.json", "device.json", "host.json", "fabric.json", "models", "raw"
+INDEX = f"{MODELS}/index.json"
+"""By family: how many measurements its model was fitted on, and how far it misses others."""
+
+SHIPPED = Path(__file__).parent / "shipped"
+HERE = "cpu"
+"""The machine at hand without its GPUs: measured when it is first asked for."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a platform says of itself."""
+
+    name: str
+    made: str
+    """The day of its latest measurement."""
+    provenance: str
+    versions: dict[str, str]
+    """Of torch, CUDA, the driver and whatever else the times depend on."""
+    format: str = FORMAT
+    version: PositiveInt = VERSION
+
+
+def user_folder() -> Path:
+    """Where a user's own platforms are found by name.
+
+    >>> user_folder().parts[-2:]
+    ('foretrace', 'platforms')
+    """
+    home = os.environ.get("XDG_DATA_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "share") / "foretrace" / "platforms"
+
+
+def platforms() -> dict[str, Path]:
+    """The folders of all platforms that have a name: those that come with Foretrace, and the user's own.
+
+    >>> "h200" in platforms()
+    True
+    """
+    homes = (user_folder(), SHIPPED)  # of two with the same name, the shipped one: it is the same everywhere
+    return {path.name: path for home in homes for path in sorted(home.glob("*")) if (path / ABOUT).is_file()}
+
+
+def find(what: str | Path) -> Path:
+    """The folder of a platform by its name, or the folder itself.
+
+    >>> find("h200") == SHIPPED / "h200"
+    True
+    """
+    named = platforms().get(str(what))
+    if named:
+        return named
+    path = Path(what).expanduser()
+    if path.is_dir():
+        return path
+    known = ", ".join(sorted({HERE, *platforms()}))
+    raise ForetraceError(
+        f"no platform is called {str(what)!r}, and no folder is there",
+        f"Known are: {known}. `foretrace calibrate --out my-platform` measures the machine at hand.",
+    )
+
+
+def read_about(folder: Path) -> About:
+    """What a platform says of itself; one of another format version is refused with the way to make it anew."""
+    path = folder / ABOUT
+    if not path.is_file():
+        raise ForetraceError(
+            f"{folder} is not a platform: it has no {ABOUT}",
+            "Name one that `foretrace platform list` shows, or a folder that `foretrace calibrate --out` wrote.",
+        )
+    facts = read_object(path)
+    version = facts.get("version")
+    if facts.get("format") == FORMAT and isinstance(version, int) and version != VERSION:
+        raise ForetraceError(
+            f"{folder} is of format version {version}, this Foretrace reads version {VERSION}", _way_back(folder)
+        )
+    about = read_as(About, path, f"Restore it. {_way_back(folder)}")
+    if about.format != FORMAT:
+        raise ForetraceError(f"{path}: the field 'format' holds {about.format!r}", f"It should be {FORMAT!r}.")
+    return about
+
+
+def write_about(folder: Path, about: About) -> None:
+    """Write what a platform says of itself.
+
+    >>> import tempfile; folder = Path(tempfile.mkdtemp())
+    >>> write_about(folder, About("mine", "2026-11-15", "measured here", {"torch": "2.11"}))
+    >>> read_about(folder).name
+    'mine'
+    """
+    write(folder / ABOUT, asdict(about))
+
+
+def _way_back(folder: Path) -> str:
+    """How to make a platform's files anew: without its machine where the measurements are kept."""
+    if (folder / RAW).is_dir():
+        return f"`foretrace calibrate fit --out {folder}` makes it anew from its measurements, without the machine."
+    return f"It keeps no measurements: `foretrace calibrate --out {folder}` on its machine measures it again."

@@ -1,0 +1,65 @@
+"""Times exactly the calls of a step, one by one: the model itself never runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from foretrace.graph import Indices, Op
+from foretrace.platform.cases.recorded import EXACT, case_key, recorded_cases
+from foretrace.platform.measure.calibrate import BATCH, Progress, measure_batch, next_case_in, warm_up
+from foretrace.platform.measure.machine import device_name, facts
+from foretrace.platform.measurements import SUFFIX, Batch, read_batches
+
+
+def measure_ops(
+    ops: Sequence[Op],
+    folder: Path,
+    device: Any,
+    minutes: float,
+    report: Callable[[Progress], None] = lambda progress: None,
+    indices: Iterable[Indices] = (),
+) -> Progress:
+    """Measure each distinct call among ops, into the folder's file of exact calls; those already there are left out.
+
+    Parameters
+    ----------
+    ops
+        Of a recording or a sketch.
+    folder, device, minutes, report
+        As for `calibrate`.
+    indices
+        Statistics of the ids that ops were given; ``op`` is the position in ``ops``.
+
+    >>> import tempfile, torch
+    >>> from foretrace.graph import Tensor
+    >>> folder, x = Path(tempfile.mkdtemp()), Tensor((64,), "float32", "cuda:0", id=1, storage=1)
+    >>> relu = Op("aten::relu", (x,), overload="default")
+    >>> measure_ops([relu, relu], folder, torch.device("cpu"), minutes=0.1).cases
+    1
+    >>> measure_ops([relu, relu], folder, torch.device("cpu"), minutes=0.1).cases
+    0
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{EXACT}{SUFFIX}"
+    number = next_case_in(path, device_name(device))
+    measured = {case_key(found.case) for batch in read_batches(path) for found in batch.measurements}
+    left = iter([case for case in recorded_cases(ops, indices) if case_key(case) not in measured])
+    done = Progress(EXACT)
+    warm_up(device)
+    machine = facts(device)
+    end = time.monotonic() + 60 * minutes
+    while cases := list(islice(left, BATCH)):
+        begin = time.monotonic()
+        if begin > end:
+            break
+        batch = Batch(number, number + len(cases), machine)
+        measure_batch(path, cases, batch, device, until=end)
+        number = batch.last
+        done.seconds += time.monotonic() - begin
+        done.add(batch)
+        report(done)
+    return done

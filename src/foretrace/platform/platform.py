@@ -1,0 +1,99 @@
+"""A platform: a host, a device and a fabric, measured apart and combined freely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foretrace.graph import ForetraceError
+from foretrace.platform import folder as files
+from foretrace.platform.device import Device
+from foretrace.platform.fabric import Fabric
+from foretrace.platform.folder import About
+from foretrace.platform.host import Host
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What a step costs on a machine: the time of ops on the host, of kernels on the device, of exchanges in between.
+
+    >>> h200 = Platform.named("h200")
+    >>> h200.device.sms, h200.fabric is None
+    (132, True)
+    """
+
+    name: str
+    device: Device
+    host: Host
+    fabric: Fabric | None
+    """None where nothing was measured between ranks."""
+    folder: Path
+    """Where the device's fitted models are."""
+    about: About
+
+    @property
+    def models(self) -> Path:
+        """The folder of the device's fitted models."""
+        return self.folder / files.MODELS
+
+    @classmethod
+    def read(cls, path: str | Path) -> Platform:
+        """The platform in a folder; what is damaged, missing or of another version is named, with what to do."""
+        folder = Path(path)
+        about = files.read_about(folder)
+        fabric = folder / files.FABRIC
+        return cls(
+            name=about.name,
+            device=read_device(folder),
+            host=read_host(folder),
+            fabric=Fabric.read(fabric) if fabric.exists() else None,
+            folder=folder,
+            about=about,
+        )
+
+    @classmethod
+    def named(cls, name: str | Path) -> Platform:
+        """A platform that comes with Foretrace, one of the user's own, or one in a folder."""
+        return cls.read(files.find(name))
+
+    def having(self, host: Host | None = None, fabric: Fabric | None = None) -> Platform:
+        """The same device with another host or fabric.
+
+        >>> h200 = Platform.named("h200")
+        >>> h200.having(fabric=Fabric("ours", (), "made up")).fabric.name
+        'ours'
+        """
+        return replace(self, host=host or self.host, fabric=fabric or self.fabric)
+
+
+def read_device(folder: Path) -> Device:
+    """The device of a platform, with its models."""
+    if not (folder / files.DEVICE).exists():
+        raise _unmeasured(folder, "device")
+    if not (folder / files.MODELS).is_dir():
+        raise ForetraceError(
+            f"{folder} has no {files.MODELS}/: its measurements were not fitted",
+            f"`foretrace calibrate fit --out {folder}` does that; it needs `pip install 'foretrace[fit]'`.",
+        )
+    return Device.read(folder / files.DEVICE)
+
+
+def read_host(folder: Path) -> Host:
+    """The host of a platform."""
+    if not (folder / files.HOST).exists():
+        raise _unmeasured(folder, "host")
+    return Host.read(folder / files.HOST)
+
+
+def read_fabric(folder: Path) -> Fabric:
+    """The fabric of a platform that must have one."""
+    if not (folder / files.FABRIC).exists():
+        raise _unmeasured(folder, "fabric")
+    return Fabric.read(folder / files.FABRIC)
+
+
+def _unmeasured(folder: Path, part: str) -> ForetraceError:
+    return ForetraceError(
+        f"{folder} has no {part}.json: its {part} was not measured",
+        f"`foretrace calibrate {part} --out {folder}` on its machine does that; or take another platform's.",
+    )

@@ -1,0 +1,133 @@
+"""A platform in words and figures, of as many parts as were measured: what `foretrace platform show` shows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretrace.graph import ForetraceError
+from foretrace.platform import folder as files
+from foretrace.platform.device import Device
+from foretrace.platform.fabric import Fabric
+from foretrace.platform.files import read_as
+from foretrace.platform.host import Host
+
+COMMON = (
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::add", "aten::add_", "aten::mul", "aten::copy_", "aten::_to_copy",
+    "aten::cat", "aten::sum", "aten::gelu", "aten::relu", "aten::_softmax", "aten::native_layer_norm",
+    "aten::cudnn_batch_norm", "aten::convolution", "aten::convolution_backward", "aten::embedding",
+    "aten::_embedding_bag", "aten::_scaled_dot_product_flash_attention", "aten::_foreach_add_", "aten::_fused_adamw_",
+    "aten::view", "aten::transpose",
+)  # fmt: skip
+"""Calls that most steps are made of."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What is known of a family's model."""
+
+    measurements: int
+    kind: str
+    gmae: float
+    """Geometric mean of the relative error on calls it was not fitted on; then their mean, their 90th percentile."""
+    mean: float
+    p90: float
+    others: dict[str, float] = field(default_factory=dict)
+    """The geometric mean of the kinds of models that were not chosen."""
+
+
+class Summary:
+    """What is known of the platform in a folder.
+
+    >>> words = Summary.named("h200").to_dict()
+    >>> words["device"]["sms"], words["fabric"]
+    (132, None)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.about = files.read_about(folder)
+        self.folder = folder
+
+    @classmethod
+    def named(cls, name: str | Path) -> Summary:
+        """Of a platform by its name or its folder."""
+        return cls(files.find(name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its words, as documented in docs/platform.md; null for a part that was not measured."""
+        return {
+            "name": self.about.name,
+            "folder": str(self.folder),
+            "made": self.about.made,
+            "provenance": self.about.provenance,
+            "versions": self.about.versions,
+            "device": self._part(files.DEVICE, lambda path: device_words(Device.read(path))),
+            "host": self._part(files.HOST, lambda path: host_words(Host.read(path))),
+            "fabric": self._part(files.FABRIC, lambda path: fabric_words(Fabric.read(path))),
+            "families": self._part(files.INDEX, family_words) or {},
+        }
+
+    def _part(self, name: str, words: Any) -> Any:
+        path = self.folder / name
+        return words(path) if path.exists() else None
+
+
+def device_words(device: Device) -> dict[str, Any]:
+    """A device, and what share of its peaks was reached.
+
+    >>> words = device_words(Device.read(files.SHIPPED / "h200" / files.DEVICE))
+    >>> 0.5 < words["reached"]["memory"] < 1
+    True
+    """
+    peaks = {**device.peak_tflops, "memory": device.memory_gbps}
+    best: dict[str, float] = dict(device.measured.tflops)
+    if device.measured.memory_gbps:
+        best["memory"] = device.measured.memory_gbps
+    return {**asdict(device), "reached": {name: rate / peaks[name] for name, rate in best.items() if name in peaks}}
+
+
+def fabric_words(fabric: Fabric) -> dict[str, Any]:
+    """A fabric: its curves without their knots."""
+    curves = [{key: value for key, value in asdict(curve).items() if key != "knots"} for curve in fabric.curves]
+    return {"name": fabric.name, "provenance": fabric.provenance, "curves": curves}
+
+
+def family_words(path: Path) -> dict[str, Any]:
+    """The index of a device's models."""
+    return {name: asdict(fitted) for name, fitted in read_as(dict[str, Fitted], path).items()}
+
+
+def host_words(host: Host) -> dict[str, Any]:
+    """A host: what it takes for a call with one launch, and between calls."""
+    calls = {name: cost.to_launch + cost.launch + cost.after for name, cost in sorted(host.calls.items())}
+    return {
+        "name": host.name,
+        "provenance": host.provenance,
+        "calls": calls,
+        "between": asdict(host.before),
+        "common": host.common,
+    }
+
+
+class Listing:
+    """The platforms that have a name.
+
+    >>> [one["name"] for one in Listing().to_dict()["platforms"]][-1]
+    'h200'
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Their words, as documented in docs/platform.md."""
+        found = {files.HERE: files.user_folder() / files.HERE, **files.platforms()}
+        return {"platforms": [_entry(name, folder) for name, folder in sorted(found.items())]}
+
+
+def _entry(name: str, folder: Path) -> dict[str, Any]:
+    if not (folder / files.ABOUT).exists():
+        return {"name": name, "folder": str(folder), "made": "", "provenance": "this machine, measured on first use"}
+    try:
+        about = files.read_about(folder)
+    except ForetraceError as error:
+        return {"name": name, "folder": str(folder), "made": "", "provenance": error.what.replace(f"{folder}/", "")}
+    return {"name": name, "folder": str(folder), "made": about.made, "provenance": about.provenance}
