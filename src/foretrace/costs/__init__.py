@@ -1,0 +1,1 @@
+"""What ops and collectives cost on a platform, in microseconds."""

@@ -1,0 +1,86 @@
+"""Calls that were measured because a step has them: what was timed needs no model."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.costs.patterns import short
+from foretrace.graph import ForetraceError, Indices, Op
+from foretrace.platform.cases.recorded import case_key, case_of_each
+from foretrace.platform.measurements import Measurement
+
+FILE = "exact.json.gz"
+
+
+class Timed(NamedTuple):
+    """A call's kernels, with what each took."""
+
+    kernels: list[str]
+    cold_us: NDArray[np.float64]
+    warm_us: NDArray[np.float64]
+    spread: float
+    """How far its repeats lay apart, as a share."""
+
+    @classmethod
+    def of(cls, found: Measurement) -> Timed:
+        """From its repeats, each kernel at the median.
+
+        >>> from foretrace.platform.cases import Case
+        >>> seen = Measurement(Case(Op("aten::relu")), cold=[[("k", 4.0)]], warm=[[("k", 2.0)], [("k", 3.0)]])
+        >>> Timed.of(seen).warm_us.tolist()
+        [2.5]
+        """
+        kernels = [short(name) for name, _ in found.cold[0]]
+        cold, warm = (_medians(repeats, len(kernels)) for repeats in (found.cold, found.warm))
+        return cls(kernels, cold, warm, max(found.spread("cold"), found.spread("warm")))
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Timed calls, by what tells calls apart."""
+
+    calls: Mapping[str, Timed]
+
+    def of(self, ops: Sequence[Op], indices: Sequence[Indices]) -> list[Timed | None]:
+        """For each op what it was seen to take; None for one that was not timed."""
+        if not self.calls:
+            return [None] * len(ops)
+        cases = case_of_each(ops, indices)
+        return [self.calls.get(case_key(case)) if case is not None else None for case in cases]
+
+    def write(self, folder: Path) -> None:
+        """Into a file of the models' folder."""
+        lines = {
+            key: [call.kernels, call.cold_us.round(3).tolist(), call.warm_us.round(3).tolist(), round(call.spread, 4)]
+            for key, call in self.calls.items()
+        }
+        (folder / FILE).write_bytes(gzip.compress(json.dumps(lines).encode(), mtime=0))
+
+    @classmethod
+    def read(cls, folder: Path) -> Exact:
+        """What `write` wrote; nothing where no step was measured."""
+        path = folder / FILE
+        if not path.exists():
+            return cls({})
+        try:
+            lines: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+            return cls(
+                {k: Timed(n, np.array(c, float), np.array(w, float), float(s)) for k, (n, c, w, s) in lines.items()}
+            )
+        except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
+            raise ForetraceError(
+                f"{path} does not hold timed calls ({error})", "Restore it, or fit it again: foretrace calibrate fit."
+            ) from None
+
+
+def _medians(repeats: Sequence[Sequence[tuple[str, float]]], kernels: int) -> NDArray[np.float64]:
+    alike = [[us for _, us in repeat] for repeat in repeats if len(repeat) == kernels]
+    return np.median(np.array(alike, float).reshape(-1, kernels), axis=0) if alike else np.zeros(kernels)

@@ -1,0 +1,48 @@
+"""The families of kernels, one file each. A new one is a file here and a line in `FAMILIES`."""
+
+from foretrace.costs.families.attention import Attention
+from foretrace.costs.families.convolutions import Convolutions
+from foretrace.costs.families.copies import Copies
+from foretrace.costs.families.dropout import Dropout
+from foretrace.costs.families.elementwise import Elementwise
+from foretrace.costs.families.family import Described, Facts, Family, Work
+from foretrace.costs.families.fills import Fills
+from foretrace.costs.families.indexing import Indexing
+from foretrace.costs.families.joins import Joins
+from foretrace.costs.families.lookups import Lookups
+from foretrace.costs.families.losses import Losses
+from foretrace.costs.families.matrix import MatrixProduct
+from foretrace.costs.families.norms import Norms
+from foretrace.costs.families.optimizers import Optimizers
+from foretrace.costs.families.pooling import Pooling
+from foretrace.costs.families.reductions import Reductions
+from foretrace.costs.families.softmax import Softmax
+from foretrace.costs.families.sorting import Sorting
+from foretrace.costs.families.transfers import Transfers
+from foretrace.graph import Op
+
+__all__ = ["FAMILIES", "Described", "Facts", "Family", "Work", "family_of"]
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        MatrixProduct(), Convolutions(), Attention(), Lookups(), Elementwise(), Transfers(), Copies(), Joins(),
+        Reductions(), Softmax(), Norms(), Losses(), Dropout(), Pooling(), Indexing(), Sorting(), Optimizers(), Fills(),
+    )
+}  # fmt: skip
+
+_BY_OP: dict[str, list[Family]] = {}
+for _family in FAMILIES.values():
+    for _op in _family.ops:
+        _BY_OP.setdefault(_op, []).append(_family)
+
+
+def family_of(op: Op) -> Family | None:
+    """The family that answers for a call; None where nobody does.
+
+    >>> from foretrace.graph import Tensor
+    >>> matrix = Tensor((4, 4), "float32")
+    >>> family_of(Op("aten::mm", (matrix, matrix))).name, family_of(Op("aten::cholesky", (matrix,)))
+    ('matrix', None)
+    """
+    return next((family for family in _BY_OP.get(op.name, ()) if family.takes(op)), None)

@@ -1,0 +1,170 @@
+"""Convolutions, forward and both gradients: as matrix products, and by the layouts that libraries turn them into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from foretrace.costs.families.family import Described, Facts, Family, Work
+from foretrace.costs.families.values import (
+    alignment,
+    argument,
+    bits,
+    channels_last,
+    dtype_code,
+    flag,
+    integer,
+    integers,
+    log,
+    per,
+    ragged,
+    tensors_of,
+)  # fmt: skip
+from foretrace.graph import Op, Tensor
+
+FORWARD = ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::convolution_overrideable")
+BACKWARD = "aten::convolution_backward"
+TILES = ((64, 64), (128, 64), (128, 128), (256, 128))
+INPUT, FILTER, BIAS = 1, 2, 4
+"""Gradients that a backward call may be asked for, as bits of its mask."""
+TF32 = 10
+"""Code of float32 on the matrix units, beside those of dtypes."""
+
+
+class Shapes(NamedTuple):
+    """A convolution's tensors and numbers."""
+
+    x: Tensor
+    w: Tensor
+    out: tuple[int, ...]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+    transposed: bool
+    biased: bool
+    mask: int
+    """Gradients wanted; 0 forward."""
+
+
+class Convolutions(Family):
+    """Windows times filters."""
+
+    name = "convolutions"
+    ops = (*FORWARD, BACKWARD)
+    columns = ("op", "dtype", "dims", "batch", "inputs", "outputs", "in_plane", "out_plane", "window", "step",
+               "padding", "dilation", "groups", "transposed", "channels_last", "filter_last", "biased", "mask",
+               "flops", "bytes", "roof", "inputs_aligned", "outputs_aligned", "group_inputs", "group_outputs",
+               "height", "width", "width_aligned", "intensity", "m", "n", "k", "turned", "kind",
+               *(f"waves_{a}x{b}" for a, b in TILES), *(f"ragged_{a}x{b}" for a, b in TILES), "deepest")  # fmt: skip
+
+    def takes(self, op: Op) -> bool:
+        """Calls whose tensors are known."""
+        later = 1 if op.name == BACKWARD else 0
+        tensors = tensors_of(op)[later : later + 2]
+        return len(tensors) == 2 and len(tensors[0].shape) == len(tensors[1].shape) > 2
+
+    def describe(self, op: Op, facts: Facts) -> Described:
+        """Sizes, layouts, and the tiles of the equivalent product."""
+        s = _shapes(op)
+        x, w, out = s.x, s.w, s.out
+        product, work, turned, kind = _product(s, facts)
+        m, n, k = product
+        sms = facts.device.sms
+        tiles = [per(m, a) * per(n, b) * s.groups / sms for a, b in TILES]
+        tf32 = x.dtype == "float32" and facts.tf32
+        inputs = x.shape[1] if len(x.shape) > 1 else 1
+        outputs = out[1] if len(out) > 1 else 1
+        features = [
+            op.name == BACKWARD, TF32 if tf32 else dtype_code(x.dtype), len(x.shape), log(x.shape[0]), log(inputs),
+            log(outputs), log(math.prod(x.shape[2:])), log(math.prod(out[2:])), math.prod(w.shape[2:]), s.stride[0],
+            s.padding[0], s.dilation[0], log(s.groups), s.transposed, channels_last(x), channels_last(w), s.biased,
+            s.mask, log(work.flops), log(work.bytes), log(64 * work.us(facts.device)), alignment(inputs),
+            alignment(outputs), log(inputs // max(1, s.groups)), log(outputs // max(1, s.groups)),
+            x.shape[2] if len(x.shape) > 3 else 1, x.shape[-1], alignment(x.shape[-1]),
+            log(64 * work.flops / max(1.0, work.bytes)), log(m), log(n), log(k), log(turned), kind,
+            *(log(64 * t) for t in tiles), *(ragged(t) for t in tiles),
+            log(k / 64 / max(1.0, sms / max(1.0, tiles[2] * sms))),
+        ]  # fmt: skip
+        return Described(features, work)
+
+
+def _shapes(op: Op) -> Shapes:
+    tensors = tensors_of(op)
+    later = 1 if op.name == BACKWARD else 0
+    x, w = tensors[later : later + 2]
+    planes = max(0, len(x.shape) - 2)
+    stride = integers(op, 3 + later, "stride", planes, 1)
+    padding = integers(op, 4 + later, "padding", planes, 0)
+    dilation = integers(op, 5 + later, "dilation", planes, 1)
+    groups = max(1, integer(op, 8 + later, "groups", 1))
+    transposed = flag(op, 6 + later, "transposed")
+    if later:
+        mask = argument(op, 10, "output_mask")
+        wanted = bits(mask) if isinstance(mask, (list, tuple)) else INPUT | FILTER
+        return Shapes(x, w, tensors[0].shape, stride, padding, dilation, groups, transposed, False, wanted)
+    more = integers(op, 7, "output_padding", planes, 0)
+    sides = zip(x.shape[2:], w.shape[2:], stride, padding, dilation, more)
+    if transposed:
+        out = [(size - 1) * s - 2 * p + d * (k - 1) + m + 1 for size, k, s, p, d, m in sides]
+        channels = (w.shape[1] if len(w.shape) > 1 else 1) * groups
+    else:
+        out = [(size + 2 * p - d * (k - 1) - 1) // max(1, s) + 1 for size, k, s, p, d, _ in sides]
+        channels = w.shape[0] if w.shape else 1
+    batch = x.shape[0] if x.shape else 1
+    biased = len(tensors) > 2
+    shape = (batch, channels, *(max(0, n) for n in out))
+    return Shapes(x, w, shape, stride, padding, dilation, groups, transposed, biased, 0)
+
+
+def _product(s: Shapes, facts: Facts) -> tuple[tuple[float, float, float], Work, float, int]:
+    """The equivalent product of a group, its roofline, bytes moved to change layouts, and a code for its kind."""
+    x, w = s.x, s.w
+    item = x.itemsize
+    out = math.prod(s.out)
+    outer, inner = (math.prod(x.shape), x.shape) if s.transposed else (out, s.out)
+    window = math.prod(w.shape[2:])
+    rows = outer / max(1, inner[1] if len(inner) > 1 else 1)
+    wide = w.shape[0] / s.groups if w.shape else 1.0
+    deep = (w.shape[1] if len(w.shape) > 1 else 1) * window
+    flops = 2 * outer * deep
+    if s.mask == BIAS:
+        return (rows, wide, 1.0), Work(flops=out, bytes=out * item), 0.0, 3
+    before = x.numel / max(1, x.shape[1] if len(x.shape) > 1 else 1)
+    kinds = {INPUT: (before, deep / max(1, window), wide * window), FILTER: (wide, deep, rows)}
+    product = kinds.get(s.mask & (INPUT | FILTER), (rows, wide, deep))
+    times = max(1, bool(s.mask & INPUT) + bool(s.mask & FILTER))
+    once = item * (x.numel + w.numel + out)
+    alone = s.groups > 1 and s.groups == (x.shape[1] if len(x.shape) > 1 else 1)
+    tf32 = x.dtype == "float32" and facts.tf32
+    # Matrix units want channels innermost: what lies otherwise is turned around first, and the result after.
+    turns = not channels_last(x) and window > 1 and not alone and (tf32 or item == 2)
+    turned = 2.0 * once * times if turns else 0.0
+    rate = "tf32" if tf32 else x.dtype
+    if alone:
+        rate = "float32"  # one channel a group leaves nothing for the matrix units
+    bias = 2 * out * item if s.biased else 0
+    work = Work(times * flops, times * once + bias + turned, rate)
+    return product, work, turned, 1 + (s.mask & 3) if s.mask else 0
+
+
+TURNS = ("nchwToNhwc", "nhwcToNchw", "Memset", "Padding", "convertTensor", "tensorTransform", "init_device",
+         "scalePacked")  # fmt: skip
+"""Names of kernels that prepare, before the one that computes."""
+
+
+def _boundary(names: Sequence[str], back: str) -> int:
+    """Where the second gradient begins: before what prepares its first kernel, after what turns the first one back."""
+    main = [i for i, name in enumerate(names) if not any(turn in name for turn in TURNS)]
+    second = [i for i in main if "wgrad" in names[i].lower()]
+    if names and "depthwise2d_grad_weight" in names[0]:
+        second = [i for i in main if "depthwise2d_backward" in names[i]]
+    if not second or second[0] == main[0]:
+        # Products have no names that tell: the first is the input's, with the sum of its pieces.
+        later = [i for i in main[1:] if "reduce" not in names[i].lower()]
+        second = later[:1] or [len(names)]
+    begin = second[0]
+    while begin > 0 and back not in names[begin - 1] and any(turn in names[begin - 1] for turn in TURNS):
+        begin -= 1
+    return begin

@@ -1,0 +1,110 @@
+"""From measurements to models: each family's estimator is the one that is off least on calls it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrace.costs.boosting import folds
+from foretrace.costs.estimators import Blend, ScaledRoofline
+from foretrace.costs.exact import Exact, Timed
+from foretrace.costs.fallback import Fallback
+from foretrace.costs.families import FAMILIES, Family
+from foretrace.costs.model import ESTIMATORS, Estimator, Model, Spread
+from foretrace.costs.patterns import Patterns
+from foretrace.costs.rows import Floats, Rows, rows_of
+from foretrace.platform.cases.recorded import EXACT, case_key
+from foretrace.platform.device import Device
+from foretrace.platform.measurements import Measurement
+from foretrace.platform.rates import read_all
+
+FEWEST = 40
+"""Calls that a family needs to be fitted at all."""
+MANY = 5000
+"""Calls from which on a family gets more and larger trees."""
+
+
+def errors(predicted_us: Floats, measured_us: Floats) -> dict[str, float]:
+    """Geometric mean, mean and 90th percentile of the relative error.
+
+    >>> errors(np.array([1.1, 0.9]), np.array([1.0, 1.0]))
+    {'gmae': 0.1, 'mean': 0.1, 'p90': 0.1}
+    """
+    off = np.abs(predicted_us / measured_us - 1)
+    geometric = np.exp(np.log(np.maximum(off, 1e-4)).mean())
+    return {
+        name: round(float(v), 5)
+        for name, v in (("gmae", geometric), ("mean", off.mean()), ("p90", np.quantile(off, 0.9)))
+    }
+
+
+def fit_family(
+    family: Family, measurements: Iterable[Measurement], device: Device
+) -> tuple[Model, dict[str, Any]] | None:
+    """A family's model, and what is known of its errors; None where too little was measured."""
+    rows = rows_of(family, measurements, device)
+    if len(rows) < FEWEST:
+        return None
+    latents = _latents(family, rows)
+    held_out = _held_out(rows, latents)
+    scores = {kind: errors(us.ravel(), rows.us.ravel()) for kind, us in held_out.items()}
+    best = min(scores, key=lambda kind: scores[kind]["gmae"])
+    spread = Spread.of(held_out[best].ravel(), rows.us.ravel())
+    model = Model(family, _fitted(rows, latents)[best], spread, Patterns().fit(rows), float(rows.roof_us.max()))
+    others = {kind: score["gmae"] for kind, score in scores.items() if kind != best}
+    return model, {"measurements": len(rows), "kind": best, **scores[best], "others": others}
+
+
+def fit_models(
+    raw: Path, device: Device, out: Path, told: Callable[[str], None] = lambda words: None
+) -> dict[str, dict[str, Any]]:
+    """Fit all families that were measured, write their models, and give what is known of each one's errors."""
+    measured = read_all(raw, *FAMILIES)
+    index = {}
+    out.mkdir(parents=True, exist_ok=True)
+    for name, family in FAMILIES.items():
+        told(f"fitting {name}")
+        fitted = fit_family(family, measured, device)
+        if fitted:
+            model, index[name] = fitted
+            model.write(out)
+    Fallback.of(_all(measured, device)).write(out)
+    exact = [m for m in read_all(raw, EXACT) if not m.error and m.cold and m.warm]
+    if exact:
+        Exact({case_key(m.case): Timed.of(m) for m in exact}).write(out)
+    return index
+
+
+def _all(measured: Sequence[Measurement], device: Device) -> Rows:
+    """Calls of all families, without their features."""
+    parts = [rows_of(family, measured, device) for family in FAMILIES.values()]
+    flops_us, bytes_us, us = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("flops_us", "bytes_us", "us")
+    )
+    return Rows(np.zeros((len(us), 0)), flops_us, bytes_us, us, [])
+
+
+def _latents(family: Family, rows: Rows) -> Floats | None:
+    found = [family.latents([name for name, _ in kernels]) for kernels in rows.kernels]
+    return np.array(found, np.float64) if found and found[0] else None
+
+
+def _held_out(rows: Rows, latents: Floats | None) -> dict[str, Floats]:
+    """Predictions of each row by models that were not fitted on it, by kind of model."""
+    predicted = {kind: np.empty_like(rows.us) for kind in ESTIMATORS}
+    for inside, outside in folds(len(rows)):
+        fitted = _fitted(rows.pick(inside), latents[inside] if latents is not None else None)
+        for kind, model in fitted.items():
+            predicted[kind][outside] = model.predict_both(rows.pick(outside))
+    return predicted
+
+
+def _fitted(rows: Rows, latents: Floats | None) -> dict[str, Estimator]:
+    """A model of each kind; what a blend is made of is fitted once."""
+    many = len(rows) > MANY
+    leaves = 127 if len(rows) > 4 * MANY else 63 if many else 31
+    blend = Blend().fit(rows, latents, trees=900 if many else 500, leaves=leaves)
+    return {"roofline": ScaledRoofline().fit(rows), "trees": blend.trees_, "net": blend.net_, "blend": blend}

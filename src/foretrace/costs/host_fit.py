@@ -1,0 +1,75 @@
+"""Fits a host to what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+
+import numpy as np
+
+from foretrace.costs.host_between import step_us, with_time_between
+from foretrace.costs.host_inside import Subject, costs_by_name, costs_of_kinds, usual_launches, with_calls_alone
+from foretrace.graph import ForetraceError
+from foretrace.platform.host import TERMS, Before, CallCost, Host
+from foretrace.platform.host_measurements import HostRun
+
+LEAST_COMMON = 0.01
+"""No two steps take the same time."""
+TO_DEVIATION = 1 / 0.6745
+"""From the median of errors' sizes to their standard deviation."""
+
+
+def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
+    """The host that runs of a calibration measured.
+
+    Parameters
+    ----------
+    runs
+        What `foretrace.platform.host_measurements.read_runs` gives.
+    name
+        What to call it.
+    """
+    steps = [step for run in runs for step in run.steps.values() if step.plain and step.profiled]
+    subjects = [subject for subject in map(Subject.of, steps) if subject.samples]
+    if not subjects:
+        raise ForetraceError("no small step of the host was measured", "Measure it: `foretrace calibrate host`.")
+    samples = [sample for subject in subjects for sample in subject.samples]
+    calls = costs_by_name(samples)
+    kinds = costs_of_kinds(calls, usual_launches(samples))
+    host = Host(name, calls, *kinds, Before(*[0.0] * len(TERMS)), common=1.0, provenance=_provenance(runs))
+    host = with_calls_alone(with_time_between(host, subjects), runs)
+    return _rounded(replace(host, common=_common(subjects, host)))
+
+
+def _common(subjects: Sequence[Subject], host: Host) -> float:
+    """Spread of whole steps: among the repeats of one, and of the fit around their medians.
+
+    Of both the median over steps: one that was held up for long says little of the others.
+    """
+    totals = [subject.plain.sum(axis=1) for subject in subjects]
+    repeats = [np.std(np.log(total / np.median(total))) for total in totals]
+    misses = [abs(np.log(step_us(s.calls, host) / np.median(total))) for s, total in zip(subjects, totals)]
+    return max(LEAST_COMMON, float(np.hypot(np.median(repeats), np.median(misses) * TO_DEVIATION)))
+
+
+def _rounded(host: Host) -> Host:
+    """Costs to the nanosecond: more digits are noise, and make the file hard to read."""
+
+    def short(cost: CallCost) -> CallCost:
+        return CallCost(*(round(number, 3) for number in astuple(cost)))
+
+    return replace(
+        host,
+        calls={name: short(cost) for name, cost in host.calls.items()},
+        launching=short(host.launching),
+        view=short(host.view),
+        before=Before(*(round(number, 3) for number in astuple(host.before))),
+        common=round(host.common, 4),
+    )
+
+
+def _provenance(runs: Sequence[HostRun]) -> str:
+    repeats = max(len(step.plain) for run in runs for step in run.steps.values())
+    last = runs[-1].machine
+    facts = [str(last[key]) for key in ("cpu", "device") if key in last]
+    return ", ".join([*facts, f"torch {last.get('torch')}", f"{repeats} repeats of each step", str(last.get("made"))])

@@ -1,0 +1,114 @@
+"""What the time between calls is explained by: for each call of a step, how much of each term of T1 falls before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.graph import PHASES, Graph, Names, Op, Tensor
+from foretrace.graph.tables import CALL, Floats, Ints, Small
+from foretrace.platform.host import TERMS
+from foretrace.platform.host_measurements import Calls
+
+FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
+CAST = "aten::_to_copy"
+LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_", "aten::cat", "aten::stack", "aten::index")
+"""How the names of calls begin that take lists of tensors."""
+
+
+@dataclass
+class HostCalls:
+    """The calls of a step, as columns."""
+
+    name: Ints
+    names: Names
+    phase: Small
+    entered: Ints
+    tensors: Ints
+    """Tensors in the longest list among the arguments."""
+    launches: Floats
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters the step updates: as long are its optimizer's lists, or as often it repeats a call."""
+        updates = self.phase == OPTIMIZER
+        if not updates.any():
+            return 0
+        return max(int(self.tensors[updates].max()), int(np.bincount(self.name[updates]).max()))
+
+    @classmethod
+    def measured(cls, calls: Calls, launches: Floats) -> HostCalls:
+        """Calls that a calibration has made."""
+        names = Names()
+        codes = np.array([names.code(name) for name in calls.name], np.int32)
+        entered, tensors = (np.array(column, np.int32) for column in (calls.entered, calls.tensors))
+        return cls(codes, names, np.array(calls.phase, np.int8), entered, tensors, launches)
+
+    @classmethod
+    def of(cls, graph: Graph, rows: Ints, launches: Ints) -> HostCalls:
+        """Calls of a graph, whose ops are looked at only where it matters: a trace makes them slowly."""
+        ops, count = graph.ops, len(rows)
+        entered, tensors = np.zeros((2, count), np.int32)
+        takes_list = ops.names.matching(lambda name: name.startswith(LISTS))[ops.name[rows]] if count else entered > 0
+        flat = not bool(((ops.parent >= 0) & (ops.kind == CALL)).any())
+        recomputing = (ops.phase[rows] == BACKWARD) & flat
+        for place in np.flatnonzero(takes_list | recomputing).tolist() if ops.detail else ():
+            op = ops[int(rows[place])]
+            entered[place], tensors[place] = op.entered, longest_list(op) if takes_list[place] else 0
+        phase = np.where(ops.phase[rows] == OTHER, FORWARD, ops.phase[rows]).astype(np.int8)
+        return cls(ops.name[rows], ops.names, phase, entered, tensors, launches.astype(np.float64))
+
+
+def longest_list(op: Op) -> int:
+    """Tensors in the longest list among an op's arguments.
+
+    >>> longest_list(Op("aten::cat", ([Tensor((2,), "int8"), Tensor((3,), "int8")], 0)))
+    2
+    """
+    lists = [value for value in (*op.args, *op.kwargs.values()) if isinstance(value, (list, tuple))]
+    return max((sum(isinstance(item, Tensor) for item in items) for items in lists), default=0)
+
+
+def terms(calls: HostCalls) -> Floats:
+    """A row for each call, a column for each of `TERMS`: times their costs they give T1 of each call.
+
+    What happens once a phase stands before the phase's first call; what happens once a parameter is spread over the
+    phase's calls.
+    """
+    forward, backward, optimizer = (calls.phase == phase for phase in (FORWARD, BACKWARD, OPTIMIZER))
+    view = calls.launches < 0.5
+    cast = calls.names.matching(CAST.__eq__)[calls.name] if len(calls) else view
+    again = np.where(backward, calls.entered, 0)
+    columns = {
+        "forward": _begins(forward),
+        "forward_call": forward & ~view & ~cast,
+        "forward_view": forward & view & ~cast,
+        "forward_cast": forward & cast,
+        "backward": _begins(backward),
+        "backward_call": backward & ~view,
+        "backward_view": backward & view,
+        "backward_parameter": _spread(calls.parameters, backward),
+        "optimizer": _begins(optimizer),
+        "optimizer_call": optimizer,
+        "optimizer_parameter": _spread(calls.parameters, optimizer),
+        "released": _spread(int(backward.sum()), optimizer),
+        "recomputed_forward": _spread(int(again.sum()), forward),
+        "recomputed_backward": again,
+    }
+    return np.stack([columns[name].astype(np.float64) for name in TERMS], axis=1)
+
+
+def _begins(phase: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Where a phase begins: as often as gradients are accumulated."""
+    begins = phase.copy()
+    begins[1:] &= ~phase[:-1]
+    return begins
+
+
+def _spread(amount: int, phase: NDArray[np.bool_]) -> Floats:
+    return np.where(phase, amount / max(1, int(phase.sum())), 0.0)

@@ -1,0 +1,76 @@
+"""Measured calls of a family as a table: what a model looks at, and what it should say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.costs.families import Described, Facts, Family
+from foretrace.costs.families.family import LATENCY_US
+from foretrace.platform.device import Device
+from foretrace.platform.measurements import Measurement, Repeat
+
+Floats = NDArray[np.float64]
+FLOOR_US = 1.0
+"""Below this, what a kernel takes has nothing to do with its work."""
+
+
+@dataclass
+class Rows:
+    """A row per call; both states side by side."""
+
+    features: Floats
+    flops_us: Floats
+    """Microseconds that the arithmetic takes at the device's peak rate."""
+    bytes_us: Floats
+    """Microseconds that the bytes take at the memory's full rate."""
+    us: Floats
+    """Measured, a column per state."""
+    kernels: list[Repeat]
+    """What ran, with a cold cache."""
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @property
+    def roof_us(self) -> Floats:
+        """What no kernel can beat."""
+        return np.maximum(self.flops_us, self.bytes_us)
+
+    @property
+    def floored_us(self) -> Floats:
+        """The roofline on a floor: what the logarithm of a time is taken against."""
+        return self.roof_us + FLOOR_US
+
+    def pick(self, rows: NDArray[np.int64]) -> Rows:
+        """Some of the rows."""
+        kernels = [self.kernels[row] for row in rows]
+        return Rows(self.features[rows], self.flops_us[rows], self.bytes_us[rows], self.us[rows], kernels)
+
+
+def rows_of(family: Family, measurements: Iterable[Measurement], device: Device) -> Rows:
+    """The calls among the measurements that the family answers for."""
+    described: list[Described] = []
+    us: list[tuple[float, float]] = []
+    kernels: list[Repeat] = []
+    for found in measurements:
+        op = found.case.op
+        if found.error or not found.cold or not found.warm or op.name not in family.ops or not family.takes(op):
+            continue
+        described.append(family.describe(op, Facts(device, found.indices, found.case.tf32, found.case.pinned)))
+        us.append((found.us("cold"), found.us("warm")))
+        kernels.append(found.cold[0])
+    flops_us, bytes_us = ceilings(described, device)
+    features = np.array([d.features for d in described], np.float64).reshape(len(described), len(family.columns))
+    return Rows(features, flops_us, bytes_us, np.array(us).reshape(-1, 2), kernels)
+
+
+def ceilings(described: Sequence[Described], device: Device) -> tuple[Floats, Floats]:
+    """Microseconds of arithmetic and of memory, its traffic or its trips, were each the only limit."""
+    peaks = device.peak_tflops
+    flops = [d.work.flops / (peaks.get(d.work.rate) or peaks["float32"]) / 1e6 for d in described]
+    moved = [max(d.work.bytes / device.memory_gbps / 1e3, d.work.trips * LATENCY_US) for d in described]
+    return np.array(flops, np.float64), np.array(moved, np.float64)

@@ -1,0 +1,28 @@
+"""The loop over rows, trees and nodes, compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def answers(
+    rows: NDArray[np.float64],
+    feature: NDArray[np.int16],
+    threshold: NDArray[np.float32],
+    right: NDArray[np.int16],
+    root: NDArray[np.int32],
+) -> Any:
+    """For each row, the sum of the leaves it falls into."""
+    result = np.zeros(len(rows))
+    for tree in range(len(root)):
+        for row in range(len(rows)):
+            node = root[tree]
+            while feature[node] >= 0:
+                node += 1 if rows[row, feature[node]] <= threshold[node] else right[node]
+            result[row] += threshold[node]
+    return result

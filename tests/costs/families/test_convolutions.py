@@ -1,0 +1,38 @@
+from foretrace.costs.families import FAMILIES, Facts
+from foretrace.graph import Op, Tensor
+from foretrace.platform.device import Device
+
+CONVOLUTIONS = FAMILIES["convolutions"]
+FACTS = Facts(Device.named("h200"))
+IMAGE, FILTERS = Tensor((8, 64, 56, 56), "bfloat16"), Tensor((128, 64, 3, 3), "bfloat16")
+
+
+def forward(stride: int = 1, groups: int = 1, x: Tensor = IMAGE, w: Tensor = FILTERS) -> Op:
+    return Op("aten::convolution", (x, w, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], groups))
+
+
+def backward(mask: list[bool]) -> Op:
+    grad = Tensor((8, 128, 56, 56), "bfloat16")
+    args = (grad, IMAGE, FILTERS, [128], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask)
+    return Op("aten::convolution_backward", args)
+
+
+def test_flops_are_those_of_the_equivalent_product():
+    assert CONVOLUTIONS.describe(forward(), FACTS).work.flops == 2 * 8 * 56 * 56 * 128 * 64 * 9
+    assert CONVOLUTIONS.describe(forward(stride=2), FACTS).work.flops == 2 * 8 * 28 * 28 * 128 * 64 * 9
+
+
+def test_both_gradients_take_twice_the_flops_of_one():
+    one = CONVOLUTIONS.describe(backward([True, False, False]), FACTS).work.flops
+    assert CONVOLUTIONS.describe(backward([True, True, False]), FACTS).work.flops == 2 * one
+
+
+def test_planes_that_are_not_channels_last_are_turned_around():
+    last = Tensor(IMAGE.shape, "bfloat16", stride=(200704, 1, 3584, 64))
+    turned = CONVOLUTIONS.describe(forward(), FACTS).work.bytes
+    assert turned > 2 * CONVOLUTIONS.describe(forward(x=last), FACTS).work.bytes
+
+
+def test_a_channel_alone_in_its_group_does_not_run_on_the_matrix_units():
+    alone = forward(groups=64, w=Tensor((64, 1, 3, 3), "bfloat16"))
+    assert CONVOLUTIONS.describe(alone, FACTS).work.rate == "float32"

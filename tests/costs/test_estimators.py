@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+
+from foretrace.costs.estimators import ResidualTrees, ScaledRoofline
+from foretrace.costs.rows import Rows
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    """Calls that take 2 us, and their bytes at 80 % of the memory's rate; half of that with a warm cache."""
+    random = np.random.default_rng(0)
+    size = 2 ** random.uniform(0, 10, 800)
+    cold = 2 + size / 0.8
+    return Rows(np.stack([np.zeros(800), np.log2(size)], 1), np.zeros(800), size, np.stack([cold, 1 + cold / 2], 1), [])
+
+
+def _some(rows: Rows, which: np.ndarray) -> Rows:
+    return Rows(rows.features[which], rows.flops_us[which], rows.bytes_us[which], rows.us[which], [])
+
+
+def test_a_scaled_roofline_finds_the_rates_it_was_made_of(rows):
+    fitted = ScaledRoofline().fit(rows)
+    np.testing.assert_allclose(fitted.rates_[0], [[2.0, 1.25, 0.0], [2.0, 0.625, 0.0]], rtol=1e-6, atol=1e-6)
+
+
+def test_trees_learn_both_states(rows):
+    inside, outside = np.arange(600), np.arange(600, 800)
+    predicted = ResidualTrees().fit(_some(rows, inside), trees=200, leaves=15).predict_both(_some(rows, outside))
+    off = np.abs(predicted / rows.us[outside] - 1)
+    assert off.mean() < 0.02
+    assert (predicted[:, 1] < predicted[:, 0]).mean() > 0.95
+
+
+def test_facts_about_kernels_are_guessed_and_used():
+    random = np.random.default_rng(0)
+    x = random.uniform(0, 1, (600, 2))
+    chosen = (x[:, 0] > 0.5).astype(float)  # the library's choice, which its kernel's name tells
+    us = np.stack([10 + 10 * chosen] * 2, 1)
+    rows = Rows(x, np.zeros(600), np.ones(600), us, [])
+    fitted = ResidualTrees().fit(rows, latents=chosen[:, None], trees=100, leaves=8)
+    assert len(fitted.latent_) == 1
+    assert np.abs(fitted.predict_both(rows) / us - 1).mean() < 0.03
+
+
+@pytest.mark.parametrize("kind", [ScaledRoofline, ResidualTrees])
+def test_arrays_make_the_same_estimator(rows, kind):
+    fitted = kind().fit(rows)
+    again = kind.from_arrays(fitted.arrays())
+    np.testing.assert_array_equal(again.predict_both(rows), fitted.predict_both(rows))

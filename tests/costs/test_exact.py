@@ -1,0 +1,33 @@
+import pytest
+
+from foretrace.costs.exact import FILE, Exact, Timed
+from foretrace.graph import ForetraceError, Op, Tensor
+from foretrace.platform.cases import Case
+from foretrace.platform.cases.recorded import case_key
+from foretrace.platform.measurements import Measurement
+
+SEEN = Measurement(
+    Case(Op("aten::relu", (Tensor((8,), "float32"),))),
+    cold=[[("a", 4.0), ("b", 1.0)], [("a", 6.0), ("b", 1.0)]],
+    warm=[[("a", 2.0), ("b", 1.0)]],
+)
+
+
+def test_written_and_read_it_says_the_same(tmp_path):
+    Exact({case_key(SEEN.case): Timed.of(SEEN)}).write(tmp_path)
+    on_device = Op("aten::relu", (Tensor((8,), "float32", "cuda:0", id=4, storage=9),), phase="backward")
+    found, other = Exact.read(tmp_path).of([on_device, Op("aten::relu", (Tensor((9,), "float32"),))], [])
+    assert found is not None
+    assert (found.kernels, found.cold_us.tolist(), found.warm_us.tolist()) == (["a", "b"], [5.0, 1.0], [2.0, 1.0])
+    assert other is None
+
+
+def test_without_a_file_nothing_was_timed(tmp_path):
+    assert Exact.read(tmp_path).of([Op("aten::relu")], []) == [None]
+
+
+@pytest.mark.parametrize("damage", [b"", b"not gzip", b"\x1f\x8b\x08\x00"])
+def test_a_damaged_file_is_named(tmp_path, damage):
+    (tmp_path / FILE).write_bytes(damage)
+    with pytest.raises(ForetraceError, match=r"exact\.json\.gz does not hold timed calls"):
+        Exact.read(tmp_path)

@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+from costs.made_up import relu, relu_us, relus, write
+
+from foretrace.costs.device import FALLBACK, MEASURED, MODEL, models, price_kernels
+from foretrace.costs.families import FAMILIES
+from foretrace.costs.fit import fit_family, fit_models
+from foretrace.costs.model import Model
+from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
+from foretrace.platform.cases import Case
+from foretrace.platform.device import Device
+from foretrace.platform.measurements import Measurement
+from foretrace.platform.platform import Platform
+
+H200 = Device.named("h200")
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A folder of models, fitted on relus alone, and one call that was measured exactly."""
+    folder = tmp_path_factory.mktemp("platform")
+    write(folder / "raw", "elementwise", relus())
+    exact = Measurement(Case(Op("aten::erfinv", (Tensor((64,), "float32"),), overload="default")))
+    exact.cold, exact.warm = [[("k", 9.0), ("l", 1.0)]], [[("k", 5.0), ("l", 1.0)]]
+    write(folder / "raw", "exact", [exact])
+    index = fit_models(folder / "raw", H200, folder / "models")
+    return folder, index
+
+
+@pytest.fixture(scope="module")
+def platform(fitted):
+    folder, _ = fitted
+    h200 = Platform.named("h200")
+    return Platform("made up", H200, h200.host, None, folder, h200.about)
+
+
+def _priced(platform, *ops):
+    return price_kernels(Graph(OpTable.of(ops)), np.arange(len(ops), dtype=np.int32), platform)
+
+
+def test_families_that_were_measured_are_fitted_and_the_best_kind_wins(fitted):
+    folder, index = fitted
+    assert list(index) == ["elementwise"]
+    best = index["elementwise"]
+    assert best["measurements"] == 200
+    assert best["gmae"] <= min(best["others"].values())
+    assert best["gmae"] < 0.01  # the rule is a roofline's own
+    assert sorted(path.name for path in (folder / "models").iterdir()) == [
+        "elementwise.npz", "exact.json.gz", "fallback.json"]  # fmt: skip
+
+
+def test_too_few_measurements_make_no_model():
+    assert fit_family(FAMILIES["elementwise"], relus(10), H200) is None
+
+
+def test_a_call_between_those_measured_is_met(platform):
+    costs = _priced(platform, relu(3_000_000))
+    assert costs.source.tolist() == [MODEL]
+    assert costs.name == ["vectorized_elementwise_kernel"]
+    cold, warm = relu_us(3_000_000), 0.8 * relu_us(3_000_000)
+    assert 0.97 * warm < costs.typical[0] < 1.03 * cold
+    assert costs.low[0] <= costs.typical[0] <= costs.high[0]
+
+
+def test_what_was_just_written_is_read_faster(platform):
+    made = Tensor((1_000_000,), "float32", "cuda:0", storage=5)
+    first = Op("aten::relu", (Tensor((1_000_000,), "float32", "cuda:0", storage=4),), outputs=(made,))
+    cold, warm = _priced(platform, first, Op("aten::relu", (made,))).typical
+    assert warm < 0.9 * cold
+
+
+def test_a_call_far_larger_than_any_measured_is_marked(platform):
+    assert _priced(platform, relu(10**11)).source.tolist() == [FALLBACK]
+
+
+def test_a_call_of_no_family_gets_a_roofline_and_is_marked(platform):
+    x = Tensor((10**7,), "float32", "cuda:0")
+    costs = _priced(platform, Op("aten::cholesky", (x,), outputs=(x,)))
+    assert costs.source.tolist() == [FALLBACK]
+    assert costs.typical[0] > 8e7 / (H200.memory_gbps * 1e3)
+    assert costs.low[0] < costs.typical[0] < costs.high[0]
+
+
+def test_a_call_of_a_family_that_was_not_measured_is_marked_too(platform):
+    square = Tensor((512, 512), "float32", "cuda:0")
+    assert _priced(platform, Op("aten::mm", (square, square))).source.tolist() == [FALLBACK]
+
+
+def test_a_call_that_was_timed_needs_no_model(platform):
+    x = Tensor((64,), "float32", "cuda:0", storage=8)
+    costs = _priced(platform, Op("aten::erfinv", (x,), overload="default"))
+    assert costs.source.tolist() == [MEASURED, MEASURED]
+    assert costs.name == ["k", "l"]
+    assert costs.typical.tolist() == [9.0, 1.0]
+
+
+def test_views_cost_the_device_nothing(platform):
+    assert not len(_priced(platform, Op("aten::view", (Tensor((8,), "float32", "cuda:0"),))).op)
+
+
+def test_a_damaged_model_is_named(fitted, tmp_path):
+    folder, _ = fitted
+    (tmp_path / "elementwise.npz").write_bytes((folder / "models" / "elementwise.npz").read_bytes()[:500])
+    with pytest.raises(ForetraceError, match=r"elementwise\.npz is not a fitted model.*fit it again"):
+        Model.read(tmp_path, "elementwise")
+
+
+def test_a_model_of_other_features_is_refused_with_the_way_to_refit_it(fitted, tmp_path):
+    folder, _ = fitted
+    arrays = dict(np.load(folder / "models" / "elementwise.npz"))
+    arrays["columns"] = np.array(["of", "another", "version"])
+    np.savez(tmp_path / "elementwise.npz", **arrays)
+    with pytest.raises(ForetraceError, match=r"other features.*foretrace calibrate fit"):
+        Model.read(tmp_path, "elementwise")
+
+
+def test_a_model_that_would_run_code_is_not_read(tmp_path):
+    np.savez(tmp_path / "elementwise.npz", kind=np.array([print], dtype=object))
+    with pytest.raises(ForetraceError, match="is not a fitted model"):
+        Model.read(tmp_path, "elementwise")
+
+
+def test_models_are_read_once(fitted):
+    folder, _ = fitted
+    assert models(folder / "models") is models(folder / "models")
