@@ -72,12 +72,17 @@ class Observation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: ranks as text, times rounded to a tenth of a microsecond."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value with keys as text and numbers rounded to four places.
+
+    >>> plain({0: (12.34567, None)})
+    {'0': [12.3457, None]}
+    """
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return round(value, 4) if isinstance(value, float) else value

@@ -98,12 +98,27 @@ def _plain(graphs: list[Graph]) -> dict[str, float | None]:
 def _add_host(seen: Observation, graphs: list[Graph], segments: list[Segments]) -> None:
     each = []
     for graph, cut in zip(graphs, segments):
-        us = np.bincount(cut.kind, cut.duration, len(OVERHEADS) + 1)[: len(OVERHEADS)]
-        count = np.bincount(cut.kind, minlength=len(OVERHEADS) + 1)[: len(OVERHEADS)]
-        seen.ranks[graph.rank] = {"overheads": _overheads(us, count)}
-        each.append((us, count))
+        each.append(_sums(cut))
+        seen.ranks[graph.rank] = {"overheads": _overheads(*each[-1])}
     if each:
         seen.overheads = _overheads(*(np.mean(column, axis=0) for column in zip(*each)))
+
+
+def overheads(segments: Segments) -> dict[str, dict[str, float]]:
+    """T1 to T5 of a rank's host time: ms, count, mean_us and share.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = OpTable.of([Op("aten::mm", start_us=0.0, end_us=800.0)])
+    >>> overheads(host_segments(Graph(ops)))["T2"]["ms"]
+    0.8
+    """
+    return _overheads(*_sums(segments))
+
+
+def _sums(segments: Segments) -> tuple[Any, Any]:
+    kinds = len(OVERHEADS)
+    us = np.bincount(segments.kind, segments.duration, kinds + 1)
+    return us[:kinds], np.bincount(segments.kind, minlength=kinds + 1)[:kinds]
 
 
 def _overheads(us: Any, count: Any) -> dict[str, dict[str, float]]:

@@ -59,7 +59,7 @@ def _back_from(task: int, binding: Longs) -> Iterator[int]:
 
 
 def binding_predecessors(program: Program, timeline: Timeline) -> Longs:
-    """For each task, the one of those it waits for that ended last; -1 where it waits for none.
+    """For each task, the one of those it waits for that released it last; -1 where it waits for none.
 
     >>> program = Program.of(duration=[2.0, 5.0, 1.0], lane=[0, 1, 0], edges=[(0, 2), (1, 2)])
     >>> binding_predecessors(program, Timeline(np.array([0.0, 0.0, 5.5]), np.array([2.0, 5.0, 6.5]))).tolist()
@@ -69,7 +69,7 @@ def binding_predecessors(program: Program, timeline: Timeline) -> Longs:
     waiting = np.flatnonzero(np.diff(program.first))
     if not len(waiting):
         return binding
-    release = np.minimum(timeline.end[program.before], timeline.start[program.after])
+    release = np.minimum(timeline.end[program.before] + program.lag, timeline.start[program.after])
     latest = np.maximum.reduceat(release, program.first[waiting])
     binds = np.flatnonzero(release == np.repeat(latest, np.diff(program.first)[waiting]))
     # Of several that release a task at once, the last to start: it had the least time to spare.

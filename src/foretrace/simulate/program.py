@@ -16,7 +16,8 @@ Longs = NDArray[np.int64]
 class Program:
     """Tasks in an order in which each comes after all it waits for.
 
-    The tasks that task ``i`` waits for are ``before[first[i]:first[i + 1]]``.
+    The tasks that task ``i`` waits for are ``before[first[i]:first[i + 1]]``; it starts no sooner than ``lag`` after
+    each of them has ended.
 
     >>> program = Program.of(duration=[2.0, 1.0, 4.0], lane=[0, 0, 1], edges=[(0, 1), (0, 2), (1, 2)])
     >>> program.before[program.first[2] : program.first[3]].tolist()
@@ -27,6 +28,7 @@ class Program:
     lane: Ints
     first: Longs
     before: Ints
+    lag: Floats
 
     def __len__(self) -> int:
         return len(self.duration)
@@ -37,16 +39,30 @@ class Program:
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first))
 
     @classmethod
-    def of(cls, duration: list[float] | Floats, lane: list[int] | Ints, edges: list[tuple[int, int]] | Ints) -> Program:
-        """A program of (before, after) pairs; no task may wait for a later one."""
+    def of(
+        cls,
+        duration: list[float] | Floats,
+        lane: list[int] | Ints,
+        edges: list[tuple[int, int]] | Ints,
+        lag: Floats | float = 0.0,
+    ) -> Program:
+        """A program of (before, after) pairs, each with its lag; no task may wait for a later one."""
         pairs = np.asarray(edges, np.int32).reshape(-1, 2)
-        if (backwards := np.flatnonzero(pairs[:, 0] >= pairs[:, 1])).size:
-            before, after = pairs[backwards[0]].tolist()
-            raise ValueError(f"task {after} waits for task {before}, which does not come before it")
-        pairs = pairs[np.argsort(pairs[:, 1], kind="stable")]
+        _check(pairs, len(duration))
+        order = np.argsort(pairs[:, 1], kind="stable")
         first = np.zeros(len(duration) + 1, np.int64)
         np.cumsum(np.bincount(pairs[:, 1], minlength=len(duration)), out=first[1:])
-        return cls(np.asarray(duration, np.float64), np.asarray(lane, np.int32), first, pairs[:, 0].copy())
+        lags = np.broadcast_to(np.asarray(lag, np.float64), len(pairs))[order]
+        return cls(np.asarray(duration, np.float64), np.asarray(lane, np.int32), first, pairs[order, 0].copy(), lags)
+
+
+def _check(pairs: Ints, tasks: int) -> None:
+    """Name an edge that no order of the tasks as they stand can satisfy."""
+    if (wrong := np.flatnonzero((pairs[:, 0] >= pairs[:, 1]) | (pairs[:, 0] < 0) | (pairs[:, 1] >= tasks))).size:
+        before, after = pairs[wrong[0]].tolist()
+        if before >= tasks or after >= tasks or before < 0:
+            raise ValueError(f"task {after} waits for task {before}, and there are {tasks} tasks")
+        raise ValueError(f"task {after} waits for task {before}, which does not come before it")
 
 
 @dataclass(frozen=True)

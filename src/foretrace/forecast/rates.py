@@ -1,0 +1,59 @@
+"""How much arithmetic a step does and how many bytes it moves, against what the device can."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from foretrace.costs.fallback import work_of
+from foretrace.costs.families import Facts, Work, family_of
+from foretrace.costs.spread_of_ids import spread_of_ids
+from foretrace.forecast.step import Step
+from foretrace.graph import Graph, Op
+from foretrace.platform.device import Device
+
+ARITHMETIC = ("matrix", "convolutions", "attention")
+"""Families whose arithmetic counts: what a model's FLOPs are commonly taken to be."""
+ON_MATRIX_UNITS = "convolutions"
+"""PyTorch lets float32 convolutions run there, and no products."""
+
+
+@dataclass
+class Totals:
+    """Of all calls of a step that give the device something to do."""
+
+    flops: float = 0.0
+    peak_us: float = 0.0
+    """What the arithmetic would take at the device's peak rates."""
+    nbytes: float = 0.0
+    """The fewest that must be moved."""
+
+
+def totals(calls: Graph, step: Step, device: Device) -> Totals | None:
+    """Arithmetic and bytes of a step; None where its source does not tell shapes."""
+    found = Totals()
+    known: dict[tuple[object, ...], tuple[Work, bool]] = {}
+    ops = list(calls.ops)
+    ids = spread_of_ids(ops, calls.indices)
+    for row in sorted(set(step.work.call.tolist())):
+        op, indices = ops[row], ids.get(row)
+        shapes = tuple((t.shape, t.dtype, t.layout) for t in op.tensors)
+        if not shapes:
+            continue
+        key = (op.name, shapes, indices.unique if indices else None)
+        if key not in known:
+            known[key] = _work(op, Facts(device, indices))
+        work, counts = known[key]
+        found.nbytes += work.bytes
+        if counts:
+            found.flops += work.flops
+            found.peak_us += work.flops / (device.peak_tflops.get(work.rate) or device.peak_tflops["float32"]) / 1e6
+    return found if known else None
+
+
+def _work(op: Op, facts: Facts) -> tuple[Work, bool]:
+    """What a call has to do, and whether its arithmetic counts."""
+    family = family_of(op)
+    if family is None:
+        return work_of(op), False
+    facts = replace(facts, tf32=family.name == ON_MATRIX_UNITS)
+    return family.describe(op, facts).work, family.name in ARITHMETIC

@@ -1,0 +1,129 @@
+"""A step on a platform, priced: what each call costs the host, what it gives the device to do, who waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.costs.host import HostCosts, price_host
+from foretrace.forecast.flat import Flat
+from foretrace.forecast.host import T1, T2, T3, T4, T5
+from foretrace.forecast.waits import Waits, waits
+from foretrace.forecast.work import Work, device_work
+from foretrace.graph import Graph
+from foretrace.graph.tables import Floats, Ints, Longs
+from foretrace.platform.platform import Platform
+
+
+@dataclass(frozen=True)
+class Step:
+    """The calls of a step with their costs, in order."""
+
+    thread: Ints
+    beside: NDArray[np.bool_]
+    """Whether each call ran at the same time as the one before it, on another thread."""
+    durations: dict[int, Floats]
+    """T1 to T5 of each call; T4 is that of one launch, T5 that of one pause between two."""
+    spread: Floats
+    """Standard deviation of the logarithm of what each call costs the host."""
+    common: float
+    """The same of a factor that all calls of a step share."""
+    work: Work
+    waits: Waits
+    stream: Ints
+    """The stream that each call works on."""
+
+    def __len__(self) -> int:
+        return len(self.thread)
+
+    def last_kernel(self, call: NDArray[Any], stream: int | None = None) -> Longs:
+        """The last kernel that was launched up to the end of each call, on its stream or the one given; -1 for none."""
+        return self._kernel(call, stream, "right", -1)
+
+    def first_kernel(self, call: NDArray[Any]) -> Longs:
+        """The first kernel launched from the start of each call on, on its stream; -1 for none."""
+        return self._kernel(call, None, "left", 0)
+
+    def _kernel(self, call: NDArray[Any], stream: int | None, side: Any, offset: int) -> Longs:
+        found = np.full(len(call), -1)
+        for one in np.unique(self.work.stream) if stream is None else [stream]:
+            rows = np.flatnonzero(self.work.stream == one)
+            at = np.searchsorted(self.work.call[rows], call, side) + offset
+            ours = (at >= 0) & (at < len(rows))
+            if stream is None:
+                ours &= self.stream[call] == one
+            found[ours] = rows[at[ours]]
+        return found
+
+    def repeated(self, times: int) -> Step:
+        """The step so many times, one after the other."""
+        shift = np.repeat(np.arange(times, dtype=np.int32), len(self.work))
+        columns = {f.name: _tiled(getattr(self.work, f.name), times) for f in fields(Work)}
+        columns["call"] += shift * np.int32(len(self))
+        columns["launch"] += shift * np.int32(self.work.launch.max(initial=-1) + 1)
+        pairs = self.waits.streams + np.arange(times, dtype=np.int32)[:, None, None] * np.int32(len(self))
+        return Step(
+            thread=np.tile(self.thread, times),
+            beside=np.tile(self.beside, times),
+            durations={kind: np.tile(us, times) for kind, us in self.durations.items()},
+            spread=np.tile(self.spread, times),
+            common=self.common,
+            work=Work(**columns),
+            waits=Waits(np.tile(self.waits.host, times), pairs.reshape(-1, 2)),
+            stream=np.tile(self.stream, times),
+        )
+
+
+def _tiled(column: Any, times: int) -> Any:
+    return column * times if isinstance(column, list) else np.tile(column, times)
+
+
+def priced(graph: Graph, step: Flat, platform: Platform, kernels: str | None) -> tuple[Step, list[str]]:
+    """A step's calls with their costs on a platform, and what the reader should know of these.
+
+    Parameters
+    ----------
+    graph
+        The step as it was read.
+    step
+        Its dispatcher calls.
+    platform
+        Where the step shall run.
+    kernels
+        ``"measured"``, ``"model"``, or None for the graph's own times where it was recorded on this device.
+    """
+    calls, count = step.calls, len(step.rows)
+    work, notes = device_work(step, platform, kernels)
+    host = price_host(calls, np.arange(count, dtype=np.int32), work.launches(count), platform.host)
+    return Step(
+        thread=calls.ops.thread,
+        beside=_beside(calls),
+        durations=_durations(host),
+        spread=host.spread,
+        common=host.common,
+        work=work,
+        waits=waits(graph, step),
+        stream=_streams(work, count),
+    ), notes
+
+
+def _durations(host: HostCosts) -> dict[int, Floats]:
+    return {T1: host.before, T2: host.to_launch, T3: host.after, T4: host.launch, T5: host.between}
+
+
+def _beside(calls: Graph) -> NDArray[np.bool_]:
+    """Threads take turns, as autograd's does with the main one, unless their times show that both ran at once."""
+    beside = np.zeros(len(calls.ops), bool)
+    beside[1:] = calls.ops.end[:-1] > calls.ops.start[1:]
+    return beside
+
+
+def _streams(work: Work, calls: int) -> Ints:
+    """The stream of each call's kernels; a call without any is on the one that most kernels are on."""
+    usual = np.bincount(work.stream).argmax() if len(work) else 0
+    streams = np.full(calls, usual, np.int32)
+    streams[work.call] = work.stream
+    return streams

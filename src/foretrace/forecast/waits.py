@@ -1,0 +1,145 @@
+"""Where a step's host waits for its device, and its streams for each other, told from its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretrace.forecast.dependencies import Streams, event_waits
+from foretrace.forecast.flat import Flat
+from foretrace.graph import Constant, Graph, Op
+from foretrace.graph.tables import SYNC, Ints, Small
+
+NOBODY, OWN_STREAM, ALL_STREAMS = range(3)
+"""Whom a call waits for before it returns."""
+
+READS_A_VALUE = frozenset({
+    "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero", "aten::masked_select",
+    "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::bincount",
+    "aten::_coalesce", "aten::repeat_interleave",
+})  # fmt: skip
+"""Calls whose result or size the host must know before it goes on."""
+COPIES = ("aten::copy_", "aten::_to_copy")
+BY_MASK = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+WAITING = READS_A_VALUE.union(COPIES, BY_MASK)
+SYNCHRONIZE = ("cuda::device_synchronize", "cuda::stream_synchronize", "cuda::event_synchronize")
+MASKS = ("bool", "uint8")
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Who waits for whom, beyond the order of lanes."""
+
+    host: Small
+    """For each call, whom the host waits for before the call returns."""
+    streams: Ints
+    """Pairs of calls: device work of the second starts after that of the first is done."""
+
+
+def waits(graph: Graph, step: Flat) -> Waits:
+    """What waits in a step.
+
+    Parameters
+    ----------
+    graph
+        The step as it was read; it may hold calls that steer streams.
+    step
+        Its dispatcher calls.
+    """
+    calls = step.calls
+    host = np.full(len(calls.ops), NOBODY, np.int8)
+    may_wait = calls.ops.names.matching(WAITING.__contains__)
+    for row in np.flatnonzero(may_wait[calls.ops.name]).tolist():
+        if waits_for_device(calls.ops[row]):
+            host[row] = OWN_STREAM
+    host[calls.calls.op[(calls.calls.kind == SYNC) & (calls.calls.op >= 0)]] = OWN_STREAM
+    side = [(int(np.searchsorted(step.rows, row)), graph.ops[row]) for row in _side_rows(graph)]
+    for place, op in side:
+        # A sync between two calls holds the host at the end of the first of them.
+        if op.name in SYNCHRONIZE and 0 < place < len(host):
+            host[place - 1] = ALL_STREAMS
+    pairs = {*_events(side, step.stream), *_seen(calls), *_collectives(calls)}
+    return Waits(host, np.array(sorted(pairs), np.int32).reshape(-1, 2))
+
+
+def waits_for_device(op: Op) -> bool:
+    """Whether a call returns only when the device has done what it was given so far.
+
+    >>> from foretrace.graph import Tensor
+    >>> waits_for_device(Op("aten::_local_scalar_dense", (Tensor((), "float32", "cuda:0"),)))
+    True
+    >>> waits_for_device(Op("aten::_local_scalar_dense", (Tensor((), "float32", "cpu"),)))
+    False
+    """
+    if op.name in READS_A_VALUE:
+        return any(_on_device(tensor.device) for tensor in op.tensors)
+    if op.name in COPIES:
+        return _crosses(op) and not _non_blocking(op) and all(tensor.numel for tensor in op.tensors)
+    if op.name in BY_MASK:
+        return any(t.dtype in MASKS and _on_device(t.device) for t in op.tensors[1:])
+    return False
+
+
+def _on_device(device: str) -> bool:
+    return bool(device) and not device.startswith(("cpu", "meta"))
+
+
+def _crosses(op: Op) -> bool:
+    """Whether a copy goes from the host to a device or back."""
+    sides = {_on_device(t.device) for t in (*op.tensors, *op.produced) if t.device}
+    return len(sides) == 2
+
+
+def _non_blocking(op: Op) -> bool:
+    flag = op.kwargs.get("non_blocking", op.args[2] if op.name == "aten::copy_" and len(op.args) > 2 else False)
+    return bool(flag)
+
+
+def _side_rows(graph: Graph) -> list[int]:
+    steers = graph.ops.names.matching(lambda name: name.startswith("cuda::"))
+    return np.flatnonzero(steers[graph.ops.name]).tolist() if len(graph.ops) else []
+
+
+def _events(side: list[tuple[int, Op]], stream: Ints) -> Iterator[tuple[int, int]]:
+    """A stream that waits for an event runs its next call's work after that of the last call before the event."""
+    recorded: dict[str, tuple[int, int]] = {}
+    for place, op in side:
+        named = {value.kind: value.value for value in op.args if isinstance(value, Constant)}
+        if op.name == "cuda::event_record":
+            recorded[named["event"]] = (place, int(named["stream"]))
+        elif op.name == "cuda::stream_wait_event" and named["event"] in recorded:
+            at, its_stream = recorded[named["event"]]
+            before = np.flatnonzero(stream[:at] == its_stream)
+            after = np.flatnonzero(stream[place:] == int(named["stream"]))
+            if len(before) and len(after):
+                yield int(before[-1]), int(after[0]) + place
+
+
+def _seen(calls: Graph) -> Iterator[tuple[int, int]]:
+    """Waits between streams that a profile shows by its times."""
+    if len(np.unique(calls.kernels.stream)) < 2:
+        return
+    op = calls.kernels.op
+    for before, after in op[event_waits(calls, Streams(calls))].tolist():
+        if 0 <= before < after:
+            yield before, after
+
+
+def _collectives(calls: Graph) -> Iterator[tuple[int, int]]:
+    """A collective starts after the work before it, and whoever touches its data next starts after it."""
+    members = {c.op for c in calls.collectives if c.op >= 0}
+    if not members:
+        return
+    pending: dict[int, int] = {}
+    before = -1
+    for place, op in enumerate(calls.ops):
+        touched = {t.storage for t in (*op.tensors, *op.produced) if t.storage >= 0}
+        yield from {(pending.pop(storage), place) for storage in touched & pending.keys()}
+        if place in members:
+            if before >= 0:
+                yield before, place
+            pending |= dict.fromkeys(touched, place)
+        else:
+            before = place

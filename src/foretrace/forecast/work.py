@@ -1,0 +1,222 @@
+"""What a step gives its device to do: kernels in launch order, with what each takes and how that is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from foretrace.costs.collectives import predict as price_collective
+from foretrace.costs.device import FALLBACK, MEASURED, MODEL, price_kernels
+from foretrace.forecast.flat import Flat
+from foretrace.graph import Collective, ForetraceError, Graph
+from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, Floats, Ints, Small
+from foretrace.platform.platform import Platform
+
+SOURCES = {MEASURED: "measured", MODEL: "model", FALLBACK: "fallback"}
+CHOICES = ("measured", "model")
+NAMED = 5
+"""How many ops a note names."""
+
+
+@dataclass
+class Work:
+    """Pieces of device work in launch order. Times are microseconds: 10th percentile, median, 90th percentile."""
+
+    call: Ints
+    """The dispatcher call that launches it."""
+    launch: Ints
+    """The launch, counted over the step: the kernels of a CUDA graph share one."""
+    stream: Ints
+    kind: Small
+    name: list[str]
+    low: Floats
+    typical: Floats
+    high: Floats
+    source: Small
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+    def launches(self, calls: int) -> Ints:
+        """How many launches each of so many calls makes."""
+        call = self.call[np.unique(self.launch, return_index=True)[1]]
+        return np.bincount(call, minlength=calls).astype(np.int32)
+
+    def coverage(self) -> dict[str, float]:
+        """Share of the device time by how it is known."""
+        total = float(self.typical.sum())
+        if not total:
+            return dict.fromkeys(SOURCES.values(), 0.0)
+        return {word: float(self.typical[self.source == code].sum()) / total for code, word in SOURCES.items()}
+
+
+def device_work(step: Flat, platform: Platform, kernels: str | None = None) -> tuple[Work, list[str]]:
+    """The device work of a step on a platform, and what the reader should know of it.
+
+    Parameters
+    ----------
+    step
+        The step's dispatcher calls.
+    platform
+        Where the step shall run.
+    kernels
+        ``"measured"`` takes the times in the graph, ``"model"`` what the platform's models say. Left out, the graph's
+        times are taken where it was recorded on this very device.
+    """
+    if kernels not in (None, *CHOICES):
+        raise ForetraceError(f"kernel times can't be {kernels!r}", "Say model or measured.")
+    calls = step.calls
+    here = calls.device == platform.device.matches
+    if kernels == "measured" and not len(calls.kernels):
+        raise ForetraceError(
+            f"{calls.source or 'the graph'} holds no measured kernels", "Leave --kernels out, or say model."
+        )
+    if kernels == "measured" or (kernels is None and here and len(calls.kernels)):
+        other = [] if here else [f"kernel times are those measured on {calls.device or 'another device'}"]
+        return measured_work(calls), [*other, *_left_out(calls)]
+    return modelled_work(step, platform)
+
+
+def measured_work(calls: Graph) -> Work:
+    """The kernels that a graph was recorded with; those that nobody launched in it are left out.
+
+    >>> from foretrace.graph import OpTable
+    >>> len(measured_work(Graph(OpTable.of([]))))
+    0
+    """
+    kernels = calls.kernels
+    rows = np.flatnonzero((kernels.op >= 0) & (kernels.call >= 0))
+    rows = rows[np.lexsort((kernels.start[rows], kernels.call[rows], kernels.op[rows]))]
+    time = kernels.end[rows] - kernels.start[rows]
+    launch = np.cumsum(np.diff(kernels.call[rows], prepend=-1) != 0) - 1
+    return Work(
+        call=kernels.op[rows],
+        launch=launch.astype(np.int32),
+        stream=kernels.stream[rows],
+        kind=kernels.kind[rows],
+        name=[kernels.names[code] for code in kernels.name[rows].tolist()],
+        low=time,
+        typical=time,
+        high=time,
+        source=np.full(len(rows), MEASURED, np.int8),
+    )
+
+
+def _left_out(calls: Graph) -> list[str]:
+    """What was seen to run, but not launched."""
+    kernels = calls.kernels
+    lost = (kernels.op < 0) | (kernels.call < 0)
+    if not lost.any():
+        return []
+    ms = float((kernels.end - kernels.start)[lost].sum()) / 1e3
+    return [f"{int(lost.sum())} kernels ({ms:.2f} ms) that nobody is seen to launch in this step are left out"]
+
+
+def modelled_work(step: Flat, platform: Platform) -> tuple[Work, list[str]]:
+    """What the platform's models say the step's calls launch."""
+    calls = step.calls
+    priced = price_kernels(calls, np.arange(len(calls.ops), dtype=np.int32), platform)
+    if not len(priced.op):
+        _check_shapes(calls)
+    streams = _streams(step)
+    count = len(priced.op)
+    work = Work(
+        call=np.asarray(priced.op, np.int32),
+        launch=np.arange(count, dtype=np.int32),
+        stream=streams[priced.op],
+        kind=np.array([_kind(name) for name in priced.name], np.int8),
+        name=list(priced.name),
+        low=priced.low,
+        typical=priced.typical,
+        high=priced.high,
+        source=np.asarray(priced.source, np.int8),
+    )
+    whole, notes = _with_collectives(work, calls, platform)
+    return whole, [*_by_roofline(work, calls, platform), *notes]
+
+
+def _check_shapes(calls: Graph) -> None:
+    if not any(op.tensors or op.produced for op in calls.ops):
+        raise ForetraceError(
+            f"{calls.source or 'the graph'} does not tell the shapes of tensors, which kernel models go by",
+            "Profile with record_shapes=True, give the execution trace beside it, or say --kernels measured.",
+        )
+
+
+def _streams(step: Flat) -> Ints:
+    """The stream of each call: that of its kernels where they were seen, else the one it was called on."""
+    kernels = step.calls.kernels
+    known = kernels.op >= 0
+    if not known.any():
+        return step.stream
+    # Streams have other numbers in a profile: calls without kernels are on the one that most are on.
+    streams = np.full(len(step.stream), np.bincount(kernels.stream[known]).argmax(), np.int32)
+    streams[kernels.op[known]] = kernels.stream[known]
+    return streams
+
+
+def _by_roofline(work: Work, calls: Graph, platform: Platform) -> list[str]:
+    """Which ops no model of the platform knows, those that take longest first."""
+    total = float(work.typical.sum())
+    share: dict[str, float] = {}
+    for row in np.flatnonzero(work.source == FALLBACK).tolist():
+        name = calls.ops.names[calls.ops.name[work.call[row]]]
+        share[name] = share.get(name, 0.0) + float(work.typical[row]) / total
+    if not share:
+        return []
+    largest = sorted(share, key=lambda name: -share[name])
+    named = ", ".join(f"{name} ({share[name]:.1%})" for name in largest[:NAMED])
+    more = f" and {len(largest) - NAMED} more" if len(largest) > NAMED else ""
+    return [
+        f"{platform.name} has no model of {named}{more}: rooflines stand in, for {sum(share.values()):.1%} of the "
+        "device time"
+    ]
+
+
+def _kind(name: str) -> int:
+    return COPY if name.startswith("Memcpy") else SET if name.startswith("Memset") else COMPUTE
+
+
+def _with_collectives(work: Work, calls: Graph, platform: Platform) -> tuple[Work, list[str]]:
+    """The work with one kernel for each collective, on the stream of its group, priced by the fabric."""
+    theirs = [c for c in calls.collectives if c.op >= 0 and _ranks(c, calls) > 1]
+    if not theirs:
+        return work, []
+    if platform.fabric is None:
+        kinds = ", ".join(sorted({c.kind for c in theirs}))
+        return work, [f"{platform.name} has no fabric: {len(theirs)} collectives ({kinds}) take no time here"]
+    lanes: dict[str, int] = {}
+    first_lane = int(work.stream.max(initial=0)) + 1
+    price = [price_collective(platform.fabric, c.kind, c.nbytes, _ranks(c, calls)) for c in theirs]
+    added = Work(
+        call=np.array([c.op for c in theirs], np.int32),
+        launch=np.arange(len(theirs), dtype=np.int32) + len(work),
+        stream=np.array([first_lane + lanes.setdefault(c.group, len(lanes)) for c in theirs], np.int32),
+        kind=np.full(len(theirs), COLLECTIVE, np.int8),
+        name=[c.kind for c in theirs],
+        low=np.array([p.low for p in price]),
+        typical=np.array([p.typical for p in price]),
+        high=np.array([p.high for p in price]),
+        source=np.full(len(theirs), MODEL, np.int8),
+    )
+    return _merged(work, added), []
+
+
+def _ranks(collective: Collective, calls: Graph) -> int:
+    return len(collective.ranks) or len(calls.groups.get(collective.group, ())) or calls.world
+
+
+def _merged(work: Work, added: Work) -> Work:
+    """Both in the order of their calls, launches counted anew."""
+    order = np.argsort(np.concatenate([work.call, added.call]), kind="stable")
+
+    def joined(name: str) -> Any:
+        one, other = getattr(work, name), getattr(added, name)
+        both = [*one, *other] if name == "name" else np.concatenate([one, other])
+        return [both[row] for row in order] if name == "name" else both[order]
+
+    merged = Work(**{f.name: joined(f.name) for f in fields(Work)})
+    merged.launch = np.arange(len(order), dtype=np.int32)
+    return merged

@@ -1,0 +1,39 @@
+"""A platform whose prices are plain numbers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from foretrace.costs.device import FALLBACK, MODEL
+
+from foretrace.graph import Graph
+from tests.forecast.by_hand import device
+
+HOST_US = {"before": 1.0, "to_launch": 2.0, "launch": 3.0, "between": 0.5, "after": 1.0}
+KERNEL_US = 10.0
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Each call costs the host 1 + 2 + 3 + 1 us; products launch a kernel of 10 us, unknown ops one by roofline."""
+
+    def price_host(calls: Graph, rows: np.ndarray, launches: np.ndarray, host: object) -> Any:
+        columns = {name: np.full(len(rows), us) for name, us in HOST_US.items()}
+        return SimpleNamespace(**columns, spread=np.full(len(rows), 0.2), common=0.05)
+
+    def price_kernels(calls: Graph, rows: np.ndarray, platform: object) -> Any:
+        names = [calls.ops.names[code] for code in calls.ops.name[rows]]
+        launching = [row for row, name in zip(rows.tolist(), names) if name in ("aten::mm", "aten::strange")]
+        time = np.full(len(launching), KERNEL_US)
+        source = [MODEL if names[row] == "aten::mm" else FALLBACK for row in launching]
+        return SimpleNamespace(
+            op=np.array(launching, np.int32), name=[f"{names[row]} kernel" for row in launching], low=0.9 * time,
+            typical=time, high=1.1 * time, source=np.array(source, np.int8),
+        )  # fmt: skip
+
+    monkeypatch.setattr("foretrace.forecast.step.price_host", price_host)
+    monkeypatch.setattr("foretrace.forecast.work.price_kernels", price_kernels)
+    return SimpleNamespace(name="by hand", device=device(gap=1.0, latency=2.0), host=None, fabric=None)

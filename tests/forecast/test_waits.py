@@ -1,0 +1,90 @@
+"""Who waits for whom, told from calls."""
+
+import pytest
+
+from foretrace.forecast.flat import flat
+from foretrace.forecast.waits import ALL_STREAMS, NOBODY, OWN_STREAM, Waits, waits, waits_for_device
+from foretrace.graph import Collective, Constant, Graph, Op, OpTable, Tensor
+from tests.forecast import builders
+
+CPU, GPU = Tensor((4,), "float32", "cpu"), Tensor((4,), "float32", "cuda:0")
+MASK = Tensor((4,), "bool", "cuda:0")
+
+
+def of(*ops: Op, **more: object) -> Waits:
+    graph = Graph(OpTable.of(ops), **more)  # type: ignore[arg-type]
+    return waits(graph, flat(graph))
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (Op("aten::_local_scalar_dense", (GPU,)), True),
+        (Op("aten::_local_scalar_dense", (CPU,)), False),
+        (Op("aten::nonzero", (GPU,)), True),
+        (Op("aten::_to_copy", (GPU,), {"device": Constant("device", "cpu")}, (CPU,)), True),
+        (Op("aten::_to_copy", (CPU,), {"non_blocking": True}, (GPU,)), False),
+        (Op("aten::_to_copy", (GPU,), {"dtype": Constant("dtype", "bfloat16")}, (GPU,)), False),
+        (Op("aten::copy_", (GPU, CPU)), True),
+        (Op("aten::copy_", (GPU, CPU, True)), False),
+        (Op("aten::copy_", (GPU, GPU)), False),
+        (Op("aten::_to_copy", (Tensor((0,), "float32", "cpu"),), outputs=(GPU,)), False),
+        (Op("aten::index", (GPU, [MASK])), True),
+        (Op("aten::index", (MASK, [Tensor((2,), "int64", "cuda:0")])), False),
+        (Op("aten::mm", (GPU, GPU)), False),
+    ],
+)
+def test_calls_that_need_a_value_or_a_copy_wait_for_the_device(op: Op, expected: bool) -> None:
+    assert waits_for_device(op) is expected
+
+
+def test_a_sync_between_calls_holds_the_host_after_the_first() -> None:
+    found = of(Op("aten::mm"), Op("cuda::stream_synchronize"), Op("aten::mm"), Op("cuda::device_synchronize"))
+    assert found.host.tolist() == [ALL_STREAMS, NOBODY]
+
+
+def test_a_sync_that_a_profile_shows_inside_a_call_counts() -> None:
+    graph = builders.rank(builders.Call("aten::strange", 0, 20), builders.sync(5, 15))
+    assert waits(graph, flat(graph)).host.tolist() == [OWN_STREAM]
+
+
+def test_a_stream_that_waits_for_an_event_waits_for_the_work_before_the_event() -> None:
+    event, main, side = Constant("event", "0"), Constant("stream", "0"), Constant("stream", "1")
+    found = of(
+        Op("aten::mm"),
+        Op("cuda::event_record", (event, main)),
+        Op("aten::mm"),
+        Op("cuda::stream_wait_event", (side, event)),
+        Op("aten::relu"),
+        Op("aten::mm", stream=1),
+    )
+    assert found.streams.tolist() == [[0, 3]]
+
+
+def test_an_event_that_nobody_recorded_holds_nobody() -> None:
+    wait = Op("cuda::stream_wait_event", (Constant("stream", "1"), Constant("event", "0")))
+    assert not len(of(Op("aten::mm"), wait, Op("aten::mm", stream=1)).streams)
+
+
+def test_a_collective_waits_for_the_work_before_it_and_only_its_readers_wait_for_it() -> None:
+    gradient, other = (Tensor((4,), "float32", "cuda:0", storage=number) for number in (1, 2))
+    found = of(
+        Op("aten::mm", outputs=(gradient,)),
+        Op("c10d::allreduce_", ([gradient],)),
+        Op("aten::mm", (other,)),
+        Op("aten::add_", (gradient,)),
+        Op("aten::add_", (gradient,)),
+        collectives=[Collective("all_reduce", "0", 16, -1, 1, (0, 1))],
+    )
+    assert found.streams.tolist() == [[0, 1], [1, 3]]
+
+
+def test_waits_between_streams_are_seen_from_a_profiles_times() -> None:
+    graph = builders.rank(
+        builders.Call("aten::mm", 0, 10),
+        builders.launch(1, 2, (5, 50)),
+        builders.wait_event(12),
+        builders.Call("aten::relu", 20, 30),
+        builders.launch(21, 22, (51, 60), stream=8),
+    )
+    assert waits(graph, flat(graph)).streams.tolist() == [[0, 1]]

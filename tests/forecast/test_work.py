@@ -1,0 +1,107 @@
+"""What a step gives its device to do."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foretrace.costs.device import MEASURED
+from foretrace.forecast.flat import flat
+from foretrace.forecast.work import device_work, measured_work
+from foretrace.graph import Collective, ForetraceError, Graph, Op, OpTable
+from foretrace.graph.tables import COLLECTIVE
+from tests.forecast.builders import Call, Orphan, launch, rank
+
+
+def recorded(device: str = "by hand") -> Graph:
+    graph = rank(
+        Call("aten::mm", 0, 10), launch(1, 2, (5, 25)), launch(3, 4, (26, 30)), Call("aten::relu", 20, 30),
+        launch(21, 22, (31, 34)),
+    )  # fmt: skip
+    graph.device = device
+    return graph
+
+
+def sketched(*names: str, **more: Any) -> Graph:
+    return Graph(OpTable.of([Op(name) for name in names]), **more)
+
+
+def test_measured_kernels_keep_their_call_launch_and_time() -> None:
+    work = measured_work(flat(recorded()).calls)
+    assert work.call.tolist() == [0, 0, 1]
+    assert work.launch.tolist() == [0, 1, 2]
+    assert work.typical.tolist() == [20.0, 4.0, 3.0]
+    assert work.launches(2).tolist() == [2, 1]
+    assert work.coverage() == {"measured": 1.0, "model": 0.0, "fallback": 0.0}
+
+
+def test_kernels_that_nobody_launched_are_left_out_and_said(platform: Any) -> None:
+    graph = rank(Call("aten::mm", 0, 10), launch(1, 2, (5, 25)), Orphan(0, 4))
+    graph.device = "by hand"
+    work, said = device_work(flat(graph), platform)
+    assert len(work) == 1 and said == ["1 kernels (0.00 ms) that nobody is seen to launch in this step are left out"]
+
+
+def test_kernels_of_one_launch_share_it() -> None:
+    graph = recorded()
+    graph.kernels.call = np.array([0, 0, 2], np.int32)
+    work = measured_work(flat(graph).calls)
+    assert work.launch.tolist() == [0, 0, 1] and work.launches(2).tolist() == [1, 1]
+
+
+def test_kernel_times_of_a_recording_count_on_its_own_device_only(platform: Any) -> None:
+    own, _ = device_work(flat(recorded()), platform)
+    other, _ = device_work(flat(recorded("another")), platform)
+    assert (own.source == MEASURED).all()
+    assert not (other.source == MEASURED).any()
+
+
+def test_either_can_be_forced_and_measured_ones_of_another_device_are_said(platform: Any) -> None:
+    modelled, said = device_work(flat(recorded()), platform, "model")
+    assert not (modelled.source == MEASURED).any() and not said
+    _, said = device_work(flat(recorded("NVIDIA A100")), platform, "measured")
+    assert said == ["kernel times are those measured on NVIDIA A100"]
+
+
+def test_measured_kernels_of_a_sketch_are_refused(platform: Any) -> None:
+    with pytest.raises(ForetraceError, match="no measured kernels"):
+        device_work(flat(sketched("aten::mm")), platform, "measured")
+
+
+def test_another_word_for_the_source_is_refused(platform: Any) -> None:
+    with pytest.raises(ForetraceError, match="can't be 'guessed'"):
+        device_work(flat(recorded()), platform, "guessed")
+
+
+def test_the_share_of_each_source_is_that_of_its_time(platform: Any) -> None:
+    work, _ = device_work(flat(sketched("aten::mm", "aten::mm", "aten::mm", "aten::strange", "aten::view")), platform)
+    assert work.coverage() == {"measured": 0.0, "model": 0.75, "fallback": 0.25}
+
+
+def test_modelled_kernels_run_on_the_stream_their_call_was_seen_on(platform: Any) -> None:
+    graph = recorded("another")
+    graph.kernels.stream[:] = 22
+    work, _ = device_work(flat(graph), platform)
+    assert work.stream.tolist() == [22]
+
+
+def test_a_collective_without_a_fabric_is_said_to_take_no_time(platform: Any) -> None:
+    graph = sketched("aten::mm", "c10d::allreduce_", world=2)
+    graph.collectives = [Collective("all_reduce", "0", 1024, -1, 1, (0, 1))]
+    work, said = device_work(flat(graph), platform)
+    assert len(work) == 1 and "1 collectives (all_reduce) take no time" in said[0]
+
+
+def test_a_collective_runs_on_a_stream_of_its_group_at_the_fabrics_price(
+    platform: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    price = SimpleNamespace(low=20.0, typical=30.0, high=60.0)
+    monkeypatch.setattr("foretrace.forecast.work.price_collective", lambda *_: price)
+    platform.fabric = object()
+    graph = sketched("c10d::allreduce_", "aten::mm", world=2)
+    graph.collectives = [Collective("all_reduce", "0", 1024, -1, 0, (0, 1))]
+    work, said = device_work(flat(graph), platform)
+    assert not said and work.name == ["all_reduce", "aten::mm kernel"]
+    assert work.kind[0] == COLLECTIVE and work.stream[0] != work.stream[1]
+    assert work.launch.tolist() == [0, 1] and work.high.tolist() == [60.0, 11.0]
