@@ -1,4 +1,4 @@
-# make demo: record an example and see where its step goes.   make test: run the tests.   Both set up all they need.
+# make demo: predict two examples on a GPU that need not be here.   make test: run the tests.   Both set up all they need.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,19 +10,20 @@ TESTS := $(VENV)/.tests
 LINT := $(VENV)/.lint
 
 # Those that need no GPU.
-BENCHMARKS := start_up all_sets against_hta large_trace sketch_speed recorder_cost
+BENCHMARKS := start_up all_sets against_hta large_trace sketch_speed recorder_cost simulate_speed predict_speed \
+	kernel_models device_time collectives host_time
 
 .PHONY: demo test lint bench clean
 
 demo: $(BASE)
-	rm -rf demo
-	$(BIN)/foretrace record --out demo -- $(BIN)/python examples/dlrm.py
-	$(BIN)/foretrace show demo
+	rm -rf demo && mkdir demo
+	$(BIN)/foretrace predict examples/dlrm.py --on h200 --top 5 --html demo/dlrm.html
+	$(BIN)/foretrace predict examples/gpt.py --on h200 --top 5 --html demo/gpt.html --trace demo/gpt.json
 	@echo
-	@echo "The recording is in demo/. Go on with:"
-	@echo "  $(BIN)/foretrace show demo --json"
-	@echo "  $(BIN)/foretrace export demo --perfetto demo.json      then open it on ui.perfetto.dev"
-	@echo "  $(BIN)/foretrace record --out mine -- python your_training.py"
+	@echo "Nothing of this ran: both steps were sketched. Open demo/dlrm.html and demo/gpt.html; demo/gpt.json opens on"
+	@echo "ui.perfetto.dev. Go on with:"
+	@echo "  $(BIN)/foretrace platform show h200"
+	@echo "  $(BIN)/foretrace record --out mine -- python your_training.py    then: show mine, predict mine, check mine"
 
 test: $(TESTS)
 	$(BIN)/python -m pytest -n 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import torch
@@ -69,7 +70,29 @@ def skewed_ids(count: int, rows: int, skew: float, device: str) -> torch.Tensor:
 
 def dlrm(shape: str, batch: int, skew: float = 0.0, device: str = "cuda") -> Step:
     """A DLRM of a shape of the literature, with SGD."""
-    sizes = dict(DLRM_SHAPES[shape])
+    return dlrm_of(DLRM_SHAPES[shape], batch, skew, device)
+
+
+def random_dlrm(number: int, device: str = "cuda") -> Step:
+    """A DLRM whose tables, widths, batch and skew were drawn at random; a number always gives the same."""
+    random = Random(f"dlrm {number}")
+    dim = random.choice((32, 64, 96, 128))
+    sizes = {
+        "rows": [round(10 ** random.uniform(3, 6.5)) for _ in range(random.randint(4, 32))],
+        "dim": dim,
+        "bottom": [
+            random.choice((13, 128, 512)),
+            *(random.choice((128, 256, 512)) for _ in range(random.randint(1, 3))),
+        ],
+        "top": [random.choice((256, 512, 1024)) for _ in range(random.randint(2, 4))],
+        "pooling": random.choice((1, 1, 2, 5, 10, 20, 40)),
+    }
+    return dlrm_of(sizes, 2 ** random.randint(9, 13), random.choice((0.0, 0.4, 0.8, 1.05)), device)
+
+
+def dlrm_of(shape: dict[str, Any], batch: int, skew: float, device: str) -> Step:
+    """A DLRM of these sizes, with SGD."""
+    sizes = dict(shape)
     pooling = sizes.pop("pooling")
     model = DLRM(**sizes).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -87,16 +110,18 @@ def dlrm(shape: str, batch: int, skew: float = 0.0, device: str = "cuda") -> Ste
     return step
 
 
-def transformer(kind: str, batch: int, length: int, bf16: bool = True, device: str = "cuda") -> Step:
-    """A language model of ``transformers`` in its default size, with AdamW."""
+def transformer(kind: str, batch: int, length: int, bf16: bool = True, device: str = "cuda", **sizes: Any) -> Step:
+    """A language model of ``transformers``, in its default size where none is given, with AdamW."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     config, model_class = {
         "bert": (transformers.BertConfig, transformers.BertForMaskedLM),
         "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
     }[kind]
-    model = model_class(config()).to(device).train()
+    model = model_class(config(**sizes)).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     words = torch.randint(0, model.config.vocab_size, (batch, length), device=device)
 
@@ -145,3 +170,23 @@ WORKLOADS: dict[str, Callable[[], Step]] = {
     "vit_b_16_b32_bf16": partial(vision, "vit_b_16", 32, bf16=True),
 }
 """The steps of the recordings in traces/h200, and how to build each."""
+
+_LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16}
+OTHERS: dict[str, Callable[[], Step]] = {
+    "bert_base_b32_s128_fp32": partial(transformer, "bert", 32, 128, bf16=False),
+    "bert_small_b8_s64_bf16": partial(transformer, "bert", 8, 64, hidden_size=768, num_hidden_layers=4),
+    "gpt2_b4_s512_bf16": partial(transformer, "gpt2", 4, 512),
+    "gpt2_medium_b4_s1024_bf16": partial(transformer, "gpt2", 4, 1024, n_embd=1024, n_layer=24, n_head=16),
+    "llama_b4_s1024_bf16": partial(transformer, "llama", 4, 1024, vocab_size=32000, **_LLAMA),
+    "llama_b1_s256_fp32": partial(transformer, "llama", 1, 256, bf16=False, vocab_size=32000, **_LLAMA),
+    "t5_small_b16_s256_bf16": partial(transformer, "t5", 16, 256, decoder_start_token_id=0),
+    "vit_b_16_b64_fp32": partial(vision, "vit_b_16", 64),
+    "resnet18_b128_fp32": partial(vision, "resnet18", 128),
+    "resnet50_b32_bf16": partial(vision, "resnet50", 32, bf16=True),
+    "mobilenet_v3_large_b64_fp32": partial(vision, "mobilenet_v3_large", 64),
+    "mobilenet_v2_b32_bf16": partial(vision, "mobilenet_v2", 32, bf16=True),
+    "convnext_tiny_b32_bf16": partial(vision, "convnext_tiny", 32, bf16=True),
+    "convnext_tiny_b16_fp32": partial(vision, "convnext_tiny", 16),
+    **{f"random_dlrm_{number}": partial(random_dlrm, number) for number in range(20)},
+}
+"""More steps, of other sizes and other models: what forecasts are scored on beside them."""

@@ -2,33 +2,101 @@ from __future__ import annotations
 
 import re
 
-from foretrace.platform.measure.calibrate import Progress
+import pytest
+
+from foretrace.calibrating import Outcome
+from foretrace.platform.measure import calibrate as measuring
+from foretrace.platform.measure.clocks import HostClock
 from foretrace.platform.measurements import read_batches
+from tests.machines import platform_folder
 
 
-def test_it_measures_says_what_and_can_be_gone_on_with(foretrace, tmp_path):
-    words = ("calibrate", "device", "--out", tmp_path, "--minutes", "0.02", "--family", "fills", "--on", "cpu")
+@pytest.fixture
+def asked(monkeypatch):
+    """What `foretrace calibrate` would have measured."""
+    calls = []
+
+    def calibrate(out, parts, minutes, on, families, like, told):
+        calls.append((out, parts, minutes, on, tuple(families), like))
+        return Outcome(notes=["it was warm"])
+
+    monkeypatch.setattr("foretrace.calibrating.calibrate", calibrate)
+    return calls
+
+
+def test_it_measures_says_what_and_can_be_gone_on_with(foretrace, tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "BATCH", 4)
+    monkeypatch.setattr(HostClock, "flush", lambda clock: None)
+    words = ("calibrate", "device", "--out", tmp_path, "--minutes", "0.01", "--family", "fills", "--on", "cpu")
     first, second = foretrace(*words), foretrace(*words)
-    assert first.code == second.code == 0
-    assert "fills" in first.err and f"measured into {tmp_path}" in first.err.replace("\n", "")
-    batches = read_batches(tmp_path / "fills.jsonl.gz")
+    assert first.code == second.code == 0, first.err
+    assert re.search(r"fills +\d+ +0 ", first.err) and f"{tmp_path} is ready" in first.err
+    batches = read_batches(tmp_path / "raw" / "fills.jsonl.gz")
     assert len(batches) >= 2 and batches[0].measurements
+
+
+def test_no_word_means_all(foretrace, tmp_path, asked):
+    ran = foretrace("calibrate", "--out", tmp_path, "--minutes", 3)
+    assert ran.code == 0 and "foretrace: it was warm\n" in ran.err
+    foretrace("calibrate", "host", "--out", tmp_path, "--on", "cpu")
+    assert asked == [
+        (tmp_path, ("fabric", "device", "host"), 3.0, None, (), None),
+        (tmp_path, ("host",), 10.0, "cpu", (), None),
+    ]
+
+
+def test_exactly_the_calls_of_a_step_can_be_asked_for(foretrace, tmp_path, asked, trace):
+    assert foretrace("calibrate", "device", "--out", tmp_path, "--for", trace).code == 0
+    assert [op.name for op in asked[0][-1].ops if op.name.startswith("aten")] == ["aten::mm", "aten::relu"]
 
 
 def test_when_stopped_it_says_how_to_go_on(foretrace, tmp_path, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("foretrace.platform.measure.calibrate.calibrate", stopped)
+    monkeypatch.setattr("foretrace.calibrating.calibrate", stopped)
     ran = foretrace("calibrate", "device", "--out", tmp_path, "--on", "cpu")
-    assert ran.code == 130 and "stopped; the same command goes on" in ran.err
+    assert ran.code == 130 and f"stopped; the same command goes on with {tmp_path}" in ran.err
 
 
-def test_a_device_that_slows_down_is_said_so(foretrace, tmp_path, monkeypatch):
-    slow = [Progress("matrix", references=[100.0, 150.0])]
-    monkeypatch.setattr("foretrace.platform.measure.calibrate.calibrate", lambda *_: slow)
-    ran = foretrace("calibrate", "device", "--out", tmp_path, "--on", "cpu")
-    assert ran.code == 0 and "busy or throttled: one and the same product took up to 50% longer" in ran.err
+def test_of_the_ranks_of_a_torchrun_one_speaks(foretrace, tmp_path, asked, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert foretrace("calibrate", "--out", tmp_path) == (0, "", "")
+
+
+def test_measurements_are_fitted_anew_without_the_machine(foretrace, tmp_path, monkeypatch):
+    fitted = []
+    monkeypatch.setattr("foretrace.fitting.fit", lambda out, raw, told: fitted.append((out, raw)) or [])
+    assert foretrace("calibrate", "fit", "--out", tmp_path, "--raw", tmp_path / "kept").code == 0
+    assert fitted == [(tmp_path, tmp_path / "kept")]
+
+
+def test_where_nothing_was_measured_nothing_is_fitted(foretrace, tmp_path):
+    ran = foretrace("calibrate", "fit", "--out", tmp_path)
+    assert ran.code == 2 and "raw holds no measurements" in ran.err
+
+
+def test_a_machine_without_lightgbm_is_told_what_to_install(foretrace, tmp_path, monkeypatch):
+    monkeypatch.setattr("foretrace.fitting.can_fit", lambda: False)
+    ran = foretrace("calibrate", "fit", "--out", platform_folder(tmp_path / "mine"))
+    assert ran.code == 2 and "pip install 'foretrace[fit]'" in ran.err
+
+
+@pytest.mark.parametrize("option", ["--family", "--for"])
+def test_an_option_that_nobody_would_look_at_is_refused(foretrace, tmp_path, option):
+    ran = foretrace("calibrate", "host", "--out", tmp_path, option, "matrix")
+    assert ran.code == 2 and option in ran.err
+
+
+def test_measurements_elsewhere_are_a_matter_of_fit(foretrace, tmp_path):
+    ran = foretrace("calibrate", "host", "--out", tmp_path, "--raw", tmp_path)
+    assert ran.code == 2 and "--raw" in ran.err
+
+
+def test_a_fabric_is_not_measured_alone(foretrace, tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    ran = foretrace("calibrate", "fabric", "--out", tmp_path)
+    assert ran.code == 2 and "torchrun --nproc-per-node" in ran.err
 
 
 def test_an_unknown_family_is_answered_with_the_known_ones(foretrace, tmp_path):
@@ -44,5 +112,5 @@ def test_a_device_that_is_not_there_is_said_so(foretrace, tmp_path):
 
 def test_every_option_is_in_its_page(foretrace, request):
     page = (request.config.rootpath / "docs" / "calibrate.md").read_text()
-    options = set(re.findall(r"--[a-z]+", foretrace("calibrate", "device", "--help").out)) - {"--help"}
-    assert options and all(option in page for option in options)
+    options = set(re.findall(r"--[a-z]+", foretrace("calibrate", "--help").out)) - {"--help"}
+    assert options and all(f"`{option}" in page for option in options)

@@ -32,6 +32,7 @@ def test_every_verb_has_a_page_and_a_row_in_the_readme(root):
         "docs/export.md",
         "docs/record.md",
         "docs/calibrate.md",
+        "docs/platform.md",
     ],
 )
 def test_links_lead_somewhere(root, page):

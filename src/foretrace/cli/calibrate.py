@@ -1,74 +1,100 @@
-"""`foretrace calibrate`: measure the machine at hand."""
+"""`foretrace calibrate`: measure the machine at hand into a platform."""
 
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretrace.cli.progress import progress_bar
+
 if TYPE_CHECKING:
-    from foretrace.platform.measure.calibrate import Progress
-
-THROTTLED = 0.1
-"""Drift of the reference call from which on the measurements are in doubt."""
-
-calibrate = typer.Typer(no_args_is_help=True, help="Measure the machine at hand.")
+    from foretrace.calibrating import Outcome
+    from foretrace.graph import Graph
 
 
-@calibrate.command()
-def device(
-    out: Annotated[Path, typer.Option(help="Folder for the measurements; an earlier run there is gone on with.")],
+class What(StrEnum):
+    """What to measure, or to fit what was measured."""
+
+    ALL = "all"
+    DEVICE = "device"
+    HOST = "host"
+    FABRIC = "fabric"
+    FIT = "fit"
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option(help="The platform's folder; what is measured there already is gone on with.")],
+    what: Annotated[
+        What, typer.Argument(help="The part to measure; or fit, to fit anew what was measured.")
+    ] = What.ALL,
     minutes: Annotated[float, typer.Option(min=0, help="How long to measure.")] = 10.0,
     family: Annotated[
         list[str] | None, typer.Option(help="Measure this family of kernels only; may be given several times.")
     ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option("--for", metavar="WHAT", help="Measure exactly the calls of a recording, a trace or a script."),
+    ] = None,
     on: Annotated[str | None, typer.Option(help="The device, like cuda:1 or cpu; the first GPU unless given.")] = None,
+    raw: Annotated[
+        Path | None, typer.Option(help="With fit: the measurements, where the platform does not keep them itself.")
+    ] = None,
 ) -> None:
-    """Time thousands of calls of every family of kernels, on a GPU or on the CPU.
+    """Measure the machine at hand into a platform that steps can be predicted on.
 
-    Stop it whenever you like: what is measured is kept, and the next run goes on from there.
+    Kernels on its GPU or CPU, calls on its host, collectives between ranks (under torchrun). Stop it whenever you like:
+    what is measured is kept, and the same command goes on from there.
     """
+    from foretrace.calibrating import SHARES, Outcome, Stage, is_first_rank
+    from foretrace.calibrating import calibrate as measure
+    from foretrace.fitting import fit, require_fitter
+
+    _check(what, {"--family": family, "--for": like}, raw)
+    if what is What.FIT:
+        require_fitter()
+    parts = tuple(SHARES) if what is What.ALL else (what.value,)
+    try:
+        with progress_bar(hidden=not is_first_rank()) as told:
+            if what is What.FIT:
+                outcome = Outcome(notes=fit(out, raw, told=lambda words: told(Stage(words))))
+            else:
+                outcome = measure(out, parts, minutes, on, family or (), _step(like), told)
+    except KeyboardInterrupt:
+        now = f"`foretrace calibrate fit --out {out}` fits what is there"
+        print(f"foretrace: stopped; the same command goes on with {out}, {now}", file=sys.stderr)
+        raise
+    if is_first_rank():
+        _say(outcome, out)
+
+
+def _check(what: What, of_the_device: dict[str, object], raw: Path | None) -> None:
+    """No option is given that would not be looked at."""
+    if raw and what is not What.FIT:
+        raise typer.BadParameter("measurements are given to fit only", param_hint="--raw")
+    for option, given in of_the_device.items():
+        if given and what not in (What.ALL, What.DEVICE):
+            raise typer.BadParameter("it says what to measure of a device", param_hint=option)
+
+
+def _step(what: str | None) -> Graph | None:
+    if what is None:
+        return None
+    from foretrace.predicting import read
+
+    return read(what).graphs[0]
+
+
+def _say(outcome: Outcome, out: Path) -> None:
     from rich.console import Console
-    from rich.progress import Progress as Bar
 
-    from foretrace.platform.measure.calibrate import calibrate as measure
-    from foretrace.platform.measure.calibrate import slowed
-    from foretrace.platform.measure.machine import find_device
+    from foretrace.report.calibration import measured_families
 
-    console = Console(stderr=True)
-    spent: dict[str, float] = {}
-    with Bar(console=console, transient=True) as bar:
-        task = bar.add_task("warming up", total=60 * minutes)
-
-        def report(progress: Progress) -> None:
-            spent[progress.family] = progress.seconds
-            words = f"{progress.family}: {progress.cases:,} cases"
-            bar.update(task, description=words, completed=sum(spent.values()))
-
-        try:
-            done = measure(out, find_device(on), minutes, family or (), report)
-        except KeyboardInterrupt:
-            print(f"foretrace: stopped; the same command goes on with {out}", file=sys.stderr)
-            raise
-    console.print(_table(done))
-    drift = slowed(done)
-    if drift > THROTTLED:
-        note = f"the device was busy or throttled: one and the same product took up to {drift:.0%} longer"
-        print(f"foretrace: {note}. Measure again when it is idle.", file=sys.stderr)
-    print(f"foretrace: measured into {out}", file=sys.stderr)
-
-
-def _table(done: list[Progress]) -> object:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("family")
-    for name in ("cases", "failed", "seconds", "spread"):
-        table.add_column(name, justify="right")
-    for progress in done:
-        numbers = f"{progress.cases:,}", f"{progress.failed:,}", f"{progress.seconds:.1f}", f"{progress.spread:.1%}"
-        table.add_row(progress.family, *numbers)
-    return table
+    if outcome.families:
+        Console(stderr=True).print(measured_families(outcome.families))
+    for note in outcome.notes:
+        print(f"foretrace: {note}", file=sys.stderr)
+    print(f"foretrace: {out} is ready: `foretrace platform show {out}`", file=sys.stderr)

@@ -16,8 +16,11 @@ import typer
 
 from foretrace import __version__
 from foretrace.cli.calibrate import calibrate
+from foretrace.cli.check import check
 from foretrace.cli.diff import diff
 from foretrace.cli.export import export
+from foretrace.cli.platform import platform
+from foretrace.cli.predict import predict
 from foretrace.cli.record import record
 from foretrace.cli.show import show
 from foretrace.report.names import printable
@@ -27,9 +30,12 @@ BAD_INPUT, BUG, INTERRUPTED = 2, 70, 130
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command(context_settings={"allow_interspersed_args": False})(record)
 app.command()(show)
+app.command()(predict)
+app.command()(check)
 app.command()(diff)
 app.command()(export)
-app.add_typer(calibrate, name="calibrate")
+app.command()(calibrate)
+app.add_typer(platform, name="platform")
 
 
 def print_version(wanted: bool) -> None:

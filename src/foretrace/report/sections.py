@@ -39,7 +39,7 @@ def sections(words: Words, top: int) -> Iterator[RenderableType]:
         yield _overheads(words)
     for key, what in VIEWS.items():
         if len(words[key]) > 1:
-            yield _time_by(what, words[key], top, on_device=bool(words["device_span_ms"]))
+            yield time_by(what, words[key], top, on_device=bool(words["device_span_ms"]))
     if words["notes"]:
         yield notes(words["notes"])
 
@@ -112,7 +112,8 @@ def _overheads(words: Words) -> RenderableType:
     return table(title, ["<", "<overhead", "ms", "count", "mean us", "share", "<"], rows)
 
 
-def _time_by(what: str, rows: list[Words], top: int, on_device: bool) -> RenderableType:
+def time_by(what: str, rows: list[Words], top: int, on_device: bool) -> RenderableType:
+    """A table of time by op, by kernel family or by something else, with the share of each."""
     columns: dict[str, Callable[[Words], str]] = {
         f"<{what}…": lambda row: short(row["name"]) or "(none)",
         "device ms": lambda row: ms(row["device_ms"]),

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from rich.console import Console, RenderableType
 
 from foretrace.report.changes import changes
+from foretrace.report.check import check_blocks
+from foretrace.report.forecast import forecast_blocks
 from foretrace.report.headline import headline
 from foretrace.report.json import Document
+from foretrace.report.platform import compared, one_platform, platform_list
 from foretrace.report.sections import sections
 
 
@@ -21,6 +24,31 @@ def print_observation(observation: Document, top: int, console: Console | None =
 def print_difference(difference: Document, top: int, console: Console | None = None) -> None:
     """Print what changed from one step to another, with at most ``top`` rows a table."""
     _print(changes(difference.to_dict(), top), console)
+
+
+def print_forecast(forecast: Document, top: int, console: Console | None = None) -> None:
+    """Print what a step will take, with at most ``top`` rows a table."""
+    _print(forecast_blocks(forecast.to_dict(), top), console)
+
+
+def print_check(check: Document, top: int, console: Console | None = None) -> None:
+    """Print how far a forecast is off, with at most ``top`` rows a table."""
+    _print(check_blocks(check.to_dict(), top), console)
+
+
+def print_platform(summary: Document, top: int) -> None:
+    """Print what a platform is, with at most ``top`` rows of a long table."""
+    _print(one_platform(summary.to_dict(), top), None)
+
+
+def print_platforms(listing: Document) -> None:
+    """Print which platforms there are."""
+    _print([platform_list(listing.to_dict()["platforms"])], None)
+
+
+def print_comparison(comparison: Document) -> None:
+    """Print two platforms side by side."""
+    _print([compared(comparison.to_dict())], None)
 
 
 def _print(blocks: Iterable[RenderableType], console: Console | None) -> None:

@@ -1,0 +1,117 @@
+"""Claim: the shipped H200's kernel models meet calls they were not fitted on within a few per cent, family by family.
+
+The calls are drawn at random from realistic ranges, with another seed than those the models were fitted on, and were
+timed on an H200 with a cold and with a warm cache (`measurements/h200/heldout`). GMAE is the geometric mean of the
+relative error. Beside it stand what it should be, and the GMAE of a roofline with fitted rates: a family's model is
+whichever of the two does better on folds of what it was fitted on.
+
+    python -m benchmarks.kernel_models
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.table import keep
+from foretrace.costs.device import models
+from foretrace.costs.estimators import ScaledRoofline
+from foretrace.costs.families import FAMILIES
+from foretrace.costs.fit import errors
+from foretrace.costs.rows import Rows, rows_of
+from foretrace.platform.measurements import Measurement
+from foretrace.platform.platform import Platform
+from foretrace.platform.rates import read_all
+
+MEASURED = Path(__file__).resolve().parents[1] / "measurements" / "h200"
+BAG_BACKWARD = ("aten::_embedding_bag_backward", "aten::embedding_dense_backward", "aten::add_")
+
+
+class Claim(NamedTuple):
+    """Calls of a family, and the errors that they should be met with."""
+
+    what: str
+    family: str
+    gmae: float
+    mean: float
+    which: Callable[[Measurement], bool] = lambda found: True
+
+
+def _product(found: Measurement) -> bool:
+    """bf16 and fp32 or tf32, 16 to 16,384 a side."""
+    op = found.case.op
+    if op.name not in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm") or op.overload == "out":
+        return False
+    a, b = op.tensors[-2:]
+    sides = (*a.shape[-2:], b.shape[-1])
+    return a.dtype in ("bfloat16", "float32") and all(16 <= side <= 16384 for side in sides)
+
+
+def _named(*parts: str, but: str = "") -> Callable[[Measurement], bool]:
+    return lambda found: any(p in found.case.op.name for p in parts) and not (but and but in found.case.op.name)
+
+
+CLAIMS = (
+    Claim("matrix products", "matrix", 0.03, 0.05, _product),
+    Claim("embedding bag forward", "lookups", 0.03, 0.05, _named("_embedding_bag", but="backward")),
+    Claim("embedding bag backward", "lookups", 0.04, 0.06, lambda found: found.case.op.name in BAG_BACKWARD),
+    Claim("attention forward", "attention", 0.04, 0.07, _named("attention", but="backward")),
+    Claim("attention backward", "attention", 0.05, 0.07, _named("backward")),
+    Claim("element-wise", "elementwise", 0.04, 0.06),
+    Claim("copies", "copies", 0.04, 0.06),
+    Claim("cat and stack", "joins", 0.04, 0.06),
+    Claim("reductions", "reductions", 0.04, 0.06),
+    Claim("softmax", "softmax", 0.04, 0.06),
+    Claim("norms", "norms", 0.04, 0.06),
+    Claim("losses", "losses", 0.04, 0.06),
+    Claim("dropout", "dropout", 0.04, 0.06),
+    Claim("optimizers", "optimizers", 0.04, 0.06),
+    Claim("convolutions forward", "convolutions", 0.05, 0.09, _named("convolution", but="backward")),
+    Claim("convolutions backward", "convolutions", 0.06, 0.09, _named("backward")),
+    Claim("index and scatter", "indexing", 0.06, 0.10),
+    Claim("sort, top-k, unique", "sorting", 0.06, 0.10),
+    Claim("host-device copies", "transfers", 0.04, 0.07),
+    Claim("pooling", "pooling", 0.06, 0.10),
+    Claim("fills", "fills", 0.04, 0.06),
+)
+
+
+def scored(claim: Claim, platform: Platform, held_out: Iterable[Measurement], fitted_on: Rows) -> dict[str, Any]:
+    """A line of the table."""
+    family, model = FAMILIES[claim.family], models(platform.models).families[claim.family]
+    rows = rows_of(family, filter(claim.which, held_out), platform.device)
+    found = errors(model.estimator.predict_both(rows).ravel(), rows.us.ravel())
+    heuristic = errors(ScaledRoofline().fit(fitted_on).predict_both(rows).ravel(), rows.us.ravel())
+    low, high = model.spread.around(model.estimator.predict_both(rows).ravel())
+    return {
+        "calls": claim.what,
+        "fitted on": len(fitted_on),
+        "held out": len(rows),
+        "GMAE %": round(100 * found["gmae"], 2),
+        "should be": 100 * claim.gmae,
+        "mean %": round(100 * found["mean"], 2),
+        "should be ": 100 * claim.mean,
+        "p90 %": round(100 * found["p90"], 1),
+        "inside 10-90 %": round(100 * float(np.mean((low <= rows.us.ravel()) & (rows.us.ravel() <= high))), 1),
+        "roofline GMAE %": round(100 * heuristic["gmae"], 1),
+        "holds": found["gmae"] <= claim.gmae and found["mean"] <= claim.mean,
+    }
+
+
+def main() -> int:
+    platform = Platform.named("h200")
+    rows = []
+    for claim in CLAIMS:
+        fitted_on = rows_of(FAMILIES[claim.family], read_all(MEASURED, claim.family), platform.device)
+        held_out = read_all(MEASURED / "heldout", claim.family)
+        rows.append(scored(claim, platform, held_out, fitted_on))
+    keep("kernel_models", rows)
+    return not all(row["holds"] for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

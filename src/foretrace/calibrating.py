@@ -1,0 +1,259 @@
+"""Measures the machine at hand, part by part, spending its time where the models are worst; then fits them."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from foretrace.fitting import can_fit, fit
+from foretrace.graph import Graph
+from foretrace.graph.dispatched import dispatched
+from foretrace.platform.cases import FAMILIES
+from foretrace.platform.device_facts import DeviceFacts, describe
+from foretrace.platform.fabric_measurements import FABRIC_FILE
+from foretrace.platform.folder import RAW
+from foretrace.platform.host import Host
+from foretrace.platform.platform import read_host
+from foretrace.platform.rates import CEILINGS, read_all
+
+if TYPE_CHECKING:
+    from foretrace.platform.measure.calibrate import Progress
+    from foretrace.platform.measure.fabric import FabricProgress
+    from foretrace.platform.measure.host import HostProgress
+
+SHARES = {"fabric": 1.0, "device": 8.0, "host": 2.0}
+"""The parts in the order they are measured, and how the minutes are split among them."""
+ROUND_SECONDS = 120.0
+"""After so long the models are fitted in between, to see where the next minutes are spent best."""
+FIRST_SHARES = {name: math.sqrt(family.share) for name, family in FAMILIES.items()}
+"""Parts of the time before anything is known of errors: more even than families matter, since none fits on nothing."""
+UNFITTED = 3.0
+"""A family that has too few measurements to be fitted counts as if it were off by so many times the usual."""
+THROTTLED = 0.1
+"""Drift of the reference call from which on the measurements are in doubt."""
+
+
+class Stage(NamedTuple):
+    """What is being done, and how many of its seconds have passed."""
+
+    words: str
+    seconds: float = 0.0
+    of: float = 0.0
+
+
+Told = Callable[[Stage], None]
+
+
+@dataclass
+class Outcome:
+    """What was measured, and what the reader should know of it."""
+
+    families: list[Progress] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def calibrate(
+    out: Path,
+    parts: Collection[str] = tuple(SHARES),
+    minutes: float = 10.0,
+    on: str | None = None,
+    families: Sequence[str] = (),
+    like: Graph | None = None,
+    told: Told = lambda stage: None,
+) -> Outcome:
+    """Measure parts of the machine at hand into a platform's folder, and fit them.
+
+    Stopped and begun again, it goes on with what is there.
+
+    Parameters
+    ----------
+    out
+        The folder.
+    parts
+        ``device``, ``host``, ``fabric``. Where no torchrun started this process, a fabric among others is left out.
+    minutes
+        How long to measure, all parts together.
+    on
+        The device, like ``cuda:1`` or ``cpu``; the first GPU where there is one.
+    families
+        Of kernels; all where none is named.
+    like
+        Measure exactly the calls of this step on the device, and no families.
+    told
+        Told how far it is.
+    """
+    ours = [part for part in SHARES if part in parts and (part != "fabric" or _rank() is not None or len(parts) == 1)]
+    seconds = {part: 60 * minutes * SHARES[part] / sum(SHARES[one] for one in ours) for part in ours}
+    outcome, raw = Outcome(), out / RAW
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler says when it starts and stops, thousands of times
+    if "fabric" in ours:
+        measure_fabric(raw, seconds["fabric"], told)
+    if not is_first_rank():
+        return outcome  # the other ranks were needed for the fabric only
+    if "device" in ours:
+        describe_device(raw, on, outcome, told)
+        if like:
+            measure_like(raw, on, seconds["device"], like, outcome, told)
+        else:
+            measure_families(raw, on, seconds["device"], families, outcome, told)
+        outcome.notes += _drifted(outcome)
+    if "host" in ours:
+        measure_host(raw, on, seconds["host"], outcome, told)
+    outcome.notes += fit(out, parts=ours, told=lambda words: told(Stage(words)))
+    return outcome
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the one of a torchrun that speaks; it is where there is no torchrun."""
+    return not _rank()
+
+
+def _rank() -> int | None:
+    """Which of the processes of a torchrun this is; None where there is no torchrun."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else None
+
+
+def describe_device(raw: Path, on: str | None, outcome: Outcome, told: Told) -> None:
+    """Keep what the device says of itself and can do at best; whether it is fit to be measured is noted."""
+    from foretrace.platform.measure.ceilings import measure_ceilings
+    from foretrace.platform.measure.describe import device_facts
+    from foretrace.platform.measure.health import complaints
+    from foretrace.platform.measure.machine import find_device
+
+    device = find_device(on)
+    outcome.notes += complaints(device)
+    told(Stage("warming up"))
+    measure_ceilings(raw, device)
+    device_facts(device).write(raw)
+
+
+def measure_families(
+    raw: Path, on: str | None, seconds: float, families: Sequence[str], outcome: Outcome, told: Told
+) -> None:
+    """Measure families of kernels in rounds: after each, those with large errors get more of the time."""
+    from foretrace.platform.measure.calibrate import calibrate as measure
+    from foretrace.platform.measure.machine import find_device
+
+    rounds = max(1, round(seconds / ROUND_SECONDS)) if can_fit() else 1
+    begun = time.monotonic()
+    shares = FIRST_SHARES
+    for left in range(rounds, 0, -1):
+        if left < rounds:
+            told(Stage("looking where the models are worst", time.monotonic() - begun, seconds))
+            shares = shares_by_error(held_out_errors(raw))
+        length = max(0.0, seconds - (time.monotonic() - begun)) / left
+        report = _reporter(told, begun, seconds)
+        _add(outcome.families, measure(raw, find_device(on), length / 60, families, report, shares=shares))
+
+
+def measure_like(raw: Path, on: str | None, seconds: float, like: Graph, outcome: Outcome, told: Told) -> None:
+    """Measure each distinct call of a step; those that were measured before are left out."""
+    from foretrace.platform.measure.exact import measure_ops
+    from foretrace.platform.measure.machine import find_device
+
+    rows = dispatched(like)
+    ops = [like.ops[int(row)] for row in rows]
+    places = {int(row): place for place, row in enumerate(rows)}
+    indices = [replace(found, op=places[found.op]) for found in like.indices if found.op in places]
+    report = _reporter(told, time.monotonic(), seconds)
+    outcome.families.append(measure_ops(ops, raw, find_device(on), seconds / 60, report, indices))
+
+
+def _reporter(told: Told, begun: float, seconds: float) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        told(Stage(f"{progress.family}: {progress.cases:,} cases", time.monotonic() - begun, seconds))
+
+    return report
+
+
+def _drifted(outcome: Outcome) -> list[str]:
+    from foretrace.platform.measure.calibrate import slowed
+
+    drift = slowed(outcome.families)
+    if drift <= THROTTLED:
+        return []
+    said = f"the device was busy or throttled: one and the same product took up to {1 + drift:.2f} times as long"
+    return [f"{said}. Measure again when it is idle"]
+
+
+def _add(total: list[Progress], more: list[Progress]) -> None:
+    """Count a round in."""
+    known = {progress.family: progress for progress in total}
+    for progress in more:
+        so_far = known.get(progress.family)
+        if so_far is None:
+            total.append(progress)
+            continue
+        so_far.cases += progress.cases
+        so_far.failed += progress.failed
+        so_far.seconds += progress.seconds
+        so_far.spreads += progress.spreads
+        so_far.references += progress.references
+
+
+def held_out_errors(raw: Path) -> dict[str, float]:
+    """How far models that are fitted on what is measured so far miss measurements they have not seen, by family."""
+    from foretrace.costs.quick import quick_errors
+
+    return quick_errors(raw, describe(DeviceFacts.read(raw), read_all(raw, CEILINGS), "here"))
+
+
+def shares_by_error(errors: Mapping[str, float]) -> dict[str, float]:
+    """Parts of the time that go with how much a family matters and how large its error is.
+
+    >>> shares = shares_by_error({name: 0.03 if name == "matrix" else 0.02 for name in FAMILIES})
+    >>> round(shares["matrix"] / FAMILIES["matrix"].share / (shares["attention"] / FAMILIES["attention"].share), 6)
+    1.5
+    """
+    usual = sum(errors.values()) / len(errors) if errors else 1.0
+    return {name: family.share * errors.get(name, UNFITTED * usual) for name, family in FAMILIES.items()}
+
+
+def measure_host(raw: Path, on: str | None, seconds: float, outcome: Outcome, told: Told) -> None:
+    """Measure what calls cost on the host."""
+    from foretrace.platform.measure import host as measuring
+    from foretrace.platform.measure.machine import find_device
+
+    def report(progress: HostProgress) -> None:
+        told(Stage(f"host: {progress.rounds} rounds", progress.seconds, seconds))
+
+    told(Stage("host", 0.0, seconds))
+    done = measuring.calibrate_host(raw, seconds / 60, report, find_device(on))
+    if done.noisy:
+        outcome.notes.append(
+            f"something else kept the host busy: repeats of a step lie {done.spread:.0%} apart. "
+            "Measure again when it is idle"
+        )
+
+
+def calibrate_host(seconds: float = 60.0, on: str | None = None) -> Host:
+    """The host that this runs on, measured for so long: ``ft.platform("h200", host=ft.calibrate_host())``.
+
+    Parameters
+    ----------
+    seconds
+        How long; a round over all small steps is made at least.
+    on
+        The device that the host drives, like ``cuda:1`` or ``cpu``; the first GPU where there is one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        calibrate(Path(folder) / "this host", ("host",), seconds / 60, on)
+        return read_host(Path(folder) / "this host")
+
+
+def measure_fabric(raw: Path, seconds: float, told: Told) -> None:
+    """Measure what collectives take between the ranks of this torchrun."""
+    from foretrace.platform.measure.fabric import calibrate_fabric
+
+    def report(progress: FabricProgress) -> None:
+        seen = progress.exchange
+        told(Stage(f"{seen.kind} of {seen.ranks} ranks, {seen.nbytes:,} bytes", progress.seconds, seconds))
+
+    calibrate_fabric(raw / FABRIC_FILE, seconds, report)

@@ -1,0 +1,36 @@
+"""`foretrace check`: hold a forecast against the plain steps of the recording it was made for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli.choices import AsJson
+
+
+def check(
+    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A folder that `foretrace record` wrote.")],
+    on: Annotated[str, typer.Option(help="The platform it was recorded on: its name, or its folder.")] = "h200",
+    json: AsJson = False,
+    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 15,
+) -> None:
+    """Compare the forecast for a recorded step with what the step took, op by op, the largest misses first.
+
+    The forecast knows the recording's calls, and none of its times.
+    """
+    from foretrace.forecast.check import check as compare
+    from foretrace.loading import load
+    from foretrace.predicting import predict
+
+    job = load(recording)
+    found = compare(predict(job, on, kernels="model"), job)
+    if json:
+        from foretrace.report.json import as_json
+
+        print(as_json(found))
+    else:
+        from foretrace.report.terminal import print_check
+
+        print_check(found, top)

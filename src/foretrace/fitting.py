@@ -1,0 +1,176 @@
+"""From raw measurements to the files of a platform: no machine is needed, so that old measurements stay of use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from foretrace import __version__
+from foretrace.graph import ForetraceError
+from foretrace.platform import fabric_measurements, host_measurements
+from foretrace.platform.cases import FAMILIES
+from foretrace.platform.device import Device
+from foretrace.platform.device_facts import DEVICE_FILE, DeviceFacts, describe
+from foretrace.platform.fabric import Fabric
+from foretrace.platform.fabric_measurements import FABRIC_FILE, Exchange
+from foretrace.platform.files import write
+from foretrace.platform.folder import DEVICE, FABRIC, HOST, INDEX, MODELS, RAW, About, write_about
+from foretrace.platform.host_measurements import HOST_FILE
+from foretrace.platform.measurements import SUFFIX
+from foretrace.platform.rates import CEILINGS, read_all
+
+Told = Callable[[str], None]
+
+RAW_FILES = {"device": DEVICE_FILE, "host": HOST_FILE, "fabric": FABRIC_FILE}
+"""Of each part, the file that is among the measurements where it was measured."""
+VERSIONS = {"torch": "torch", "cuda": "cuda", "cudnn": "cudnn", "driver": "driver_version"}
+"""Versions that a platform states, and what a machine calls them."""
+FITTERS = ("lightgbm", "sklearn", "scipy", "torch")
+"""What models are fitted with: an extra, since only who calibrates needs it."""
+INSTALL = "pip install 'foretrace[fit]'"
+
+
+def can_fit() -> bool:
+    """Whether models of kernels can be fitted here."""
+    return all(find_spec(name) for name in FITTERS)
+
+
+def require_fitter() -> None:
+    """Say what is missing where they cannot."""
+    if not can_fit():
+        raise ForetraceError("what models are fitted with is not installed", f"`{INSTALL}`.")
+
+
+def fit(
+    folder: Path,
+    raw: Path | None = None,
+    parts: Collection[str] = tuple(RAW_FILES),
+    told: Told = lambda words: None,
+) -> list[str]:
+    """Make the files of a platform from its measurements.
+
+    Parameters
+    ----------
+    folder
+        The platform's.
+    raw
+        The measurements'; those that the platform keeps where it is left out.
+    parts
+        ``device``, ``host``, ``fabric``: those that were measured are fitted.
+    told
+        Told what is being fitted.
+
+    Returns
+    -------
+    What is left to do, for the reader.
+    """
+    raw = raw or folder / RAW
+    measured = [part for part, file in RAW_FILES.items() if (raw / file).is_file()]
+    if not measured:
+        raise ForetraceError(f"{raw} holds no measurements", "`foretrace calibrate --out DIR` makes some.")
+    folder.mkdir(parents=True, exist_ok=True)
+    notes: list[str] = []
+    for part in measured:
+        if part in parts:
+            told(f"fitting the {part}")
+            notes += _FIT[part](raw, folder, told)
+    write_about(folder, _about(folder, [_machine(raw, part) for part in measured]))
+    return notes
+
+
+def _about(folder: Path, machines: list[dict[str, Any]]) -> About:
+    latest = max(machines, key=lambda machine: str(machine.get("made", "")))
+    known = {name: str(latest[fact]) for name, fact in VERSIONS.items() if latest.get(fact)}
+    return About(
+        name=folder.resolve().name,
+        made=str(latest.get("made", ""))[:10],
+        provenance=f"measured on {latest.get('device', 'an unnamed device')}",
+        versions={"foretrace": __version__, **known},
+    )
+
+
+def _machine(raw: Path, part: str) -> dict[str, Any]:
+    """What the machine said of itself when a part was measured last."""
+    if part == "device":
+        return dict(DeviceFacts.read(raw).machine)
+    runs = _host_runs(raw) if part == "host" else _fabric_runs(raw)
+    return runs[-1].machine
+
+
+def _host_runs(raw: Path) -> list[host_measurements.HostRun]:
+    return _some(host_measurements.read_runs(raw / HOST_FILE), raw / HOST_FILE)
+
+
+def _fabric_runs(raw: Path) -> list[fabric_measurements.FabricRun]:
+    return _some(fabric_measurements.read_runs(raw / FABRIC_FILE), raw / FABRIC_FILE)
+
+
+def _some(runs: list[Any], path: Path) -> list[Any]:
+    if not runs:
+        raise ForetraceError(f"{path} holds nothing", "Remove it, and measure again.")
+    return runs
+
+
+def write_device(raw: Path, folder: Path) -> Device:
+    """Describe a device by what it says of itself and by the best it was seen to do."""
+    device = describe(DeviceFacts.read(raw), read_all(raw, CEILINGS, "matrix", "copies"), folder.resolve().name)
+    write(folder / DEVICE, asdict(device))
+    return device
+
+
+def fit_device(raw: Path, folder: Path, told: Told) -> list[str]:
+    """Describe a device and fit the models of its kernels."""
+    device = write_device(raw, folder)
+    if not can_fit():
+        way = f"`{INSTALL}`, then `foretrace calibrate fit --out {folder}`, here or elsewhere"
+        return [f"the models of kernels were not fitted, since what they are fitted with is not installed: {way}"]
+    from foretrace.costs.fit import fit_models
+
+    index = fit_models(raw, device, folder / MODELS, told)
+    write(folder / INDEX, index)
+    few = [name for name in FAMILIES if (raw / f"{name}{SUFFIX}").exists() and name not in index]
+    return [f"too little was measured to fit {', '.join(few)}: measure longer"] if few else []
+
+
+def fit_host(raw: Path, folder: Path, told: Told) -> list[str]:
+    """Fit what calls cost on the host."""
+    from foretrace.costs.host_fit import fit_host as fit_runs
+
+    fit_runs(_host_runs(raw), folder.resolve().name).write(folder / HOST)
+    return []
+
+
+def fit_fabric(raw: Path, folder: Path, told: Told) -> list[str]:
+    """Fit a curve to each kind of collective."""
+    from foretrace.costs.collectives import fit_curves
+
+    runs = _fabric_runs(raw)
+    curves = fit_curves(exchange for run in runs for exchange in run.exchanges)
+    sources = dict.fromkeys(run.machine.get("provenance", "") for run in runs)
+    Fabric(folder.resolve().name, curves, "; ".join(sources)).write(folder / FABRIC)
+    return []
+
+
+_FIT: dict[str, Callable[[Path, Path, Told], list[str]]] = {
+    "device": fit_device,
+    "host": fit_host,
+    "fabric": fit_fabric,
+}
+
+
+def fabric_from_logs(logs: Iterable[Path], folder: Path) -> None:
+    """Keep what logs of nccl-tests show among a platform's measurements, and fit its fabric."""
+    from foretrace.formats.nccl_tests import read_nccl_tests
+
+    tables = [(log, table) for log in logs for table in read_nccl_tests(log)]
+    path = folder / RAW / FABRIC_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for log, table in tables:
+        where = f"{log.name}: {table.ranks} x {table.device} in {table.nodes} nodes, by nccl-tests"
+        fabric_measurements.open_run(path, {"device": table.device, "provenance": where})
+        rows = (Exchange(table.kind, table.ranks, table.nodes, size, (us,)) for size, us in table.rows)
+        fabric_measurements.add_exchanges(path, rows)
+    fit(folder, parts=("fabric",))

@@ -1,0 +1,115 @@
+"""A forecast in the terminal: the answer with its range first, then what to look at, then the tables behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+
+from foretrace.report.headline import HOST_BOUND
+from foretrace.report.names import short
+from foretrace.report.numbers import bytes_, ms, percent, plural
+from foretrace.report.sections import OVERHEADS, time_by
+from foretrace.report.tables import bar, lines, notes, table
+
+Words = dict[str, Any]
+
+KNOWN = {"measured": "measured", "model": "modelled", "fallback": "by roofline"}
+CAUSES = {
+    **OVERHEADS,
+    "sync": "the host waits for the device as well",
+    "latency": "from launch to start, and from kernel to kernel",
+}
+FAMILIES_NAMED = 3
+
+
+def forecast_blocks(words: Words, top: int) -> Iterator[RenderableType]:
+    """The headline and every table that has something to say, at most ``top`` rows each."""
+    yield lines(f"{words['source'] or 'the step'} on {words['platform']}", headline_rows(words))
+    if words["look_at"]:
+        yield _look_at(words, top)
+    if words["device_idle_ms"] and words["kernels"]:
+        yield _causes(words)
+    if words["critical_path"]:
+        yield _critical_path(words, top)
+    for key, what in (("by_family", "kernel family"), ("by_op", "op"), ("by_phase", "phase")):
+        if len(words[key]) > 1:
+            yield time_by(what, words[key], top, on_device=bool(words["kernels"]))
+    if words["notes"]:
+        yield notes(words["notes"])
+
+
+def headline_rows(words: Words) -> Iterator[tuple[str, str, str]]:
+    """What a reader wants to know first: a name, a figure, what it means."""
+    step = words["step_ms"]
+    yield "step", f"{ms(step)} ms", f"({ms(words['low_ms'])} – {ms(words['high_ms'])}) {_verdict(words)}"
+    yield "next", f"{ms(words['step_ms_back_to_back'])} ms", "from step to step, where the host may run ahead"
+    yield "device", f"{ms(words['device_active_ms'])} ms", f"active in {_kernels(words)}"
+    if words["exposed_communication_ms"] or words["hidden_communication_ms"]:
+        hidden = f"exposed; {ms(words['hidden_communication_ms'])} ms more behind other work"
+        yield "comm", f"{ms(words['exposed_communication_ms'])} ms", hidden
+    if words["peak_memory_bytes"] is not None:
+        fits = "fits in" if words["fits"] else "does NOT fit in"
+        yield "memory", bytes_(words["peak_memory_bytes"]), f"peak, {fits} the device's {bytes_(words['memory_bytes'])}"
+    if words["mfu"] is not None:
+        rates = f"{percent(words['mfu'])} of peak (MFU)"
+        moved = f"; kernels move {words['gbps']:,.0f} GB/s" if words["gbps"] else ""
+        yield "rate", f"{words['tflops_per_second']:.3g} TFLOP/s", rates + moved
+    yield "known", *_known(words)
+
+
+def _verdict(words: Words) -> str:
+    if not words["kernels"]:
+        return "all of it on the host"
+    idle = words["device_idle_ms"] / words["step_ms"] if words["step_ms"] else 0.0
+    return f"{'host' if idle > HOST_BOUND else 'device'}-bound: the device idles {percent(idle)} of it"
+
+
+def _kernels(words: Words) -> str:
+    largest = words["by_family"][:FAMILIES_NAMED]
+    named = ", ".join(f"{row['name']} {percent(row['share'])}" for row in largest)
+    return f"{plural(words['kernels'], 'kernel')}: {named}{', …' if len(words['by_family']) > FAMILIES_NAMED else ''}"
+
+
+def _known(words: Words) -> tuple[str, str]:
+    """How the device time is known, largest share first."""
+    shares = sorted(words["coverage"].items(), key=lambda item: -item[1])
+    told = [(percent(share), KNOWN[how]) for how, share in shares if share > 0]
+    if not told:
+        return "–", "the step gives the device nothing to do"
+    (figure, how), *others = told
+    return figure, ", ".join([f"{how} of the device time", *(f"{share} {word}" for share, word in others)])
+
+
+def _look_at(words: Words, top: int) -> RenderableType:
+    rows = [
+        [percent(row["share"]), ms(row["ms"]), row["mostly"], short(row["name"]), row["phase"], *_counts(row)]
+        for row in words["look_at"]
+    ]
+    columns = ["share", "ms", "<mostly", "<op…", "<phase", "calls", "launches"]
+    return table("Look at these first: they hold the critical path longest", columns, rows, top)
+
+
+def _counts(row: Words) -> tuple[str, str]:
+    return f"{row['calls']:,}", f"{row['launches']:,}"
+
+
+def _causes(words: Words) -> RenderableType:
+    idle = words["device_idle_ms"]
+    causes = sorted(words["idle_causes"].items(), key=lambda item: -item[1])
+    rows = [
+        [kind if kind in OVERHEADS else "", CAUSES[kind], ms(spent), percent(spent / idle), bar(spent / idle)]
+        for kind, spent in causes
+        if spent > 0
+    ]
+    return table(f"Why the device idles {ms(idle)} ms: what it waits for", ["<", "<", "ms", "share", "<"], rows)
+
+
+def _critical_path(words: Words, top: int) -> RenderableType:
+    rows = [
+        [percent(part["share"]), ms(part["ms"]), str(part["what"]), short(part["name"])]
+        for part in words["critical_path"]
+    ]
+    title = "Critical path: only what is on it shortens the step"
+    return table(title, ["share", "ms", "<what", "<name…"], rows, top)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from foretrace.platform.fabric import Fabric
+from tests.machines import platform_folder
+
+LOG = """# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728 step: 2(factor)
+#  Rank  0 Group  0 Pid  10563 on node-1 device  0 [0000:06:00] NVIDIA A100
+#  Rank  1 Group  0 Pid  10564 on node-1 device  1 [0000:09:00] NVIDIA A100
+#  size   count   type   redop    root   time   algbw   busbw #wrong   time   algbw   busbw #wrong
+   1024      256   float     sum     -1   36.0    0.03    0.05      0   35.77    0.03    0.05      0
+   1048576  262144 float     sum     -1   74.8   14.02   24.54    N/A   76.17   13.77   24.09    N/A
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return platform_folder(tmp_path / "foretrace" / "platforms" / "mine", without=())
+
+
+def test_the_list_holds_the_shipped_ones_the_user_s_own_and_the_machine_at_hand(foretrace, mine):
+    platform_folder(mine.parent / "broken").joinpath("platform.json").write_text('{"version": 1}')
+    shown = foretrace("platform", "list").out
+    assert re.search(r"cpu .*measured on first use", shown) and "h200" in shown and "mine" in shown
+    assert re.search(r"broken .*the field 'name' is missing", shown)
+    found = json.loads(foretrace("platform", "list", "--json").out)["platforms"]
+    assert [one["name"] for one in found] == ["broken", "cpu", "h200", "mine"]
+
+
+def test_a_platform_is_shown_with_its_parts_and_the_errors_of_its_models(foretrace, mine):
+    ran = foretrace("platform", "show", "mine")
+    assert ran.code == 0, ran.err
+    for words in ("mine: made up", "torch 2.11, driver 580", "10 processors at 1,000 MHz", "80 %", "matrix", "2.1 %"):
+        assert words in ran.out
+    assert re.search(r"aten::mm\s+12\n", ran.out) and "all_reduce" in ran.out
+
+
+@pytest.mark.parametrize("part", ["device", "host", "fabric"])
+def test_what_was_not_measured_is_shown_as_missing(foretrace, tmp_path, part):
+    folder = platform_folder(tmp_path / "half", without=(part,))
+    ran = foretrace("platform", "show", folder)
+    assert ran.code == 0, ran.err
+    assert re.search(rf"{part} +none", ran.out)
+    assert json.loads(foretrace("platform", "show", folder, "--json").out)[part] is None
+
+
+def test_json_has_the_documented_words(foretrace, mine, request):
+    words = json.loads(foretrace("platform", "show", "mine", "--json").out)
+    page = (request.config.rootpath / "docs" / "platform.md").read_text()
+    assert [word for word in words if f"`{word}`" not in page] == []
+    assert words["device"]["reached"] == {"float32": 0.8, "memory": 0.8}
+    assert words["host"]["calls"]["aten::mm"] == 12.0
+    assert words["families"]["matrix"]["gmae"] == 0.021
+
+
+def test_two_platforms_are_compared_figure_by_figure(foretrace, mine, tmp_path):
+    slow = platform_folder(tmp_path / "slow", us=60.0)
+    assert re.search(r"host +aten::mm +12 +120 +us +10\n", foretrace("platform", "compare", "mine", slow).out)
+    words = json.loads(foretrace("platform", "compare", "mine", slow, "--json").out)
+    ratios = {row["name"]: row["ratio"] for row in words["figures"]}
+    assert words["platforms"] == ["mine", "slow"]
+    assert ratios["aten::mm"] == 10.0 and ratios["processors"] == 1.0
+    assert not any("all_reduce" in name for name in ratios), "only one of them has a fabric"
+
+
+def test_logs_of_nccl_tests_make_a_fabric(foretrace, mine, tmp_path):
+    (tmp_path / "nccl.log").write_text(LOG)
+    ran = foretrace("platform", "fabric", "--from", tmp_path / "nccl.log", "--out", tmp_path / "new")
+    assert ran.code == 0, ran.err
+    fabric = Fabric.read(tmp_path / "new" / "fabric.json")
+    assert [(curve.kind, curve.ranks, curve.nodes) for curve in fabric.curves] == [("all_reduce", 2, 1)]
+    assert "nccl.log: 2 x NVIDIA A100" in fabric.provenance
+    assert "all_reduce" in foretrace("platform", "show", tmp_path / "new").out
+
+
+def test_a_log_of_something_else_is_refused(foretrace, tmp_path):
+    (tmp_path / "make.log").write_text("cc -o x x.c")
+    ran = foretrace("platform", "fabric", "--from", tmp_path / "make.log", "--out", tmp_path / "new")
+    assert ran.code == 2 and "make.log holds no table of nccl-tests" in ran.err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("words", [("show", "nothing"), ("compare", "h200", "nothing")])
+def test_a_platform_nobody_knows_is_answered_with_those_that_are_known(foretrace, words):
+    ran = foretrace("platform", *words)
+    assert ran.code == 2 and "no platform is called 'nothing'" in ran.err and "h200" in ran.err
+
+
+def test_a_platform_of_another_version_is_refused_with_the_way_to_refit_it(foretrace, mine):
+    about = mine / "platform.json"
+    about.write_text(about.read_text().replace('"version": 1', '"version": 2'))
+    (mine / "raw").mkdir()
+    ran = foretrace("platform", "show", "mine")
+    assert ran.code == 2 and ran.err.count("\n") == 1
+    assert "format version 2" in ran.err and f"`foretrace calibrate fit --out {mine}`" in ran.err
+
+
+def test_a_damaged_index_of_models_says_which_field(foretrace, mine):
+    (mine / "models" / "index.json").write_text('{"matrix": {"gmae": "good"}}')
+    ran = foretrace("platform", "show", "mine")
+    assert ran.code == 2 and "models/index.json: the field 'matrix.measurements' is missing" in ran.err
+
+
+def test_every_word_and_option_is_in_its_page(foretrace, request):
+    page = (request.config.rootpath / "docs" / "platform.md").read_text()
+    for word in ("list", "show", "compare", "fabric"):
+        assert f"| `{word}" in page
+        options = set(re.findall(r"--[a-z]+", foretrace("platform", word, "--help").out)) - {"--help"}
+        assert all(option in page for option in options)

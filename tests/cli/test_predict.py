@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+RECORDING = Path(__file__).parents[1] / "data" / "h200" / "dlrm_default_b512"
+WORDS = (
+    "step_ms", "step_ms_back_to_back", "low_ms", "high_ms", "device_active_ms", "device_idle_ms",
+    "exposed_communication_ms", "peak_memory_bytes", "coverage", "critical_path",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kernels", ["model", "measured"])
+def test_a_recording_is_predicted_with_a_range_and_its_coverage(foretrace, kernels):
+    ran = foretrace("predict", RECORDING, "--on", "h200", "--kernels", kernels, "--json")
+    assert ran.code == 0, ran.err
+    words = json.loads(ran.out)
+    assert all(word in words for word in WORDS)
+    assert 0 < words["low_ms"] <= words["step_ms"] <= words["high_ms"]
+    assert words["coverage"][kernels] > 0.9
+    assert sum(words["coverage"].values()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_kernels_of_a_recording_made_on_the_platform_are_taken_as_measured(foretrace):
+    words = json.loads(foretrace("predict", RECORDING, "--on", "h200", "--json").out)
+    assert words["coverage"]["measured"] == 1.0
+
+
+def test_tables_name_the_platform_and_what_is_known(foretrace):
+    ran = foretrace("predict", RECORDING, "--on", "h200", "--top", "3")
+    assert ran.code == 0, ran.err
+    assert "on h200" in ran.out.splitlines()[0]
+    assert "known" in ran.out and "Look at these first" in ran.out
+
+
+def test_the_timeline_is_written_for_perfetto(foretrace, tmp_path):
+    out = tmp_path / "timeline.json"
+    assert foretrace("predict", RECORDING, "--trace", out).code == 0
+    assert "aten::_embedding_bag" in {event["name"] for event in json.loads(out.read_text())["traceEvents"]}
+    assert foretrace("show", out).code == 0
+
+
+def test_a_script_is_sketched(foretrace, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\ndef make_step():\n    w = torch.ones(512, 512, device='cuda', requires_grad=True)\n"
+        "    return lambda: (w @ w).sum().backward()\n"
+    )
+    words = json.loads(foretrace("predict", script, "--on", "h200", "--json").out)
+    assert words["device_active_ms"] > 0 and words["source"] == str(script)
+
+
+def test_a_script_that_fails_shows_its_own_frames_and_no_others(foretrace, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\ndef step():\n    torch.ones(3).nonzero()\n")
+    ran = foretrace("predict", script)
+    assert ran.code == 2 and "aten.nonzero" in ran.err and "foretrace record" in ran.err
+    assert "line 3, in step" in ran.err and "site-packages" not in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "nowhere"),
+        ([RECORDING, "--on", "abacus"], "abacus"),
+        ([RECORDING, "--step", "ProfilerStep#99"], "ProfilerStep#99"),
+    ],
+)
+def test_what_is_not_there_is_named(foretrace, words, said):
+    ran = foretrace("predict", *words)
+    assert ran.code == 2 and said in ran.err and "Traceback" not in ran.err
+
+
+def test_a_trace_without_shapes_says_how_to_get_them(foretrace, trace):
+    ran = foretrace("predict", trace, "--kernels", "model")
+    assert ran.code == 2 and "record_shapes" in ran.err
+    assert foretrace("predict", trace, "--kernels", "measured").code == 0
+
+
+def test_every_option_is_in_its_page(foretrace, request):
+    page = (request.config.rootpath / "docs" / "predict.md").read_text()
+    shown = foretrace("predict", "--help").out
+    options = {word for word in shown.replace(",", " ").split() if word.startswith("--")} - {"--help"}
+    assert options and all(option in page for option in options)

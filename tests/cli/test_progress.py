@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from foretrace.calibrating import Stage
+from foretrace.cli.progress import progress_bar
+
+
+def test_what_is_never_told_of_shows_nothing(capsys):
+    with progress_bar():
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_in_a_terminal_stages_are_shown_and_their_words_are_only_words(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress_bar() as told:
+        told(Stage("warming up"))
+        told(Stage("matrix: 3 cases [/]", 1.0, 10.0))
+    out, err = capsys.readouterr()
+    assert out == "" and "matrix: 3 cases [/]" in err
+
+
+def test_in_a_file_there_is_no_bar(capsys):
+    with progress_bar() as told:
+        told(Stage("matrix", 1.0, 10.0))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_hidden_it_shows_nothing(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress_bar(hidden=True) as told:
+        told(Stage("matrix", 1.0, 10.0))
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,98 @@
+"""Sketching the step of a script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretrace.graph import ForetraceError
+from foretrace.record.script import ScriptError, sketch_script
+
+BUILDS = """
+import torch
+def make_step():
+    model = torch.nn.Linear(4, 4)
+    def step():
+        print("a step")
+        model(torch.ones(2, 4)).sum().backward()
+    return step
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "train.py"
+
+
+def test_a_script_that_builds_a_step_is_sketched(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(BUILDS)
+    graph = sketch_script(script)
+    assert "aten::addmm" in [op.name for op in graph.ops]
+    assert graph.source == str(script)
+    said = capsys.readouterr()
+    assert not said.out and "a step" in said.err  # what a script prints must not get into the answer
+
+
+def test_a_function_of_another_name_can_be_named(script: Path) -> None:
+    script.write_text("import torch\ndef once():\n    torch.ones(2).relu()\n")
+    assert [op.name for op in sketch_script(script, "once").ops] == ["aten::ones", "aten::relu"]
+
+
+def test_a_script_finds_what_lies_beside_it_and_no_arguments(script: Path) -> None:
+    (script.parent / "beside_it.py").write_text("SIZE = 3\n")
+    script.write_text("import sys\nfrom beside_it import SIZE\nimport torch\nassert len(sys.argv) == 1\n"
+                      "def step():\n    torch.ones(SIZE)\n")  # fmt: skip
+    before = list(sys.path)
+    assert sketch_script(script).ops[0].produced[0].shape == (3,)
+    assert sys.path == before
+
+
+def test_on_a_pretended_gpu_the_script_finds_one(script: Path) -> None:
+    script.write_text(
+        "import torch\nDEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "def step():\n    torch.ones(4, device=DEVICE).relu()\n"
+    )
+    assert sketch_script(script, device="cuda").ops[1].produced[0].device.startswith("cuda")
+
+
+def test_a_script_that_fails_shows_its_own_frames_only(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(BUILDS.replace("torch.ones(2, 4)", "torch.ones(2, 5)"))
+    with pytest.raises(ScriptError, match="failed while its step was sketched") as failed:
+        sketch_script(script)
+    assert "train.py" in failed.value.frames and "model(torch.ones(2, 5))" in failed.value.frames
+    assert "site-packages" not in failed.value.frames and "foretrace" not in failed.value.frames
+    assert "foretrace record" in failed.value.advice
+    assert "Traceback" not in capsys.readouterr().err  # PyTorch's own
+
+
+def test_a_shape_that_depends_on_data_is_named_with_the_line_and_the_way_out(script: Path) -> None:
+    script.write_text("import torch\ndef step():\n    return torch.ones(4).nonzero()\n")
+    with pytest.raises(ScriptError, match=r"aten\.nonzero") as failed:
+        sketch_script(script)
+    assert "line 3, in step" in failed.value.frames and "foretrace record" in failed.value.advice
+
+
+def test_a_script_that_ends_itself_is_told_apart_from_ours(script: Path) -> None:
+    script.write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(ScriptError, match="SystemExit: 3"):
+        sketch_script(script)
+
+
+def test_a_script_without_a_step_says_what_it_has(script: Path) -> None:
+    script.write_text("def train():\n    pass\n")
+    with pytest.raises(ForetraceError, match="no function make_step or step") as refused:
+        sketch_script(script)
+    assert "It has train" in refused.value.advice
+
+
+def test_a_step_that_needs_arguments_is_refused(script: Path) -> None:
+    script.write_text("def step(batch, lr=0.1):\n    pass\n")
+    with pytest.raises(ForetraceError, match="can't be called without batch"):
+        sketch_script(script)
+
+
+def test_a_script_that_is_not_there_is_named(script: Path) -> None:
+    with pytest.raises(ForetraceError, match=r"train\.py does not exist"):
+        sketch_script(script)

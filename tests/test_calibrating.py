@@ -1,0 +1,152 @@
+"""Calibrating for real, on the CPU, for seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+import foretrace as ft
+from foretrace import calibrating
+from foretrace.calibrating import Stage, calibrate, shares_by_error
+from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
+from foretrace.platform.cases import FAMILIES
+from foretrace.platform.device import Device
+from foretrace.platform.folder import read_about
+from foretrace.platform.measure import calibrate as measuring
+from foretrace.platform.measure import host_steps
+from foretrace.platform.measure.clocks import HostClock
+from foretrace.platform.measurements import read_batches
+from foretrace.platform.platform import Platform
+from foretrace.platform.summary import Summary
+from tests.machines import host
+
+FILLS = {"parts": ("device",), "on": "cpu", "families": ["fills"]}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Small batches of small cases, no wait for the cache, and no fit."""
+    fitted = []
+
+    def fit_models(raw, device, out, *_):
+        out.mkdir(exist_ok=True)
+        fitted.append(device)
+        return {family: {"gmae": 0.05} for family in FAMILIES}
+
+    monkeypatch.setattr(measuring, "BATCH", 4)
+    monkeypatch.setattr(measuring, "MOST", {"cpu": 2**12})
+    monkeypatch.setattr(HostClock, "flush", lambda clock: None)
+    monkeypatch.setattr("foretrace.costs.fit.fit_models", fit_models)
+    return fitted
+
+
+def test_a_device_is_measured_described_and_fitted(tmp_path, small):
+    stages: list[Stage] = []
+    outcome = calibrate(tmp_path / "mine", minutes=0.01, told=stages.append, **FILLS)
+    assert [(done.family, done.cases > 0) for done in outcome.families] == [("fills", True)]
+    assert read_batches(tmp_path / "mine" / "raw" / "fills.jsonl.gz")
+    assert read_about(tmp_path / "mine").name == "mine"
+    assert Device.read(tmp_path / "mine" / "device.json") == small[0]
+    assert stages[0].words == "warming up" and stages[-1].words == "fitting the device"
+    assert any(stage.words.startswith("fills: ") and stage.of > 0 for stage in stages)
+
+
+def test_begun_again_it_goes_on(tmp_path, small):
+    for _ in range(2):
+        calibrate(tmp_path, minutes=0.005, **FILLS)
+    batches = read_batches(tmp_path / "raw" / "fills.jsonl.gz")
+    assert [batch.first for batch in batches] == [4 * n for n in range(len(batches))] and len(batches) > 1
+
+
+def test_after_a_round_the_time_goes_where_the_errors_are(tmp_path, small, monkeypatch):
+    seen = []
+
+    def measure(raw, device, minutes, families, report, shares=None):
+        seen.append((round(60 * minutes), shares))
+        return [measuring.Progress("matrix", cases=3, references=[1.0])]
+
+    monkeypatch.setattr(measuring, "calibrate", measure)
+    monkeypatch.setattr(calibrating, "ROUND_SECONDS", 4.0)
+    monkeypatch.setattr(calibrating, "held_out_errors", lambda raw: {"matrix": 0.09, "fills": 0.01})
+    outcome = calibrate(tmp_path, ("device",), minutes=0.2, on="cpu")
+    assert [seconds for seconds, _ in seen] == [4, 6, 12], "a round that did not use its time leaves it to the next"
+    assert seen[0][1] == calibrating.FIRST_SHARES
+    assert seen[1][1] == seen[2][1] == shares_by_error({"matrix": 0.09, "fills": 0.01})
+    assert [(done.family, done.cases) for done in outcome.families] == [("matrix", 9)]
+
+
+def test_families_with_larger_errors_get_more_and_those_that_could_not_be_fitted_most():
+    errors = {name: 0.1 if name == "sorting" else 0.02 for name in FAMILIES if name != "pooling"}
+    shares = shares_by_error(errors)
+    parts = {name: share / FAMILIES[name].share for name, share in shares.items()}
+    assert parts["sorting"] == pytest.approx(5 * parts["matrix"])
+    assert parts["pooling"] > 2 * parts["matrix"]
+    assert set(shares_by_error({})) == set(FAMILIES)
+
+
+def test_exactly_the_calls_of_a_step_are_measured(tmp_path, small):
+    x = Tensor((16, 16), "float32", "cpu")
+    ops = [Op(name, (x,), overload="default") for name in ("aten::relu", "aten::tanh", "aten::relu")]
+    outcome = calibrate(tmp_path, ("device",), 0.05, on="cpu", like=Graph(OpTable.of(ops)))
+    assert [(done.family, done.cases) for done in outcome.families] == [("exact", 2)]
+    (batch,) = read_batches(tmp_path / "raw" / "exact.jsonl.gz")
+    assert [found.case.op.name for found in batch.measurements] == ["aten::relu", "aten::tanh"]
+
+
+def test_without_lightgbm_it_measures_and_says_how_to_fit_later(tmp_path, small, monkeypatch):
+    monkeypatch.setattr("foretrace.fitting.can_fit", lambda: False)
+    outcome = calibrate(tmp_path, minutes=0.005, **FILLS)
+    assert "pip install 'foretrace[fit]'" in outcome.notes[-1]
+    assert f"`foretrace calibrate fit --out {tmp_path}`" in outcome.notes[-1]
+    assert not small and Device.read(tmp_path / "device.json").kind == "cpu"
+
+
+def test_a_device_that_slows_down_is_said_so(tmp_path, small, monkeypatch):
+    slow = [measuring.Progress("matrix", references=[100.0, 150.0])]
+    monkeypatch.setattr(measuring, "calibrate", lambda *_, **__: slow)
+    outcome = calibrate(tmp_path, ("device",), 0.01, on="cpu")
+    assert "busy or throttled: one and the same product took up to 1.50 times as long" in outcome.notes[0]
+
+
+def test_a_gpu_that_is_busy_is_said_so(tmp_path, small, monkeypatch):
+    monkeypatch.setattr("foretrace.platform.measure.health.complaints", lambda device: ["the device is busy"])
+    assert calibrate(tmp_path, minutes=0.005, **FILLS).notes[0] == "the device is busy"
+
+
+def test_a_family_with_too_few_measurements_is_named(tmp_path, small, monkeypatch):
+    (tmp_path / "models").mkdir()
+    monkeypatch.setattr("foretrace.costs.fit.fit_models", lambda *_: {})
+    assert (
+        calibrate(tmp_path, minutes=0.005, **FILLS).notes[-1] == "too little was measured to fit fills: measure longer"
+    )
+
+
+def test_the_host_at_hand_is_measured_for_real(monkeypatch):
+    steps = dict(list(host_steps.STEPS.items())[:2])
+    monkeypatch.setattr("foretrace.platform.measure.host.STEPS", steps)
+    here = ft.calibrate_host(seconds=0, on="cpu")
+    assert here.name == "this host" and here.calls["aten::addmm"].to_launch > 0
+
+
+def test_nothing_measured_is_nothing_to_fit(tmp_path):
+    from foretrace.fitting import fit
+
+    with pytest.raises(ForetraceError, match="raw holds no measurements"):
+        fit(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "mps:0"])
+def test_a_device_that_is_not_there_is_said_so(tmp_path, name):
+    with pytest.raises(ForetraceError, match=name):
+        calibrate(tmp_path, ("device",), on=name)
+
+
+def test_what_is_measured_for_seconds_is_fitted_for_real(tmp_path, monkeypatch):
+    pytest.importorskip("lightgbm")
+    monkeypatch.setattr(measuring, "MOST", {"cpu": 2**12})
+    monkeypatch.setattr(HostClock, "flush", lambda clock: None)
+    outcome = calibrate(tmp_path / "mine", ("device",), minutes=0.03, on="cpu", families=["fills"])
+    assert outcome.families[0].cases > 40 and not any("too little" in note for note in outcome.notes)
+    host().write(tmp_path / "mine" / "host.json")
+    platform = Platform.read(tmp_path / "mine")
+    assert platform.device.kind == "cpu" and (platform.models / "fills.npz").exists()
+    assert Summary(tmp_path / "mine").to_dict()["families"]["fills"]["gmae"] > 0
