@@ -54,7 +54,7 @@ def priced(path: Path, platform: Platform) -> dict[str, Any]:
 
 def main() -> int:
     platform = Platform.named("h200")
-    rows = [priced(path, platform) for path in sorted((shared() / "traces" / "h200").iterdir())]
+    rows = [priced(path, platform) for path in sorted(shared("traces/h200").iterdir())]
     off = np.abs([row["off %"] for row in rows]) / 100
     geomean = float(np.exp(np.log(np.maximum(off, 1e-4)).mean()))
     rows.append(

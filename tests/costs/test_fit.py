@@ -123,3 +123,50 @@ def test_a_model_that_would_run_code_is_not_read(tmp_path):
 def test_models_are_read_once(fitted):
     folder, _ = fitted
     assert models(folder / "models") is models(folder / "models")
+
+
+def _damaged(folder, tmp_path, **changed):
+    arrays = {**np.load(folder / "models" / "elementwise.npz"), **changed}
+    np.savez(tmp_path / "elementwise.npz", **arrays)
+    with pytest.raises(ForetraceError, match="is not a fitted model"):
+        Model.read(tmp_path, "elementwise")
+
+
+def test_trees_that_lead_out_of_the_file_or_nowhere_are_refused(fitted, tmp_path):
+    folder, _ = fitted
+    tree = dict(np.load(folder / "models" / "elementwise.npz"))
+    _damaged(folder, tmp_path, **{"pattern.root": np.array([10**9], np.int32)})
+    _damaged(folder, tmp_path, **{"pattern.leaf": np.full_like(tree["pattern.leaf"], 99)})
+    _damaged(folder, tmp_path, **{"pattern.leaf": np.full_like(tree["pattern.leaf"], np.nan)})
+    _damaged(folder, tmp_path, **{"pattern.feature": np.full_like(tree["pattern.feature"], 9999)})
+
+
+def test_a_spread_that_is_none_is_refused(fitted, tmp_path):
+    folder, _ = fitted
+    low = np.load(folder / "models" / "elementwise.npz")["spread.low"]
+    _damaged(folder, tmp_path, **{"spread.low": low + 9.0})
+    _damaged(folder, tmp_path, **{"spread.low": low[:2]})
+
+
+def test_fitting_anew_leaves_no_model_of_before(fitted, tmp_path):
+    folder, _ = fitted
+    (tmp_path / "pooling.npz").write_bytes(b"of another version")
+    fit_models(folder / "raw", H200, tmp_path)
+    assert not (tmp_path / "pooling.npz").exists()
+
+
+def test_a_step_measured_alone_makes_a_platform_without_families(tmp_path):
+    write(tmp_path / "raw", "exact", relus(1))
+    assert fit_models(tmp_path / "raw", H200, tmp_path / "models") == {}
+    assert models(tmp_path / "models").families == {}
+
+
+def test_a_product_without_a_model_still_takes_its_arithmetic(platform):
+    square = Tensor((65536, 65536), "bfloat16", "cuda:0")
+    costs = _priced(platform, Op("aten::mm", (square, square)))
+    assert costs.typical[0] >= 2 * 65536**3 / (H200.peak("bfloat16") * 1e6)
+
+
+def test_calls_without_shapes_are_refused_with_what_to_do(platform):
+    with pytest.raises(ForetraceError, match="shapes of tensors.*record_shapes=True"):
+        _priced(platform, Op("aten::mm"), Op("aten::add_"))

@@ -23,7 +23,7 @@ def test_the_sequence_follows_the_features(patterns):
 
 
 def test_arrays_make_the_same_patterns(patterns):
-    again = Patterns.from_arrays(patterns.arrays())
+    again = Patterns.from_arrays({**patterns.arrays(), "columns": np.array(["size"])})
     rows = np.array([[10.0], [150.0]])
     assert again.predict(rows).tolist() == patterns.predict(rows).tolist()
     assert (again.kernels_, again.shares_) == (patterns.kernels_, patterns.shares_)

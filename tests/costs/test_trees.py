@@ -24,6 +24,6 @@ def test_a_value_that_equals_a_threshold_goes_left_even_where_rounding_would_sen
 def test_arrays_of_a_forest_make_the_same_forest():
     leaf = {"leaf_value": 4.0}
     forest = Forest.of([{"split_feature": 1, "threshold": 5.0, "left_child": leaf, "right_child": {"leaf_value": 9.0}}])
-    again = Forest.from_arrays(forest.arrays("some"), "some")
+    again = Forest.from_arrays(forest.arrays("some"), "some", columns=2)
     rows = np.array([[0.0, 4.0], [0.0, 6.0]])
     assert again.predict(rows).tolist() == forest.predict(rows).tolist() == [4.0, 9.0]

@@ -31,7 +31,7 @@ def calibrate(
     what: Annotated[
         What, typer.Argument(help="The part to measure; or fit, to fit anew what was measured.")
     ] = What.ALL,
-    minutes: Annotated[float, typer.Option(min=0, help="How long to measure.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0, max=1440, help="How long to measure.")] = 10.0,
     family: Annotated[
         list[str] | None, typer.Option(help="Measure this family of kernels only; may be given several times.")
     ] = None,
@@ -54,6 +54,8 @@ def calibrate(
     from foretrace.fitting import fit, require_fitter
 
     _check(what, {"--family": family, "--for": like}, raw)
+    _check_families(family or [])
+    _make(out)
     if what is What.FIT:
         require_fitter()
     parts = tuple(SHARES) if what is What.ALL else (what.value,)
@@ -62,7 +64,7 @@ def calibrate(
             if what is What.FIT:
                 outcome = Outcome(notes=fit(out, raw, told=lambda words: told(Stage(words))))
             else:
-                outcome = measure(out, parts, minutes, on, family or (), _step(like), told)
+                outcome = measure(out, parts, minutes, on, family or (), _step(like, on), told)
     except KeyboardInterrupt:
         now = f"`foretrace calibrate fit --out {out}` fits what is there"
         print(f"foretrace: stopped; the same command goes on with {out}, {now}", file=sys.stderr)
@@ -80,12 +82,33 @@ def _check(what: What, of_the_device: dict[str, object], raw: Path | None) -> No
             raise typer.BadParameter("it says what to measure of a device", param_hint=option)
 
 
-def _step(what: str | None) -> Graph | None:
+def _check_families(names: list[str]) -> None:
+    from foretrace.graph import ForetraceError
+    from foretrace.platform.cases import FAMILIES
+
+    for name in names:
+        if name not in FAMILIES:
+            raise ForetraceError(f"no family is called {name!r}", f"Known are: {', '.join(FAMILIES)}.")
+
+
+def _make(folder: Path) -> None:
+    """The platform's folder, before anything is measured that could not be kept."""
+    from foretrace.graph import ForetraceError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForetraceError(f"{folder} can't be a folder ({error.strerror})", "Give another --out.") from None
+
+
+def _step(what: str | None, on: str | None) -> Graph | None:
+    """The step whose calls are to be measured; a script is sketched for the device that measures them."""
     if what is None:
         return None
+    from foretrace.platform.measure.machine import find_device
     from foretrace.predicting import read
 
-    return read(what).graphs[0]
+    return read(what, find_device(on).type).graphs[0]
 
 
 def _say(outcome: Outcome, out: Path) -> None:

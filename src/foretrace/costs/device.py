@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.costs.exact import Exact, Timed
-from foretrace.costs.fallback import Fallback
-from foretrace.costs.families import Described, Facts, family_of
+from foretrace.costs.fallback import Fallback, work_of
+from foretrace.costs.families import FAMILIES, Described, Facts, Work, family_of
 from foretrace.costs.model import Model
 from foretrace.costs.residency import residency
 from foretrace.costs.rows import Floats, Rows, ceilings
 from foretrace.costs.silent import launches_nothing
 from foretrace.costs.spread_of_ids import spread_of_ids
-from foretrace.graph import Constant, Graph, Indices, Op, Tensor, Value
+from foretrace.graph import ForetraceError, Graph, Indices, Op, Tensor, Value
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 
@@ -47,6 +47,11 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     """The kernels that rows of the graph's ops launch on the platform's device."""
     kind = platform.device.kind
     working = [(row, op) for row in rows.tolist() if not launches_nothing(op := graph.ops[row], kind)]
+    if not working and any(not op.tensors for op in map(graph.ops.__getitem__, rows.tolist())):
+        raise ForetraceError(
+            f"{graph.source or 'the graph'} does not tell the shapes of tensors, so that no kernel can be priced",
+            "Profile with record_shapes=True; or say --kernels measured, where it holds kernels.",
+        )
     place = {row: i for i, (row, _) in enumerate(working)}
     known = [replace(i, op=place[i.op]) for i in graph.indices if i.op in place]
     pieces = _priced([op for _, op in working], known, platform.device, models(platform.models))
@@ -62,10 +67,15 @@ class Models:
     exact: Exact
 
 
-@lru_cache(maxsize=8)
 def models(folder: Path) -> Models:
-    """The models in a folder; read once."""
-    families = {path.stem: Model.read(folder, path.stem) for path in sorted(folder.glob("*.npz"))}
+    """The models in a folder; read once, and again when they were fitted anew."""
+    changed = max((path.stat().st_mtime_ns for path in folder.glob("*")), default=0)
+    return _read(folder.resolve(), changed)
+
+
+@lru_cache(maxsize=8)
+def _read(folder: Path, changed: int) -> Models:
+    families = {name: Model.read(folder, name) for name in FAMILIES if (folder / f"{name}.npz").exists()}
     return Models(families, Fallback.read(folder), Exact.read(folder))
 
 
@@ -105,54 +115,60 @@ def _priced(ops: Sequence[Op], known: Sequence[Indices], device: Device, fitted:
         key = _key(op, ids.get(place))
         if key not in seen:
             family = family_of(op)
-            if family is None or family.name not in fitted.families:
-                pieces[place] = _by_roofline(op, device, fitted.fallback)
+            if family is None:
+                pieces[place] = _by_roofline(op, work_of(op), device, fitted.fallback)
                 continue
             # PyTorch's defaults: convolutions may use the matrix units for float32, products may not.
-            facts = Facts(device, ids.get(place), tf32=family.name == "convolutions")
+            described = family.describe(op, Facts(device, ids.get(place), tf32=family.name == "convolutions"))
+            if family.name not in fitted.families:
+                pieces[place] = _by_roofline(op, described.work, device, fitted.fallback)
+                continue
             group = grouped.setdefault(family.name, _Calls([], [], []))
-            group.described.append(family.describe(op, facts))
+            group.described.append(described)
             seen[key] = group, len(group.described) - 1
         group, which = seen[key]
         group.which.append(which)
         group.place.append(place)
     for name, calls in grouped.items():
-        pieces |= _by_model(fitted.families[name], calls, device, warm)
+        pieces |= _by_model(fitted.families[name], calls, device, warm, fitted.fallback)
     return [pieces[place] for place in range(len(ops))]
 
 
 def _key(op: Op, indices: Indices | None) -> Key:
     """What tells calls apart whose times may differ."""
     found = (indices.unique, indices.count, indices.reuse) if indices else None
-    return op.name, op.overload, _plain(op.args), _plain(tuple(op.kwargs.values())), found
+    return op.name, op.overload, _plain(op.args), _plain(tuple(op.kwargs.items())), found
 
 
 def _plain(value: Value) -> object:
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.stride, value.device, value.layout
-    if isinstance(value, (list, tuple)) and not isinstance(value, Constant):
-        return tuple(_plain(item) for item in value)
-    return value if not isinstance(value, dict) else None
+    kind = type(value)
+    if kind is Tensor:
+        return value.shape, value.dtype, value.stride, value.device, value.layout  # type: ignore[union-attr]
+    if kind is list or kind is tuple:
+        return tuple([_plain(item) for item in value])  # type: ignore[union-attr]
+    return repr(value) if kind is dict else value
 
 
 def _as_timed(call: Timed, warm: float) -> _Piece:
     us = call.cold_us + warm * (call.warm_us - call.cold_us)
-    return _Piece(call.kernels, us * (1 - call.spread), us, us * (1 + call.spread), MEASURED)
+    return _Piece(call.kernels, us / (1 + call.spread), us, us * (1 + call.spread), MEASURED)
 
 
-def _by_roofline(op: Op, device: Device, fallback: Fallback) -> _Piece:
-    us = np.array([fallback.us(op, device)])
+def _by_roofline(op: Op, work: Work, device: Device, fallback: Fallback) -> _Piece:
+    us = np.array([fallback.us(work, device)])
     return _Piece((op.name,), us * fallback.low, us, us * fallback.high, FALLBACK)
 
 
-def _by_model(model: Model, calls: _Calls, device: Device, warm: Floats) -> dict[int, _Piece]:
-    """Kernels of calls by their places."""
+def _by_model(model: Model, calls: _Calls, device: Device, warm: Floats, fallback: Fallback) -> dict[int, _Piece]:
+    """Kernels of calls by their places. Beyond what was measured an answer is a guess, as wide as a roofline."""
     features = np.array([d.features for d in calls.described], np.float64)
     rows = Rows(features, *ceilings(calls.described, device), np.zeros((0, 2)), [])
     cold, hot = model.estimator.predict_both(rows)[calls.which].T
     us = cold + warm[calls.place] * (hot - cold)
     low, high = model.spread.around(us)
-    source = np.where(model.knows(rows), MODEL, FALLBACK)
+    known = model.knows(rows)
+    low, high = np.where(known[calls.which], (low, high), (fallback.low * us, fallback.high * us))
+    source = np.where(known, MODEL, FALLBACK)
     pattern = model.patterns.predict(features)
     pieces = {}
     for row, (which, place) in enumerate(zip(calls.which, calls.place)):

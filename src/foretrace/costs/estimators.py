@@ -95,11 +95,12 @@ class ResidualTrees:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """What `arrays` gave."""
+        """What `arrays` gave, beside the names of the ``columns`` it was fitted on."""
         made = cls()
-        made.forest_ = Forest.from_arrays(arrays, "forest")
+        given = len(arrays["columns"])
         count = sum(name.startswith("latent") and name.endswith(".root") for name in arrays)
-        made.latent_ = [Forest.from_arrays(arrays, f"latent{place}") for place in range(count)]
+        made.latent_ = [Forest.from_arrays(arrays, f"latent{place}", given) for place in range(count)]
+        made.forest_ = Forest.from_arrays(arrays, "forest", given + count + 1)
         return made
 
 

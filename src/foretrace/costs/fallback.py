@@ -37,6 +37,8 @@ class Fallback:
         >>> found.start_us, found.slower
         (2.0, 2.0)
         """
+        if not len(rows):
+            return cls(0.0, 1.0, 1.0, 10.0)  # nobody knows: the roofline itself, and much worse
         cold, roof = rows.us[:, 0], rows.roof_us
         start = float(np.quantile(cold, 0.05))
         large = roof > start / 2
@@ -44,9 +46,9 @@ class Fallback:
         ratio = cold / (start + slower * roof)
         return cls(round(start, 3), round(slower, 3), *(round(float(np.quantile(ratio, q)), 3) for q in (0.1, 0.9)))
 
-    def us(self, op: Op, device: Device) -> float:
-        """Microseconds of a call."""
-        return self.start_us + self.slower * work_of(op).us(device)
+    def us(self, work: Work, device: Device) -> float:
+        """Microseconds of a call that has so much to do."""
+        return self.start_us + self.slower * work.us(device)
 
     def write(self, folder: Path) -> None:
         """Into a file of the models' folder."""

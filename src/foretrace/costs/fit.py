@@ -10,6 +10,7 @@ import numpy as np
 
 from foretrace.costs.boosting import folds
 from foretrace.costs.estimators import Blend, ScaledRoofline
+from foretrace.costs.exact import FILE as EXACT_FILE
 from foretrace.costs.exact import Exact, Timed
 from foretrace.costs.fallback import Fallback
 from foretrace.costs.families import FAMILIES, Family
@@ -65,6 +66,8 @@ def fit_models(
     measured = read_all(raw, *FAMILIES)
     index = {}
     out.mkdir(parents=True, exist_ok=True)
+    for earlier in (*out.glob("*.npz"), out / EXACT_FILE):
+        earlier.unlink(missing_ok=True)  # what is not fitted now was fitted for something else
     for name, family in FAMILIES.items():
         told(f"fitting {name}")
         fitted = fit_family(family, measured, device)

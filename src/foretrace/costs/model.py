@@ -51,6 +51,12 @@ class Spread:
         low, high = (np.array([np.quantile(f, q) if len(f) else 0.0 for f in found]) for q in (0.1, 0.9))
         return cls(edges, low, high)
 
+    def check(self) -> None:
+        """Refuse numbers that are no spread."""
+        fits = len(self.low) == len(self.high) == len(self.edges_us) + 1
+        if not fits or not (np.isfinite([self.low, self.high]).all() and (self.low <= self.high).all()):
+            raise ValueError("its spread is none")
+
     def around(self, us: Floats) -> tuple[Floats, Floats]:
         """Low and high of predictions."""
         place = np.searchsorted(self.edges_us, us)
@@ -98,9 +104,10 @@ class Model:
                     "Fit it again from its measurements: foretrace calibrate fit.",
                 )
             spread = Spread(arrays["spread.edges_us"], arrays["spread.low"], arrays["spread.high"])
+            spread.check()
             estimator = ESTIMATORS[str(arrays["kind"])].from_arrays(arrays)
             return cls(family, estimator, spread, Patterns.from_arrays(arrays), float(arrays["most_roof_us"]))
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise ForetraceError(
                 f"{path} is not a fitted model ({error})", "Restore it, or fit it again: foretrace calibrate fit."
             ) from None

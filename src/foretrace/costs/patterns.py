@@ -67,12 +67,15 @@ class Patterns:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """What `arrays` gave."""
+        """What `arrays` gave, beside the names of the ``columns`` it was fitted on."""
         made = cls()
         known = json.loads(arrays["pattern.sequences"].tobytes())
         made.kernels_ = [tuple(sequence) for sequence in known["kernels"]]
         made.shares_ = [tuple(shares) for shares in known["shares"]]
-        made.tree_ = Forest.from_arrays(arrays, "pattern")
+        made.tree_ = Forest.from_arrays(arrays, "pattern", len(arrays["columns"]))
+        answers = made.tree_.threshold[made.tree_.feature < 0]
+        if not ((answers >= 0) & (answers < len(made.kernels_))).all() or len(made.shares_) != len(made.kernels_):
+            raise ValueError("the sequences of kernels and the tree that picks them do not fit")
         return made
 
 

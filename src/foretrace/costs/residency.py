@@ -30,27 +30,31 @@ def residency(ops: Sequence[Op], cache_bytes: float) -> NDArray[np.float64]:
     >>> residency(calls, cache_bytes=10_000).tolist()
     [0.0, 0.8, 0.0, 0.0]
     """
-    touched = 0.0
+    usable, touched = USABLE * cache_bytes, 0.0
     last: dict[int, float] = {}
     result = np.zeros(len(ops))
     for place, op in enumerate(ops):
         read = held = 0.0
-        sizes: dict[int, float] = {}
+        sizes: dict[int, int] = {}
         for tensor in op.tensors:
             if tensor.device == "cpu":
                 continue
-            size = float(tensor.nbytes)
+            size, storage = tensor.nbytes, tensor.storage
             read += size
-            if tensor.storage < 0:
+            if storage < 0:
                 held += size * UNKNOWN
                 continue
-            distance = touched - last.get(tensor.storage, -np.inf)
-            held += max(0.0, min(size, USABLE * cache_bytes - distance))
-            sizes[tensor.storage] = max(sizes.get(tensor.storage, 0.0), size)
+            left = usable - touched + last.get(storage, -np.inf)
+            if left > 0:
+                held += min(size, left)
+            if size > sizes.get(storage, -1):
+                sizes[storage] = size
         result[place] = GAIN * (held / read if read else UNKNOWN)
         for tensor in op.produced:
-            if tensor.storage >= 0:
-                sizes[tensor.storage] = max(sizes.get(tensor.storage, 0.0), float(tensor.nbytes))
+            if tensor.nbytes > sizes.get(tensor.storage, -1):
+                sizes[tensor.storage] = tensor.nbytes
+        sizes.pop(-1, None)
         touched += sum(sizes.values())
-        last |= dict.fromkeys(sizes, touched)
+        for storage in sizes:
+            last[storage] = touched
     return result

@@ -70,7 +70,6 @@ def rows_of(family: Family, measurements: Iterable[Measurement], device: Device)
 
 def ceilings(described: Sequence[Described], device: Device) -> tuple[Floats, Floats]:
     """Microseconds of arithmetic and of memory, its traffic or its trips, were each the only limit."""
-    peaks = device.peak_tflops
-    flops = [d.work.flops / (peaks.get(d.work.rate) or peaks["float32"]) / 1e6 for d in described]
+    flops = [d.work.flops / device.peak(d.work.rate) / 1e6 for d in described]
     moved = [max(d.work.bytes / device.memory_gbps / 1e3, d.work.trips * LATENCY_US) for d in described]
     return np.array(flops, np.float64), np.array(moved, np.float64)

@@ -27,14 +27,14 @@ def spread_of_ids(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, Indi
     by_table: dict[int, Indices] = {}
     for place, op in enumerate(ops):
         found = given.get(place)
-        if op.name in READS:
+        if op.name in READS and len(op.tensors) > 1:
             table, ids = op.tensors[:2]
             found = found or evenly(table.shape[0] if table.shape else 1, ids.numel)
             if ids.storage >= 0 <= table.storage:
                 by_ids[ids.storage] = by_table[table.storage] = found
         elif op.name in NUM_WEIGHTS:
             found = found or next((by_ids[t.storage] for t in op.tensors[1:2] if t.storage in by_ids), None)
-        elif op.name in UPDATES:
+        elif op.name in UPDATES and op.tensors:
             found = found or by_table.get(op.tensors[0].storage)
         if found is not None:
             result[place] = found

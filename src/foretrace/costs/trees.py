@@ -66,14 +66,25 @@ class Forest:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str) -> Forest:
-        """What `arrays` gave."""
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) -> Forest:
+        """What `arrays` gave, for rows of so many columns."""
         feature, split, leaf, right, root = (
             arrays[f"{prefix}.{name}"] for name in ("feature", "split", "leaf", "right", "root")
         )
         threshold, ahead = np.empty(len(feature), np.float32), np.zeros(len(feature), np.int16)
         threshold[feature < 0], threshold[feature >= 0], ahead[feature >= 0] = leaf, split, right
-        return cls(feature, threshold, ahead, root)
+        made = cls(feature, threshold, ahead, root)
+        made.check(prefix, columns)
+        return made
+
+    def check(self, name: str, columns: int) -> None:
+        """Refuse arrays that a walk would leave: a file may be damaged, or mean harm."""
+        split, nodes = self.feature >= 0, len(self.feature)
+        inside = (self.right[split] > 1) & (np.flatnonzero(split) + self.right[split] < nodes)
+        rooted = len(self.root) and (self.root >= 0).all() and (self.root < nodes).all()
+        known = (self.feature >= -1).all() and (self.feature < columns).all()
+        if not (rooted and known and inside.all() and np.isfinite(self.threshold).all()):
+            raise ValueError(f"the trees of {name!r} lead nowhere")
 
 
 def _flatten(node: Mapping[str, Any], nodes: list[tuple[int, float, int]]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from foretrace.compiling import compiled
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+
+@compiled
 def answers(
     rows: NDArray[np.float64],
     feature: NDArray[np.int16],

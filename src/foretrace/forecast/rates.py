@@ -46,7 +46,7 @@ def totals(calls: Graph, step: Step, device: Device) -> Totals | None:
         found.nbytes += work.bytes
         if counts:
             found.flops += work.flops
-            found.peak_us += work.flops / (device.peak_tflops.get(work.rate) or device.peak_tflops["float32"]) / 1e6
+            found.peak_us += work.flops / device.peak(work.rate) / 1e6
     return found if known else None
 
 

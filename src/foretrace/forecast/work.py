@@ -170,8 +170,8 @@ def _by_roofline(work: Work, calls: Graph, platform: Platform) -> list[str]:
     named = ", ".join(f"{name} ({share[name]:.1%})" for name in largest[:NAMED])
     more = f" and {len(largest) - NAMED} more" if len(largest) > NAMED else ""
     return [
-        f"{platform.name} has no model of {named}{more}: rooflines stand in, for {sum(share.values()):.1%} of the "
-        "device time"
+        f"{platform.name} has no model that knows {named}{more}: rooflines stand in, "
+        f"for {sum(share.values()):.1%} of the device time"
     ]
 
 

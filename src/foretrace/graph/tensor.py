@@ -51,7 +51,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes its elements take, were they laid out densely."""
-        return self.numel * self.itemsize
+        return math.prod(self.shape) * ITEMSIZE.get(self.dtype, 0)
 
 
 @dataclass(slots=True)

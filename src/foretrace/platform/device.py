@@ -9,6 +9,7 @@ from foretrace.graph import ForetraceError
 from foretrace.platform.files import Positive, PositiveInt, read_as
 
 MACHINES = Path(__file__).parent / "machines"
+KINDS = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,25 @@ class Device:
     """``cuda``, or ``cpu`` where ops run on the host itself."""
     measured: Measured = field(default_factory=Measured)
 
+    def peak(self, rate: str) -> float:
+        """Peak rate of a dtype in TFLOP/s; that of float32 where the maker says nothing of it.
+
+        >>> Device.named("h200").peak("int8")
+        67
+        """
+        return self.peak_tflops.get(rate) or self.peak_tflops["float32"]
+
     @classmethod
     def read(cls, path: Path) -> Device:
         """The device that a file describes; a damaged file says which field is wrong."""
-        return read_as(cls, path)
+        device = read_as(cls, path)
+        if "float32" not in device.peak_tflops:
+            raise ForetraceError(f"{path}: the field 'peak_tflops' has no rate of float32", "Add it.")
+        if device.kind not in KINDS:
+            raise ForetraceError(
+                f"{path}: the field 'kind' holds {device.kind!r}", f"It should be {' or '.join(KINDS)}."
+            )
+        return device
 
     @classmethod
     def named(cls, name: str) -> Device:

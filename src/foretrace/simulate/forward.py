@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.simulate.compiled import compiled
+from foretrace.compiling import compiled
 from foretrace.simulate.program import Floats, Ints, Longs, Program, Timeline
 
 

@@ -44,8 +44,11 @@ class Work(NamedTuple):
 
     def us(self, device: Device) -> float:
         """Microseconds that hardly any kernel on the device can beat."""
-        peak = device.peak_tflops.get(self.rate) or device.peak_tflops["float32"]
-        return max(self.flops / (peak * 1e6), self.bytes / (device.memory_gbps * 1e3), self.trips * LATENCY_US)
+        return max(
+            self.flops / (device.peak(self.rate) * 1e6),
+            self.bytes / (device.memory_gbps * 1e3),
+            self.trips * LATENCY_US,
+        )
 
 
 class Described(NamedTuple):
