@@ -168,5 +168,5 @@ def test_a_product_without_a_model_still_takes_its_arithmetic(platform):
 
 
 def test_calls_without_shapes_are_refused_with_what_to_do(platform):
-    with pytest.raises(ForetraceError, match="shapes of tensors.*record_shapes=True"):
+    with pytest.raises(ForetraceError, match=r"shapes of tensors.*record_shapes=True"):
         _priced(platform, Op("aten::mm"), Op("aten::add_"))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from foretrace.costs.device import MODEL
 
+from foretrace.costs.device import MODEL
 from foretrace.forecast.host import T1, T2, T3, T4, T5
 from foretrace.forecast.step import Step
 from foretrace.forecast.timetable import KERNEL, Timetable, timetable

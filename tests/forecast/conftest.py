@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from foretrace.costs.device import FALLBACK, MODEL
 
+from foretrace.costs.device import FALLBACK, MODEL
 from foretrace.graph import Graph
 from tests.forecast.by_hand import device
 
