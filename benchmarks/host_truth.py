@@ -38,14 +38,16 @@ SMALL: dict[str, Callable[[], Step]] = {
     "dlrm_default_b64": partial(workloads.dlrm, "default", 64),
     "dlrm_mlperf_b64": partial(workloads.dlrm, "mlperf", 64),
     "dlrm_ddp_b64": partial(workloads.dlrm, "ddp", 64),
-    "bert_b1_bf16": lambda: language_model("Bert", "ForMaskedLM", True),
-    "bert_b1_fp32_sgd": lambda: language_model("Bert", "ForMaskedLM", False, torch.optim.SGD),
-    "gpt2_b1_bf16": lambda: language_model("GPT2", "LMHeadModel", True),
-    "gpt2_b1_fp32_fused": lambda: language_model("GPT2", "LMHeadModel", False, partial(torch.optim.AdamW, fused=True)),
-    "t5_b1_bf16": lambda: language_model("T5", "ForConditionalGeneration", True, decoder_start_token_id=0),
-    "t5_b1_fp32": lambda: language_model("T5", "ForConditionalGeneration", False, decoder_start_token_id=0),
-    "llama_b1_bf16": lambda: language_model("Llama", "ForCausalLM", True, vocab_size=8000, **LLAMA),
-    "llama_b1_fp32": lambda: language_model("Llama", "ForCausalLM", False, vocab_size=8000, **LLAMA),
+    "bert_b1_bf16": partial(workloads.transformer, "bert", 1, 32),
+    "bert_b1_fp32_sgd": partial(workloads.transformer, "bert", 1, 32, bf16=False, optimizer=torch.optim.SGD),
+    "gpt2_b1_bf16": partial(workloads.transformer, "gpt2", 1, 32),
+    "gpt2_b1_fp32_fused": partial(
+        workloads.transformer, "gpt2", 1, 32, bf16=False, optimizer=partial(torch.optim.AdamW, fused=True)
+    ),
+    "t5_b1_bf16": partial(workloads.transformer, "t5", 1, 32, decoder_start_token_id=0),
+    "t5_b1_fp32": partial(workloads.transformer, "t5", 1, 32, bf16=False, decoder_start_token_id=0),
+    "llama_b1_bf16": partial(workloads.transformer, "llama", 1, 32, vocab_size=8000, **LLAMA),
+    "llama_b1_fp32": partial(workloads.transformer, "llama", 1, 32, bf16=False, vocab_size=8000, **LLAMA),
     "resnet50_b1_fp32": partial(workloads.vision, "resnet50", 1),
     "resnet50_b1_bf16": partial(workloads.vision, "resnet50", 1, bf16=True),
     "vit_b_16_b1_fp32": partial(workloads.vision, "vit_b_16", 1),
@@ -55,28 +57,6 @@ SMALL: dict[str, Callable[[], Step]] = {
     "convnext_tiny_b1_bf16": partial(workloads.vision, "convnext_tiny", 1, bf16=True),
 }
 """Steps of models that no calibration sees, each with its builder."""
-
-
-def language_model(
-    kind: str, head: str, bf16: bool, optimizer: Any = torch.optim.AdamW, batch: int = 1, length: int = 32, **sizes: Any
-) -> Step:
-    """A model of ``transformers`` that learns to say what it was told."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    config = getattr(transformers, f"{kind}Config")(**sizes)
-    model = getattr(transformers, f"{kind}{head}")(config).train()
-    update = optimizer(model.parameters(), lr=1e-4)
-    words = torch.randint(0, config.vocab_size, (batch, length))
-
-    def step() -> None:
-        update.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
-            loss = model(input_ids=words, labels=words).loss
-        loss.backward()
-        update.step()
-
-    return step
 
 
 def host_us(step: Step) -> float:

@@ -110,8 +110,16 @@ def dlrm_of(shape: dict[str, Any], batch: int, skew: float, device: str) -> Step
     return step
 
 
-def transformer(kind: str, batch: int, length: int, bf16: bool = True, device: str = "cuda", **sizes: Any) -> Step:
-    """A language model of ``transformers``, in its default size where none is given, with AdamW."""
+def transformer(
+    kind: str,
+    batch: int,
+    length: int,
+    bf16: bool = True,
+    device: str = "cuda",
+    optimizer: Any = torch.optim.AdamW,
+    **sizes: Any,
+) -> Step:
+    """A language model of ``transformers``, in its default size where none is given."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -122,15 +130,15 @@ def transformer(kind: str, batch: int, length: int, bf16: bool = True, device: s
         "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
     }[kind]
     model = model_class(config(**sizes)).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    update = optimizer(model.parameters(), lr=1e-4)
     words = torch.randint(0, model.config.vocab_size, (batch, length), device=device)
 
     def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
+        update.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
             loss = model(input_ids=words, labels=words).loss
         loss.backward()
-        optimizer.step()
+        update.step()
 
     return step
 
