@@ -84,9 +84,10 @@ def scored(claim: Claim, platform: Platform, held_out: Iterable[Measurement], fi
     """A line of the table."""
     family, model = FAMILIES[claim.family], models(platform.models).families[claim.family]
     rows = rows_of(family, filter(claim.which, held_out), platform.device)
-    found = errors(model.estimator.predict_both(rows).ravel(), rows.us.ravel())
+    predicted = model.estimator.predict_both(rows).ravel()
+    found = errors(predicted, rows.us.ravel())
     heuristic = errors(ScaledRoofline().fit(fitted_on).predict_both(rows).ravel(), rows.us.ravel())
-    low, high = model.spread.around(model.estimator.predict_both(rows).ravel())
+    low, high = model.spread.around(predicted)
     return {
         "calls": claim.what,
         "fitted on": len(fitted_on),

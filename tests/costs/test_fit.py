@@ -6,6 +6,7 @@ from foretrace.costs.device import FALLBACK, MEASURED, MODEL, models, price_kern
 from foretrace.costs.families import FAMILIES
 from foretrace.costs.fit import fit_family, fit_models
 from foretrace.costs.model import Model
+from foretrace.costs.rows import rows_of
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.platform.cases import Case
 from foretrace.platform.device import Device
@@ -50,7 +51,7 @@ def test_families_that_were_measured_are_fitted_and_the_best_kind_wins(fitted):
 
 
 def test_too_few_measurements_make_no_model():
-    assert fit_family(FAMILIES["elementwise"], relus(10), H200) is None
+    assert fit_family(FAMILIES["elementwise"], rows_of(FAMILIES["elementwise"], relus(10), H200)) is None
 
 
 def test_a_call_between_those_measured_is_met(platform):

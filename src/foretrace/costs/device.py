@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from foretrace.costs.exact import Exact, Timed
 from foretrace.costs.fallback import Fallback, work_of
-from foretrace.costs.families import FAMILIES, Described, Facts, Work, family_of
+from foretrace.costs.families import FAMILIES, Described, Work, family_of, usual_facts
 from foretrace.costs.model import Model
 from foretrace.costs.residency import residency
 from foretrace.costs.rows import Floats, Rows, ceilings
@@ -118,8 +118,7 @@ def _priced(ops: Sequence[Op], known: Sequence[Indices], device: Device, fitted:
             if family is None:
                 pieces[place] = _by_roofline(op, work_of(op), device, fitted.fallback)
                 continue
-            # PyTorch's defaults: convolutions may use the matrix units for float32, products may not.
-            described = family.describe(op, Facts(device, ids.get(place), tf32=family.name == "convolutions"))
+            described = family.describe(op, usual_facts(family, device, ids.get(place)))
             if family.name not in fitted.families:
                 pieces[place] = _by_roofline(op, described.work, device, fitted.fallback)
                 continue

@@ -107,7 +107,7 @@ class ResidualTrees:
 class Blend:
     """Trees and a net, halfway between: where one is off, the other seldom is in the same direction."""
 
-    def fit(self, rows: Rows, latents: Floats | None = None, trees: int = 500, leaves: int = 31) -> Self:
+    def fit(self, rows: Rows, latents: Floats | None, trees: int, leaves: int) -> Self:
         """Fit both."""
         self.trees_ = ResidualTrees().fit(rows, latents, trees, leaves)
         self.net_ = ResidualNet().fit(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from foretrace.costs.patterns import Patterns
 from foretrace.costs.rows import Floats, Rows, rows_of
 from foretrace.platform.cases.recorded import EXACT, case_key
 from foretrace.platform.device import Device
-from foretrace.platform.measurements import Measurement
 from foretrace.platform.rates import read_all
 
 FEWEST = 40
@@ -42,11 +41,8 @@ def errors(predicted_us: Floats, measured_us: Floats) -> dict[str, float]:
     }
 
 
-def fit_family(
-    family: Family, measurements: Iterable[Measurement], device: Device
-) -> tuple[Model, dict[str, Any]] | None:
+def fit_family(family: Family, rows: Rows) -> tuple[Model, dict[str, Any]] | None:
     """A family's model, and what is known of its errors; None where too little was measured."""
-    rows = rows_of(family, measurements, device)
     if len(rows) < FEWEST:
         return None
     latents = _latents(family, rows)
@@ -64,26 +60,26 @@ def fit_models(
 ) -> dict[str, dict[str, Any]]:
     """Fit all families that were measured, write their models, and give what is known of each one's errors."""
     measured = read_all(raw, *FAMILIES)
+    rows = {name: rows_of(family, measured, device) for name, family in FAMILIES.items()}
     index = {}
     out.mkdir(parents=True, exist_ok=True)
     for earlier in (*out.glob("*.npz"), out / EXACT_FILE):
         earlier.unlink(missing_ok=True)  # what is not fitted now was fitted for something else
     for name, family in FAMILIES.items():
         told(f"fitting {name}")
-        fitted = fit_family(family, measured, device)
+        fitted = fit_family(family, rows[name])
         if fitted:
             model, index[name] = fitted
             model.write(out)
-    Fallback.of(_all(measured, device)).write(out)
+    Fallback.of(_together(rows.values())).write(out)
     exact = [m for m in read_all(raw, EXACT) if not m.error and m.cold and m.warm]
     if exact:
         Exact({case_key(m.case): Timed.of(m) for m in exact}).write(out)
     return index
 
 
-def _all(measured: Sequence[Measurement], device: Device) -> Rows:
-    """Calls of all families, without their features."""
-    parts = [rows_of(family, measured, device) for family in FAMILIES.values()]
+def _together(parts: Collection[Rows]) -> Rows:
+    """Calls of several families, without their features."""
     flops_us, bytes_us, us = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("flops_us", "bytes_us", "us")
     )

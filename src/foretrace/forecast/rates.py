@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from foretrace.costs.fallback import work_of
-from foretrace.costs.families import Facts, Work, family_of
+from foretrace.costs.families import Work, family_of, usual_facts
 from foretrace.costs.spread_of_ids import spread_of_ids
 from foretrace.forecast.step import Step
-from foretrace.graph import Graph, Op
+from foretrace.graph import Graph, Indices, Op
 from foretrace.platform.device import Device
 
 ARITHMETIC = ("matrix", "convolutions", "attention")
 """Families whose arithmetic counts: what a model's FLOPs are commonly taken to be."""
-ON_MATRIX_UNITS = "convolutions"
-"""PyTorch lets float32 convolutions run there, and no products."""
 
 
 @dataclass
@@ -41,7 +39,7 @@ def totals(calls: Graph, step: Step, device: Device) -> Totals | None:
             continue
         key = (op.name, shapes, indices.unique if indices else None)
         if key not in known:
-            known[key] = _work(op, Facts(device, indices))
+            known[key] = _work(op, device, indices)
         work, counts = known[key]
         found.nbytes += work.bytes
         if counts:
@@ -50,10 +48,9 @@ def totals(calls: Graph, step: Step, device: Device) -> Totals | None:
     return found if known else None
 
 
-def _work(op: Op, facts: Facts) -> tuple[Work, bool]:
+def _work(op: Op, device: Device, indices: Indices | None) -> tuple[Work, bool]:
     """What a call has to do, and whether its arithmetic counts."""
     family = family_of(op)
     if family is None:
         return work_of(op), False
-    facts = replace(facts, tf32=family.name == ON_MATRIX_UNITS)
-    return family.describe(op, facts).work, family.name in ARITHMETIC
+    return family.describe(op, usual_facts(family, device, indices)).work, family.name in ARITHMETIC

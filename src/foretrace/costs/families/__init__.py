@@ -19,9 +19,10 @@ from foretrace.costs.families.reductions import Reductions
 from foretrace.costs.families.softmax import Softmax
 from foretrace.costs.families.sorting import Sorting
 from foretrace.costs.families.transfers import Transfers
-from foretrace.graph import Op
+from foretrace.graph import Indices, Op
+from foretrace.platform.device import Device
 
-__all__ = ["FAMILIES", "Described", "Facts", "Family", "Work", "family_of"]
+__all__ = ["FAMILIES", "Described", "Facts", "Family", "Work", "family_of", "usual_facts"]
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -46,3 +47,13 @@ def family_of(op: Op) -> Family | None:
     ('matrix', None)
     """
     return next((family for family in _BY_OP.get(op.name, ()) if family.takes(op)), None)
+
+
+def usual_facts(family: Family, device: Device, indices: Indices | None) -> Facts:
+    """What holds for a family's calls by PyTorch's defaults: float32 runs on the matrix units in convolutions only.
+
+    >>> h200 = Device.named("h200")
+    >>> usual_facts(FAMILIES["convolutions"], h200, None).tf32, usual_facts(FAMILIES["matrix"], h200, None).tf32
+    (True, False)
+    """
+    return Facts(device, indices, tf32=family.name == Convolutions.name)
