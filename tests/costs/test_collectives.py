@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.costs.collectives import TRAFFIC, fit_curves, predict
+from foretrace.costs.collectives import TRAFFIC, assumptions, predict, price_collective
+from foretrace.costs.curves import fit_curves
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.fabric_measurements import Exchange
@@ -58,6 +59,93 @@ def test_every_collective_has_a_time_and_a_range_around_it(kind, nbytes, ranks, 
     ours = Fabric("ours", fabric().curves + fabric(nodes=2, ranks=16).curves, "")
     low, typical, high = predict(ours, kind, nbytes, ranks, nodes)
     assert 0 < low <= typical <= high < math.inf
+
+
+@given(
+    name=st.sampled_from(["h100-2x8-p5", "a100-8x-nvswitch", "v100-mesh", "v100-2x-pcie"]),
+    kind=st.sampled_from([*TRAFFIC, "barrier"]),
+    nbytes=st.integers(0, 2**40),
+    first=st.integers(0, 64),
+    ranks=st.integers(2, 300),
+    stride=st.sampled_from([1, 2, 3, 8, 16]),
+)
+def test_so_has_every_group_on_shipped_fabrics(name, kind, nbytes, first, ranks, stride):
+    members = range(first, first + ranks * stride, stride)
+    low, typical, high = price_collective(Fabric.named(name), kind, nbytes, members)
+    assert 0 < low <= typical <= high < math.inf
+
+
+def test_a_group_inside_a_node_is_faster_than_one_across_and_that_than_one_that_shares_its_cards():
+    h100 = Fabric.named("h100-2x8-p5")
+    inside, across, strided = range(8), range(4, 12), range(0, 64, 8)
+    times = [price_collective(h100, "all_gather", 2**28, group).typical for group in (inside, across, strided)]
+    assert times == sorted(times)
+    assert price_collective(h100, "all_gather", 2**28, range(8, 16)).typical == times[0], (
+        "the second node is like the first"
+    )
+
+
+def test_rank_counts_between_measured_ones_are_between_them():
+    ours = Fabric("ours", fabric(ranks=2).curves + fabric(ranks=8, time=lambda size: 4 * line(size)).curves, "")
+    low, four, high = (predict(ours, "all_reduce", 2**28, ranks).typical for ranks in (2, 4, 8))
+    assert low < four < high
+    assert four == pytest.approx(math.sqrt(low * (3 / 4) / (1 / 2) * high * (3 / 4) / (7 / 8)), rel=0.02)
+
+
+def test_measured_shapes_keep_their_times_where_links_are_known():
+    h100 = Fabric.named("h100-8x")
+    known, unlinked = predict(h100, "all_reduce", 2**26, 8), Fabric("bare", h100.curves, "")
+    assert known == pytest.approx(predict(unlinked, "all_reduce", 2**26, 8))
+    assert known.typical == pytest.approx(324.7, rel=0.03), "the published table"
+
+
+def test_what_is_carried_over_by_links_has_a_wider_range():
+    h100 = Fabric.named("h100-8x")
+    measured, other_ranks, other_kind = (
+        predict(h100, kind, 2**26, ranks) for kind, ranks in (("all_reduce", 8), ("all_reduce", 4), ("all_gather", 8))
+    )
+    assert measured.high / measured.low < other_ranks.high / other_ranks.low < other_kind.high / other_kind.low
+
+
+def test_sizes_below_those_measured_follow_the_links_with_a_wider_range():
+    a100 = Fabric.named("a100-8x-nvswitch")
+    smallest = int(min(curve.knots[0][0] for curve in a100.curves if curve.kind == "all_to_all"))
+    least, tiny = predict(a100, "all_to_all", smallest, 8), predict(a100, "all_to_all", 64, 8)
+    assert tiny.typical < least.typical / 2
+    assert tiny.high / tiny.low > 1.5 * least.high / least.low
+
+
+def test_of_uneven_splits_the_busiest_rank_decides_and_parts_are_gathered_together():
+    a100 = Fabric.named("a100-nvswitch")
+    sizes = [2**20, 2**26, 2**20, 0]
+    assert price_collective(a100, "all_to_all", sizes, range(4)) == price_collective(
+        a100, "all_to_all", 2**26, range(4)
+    )
+    assert price_collective(a100, "all_gather", sizes, range(4)) == price_collective(
+        a100, "all_gather", sum(sizes), range(4)
+    )
+
+
+def test_a_fabric_smaller_than_the_world_is_refused_or_its_assumption_is_stated():
+    alone = fabric(ranks=8)
+    with pytest.raises(ForetraceError, match=r"16 ranks are on 2 \(8 a node\)\. Take a fabric of several nodes"):
+        assumptions(alone, 16)
+    with pytest.raises(ForetraceError, match="was not measured between nodes"):
+        price_collective(alone, "all_reduce", 64, range(16))
+    assert assumptions(alone, 16, gpus_per_node=16) == []
+    assert price_collective(alone, "all_reduce", 64, range(16), gpus_per_node=16).typical > 0
+    (said,) = assumptions(Fabric.named("h100-2x8-p5"), 64)
+    assert "measured on 2 nodes at most: 8 are carried over by its links" in said
+    (said,) = assumptions(Fabric.named("h100-8x"), 16)
+    assert "measured on 1 node at most: 2 are carried over" in said
+    assert assumptions(Fabric.named("h100-2x8-p5"), 16) == []
+
+
+def test_a_fabric_of_which_only_two_nodes_were_measured_knows_its_node_by_its_links():
+    bare = Fabric("bare", Fabric.named("h100-2x8-p5").curves, "")
+    with pytest.raises(ForetraceError, match="fabric bare was not measured inside a node"):
+        predict(bare, "all_reduce", 64, 8)
+    assert predict(Fabric.named("h100-2x8-p5"), "all_reduce", 64, 8).typical > 0
 
 
 def test_of_two_rank_counts_the_nearer_one_is_carried_over_with_a_wider_range():

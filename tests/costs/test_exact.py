@@ -1,7 +1,7 @@
 import pytest
 
 from foretrace.costs.exact import FILE, Exact, Timed
-from foretrace.graph import ForetraceError, Op, Tensor
+from foretrace.graph import ForetraceError, Op, Tensor, Tf32
 from foretrace.platform.cases import Case
 from foretrace.platform.cases.recorded import case_key
 from foretrace.platform.measurements import Measurement
@@ -16,14 +16,14 @@ SEEN = Measurement(
 def test_written_and_read_it_says_the_same(tmp_path):
     Exact({case_key(SEEN.case): Timed.of(SEEN)}).write(tmp_path)
     on_device = Op("aten::relu", (Tensor((8,), "float32", "cuda:0", id=4, storage=9),), phase="backward")
-    found, other = Exact.read(tmp_path).of([on_device, Op("aten::relu", (Tensor((9,), "float32"),))], [])
+    found, other = Exact.read(tmp_path).of([on_device, Op("aten::relu", (Tensor((9,), "float32"),))], [], Tf32())
     assert found is not None
     assert (found.kernels, found.cold_us.tolist(), found.warm_us.tolist()) == (["a", "b"], [5.0, 1.0], [2.0, 1.0])
     assert other is None
 
 
 def test_without_a_file_nothing_was_timed(tmp_path):
-    assert Exact.read(tmp_path).of([Op("aten::relu")], []) == [None]
+    assert Exact.read(tmp_path).of([Op("aten::relu")], [], Tf32()) == [None]
 
 
 @pytest.mark.parametrize("damage", [b"", b"not gzip", b"\x1f\x8b\x08\x00"])

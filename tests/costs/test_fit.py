@@ -4,6 +4,7 @@ from costs.made_up import relu, relu_us, relus, write
 
 from foretrace.costs.device import FALLBACK, MEASURED, MODEL, models, price_kernels
 from foretrace.costs.families import FAMILIES
+from foretrace.costs.families.compiled import Compiled
 from foretrace.costs.fit import fit_family, fit_models
 from foretrace.costs.model import Model
 from foretrace.costs.rows import rows_of
@@ -171,3 +172,57 @@ def test_a_product_without_a_model_still_takes_its_arithmetic(platform):
 def test_calls_without_shapes_are_refused_with_what_to_do(platform):
     with pytest.raises(ForetraceError, match=r"shapes of tensors.*record_shapes=True"):
         _priced(platform, Op("aten::mm"), Op("aten::add_"))
+
+
+def test_kernels_come_in_the_order_of_their_calls_however_each_is_priced(platform):
+    timed = Op("aten::erfinv", (Tensor((64,), "float32", "cuda:0"),), overload="default")
+    unknown = Op("aten::cholesky", (Tensor((64, 64), "float32", "cuda:0"),))
+    costs = _priced(platform, relu(10**6), unknown, timed, relu(10**6), unknown, relu(10**5))
+    assert costs.op.tolist() == [0, 1, 2, 2, 3, 4, 5]
+    assert costs.source.tolist() == [MODEL, FALLBACK, MEASURED, MEASURED, MODEL, FALLBACK, MODEL]
+    assert costs.name[1:4] == ["aten::cholesky", "k", "l"]
+    alone = [_priced(platform, op) for op in (relu(10**6), relu(10**5))]
+    assert [costs.typical[row] for row in (0, 4, 6)] == [alone[row].typical[0] for row in (0, 0, 1)]
+
+
+def test_products_of_float32_take_less_where_the_step_lets_them_use_tf32(platform):
+    square = Tensor((8192, 8192), "float32", "cuda:0")
+    ops, row = OpTable.of([Op("aten::mm", (square, square))]), np.zeros(1, np.int32)
+    exact = price_kernels(Graph(ops), row, platform).typical[0]
+    assert price_kernels(Graph(ops, settings={"matmul_precision": "high"}), row, platform).typical[0] < exact / 4
+
+
+def _compiled(numel, name="triton_poi_fused_add_0"):
+    tensor = Tensor((numel,), "float32", "cuda:0")
+    return Op(name, (tensor, tensor, numel, 0))
+
+
+def test_a_compiled_kernel_is_priced_like_a_call_that_moves_as_much_and_marked(platform):
+    costs = _priced(platform, _compiled(3_000_000), _compiled(3_000_000, "my_own_kernel"), relu(3_000_000))
+    assert costs.typical[:2] == pytest.approx(costs.typical[2])
+    assert costs.name[:2] == ["triton_poi_fused_add_0", "my_own_kernel"]
+    assert costs.source.tolist() == [FALLBACK, FALLBACK, MODEL]
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """Measurements of compiled kernels."""
+    measured = relus()
+    for found in measured:
+        found.case = Case(_compiled(found.case.op.tensors[0].numel))
+    write(tmp_path / "raw", "compiled", measured)
+
+
+def test_of_a_few_compiled_kernels_no_model_is_made(tmp_path, compiled):
+    assert fit_models(tmp_path / "raw", H200, tmp_path / "models") == {}
+
+
+def test_where_many_compiled_kernels_were_measured_their_own_model_answers(tmp_path, compiled, monkeypatch):
+    monkeypatch.setattr(Compiled, "fewest", 100)
+    assert list(fit_models(tmp_path / "raw", H200, tmp_path / "models")) == ["compiled"]
+    h200 = Platform.named("h200")
+    platform = Platform("made up", H200, h200.host, None, tmp_path, h200.about)
+    costs = _priced(platform, _compiled(3_000_000, "triton_poi_fused_mul_7"), _compiled(3_000_000, "my_own_kernel"))
+    assert costs.name == ["triton_poi_fused_mul_7", "my_own_kernel"]
+    assert costs.source.tolist() == [MODEL, FALLBACK], "of others' kernels nobody knows what they do"
+    assert costs.typical[0] == pytest.approx(relu_us(3_000_000), rel=0.25)

@@ -13,7 +13,7 @@ from foretrace.graph import Graph, Op, OpTable, Tensor
 from foretrace.graph.dispatched import dispatched
 from foretrace.loading import load
 from foretrace.platform.folder import SHIPPED
-from foretrace.platform.host import TERMS, Before, CallCost, Host
+from foretrace.platform.host import TERMS, Before, CallCost, Host, Rested
 
 NOTHING = Before(*[0.0] * len(TERMS))
 CALL = CallCost(to_launch=6.0, launch=4.0, between=3.0, after=1.0, tensor=0.5, spread=0.2)
@@ -43,6 +43,30 @@ def test_long_lists_take_longer():
     assert priced([short, long], [1, 1]).to_launch.tolist() == [7.0, 56.0]
 
 
+def test_the_first_call_of_a_name_in_a_phase_takes_longer():
+    ops = [Op("aten::mm", phase=phase) for phase in ("forward", "forward", "backward", "backward")]
+    costs = priced(ops, [1] * 4, replace(between(new_name=3.0), first=1.5))
+    assert costs.to_launch.tolist() == [9.0, 6.0, 9.0, 6.0]
+    assert costs.before.tolist() == [3.0, 0.0, 3.0, 0.0]
+
+
+def test_gradients_are_cleared_before_the_first_call():
+    ops = [
+        Op("aten::mm", phase="forward"),
+        Op("aten::mm", phase="forward"),
+        Op("aten::_foreach_add_", ([SOME] * 6,), phase="optimizer"),
+    ]
+    assert priced(ops, [1] * 3, between(clearing=10.0, cleared=2.0)).before.tolist() == [22.0, 0.0, 0.0]
+
+
+def test_what_a_wait_adds_falls_on_names_that_are_new_to_a_phase():
+    ops = [Op(name, phase="forward") for name in ("aten::mm", "aten::mm", "aten::relu")] + [
+        Op("aten::mm", phase="backward")
+    ]
+    costs = priced(ops, [1] * 4, replace(HOST, rested=Rested(clearing=1.0, forward=10.0, backward=20.0)))
+    assert costs.rested.tolist() == [6.0, 0.0, 5.0, 20.0]
+
+
 def test_what_happens_once_a_phase_stands_before_its_first_call():
     ops = [Op("aten::mm", phase=phase) for phase in ("forward", "forward", "backward", "backward", "optimizer")]
     costs = priced(ops, [1] * 5, between(forward=10.0, backward=20.0, optimizer=5.0))
@@ -65,6 +89,10 @@ def test_forward_tells_launches_views_and_casts_apart():
     [
         [Op("aten::_foreach_add_", ([SOME] * 6,), phase="optimizer")],
         [Op("aten::add_", (SOME,), phase="optimizer")] * 6,
+        [
+            *[Op("aten::_local_scalar_dense", (SOME,), phase="optimizer")] * 12,
+            Op("aten::_foreach_add_", ([SOME] * 6,), phase="optimizer"),
+        ],
     ],
 )
 def test_parameters_are_counted_by_lists_or_by_repeats(updates):

@@ -12,8 +12,8 @@ from foretrace.costs.host_fit import fit_host
 from foretrace.costs.host_inside import Subject
 from foretrace.costs.host_terms import HostCalls, terms
 from foretrace.graph import ForetraceError
-from foretrace.platform.host import Before, CallCost, Host
-from foretrace.platform.host_measurements import Calls, HostRun, Profiled, StepTimes
+from foretrace.platform.host import Before, CallCost, Host, Rested
+from foretrace.platform.host_measurements import Calls, HostRun, Profiled, StepTimes, Waited
 
 WEIGHT = 3.0
 """What the made-up profiler puts on each launch."""
@@ -26,11 +26,14 @@ COSTS = {
     LIST: CallCost(9.0, 5.0, 4.0, 1.0, 0.4, 0.1),
 }
 BEFORE = Before(
-    forward=100.0, forward_call=4.0, forward_view=6.0, forward_cast=7.0, backward=200.0, backward_call=3.0,
-    backward_view=1.0, backward_parameter=5.0, optimizer=80.0, optimizer_call=1.0, optimizer_parameter=6.0,
-    released=0.5, recomputed_forward=20.0, recomputed_backward=30.0,
+    clearing=50.0, cleared=2.0, forward=100.0, forward_call=4.0, forward_view=6.0, forward_cast=7.0, backward=200.0,
+    backward_call=3.0, backward_view=1.0, backward_parameter=5.0, optimizer=80.0, optimizer_call=1.0,
+    optimizer_parameter=6.0, released=0.5, recomputed_forward=20.0, recomputed_backward=30.0, new_name=12.0,
 )  # fmt: skip
-TRUE = Host("true", COSTS, COSTS["aten::relu"], COSTS["aten::view"], BEFORE, 0.05, "made up")
+RESTED = Rested(40.0, 80.0, 100.0, 20.0)
+TRUE = Host(
+    "true", COSTS, COSTS["aten::relu"], COSTS["aten::view"], BEFORE, 0.05, "made up", first=1.5, rested=RESTED
+)  # fmt: skip
 
 
 def made_up_calls(random: np.random.Generator) -> tuple[Calls, np.ndarray]:
@@ -48,8 +51,9 @@ def made_up_calls(random: np.random.Generator) -> tuple[Calls, np.ndarray]:
 def profile_of(calls: Calls, launches: np.ndarray) -> Profiled:
     """What a profiler would say, its weight on the launches."""
     costs = [COSTS[name] for name in calls.name]
+    slower = np.where(HostCalls.measured(calls, launches).first, TRUE.first, 1.0).tolist()
     return Profiled(
-        to_launch=[c.to_launch + c.tensor * n for c, n in zip(costs, calls.tensors)],
+        to_launch=[c.to_launch * s + c.tensor * n for c, s, n in zip(costs, slower, calls.tensors)],
         launching=[(c.launch + WEIGHT) * n for c, n in zip(costs, launches)],
         between=[c.between * max(n - 1, 0) for c, n in zip(costs, launches)],
         after=[c.after for c in costs],
@@ -61,9 +65,12 @@ def made_up_step(random: np.random.Generator) -> StepTimes:
     calls, launches = made_up_calls(random)
     columns = HostCalls.measured(calls, launches.astype(float))
     each = inside_us(columns, TRUE) + terms(columns) @ np.array(astuple(BEFORE))
-    phases = np.array([each[columns.phase == phase].sum() for phase in range(3)])
+    clearing = BEFORE.clearing + BEFORE.cleared * columns.parameters
+    phases = np.array([clearing, *(each[columns.phase == phase].sum() for phase in range(3))])
+    phases[1] -= clearing
     plain = [(phases * factor).tolist() for factor in random.normal(1, 0.03, 9)]
-    return StepTimes(calls, plain, [profile_of(calls, launches)] * 2)
+    rested = [Waited(ms, (phases + np.log2(1 + ms) * np.array(astuple(RESTED))).tolist()) for ms in (1.0, 4.0, 60.0)]
+    return StepTimes(calls, plain, rested, [profile_of(calls, launches)] * 2)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +103,30 @@ def test_steps_that_it_was_not_fitted_on_are_met(host):
     for _ in range(10):
         subject = Subject.of(made_up_step(random))
         assert step_us(subject.calls, host) == pytest.approx(subject.typical.sum(), rel=0.05)
+
+
+def test_clearing_gradients_is_told_from_the_forward(host):
+    assert host.before.clearing == pytest.approx(50.0, abs=10.0)
+    assert host.before.cleared == pytest.approx(2.0, rel=0.1)
+
+
+def test_an_older_file_holds_clearing_in_the_forward(run):
+    older = [
+        StepTimes(step.calls, [[np.nan, sum(us[:2]), *us[2:]] for us in step.plain], profiled=step.profiled)
+        for step in run.steps.values()
+    ]
+    found = fit_host([HostRun(run.machine, dict(zip(run.steps, older)))])
+    for step in older[:10]:
+        subject = Subject.of(step)
+        assert step_us(subject.calls, found) == pytest.approx(np.nansum(subject.typical), rel=0.05)
+
+
+def test_first_calls_of_a_name_take_longer(host):
+    assert host.first == pytest.approx(1.5, rel=0.02)
+
+
+def test_what_a_wait_adds_to_each_part_is_found(host):
+    assert astuple(host.rested) == pytest.approx(astuple(RESTED), rel=0.25)
 
 
 def test_the_common_spread_is_that_of_whole_steps(host):

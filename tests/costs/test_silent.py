@@ -29,3 +29,8 @@ def test_nothing_to_do_launches_nothing():
 
 def test_a_sparse_operand_is_something_to_do():
     assert not launches_nothing(Op("aten::add_", (X, Tensor((8,), "float32", "cuda:0", layout="sparse_coo"))), "cuda")
+
+
+def test_a_copy_from_the_host_is_something_to_do():
+    host = Tensor((8,), "float32", "cpu")
+    assert not launches_nothing(Op("aten::_to_copy", (host,), outputs=(X,)), "cuda")

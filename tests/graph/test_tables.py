@@ -25,5 +25,11 @@ def test_picked_rows_still_know_their_arguments() -> None:
     assert [(op.name, op.args) for op in picked] == [("b", (2,)), ("c", (3,))]
 
 
+def test_ops_one_after_the_other_are_those_asked_for_one_by_one() -> None:
+    ops = [Op("a", (1,), phase="forward", thread=2, start_us=1.0), Op("b", (2,), parent=0, module="M")]
+    table = OpTable.of(ops)
+    assert repr(list(table)) == repr([table[0], table[1]]) == repr(ops)
+
+
 def test_an_empty_table_has_no_rows() -> None:
     assert len(OpTable.of([])) == len(OpTable.empty()) == 0

@@ -56,7 +56,7 @@ def _grown(features: Floats, target: Floats, trees: int, leaves: int, settings: 
     except ImportError:
         raise ForetraceError("fitting models needs LightGBM", "pip install 'foretrace[fit]'") from None
     rows, columns = features.shape
-    chosen = {"num_leaves": leaves, "num_threads": int(rows < FEW), "feature_fraction": 0.7 if columns > MANY else 1.0}
+    chosen = {"num_leaves": leaves, "num_threads": int(rows < FEW), "feature_fraction": 0.8 if columns > MANY else 1.0}
     fitted = lightgbm.train(SETTINGS | chosen | settings, lightgbm.Dataset(features, target), trees)
     return [tree["tree_structure"] for tree in fitted.dump_model()["tree_info"]]
 

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.costs.composed import parts_of
 from foretrace.costs.exact import Exact, Timed
 from foretrace.costs.fallback import Fallback, work_of
-from foretrace.costs.families import FAMILIES, Described, Work, family_of, usual_facts
+from foretrace.costs.families import FAMILIES, Described, facts_of, family_of
 from foretrace.costs.model import Model
 from foretrace.costs.residency import residency
 from foretrace.costs.rows import Floats, Rows, ceilings
 from foretrace.costs.silent import launches_nothing
 from foretrace.costs.spread_of_ids import spread_of_ids
-from foretrace.graph import ForetraceError, Graph, Indices, Op, Tensor, Value
+from foretrace.graph import ForetraceError, Graph, Indices, Op, Tf32
+from foretrace.graph.signature import signature
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 
 MEASURED, MODEL, FALLBACK = range(3)
 """Where a kernel's time comes from."""
 
-Key = tuple[object, ...]
+NO_MODEL = ""
+"""Stands for the model of calls that have none."""
+
+
+class Way(NamedTuple):
+    """How a call is priced."""
+
+    model: str = NO_MODEL
+    guess: bool = False
+    """Whether the answer is one however well the model knows calls like it."""
+    whole: bool = False
+    """Whether the call is one kernel of the same name, not those that the model has seen."""
 
 
 @dataclass
@@ -45,17 +60,28 @@ class KernelCosts:
 
 def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> KernelCosts:
     """The kernels that rows of the graph's ops launch on the platform's device."""
+    ops = list(graph.ops.rows(rows))
     kind = platform.device.kind
-    working = [(row, op) for row in rows.tolist() if not launches_nothing(op := graph.ops[row], kind)]
-    if not working and any(not op.tensors for op in map(graph.ops.__getitem__, rows.tolist())):
-        raise ForetraceError(
-            f"{graph.source or 'the graph'} does not tell the shapes of tensors, so that no kernel can be priced",
-            "Profile with record_shapes=True; or say --kernels measured, where it holds kernels.",
+    working = [place for place, op in enumerate(ops) if not launches_nothing(op, kind)]
+    if ops and not working and not any(tensor.device != "cpu" for op in ops for tensor in op.tensors):
+        raise _nothing_to_price(graph.source or "the graph", ops)
+    row_of = rows[working]
+    place_of = {row: place for place, row in enumerate(row_of.tolist())}
+    known = [replace(i, op=place_of[i.op]) for i in graph.indices if i.op in place_of]
+    costs = _priced([ops[place] for place in working], known, graph.tf32, platform.device, models(platform.models))
+    return replace(costs, op=row_of[costs.op])
+
+
+def _nothing_to_price(source: str, ops: Sequence[Op]) -> ForetraceError:
+    if any(op.tensors for op in ops):
+        return ForetraceError(
+            f"nothing of {source} runs on a GPU: all its tensors lie on the host",
+            "Build the model and its inputs on cuda, whether there is one here or not; or predict it --on cpu.",
         )
-    place = {row: i for i, (row, _) in enumerate(working)}
-    known = [replace(i, op=place[i.op]) for i in graph.indices if i.op in place]
-    pieces = _priced([op for _, op in working], known, platform.device, models(platform.models))
-    return _collected(pieces, [row for row, _ in working])
+    return ForetraceError(
+        f"{source} does not tell the shapes of tensors, so that no kernel can be priced",
+        "Profile with record_shapes=True; or say --kernels measured, where it holds kernels.",
+    )
 
 
 @dataclass(frozen=True)
@@ -81,112 +107,118 @@ def _read(folder: Path, changed: int) -> Models:
 
 @dataclass
 class _Calls:
-    """Calls that one model answers for, equal ones together."""
+    """Calls that are priced in one way, equal ones together."""
 
-    described: list[Described]
-    which: list[int]
+    described: list[Described] = field(default_factory=list)
+    op: list[str] = field(default_factory=list)
+    """For each of ``described``, the name of its op."""
+    which: list[int] = field(default_factory=list)
     """For each call, the one of ``described`` that it equals."""
-    place: list[int]
+    place: list[int] = field(default_factory=list)
     """For each call, its position among all."""
 
 
-@dataclass
-class _Piece:
-    """Kernels of one call."""
-
-    names: Sequence[str]
-    low: Floats
-    typical: Floats
-    high: Floats
-    source: int
-
-
-def _priced(ops: Sequence[Op], known: Sequence[Indices], device: Device, fitted: Models) -> list[_Piece]:
+def _priced(ops: Sequence[Op], known: Sequence[Indices], tf32: Tf32, device: Device, fitted: Models) -> KernelCosts:
     """The kernels of each call: as they were timed, as a model says, or by the roofline."""
     warm = residency(ops, device.l2_mb * 1e6)
     ids = spread_of_ids(ops, known)
-    pieces: dict[int, _Piece] = {}
-    grouped: dict[str, _Calls] = {}
-    seen: dict[Key, tuple[_Calls, int]] = {}
-    for place, (op, timed) in enumerate(zip(ops, fitted.exact.of(ops, known))):
+    parts: list[KernelCosts] = []
+    groups: defaultdict[Way, _Calls] = defaultdict(_Calls)
+    seen: dict[Hashable, tuple[_Calls, int]] = {}
+    for place, (op, timed) in enumerate(zip(ops, fitted.exact.of(ops, known, tf32))):
         if timed is not None:
-            pieces[place] = _as_timed(timed, float(warm[place]))
+            parts.append(_as_timed(place, timed, float(warm[place])))
             continue
-        key = _key(op, ids.get(place))
-        if key not in seen:
-            family = family_of(op)
-            if family is None:
-                pieces[place] = _by_roofline(op, work_of(op), device, fitted.fallback)
-                continue
-            described = family.describe(op, usual_facts(family, device, ids.get(place)))
-            if family.name not in fitted.families:
-                pieces[place] = _by_roofline(op, described.work, device, fitted.fallback)
-                continue
-            group = grouped.setdefault(family.name, _Calls([], [], []))
-            group.described.append(described)
-            seen[key] = group, len(group.described) - 1
-        group, which = seen[key]
-        group.which.append(which)
-        group.place.append(place)
-    for name, calls in grouped.items():
-        pieces |= _by_model(fitted.families[name], calls, device, warm, fitted.fallback)
-    return [pieces[place] for place in range(len(ops))]
+        indices = ids.get(place)
+        for part in parts_of(op):
+            key = signature(part), (indices.unique, indices.count, indices.reuse) if indices else None
+            found = seen.get(key)
+            if found is None:
+                way, described = _described(part, indices, tf32, device, fitted)
+                found = seen[key] = groups[way], len(groups[way].described)
+                groups[way].described.append(described)
+                groups[way].op.append(part.name)
+            group, which = found
+            group.which.append(which)
+            group.place.append(place)
+    for way, calls in groups.items():
+        if way.model == NO_MODEL:
+            parts.append(_by_roofline(calls, device, fitted.fallback))
+        else:
+            parts.append(_by_model(fitted.families[way.model], way, calls, device, warm, fitted.fallback))
+    return _in_order(parts)
 
 
-def _key(op: Op, indices: Indices | None) -> Key:
-    """What tells calls apart whose times may differ."""
-    found = (indices.unique, indices.count, indices.reuse) if indices else None
-    return op.name, op.overload, _plain(op.args), _plain(tuple(op.kwargs.items())), found
+def _described(op: Op, indices: Indices | None, tf32: Tf32, device: Device, fitted: Models) -> tuple[Way, Described]:
+    """How a call is priced, and the call in numbers."""
+    family = family_of(op)
+    if family is None:
+        return Way(), Described((), work_of(op))
+    described = family.describe(op, facts_of(family, device, indices, tf32))
+    if family.name in fitted.families:
+        return Way(family.name, family.guesses(op), family.one_kernel), described
+    other = family.stand_in(op)
+    theirs = family_of(other) if other is not None else None
+    if other is None or theirs is None or theirs.name not in fitted.families:
+        return Way(), described
+    return Way(theirs.name, guess=True, whole=True), theirs.describe(other, facts_of(theirs, device, None, tf32))
 
 
-def _plain(value: Value) -> object:
-    kind = type(value)
-    if kind is Tensor:
-        return value.shape, value.dtype, value.stride, value.device, value.layout  # type: ignore[union-attr]
-    if kind is list or kind is tuple:
-        return tuple([_plain(item) for item in value])  # type: ignore[union-attr]
-    return repr(value) if kind is dict else value
-
-
-def _as_timed(call: Timed, warm: float) -> _Piece:
+def _as_timed(place: int, call: Timed, warm: float) -> KernelCosts:
     us = call.cold_us + warm * (call.warm_us - call.cold_us)
-    return _Piece(call.kernels, us / (1 + call.spread), us, us * (1 + call.spread), MEASURED)
+    count = len(call.kernels)
+    low, high = us / (1 + call.spread), us * (1 + call.spread)
+    return KernelCosts(np.full(count, place), call.kernels, low, us, high, np.full(count, MEASURED))
 
 
-def _by_roofline(op: Op, work: Work, device: Device, fallback: Fallback) -> _Piece:
-    us = np.array([fallback.us(work, device)])
-    return _Piece((op.name,), us * fallback.low, us, us * fallback.high, FALLBACK)
+def _by_roofline(calls: _Calls, device: Device, fallback: Fallback) -> KernelCosts:
+    """One kernel a call, named as its op is."""
+    us = np.array([fallback.us(described.work, device) for described in calls.described])[calls.which]
+    names = [calls.op[which] for which in calls.which]
+    source = np.full(len(us), FALLBACK)
+    return KernelCosts(np.array(calls.place), names, us * fallback.low, us, us * fallback.high, source)
 
 
-def _by_model(model: Model, calls: _Calls, device: Device, warm: Floats, fallback: Fallback) -> dict[int, _Piece]:
-    """Kernels of calls by their places. Beyond what was measured an answer is a guess, as wide as a roofline."""
+def _by_model(model: Model, way: Way, calls: _Calls, device: Device, warm: Floats, fallback: Fallback) -> KernelCosts:
+    """As a family's model says. Beyond what was measured its answer is a guess, as wide as a roofline."""
     features = np.array([d.features for d in calls.described], np.float64)
     rows = Rows(features, *ceilings(calls.described, device), np.zeros((0, 2)), [])
     cold, hot = model.estimator.predict_both(rows)[calls.which].T
     us = cold + warm[calls.place] * (hot - cold)
-    low, high = model.spread.around(us)
-    known = model.knows(rows)
-    low, high = np.where(known[calls.which], (low, high), (fallback.low * us, fallback.high * us))
-    source = np.where(known, MODEL, FALLBACK)
-    pattern = model.patterns.predict(features)
-    pieces = {}
-    for row, (which, place) in enumerate(zip(calls.which, calls.place)):
-        names, share = model.patterns.kernels_[pattern[which]], np.array(model.patterns.shares_[pattern[which]])
-        pieces[place] = _Piece(names, low[row] * share, us[row] * share, high[row] * share, int(source[which]))
-    return pieces
-
-
-def _collected(pieces: Sequence[_Piece], rows: Sequence[int]) -> KernelCosts:
-    counts = [len(piece.names) for piece in pieces]
-
-    def column(name: str) -> Floats:
-        return np.concatenate([getattr(piece, name) for piece in pieces]) if pieces else np.zeros(0)
-
+    known = model.knows(rows)[calls.which] & (not way.guess)
+    low, high = np.where(known, model.spread.around(us), (fallback.low * us, fallback.high * us))
+    if way.whole:
+        sequences, shares = [(calls.op[which],) for which in calls.which], [(1.0,)] * len(us)
+    else:
+        pattern = model.patterns.predict(features)[calls.which].tolist()
+        sequences, shares = ([table[p] for p in pattern] for table in (model.patterns.kernels_, model.patterns.shares_))
+    call = np.repeat(np.arange(len(us)), [len(sequence) for sequence in sequences])
+    share = np.array([part for parts in shares for part in parts])
     return KernelCosts(
-        op=np.repeat(rows, counts).astype(np.int32),
-        name=[name for piece in pieces for name in piece.names],
-        low=column("low"),
-        typical=column("typical"),
-        high=column("high"),
-        source=np.repeat([piece.source for piece in pieces], counts).astype(np.int8),
+        op=np.array(calls.place)[call],
+        name=[name for sequence in sequences for name in sequence],
+        low=low[call] * share,
+        typical=us[call] * share,
+        high=high[call] * share,
+        source=np.where(known, MODEL, FALLBACK)[call],
+    )
+
+
+def _in_order(parts: Sequence[KernelCosts]) -> KernelCosts:
+    """Kernels in the order of their calls; those of one call stay as they are."""
+    if not parts:
+        none = np.zeros(0)
+        return KernelCosts(none.astype(np.int32), [], none, none, none, none.astype(np.int8))
+    call, low, typical, high, source = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("op", "low", "typical", "high", "source")
+    )
+    order = np.argsort(call, kind="stable")
+    names = [name for part in parts for name in part.name]
+    return KernelCosts(
+        op=call[order].astype(np.int32),
+        name=[names[row] for row in order.tolist()],
+        low=low[order],
+        typical=typical[order],
+        high=high[order],
+        source=source[order].astype(np.int8),
     )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.costs.nets import ResidualNet
-from foretrace.costs.rows import Floats, Rows
+from foretrace.costs.rows import Floats, Rows, both_states
 from foretrace.costs.trees import Forest
 
 
@@ -71,20 +71,16 @@ class ResidualTrees:
             guessed = [out_of_fold(features, fact) for fact in latents.T]
             self.latent_ = [guess(features, fact) for fact in latents.T]
             features = np.column_stack([features, *guessed])
-        both = np.vstack([np.column_stack([features, np.full(len(rows), state)]) for state in (0, 1)])
         target = np.log(rows.us / rows.floored_us[:, None])
-        self.forest_ = boost(both, np.concatenate([target[:, 0], target[:, 1]]), trees, leaves)
+        self.forest_ = boost(both_states(features), target.T.ravel(), trees, leaves)
         return self
 
     def predict_both(self, rows: Rows) -> Floats:
         """Microseconds of each row, a column per state."""
         guessed = [forest.predict(rows.features) for forest in self.latent_]
-        columns = np.column_stack([rows.features, *guessed, np.zeros(len(rows))])
-        result = np.empty((len(rows), 2))
-        for state in (0, 1):
-            columns[:, -1] = state
-            result[:, state] = rows.floored_us * np.exp(self.forest_.predict(columns))
-        return result
+        columns = np.column_stack([rows.features, *guessed])
+        said = self.forest_.predict(both_states(columns)).reshape(2, len(rows))
+        return np.asarray((rows.floored_us * np.exp(said)).T)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Its numbers, for a file."""

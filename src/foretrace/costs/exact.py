@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.costs.patterns import short
-from foretrace.graph import ForetraceError, Indices, Op
+from foretrace.graph import ForetraceError, Indices, Op, Tf32
 from foretrace.platform.cases.recorded import case_key, case_of_each
 from foretrace.platform.measurements import Measurement
 
@@ -49,12 +49,13 @@ class Exact:
 
     calls: Mapping[str, Timed]
 
-    def of(self, ops: Sequence[Op], indices: Sequence[Indices]) -> list[Timed | None]:
+    def of(self, ops: Sequence[Op], indices: Sequence[Indices], tf32: Tf32) -> list[Timed | None]:
         """For each op what it was seen to take; None for one that was not timed."""
         if not self.calls:
             return [None] * len(ops)
-        cases = case_of_each(ops, indices)
-        return [self.calls.get(case_key(case)) if case is not None else None for case in cases]
+        cases = case_of_each(ops, indices, tf32)
+        seen = {id(case): self.calls.get(case_key(case)) for case in {id(c): c for c in cases if c}.values()}
+        return [seen.get(id(case)) for case in cases]
 
     def write(self, folder: Path) -> None:
         """Into a file of the models' folder."""
@@ -83,4 +84,4 @@ class Exact:
 
 def _medians(repeats: Sequence[Sequence[tuple[str, float]]], kernels: int) -> NDArray[np.float64]:
     alike = [[us for _, us in repeat] for repeat in repeats if len(repeat) == kernels]
-    return np.median(np.array(alike, float).reshape(-1, kernels), axis=0) if alike else np.zeros(kernels)
+    return np.median(np.array(alike, float).reshape(len(alike), kernels), axis=0) if alike else np.zeros(kernels)

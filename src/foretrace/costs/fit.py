@@ -21,10 +21,8 @@ from foretrace.platform.cases.recorded import EXACT, case_key
 from foretrace.platform.device import Device
 from foretrace.platform.rates import read_all
 
-FEWEST = 40
-"""Calls that a family needs to be fitted at all."""
-MANY = 5000
-"""Calls from which on a family gets more and larger trees."""
+SIZES = {15_000: (1200, 127), 5_000: (900, 63), 0: (500, 31)}
+"""Trees and their leaves, by the number of calls from which on a family gets so many."""
 
 
 def errors(predicted_us: Floats, measured_us: Floats) -> dict[str, float]:
@@ -43,7 +41,7 @@ def errors(predicted_us: Floats, measured_us: Floats) -> dict[str, float]:
 
 def fit_family(family: Family, rows: Rows) -> tuple[Model, dict[str, Any]] | None:
     """A family's model, and what is known of its errors; None where too little was measured."""
-    if len(rows) < FEWEST:
+    if len(rows) < family.fewest:
         return None
     latents = _latents(family, rows)
     held_out = _held_out(rows, latents)
@@ -103,7 +101,6 @@ def _held_out(rows: Rows, latents: Floats | None) -> dict[str, Floats]:
 
 def _fitted(rows: Rows, latents: Floats | None) -> dict[str, Estimator]:
     """A model of each kind; what a blend is made of is fitted once."""
-    many = len(rows) > MANY
-    leaves = 127 if len(rows) > 4 * MANY else 63 if many else 31
-    blend = Blend().fit(rows, latents, trees=900 if many else 500, leaves=leaves)
+    trees, leaves = next(size for fewest, size in SIZES.items() if len(rows) >= fewest)
+    blend = Blend().fit(rows, latents, trees, leaves)
     return {"roofline": ScaledRoofline().fit(rows), "trees": blend.trees_, "net": blend.net_, "blend": blend}

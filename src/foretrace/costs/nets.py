@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.costs.rows import Floats, Rows
+from foretrace.costs.rows import Floats, Rows, both_states
 
 FARTHEST = 5.0
 """Standard deviations beyond which a column says no more: a net knows nothing of where it was not fitted."""
@@ -30,7 +30,7 @@ class ResidualNet:
         """Fit on both states at once; the state is the last column."""
         from foretrace.costs.net_fit import train
 
-        both = np.vstack([np.column_stack([rows.features, np.full(len(rows), state)]) for state in (0, 1)])
+        both = both_states(rows.features)
         self.kinds_ = _kinds(both)
         wide = self._wide(both)
         self.middle_, self.width_ = wide.mean(axis=0), wide.std(axis=0) + 1e-6
@@ -39,8 +39,8 @@ class ResidualNet:
 
     def predict_both(self, rows: Rows) -> Floats:
         """Microseconds of each row, a column per state."""
-        said = [self._forward(np.column_stack([rows.features, np.full(len(rows), state)])) for state in (0, 1)]
-        return np.asarray(rows.floored_us[:, None] * np.exp(np.stack(said, axis=1)))
+        said = self._forward(both_states(rows.features)).reshape(2, len(rows))
+        return np.asarray((rows.floored_us * np.exp(said)).T)
 
     def _wide(self, columns: Floats) -> Floats:
         place, value = self.kinds_.T

@@ -8,7 +8,7 @@ from pathlib import Path
 from foretrace.costs.boosting import folds
 from foretrace.costs.estimators import ResidualTrees
 from foretrace.costs.families import FAMILIES
-from foretrace.costs.fit import FEWEST, errors
+from foretrace.costs.fit import errors
 from foretrace.costs.rows import rows_of
 from foretrace.platform.device import Device
 from foretrace.platform.rates import read_all
@@ -27,7 +27,7 @@ def quick_errors(raw: Path, device: Device) -> dict[str, float]:
     for name, family in FAMILIES.items():
         measured = read_all(raw, name)
         rows = rows_of(family, random.Random(7).sample(measured, min(MOST, len(measured))), device)
-        if len(rows) < FEWEST:
+        if len(rows) < family.fewest:
             continue
         inside, outside = folds(len(rows))[0]
         model = ResidualTrees().fit(rows.pick(inside), trees=TREES, leaves=LEAVES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ def residency(ops: Sequence[Op], cache_bytes: float) -> NDArray[np.float64]:
     """
     usable, touched = USABLE * cache_bytes, 0.0
     last: dict[int, float] = {}
-    result = np.zeros(len(ops))
+    result = [0.0] * len(ops)
     for place, op in enumerate(ops):
         read = held = 0.0
         sizes: dict[int, int] = {}
@@ -44,17 +45,17 @@ def residency(ops: Sequence[Op], cache_bytes: float) -> NDArray[np.float64]:
             if storage < 0:
                 held += size * UNKNOWN
                 continue
-            left = usable - touched + last.get(storage, -np.inf)
+            left = usable - touched + last.get(storage, -inf)
             if left > 0:
-                held += min(size, left)
+                held += size if size < left else left
             if size > sizes.get(storage, -1):
                 sizes[storage] = size
         result[place] = GAIN * (held / read if read else UNKNOWN)
         for tensor in op.produced:
-            if tensor.nbytes > sizes.get(tensor.storage, -1):
-                sizes[tensor.storage] = tensor.nbytes
+            size, storage = tensor.nbytes, tensor.storage
+            if size > sizes.get(storage, -1):
+                sizes[storage] = size
         sizes.pop(-1, None)
         touched += sum(sizes.values())
-        for storage in sizes:
-            last[storage] = touched
-    return result
+        last.update(dict.fromkeys(sizes, touched))
+    return np.array(result)

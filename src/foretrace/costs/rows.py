@@ -58,7 +58,7 @@ def rows_of(family: Family, measurements: Iterable[Measurement], device: Device)
     kernels: list[Repeat] = []
     for found in measurements:
         op = found.case.op
-        if found.error or not found.cold or not found.warm or op.name not in family.ops or not family.takes(op):
+        if found.error or not found.cold or not found.warm or not family.answers(op):
             continue
         described.append(family.describe(op, Facts(device, found.indices, found.case.tf32, found.case.pinned)))
         us.append((found.us("cold"), found.us("warm")))
@@ -73,3 +73,16 @@ def ceilings(described: Sequence[Described], device: Device) -> tuple[Floats, Fl
     flops = [d.work.flops / device.peak(d.work.rate) / 1e6 for d in described]
     moved = [max(d.work.bytes / device.memory_gbps / 1e3, d.work.trips * LATENCY_US) for d in described]
     return np.array(flops, np.float64), np.array(moved, np.float64)
+
+
+def both_states(features: Floats) -> Floats:
+    """Each row twice, with the state as its last column: all with a cold cache, then all with a warm one.
+
+    >>> both_states(np.array([[7.0]])).tolist()
+    [[7.0, 0.0], [7.0, 1.0]]
+    """
+    count, width = features.shape
+    both = np.empty((2, count, width + 1))
+    both[:, :, :-1] = features
+    both[0, :, -1], both[1, :, -1] = 0.0, 1.0
+    return both.reshape(2 * count, width + 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from foretrace.graph import Op
+from collections.abc import Sequence
+
+from foretrace.graph import Op, Tensor
 
 NAMES = frozenset(
     f"aten::{name}"
@@ -48,9 +50,12 @@ def launches_nothing(op: Op, kind: str) -> bool:
     """
     if op.name in NAMES or op.name.startswith(PREFIXES):
         return True
-    tensors = [*op.tensors, *op.produced]
-    if not tensors:
-        return True
-    if all(not t.numel for t in tensors if t.layout == "strided") and all(t.layout == "strided" for t in tensors):
-        return True
-    return kind != "cpu" and all(t.device == "cpu" for t in tensors)
+    return not (_any_to_do(op.tensors, kind) or _any_to_do(op.produced, kind))
+
+
+def _any_to_do(tensors: Sequence[Tensor], kind: str) -> bool:
+    """Whether any lies on a device of this kind and has elements; of a sparse one nobody knows how many."""
+    for tensor in tensors:
+        if (kind == "cpu" or tensor.device != "cpu") and (0 not in tensor.shape or tensor.layout != "strided"):
+            return True
+    return False

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from foretrace.compiling import compiled
 
+BLOCK = 256
+"""Rows that pass all trees together: these, and a tree, stay in the cache."""
+
 
 @compiled
 def answers(
@@ -20,10 +23,11 @@ def answers(
 ) -> Any:
     """For each row, the sum of the leaves it falls into."""
     result = np.zeros(len(rows))
-    for tree in range(len(root)):
-        for row in range(len(rows)):
-            node = root[tree]
-            while feature[node] >= 0:
-                node += 1 if rows[row, feature[node]] <= threshold[node] else right[node]
-            result[row] += threshold[node]
+    for first in range(0, len(rows), BLOCK):
+        for tree in range(len(root)):
+            for row in range(first, min(first + BLOCK, len(rows))):
+                node = root[tree]
+                while feature[node] >= 0:
+                    node += 1 if rows[row, feature[node]] <= threshold[node] else right[node]
+                result[row] += threshold[node]
     return result

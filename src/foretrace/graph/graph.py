@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.graph.tables import CallTable, KernelTable, OpTable
+from foretrace.graph.content import Content
+from foretrace.graph.tables import CallTable, Floats, KernelTable, OpTable
 from foretrace.graph.tensor import Storage
 
 MOST_RANKS = 1 << 20
@@ -84,6 +85,13 @@ class Timings:
     """The most that the device's allocator had given out during them."""
 
 
+class Tf32(NamedTuple):
+    """Whether float32 may be computed on the matrix units; left alone, PyTorch does so in convolutions only."""
+
+    products: bool = False
+    convolutions: bool = True
+
+
 @dataclass(repr=False)
 class Graph:
     """The ops of one rank's step, with kernels and times where known."""
@@ -103,10 +111,16 @@ class Graph:
     collectives: list[Collective] = field(default_factory=list)
     storages: dict[int, Storage] = field(default_factory=dict)
     indices: list[Indices] = field(default_factory=list)
+    contents: dict[int, Content] = field(default_factory=dict)
+    """What tensors held that were there before the step, by tensor id."""
+    settings: dict[str, bool | int | str] = field(default_factory=dict)
+    """Switches of PyTorch that choose other kernels: threads, TF32, cuDNN's benchmark mode."""
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     plain: Timings = field(default_factory=Timings)
     slowdown: float = 1.0
     """How many times longer the step took while it was watched for times."""
+    marks: Floats = field(default_factory=lambda: np.zeros(0))
+    """When the profiler noted something of the step's host, in order: each time it took time off the step."""
     allocated: tuple[tuple[float, int], ...] = ()
     """Bytes the allocator had given out over time, where the source says."""
     notes: list[str] = field(default_factory=list)
@@ -119,6 +133,20 @@ class Graph:
         Graph(rank 3 of 8: 0 ops, 0 kernels)
         """
         return f"Graph(rank {self.rank} of {self.world}: {len(self.ops)} ops, {len(self.kernels)} kernels)"
+
+    @property
+    def tf32(self) -> Tf32:
+        """What the step's settings say of TF32; PyTorch's defaults where its source does not tell.
+
+        >>> Graph(OpTable.of([]), settings={"matmul_precision": "high"}).tf32
+        Tf32(products=True, convolutions=True)
+        """
+        precision, convolutions = self.settings.get("matmul_precision"), self.settings.get("cudnn_tf32")
+        usual = Tf32()
+        return Tf32(
+            usual.products if precision is None else precision != "highest",
+            usual.convolutions if convolutions is None else bool(convolutions),
+        )
 
     @property
     def launched_before_us(self) -> float:
@@ -137,6 +165,7 @@ class Graph:
             ops=self.ops.shifted(us),
             calls=self.calls.shifted(us),
             kernels=self.kernels.shifted(us),
+            marks=self.marks + us,
             origin_ns=self.origin_ns - round(us * 1000),
             steps=[Span(s.name, s.start + us, s.end + us) for s in self.steps],
             allocated=tuple((t + us, n) for t, n in self.allocated),

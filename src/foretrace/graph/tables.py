@@ -7,8 +7,8 @@ for a row somebody asks for. Names are codes into a list of distinct names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, fields
+from itertools import starmap
 from typing import Any, Self
 
 import numpy as np
@@ -129,14 +129,22 @@ class OpTable(Table):
     """The profiler's own number of each call, the same in every trace taken at once; -1 or None where unknown."""
 
     def __getitem__(self, row: int) -> Op:
-        op = self.detail(int(self.source[row])) if self.detail else Op(self.names[self.name[row]])
-        op.start_us, op.end_us = float(self.start[row]), float(self.end[row])
-        op.thread, op.parent = int(self.thread[row]), int(self.parent[row])
-        op.phase, op.module = PHASES[self.phase[row]], self.modules[self.module[row]]
-        return op
+        return self._op(*(column[row].item() for column in self._columns()))
 
     def __iter__(self) -> Iterator[Op]:
-        return (self[row] for row in range(len(self)))
+        # From lists: numbers taken out of an array one by one would cost as much as all the rest.
+        return starmap(self._op, zip(*(column.tolist() for column in self._columns())))
+
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return self.name, self.source, self.start, self.end, self.thread, self.parent, self.phase, self.module
+
+    def _op(
+        self, name: int, source: int, start: float, end: float, thread: int, parent: int, phase: int, module: int
+    ) -> Op:
+        op = self.detail(source) if self.detail else Op(self.names.items[name])
+        op.start_us, op.end_us, op.thread, op.parent = start, end, thread, parent
+        op.phase, op.module = PHASES[phase], self.modules.items[module]
+        return op
 
     @classmethod
     def of(cls, ops: Sequence[Op]) -> OpTable:
@@ -159,7 +167,7 @@ class OpTable(Table):
             names=names,
             modules=modules,
             source=np.arange(count, dtype=np.int32),
-            detail=lambda row: copy(ops[row]),
+            detail=lambda row: ops[row].__copy__(),
         )
 
 

@@ -1,6 +1,7 @@
 """The families of kernels, one file each. A new one is a file here and a line in `FAMILIES`."""
 
 from foretrace.costs.families.attention import Attention
+from foretrace.costs.families.compiled import Compiled
 from foretrace.costs.families.convolutions import Convolutions
 from foretrace.costs.families.copies import Copies
 from foretrace.costs.families.dropout import Dropout
@@ -19,16 +20,17 @@ from foretrace.costs.families.reductions import Reductions
 from foretrace.costs.families.softmax import Softmax
 from foretrace.costs.families.sorting import Sorting
 from foretrace.costs.families.transfers import Transfers
-from foretrace.graph import Indices, Op
+from foretrace.graph import Indices, Op, Tf32
 from foretrace.platform.device import Device
 
-__all__ = ["FAMILIES", "Described", "Facts", "Family", "Work", "family_of", "usual_facts"]
+__all__ = ["FAMILIES", "Described", "Facts", "Family", "Work", "facts_of", "family_of"]
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         MatrixProduct(), Convolutions(), Attention(), Lookups(), Elementwise(), Transfers(), Copies(), Joins(),
         Reductions(), Softmax(), Norms(), Losses(), Dropout(), Pooling(), Indexing(), Sorting(), Optimizers(), Fills(),
+        Compiled(),
     )
 }  # fmt: skip
 
@@ -46,14 +48,16 @@ def family_of(op: Op) -> Family | None:
     >>> family_of(Op("aten::mm", (matrix, matrix))).name, family_of(Op("aten::cholesky", (matrix,)))
     ('matrix', None)
     """
-    return next((family for family in _BY_OP.get(op.name, ()) if family.takes(op)), None)
+    named = _BY_OP.get(op.name) or [FAMILIES[Compiled.name]]
+    return next((family for family in named if family.takes(op)), None)
 
 
-def usual_facts(family: Family, device: Device, indices: Indices | None) -> Facts:
-    """What holds for a family's calls by PyTorch's defaults: float32 runs on the matrix units in convolutions only.
+def facts_of(family: Family, device: Device, indices: Indices | None, tf32: Tf32) -> Facts:
+    """What holds for a family's calls in a step with these settings.
 
     >>> h200 = Device.named("h200")
-    >>> usual_facts(FAMILIES["convolutions"], h200, None).tf32, usual_facts(FAMILIES["matrix"], h200, None).tf32
-    (True, False)
+    >>> [facts_of(FAMILIES[name], h200, None, Tf32()).tf32 for name in ("convolutions", "matrix")]
+    [True, False]
     """
-    return Facts(device, indices, tf32=family.name == Convolutions.name)
+    by_family = {Convolutions.name: tf32.convolutions, MatrixProduct.name: tf32.products}
+    return Facts(device, indices, tf32=by_family.get(family.name, False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from foretrace.costs.families.family import Described, Facts, Family, Work
@@ -147,24 +146,3 @@ def _product(s: Shapes, facts: Facts) -> tuple[tuple[float, float, float], Work,
     bias = 2 * out * item if s.biased else 0
     work = Work(times * flops, times * once + bias + turned, rate)
     return product, work, turned, 1 + (s.mask & 3) if s.mask else 0
-
-
-TURNS = ("nchwToNhwc", "nhwcToNchw", "Memset", "Padding", "convertTensor", "tensorTransform", "init_device",
-         "scalePacked")  # fmt: skip
-"""Names of kernels that prepare, before the one that computes."""
-
-
-def _boundary(names: Sequence[str], back: str) -> int:
-    """Where the second gradient begins: before what prepares its first kernel, after what turns the first one back."""
-    main = [i for i, name in enumerate(names) if not any(turn in name for turn in TURNS)]
-    second = [i for i in main if "wgrad" in names[i].lower()]
-    if names and "depthwise2d_grad_weight" in names[0]:
-        second = [i for i in main if "depthwise2d_backward" in names[i]]
-    if not second or second[0] == main[0]:
-        # Products have no names that tell: the first is the input's, with the sum of its pieces.
-        later = [i for i in main[1:] if "reduce" not in names[i].lower()]
-        second = later[:1] or [len(names)]
-    begin = second[0]
-    while begin > 0 and back not in names[begin - 1] and any(turn in names[begin - 1] for turn in TURNS):
-        begin -= 1
-    return begin

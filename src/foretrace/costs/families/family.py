@@ -69,6 +69,14 @@ class Family:
     ops: ClassVar[tuple[str, ...]]
     columns: ClassVar[tuple[str, ...]]
     """Names of the features, in order."""
+    fewest: ClassVar[int] = 40
+    """Measured calls that it takes to be fitted at all."""
+    one_kernel: ClassVar[bool] = False
+    """Whether a call is a kernel itself, and called so."""
+
+    def answers(self, op: Op) -> bool:
+        """Whether a call is one for this family."""
+        return op.name in self.ops and self.takes(op)
 
     def takes(self, op: Op) -> bool:
         """Whether a call of one of its ops is one for this family: by default, where any of its tensors is known."""
@@ -77,6 +85,14 @@ class Family:
     def describe(self, op: Op, facts: Facts) -> Described:
         """What the time of a call depends on."""
         raise NotImplementedError
+
+    def guesses(self, op: Op) -> bool:
+        """Whether its answer for a call is a guess, however much of the family was measured."""
+        return False
+
+    def stand_in(self, op: Op) -> Op | None:
+        """A call of another family that takes about as long, for devices on which this one was not measured."""
+        return None
 
     def latents(self, kernels: Sequence[str]) -> tuple[float, ...]:
         """Facts that the names of a measured call's kernels give away, each worth a guess for calls not measured."""

@@ -47,15 +47,16 @@ class Norms(Family):
     name = "norms"
     ops = (*BY_ROW, *BY_GROUP, *BY_CHANNEL)
     columns = ("op", "dtype", "weight_dtype", "weights", "bytes", "groups", "length", "inside", "length_aligned",
-               "inside_aligned", "channels_last", "dense", "batch", "channels", "mask", "training", "waves", "ragged",
-               "row_waves", "row_ragged", "each", "length_bytes", "column_blocks", "column_depth", "column_ragged",
-               "tall", "last_blocks", "last_depth", "total", "filled", "trips", "roof")  # fmt: skip
+               "inside_aligned", "channels_last", "dense", "other_dense", "batch", "channels", "mask", "training",
+               "waves", "ragged", "row_waves", "row_ragged", "each", "length_bytes", "column_blocks", "column_depth",
+               "column_ragged", "tall", "last_blocks", "last_depth", "total", "filled", "trips", "roof")  # fmt: skip
 
     def describe(self, op: Op, facts: Facts) -> Described:
         """Independent groups, elements in each, and the blocks that share them."""
         tensors = tensors_of(op)
         source = tensors[0]
         backward = "backward" in op.name
+        other = tensors[1] if backward and len(tensors) > 1 else source
         sms = facts.device.sms
         numel, item = source.numel, source.itemsize
         groups, inside = _groups(op, source, backward)
@@ -69,6 +70,9 @@ class Norms(Family):
         columns = per(length, WARP) / (2 * sms) if op.name in BY_ROW else 0.0
         beside, deep = _channels_innermost(channels, numel // max(1, channels), backward) if last else (0, 0.0)
         passes = sum(t.nbytes for t in tensors if t.numel == numel) + numel * item
+        if op.name in BY_ROW:
+            # Rows that do not lie side by side are first copied so that they do.
+            passes += sum(2 * t.nbytes for t in tensors if t.numel == numel and not is_dense(t))
         tall = groups > TALL and columns < 1 / 4
         if op.name in BY_ROW:
             deep = groups / (COLUMN_ROWS * (MOST_BLOCKS if tall else 1)) if backward else 0.0
@@ -85,7 +89,8 @@ class Norms(Family):
         features = [
             PLACE[op.name], dtype_code(source.dtype), dtype_code(weights[0].dtype) if weights else -1,
             len(weights), log(numel * item), log(groups), log(length), log(inside), alignment(int(length)),
-            alignment(int(inside)), last, is_dense(source), log(source.shape[0] if source.shape else 1), log(channels),
+            alignment(int(inside)), last, is_dense(source), is_dense(other),
+            log(source.shape[0] if source.shape else 1), log(channels),
             bits(mask) if backward else -1, any(a is True for a in op.args), log(waves), ragged(waves), log(row_waves),
             ragged(row_waves), log(length / BLOCK), log(length * item), log(columns * 2 * sms), log(groups / WARP),
             ragged(columns), tall, log(beside), log(deep), log(numel),

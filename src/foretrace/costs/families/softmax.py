@@ -36,8 +36,8 @@ class Softmax(Family):
     """Each row normalised by itself."""
 
     name = "softmax"
-    ops = ("aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data", "aten::_log_softmax_backward_data",
-           "aten::_safe_softmax")  # fmt: skip
+    ops = ("aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data",
+           "aten::_log_softmax_backward_data")  # fmt: skip
     columns = ("op", "dtype", "out_dtype", "bytes", "rows", "row", "row_aligned", "inside", "dense", "row_bytes",
                "way", "padding", "threads", "each", "waves", "ragged", "left_over", "inside_aligned", "trips",
                "roof")  # fmt: skip

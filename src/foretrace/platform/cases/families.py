@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from foretrace.graph import ForetraceError
 from foretrace.platform.cases import (
     attention,
     convolutions,
@@ -26,6 +27,7 @@ from foretrace.platform.cases import (
     transfers,
 )
 from foretrace.platform.cases.case import Case
+from foretrace.platform.cases.compiled import COMPILED
 from foretrace.platform.cases.draw import Draw
 
 
@@ -36,12 +38,14 @@ class Family(NamedTuple):
     share: float
     turns: int = 1
     """Cases in a row of the same shapes: a forward and its backward share what a library prepares for the shape."""
+    planned: bool = False
+    """Whether a library takes long to plan a shape that it has not seen: then several processes let it plan at once."""
 
 
 FAMILIES = {
     "matrix": Family(matrix.draw, 20),
-    "convolutions": Family(convolutions.draw, 24),
-    "attention": Family(attention.draw, 18, turns=2),
+    "convolutions": Family(convolutions.draw, 24, planned=True),
+    "attention": Family(attention.draw, 18, turns=2, planned=True),
     "lookups": Family(lookups.draw, 9),
     "elementwise": Family(elementwise.draw, 5),
     "norms": Family(norms.draw, 4),
@@ -61,8 +65,10 @@ FAMILIES = {
 """The shares need not add up to anything: a family gets its part of the sum. Convolutions and attention get much for
 few cases, since cuDNN takes up to a tenth of a second to choose its kernels for a shape it has not seen."""
 
+MEASURED = (*FAMILIES, COMPILED)
+"""All that can be measured: beside them, what a compiler makes."""
 
-HELD_OUT = "heldout"
+HELD_OUT = "heldout-2"
 """The series of cases that models are scored on and never fitted to."""
 
 
@@ -76,3 +82,10 @@ def case_number(family: str, number: int, most: int, kind: str, series: str = ""
     """
     shapes, turn = divmod(number, FAMILIES[family].turns)
     return FAMILIES[family].draw(Draw(f"{family} {series}{shapes}", most, kind, turn))
+
+
+def check_families(names: Sequence[str]) -> None:
+    """Refuse what is no family."""
+    for name in names:
+        if name not in MEASURED:
+            raise ForetraceError(f"no family is called {name!r}", f"Known are: {', '.join(MEASURED)}.")

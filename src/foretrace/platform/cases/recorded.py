@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Sequence
 
-from foretrace.graph import Constant, Indices, Op, Tensor, Value
+from foretrace.graph import Constant, Indices, Op, Tensor, Tf32, Value
 from foretrace.graph.codec import to_lines
+from foretrace.graph.signature import ALIGNMENT, signature
 from foretrace.platform.cases.case import Case, Ids
 
 EXACT = "exact"
 """The family of calls that were measured because a step has them."""
-ALIGNMENT = 128
-"""Elements: where a tensor begins in its storage matters up to this."""
+USUAL = Tf32()
 NOT_TIMED = ("c10d::", "c10d_functional::", "_c10d_functional::", "fsdp::")
 """Calls that take more than one rank."""
 
 
-def recorded_cases(ops: Sequence[Op], indices: Iterable[Indices] = ()) -> list[Case]:
+def recorded_cases(ops: Sequence[Op], indices: Iterable[Indices] = (), tf32: Tf32 = USUAL) -> list[Case]:
     """The distinct calls among ops, in order.
 
     Parameters
@@ -27,6 +26,8 @@ def recorded_cases(ops: Sequence[Op], indices: Iterable[Indices] = ()) -> list[C
         Of a recording or a sketch.
     indices
         Statistics of the ids that ops were given; ``op`` is the position in ``ops``.
+    tf32
+        What the step's settings say of float32 on the matrix units.
 
     >>> square = Tensor((8, 8), "float32", "cuda:0", id=3, storage=5)
     >>> case, = recorded_cases([Op("aten::mm", (square, square)), Op("aten::mm", (square, square), phase="backward")])
@@ -34,25 +35,36 @@ def recorded_cases(ops: Sequence[Op], indices: Iterable[Indices] = ()) -> list[C
     (-1, True)
     """
     found: dict[str, Case] = {}
-    for case in case_of_each(ops, indices):
+    for case in case_of_each(ops, indices, tf32):
         if case is not None:
             found.setdefault(case_key(case), case)
     return list(found.values())
 
 
-def case_of_each(ops: Sequence[Op], indices: Iterable[Indices] = ()) -> list[Case | None]:
-    """For each op the case that it is; None for what can't be timed alone.
+def case_of_each(ops: Sequence[Op], indices: Iterable[Indices] = (), tf32: Tf32 = USUAL) -> list[Case | None]:
+    """For each op the case that it is, the same one for equal calls; None for what can't be timed alone.
 
-    >>> case_of_each([Op("aten::relu"), Op("c10d::allreduce_")])[1] is None
-    True
+    >>> first, again, none = case_of_each([Op("aten::relu"), Op("aten::relu"), Op("c10d::allreduce_")])
+    >>> first is again, none is None
+    (True, True)
     """
     spreads = _Spreads(indices)
+    made: dict[Hashable, Case] = {}
     cases: list[Case | None] = []
     for place, op in enumerate(ops):
         ids = spreads.of(place, op)
-        timed = not op.is_side_call and not op.name.startswith(NOT_TIMED)
-        cases.append(Case(plain(op), ids, tf32="convolution" in op.name) if timed else None)
+        if op.is_side_call or op.name.startswith(NOT_TIMED):
+            cases.append(None)
+            continue
+        key = signature(op), ids
+        if key not in made:
+            made[key] = Case(plain(op), ids, tf32=_may_use_tf32(op.name, tf32))
+        cases.append(made[key])
     return cases
+
+
+def _may_use_tf32(name: str, tf32: Tf32) -> bool:
+    return tf32.convolutions if "convolution" in name else tf32.products and "mm" in name
 
 
 def case_key(case: Case) -> str:
@@ -86,12 +98,14 @@ def plain(op: Op) -> Op:
     def bare(value: Value) -> Value:
         if isinstance(value, Tensor):
             known = value.storage in begins
-            return replace(
-                value,
+            return Tensor(
+                value.shape,
+                value.dtype,
                 device="cpu" if value.device == "cpu" else "",
+                stride=value.stride,
                 offset=value.offset - begins[value.storage] if known else value.offset % ALIGNMENT,
-                id=-1,
                 storage=shared.index(value.storage) if known else -1,
+                layout=value.layout,
             )
         if isinstance(value, (list, tuple)) and not isinstance(value, Constant):
             return [bare(item) for item in value]

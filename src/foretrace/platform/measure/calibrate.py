@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from foretrace.platform.cases import FAMILIES, Case, case_number
 from foretrace.platform.measure.machine import device_name, facts
 from foretrace.platform.measure.timed import timed
 from foretrace.platform.measurements import SUFFIX, Batch, close_batch, open_batch, read_openings
+
+if TYPE_CHECKING:
+    from foretrace.platform.measure.crew import Crew
 
 BATCH = 256
 """Cases under one profile."""
@@ -53,6 +56,24 @@ class Progress:
         self.references.append(batch.reference_us)
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Cases of a family by number, to be drawn wherever they are measured."""
+
+    family: str
+    first: int
+    last: int
+    most: int
+    """Elements of their largest tensors."""
+    kind: str
+    """Of the device."""
+    series: str = ""
+
+    def __iter__(self) -> Iterator[Case]:
+        for number in range(self.first, self.last):
+            yield case_number(self.family, number, self.most, self.kind, self.series)
+
+
 def calibrate(
     folder: Path,
     device: Any,
@@ -61,18 +82,20 @@ def calibrate(
     report: Callable[[Progress], None] = lambda progress: None,
     series: str = "",
     shares: Mapping[str, float] | None = None,
+    crew: Crew | None = None,
 ) -> list[Progress]:
     """Measure cases of the families, all of them where none is named, until the time is up.
 
     Each family has a file in the folder, and goes on after its last case there. Another series is other cases drawn
-    in the same way. The time is shared as the families say, or as ``shares`` does.
+    in the same way. The time is shared as the families say, or as ``shares`` does. Families that a library plans slowly
+    are measured by the crew as soon as one is ready.
 
     >>> import tempfile
     >>> done, = calibrate(Path(tempfile.mkdtemp()), torch.device("cpu"), minutes=0.02, families=["fills"])
     >>> done.family, done.cases > 0
     ('fills', True)
     """
-    chosen = check_families(families)
+    chosen = list(families) or list(FAMILIES)
     folder.mkdir(parents=True, exist_ok=True)
     next_case = {name: next_case_in(folder / f"{name}{SUFFIX}", device_name(device)) for name in chosen}
     done = {name: Progress(name) for name in chosen}
@@ -80,30 +103,22 @@ def calibrate(
     machine = facts(device)
     end = time.monotonic() + 60 * minutes
     share = {name: (shares or {}).get(name, FAMILIES[name].share) for name in chosen}
-    while time.monotonic() < end:
+    while (begin := time.monotonic()) < end:
         name = min(chosen, key=lambda name: done[name].seconds / share[name])
-        begin = time.monotonic()
-        batch = Batch(next_case[name], next_case[name] + BATCH, machine)
-        turn = min(TURN[1], max(TURN[0], 60 * minutes * share[name] / sum(share.values())))
-        drawn = (case_number(name, n, MOST[device.type], device.type, series) for n in range(batch.first, batch.last))
-        measure_batch(folder / f"{name}{SUFFIX}", drawn, batch, device, until=min(end, begin + turn))
-        next_case[name] = batch.last
+        path, part = folder / f"{name}{SUFFIX}", 60 * minutes * share[name] / sum(share.values())
+        first = next_case[name]
+        drawn = Drawn(name, first, first + BATCH, MOST[device.type], device.type, series)
+        if crew and crew.ready and FAMILIES[name].planned:
+            batches = crew.measure(path, drawn, machine, until=min(end, begin + part))
+        else:
+            until = min(end, begin + min(TURN[1], max(TURN[0], part)))
+            batches = iter([measure_batch(path, drawn, Batch(drawn.first, drawn.last, machine), device, until)])
+        for batch in batches:
+            next_case[name] = max(next_case[name], batch.last)
+            done[name].add(batch)
+            report(done[name])
         done[name].seconds += time.monotonic() - begin
-        done[name].add(batch)
-        report(done[name])
     return list(done.values())
-
-
-def check_families(names: Sequence[str]) -> list[str]:
-    """The families of these names; all where there are none.
-
-    >>> len(check_families([])) == len(FAMILIES)
-    True
-    """
-    for name in names:
-        if name not in FAMILIES:
-            raise ForetraceError(f"no family is called {name!r}", f"Known are: {', '.join(FAMILIES)}.")
-    return list(names) or list(FAMILIES)
 
 
 def slowed(done: Sequence[Progress]) -> float:
@@ -116,12 +131,18 @@ def slowed(done: Sequence[Progress]) -> float:
     return max(seen) / min(seen) - 1 if seen else 0.0
 
 
-def measure_batch(path: Path, cases: Iterable[Case], batch: Batch, device: Any, until: float) -> None:
+def measure_batch(path: Path, cases: Iterable[Case], batch: Batch, device: Any, until: float) -> Batch:
     """Measure cases until the time is up, and append them to a file."""
     open_batch(path, batch)
+    fill_batch(batch, cases, device, until)
+    close_batch(path, batch)
+    return batch
+
+
+def fill_batch(batch: Batch, cases: Iterable[Case], device: Any, until: float = float("inf")) -> None:
+    """Measure cases until the time is up."""
     reference, *batch.measurements = timed(chain([reference_case(device)], cases), device, until)
     batch.reference_us = round(reference.us("warm"), 3)
-    close_batch(path, batch)
     if device.type == "cuda" and torch.cuda.memory_reserved(device) > torch.cuda.mem_get_info(device)[1] / 2:
         torch.cuda.empty_cache()
 
@@ -152,4 +173,4 @@ def next_case_in(path: Path, here: str) -> int:
         there = batch.machine.get("device")
         if there != here:
             raise ForetraceError(f"{path} was measured on {there}, this is {here}", "Give another --out folder.")
-    return batches[-1].last if batches else 0
+    return max((batch.last for batch in batches), default=0)  # those of several processes are in no order

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from foretrace.platform.device_facts import DeviceFacts
-from foretrace.platform.measure.machine import device_name, facts
+from foretrace.platform.measure.machine import device_name, driver_says, facts
 from foretrace.platform.measure.stream import measure_stream
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -73,11 +72,9 @@ def _gpu(device: Any) -> dict[str, Any]:
 
 def _most_clocks(device: Any) -> tuple[float, float]:
     """The highest clocks of processors and memory in MHz, as the driver gives them."""
-    query = "--query-gpu=clocks.max.sm,clocks.max.memory"
-    command = ["nvidia-smi", f"--id={device.index or 0}", query, "--format=csv,noheader,nounits"]
+    said = driver_says(device, "clocks.max.sm", "clocks.max.memory")
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        clock, memory_clock = map(float, answer.split(","))
-    except (OSError, subprocess.SubprocessError, ValueError):
+        clock, memory_clock = (float(words.removesuffix(" MHz")) for words in said[0])
+    except (IndexError, ValueError):
         return UNKNOWN_MHZ, UNKNOWN_MHZ
     return clock, memory_clock

@@ -8,8 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from foretrace.graph import Indices, Op
-from foretrace.platform.cases.recorded import EXACT, case_key, recorded_cases
+from foretrace.graph import Indices, Op, Tf32
+from foretrace.platform.cases import Case
+from foretrace.platform.cases.recorded import EXACT, USUAL, case_key, recorded_cases
 from foretrace.platform.measure.calibrate import BATCH, Progress, measure_batch, next_case_in, warm_up
 from foretrace.platform.measure.machine import device_name, facts
 from foretrace.platform.measurements import SUFFIX, Batch, read_batches
@@ -22,6 +23,7 @@ def measure_ops(
     minutes: float,
     report: Callable[[Progress], None] = lambda progress: None,
     indices: Iterable[Indices] = (),
+    tf32: Tf32 = USUAL,
 ) -> Progress:
     """Measure each distinct call among ops, into the folder's file of exact calls; those already there are left out.
 
@@ -33,6 +35,8 @@ def measure_ops(
         As for `calibrate`.
     indices
         Statistics of the ids that ops were given; ``op`` is the position in ``ops``.
+    tf32
+        What the step's settings say of float32 on the matrix units.
 
     >>> import tempfile, torch
     >>> from foretrace.graph import Tensor
@@ -43,21 +47,32 @@ def measure_ops(
     >>> measure_ops([relu, relu], folder, torch.device("cpu"), minutes=0.1).cases
     0
     """
+    return measure_cases(recorded_cases(ops, indices, tf32), folder, device, minutes, report)
+
+
+def measure_cases(
+    cases: Iterable[Case],
+    folder: Path,
+    device: Any,
+    minutes: float,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> Progress:
+    """Measure cases of one step or of several, into the folder's file of exact calls, as `measure_ops` does."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{EXACT}{SUFFIX}"
     number = next_case_in(path, device_name(device))
     measured = {case_key(found.case) for batch in read_batches(path) for found in batch.measurements}
-    left = iter([case for case in recorded_cases(ops, indices) if case_key(case) not in measured])
+    left = iter([case for case in cases if case_key(case) not in measured])
     done = Progress(EXACT)
     warm_up(device)
     machine = facts(device)
     end = time.monotonic() + 60 * minutes
-    while cases := list(islice(left, BATCH)):
+    while next_ones := list(islice(left, BATCH)):
         begin = time.monotonic()
         if begin > end:
             break
-        batch = Batch(number, number + len(cases), machine)
-        measure_batch(path, cases, batch, device, until=end)
+        batch = Batch(number, number + len(next_ones), machine)
+        measure_batch(path, next_ones, batch, device, until=end)
         number = batch.last
         done.seconds += time.monotonic() - begin
         done.add(batch)

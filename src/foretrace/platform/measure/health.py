@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 from typing import Any
 
+import torch
+
+from foretrace.platform.measure.machine import driver_says
+
 BUSY = 10.0
-"""Percent of the time that a GPU may be in use before measuring begins."""
+"""Percent of the time that a GPU with other processes on it may be in use before measuring begins."""
 SLOWED_BY = {
     "clocks_event_reasons.hw_thermal_slowdown": "it is too hot",
     "clocks_event_reasons.sw_thermal_slowdown": "it is near its highest temperature",
@@ -17,27 +21,30 @@ SLOWED_BY = {
 def complaints(device: Any) -> list[str]:
     """What speaks against measuring a GPU now, in words; nothing where nobody can tell.
 
-    >>> import torch
     >>> complaints(torch.device("cpu"))
     []
     """
     if device.type != "cuda":
         return []
-    answers = _asked(device, *SLOWED_BY)
-    found = [f"the device is throttled: {why}" for asked, why in SLOWED_BY.items() if answers.get(asked) == "Active"]
-    used = _asked(device, "utilization.gpu").get("utilization.gpu", "")
-    if used.isdecimal() and float(used) > BUSY:
-        found.append(f"the device is busy: something else used it {used} % of the last second")
+    answers = driver_says(device, *SLOWED_BY)
+    reasons = zip(answers[0], SLOWED_BY.values()) if answers else ()
+    found = [f"the device is throttled: {why}" for answer, why in reasons if answer == "Active"]
+    used, strangers = _percent_used(device), _strangers(device)
+    if strangers and used > BUSY:
+        found.append(f"the device is busy: used {used:.0f} % of the last second, with {strangers} other on it")
     return found
 
 
-def _asked(device: Any, *fields: str) -> dict[str, str]:
-    """The driver's answers; none where it knows one of the questions not."""
-    command = ["nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(fields)}"]
-    try:
-        done = subprocess.run(
-            [*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(zip(fields, (part.strip() for part in done.stdout.split(","))))
+def _percent_used(device: Any) -> float:
+    """How much of the last second the device had something to do, be it ours."""
+    said = driver_says(device, "utilization.gpu")
+    words = said[0][0].removesuffix(" %") if said else ""
+    return float(words) if words.isdecimal() else 0.0
+
+
+def _strangers(device: Any) -> int:
+    """Processes on the device but this one, which a container may know by another number than the driver."""
+    there = {line[0] for line in driver_says(device, "pid", of="compute-apps")}
+    me = str(os.getpid())
+    under_another_number = me not in there and torch.cuda.memory_reserved(device) > 0
+    return max(0, len(there - {me}) - under_another_number)

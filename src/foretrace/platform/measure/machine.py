@@ -50,9 +50,26 @@ def device_name(device: Any) -> str:
 
 
 def _driver(device: Any) -> dict[str, str]:
-    command = ["nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader"]
+    said = driver_says(device, *QUERY)
+    return dict(zip(QUERY, said[0])) if said else {}
+
+
+def driver_says(device: Any, *fields: str, of: str = "gpu") -> list[list[str]]:
+    """What the driver answers, a list of the fields a line; nothing where it is not there or knows one of them not.
+
+    Parameters
+    ----------
+    device
+        A CUDA device: the driver counts others than PyTorch does, so it is asked by the device's own id.
+    fields
+        In the words of nvidia-smi; numbers come with their units.
+    of
+        ``gpu``, or ``compute-apps`` for a line a process.
+    """
+    which = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    command = ["nvidia-smi", f"--id={which}", f"--query-{of}={','.join(fields)}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(zip(QUERY, (part.strip() for part in answer.split(","))))
+        return []
+    return [[part.strip() for part in line.split(",")] for line in answer.splitlines()]

@@ -14,6 +14,7 @@ from foretrace.graph import ForetraceError
 from foretrace.platform.cases import Case
 from foretrace.platform.measure.call import Call
 from foretrace.platform.measure.clocks import Clock, DeviceClock, HostClock
+from foretrace.platform.measure.launched import Launched
 from foretrace.platform.measurements import Measurement
 
 REPEATS = 4
@@ -22,6 +23,8 @@ LONG_US = 1000.0
 """A case that takes longer than this runs once in each state: its repeats hardly differ, and time is short."""
 FATAL = ("CUDA error", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "device-side assert")
 """What PyTorch says when a device has failed for good: nothing more can be measured in this process."""
+REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, ForetraceError)
+"""What a call raises that this PyTorch or device can't do."""
 
 
 def timed(cases: Iterable[Case], device: Any, until: float = float("inf")) -> list[Measurement]:
@@ -66,8 +69,8 @@ def _run(case: Case, device: Any, clock: Clock) -> Measurement:
     """Run a case in both states; its times are filled in when the clock has them."""
     measurement = Measurement(case)
     try:
-        with _settings(case):
-            call = Call(case, device)
+        with settings(case):
+            call = case if isinstance(case, Launched) else Call(case, device)
             measurement.indices = call.indices
             call()  # libraries choose and load their kernels in the first call of a shape
             repeats = 1 if _takes_us(call, device) > LONG_US else REPEATS
@@ -80,14 +83,23 @@ def _run(case: Case, device: Any, clock: Clock) -> Measurement:
     except torch.OutOfMemoryError:
         measurement.error = "out of memory"
         torch.cuda.empty_cache()
-    except (RuntimeError, ValueError, TypeError, IndexError, ForetraceError) as error:
-        if any(words in str(error) for words in FATAL):
+    except REFUSALS as error:
+        if is_fatal(error):
             raise
         measurement.error = str(error).strip().split("\n")[0][:200]
     return measurement
 
 
-def _takes_us(call: Call, device: Any) -> float:
+def is_fatal(error: Exception) -> bool:
+    """Whether the device has failed for good.
+
+    >>> is_fatal(RuntimeError("CUDA error: an illegal memory access")), is_fatal(RuntimeError("no such kernel"))
+    (True, False)
+    """
+    return any(words in str(error) for words in FATAL)
+
+
+def _takes_us(call: Call | Launched, device: Any) -> float:
     """About how long a call takes, host and device together."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()
@@ -98,7 +110,7 @@ def _takes_us(call: Call, device: Any) -> float:
 
 
 @contextmanager
-def _settings(case: Case) -> Iterator[None]:
+def settings(case: Case) -> Iterator[None]:
     """Products of float32 as the case wants them, and as they were before afterwards."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
