@@ -60,7 +60,8 @@ def test_begun_again_it_goes_on(tmp_path, small):
 def test_after_a_round_the_time_goes_where_the_errors_are(tmp_path, small, monkeypatch):
     seen = []
 
-    def measure(raw, device, minutes, families, report, shares=None):
+    def measure(raw, device, minutes, families, report, shares, crew):
+        assert not crew.ready, "on a CPU nothing is planned"
         seen.append((round(60 * minutes), shares))
         return [measuring.Progress("matrix", cases=3, references=[1.0])]
 
@@ -72,6 +73,56 @@ def test_after_a_round_the_time_goes_where_the_errors_are(tmp_path, small, monke
     assert seen[0][1] == calibrating.FIRST_SHARES
     assert seen[1][1] == seen[2][1] == shares_by_error({"matrix": 0.09, "fills": 0.01})
     assert [(done.family, done.cases) for done in outcome.families] == [("matrix", 9)]
+
+
+@pytest.fixture
+def gpu(small, monkeypatch):
+    """A GPU with Triton, as far as sharing the time goes: what would be measured, and for how many seconds."""
+    asked = []
+
+    def measure_compiled(raw, device, minutes, report):
+        asked.append(("compiled", round(60 * minutes)))
+        return measuring.Progress("compiled")
+
+    def measure(raw, device, minutes, families, report, shares, crew):
+        asked.append((len(families), round(60 * minutes)))
+        return []
+
+    monkeypatch.setattr("foretrace.platform.measure.compiled.can_compile", lambda device: True)
+    monkeypatch.setattr("foretrace.platform.measure.compiled.measure_compiled", measure_compiled)
+    monkeypatch.setattr(measuring, "calibrate", measure)
+    monkeypatch.setattr(calibrating, "can_fit", lambda: False)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("minutes", "families", "expected"),
+    [
+        (100, (), [(len(FAMILIES), 5700), ("compiled", 300)]),
+        (10, (), [(len(FAMILIES), 600)]),
+        (10, ("fills",), [(1, 600)]),
+        (1, ("fills", "compiled"), [(1, 57), ("compiled", 3)]),
+        (1, ("compiled",), [("compiled", 60)]),
+    ],
+)
+def test_compiled_kernels_get_a_small_part_of_a_long_time(tmp_path, gpu, minutes, families, expected):
+    calibrate(tmp_path, ("device",), minutes, on="cpu", families=families)
+    assert gpu == expected
+
+
+def test_compiled_kernels_need_a_gpu(tmp_path, small):
+    with pytest.raises(ForetraceError, match="compiled kernels are measured on a GPU"):
+        calibrate(tmp_path, ("device",), 0.01, on="cpu", families=["compiled"])
+
+
+def test_processes_are_started_for_families_that_are_planned_and_for_their_part_of_the_time(
+    tmp_path, small, monkeypatch
+):
+    seconds = []
+    monkeypatch.setattr("foretrace.platform.measure.crew.workers_for", lambda device, part: seconds.append(part) or 0)
+    for family in ("convolutions", "fills"):
+        calibrate(tmp_path / family, ("device",), 0.005, on="cpu", families=[family])
+    assert seconds == [pytest.approx(0.3), 0.0]
 
 
 def test_families_with_larger_errors_get_more_and_those_that_could_not_be_fitted_most():
@@ -100,8 +151,15 @@ def test_without_lightgbm_it_measures_and_says_how_to_fit_later(tmp_path, small,
     assert not small and Device.read(tmp_path / "device.json").kind == "cpu"
 
 
+def test_families_that_had_no_turn_are_named(tmp_path, small, monkeypatch):
+    some = [measuring.Progress("matrix", cases=3), measuring.Progress("fills"), measuring.Progress("joins")]
+    monkeypatch.setattr(measuring, "calibrate", lambda *_, **__: some)
+    outcome = calibrate(tmp_path, ("device",), 0.01, on="cpu")
+    assert "the time did not do for fills, joins: measure longer" in outcome.notes
+
+
 def test_a_device_that_slows_down_is_said_so(tmp_path, small, monkeypatch):
-    slow = [measuring.Progress("matrix", references=[100.0, 150.0])]
+    slow = [measuring.Progress("matrix", cases=2, references=[100.0, 150.0])]
     monkeypatch.setattr(measuring, "calibrate", lambda *_, **__: slow)
     outcome = calibrate(tmp_path, ("device",), 0.01, on="cpu")
     assert "busy or throttled: one and the same product took up to 1.50 times as long" in outcome.notes[0]

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretrace.fitting import can_fit, fit
 from foretrace.graph import Graph
 from foretrace.graph.dispatched import dispatched
 from foretrace.platform.cases import FAMILIES
+from foretrace.platform.cases.compiled import COMPILED
 from foretrace.platform.device_facts import DeviceFacts, describe
 from foretrace.platform.fabric_measurements import FABRIC_FILE
 from foretrace.platform.folder import RAW
@@ -35,6 +36,10 @@ FIRST_SHARES = {name: math.sqrt(family.share) for name, family in FAMILIES.items
 """Parts of the time before anything is known of errors: more even than families matter, since none fits on nothing."""
 UNFITTED = 3.0
 """A family that has too few measurements to be fitted counts as if it were off by so many times the usual."""
+COMPILED_PART = 0.05
+"""Of the time, for kernels that torch.compile makes."""
+COMPILED_LEAST = 200.0
+"""Seconds that it takes to compile and measure as many of them as a model needs: with less, none is."""
 THROTTLED = 0.1
 """Drift of the reference call from which on the measurements are in doubt."""
 
@@ -101,7 +106,7 @@ def calibrate(
         if like:
             measure_like(raw, on, seconds["device"], like, outcome, told)
         else:
-            measure_families(raw, on, seconds["device"], families, outcome, told)
+            measure_kernels(raw, on, seconds["device"], families, outcome, told)
         outcome.notes += _drifted(outcome)
     if "host" in ours:
         measure_host(raw, on, seconds["host"], outcome, told)
@@ -134,23 +139,53 @@ def describe_device(raw: Path, on: str | None, outcome: Outcome, told: Told) -> 
     device_facts(device).write(raw)
 
 
-def measure_families(
+def measure_kernels(
     raw: Path, on: str | None, seconds: float, families: Sequence[str], outcome: Outcome, told: Told
+) -> None:
+    """Measure families of kernels, and what a compiler makes."""
+    from foretrace.platform.measure.compiled import can_compile, measure_compiled
+    from foretrace.platform.measure.machine import find_device
+
+    device = find_device(on)
+    drawn = [name for name in families or FAMILIES if name != COMPILED]
+    compiled = seconds * COMPILED_PART if drawn else seconds
+    if not (COMPILED in families or (not families and compiled > COMPILED_LEAST and can_compile(device))):
+        compiled = 0.0
+    if drawn:
+        measure_families(raw, device, seconds - compiled, drawn, outcome, told)
+    if compiled:
+        told(Stage("compiling", 0.0, compiled))
+        report = _reporter(told, time.monotonic(), compiled)
+        outcome.families.append(measure_compiled(raw, device, compiled / 60, report))
+
+
+def measure_families(
+    raw: Path, device: Any, seconds: float, families: Sequence[str], outcome: Outcome, told: Told
 ) -> None:
     """Measure families of kernels in rounds: after each, those with large errors get more of the time."""
     from foretrace.platform.measure.calibrate import calibrate as measure
-    from foretrace.platform.measure.machine import find_device
+    from foretrace.platform.measure.crew import Crew, workers_for
 
     rounds = max(1, round(seconds / ROUND_SECONDS)) if can_fit() else 1
     begun = time.monotonic()
+    report = _reporter(told, begun, seconds)
     shares = FIRST_SHARES
-    for left in range(rounds, 0, -1):
-        if left < rounds:
-            told(Stage("looking where the models are worst", time.monotonic() - begun, seconds))
-            shares = shares_by_error(held_out_errors(raw))
-        length = max(0.0, seconds - (time.monotonic() - begun)) / left
-        report = _reporter(told, begun, seconds)
-        _add(outcome.families, measure(raw, find_device(on), length / 60, families, report, shares=shares))
+    with Crew(device, workers_for(device, _seconds_planned(families, seconds))) as crew:
+        for left in range(rounds, 0, -1):
+            if left < rounds:
+                told(Stage("looking where the models are worst", time.monotonic() - begun, seconds))
+                shares = shares_by_error(held_out_errors(raw))
+            length = max(0.0, seconds - (time.monotonic() - begun)) / left
+            _add(outcome.families, measure(raw, device, length / 60, families, report, shares=shares, crew=crew))
+    unmeasured = [progress.family for progress in outcome.families if not progress.cases + progress.failed]
+    if unmeasured:
+        outcome.notes.append(f"the time did not do for {', '.join(unmeasured)}: measure longer")
+
+
+def _seconds_planned(families: Sequence[str], seconds: float) -> float:
+    """How many of the seconds go to families whose kernels are planned slowly."""
+    planned = sum(FIRST_SHARES[name] for name in families if FAMILIES[name].planned)
+    return seconds * planned / sum(FIRST_SHARES[name] for name in families)
 
 
 def measure_like(raw: Path, on: str | None, seconds: float, like: Graph, outcome: Outcome, told: Told) -> None:
@@ -163,7 +198,7 @@ def measure_like(raw: Path, on: str | None, seconds: float, like: Graph, outcome
     places = {int(row): place for place, row in enumerate(rows)}
     indices = [replace(found, op=places[found.op]) for found in like.indices if found.op in places]
     report = _reporter(told, time.monotonic(), seconds)
-    outcome.families.append(measure_ops(ops, raw, find_device(on), seconds / 60, report, indices))
+    outcome.families.append(measure_ops(ops, raw, find_device(on), seconds / 60, report, indices, like.tf32))
 
 
 def _reporter(told: Told, begun: float, seconds: float) -> Callable[[Progress], None]:

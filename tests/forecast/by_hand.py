@@ -37,6 +37,7 @@ class Call:
     beside: bool = False
     one_launch: bool = False
     """Whether all kernels come with one launch, as those of a CUDA graph do."""
+    rested: float = 0.0
     spread: float = 0.0
 
 
@@ -72,6 +73,7 @@ def step(*calls: Call, streams: Sequence[tuple[int, int]] = (), common: float = 
             T1: column("before"), T2: column("to_launch"), T3: column("after"), T4: column("launch"),
             T5: column("between"),
         },
+        rested=column("rested"),
         spread=column("spread"),
         common=common,
         work=work,

@@ -22,7 +22,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def price_host(calls: Graph, rows: np.ndarray, launches: np.ndarray, host: object) -> Any:
         columns = {name: np.full(len(rows), us) for name, us in HOST_US.items()}
-        return SimpleNamespace(**columns, spread=np.full(len(rows), 0.2), common=0.05)
+        return SimpleNamespace(**columns, rested=np.zeros(len(rows)), spread=np.full(len(rows), 0.2), common=0.05)
 
     def price_kernels(calls: Graph, rows: np.ndarray, platform: object) -> Any:
         names = [calls.ops.names[code] for code in calls.ops.name[rows]]

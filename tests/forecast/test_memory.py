@@ -1,7 +1,11 @@
 """Peak memory."""
 
-from foretrace.forecast.memory import peak_memory
+from dataclasses import replace
+
+from foretrace.forecast.flat import flat
+from foretrace.forecast.memory import peak_memory, workspaces
 from foretrace.graph import Graph, Op, OpTable, Storage, Tensor
+from foretrace.platform.device import Device
 
 
 def held(*storages: Storage) -> int | None:
@@ -30,6 +34,17 @@ def test_only_the_device_counts_where_there_is_one() -> None:
 def test_what_the_allocator_said_goes_before_what_storages_add_up_to() -> None:
     graph = Graph(OpTable.of([]), storages={0: Storage(0, 10, "cuda:0")}, allocated=((0.0, 50), (1.0, 80), (2.0, 20)))
     assert peak_memory(graph) == 80
+
+
+def test_the_matrix_library_keeps_a_workspace_for_each_thread_and_stream() -> None:
+    def kept(*ops: Op, kind: str = "cuda") -> float:
+        return workspaces(flat(Graph(OpTable.of(list(ops)))), replace(Device.named("h200"), kind=kind)) / 2**20
+
+    forward, backward = (Op("aten::addmm", phase=phase) for phase in ("forward", "backward"))
+    assert kept(Op("aten::relu")) == 0
+    assert kept(forward, forward) == 32 and kept(forward, backward) == 64
+    assert kept(forward, Op("aten::bmm", phase="forward", stream=9)) == 64
+    assert kept(forward, backward, kind="cpu") == 0
 
 
 def test_a_source_that_says_nothing_of_memory_has_no_peak() -> None:

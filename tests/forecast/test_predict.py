@@ -8,6 +8,7 @@ import pytest
 from foretrace.forecast.predict import predict
 from foretrace.formats.perfetto import write_perfetto
 from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Storage, Tensor
+from foretrace.platform.platform import Platform
 from tests.forecast import builders
 from tests.forecast.by_hand import device
 
@@ -75,7 +76,8 @@ def test_an_unknown_op_is_priced_and_said_to_be_by_roofline(platform: Any) -> No
 
 def test_memory_is_held_against_the_device(platform: Any) -> None:
     fits = predict(sketched(Op("aten::mm"), storages={0: Storage(0, 1 << 20, "cuda:0")}), platform)
-    assert fits.fits is True and fits.peak_memory_bytes == 1 << 20
+    workspace = round(platform.device.workspace_mib * 2**20)
+    assert fits.fits is True and fits.peak_memory_bytes == (1 << 20) + workspace
     too_large = predict(sketched(Op("aten::mm"), storages={0: Storage(0, 1 << 40, "cuda:0")}), platform)
     assert too_large.fits is False
     assert predict(sketched(Op("aten::mm")), platform).fits is None
@@ -114,6 +116,13 @@ def test_a_trace_that_tells_no_shapes_is_refused_with_what_to_do(platform: Any) 
     with pytest.raises(ForetraceError, match="does not tell the shapes") as refused:
         predict(sketched(Op("aten::view")), platform)
     assert "record_shapes=True" in refused.value.advice
+
+
+def test_a_step_that_lies_on_the_host_is_refused_on_a_gpu_with_what_to_do() -> None:
+    on_host = Tensor((4, 4), "float32", device="cpu")
+    with pytest.raises(ForetraceError, match="all its tensors lie on the host") as refused:
+        predict(sketched(Op("aten::mm", (on_host, on_host), outputs=(on_host,))), Platform.named("h200"))
+    assert "on cuda" in refused.value.advice
 
 
 def test_arithmetic_and_bytes_are_held_against_the_device(platform: Any) -> None:

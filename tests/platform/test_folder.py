@@ -55,18 +55,27 @@ def test_a_folder_that_is_no_platform_is_said_so(tmp_path):
         read_about(tmp_path)
 
 
-def test_a_platform_of_another_version_is_refused_with_the_way_to_refit_it(tmp_path):
-    folder = make(tmp_path / "old", version=VERSION + 1, words="of the future")
+def test_a_platform_of_an_older_version_is_refused_with_the_way_to_refit_it(tmp_path):
+    folder = make(tmp_path / "old", version=VERSION - 1, words="of the past")
     (folder / "raw").mkdir()
     with pytest.raises(ForetraceError) as raised:
         read_about(folder)
-    assert f"{folder} is of format version {VERSION + 1}, this Foretrace reads version {VERSION}" in raised.value.what
+    assert f"{folder} is of format version {VERSION - 1}, this Foretrace reads version {VERSION}" in raised.value.what
     assert f"`foretrace calibrate fit --out {folder}` makes it anew" in raised.value.advice
 
 
 def test_without_measurements_the_way_back_is_to_measure_again(tmp_path):
     with pytest.raises(ForetraceError, match="keeps no measurements: `foretrace calibrate --out"):
-        read_about(make(tmp_path / "old", version=VERSION + 1))
+        read_about(make(tmp_path / "old", version=VERSION - 1))
+
+
+def test_a_platform_of_a_newer_version_asks_for_a_newer_foretrace(tmp_path):
+    folder = make(tmp_path / "new", version=VERSION + 1, words="of the future")
+    (folder / "raw").mkdir()
+    with pytest.raises(
+        ForetraceError, match=rf"version {VERSION + 1}.*A newer Foretrace made it: `pip install --upgrade"
+    ):
+        read_about(folder)
 
 
 @pytest.mark.parametrize(

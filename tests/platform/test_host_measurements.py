@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan
+
 import pytest
 
 from foretrace.graph import ForetraceError
@@ -23,13 +25,28 @@ def path(tmp_path):
 
 
 def test_rounds_are_read_back_with_the_calls_they_belong_to(path):
-    append(path, [{"plain": "tiny", "us": [[1.0, 2.0, 3.0]]}, {"profiled": "tiny", **PROFILED}, {"alone": [4.0, 5.0]}])
-    append(path, [{"plain": "tiny", "us": [[1.5, 2.5, 3.5]]}])
+    append(
+        path, [{"plain": "tiny", "us": [[0.1, 1.0, 2.0, 3.0]]}, {"profiled": "tiny", **PROFILED}, {"alone": [4.0, 5.0]}]
+    )
+    append(path, [{"plain": "tiny", "us": [[0.2, 1.5, 2.5, 3.5]]}])
     (run,) = read_runs(path)
     assert run.steps["tiny"].calls == CALLS
-    assert run.steps["tiny"].plain == [[1.0, 2.0, 3.0], [1.5, 2.5, 3.5]]
+    assert run.steps["tiny"].plain == [[0.1, 1.0, 2.0, 3.0], [0.2, 1.5, 2.5, 3.5]]
     assert run.steps["tiny"].profiled[0].launches == [1, 0]
     assert run.alone == [[4.0, 5.0]]
+
+
+def test_steps_after_a_wait_are_kept_apart(path):
+    append(path, [{"rested": "tiny", "waited": 4.1, "us": [0.1, 1.0, 2.0, 3.0]}])
+    (run,) = read_runs(path)
+    assert run.steps["tiny"].rested == [(4.1, [0.1, 1.0, 2.0, 3.0])]
+    assert not run.steps["tiny"].plain
+
+
+def test_an_older_file_does_not_tell_how_long_clearing_took(path):
+    append(path, [{"plain": "tiny", "us": [[1.0, 2.0, 3.0]]}])
+    ((clearing, *rest),) = read_runs(path)[0].steps["tiny"].plain
+    assert isnan(clearing) and rest == [1.0, 2.0, 3.0]
 
 
 def test_a_later_run_stands_beside_the_first(path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretrace.graph import Constant, Indices, Op, Tensor
+from foretrace.graph import Constant, Indices, Op, Tensor, Tf32
 from foretrace.graph.codec import from_lines
 from foretrace.loading import load
 from foretrace.platform.cases import Ids
@@ -92,3 +92,10 @@ def test_a_language_model_makes_few_distinct_calls():
     with gzip.open(DATA / "bert_bf16.ops.jsonl.gz", "rt") as file:
         ops = from_lines(file, "bert")
     assert len(recorded_cases(ops)) < len(ops) / 10
+
+
+def test_the_step_says_which_calls_may_use_tf32():
+    names = ("aten::addmm", "aten::convolution", "aten::relu")
+    cases = recorded_cases([Op(name) for name in names], tf32=Tf32(products=True, convolutions=False))
+    assert [case.tf32 for case in cases] == [True, False, False]
+    assert [case.tf32 for case in recorded_cases([Op(name) for name in names])] == [False, True, False]

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
-from foretrace.costs.host_terms import HostCalls, terms
+from foretrace.costs.host_terms import HostCalls, rested, terms
 from foretrace.graph import Graph
 from foretrace.graph.tables import Floats, Ints
 from foretrace.platform.host import CallCost, Host
@@ -26,6 +26,8 @@ class HostCosts:
     """T5: from one launch to the next."""
     after: Floats
     """T3: from its last launch to its end."""
+    rested: Floats
+    """What T1 is longer by for each doubling of a millisecond that the host waited before the step."""
     spread: Floats
     """Standard deviation of the logarithm of each call's time."""
     common: float
@@ -49,20 +51,21 @@ def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCost
     >>> from foretrace.graph import Op, OpTable
     >>> from foretrace.platform.host import Before
     >>> cost = CallCost(to_launch=6.0, launch=4.0, between=3.0, after=1.0, tensor=0.0, spread=0.1)
-    >>> host = Host("mine", {}, cost, cost, Before(*[2.0] * 14), common=0.1, provenance="made up")
+    >>> host = Host("mine", {}, cost, cost, Before(*[2.0] * 17), common=0.1, provenance="made up")
     >>> graph = Graph(OpTable.of([Op("aten::mm", phase="forward"), Op("aten::relu", phase="forward")]))
     >>> costs = price_host(graph, np.arange(2, dtype=np.int32), np.ones(2, np.int32), host)
     >>> costs.before.tolist(), costs.to_launch.tolist()
-    ([4.0, 2.0], [6.0, 6.0])
+    ([8.0, 4.0], [6.0, 6.0])
     """
     calls = HostCalls.of(graph, rows, launches)
     inside = _inside(calls, host)
     return HostCosts(
         before=terms(calls) @ np.array(astuple(host.before)),
-        to_launch=inside["to_launch"] + inside["tensor"] * calls.tensors,
+        to_launch=inside["to_launch"] * np.where(calls.first, host.first, 1.0) + inside["tensor"] * calls.tensors,
         launch=inside["launch"],
         between=inside["between"],
         after=inside["after"],
+        rested=rested(calls) @ np.array(astuple(host.rested)),
         spread=inside["spread"],
         common=host.common,
     )

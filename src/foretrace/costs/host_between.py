@@ -9,14 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.costs.host_inside import Subject
-from foretrace.costs.host_terms import HostCalls, terms
+from foretrace.costs.host_terms import BACKWARD, FORWARD, OPTIMIZER, HostCalls, terms
 from foretrace.graph.tables import Floats
-from foretrace.platform.host import Before, CallCost, Host
+from foretrace.platform.host import TERMS, Before, CallCost, Host
 
 LEAST_US = 300.0
 """A phase shorter than this is not worth more: its noise does not shrink with it."""
 DOUBTFUL = 0.1
 """Share by which a phase may be off before it counts for less."""
+IS_CLEARING = np.array([False, False, *(name in ("clearing", "cleared") for name in TERMS)])
 LEAST_LAUNCH = 0.2
 """Share of a profiled launch that must be left when the profiler's weight is taken off."""
 
@@ -25,8 +26,8 @@ def inside_us(calls: HostCalls, host: Host) -> Floats:
     """Host time inside each call."""
     costs = [host.cost(calls.names[code], int(some > 0)) for code, some in zip(calls.name, calls.launches)]
     columns = np.array([[c.to_launch, c.tensor, c.launch, c.between, c.after] for c in costs]).reshape(-1, 5)
-    pauses = np.maximum(calls.launches - 1, 0)
-    amounts = np.stack([np.ones(len(calls)), calls.tensors, calls.launches, pauses, np.ones(len(calls))], axis=1)
+    pauses, once = np.maximum(calls.launches - 1, 0), np.ones(len(calls))
+    amounts = np.stack([np.where(calls.first, host.first, 1.0), calls.tensors, calls.launches, pauses, once], axis=1)
     summed: Floats = (columns * amounts).sum(axis=1)
     return summed
 
@@ -42,16 +43,23 @@ def with_time_between(host: Host, subjects: Sequence[Subject]) -> Host:
     Both come from one fit: a plain phase is the time inside its calls, less the profiler's weight on each of their
     launches, plus the terms of T1.
     """
-    rows, left, weights = [], [], []
-    for subject in subjects:
-        inside, explained = inside_us(subject.calls, host), terms(subject.calls)
-        for phase, us in enumerate(subject.typical):
-            ours = subject.calls.phase == phase
-            rows.append([-subject.calls.launches[ours].sum(), *explained[ours].sum(axis=0)])
-            left.append(us - inside[ours].sum())
-            weights.append(1 / max(us, LEAST_US))
-    weight, *before = _robust(np.array(rows), np.array(left), np.array(weights))
+    rows, left, weights = (np.concatenate(each) for each in zip(*(_explained(subject, host) for subject in subjects)))
+    weight, *before = _robust(rows, left, weights)
     return replace(_lightened(host, weight), before=Before(*before))
+
+
+def _explained(subject: Subject, host: Host) -> tuple[Floats, Floats, Floats]:
+    """For each part of a step its launches and terms of T1, what they are to explain, and how much it counts."""
+    calls, us = subject.calls, subject.typical
+    each = np.column_stack([inside_us(calls, host), -calls.launches, terms(calls)])
+    sums = np.array([each[calls.phase == phase].sum(axis=0) for phase in (FORWARD, BACKWARD, OPTIMIZER)])
+    if np.isnan(us[0]):  # then it is in the forward
+        us = us[1:]
+    else:
+        clearing = np.where(IS_CLEARING, sums[FORWARD], 0.0)
+        sums[FORWARD] -= clearing
+        sums = np.vstack([clearing, sums])
+    return sums[:, 1:], us - sums[:, 0], 1 / np.maximum(us, LEAST_US)
 
 
 def _lightened(host: Host, weight: float) -> Host:

@@ -8,10 +8,18 @@ from dataclasses import astuple, replace
 import numpy as np
 
 from foretrace.costs.host_between import step_us, with_time_between
-from foretrace.costs.host_inside import Subject, costs_by_name, costs_of_kinds, usual_launches, with_calls_alone
+from foretrace.costs.host_inside import (
+    Subject,
+    costs_by_name,
+    costs_of_kinds,
+    first_calls,
+    usual_launches,
+    with_calls_alone,
+)
 from foretrace.graph import ForetraceError
-from foretrace.platform.host import TERMS, Before, CallCost, Host
-from foretrace.platform.host_measurements import HostRun
+from foretrace.graph.tables import Floats
+from foretrace.platform.host import TERMS, Before, CallCost, Host, Rested
+from foretrace.platform.host_measurements import HostRun, StepTimes
 
 LEAST_COMMON = 0.01
 """No two steps take the same time."""
@@ -34,11 +42,30 @@ def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
     if not subjects:
         raise ForetraceError("no small step of the host was measured", "Measure it: `foretrace calibrate host`.")
     samples = [sample for subject in subjects for sample in subject.samples]
-    calls = costs_by_name(samples)
+    first = first_calls(subjects)
+    calls = costs_by_name(samples, first)
     kinds = costs_of_kinds(calls, usual_launches(samples))
-    host = Host(name, calls, *kinds, Before(*[0.0] * len(TERMS)), common=1.0, provenance=_provenance(runs))
+    nothing = Before(*[0.0] * len(TERMS))
+    host = Host(name, calls, *kinds, nothing, common=1.0, provenance=_provenance(runs), first=first)
     host = with_calls_alone(with_time_between(host, subjects), runs)
-    return _rounded(replace(host, common=_common(subjects, host)))
+    return _rounded(replace(host, common=_common(subjects, host), rested=_rested(steps)))
+
+
+def _rested(steps: Sequence[StepTimes]) -> Rested:
+    """What each part of a step takes longer after a wait: the median over steps, where long waits count more."""
+    longer, doublings = [np.zeros((0, 4))], [np.zeros(0)]
+    for step in steps:
+        if step.rested:
+            longer.append(np.array([after.us for after in step.rested]) - np.median(step.plain, axis=0))
+            doublings.append(np.log2(1 + np.array([after.waited_ms for after in step.rested])))
+    us, weight = np.concatenate(longer), np.concatenate(doublings)
+    return Rested(*(max(0.0, _weighted_median(part / weight, weight)) for part in us.T)) if len(weight) else Rested()
+
+
+def _weighted_median(values: Floats, weights: Floats) -> float:
+    order = np.argsort(values)
+    summed = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(summed, summed[-1] / 2)])
 
 
 def _common(subjects: Sequence[Subject], host: Host) -> float:
@@ -46,7 +73,7 @@ def _common(subjects: Sequence[Subject], host: Host) -> float:
 
     Of both the median over steps: one that was held up for long says little of the others.
     """
-    totals = [subject.plain.sum(axis=1) for subject in subjects]
+    totals = [subject.totals for subject in subjects]
     repeats = [np.std(np.log(total / np.median(total))) for total in totals]
     misses = [abs(np.log(step_us(s.calls, host) / np.median(total))) for s, total in zip(subjects, totals)]
     return max(LEAST_COMMON, float(np.hypot(np.median(repeats), np.median(misses) * TO_DEVIATION)))
@@ -65,6 +92,8 @@ def _rounded(host: Host) -> Host:
         view=short(host.view),
         before=Before(*(round(number, 3) for number in astuple(host.before))),
         common=round(host.common, 4),
+        first=round(host.first, 3),
+        rested=Rested(*(round(number, 3) for number in astuple(host.rested))),
     )
 
 

@@ -21,6 +21,8 @@ WAITING = frozenset({
     "aten::masked_select", "aten::nonzero", "aten::repeat_interleave", "aten::unique_consecutive", "aten::unique_dim",
 })  # fmt: skip
 """Calls that return only when the device has answered: alone, most of their time is a wait, and not the host's."""
+OFTEN = 3
+"""So many later calls of a name tell what a later one takes."""
 SOME_SPREAD = 0.1
 """Spread of a call's time where none was profiled twice."""
 
@@ -36,6 +38,8 @@ class Sample(NamedTuple):
     tensors: float
     spread: float
     """Standard deviation of the logarithm of its time; NaN where it was profiled once."""
+    first: bool = False
+    """Whether it is the first call of its name in its phase."""
 
 
 @dataclass
@@ -45,7 +49,8 @@ class Subject:
     calls: HostCalls
     samples: list[tuple[str, Sample]]
     plain: Floats
-    """Microseconds of each plain step's phases."""
+    """Microseconds of each plain step's parts: clearing, forward, backward, optimizer; where the clearing is NaN, the
+    forward holds it."""
 
     @classmethod
     def of(cls, step: StepTimes) -> Subject:
@@ -56,15 +61,21 @@ class Subject:
         middle = np.full(columns.shape[1:], np.nan)
         middle[:, shown] = np.nanmedian(columns[:, :, shown], axis=0)
         spread = [_log_spread(times) for times in columns[:, :4].sum(axis=1).T]
-        each = np.vstack([middle, step.calls.tensors, spread]).T
+        first = HostCalls.measured(step.calls, middle[4]).first
+        each = np.vstack([middle, step.calls.tensors, spread, first]).T
         samples = [(step.calls.name[row], Sample._make(each[row].tolist())) for row in shown.tolist()]
         usual = usual_launches(samples)
         launches = np.where(np.isnan(middle[4]), [usual.get(name, 0.0) for name in step.calls.name], middle[4])
         return cls(HostCalls.measured(step.calls, launches), samples, np.array(step.plain))
 
     @property
+    def totals(self) -> Floats:
+        """Microseconds of each plain step."""
+        return np.asarray(np.nansum(self.plain, axis=1))
+
+    @property
     def typical(self) -> Floats:
-        """The median of each phase."""
+        """The median of each part."""
         middle: Floats = np.median(self.plain, axis=0)
         return middle
 
@@ -82,11 +93,28 @@ def usual_launches(samples: Iterable[tuple[str, Sample]]) -> dict[str, float]:
     return {name: float(np.mean(launches)) for name, launches in by_name.items()}
 
 
-def costs_by_name(samples: Sequence[tuple[str, Sample]]) -> dict[str, CallCost]:
+def first_calls(subjects: Iterable[Subject]) -> float:
+    """How many times as long T2 is in the first call of a name in a phase as in later ones: the median over names."""
+    ratios = []
+    for subject in subjects:
+        runs: dict[str, list[list[float]]] = defaultdict(list)
+        for name, sample in subject.samples:
+            if sample.first or not runs[name]:
+                runs[name].append([])
+            runs[name][-1].append(sample.to_launch)
+        for began, *later in (run for of_name in runs.values() for run in of_name):
+            if len(later) >= OFTEN and (usual := float(np.median(later))) > 0:
+                ratios.append(began / usual)
+    return max(1.0, float(np.median(ratios))) if ratios else 1.0
+
+
+def costs_by_name(samples: Sequence[tuple[str, Sample]], first: float) -> dict[str, CallCost]:
     """What the calls of each name cost, the profiler's weight still on it.
 
     >>> mm = Sample(6.0, 4.0, 0.0, 1.0, launches=1, tensors=0, spread=0.1)
-    >>> costs_by_name([("aten::mm", mm)] * 3)["aten::mm"].to_launch
+    >>> costs_by_name([("aten::mm", mm._replace(to_launch=9.0, first=True)), *[("aten::mm", mm)] * 3], first=1.5)[
+    ...     "aten::mm"
+    ... ].to_launch
     6.0
     """
     by_name: dict[str, list[Sample]] = defaultdict(list)
@@ -96,16 +124,20 @@ def costs_by_name(samples: Sequence[tuple[str, Sample]]) -> dict[str, CallCost]:
     launch, between = _per_launch(everything, 0.0, 0.0)
     known = everything[np.isfinite(everything[:, 6]), 6]
     spread = float(np.median(known)) if len(known) else SOME_SPREAD
-    return {name: _cost(np.array(found), launch, between, spread) for name, found in sorted(by_name.items())}
+    costs = {}
+    for name, found in sorted(by_name.items()):
+        slower = np.array([first if sample.first else 1.0 for sample in found])
+        costs[name] = _cost(np.array(found), slower, launch, between, spread)
+    return costs
 
 
-def _cost(found: Floats, launch: float, between: float, spread: float) -> CallCost:
+def _cost(found: Floats, slower: Floats, launch: float, between: float, spread: float) -> CallCost:
     to_launch, after, tensors = found[:, 0], found[:, 3], found[:, 5]
     tensor = _slope(tensors, to_launch)
     own_launch, own_between = _per_launch(found, launch, between)
     known = found[np.isfinite(found[:, 6]), 6]
     return CallCost(
-        to_launch=max(0.0, _middle(to_launch - tensor * tensors)),
+        to_launch=max(0.0, _middle((to_launch - tensor * tensors) / slower)),
         launch=own_launch,
         between=own_between,
         after=_middle(after),

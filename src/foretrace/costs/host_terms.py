@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ from foretrace.platform.host_measurements import Calls
 
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 CAST = "aten::_to_copy"
+READS = "aten::_local_scalar_dense"
+"""Reads a number: optimizers do so several times a parameter."""
 LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_", "aten::cat", "aten::stack", "aten::index")
 """How the names of calls begin that take lists of tensors."""
 
@@ -39,7 +42,18 @@ class HostCalls:
         updates = self.phase == OPTIMIZER
         if not updates.any():
             return 0
-        return max(int(self.tensors[updates].max()), int(np.bincount(self.name[updates]).max()))
+        reads = self.names.matching(READS.__eq__)[self.name]
+        repeats = np.bincount(self.name[updates & ~reads], minlength=1).max()
+        return max(int(self.tensors[updates].max()), int(repeats))
+
+    @cached_property
+    def first(self) -> NDArray[np.bool_]:
+        """Whether each call is the first of its name in its phase."""
+        first = np.zeros(len(self), bool)
+        first[
+            np.unique(self.phase.astype(np.int64) * (len(self.names.items) + 1) + self.name, return_index=True)[1]
+        ] = True
+        return first
 
     @classmethod
     def measured(cls, calls: Calls, launches: Floats) -> HostCalls:
@@ -84,7 +98,10 @@ def terms(calls: HostCalls) -> Floats:
     view = calls.launches < 0.5
     cast = calls.names.matching(CAST.__eq__)[calls.name] if len(calls) else view
     again = np.where(backward, calls.entered, 0)
+    begins = np.arange(len(calls)) == 0
     columns = {
+        "clearing": begins,
+        "cleared": np.where(begins, calls.parameters, 0),
         "forward": _begins(forward),
         "forward_call": forward & ~view & ~cast,
         "forward_view": forward & view & ~cast,
@@ -99,8 +116,22 @@ def terms(calls: HostCalls) -> Floats:
         "released": _spread(int(backward.sum()), optimizer),
         "recomputed_forward": _spread(int(again.sum()), forward),
         "recomputed_backward": again,
+        "new_name": calls.first,
     }
     return np.stack([columns[name].astype(np.float64) for name in TERMS], axis=1)
+
+
+def rested(calls: HostCalls) -> Floats:
+    """A row for each call, a column for each part of a step that takes longer after a wait.
+
+    What clearing takes longer stands before the first call; the rest before calls of names that are new to a phase.
+    """
+    columns = np.zeros((len(calls), 4))
+    columns[:1, 0] = 1.0
+    for phase in (FORWARD, BACKWARD, OPTIMIZER):
+        first = calls.first & (calls.phase == phase)
+        columns[first, phase + 1] = 1 / max(1, int(first.sum()))
+    return columns
 
 
 def _begins(phase: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretrace.graph import Graph
+from foretrace.costs.families.matrix import MatrixProduct
+from foretrace.forecast.flat import Flat
+from foretrace.graph import PHASES, Graph
 from foretrace.graph.tables import Longs
+from foretrace.platform.device import Device
 
 BLOCK = 512
 """Bytes in which PyTorch's allocator of device memory gives it out."""
@@ -44,6 +47,24 @@ def peak_memory(graph: Graph) -> int | None:
     alive = np.cumsum(change)
     alive[1 : len(graph.ops) + 1] += _inside(graph)
     return int(alive.max())
+
+
+def workspaces(step: Flat, device: Device) -> int:
+    """Bytes that the matrix library keeps to work in: for each stream, and for autograd's thread beside the main one.
+
+    >>> from foretrace.forecast.flat import flat
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = [Op("aten::mm", phase="forward"), Op("aten::mm", phase="backward"), Op("aten::mm", phase="backward")]
+    >>> workspaces(flat(Graph(OpTable.of(ops))), Device.named("h200")) / 2**20
+    64.0
+    """
+    if device.kind == "cpu":
+        return 0
+    ops = step.calls.ops
+    multiplies = ops.names.matching(MatrixProduct.ops.__contains__)[ops.name]
+    backward = ops.phase == PHASES.index("backward")
+    users = set(zip(step.stream[multiplies].tolist(), backward[multiplies].tolist()))
+    return round(len(users) * device.workspace_mib * 2**20)
 
 
 def _inside(graph: Graph) -> Longs:

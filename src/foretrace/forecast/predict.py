@@ -7,14 +7,15 @@ import numpy as np
 from foretrace.forecast.critical import LATENCY, describe
 from foretrace.forecast.device import active_and_idle, overlap
 from foretrace.forecast.doubt import PERCENTILES, draws
-from foretrace.forecast.flat import flat
+from foretrace.forecast.flat import Flat, flat
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.host import KINDS, Segments
 from foretrace.forecast.look_at import look_at
-from foretrace.forecast.memory import peak_memory
+from foretrace.forecast.memory import peak_memory, workspaces
 from foretrace.forecast.observe import overheads
 from foretrace.forecast.predicted import as_measured, idle_causes, predicted
 from foretrace.forecast.rates import totals
+from foretrace.forecast.rest import after_a_wait
 from foretrace.forecast.step import Step, priced
 from foretrace.forecast.steps import chosen_step, cut_to_step
 from foretrace.forecast.timetable import Timetable, timetable
@@ -39,14 +40,14 @@ def predict(what: Graph | Job, platform: Platform, kernels: str | None = None, s
     if not len(calls.ops):
         raise ForetraceError(f"{job.source or 'the graph'} holds no calls", "Record or sketch a training step.")
     costs, notes = priced(graph, alone, platform, kernels)
-    table = timetable(costs, platform.device)
+    table = after_a_wait(costs, timetable(costs, platform.device))
     timeline = simulate(table.program)
     forecast = _told(calls, costs, table, timeline)
     forecast.source, forecast.platform, forecast.world = job.source, platform.name, job.world
     forecast.step_ms_back_to_back = back_to_back(costs, platform.device) / 1e3
-    low, high = np.percentile(draws(calls, costs, table), PERCENTILES)
+    low, high = np.percentile(draws(calls, costs, table), PERCENTILES).tolist()
     forecast.low_ms, forecast.high_ms = min(low / 1e3, forecast.step_ms), max(high / 1e3, forecast.step_ms)
-    _add_memory(forecast, whole, platform.device)
+    _add_memory(forecast, whole, alone, platform.device)
     _add_rates(forecast, calls, costs, platform.device)
     forecast.notes = [*job.notes, *whole.notes, *notes, *_alone(job, whole), *_nothing_to_do(costs, platform)]
     return forecast
@@ -125,8 +126,10 @@ def _add_rates(forecast: Forecast, calls: Graph, step: Step, device: Device) -> 
     forecast.gbps = forecast.gigabytes / forecast.device_active_ms * 1e3 if forecast.device_active_ms else None
 
 
-def _add_memory(forecast: Forecast, graph: Graph, device: Device) -> None:
-    forecast.peak_memory_bytes = peak_memory(graph)
+def _add_memory(forecast: Forecast, graph: Graph, step: Flat, device: Device) -> None:
+    held = peak_memory(graph)
     forecast.memory_bytes = round(device.memory_gb * 1e9)
-    if forecast.peak_memory_bytes is not None:
+    if held is not None:
+        # The allocator that a trace has asked counts the workspaces too.
+        forecast.peak_memory_bytes = held + (0 if graph.allocated else workspaces(step, device))
         forecast.fits = forecast.peak_memory_bytes <= forecast.memory_bytes

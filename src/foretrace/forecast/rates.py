@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretrace.costs.fallback import work_of
-from foretrace.costs.families import Work, family_of, usual_facts
+from foretrace.costs.families import Work, facts_of, family_of
 from foretrace.costs.spread_of_ids import spread_of_ids
 from foretrace.forecast.step import Step
-from foretrace.graph import Graph, Indices, Op
+from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.platform.device import Device
 
 ARITHMETIC = ("matrix", "convolutions", "attention")
@@ -39,7 +39,7 @@ def totals(calls: Graph, step: Step, device: Device) -> Totals | None:
             continue
         key = (op.name, shapes, indices.unique if indices else None)
         if key not in known:
-            known[key] = _work(op, device, indices)
+            known[key] = _work(op, device, indices, calls.tf32)
         work, counts = known[key]
         found.nbytes += work.bytes
         if counts:
@@ -48,9 +48,9 @@ def totals(calls: Graph, step: Step, device: Device) -> Totals | None:
     return found if known else None
 
 
-def _work(op: Op, device: Device, indices: Indices | None) -> tuple[Work, bool]:
+def _work(op: Op, device: Device, indices: Indices | None, tf32: Tf32) -> tuple[Work, bool]:
     """What a call has to do, and whether its arithmetic counts."""
     family = family_of(op)
     if family is None:
         return work_of(op), False
-    return family.describe(op, usual_facts(family, device, indices)).work, family.name in ARITHMETIC
+    return family.describe(op, facts_of(family, device, indices, tf32)).work, family.name in ARITHMETIC

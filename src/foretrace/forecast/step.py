@@ -27,6 +27,8 @@ class Step:
     """Whether each call ran at the same time as the one before it, on another thread."""
     durations: dict[int, Floats]
     """T1 to T5 of each call; T4 is that of one launch, T5 that of one pause between two."""
+    rested: Floats
+    """What T1 of each call is longer by for each doubling of a millisecond that the host waited before the step."""
     spread: Floats
     """Standard deviation of the logarithm of what each call costs the host."""
     common: float
@@ -69,6 +71,7 @@ class Step:
             thread=np.tile(self.thread, times),
             beside=np.tile(self.beside, times),
             durations={kind: np.tile(us, times) for kind, us in self.durations.items()},
+            rested=np.tile(self.rested, times),
             spread=np.tile(self.spread, times),
             common=self.common,
             work=Work(**columns),
@@ -102,6 +105,7 @@ def priced(graph: Graph, step: Flat, platform: Platform, kernels: str | None) ->
         thread=calls.ops.thread,
         beside=_beside(calls),
         durations=_durations(host),
+        rested=host.rested,
         spread=host.spread,
         common=host.common,
         work=work,

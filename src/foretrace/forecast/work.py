@@ -9,6 +9,7 @@ import numpy as np
 
 from foretrace.costs.collectives import predict as price_collective
 from foretrace.costs.device import FALLBACK, MEASURED, MODEL, price_kernels
+from foretrace.costs.families.compiled import PYTORCHS
 from foretrace.forecast.flat import Flat
 from foretrace.graph import Collective, ForetraceError, Graph
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, Floats, Ints, Small
@@ -164,15 +165,18 @@ def _by_roofline(work: Work, calls: Graph, platform: Platform) -> list[str]:
     for row in np.flatnonzero(work.source == FALLBACK).tolist():
         name = calls.ops.names[calls.ops.name[work.call[row]]]
         share[name] = share.get(name, 0.0) + float(work.typical[row]) / total
-    if not share:
-        return []
+    custom = {name: part for name, part in share.items() if not name.startswith(PYTORCHS)}
+    calls_of_pytorch = {name: part for name, part in share.items() if name not in custom}
+    ways = ((calls_of_pytorch, "rooflines stand in"), (custom, "guesses from their tensors stand in"))
+    return [f"{platform.name} has no model that knows {_named(some)}: {way}" for some, way in ways if some]
+
+
+def _named(share: dict[str, float]) -> str:
+    """Ops with their share of the device time, and that of all."""
     largest = sorted(share, key=lambda name: -share[name])
     named = ", ".join(f"{name} ({share[name]:.1%})" for name in largest[:NAMED])
     more = f" and {len(largest) - NAMED} more" if len(largest) > NAMED else ""
-    return [
-        f"{platform.name} has no model that knows {named}{more}: rooflines stand in, "
-        f"for {sum(share.values()):.1%} of the device time"
-    ]
+    return f"{named}{more}, {sum(share.values()):.1%} of the device time"
 
 
 def _kind(name: str) -> int:

@@ -55,6 +55,8 @@ class Device:
     kind: str = "cuda"
     """``cuda``, or ``cpu`` where ops run on the host itself."""
     measured: Measured = field(default_factory=Measured)
+    workspace_mib: float = 8.125
+    """What PyTorch gives the matrix library to work in, for each thread and stream that multiplies; more on Hopper."""
 
     def peak(self, rate: str) -> float:
         """Peak rate of a dtype in TFLOP/s; that of float32 where the maker says nothing of it.

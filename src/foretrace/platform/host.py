@@ -34,8 +34,12 @@ class Before:
     forward, less C++ of its own than Python around it.
     """
 
+    clearing: float
+    """Once: entering the step, and beginning to clear gradients."""
+    cleared: float
+    """A parameter's gradient let go."""
     forward: float
-    """Once: clearing gradients, entering the model."""
+    """Once: entering the model."""
     forward_call: float
     forward_view: float
     """A call that launches nothing."""
@@ -58,6 +62,8 @@ class Before:
     """A module whose forward is run again in backward: remembering how, in forward."""
     recomputed_backward: float
     """The same: setting it up again, in backward."""
+    new_name: float
+    """A call of a name that its phase has not made before: its code is not at hand."""
 
 
 TERMS = tuple(field.name for field in fields(Before))
@@ -65,11 +71,24 @@ TERMS = tuple(field.name for field in fields(Before))
 
 
 @dataclass(frozen=True)
+class Rested:
+    """Microseconds that each part of a step takes longer after a wait for the device.
+
+    For each doubling of a millisecond that the host waited: others then had its caches.
+    """
+
+    clearing: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+
+
+@dataclass(frozen=True)
 class Host:
     """The five overheads of a host: inside calls by their names, between calls by what they are.
 
     >>> cost = CallCost(to_launch=6.0, launch=4.0, between=3.0, after=1.0, tensor=0.0, spread=0.1)
-    >>> host = Host("mine", {"aten::mm": cost}, cost, cost, Before(*[1.0] * 14), common=0.1, provenance="made up")
+    >>> host = Host("mine", {"aten::mm": cost}, cost, cost, Before(*[1.0] * 17), common=0.1, provenance="made up")
     >>> host.cost("aten::mm", launches=2) is host.cost("aten::unheard_of", launches=1)
     True
     """
@@ -85,6 +104,9 @@ class Host:
     """Standard deviation of the logarithm of a factor that all calls of a step share: how much steps differ that do the
     same, and how far whole steps were off that the costs were fitted on."""
     provenance: str
+    first: float = 1.0
+    """How many times as long T2 is in the first call of a name in a phase as in later ones."""
+    rested: Rested = Rested()
 
     def cost(self, name: str, launches: int) -> CallCost:
         """What a call of this name costs; where the name was never measured, what such calls cost."""
@@ -100,7 +122,7 @@ class Host:
 
         >>> import tempfile; path = Path(tempfile.mkdtemp()) / "host.json"
         >>> cost = CallCost(6.0, 4.0, 3.0, 1.0, 0.0, 0.1)
-        >>> host = Host("mine", {"aten::mm": cost}, cost, cost, Before(*[1.0] * 14), 0.1, "made up")
+        >>> host = Host("mine", {"aten::mm": cost}, cost, cost, Before(*[1.0] * 17), 0.1, "made up")
         >>> host.write(path); Host.read(path) == host
         True
         """

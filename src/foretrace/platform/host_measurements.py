@@ -5,18 +5,22 @@
 | ``{"run": ...}`` | on what and when the run that begins here was made |
 | ``{"step": name, ...}`` | the calls of a small training step, as columns |
 | ``{"single": "", ...}`` | the calls that are made alone |
-| ``{"plain": name, "us": [[forward, backward, optimizer], ...]}`` | host time of whole steps with nothing attached |
+| ``{"plain": name, "us": [[clearing, forward, backward, optimizer], ...]}`` | host time of whole steps, bare |
+| ``{"rested": name, "waited": ms, "us": [...]}`` | the same of a step after so long a wait for the device |
 | ``{"profiled": name, ...}`` | what a light profile says of each call of a step, the profiler's weight on it |
 | ``{"launched": [...]}`` | launches of each single call |
 | ``{"alone": [...]}`` | host time of each single call |
+
+Older files hold the clearing of gradients inside the forward: there it is NaN.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
+from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretrace.graph import ForetraceError
 from foretrace.graph.codec import DAMAGE
@@ -60,12 +64,20 @@ class Profiled:
     launches: list[int] = field(default_factory=list)
 
 
+class Waited(NamedTuple):
+    """A step that began after the host had waited for the device."""
+
+    waited_ms: float
+    us: list[float]
+
+
 @dataclass
 class StepTimes:
     """One small step: its calls, and every time it was measured."""
 
     calls: Calls
     plain: list[list[float]] = field(default_factory=list)
+    rested: list[Waited] = field(default_factory=list)
     profiled: list[Profiled] = field(default_factory=list)
 
 
@@ -88,10 +100,10 @@ def read_runs(path: Path) -> list[HostRun]:
     >>> from foretrace.platform.journal import append
     >>> path = Path(tempfile.mkdtemp()) / HOST_FILE
     >>> append(path, [{"run": {"device": "cpu"}}, Calls(["aten::mm"], [0], [1], [0]).line("step", "tiny")])
-    >>> append(path, [{"plain": "tiny", "us": [[1.0, 2.0, 0.5]]}])
+    >>> append(path, [{"plain": "tiny", "us": [[0.1, 1.0, 2.0, 0.5]]}])
     >>> run, = read_runs(path)
     >>> run.machine["device"], run.steps["tiny"].plain
-    ('cpu', [[1.0, 2.0, 0.5]])
+    ('cpu', [[0.1, 1.0, 2.0, 0.5]])
     """
     runs: list[HostRun] = []
     for number, text in enumerate(lines(path), 1):
@@ -114,7 +126,9 @@ def _take(line: dict[str, Any], runs: list[HostRun]) -> None:
     elif "single" in line:
         run.single = _columns(Calls, line)
     elif "plain" in line:
-        run.steps[line["plain"]].plain += [_numbers(times, 3) for times in line["us"]]
+        run.steps[line["plain"]].plain += [_phases(times) for times in line["us"]]
+    elif "rested" in line:
+        run.steps[line["rested"]].rested.append(Waited(float(line["waited"]), _phases(line["us"])))
     elif "launched" in line:
         run.launched = _numbers(line["launched"], len(run.single))
     elif "alone" in line:
@@ -130,6 +144,10 @@ def _columns(kind: Any, line: dict[str, Any], length: int | None = None) -> Any:
     if len(lengths) > 1 or (length is not None and lengths != {length}):
         raise ValueError("its columns differ in length")
     return kind(**columns)
+
+
+def _phases(us: Any) -> list[float]:
+    return _numbers(us, 4) if len(us) > 3 else [nan, *_numbers(us, 3)]
 
 
 def _numbers(values: Any, length: int) -> list[float]:

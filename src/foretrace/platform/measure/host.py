@@ -1,4 +1,4 @@
-"""Measures what the host costs: small training steps with nothing attached, light profiles of them, calls alone.
+"""Measures what the host costs: small training steps, bare, after a wait, and in light profiles; calls alone.
 
 Steps take turns in short rounds, so that a host that slows down for a while slows all of them; what is measured is
 added to a file round by round, and a later run adds to the same file.
@@ -26,6 +26,7 @@ from foretrace.platform.measure.host_profile import profiled
 from foretrace.platform.measure.host_single import SingleCalls
 from foretrace.platform.measure.host_steps import STEPS
 from foretrace.platform.measure.host_training import Phases, Training
+from foretrace.platform.measure.host_wait import WAITS_MS, wait_for_device
 from foretrace.platform.measure.host_watch import calls_of
 from foretrace.platform.measure.machine import device_name, facts, find_device
 
@@ -35,6 +36,8 @@ IN_A_ROW = 3
 """Plain steps of one kind before the next kind has its turn."""
 PROFILED = 4
 """Of so many rounds one profiles each step as well."""
+RESTED = 2
+"""Of so many rounds one times each step after a wait for the device as well."""
 NOISY = 0.25
 """Spread of a step's repeats, as a share of its time, from which on the host is called noisy."""
 
@@ -181,9 +184,19 @@ def _round(subjects: list[_Subject], single: SingleCalls | None, done: HostProgr
         lines.append({"plain": subject.name, "us": [_rounded(phases) for phases in plain]})
         if done.rounds % PROFILED == 0:
             lines.append({"profiled": subject.name, **asdict(profiled(subject.training, subject.calls))})
+        if done.rounds % RESTED == 0 and torch.cuda.is_initialized():
+            lines.append(_after_a_wait(subject))
     if single:
         lines.append({"alone": _rounded(single.timed())})
     return lines
+
+
+def _after_a_wait(subject: _Subject) -> dict[str, Any]:
+    """A step right after the host has waited for the device, as it does where steps are the device's to finish."""
+    waited = wait_for_device(random.choice(WAITS_MS))
+    phases = _rounded(subject.training.timed_step())
+    _drain()
+    return {"rested": subject.name, "waited": round(waited, 3), "us": phases}
 
 
 def _plain(training: Training) -> list[Phases]:
