@@ -28,6 +28,16 @@ def test_internals_of_a_matched_call_are_not_matched():
     assert match(table("aten::zeros", "aten::empty"), profile).tolist() == [0, 3]
 
 
+def test_of_a_call_that_autocast_makes_again_after_casting_the_inner_one_is_matched():
+    profile = table("aten::addmm", ("aten::to", 0), ("aten::_to_copy", 1), ("aten::copy_", 2), ("aten::addmm", 0))
+    assert match(table("aten::_to_copy", "aten::addmm"), profile).tolist() == [2, 4]
+
+
+def test_of_a_call_that_makes_another_of_its_name_among_others_the_outer_one_is_matched():
+    profile = table("aten::sort", ("aten::empty", 0), ("aten::sort", 0), ("aten::copy_", 0))
+    assert match(table("aten::sort"), profile).tolist() == [0]
+
+
 def test_a_nested_structure_is_matched_inside_too():
     structure = table("aten::linear", ("aten::t", 0), ("aten::addmm", 0))
     profile = table("step", ("aten::linear", 0), ("aten::t", 1), ("aten::as_strided", 2), ("aten::addmm", 1))

@@ -19,7 +19,7 @@ from foretrace.record.recording import load_recording
 
 PLACES = [
     "job.json", "rank-0/rank.json", "rank-0/ops.jsonl.gz", "rank-0/storages.json.gz", "rank-0/indices.json",
-    "rank-0/profile.json.gz",
+    "rank-0/contents.json.gz", "rank-0/profile.json.gz",
 ]  # fmt: skip
 WORDS = ["", "null", "-1", '"x"', "[]", "{}", "1e999", "NaN", "99999999999999999999", ",", "0", "true", '"rank": ""']
 
@@ -89,7 +89,10 @@ def test_another_version_is_refused_by_number(copy: Path, place: str) -> None:
     assert str(copy / place) in str(told.value)
 
 
-@pytest.mark.parametrize("place", [p for p in PLACES if p not in ("rank-0/indices.json", "rank-0/profile.json.gz")])
+OPTIONAL = ("rank-0/indices.json", "rank-0/contents.json.gz", "rank-0/profile.json.gz")
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place not in OPTIONAL])
 def test_a_missing_file_is_named(copy: Path, place: str) -> None:
     (copy / place).unlink()
     with pytest.raises(ForetraceError, match="does not exist") as told:

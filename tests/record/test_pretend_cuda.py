@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 import bert
 import dlrm
@@ -59,3 +61,30 @@ def test_a_workload_sketched_without_a_gpu_is_what_the_h200_ran() -> None:
 def test_devices_are_told_as_they_would_be() -> None:
     graph = sketch(EXAMPLES["gpt2_fp32_fused"], device="cuda")
     assert {t.device for op in graph.ops for t in op.produced} == {"cuda:0"}
+
+
+def test_a_cast_in_backward_stays_on_the_pretended_gpu() -> None:
+    graph = sketch(partial(gpt.make_step, preset="tiny", dtype="bf16", batch=2, device="cuda"), device="cuda")
+    asked = [op.kwargs["device"] for op in graph.ops if op.name == "aten::_to_copy" and "device" in op.kwargs]
+    assert asked and {getattr(device, "value", "") for device in asked} == {"cuda:0"}
+
+
+@pytest.mark.parametrize(
+    ("mask", "chosen"),
+    [(None, "cudnn"), ("given", "cudnn"), ("learned", "_safe_softmax")],
+)
+def test_attention_is_chosen_as_autocast_and_its_mask_have_it(mask: str | None, chosen: str) -> None:
+    def make() -> Callable[[], None]:
+        heads = torch.randn(2, 4, 16, 64, device="cuda", requires_grad=True)
+        bias = torch.randn(1, 4, 16, 16, device="cuda", requires_grad=mask == "learned") if mask else None
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                F.scaled_dot_product_attention(heads, heads, heads, bias, dropout_p=0.1).sum().backward()
+
+        return step
+
+    ops = [op for op in sketch(make, device="cuda").ops if op.phase == "forward"]
+    (attention,) = [op for op in ops if chosen in op.name]
+    assert attention.tensors[0].dtype == ("float32" if mask == "learned" else "bfloat16")
+    assert any(op.name == "aten::_to_copy" for op in ops)

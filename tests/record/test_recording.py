@@ -279,3 +279,19 @@ def test_a_recording_with_no_rank_at_all_says_so(tmp_path: Path) -> None:
     with pytest.raises(ForetraceError, match="holds no rank"):
         load_recording(tmp_path)
     assert json.loads((tmp_path / "job.json").read_text())["format"] == "foretrace recording"
+
+
+def test_a_compiled_kernel_shares_the_storages_of_the_calls_around_it(tmp_path: Path) -> None:
+    trace = Trace()
+    with trace.step(1):
+        with trace.op("aten::mm"):
+            trace.launch("gemm")
+        with trace.op("triton_poi_fused_relu_0"):
+            trace.launch("triton_poi_fused_relu_0")
+    watched = structure("aten::mm")
+    watched.ops = OpTable.of([Op("aten::mm", (Tensor((4,), "float32", storage=5),))])
+    watched.storages = {5: Storage(5, 16, "cuda:0")}
+    product = Op("aten::mm", (Tensor((4,), "float32", storage=91),))
+    relu = Op("triton_poi_fused_relu_0", (Tensor((4,), "float32", storage=91), Tensor((4,), "float32", storage=5)))
+    graph = with_times(watched, read(trace, tmp_path), Graph(OpTable.of([product, relu])))
+    assert [t.storage for t in graph.ops[1].tensors] == [5, 6]

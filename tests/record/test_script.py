@@ -63,7 +63,7 @@ def test_a_script_that_fails_shows_its_own_frames_only(script: Path, capsys: pyt
         sketch_script(script)
     assert "train.py" in failed.value.frames and "model(torch.ones(2, 5))" in failed.value.frames
     assert "site-packages" not in failed.value.frames and "foretrace" not in failed.value.frames
-    assert "foretrace record" in failed.value.advice
+    assert f"python {script}. If it runs" in failed.value.advice and "foretrace record" in failed.value.advice
     assert "Traceback" not in capsys.readouterr().err  # PyTorch's own
 
 
@@ -71,13 +71,36 @@ def test_a_shape_that_depends_on_data_is_named_with_the_line_and_the_way_out(scr
     script.write_text("import torch\ndef step():\n    return torch.ones(4).nonzero()\n")
     with pytest.raises(ScriptError, match=r"aten\.nonzero") as failed:
         sketch_script(script)
-    assert "line 3, in step" in failed.value.frames and "foretrace record" in failed.value.advice
+    assert "line 3, in step" in failed.value.frames
+    assert f"foretrace record --out DIR -- python {script}" in failed.value.advice
 
 
-def test_a_script_that_ends_itself_is_told_apart_from_ours(script: Path) -> None:
-    script.write_text("import sys\nsys.exit(3)\n")
-    with pytest.raises(ScriptError, match="SystemExit: 3"):
+OPERATOR = """
+import torch
+library = torch.library.Library("of_a_script", "DEF")
+library.define("odd(Tensor x) -> Tensor")
+library.impl("odd", lambda x: x * 2, "CPU")
+def step():
+    torch.ops.of_a_script.odd(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "advice"),
+    [
+        ("import wonders\n", "No module named 'wonders'", "install wonders here"),
+        ("def step(:\n", "SyntaxError", "that Python 3"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3", "without arguments: give its options defaults"),
+        ("open('weights.pt')\n", "No such file", "start Foretrace where the script is started"),
+        ("import torch\ndef step():\n    torch.ones(4).numpy()\n", r"\.numpy\(\)", "no values, and it wants some"),
+        (OPERATOR, r"what of_a_script\.odd\.default gives, nobody says", "torch.library.register_fake"),
+    ],
+)
+def test_advice_goes_with_the_failure(script: Path, text: str, said: str, advice: str) -> None:
+    script.write_text(text)
+    with pytest.raises(ScriptError, match=said) as failed:
         sketch_script(script)
+    assert advice in failed.value.advice
 
 
 def test_a_script_without_a_step_says_what_it_has(script: Path) -> None:

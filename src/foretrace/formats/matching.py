@@ -24,6 +24,8 @@ CONTEXTS = (4, 2, 1)
 SAME_WORK = {"aten::_reshape_alias": "aten::view", "aten::new_zeros": "aten::zeros"}
 """What PyTorch calls in one place by one name and in another, or when watched, by another."""
 
+CASTS = ("aten::to", "aten::_to_copy")
+
 _END = -2
 
 
@@ -47,7 +49,8 @@ def match(structure: OpTable, profile: OpTable) -> Ints:
     code = _codes(profile, [names.get(_same_work(name), -1) for name in profile.names.items])
     simple = np.ones(len(known) + 1, bool)  # the last one is that of names the structure does not have
     simple[seen[structure.parent[structure.parent >= 0]]] = simple[-1] = False
-    rows = np.flatnonzero(~_internal(profile, simple[code]) & (code >= 0))
+    around = _casting(profile) & simple[code]
+    rows = np.flatnonzero(~_internal(profile, simple[code] & ~around) & ~around & (code >= 0))
     found = np.full(len(structure), -1, np.int32)
     for mine, theirs in _paired_threads(structure.thread, seen, profile.thread, code, rows):
         pairs = aligned(seen[mine].tolist(), code[theirs].tolist())
@@ -71,6 +74,18 @@ def _same_work(name: str) -> str:
 
 def _codes(table: OpTable, code_of_name: list[int]) -> Ints:
     return np.array(code_of_name, np.int32)[table.name] if len(table) else np.zeros(0, np.int32)
+
+
+def _casting(profile: OpTable) -> NDArray[np.bool_]:
+    """Whether each row is autocast's: a call that casts what it was given and then calls the same by the same name."""
+    inside = np.flatnonzero(profile.parent >= 0)
+    outer = profile.parent[inside]
+    again = profile.name[inside] == profile.name[outer]
+    casts = profile.names.matching(lambda name: name in CASTS)[profile.name[inside]]
+    casting = np.zeros(len(profile), bool)
+    casting[outer[again]] = True
+    casting[outer[~again & ~casts]] = False
+    return casting
 
 
 def _internal(profile: OpTable, simple: NDArray[np.bool_]) -> NDArray[np.bool_]:

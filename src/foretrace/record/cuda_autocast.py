@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map
 
+from foretrace.record.cuda_choices import attention
+
 LOWER = (
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",
     "prelu", "addmm", "addmv", "addr", "matmul", "__matmul__", "__rmatmul__", "einsum", "mm", "mv", "linear", "addbmm",
@@ -64,8 +66,10 @@ def casting_like_cuda(on_device: Callable[[torch.Tensor], bool]) -> Iterator[Non
     with ExitStack() as stack:
         for home in (torch, torch.Tensor, F, torch._C._nn, torch._VF):
             for name, cast in casts.items():
-                # Python functions of F call one of the built-in ones further down.
-                if callable(original := getattr(home, name, None)) and not hasattr(original, "__code__"):
+                # Python functions of F call one of the built-in ones further down; attention's stands for one.
+                if callable(original := getattr(home, name, None)) and (
+                    not hasattr(original, "__code__") or original is attention
+                ):
                     stack.enter_context(patch.object(home, name, _cast_first(original, cast), create=True))
         entropy = torch._C._nn.cross_entropy_loss
         stack.enter_context(patch.object(torch._C._nn, "cross_entropy_loss", _cross_entropy(entropy)))

@@ -35,7 +35,8 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The attention of cuDNN where its conditions hold, else flash, else the memory-efficient one.
+    """The attention of cuDNN where its conditions hold, else flash, else the memory-efficient one; step by step where a
+    mask is learned.
 
     >>> q = torch.empty(1, 2, 8, 64, dtype=torch.bfloat16, device="meta")
     >>> attention(q, q, q, is_causal=True).shape
@@ -46,19 +47,34 @@ def attention(
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     half, size = query.dtype in (torch.float16, torch.bfloat16), query.size(-1)
     training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    if attn_mask is None and half and size <= HEAD_SIZES_OF_CUDNN and size % 8 == 0:
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
+    if attn_mask is not None and attn_mask.requires_grad and training:
+        return _step_by_step(query, key, value, attn_mask, dropout_p, scale if scale is not None else size**-0.5)
+    if half and size <= HEAD_SIZES_OF_CUDNN and size % 8 == 0:
         return aten._scaled_dot_product_cudnn_attention(
-            query, key, value, None, training, dropout_p, is_causal, False, scale=scale
+            query, key, value, attn_mask, training, dropout_p, is_causal, False, scale=scale
         )[0]
     if attn_mask is None and half and size <= HEAD_SIZES_OF_FLASH:
         return _flash(query, key, value, dropout_p, is_causal, scale)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
     if attn_mask is not None:
         attn_mask = attn_mask.expand(query.size(0), query.size(1), query.size(-2), key.size(-2))
     return aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, training, dropout_p, is_causal, scale=scale
     )[0]
+
+
+def _step_by_step(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, dropout_p: float, scale: float
+) -> torch.Tensor:
+    """Products and a softmax in float32, whatever autocast says."""
+    given = query.dtype
+    query, key, value = (t.to(torch.float32) for t in (query, key, value))
+    scores = aten.matmul(query * scale**0.5, key.transpose(-2, -1) * scale**0.5)
+    weights = dropout(aten._safe_softmax(scores + mask, -1), dropout_p, train=True)
+    weights.to(given)  # its second result, made whether or not somebody wants it
+    result: torch.Tensor = aten.matmul(weights, value)
+    return result.to(given)
 
 
 def _flash(

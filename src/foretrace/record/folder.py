@@ -1,14 +1,16 @@
 """A recording on disk: a folder a rank, and ``job.json`` that says how it was made.
 
 ``rank-N/`` holds ``rank.json`` (timings, machine, groups), ``ops.jsonl.gz`` (the structure), ``storages.json.gz``,
-``indices.json``, ``profile.json.gz`` (the light profile, as PyTorch's profiler writes it) and, where something was
-compiled, ``et.json.gz`` (PyTorch's execution trace). Each is written under a temporary name and renamed.
+``indices.json``, ``contents.json.gz`` (what tensors held before the step), ``profile.json.gz`` (the light profile, as
+PyTorch's profiler writes it) and, where something was compiled, ``et.json.gz`` (PyTorch's execution trace). Each is
+written under a temporary name and renamed.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from foretrace import __version__
-from foretrace.graph import MOST_RANKS, ForetraceError, Indices, Op, Storage, Timings
+from foretrace.graph import MOST_RANKS, Content, ForetraceError, Indices, Op, Storage, Timings
 from foretrace.graph.codec import DAMAGE, from_lines, to_lines
 
 VERSION = 1
 RANK, OPS, STORAGES, INDICES = "rank.json", "ops.jsonl.gz", "storages.json.gz", "indices.json"
-PROFILE, EXECUTION_TRACE, JOB = "profile.json.gz", "et.json.gz", "job.json"
+PROFILE, EXECUTION_TRACE, JOB, CONTENTS = "profile.json.gz", "et.json.gz", "job.json", "contents.json.gz"
+NOT_FINITE = ("inf", "-inf", "nan")
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Rank:
     groups: dict[str, tuple[int, ...]]
     plain: Timings
     slowdown: float
+    settings: dict[str, bool | int | str]
 
 
 def write_structure(folder: Path, ops: Iterable[Op], storages: dict[int, Storage]) -> None:
@@ -57,6 +61,28 @@ def write_indices(folder: Path, seen: Iterable[tuple[str, int, Indices]]) -> Non
         for name, nth, i in seen
     ]
     _write(folder / INDICES, json.dumps(rows))
+
+
+def write_contents(folder: Path, held: Iterable[tuple[str, int, int, Content]]) -> None:
+    """Write what tensors held before the step: each with the op that saw it first, and which of its tensors it is."""
+    rows = [
+        {
+            "op": name,
+            "nth": nth,
+            "tensor": position,
+            "kind": c.kind,
+            "facts": {k: _finite(v) for k, v in c.facts.items()},
+        }
+        for name, nth, position, c in held
+    ]
+    _write(folder / CONTENTS, json.dumps(rows))
+
+
+def _finite(fact: Any) -> Any:
+    """A fact that JSON has a word for: what is not finite is written as text."""
+    if isinstance(fact, list):
+        return [_finite(item) for item in fact]
+    return str(fact) if isinstance(fact, float) and not math.isfinite(fact) else fact
 
 
 def write_rank(folder: Path, facts: dict[str, Any]) -> None:
@@ -94,9 +120,7 @@ def read_indices(folder: Path, ops: list[Op]) -> list[Indices]:
     """The index statistics, each with the row of the op it belongs to."""
     if not (folder / INDICES).exists():
         return []
-    places: dict[str, list[int]] = {}
-    for row, op in enumerate(ops):
-        places.setdefault(op.name, []).append(row)
+    places = _places(ops)
     found = []
     with _read_soundly(folder / INDICES) as entries:
         for entry in entries:
@@ -105,6 +129,40 @@ def read_indices(folder: Path, ops: list[Op]) -> list[Indices]:
             numbers = {key: int(entry[key]) for key in ("rows", "count", "unique", "bags")}
             found.append(Indices(op=row, reuse=tuple(int(n) for n in entry["reuse"]), **numbers))
     return found
+
+
+def read_contents(folder: Path, ops: list[Op]) -> dict[int, Content]:
+    """What tensors held before the step, by tensor id; nothing where the recording is older than that."""
+    if not (folder / CONTENTS).exists():
+        return {}
+    places = _places(ops)
+    found: dict[int, Content] = {}
+    with _read_soundly(folder / CONTENTS) as rows:
+        for row in rows:
+            of_name, nth, position = places.get(row["op"], []), row["nth"], row["tensor"]
+            tensors = ops[of_name[nth]].tensors if 0 <= nth < len(of_name) else []
+            if 0 <= position < len(tensors):
+                facts = {str(name): _number(fact) for name, fact in row["facts"].items()}
+                found.setdefault(tensors[position].id, Content(str(row["kind"]), facts))
+    return found
+
+
+def _number(fact: Any) -> Any:
+    if isinstance(fact, list):
+        return [_number(item) for item in fact]
+    if fact in NOT_FINITE:
+        return float(fact)
+    if not isinstance(fact, (bool, int, float)):
+        raise TypeError(f"{fact!r} is no number")
+    return fact
+
+
+def _places(ops: list[Op]) -> dict[str, list[int]]:
+    """The rows of the ops of each name."""
+    places: dict[str, list[int]] = {}
+    for row, op in enumerate(ops):
+        places.setdefault(op.name, []).append(row)
+    return places
 
 
 def read_rank(folder: Path) -> Rank:
@@ -120,6 +178,7 @@ def read_rank(folder: Path) -> Rank:
             groups={name: tuple(int(member) for member in members) for name, members in facts["groups"].items()},
             plain=Timings(synced, back_to_back, None if peak is None else int(peak)),
             slowdown=float(facts["slowdown"]["profile"] or 1.0),
+            settings={str(name): value for name, value in facts.get("settings", {}).items()},
         )
 
 

@@ -1,34 +1,44 @@
-"""How a step reads tables: counts and reuse of the ids, never the ids themselves.
+"""How a step reads tables, and what was in its tensors before: counts, reuse and magnitudes, never the values.
 
-Taken in a step of its own, since counting costs device work that the recorded structure must not show.
+Taken in a step of its own, since looking costs device work that the recorded structure must not show.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretrace.graph import Indices
+from foretrace.graph import Content, Indices, Tensor
+from foretrace.record.census import Census
+from foretrace.record.contents import content_of
 from foretrace.record.watch import Watch, desugars, op_name
 
 ID_ARGUMENTS = ("indices", "index")
 TABLE_ARGUMENTS = ("weight", "self")
 LOOKUPS = ("embedding", "index_select", "lookup")
 """Parts of the names of ops that read rows by id: aten::embedding, aten::_embedding_bag, fbgemm's lookups."""
+MADE_BY_WATCHING = "aten::detach"
+"""A structure holds fewer of them than a watched step makes, so that the n-th here is not the n-th there."""
 
 
 class IndexWatch(TorchDispatchMode):
-    """Looks at the ids that lookups are given. ``seen`` holds (op name, how many of that name came before, statistics).
+    """Looks at the ids that lookups are given, and at all that was there before the step.
+
+    ``seen`` holds (op name, how many of that name came before, statistics of its ids), ``held`` the same with the
+    position among the op's tensors and the content of one that was there before.
 
     >>> with IndexWatch() as watch:
     ...     _ = torch.nn.functional.embedding(torch.tensor([3, 3, 5]), torch.zeros(10, 2))
     >>> name, nth, found = watch.seen[0]
     >>> name, found.rows, found.count, found.unique, found.reuse
     ('aten::embedding', 10, 3, 2, (1, 1))
+    >>> [(name, position, content.kind) for name, _, position, content in watch.held]
+    [('aten::lift_fresh', 0, 'values')]
     """
 
     supports_higher_order_operators = True
@@ -37,6 +47,9 @@ class IndexWatch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[str, int, Indices]] = []
+        self.held: list[tuple[str, int, int, Content]] = []
+        self._census = Census()
+        self._looked_at: set[tuple[object, ...]] = set()
         self._called: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -47,8 +60,43 @@ class IndexWatch(TorchDispatchMode):
             with suppress(Exception):  # an op of others may mean something else by the same words
                 named = dict(zip((a.name for a in func._schema.arguments), args)) | (kwargs or {})
                 self.seen += [(name, self._called[name], found) for found in statistics(named)]
+        with suppress(Exception):  # what can't be looked at is left out
+            self._look_at_inputs(name, (*args, *(kwargs or {}).values()))
         self._called[name] += 1
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        with suppress(Exception):
+            self._census.now = 0
+            # A view of what was there before is made anew by a replay: nobody need say what is in it.
+            self._looked_at.update(_view(self._census.describe(tensor)) for tensor in _tensors_in([result]))
+        return result
+
+    def _look_at_inputs(self, name: str, arguments: Iterable[Any]) -> None:
+        """Note the content of tensors that no call of the step has made."""
+        self._census.now = -1
+        for position, tensor in enumerate(_tensors_in(arguments)):
+            seen = self._census.describe(tensor)
+            view = _view(seen)
+            before = seen.storage >= 0 and self._census.storages[seen.storage].birth < 0
+            if name == MADE_BY_WATCHING or not before or view in self._looked_at:
+                continue
+            self._looked_at.add(view)
+            with torch.no_grad():
+                content = content_of(tensor)
+            if content is not None:
+                self.held.append((name, self._called[name], position, content))
+
+
+def _view(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.storage, tensor.offset, tensor.shape, tensor.stride, tensor.dtype
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Tensors among values, however deep, in the order in which an `Op` counts them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_in(value)
 
 
 def statistics(arguments: dict[str, Any]) -> list[Indices]:

@@ -69,8 +69,8 @@ def pretended_cuda(on_paper: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
             return
         labels = Labels(on_paper)
         stack.enter_context(counting_regions())
-        stack.enter_context(casting_like_cuda(lambda tensor: labels.of(tensor) == CUDA))
         stack.enter_context(choosing_like_cuda())
+        stack.enter_context(casting_like_cuda(lambda tensor: labels.of(tensor) == CUDA))
         for name, mover in _module_movers(labels).items():
             stack.enter_context(patch.object(torch.nn.Module, name, mover))
         stack.enter_context(Answers(labels))

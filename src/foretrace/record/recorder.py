@@ -35,6 +35,7 @@ from foretrace.record.schedule import (
     WARM_UP,
     Schedule,
 )
+from foretrace.record.settings import settings
 from foretrace.record.watch import Watch
 
 WATCHERS: dict[str, Any] = {
@@ -162,6 +163,7 @@ class Recorder:
             self._groups = watcher.communication.groups
         elif isinstance(watcher, IndexWatch):
             files.write_indices(self._work, watcher.seen)
+            files.write_contents(self._work, watcher.held)
 
     def _finish(self) -> None:
         assert self._work is not None
@@ -191,6 +193,7 @@ class Recorder:
             },
             "groups": self._groups,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+            "settings": settings(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "python": platform.python_version(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable,
 from foretrace.graph.tables import LAUNCH, Ints
 from foretrace.record import folder as files
 from foretrace.record.collectives import collectives_of
+from foretrace.record.launchers import described
 
 
 def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Job:
@@ -78,6 +78,8 @@ def read_rank(path: Path, profile: Graph | None, step: str) -> Graph:
         source=str(path),
         storages=files.read_storages(path, len(ops)),
         indices=files.read_indices(path, ops),
+        contents=files.read_contents(path, ops),
+        settings=facts.settings,
         collectives=collectives_of(ops, facts.groups),
         groups=facts.groups,
         plain=facts.plain,
@@ -110,7 +112,9 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
     owner[extra] = len(structure.ops) + np.arange(len(extra))
     owner = _inherited(owner, profile.ops.parent)
 
-    launchers = _described([profile.ops[int(row)] for row in extra], compiled)
+    launchers = [profile.ops[int(row)] for row in extra]
+    if compiled is not None:
+        launchers = described(launchers, structure, compiled)
     ops, order = _timed(structure.ops, found, profile, extra, launchers)
     ops.kind = np.concatenate([structure.ops.kind, profile.ops.kind[extra]])[order]
     place = np.empty(len(order) + 1, np.int32)
@@ -133,6 +137,7 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
         collectives=_collectives(structure.collectives, kernels.op, place, len(structure.ops) + np.arange(len(works))),
         origin_ns=profile.origin_ns,
         steps=profile.steps,
+        marks=np.sort(np.concatenate([t for table in (profile.ops, profile.calls) for t in (table.start, table.end)])),
         notes=[*structure.notes, f"{matched:.1%} of the recorded calls found in the profile"],
     )
 
@@ -199,23 +204,6 @@ def _timed(
         op.start_us, op.end_us, op.thread, op.parent = float(begins), float(ends), int(lane), -1
     order = np.argsort(start, kind="stable")
     return OpTable.of([calls[row] for row in order]), order
-
-
-def _described(launchers: list[Op], compiled: Graph | None) -> list[Op]:
-    """The ops with the arguments of those of the same name, in order, in an execution trace."""
-    if compiled is None:
-        return launchers
-    wanted = {op.name for op in launchers}
-    known: defaultdict[str, deque[Op]] = defaultdict(deque)
-    for row, code in enumerate(compiled.ops.name):
-        if compiled.ops.names[code] in wanted:
-            known[compiled.ops.names[code]].append(compiled.ops[row])
-    return [
-        replace(op, args=found.args, kwargs=found.kwargs, outputs=found.outputs)
-        if known[op.name] and (found := known[op.name].popleft())
-        else op
-        for op in launchers
-    ]
 
 
 def _collectives(planned: list[Collective], kernel_op: Ints, place: Ints, works: NDArray[np.intp]) -> list[Collective]:

@@ -17,7 +17,7 @@ import torch
 
 import foretrace
 from foretrace.graph import ForetraceError, Graph
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch import BEYOND_PAPER, refusal, sketch
 
 STEP_FUNCTIONS = ("make_step", "step")
 """What a script calls the function that builds a step, or does one."""
@@ -25,10 +25,8 @@ STEP_FUNCTIONS = ("make_step", "step")
 OURS_AND_TORCHS = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (foretrace, torch))
 PYTHONS = f"{Path(str(contextlib.__file__)).parent}{os.sep}"
 
-CANNOT = (
-    "Sketching runs it on tensors without values: it can't follow shapes or choices that depend on data. "
-    "Record a real run instead: foretrace record --out DIR -- python {script}"
-)
+SUBCLASSED = "tensor subclasses"
+"""In what PyTorch says where a tensor's values are wanted and it has none."""
 
 
 class ScriptError(ForetraceError):
@@ -71,14 +69,37 @@ def sketch_script(script: Path, function: str | None = None, device: str | None 
             graph = sketch(build, device)
     except ForetraceError as error:
         cause = error.__cause__ or error
-        raise ScriptError(f"{script}: {error.what}", error.advice, frames_of(cause)) from None
+        said = refusal(cause, str(script)) if isinstance(cause, BEYOND_PAPER) else error
+        raise ScriptError(f"{script}: {said.what}", said.advice, frames_of(cause)) from None
     except (Exception, SystemExit) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise ScriptError(
-            f"{script} failed while its step was sketched ({said})", CANNOT.format(script=script), frames_of(error)
-        ) from None
+        what = f"{script} failed while its step was sketched ({type(error).__name__}: {error})"
+        raise ScriptError(what, advice_on(error, script), frames_of(error)) from None
     graph.source = str(script)
     return graph
+
+
+def advice_on(error: BaseException, script: Path) -> str:
+    """What to do about a script that failed, by how it did.
+
+    >>> advice_on(ModuleNotFoundError("No module named 'wonders'", name="wonders"), Path("train.py"))
+    'Sketching imports what the script imports: install wonders here, or put its folder on PYTHONPATH.'
+    """
+    record = f"record a real run instead: foretrace record --out DIR -- python {script}"
+    if isinstance(error, ImportError):
+        wanted = error.name or "it"
+        return f"Sketching imports what the script imports: install {wanted} here, or put its folder on PYTHONPATH."
+    if isinstance(error, SyntaxError):
+        return f"Give a script that Python {sys.version_info.major}.{sys.version_info.minor} can read."
+    if isinstance(error, SystemExit):
+        return (
+            "It is loaded as a module, without arguments: give its options defaults, and keep what only a program does "
+            'under `if __name__ == "__main__":`.'
+        )
+    if isinstance(error, OSError):
+        return f"It must find its files: start Foretrace where the script is started. Or {record}"
+    if SUBCLASSED in str(error):
+        return f"Sketches have shapes and no values, and it wants some; {record}"
+    return f"Try it by itself: python {script}. If it runs, it needs values, which sketches have not: {record}"
 
 
 def frames_of(error: BaseException) -> str:

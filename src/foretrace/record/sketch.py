@@ -27,6 +27,8 @@ from foretrace.record.optimizers import listen
 from foretrace.record.pretend_cuda import pretended_cuda
 from foretrace.record.watch import Watch, desugars
 
+BEYOND_PAPER = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+"""What PyTorch raises where a call can't be followed without values."""
 STAND_INS: dict[Any, Any] = {torch.bool: False}
 """What reading a value gives where there are no values: False for a flag, 1 for a number."""
 
@@ -80,12 +82,25 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int = 1
             if device == "cuda" and not any(t.device.startswith("cuda") for op in graph.ops for t in op.produced):
                 graph.notes.append("the step puts nothing on the GPU: build the model on device cuda")
             return graph
-        except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
-            raise ForetraceError(
-                f"the step can't be sketched: what {error.func if hasattr(error, 'func') else error} gives depends on "
-                "the data",
-                "Record a real run instead: foretrace record --out DIR -- python train.py",
-            ) from error
+        except BEYOND_PAPER as error:
+            raise refusal(error) from error
+
+
+def refusal(error: Exception, script: str = "train.py") -> ForetraceError:
+    """What to say of a call that only a real run can follow.
+
+    >>> str(refusal(DynamicOutputShapeException(torch.ops.aten.nonzero.default)))[:80]
+    "the step can't be sketched: what aten.nonzero.default gives depends on the data."
+    """
+    record = f"record a real run instead: foretrace record --out DIR -- python {script}"
+    call = getattr(error, "func", error)
+    if isinstance(error, UnsupportedOperatorException):
+        return ForetraceError(
+            f"the step can't be sketched: what {call} gives, nobody says without running it",
+            f"Tell its shapes with torch.library.register_fake; or {record}",
+        )
+    advice = "Sketches have shapes and no values: a shape that follows from values is known in a real run only"
+    return ForetraceError(f"the step can't be sketched: what {call} gives depends on the data", f"{advice}; {record}")
 
 
 def _check(step_fn: Any, device: str | None, world: int, rank: int) -> None:

@@ -59,6 +59,9 @@ class Surroundings:
 
     def stream_number(self, stream: Any) -> int:
         """The number of a given stream."""
+        if not hasattr(stream, "cuda_stream"):  # as operators are given it: of no kind of device
+            places = {"stream_id": stream.stream_id, "device_index": stream.device_index}
+            stream = torch.cuda.Stream(**places, device_type=stream.device_type)
         handle = stream.cuda_stream
         return self._streams.setdefault(handle, len(self._streams) + 1) if handle else 0
 

@@ -15,6 +15,7 @@ from foretrace.record.collectives import collectives_of
 from foretrace.record.communication import Communication, is_box
 from foretrace.record.plain_forms import plain_form
 from foretrace.record.saved import without_saves
+from foretrace.record.settings import settings
 from foretrace.record.side_calls import noting_side_calls
 from foretrace.record.sparse import SparseGradients
 from foretrace.record.surroundings import Surroundings
@@ -88,6 +89,7 @@ class Watch(TorchDispatchMode):
         with self.unharmed():
             results = result if isinstance(result, tuple) else (result,)
             op.outputs = tuple(self.describe(value) for value in results)
+            _ask_for_where_it_is(op)
         return result
 
     @contextmanager
@@ -153,6 +155,8 @@ class Watch(TorchDispatchMode):
             return Constant("complex", repr(value))
         if isinstance(value, torch.Generator):
             return Constant("generator", str(value.device))
+        if isinstance(value, torch.Stream):
+            return Constant("stream", str(self.surroundings.stream_number(value)))
         if is_box(value):
             return self.communication.describe(value)
         return Constant("object", type(value).__name__)
@@ -165,7 +169,17 @@ class Watch(TorchDispatchMode):
             storages=dict(self.census.storages),
             groups=groups,
             collectives=collectives_of(self.ops, groups),
+            settings=settings(),
         )
+
+
+def _ask_for_where_it_is(op: Op) -> None:
+    """Name the device that was asked for as the outputs do: where a GPU is pretended, calls are given the CPU."""
+    asked = op.kwargs.get("device")
+    if isinstance(asked, Constant) and op.produced:
+        made = op.produced[0].device
+        if made.partition(":")[0] != asked.value.partition(":")[0]:
+            op.kwargs["device"] = Constant("device", made)
 
 
 def op_name(func: Any) -> tuple[str, str]:

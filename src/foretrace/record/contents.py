@@ -1,0 +1,158 @@
+"""What tensors hold that were there before the step: a few figures, so that a replay can make others like them.
+
+Large tensors of floats are sampled. Taken in the step in which ids are counted, since looking costs device work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from foretrace.graph import Content
+from foretrace.graph.content import Fact
+
+EXACT = 4
+"""A tensor of no more elements than that is a count, a scale or a seed: its values steer and are kept."""
+SAMPLE = 1 << 16
+LARGEST_MASK = 1 << 24
+LONGEST_TRIANGLE = 1 << 20
+MANY_ZEROS = 0.02
+"""From this share on, exact zeros are part of what a tensor is like."""
+
+
+def content_of(tensor: torch.Tensor) -> Content | None:
+    """The content of a tensor; None where there is nothing to say.
+
+    >>> content_of(torch.arange(10, 40, 5))
+    Content(kind='arange', facts={'start': 10, 'step': 5, 'period': 6})
+    >>> content_of(torch.tensor([5, 5, 5, 9, 9, 7])).facts["reuse"]
+    [1, 2]
+    """
+    if tensor.layout != torch.strided or not tensor.numel() or tensor.is_complex() or tensor.is_quantized:
+        return None
+    if tensor.numel() <= EXACT:
+        return Content("values", {"values": tensor.flatten().tolist()})
+    mask = _triangle(tensor)
+    if mask is not None:
+        return mask
+    if tensor.dtype == torch.bool:
+        share = float(_sample(tensor).float().mean())
+        return _same(bool(share)) if share in (0.0, 1.0) else _either(False, True, share)
+    if tensor.is_floating_point():
+        return _of_floats(_sample(tensor).double())
+    return _of_integers(tensor)
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Elements from all over a tensor, at most `SAMPLE`; those between its own where it is not dense."""
+    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
+    stride = -(-extent // SAMPLE)
+    return tensor.as_strided((-(-extent // stride),), (stride,), tensor.storage_offset())
+
+
+def _same(value: bool | int | float) -> Content:
+    return Content("constant", {"value": value})
+
+
+def _either(one: bool | int | float, other: bool | int | float, share: float) -> Content:
+    return Content("either", {"one": one, "other": other, "share": share})
+
+
+def _of_floats(sample: torch.Tensor) -> Content:
+    low, high = float(sample.min()), float(sample.max())
+    if low == high:
+        return _same(low)
+    is_high = sample == high
+    if bool((is_high | (sample == low)).all()):
+        return _either(low, high, float(is_high.double().mean()))
+    finite = sample[sample.isfinite()]
+    if len(finite) < 2:
+        return _same(0.0)
+    zeros = float((finite == 0).double().mean())
+    rest = finite[finite != 0] if zeros > MANY_ZEROS else finite
+    low, high, mean = float(rest.min()), float(rest.max()), float(rest.mean())
+    facts = {"zeros": zeros} if zeros > MANY_ZEROS else {}
+    if low >= 0:  # second moments, targets, probabilities: of the same mean, and never negative
+        return _rounded("uniform", {"low": low, "high": max(low, 2 * mean - low), **facts})
+    return _rounded("normal", {"mean": mean, "std": float(rest.std()), "low": low, "high": high, **facts})
+
+
+def _rounded(kind: str, facts: dict[str, float]) -> Content:
+    """Figures of a sample, to as many digits as they are worth."""
+    return Content(kind, {name: float(f"{value:.4g}") for name, value in facts.items()})
+
+
+def _of_integers(tensor: torch.Tensor) -> Content:
+    flat = tensor.flatten().long()
+    low, high = int(flat.min()), int(flat.max())
+    if low == high:
+        return _same(low)
+    progression = _arange(tensor, flat)
+    if progression is not None:
+        return progression
+    pairs = _tril(tensor)
+    if pairs is not None:
+        return pairs
+    differences = flat.diff()
+    ascending = bool((differences >= 0).all())
+    if ascending and int(flat[0]) == 0 and tensor.dim() == 1:
+        return Content("offsets", {"first": 0, "last": high, "steps": histogram(differences)})
+    kept = flat[flat != low] if low < 0 else flat  # what is below zero means "no class", as -100 does
+    hits = torch.unique(kept, return_counts=True)[1]
+    facts: dict[str, Fact] = {"low": int(kept.min()), "high": high, "unique": len(hits), "reuse": histogram(hits)}
+    if len(kept) < len(flat):
+        facts |= {"none": low, "nones": len(flat) - len(kept)}
+    return Content("ids", facts | {"sorted": True} if ascending else facts)
+
+
+def _arange(tensor: torch.Tensor, flat: torch.Tensor) -> Content | None:
+    """Positions: each row of the last dimension, or everything at once, goes up by the same step."""
+    for period in {flat.numel(), int(tensor.shape[-1])}:
+        start, step = int(flat[0]), int(flat[1] - flat[0]) if period > 1 else 0
+        if step and bool((flat == start + step * (torch.arange(len(flat), device=flat.device) % period)).all()):
+            return Content("arange", {"start": start, "step": step, "period": period})
+    return None
+
+
+def _tril(places: torch.Tensor) -> Content | None:
+    """The pairs below the diagonal of a square, as interactions of features ask for them, or one coordinate of them."""
+    count = places.shape[-1]
+    if places.dim() > 2 or (places.dim() == 2 and len(places) != 2) or count > LONGEST_TRIANGLE:
+        return None
+    for offset in (-1, 0):
+        side = round((2 * count) ** 0.5 + (0.5 if offset else -0.5))
+        if side < 2 or side * (side + 1 + 2 * offset) // 2 != count:
+            continue
+        pairs = torch.tril_indices(side, side, offset, device=places.device)
+        for row, coordinate in enumerate((pairs[0], pairs[1], pairs)):
+            if torch.equal(places.long(), coordinate):
+                return Content("tril", {"side": side, "offset": offset, "row": row})
+    return None
+
+
+def _triangle(tensor: torch.Tensor) -> Content | None:
+    """A causal mask: one value on and below the diagonal of the last two dimensions, another above."""
+    shape = tensor.shape
+    if len(shape) < 2 or shape[-1] != shape[-2] or shape[-1] < 3 or tensor.numel() > LARGEST_MASK:
+        return None
+    below, above = tensor[(..., -1, 0)].flatten()[0], tensor[(..., 0, -1)].flatten()[0]
+    if bool(below == above):
+        return None
+    lower = torch.ones(shape[-2:], dtype=torch.bool, device=tensor.device).tril()
+    if not bool((tensor == torch.where(lower, below, above)).all()):
+        return None
+    return Content("triangle", {"below": below.item(), "above": above.item()})
+
+
+def histogram(counts: torch.Tensor) -> list[int]:
+    """How many counts lie in each doubling from 1 on; zeros are left out.
+
+    >>> histogram(torch.tensor([1, 1, 2, 3, 9, 0]))
+    [2, 2, 0, 1]
+    """
+    positive = counts[counts > 0]
+    if not len(positive):
+        return []
+    found: Any = torch.bincount(torch.frexp(positive.double())[1].long() - 1).tolist()
+    return [int(n) for n in found]
