@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from foretrace.record.session import recording as recording
     from foretrace.record.session import step as step
     from foretrace.record.sketch import sketch as sketch
+    from foretrace.replaying import benchmark as benchmark
+    from foretrace.replaying import replay as replay
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "benchmark": "foretrace.replaying",
     "calibrate_host": "foretrace.calibrating",
     "load": "foretrace.loading",
     "observe": "foretrace.forecast.observe",
@@ -37,12 +40,13 @@ _HOME = {
 """Where each public name lives: imported when first asked for, so that `import foretrace` costs nothing."""
 
 __all__ = [
-    "calibrate_host", "difference", "load", "observe", "platform", "predict", "record", "recording", "sketch", "step",
+    "benchmark", "calibrate_host", "difference", "load", "observe", "platform", "predict", "record", "recording",
+    "replay", "sketch", "step",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("platform", "record"):
+    if name in ("platform", "record", "replay"):
         return import_module(f"foretrace.{name}")  # a package that can be called
     if name not in _HOME:
         raise AttributeError(f"module 'foretrace' has no attribute {name!r}")

@@ -82,15 +82,21 @@ def test_a_machine_without_lightgbm_is_told_what_to_install(foretrace, tmp_path,
     assert ran.code == 2 and "pip install 'foretrace[fit]'" in ran.err
 
 
-@pytest.mark.parametrize("option", ["--family", "--for"])
-def test_an_option_that_nobody_would_look_at_is_refused(foretrace, tmp_path, option):
-    ran = foretrace("calibrate", "host", "--out", tmp_path, option, "matrix")
-    assert ran.code == 2 and option in ran.err
-
-
-def test_measurements_elsewhere_are_a_matter_of_fit(foretrace, tmp_path):
-    ran = foretrace("calibrate", "host", "--out", tmp_path, "--raw", tmp_path)
-    assert ran.code == 2 and "--raw" in ran.err
+@pytest.mark.parametrize(
+    ("word", "option", "value"),
+    [
+        ("host", "--family", "matrix"),
+        ("host", "--for", "train.py"),
+        ("host", "--raw", "kept"),
+        ("fit", "--minutes", "0"),
+        ("fit", "--on", "cpu"),
+        ("fabric", "--on", "cpu"),
+    ],
+)
+def test_an_option_that_nobody_would_look_at_is_refused(foretrace, tmp_path, word, option, value):
+    ran = foretrace("calibrate", word, "--out", tmp_path / "mine", option, value)
+    assert ran.code == 2 and f"calibrate {word} does not look at {option}. Leave {option} out; it belongs to" in ran.err
+    assert not (tmp_path / "mine").exists()
 
 
 def test_a_fabric_is_not_measured_alone(foretrace, tmp_path, monkeypatch):

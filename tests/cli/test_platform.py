@@ -33,6 +33,16 @@ def test_the_list_holds_the_shipped_ones_the_user_s_own_and_the_machine_at_hand(
     assert [one["name"] for one in found] == ["broken", "cpu", "h200", "mine"]
 
 
+def test_the_list_holds_the_shipped_fabrics_with_what_they_were_measured_on(foretrace, request):
+    shown = foretrace("platform", "list").out
+    assert re.search(r"h100-2x8-p5 +16 ranks on 2 nodes +8 ", shown)
+    assert re.search(r"h100-nvswitch +not measured +8 ", shown)
+    words = json.loads(foretrace("platform", "list", "--json").out)["fabrics"]
+    page = (request.config.rootpath / "docs" / "platform.md").read_text()
+    assert [one["name"] for one in words if f"`{one['name']}`" not in page] == []
+    assert [word for word in words[0] if f"`{word}`" not in page] == []
+
+
 def test_a_platform_is_shown_with_its_parts_and_the_errors_of_its_models(foretrace, mine):
     ran = foretrace("platform", "show", "mine")
     assert ran.code == 0, ran.err
@@ -79,6 +89,25 @@ def test_logs_of_nccl_tests_make_a_fabric(foretrace, mine, tmp_path):
     assert "all_reduce" in foretrace("platform", "show", tmp_path / "new").out
 
 
+def test_a_fabric_is_shown_with_its_links_and_what_was_measured(foretrace):
+    shown = foretrace("platform", "show", "h100-2x8-p5").out
+    for words in ("8 H100 SXM5", "450 GB/s", "adds up", "32 cards of 100 Gb/s", "all_reduce", "awsome-distributed"):
+        assert words in shown
+    assert "Collectives" not in foretrace("platform", "show", "v100-pcie").out
+    words = json.loads(foretrace("platform", "show", "h100-8x", "--json").out)
+    assert words["links"]["inside"]["reduces"] and words["curves"][0]["kind"] == "all_reduce"
+
+
+def test_what_links_are_is_kept_with_the_fabric(foretrace, tmp_path):
+    (tmp_path / "nccl.log").write_text(LOG)
+    words = ["--from", tmp_path / "nccl.log", "--out", tmp_path / "new", "--links"]
+    ran = foretrace("platform", "fabric", *words, "a100-nvswitch")
+    assert ran.code == 0, ran.err
+    assert Fabric.read(tmp_path / "new" / "fabric.json").links.gpu == "A100 SXM4"
+    ran = foretrace("platform", "fabric", *words, "a1000")
+    assert ran.code == 2 and "no fabric is called 'a1000'" in ran.err
+
+
 def test_a_log_of_something_else_is_refused(foretrace, tmp_path):
     (tmp_path / "make.log").write_text("cc -o x x.c")
     ran = foretrace("platform", "fabric", "--from", tmp_path / "make.log", "--out", tmp_path / "new")
@@ -92,13 +121,13 @@ def test_a_platform_nobody_knows_is_answered_with_those_that_are_known(foretrace
     assert ran.code == 2 and "no platform is called 'nothing'" in ran.err and "h200" in ran.err
 
 
-def test_a_platform_of_another_version_is_refused_with_the_way_to_refit_it(foretrace, mine):
+def test_a_platform_of_an_older_version_is_refused_with_the_way_to_refit_it(foretrace, mine):
     about = mine / "platform.json"
-    about.write_text(about.read_text().replace('"version": 1', '"version": 2'))
+    about.write_text(about.read_text().replace('"version": 1', '"version": 0'))
     (mine / "raw").mkdir()
     ran = foretrace("platform", "show", "mine")
     assert ran.code == 2 and ran.err.count("\n") == 1
-    assert "format version 2" in ran.err and f"`foretrace calibrate fit --out {mine}`" in ran.err
+    assert "format version 0" in ran.err and f"`foretrace calibrate fit --out {mine}`" in ran.err
 
 
 def test_a_damaged_index_of_models_says_which_field(foretrace, mine):

@@ -26,12 +26,25 @@ class What(StrEnum):
     FIT = "fit"
 
 
+MINUTES = 10.0
+LOOKED_AT = {
+    "--minutes": (What.ALL, What.DEVICE, What.HOST, What.FABRIC),
+    "--on": (What.ALL, What.DEVICE, What.HOST),
+    "--family": (What.ALL, What.DEVICE),
+    "--for": (What.ALL, What.DEVICE),
+    "--raw": (What.FIT,),
+}
+"""By option: what it means something to."""
+
+
 def calibrate(
     out: Annotated[Path, typer.Option(help="The platform's folder; what is measured there already is gone on with.")],
     what: Annotated[
         What, typer.Argument(help="The part to measure; or fit, to fit anew what was measured.")
     ] = What.ALL,
-    minutes: Annotated[float, typer.Option(min=0, max=1440, help="How long to measure.")] = 10.0,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, max=1440, help="How long to measure.", show_default=f"{MINUTES:g}")
+    ] = None,
     family: Annotated[
         list[str] | None, typer.Option(help="Measure this family of kernels only; may be given several times.")
     ] = None,
@@ -52,9 +65,10 @@ def calibrate(
     from foretrace.calibrating import SHARES, Outcome, Stage, is_first_rank
     from foretrace.calibrating import calibrate as measure
     from foretrace.fitting import fit, require_fitter
+    from foretrace.platform.cases import check_families
 
-    _check(what, {"--family": family, "--for": like}, raw)
-    _check_families(family or [])
+    _check(what, {"--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw})
+    check_families(family or ())
     _make(out)
     if what is What.FIT:
         require_fitter()
@@ -64,7 +78,9 @@ def calibrate(
             if what is What.FIT:
                 outcome = Outcome(notes=fit(out, raw, told=lambda words: told(Stage(words))))
             else:
-                outcome = measure(out, parts, minutes, on, family or (), _step(like, on), told)
+                outcome = measure(
+                    out, parts, MINUTES if minutes is None else minutes, on, family or (), _step(like, on), told
+                )
     except KeyboardInterrupt:
         now = f"`foretrace calibrate fit --out {out}` fits what is there"
         print(f"foretrace: stopped; the same command goes on with {out}, {now}", file=sys.stderr)
@@ -73,22 +89,16 @@ def calibrate(
         _say(outcome, out)
 
 
-def _check(what: What, of_the_device: dict[str, object], raw: Path | None) -> None:
+def _check(what: What, options: dict[str, object]) -> None:
     """No option is given that would not be looked at."""
-    if raw and what is not What.FIT:
-        raise typer.BadParameter("measurements are given to fit only", param_hint="--raw")
-    for option, given in of_the_device.items():
-        if given and what not in (What.ALL, What.DEVICE):
-            raise typer.BadParameter("it says what to measure of a device", param_hint=option)
-
-
-def _check_families(names: list[str]) -> None:
     from foretrace.graph import ForetraceError
-    from foretrace.platform.cases import FAMILIES
 
-    for name in names:
-        if name not in FAMILIES:
-            raise ForetraceError(f"no family is called {name!r}", f"Known are: {', '.join(FAMILIES)}.")
+    for option, given in options.items():
+        if given is not None and what not in LOOKED_AT[option]:
+            words = ", ".join(LOOKED_AT[option])
+            raise ForetraceError(
+                f"calibrate {what} does not look at {option}", f"Leave {option} out; it belongs to calibrate {words}."
+            )
 
 
 def _make(folder: Path) -> None:

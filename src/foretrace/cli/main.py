@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from foretrace import __version__
+from foretrace.cli.benchmark import benchmark
 from foretrace.cli.calibrate import calibrate
 from foretrace.cli.check import check
 from foretrace.cli.diff import diff
@@ -22,6 +23,7 @@ from foretrace.cli.export import export
 from foretrace.cli.platform import platform
 from foretrace.cli.predict import predict
 from foretrace.cli.record import record
+from foretrace.cli.replay import replay
 from foretrace.cli.show import show
 from foretrace.report.names import printable
 
@@ -34,6 +36,8 @@ app.command()(predict)
 app.command()(check)
 app.command()(diff)
 app.command()(export)
+app.command()(benchmark)
+app.command()(replay)
 app.command()(calibrate)
 app.add_typer(platform, name="platform")
 

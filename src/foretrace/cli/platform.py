@@ -12,12 +12,12 @@ from foretrace.cli.choices import AsJson
 
 platform = typer.Typer(no_args_is_help=True, help="Show, compare and complete platforms.")
 
-Name = Annotated[str, typer.Argument(metavar="PLATFORM", help="A platform's name, or its folder.")]
+Name = Annotated[str, typer.Argument(metavar="PLATFORM", help="A platform's name, or its folder; or a fabric's name.")]
 
 
 @platform.command("list")
 def list_(json: AsJson = False) -> None:
-    """List the platforms that come with Foretrace, and your own."""
+    """List the platforms that come with Foretrace, your own, and fabrics to combine them with."""
     from foretrace.platform.summary import Listing
 
     if json:
@@ -36,18 +36,21 @@ def show(
     json: AsJson = False,
     top: Annotated[int, typer.Option(min=1, help="How many rows of a long table.")] = 15,
 ) -> None:
-    """Show what a platform is, how it was measured, and how good its models are."""
-    from foretrace.platform.summary import Summary
+    """Show what a platform is, how it was measured, and how good its models are; or what a shipped fabric is."""
+    from foretrace.platform.fabric import fabrics
+    from foretrace.platform.folder import platforms
+    from foretrace.platform.summary import FabricSummary, Summary
 
-    summary = Summary.named(name)
+    is_fabric = name in fabrics() and name not in platforms()
+    summary = FabricSummary(name) if is_fabric else Summary.named(name)
     if json:
         from foretrace.report.json import as_json
 
         print(as_json(summary))
     else:
-        from foretrace.report.terminal import print_platform
+        from foretrace.report.terminal import print_fabric, print_platform
 
-        print_platform(summary, top)
+        (print_fabric if is_fabric else print_platform)(summary, top)
 
 
 @platform.command()
@@ -73,11 +76,20 @@ def compare(
 
 @platform.command()
 def fabric(
-    logs: Annotated[list[Path], typer.Option("--from", help="What nccl-tests printed; may be given several times.")],
+    sources: Annotated[
+        list[Path],
+        typer.Option("--from", help="What nccl-tests printed, or a recorded job with all ranks; several may be given."),
+    ],
     out: Annotated[Path, typer.Option(help="The platform's folder; made where there is none.")],
+    links: Annotated[
+        str | None, typer.Option(help="What its links are: a name that `list` shows, or a file that describes them.")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Of a recorded job: ranks that share a node; all where left out.")
+    ] = None,
 ) -> None:
-    """Give a platform the fabric that logs of nccl-tests or rccl-tests show."""
-    from foretrace.fitting import fabric_from_logs
+    """Give a platform the fabric that logs of nccl-tests or rccl-tests, or a job's own collectives, show."""
+    from foretrace.fabrics import make_fabric
 
-    fabric_from_logs(logs, out)
+    make_fabric(sources, out, links, gpus_per_node)
     print(f"foretrace: {out} has a fabric: `foretrace platform show {out}`", file=sys.stderr)

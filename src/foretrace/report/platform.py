@@ -115,10 +115,37 @@ def _fabric(fabric: Words, top: int) -> RenderableType:
     return table("Collectives", ["<kind", "ranks", "nodes", "latency us", "GB/s", "spread"], rows, top)
 
 
+def one_fabric(words: Words, top: int) -> Iterator[RenderableType]:
+    """A fabric: its links, then what was measured."""
+    yield lines(f"{words['name']}: {words['provenance']}", _links(words["links"]) if words["links"] else ())
+    if words["curves"]:
+        yield _fabric(words, top)
+
+
+def _links(links: Words) -> Iterator[tuple[str, str, str]]:
+    inside, network = links["inside"], links["network"]
+    switch = ", which adds up what passes" if inside["reduces"] else ""
+    yield "node", f"{links['gpus_per_node']} {links['gpu']}", links["provenance"]
+    yield "inside", f"{figure(inside['gbps'])} GB/s", f"from each GPU, {inside['kind']}{switch}"
+    if network:
+        cards = f"{plural(network['nics'], 'card')} of {figure(network['gbit'])} Gb/s a node, {network['kind']}"
+        yield "between", f"{figure(network['latency_us'])} us", cards
+
+
 def platform_list(found: list[Words]) -> RenderableType:
     """A line per platform."""
     rows = [[one["name"], one["made"] or UNKNOWN, one["provenance"]] for one in found]
     return table(plural(len(found), "platform"), ["<name", "<made", "<what…"], rows)
+
+
+def fabric_list(found: list[Words]) -> RenderableType:
+    """A line per fabric."""
+    rows = [
+        [one["name"], f"{one['ranks']} ranks on {plural(one['nodes'], 'node')}" if one["ranks"] else "not measured",
+         str(one["gpus_per_node"]), one["provenance"]]
+        for one in found
+    ]  # fmt: skip
+    return table(plural(len(found), "fabric"), ["<name", "<measured", "GPUs a node", "<what…"], rows)
 
 
 def compared(words: Words) -> RenderableType:

@@ -11,8 +11,10 @@ from foretrace.report.check import check_blocks
 from foretrace.report.forecast import forecast_blocks
 from foretrace.report.headline import headline
 from foretrace.report.json import Document
-from foretrace.report.platform import compared, one_platform, platform_list
+from foretrace.report.platform import compared, fabric_list, one_fabric, one_platform, platform_list
+from foretrace.report.replay import replay_blocks
 from foretrace.report.sections import sections
+from foretrace.report.suite import suite_blocks
 
 
 def print_observation(observation: Document, top: int, console: Console | None = None) -> None:
@@ -36,14 +38,30 @@ def print_check(check: Document, top: int, console: Console | None = None) -> No
     _print(check_blocks(check.to_dict(), top), console)
 
 
+def print_replay(replay: Document, top: int, console: Console | None = None) -> None:
+    """Print a replay beside its original, with at most ``top`` rows a table."""
+    _print(replay_blocks(replay.to_dict(), top), console)
+
+
+def print_suite(suite: Document, top: int, console: Console | None = None) -> None:
+    """Print the replays of a suite, with at most ``top`` rows a table."""
+    _print(suite_blocks(suite.to_dict(), top), console)
+
+
 def print_platform(summary: Document, top: int) -> None:
     """Print what a platform is, with at most ``top`` rows of a long table."""
     _print(one_platform(summary.to_dict(), top), None)
 
 
+def print_fabric(summary: Document, top: int) -> None:
+    """Print what a fabric is, with at most ``top`` rows of a long table."""
+    _print(one_fabric(summary.to_dict(), top), None)
+
+
 def print_platforms(listing: Document) -> None:
-    """Print which platforms there are."""
-    _print([platform_list(listing.to_dict()["platforms"])], None)
+    """Print which platforms and fabrics there are."""
+    words = listing.to_dict()
+    _print([platform_list(words["platforms"]), fabric_list(words["fabrics"])], None)
 
 
 def print_comparison(comparison: Document) -> None:

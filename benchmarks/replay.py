@@ -1,0 +1,130 @@
+"""Claim: a replay is its original.
+
+All device time covered; the same kernels for 99 % of it; kernel time within 1 %; step time within 2 % where the device
+is what it waits for and 5 % where it is the host (geometric means, no step over 10 %); peak memory within 2 %; and on
+three of the steps each system metric within 5 %.
+
+Reads what `benchmarks.replay_truth` measured on an H200, original and replay in turns of four steps; the first step of
+a turn is left out, since it follows a garbage collection.
+
+    python -m benchmarks.replay TRUTH
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from math import exp, log
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.table import RESULTS, keep
+
+HOST_BOUND = 0.8
+"""A step whose kernels take less of it than that waits for its host."""
+KERNELS_SAME, KERNEL_TIME, MEMORY = 0.99, 0.01, 0.02
+DEVICE_STEP, HOST_STEP, WORST_STEP = 0.02, 0.05, 0.10
+METRIC = 0.05
+
+
+def row_of(found: dict[str, Any]) -> dict[str, Any]:
+    """How far a replay is off."""
+    step, kernel, memory = found["step_ms"], found["kernel_ms"], found["peak_memory_bytes"]
+    busy = kernel["original"] / step["original"]
+    return {
+        "workload": found["workload"],
+        "bound": "host" if busy < HOST_BOUND else "device",
+        "covered": found["coverage"]["device"],
+        "same kernels": same(found["kernels"]["unpaced"], found["kernels"]["original"]),
+        "kernels off": off(kernel["unpaced"], kernel["original"]),
+        "step ms": step["original"],
+        "step off": off(step["paced"], step["original"]),
+        "unpaced off": off(step["unpaced"], step["original"]),
+        "memory off": off(memory["replay"], memory["original"]),
+        "failed": len(found["failures"]),
+    }
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """What each stage of the truth found, of each workload, as one; ``counted`` is there where it was counted."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.json")):
+        workload, _, stage = path.stem.rpartition(".")
+        words = json.loads(path.read_text())
+        found.setdefault(workload, {"workload": workload}).update({stage: words} if stage == "counted" else words)
+    return {workload: words for workload, words in found.items() if "step_ms" in words and "kernels" in words}
+
+
+def same(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> float | None:
+    """The share of the original's device time in kernels that are there by the same name, as often."""
+    total = sum(ms for _, ms in theirs.values())
+    there = sum(ms * min(1.0, ours[name][0] / count) for name, (count, ms) in theirs.items() if name in ours)
+    return there / total if total else None
+
+
+def off(ours: float | None, theirs: float | None) -> float | None:
+    """By which share the first is off from the second."""
+    return ours / theirs - 1 if ours is not None and theirs else None
+
+
+def geomean(offs: list[float]) -> float:
+    """Geometric mean of how far figures are off, as factors."""
+    return exp(mean(abs(log(1 + value)) for value in offs)) - 1 if offs else 0.0
+
+
+def problems(rows: list[dict[str, Any]]) -> list[str]:
+    """What of the claim does not hold."""
+    found = []
+    for row in rows:
+        name = row["workload"]
+        if row["covered"] != 1.0:
+            found.append(f"{name}: {row['covered']} of the device time covered")
+        if (row["same kernels"] or 0.0) < KERNELS_SAME:
+            found.append(f"{name}: {row['same kernels']} of the kernels are the same")
+        for word, most in (("kernels off", KERNEL_TIME), ("step off", WORST_STEP), ("memory off", MEMORY)):
+            if row[word] is None or abs(row[word]) > most:
+                found.append(f"{name}: {word} by {row[word]}")
+    for bound, most in (("device", DEVICE_STEP), ("host", HOST_STEP)):
+        typical = geomean([row["step off"] for row in rows if row["bound"] == bound])
+        if typical > most:
+            found.append(f"steps that wait for the {bound} are off by {typical:.1%} (geometric mean)")
+    return found
+
+
+def metric_rows(name: str, words: dict[str, Any]) -> list[dict[str, Any]]:
+    """The system metrics of an original and its replay."""
+    original, replay, power = words["counted"]["original"], words["counted"]["replay"], words["power"]
+    pairs = {metric: (value, replay.get(metric)) for metric, value in original.items() if metric != "kernels"}
+    pairs |= {metric: (value, power["paced"].get(metric)) for metric, value in power["original"].items()}
+    return [
+        {"workload": name, "metric": metric, "original": was, "replay": ours, "off": off(ours, was)}
+        for metric, (was, ours) in pairs.items()
+    ]
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("truth", type=Path, help="what replay_truth wrote")
+    options.add_argument("--out", type=Path, default=RESULTS)
+    chosen = options.parse_args()
+    found = read(chosen.truth / "results")
+    rows = [row_of(words) for words in found.values()]
+    keep("replay", rows, chosen.out)
+    failed = problems(rows)
+    metrics = [row for name, words in found.items() if "counted" in words for row in metric_rows(name, words)]
+    if metrics:
+        keep("replay_system", metrics, chosen.out)
+        failed += [
+            f"{row['workload']}: {row['metric']} off by {row['off']}"
+            for row in metrics
+            if row["off"] is None or abs(row["off"]) > METRIC
+        ]
+    for problem in failed:
+        print(problem, file=sys.stderr)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""`foretrace benchmark`: a recorded step as a folder that runs anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli.parts import Batch, Dtype, First, Last, Obfuscate, Only, Ops, Phase, Ranks, Without, choices
+
+
+def benchmark(
+    what: Annotated[Path, typer.Argument(metavar="RECORDING", help="A recording, or others' traces.")],
+    out: Annotated[Path, typer.Option(help="Folder for the benchmark; must not be there yet.")],
+    phase: Phase = None,
+    first: First = None,
+    last: Last = None,
+    only: Only = None,
+    without: Without = None,
+    ops: Ops = None,
+    dtype: Dtype = None,
+    obfuscate: Obfuscate = False,
+    ranks: Ranks = None,
+    batch: Batch = None,
+) -> None:
+    """Write a benchmark: the step's calls as plain Python, with neither the model's code nor its data.
+
+    Needs torch to run, and nothing of Foretrace: python OUT/run.py
+    """
+    from foretrace.replaying import benchmark as write
+
+    folder = write(what, out, choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch))
+    typer.echo(f"foretrace: wrote {folder}; run it with: python {folder}/run.py", err=True)

@@ -1,0 +1,66 @@
+"""`foretrace replay`: run a recorded step again, and compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli.choices import AsJson
+from foretrace.cli.parts import Batch, Dtype, First, Last, Obfuscate, Only, Ops, Phase, Ranks, Without, choices
+
+
+def replay(
+    what: Annotated[
+        list[Path],
+        typer.Argument(metavar="WHAT…", help="A recording, others' traces, a benchmark; several, or a suite's file."),
+    ],
+    json: AsJson = False,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Steps to time; as many as fit in a second.")] = None,
+    device: Annotated[str | None, typer.Option(help="Run on cpu, cuda or meta; where it was recorded.")] = None,
+    pace: Annotated[
+        bool, typer.Option(help="Spend the original's host time between calls; without, see what the device could do.")
+    ] = True,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="On a GPU also count its activity and traffic, with Nsight Compute.")
+    ] = False,
+    keep: Annotated[Path | None, typer.Option(help="Leave the benchmark in this folder.")] = None,
+    phase: Phase = None,
+    first: First = None,
+    last: Last = None,
+    only: Only = None,
+    without: Without = None,
+    ops: Ops = None,
+    dtype: Dtype = None,
+    obfuscate: Obfuscate = False,
+    ranks: Ranks = None,
+    batch: Batch = None,
+    delayed: Annotated[
+        bool, typer.Option("--delayed", help="Collectives take as long as recorded, also where ranks are missing.")
+    ] = False,
+    weights: Annotated[str | None, typer.Option(metavar="W,W,…", help="How much each of several counts.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 10,
+) -> None:
+    """Run a recorded step again, without the model's code or data, and hold it against the original.
+
+    Step time, kernels one by one, memory, launches; what could not be called is named and lowers the coverage.
+    """
+    from foretrace.replay.running import How
+    from foretrace.replay.suite import members_of
+    from foretrace.replaying import replay as run
+    from foretrace.replaying import replay_suite
+    from foretrace.report.json import as_json
+    from foretrace.report.terminal import print_replay, print_suite
+
+    chosen = choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
+    how = How(iterations, device, pace, counters, delayed)
+    members = members_of(what, weights)
+    if [member.what for member in members] == what and len(what) == 1:
+        replayed = run(what[0], chosen, how, keep)
+        print(as_json(replayed)) if json else print_replay(replayed, top)
+        return
+    suite = replay_suite(members, chosen, how, keep)
+    print(as_json(suite)) if json else print_suite(suite, top)
+    if not suite.replayed:
+        raise typer.Exit(1)

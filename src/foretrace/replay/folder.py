@@ -1,0 +1,212 @@
+"""A benchmark as a folder: its code, the harness that runs it, and what is known of the original."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretrace import __version__
+from foretrace.graph import ForetraceError, Graph, Tensor
+from foretrace.graph.tensor import ITEMSIZE
+from foretrace.replay.code import Code, code_of
+from foretrace.replay.groups import groups_of
+from foretrace.replay.lines import harmless
+from foretrace.replay.literals import DEVICE, LAYOUTS, NotWritableError
+from foretrace.replay.memory import main_device, peak_memory
+from foretrace.replay.original import original_of
+from foretrace.replay.plan import Call, Plan, Result
+from foretrace.replay.planning import plan_of
+from foretrace.replay.precision import floating, in_precision
+from foretrace.replay.selection import Selection
+from foretrace.replay.texts import sentence
+
+LONGEST_US = 60e6
+HARNESS = Path(__file__).parent / "harness"
+RUN = '''"""Run this benchmark: python run.py --help."""
+
+import sys
+from pathlib import Path
+
+from harness.main import main
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parent))
+'''
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What of a step a benchmark takes, and how it is written."""
+
+    selection: Selection = field(default_factory=Selection)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Namespaces of operators that may be called besides PyTorch's own, and the package that brings each, or none."""
+    dtype: str | None = None
+    """Floating type to run in; each tensor's own where it is left out."""
+    obfuscate: bool = False
+    """Leave out every name but those of operators."""
+    ranks: int | None = None
+    """Take only so many ranks of a job, from the first on; all where it is left out."""
+    batch: str | None = None
+    """Samples in a batch, 64, or 64/16 where the recorded 16 can't be told; as recorded where it is left out."""
+
+
+def write_benchmark(graph: Graph, out: Path, choices: Choices) -> Path:
+    """Write a benchmark of one rank's step."""
+    made = files_of(graph, choices)
+    return write_files({**made.own, "README.md": made.about}, out)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of one rank's step, by name; a text about them; and the process groups that it names."""
+
+    own: dict[str, str]
+    about: str
+    groups: dict[str, dict[str, Any]]
+
+
+def files_of(graph: Graph, choices: Choices, kept: Sequence[int] = ()) -> Files:
+    """What a benchmark of one rank consists of; ``kept`` are the ranks that are replayed together."""
+    plan = plan_of(graph, choices.selection)
+    plan.kept = tuple(kept)
+    if len(kept) in range(1, plan.world):
+        plan.notes.append(f"{len(kept)} of the {plan.world} ranks: each collective is among those of them it had")
+    if choices.batch is not None:
+        from foretrace.replay.batch import with_batch  # here, since it needs torch
+
+        plan = with_batch(plan, choices.batch)
+    if choices.dtype is not None:
+        plan = in_precision(plan, floating(choices.dtype))
+    if choices.obfuscate:
+        plan.notes = [note for note in plan.notes if note not in graph.notes]
+    try:
+        code = code_of(plan, choices.packages, modules=not choices.obfuscate)
+    except NotWritableError as problem:
+        raise ForetraceError(
+            f"{graph.source} can't be made into a benchmark: it asks for {problem}", "Is the recording damaged?"
+        ) from None
+    original = original_of(graph, plan, choices.obfuscate)
+    if choices.batch is not None:
+        original |= {"kernel_ms": None, "launches": None, "kernels": {}}
+    files = {
+        "step.py": code.step,
+        "inputs.py": code.inputs,
+        "calls.json": json.dumps(facts(plan, code), indent=None, separators=(",", ":")) + "\n",
+        "original.json": json.dumps(original, indent=1) + "\n",
+    }
+    return Files(files, readme(plan, code, choices), groups_of(plan))
+
+
+def write_files(files: Mapping[str, str], out: Path) -> Path:
+    """Write a new folder with these files, with what runs them."""
+    try:
+        out.mkdir(parents=True)
+        for name, text in {"run.py": RUN, **files}.items():
+            (out / name).parent.mkdir(exist_ok=True)
+            (out / name).write_text(text, encoding="utf-8")
+        shutil.copytree(HARNESS, out / "harness", ignore=shutil.ignore_patterns("__pycache__"))
+    except FileExistsError:
+        raise ForetraceError(f"{out} is there already", "Choose another --out, or remove it first.") from None
+    except OSError as error:
+        raise ForetraceError(f"{out} can't be written ({error.strerror})", "Choose another --out.") from None
+    return out
+
+
+def facts(plan: Plan, code: Code) -> dict[str, Any]:
+    """What the harness must know: sizes and times of the calls, switches of PyTorch, memory."""
+    count = max((call.number for call in plan.calls), default=-1) + 1
+    calls: list[dict[str, Any]] = [{"name": "", "host_us": 0.0, "device_us": 0.0, "makes": []} for _ in range(count)]
+    for call in plan.recorded:
+        calls[call.number] = {
+            "name": harmless(call.name),
+            "host_us": _time(call.host_us),
+            "device_us": _time(call.device_us),
+            **({"took_us": _time(call.took_us)} if call.took_us else {}),
+            "makes": [_made(result, call) for result in call.results],
+        }
+    return {
+        "device": main_device(plan),
+        "memory": peak_memory(plan),
+        "rank": plan.rank,
+        "world": plan.world,
+        "groups": groups_of(plan),
+        "settings": plan.settings,
+        "threads": plan.threads,
+        "numbers": [call.number for call in plan.recorded if not call.is_side_call],
+        "stand_ins": {str(number): " ".join(map(harmless, why.split())) for number, why in code.stand_ins.items()},
+        "notes": [sentence(note) for note in plan.notes],
+        "calls": calls,
+    }
+
+
+def _made(result: Result, call: Call) -> Any:
+    if isinstance(result, list):
+        return [_made(item, call) for item in result]
+    return described(call.made[result]) if result in call.made else None
+
+
+def _time(us: float) -> float:
+    """A time that a stand-in may take."""
+    return round(min(max(us, 0.0), LONGEST_US), 3) if math.isfinite(us) else 0.0
+
+
+def described(tensor: Tensor) -> dict[str, Any] | None:
+    """A tensor as JSON; None for one that there can't be.
+
+    >>> described(Tensor((2,), "float32", "cpu", (1,)))["dtype"], described(Tensor((2,), "system", "cpu"))
+    ('float32', None)
+    """
+    if tensor.dtype not in ITEMSIZE or tensor.layout not in LAYOUTS or not DEVICE.fullmatch(tensor.device or "cpu"):
+        return None
+    return {
+        "shape": tensor.shape,
+        "stride": tensor.stride,
+        "dtype": tensor.dtype,
+        "device": tensor.device,
+        "layout": tensor.layout,
+    }
+
+
+def readme(plan: Plan, code: Code, choices: Choices) -> str:
+    """How the benchmark was made, and how it is used."""
+    source = "" if choices.obfuscate else f" from {sentence(Path(plan.source).as_posix())}"
+    left_out = f"\n{len(code.stand_ins)} calls can't be made; stand-ins take their place.\n" if code.stand_ins else ""
+    notes = "".join(f"- {sentence(note)}\n" for note in plan.notes)
+    return README.format(
+        version=__version__,
+        source=source,
+        calls=len(plan.recorded),
+        inputs=len(plan.inputs),
+        more=left_out,
+        notes=notes,
+    )
+
+
+README = """# A training step as a benchmark
+
+Made by Foretrace {version}{source}, rank and all: {calls} calls of the step in their order, {inputs} tensors that were
+there before it. No model code and no data: inputs are made up like the original's.
+{more}
+    python run.py                # times it; needs torch, and nothing else
+    python run.py --json
+    python run.py --no-pace      # as fast as the host can: what the device could do
+    python run.py --device cpu   # elsewhere than it was recorded
+
+| file | holds |
+| --- | --- |
+| `step.py` | the step, one line a call; edit it as you like |
+| `inputs.py` | what is there before the step: sizes, and what the values are like |
+| `calls.json` | what each call made and took, for stand-ins and coverage |
+| `original.json` | what the original measured, for the comparison |
+| `harness/` | what runs all this |
+
+`pace(12.3)` in `step.py`: the original's host took 12.3 microseconds from the last such line to here, in calls,
+modules, autograd and Python. A replay that comes earlier waits; one that is late catches up.
+
+{notes}"""

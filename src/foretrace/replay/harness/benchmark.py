@@ -1,0 +1,124 @@
+"""A benchmark in its folder, ready to run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .host import here
+from .room import refuse_what_does_not_fit
+from .source import Source, arguments, read_inputs
+from .together import join, local_rank, ranks_beside, together
+
+FILES = ("calls.json", "original.json", "inputs.py", "step.py")
+
+
+class Benchmark:
+    """The step of a folder and its inputs, which are made at once; calls that fail are replaced.
+
+    Parameters
+    ----------
+    folder
+        Where ``step.py`` and the other files are.
+    device
+        ``cpu``, ``cuda`` or ``meta``; the kind it was recorded on where it is left out, or else the CPU.
+    seed
+        Of the inputs.
+    files
+        Where the files are that lie elsewhere, by name: ranks share those that are alike.
+    groups
+        The process groups of the whole job, for a rank that runs with the others; one that does not runs alone.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: str | None = None,
+        seed: int = 0,
+        files: Mapping[str, Path] | None = None,
+        groups: Sequence[tuple[str, Sequence[int]]] | None = None,
+    ) -> None:
+        self.folder = folder
+        files = {name: folder / name for name in FILES} | dict(files or {})
+        self.facts: dict[str, Any] = json.loads(files["calls.json"].read_text())
+        self.original: dict[str, Any] = json.loads(files["original.json"].read_text())
+        self.notes: list[str] = list(self.facts["notes"])
+        here.notes = self.notes
+        self._choose(device)
+        use_settings(self.facts["settings"])
+        refuse_what_does_not_fit(self.facts["memory"], self.device, ranks_beside(self.device) if groups else 1)
+        torch.manual_seed(seed)
+        together.members = self.facts["groups"]
+        inputs = read_inputs(files["inputs.py"])
+        self.source = Source(files["step.py"], self.device)
+        self.inputs = arguments(self.source.step, inputs)
+        with torch.no_grad():
+            self.source.run_through(self.inputs)
+            if groups is not None:
+                join(groups, self.device)
+                self.source.run_together(self.inputs)
+        if groups is None and self.facts["world"] > 1:
+            self.notes.append(f"one of {self.facts['world']} ranks, alone: its collectives move nothing")
+
+    @property
+    def device(self) -> str:
+        """The kind of device it runs on."""
+        return here.kind or here.main
+
+    @property
+    def called(self) -> set[int]:
+        """Numbers of the calls that are really made."""
+        failed = {failure.number for failure in self.source.failures}
+        return set(self.source.numbers) - failed - set(self.source.stand_ins)
+
+    def step(self, paced: bool = True) -> Callable[[], Any]:
+        """What does one step: at the original's pace, or as fast as it goes."""
+        function = self.source.step if paced else self.source.unpaced()
+
+        def step() -> None:
+            with torch.no_grad():
+                function(*self.inputs)
+
+        return step
+
+    def _choose(self, device: str | None) -> None:
+        here.main, here.calls = self.facts["device"], self.facts["calls"]
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("there is no GPU here; leave out --device cuda")
+        if device is None and here.main == "cuda" and not torch.cuda.is_available():
+            device = "cpu"
+            self.notes.append("recorded on a GPU; there is none here, so it ran on the CPU")
+        if device is None and here.main == "cuda" and self.facts["world"] > 1:
+            device = "cuda"  # whichever GPU is this process's, not the one of that number
+        here.kind = device or ""
+        if here.kind == "cuda":
+            torch.cuda.set_device(local_rank() % torch.cuda.device_count())
+        here.streams.clear()
+        here.events.clear()
+
+
+def use_settings(settings: dict[str, Any]) -> None:
+    """Set PyTorch's switches as the original had them.
+
+    >>> use_settings({"cudnn_benchmark": False})
+    """
+    if isinstance(settings.get("threads"), int):
+        torch.set_num_threads(min(max(settings["threads"], 1), 4 * (os.cpu_count() or 1)))
+    if settings.get("matmul_precision") in ("highest", "high", "medium"):
+        torch.set_float32_matmul_precision(settings["matmul_precision"])
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    for owner, attribute, word in (
+        (matmul, "allow_bf16_reduced_precision_reduction", "reduced_bf16"),
+        (matmul, "allow_fp16_reduced_precision_reduction", "reduced_fp16"),
+        (cudnn, "allow_tf32", "cudnn_tf32"),
+        (cudnn, "benchmark", "cudnn_benchmark"),
+    ):
+        if word in settings:
+            setattr(owner, attribute, bool(settings[word]))
+    if settings.get("deterministic"):
+        torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,0 +1,165 @@
+"""The step as it is written in its file. A line that fails is replaced by a stand-in, and told."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import elsewhere
+from .alone import play, received
+from .fewer import adapted
+from .host import OF_THE_MACHINE, stand_in
+from .late import delays
+from .together import tell, together
+
+CALL = re.compile(r"^(?P<space>\s*)(?P<left>[\w\[\], ]+ = )?(?P<call>\w[\w.]*\(.*\))  # (?P<number>\d+)\b.*$")
+PACE = re.compile(r"^\s*(begin|pace|resume)\(.*\)$")
+COLLECTIVE = re.compile(r"(?P<name>(?:c10d|_c10d_functional)\.\w+)\.\w+\((?P<rest>.*)")
+MOST_FAILURES = 1000
+
+
+@dataclass
+class Failure:
+    """A call that failed, as it is written, and what it said."""
+
+    number: int
+    call: str
+    error: str
+
+
+class Source:
+    """The text of ``step.py``, and its function `step`, as a kind of device can do it."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.failures: list[Failure] = []
+        self.translated: dict[int, str] = {}
+        """Calls that this kind of device has no operator for, by their number, and what does the same."""
+        self.through = "play"
+        """The function that collectives go through; none where they are called as they are written."""
+        self._path = str(path)
+        self._lines = [self._on(line, kind) for line in path.read_text(encoding="utf-8").splitlines()]
+        self.step: Callable[..., Any] = self._compiled(self._lines)
+
+    def unpaced(self) -> Callable[..., Any]:
+        """The function `step` without the lines that wait for the original's host."""
+        return self._compiled("" if PACE.match(line) else line for line in self._lines)
+
+    @property
+    def stand_ins(self) -> list[int]:
+        """Numbers of the calls that were stand-ins from the beginning."""
+        failed = {failure.number for failure in self.failures}
+        found = (CALL.match(line) for line in self._lines)
+        numbers = (int(m["number"]) for m in found if m and m["call"].startswith("stand_in("))
+        return [number for number in numbers if number not in failed]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of all calls that it makes."""
+        return [int(found["number"]) for line in self._lines if (found := CALL.match(line))]
+
+    def _on(self, line: str, kind: str) -> str:
+        found = CALL.match(line)
+        other = elsewhere.translated(found["call"], kind) if found else None
+        if not found or other is None:
+            return line
+        self.translated[int(found["number"])] = other.partition("(")[0]
+        return line.replace(found["call"], other, 1)
+
+    def run_through(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Run the step until no line of it fails any more."""
+        while True:
+            try:
+                self.step(*inputs)
+                return
+            except Exception as error:
+                if not self._replace_failing_line(error):
+                    raise
+
+    def run_together(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Run the step with the other ranks, until no line of it fails on any of them."""
+        self.through = "adapted" if together.fewer or delays.wanted else ""
+        self.step = self._compiled(self._lines)
+        failed = True
+        while failed:
+            failed = False
+            try:
+                self.step(*inputs)
+            except Exception as error:
+                failed = self._replace_failing_line(error)
+                if not failed:
+                    raise
+            failed = any(tell(failed))
+
+    def _replace_failing_line(self, error: Exception) -> bool:
+        """Put a stand-in where an error came from; False where that is no call, or the machine is at fault."""
+        line = _line_of(error, self._path)
+        found = CALL.match(self._lines[line - 1]) if line else None
+        said = str(error)
+        if not found or found["call"].startswith("stand_in(") or any(text in said for text in OF_THE_MACHINE):
+            return False
+        if isinstance(error, torch.cuda.OutOfMemoryError) or len(self.failures) >= MOST_FAILURES:
+            return False
+        first = said.strip().splitlines()[0] if said.strip() else ""
+        self.failures.append(Failure(int(found["number"]), found["call"], f"{type(error).__name__}: {first}"))
+        text = f"{found['space']}{found['left'] or ''}stand_in({found['number']})  # {found['number']}"
+        self._lines[line - 1] = text
+        self.step = self._compiled(self._lines)
+        return True
+
+    def _compiled(self, lines: Iterable[str]) -> Callable[..., Any]:
+        text = "\n".join((_through(self.through, line) for line in lines) if self.through else lines) + "\n"
+        names: dict[str, Any] = {"__name__": "step", "__file__": self._path, "stand_in": stand_in}
+        names |= {"play": play, "adapted": adapted}
+        names["elsewhere"] = elsewhere
+        exec(compile(text, self._path, "exec"), names)
+        linecache.cache[self._path] = (len(text), None, text.splitlines(keepends=True), self._path)
+        return names["step"]  # type: ignore[no-any-return]
+
+
+def _through(function: str, line: str) -> str:
+    """The line, with a collective that goes through a function.
+
+    >>> _through("play", "    _, w0 = c10d.allreduce_.default([t1], group_0, reduce_sum, None)  # 7")
+    "    _, w0 = play(7, 'c10d.allreduce_', [t1], group_0, reduce_sum, None)  # 7"
+    """
+    found = CALL.match(line)
+    asked = COLLECTIVE.match(found["call"]) if found else None
+    if not found or not asked:
+        return line
+    left = f"{found['space']}{found['left'] or ''}"
+    return f"{left}{function}({found['number']}, {asked['name']!r}, {asked['rest']}  # {found['number']}"
+
+
+def _line_of(error: BaseException, path: str) -> int:
+    """The line of a file that an error came from; 0 where it did not."""
+    line, frame = 0, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == path:
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return line
+
+
+def read_inputs(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors that ``inputs.py`` makes, by name. What it says that other ranks send is kept for `play`."""
+    names: dict[str, Any] = {"__name__": "inputs", "__file__": str(path)}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    received.clear()
+    received.update(names.get("received", {}))
+    return {name: value for name, value in names.items() if re.fullmatch(r"t\d+", name)}
+
+
+def arguments(step: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs in the order in which a step takes them."""
+    names = step.__code__.co_varnames[: step.__code__.co_argcount]
+    missing = [name for name in names if name not in inputs]
+    if missing:
+        sys.exit(f"run.py: inputs.py makes no {', '.join(missing)}, which step.py asks for")
+    return [inputs[name] for name in names]

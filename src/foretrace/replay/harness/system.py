@@ -1,0 +1,215 @@
+"""What the machine does meanwhile: power and clocks from NVML, activity and traffic of the GPU from Nsight Compute.
+
+Neither is needed to run a benchmark. Where NVML is not there, or counters are locked, nothing is said of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import io
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+METRICS = {
+    "sm_active": "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "tensor_core_active": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "dram_gbps": "dram__bytes.sum.per_second",
+    "l2_hit": "lts__t_sector_hit_rate.pct",
+    "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
+}
+"""What is asked of Nsight Compute; each is averaged over kernels by their time."""
+DURATION = "gpu__time_duration.sum"
+MARK = "spin_kernel"
+"""What `divide` launches."""
+PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
+SECONDS = 2.0
+NANO = 1e-9
+SAMPLES = 40
+"""Calls of a step that Nsight Compute counts; each of their kernels is run several times over."""
+
+
+class Nvml:
+    """The driver's own figures of a GPU; `found` is False where they can't be had."""
+
+    def __init__(self) -> None:
+        self._handle = ctypes.c_void_p()
+        try:
+            self._library: Any = ctypes.CDLL("libnvidia-ml.so.1")
+            self.found = self._library.nvmlInit_v2() == 0 and self._find() == 0
+        except (OSError, AttributeError):
+            self.found = False
+
+    def _find(self) -> int:
+        """By its own name: the driver counts GPUs that this process may not see."""
+        place = ctypes.byref(self._handle)
+        name = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+        if name is not None and self._library.nvmlDeviceGetHandleByUUID(f"GPU-{name}".encode(), place) == 0:
+            return 0
+        return int(self._library.nvmlDeviceGetHandleByIndex_v2(torch.cuda.current_device(), place))
+
+    def energy_mj(self) -> int | None:
+        """Energy used since the driver was loaded."""
+        value = ctypes.c_ulonglong()
+        return value.value if self._ask("nvmlDeviceGetTotalEnergyConsumption", value) else None
+
+    def power_mw(self) -> int | None:
+        """Power used now."""
+        value = ctypes.c_uint()
+        return value.value if self._ask("nvmlDeviceGetPowerUsage", value) else None
+
+    def clock_mhz(self) -> int | None:
+        """Clock of the multiprocessors now."""
+        value = ctypes.c_uint()
+        if not self.found or self._library.nvmlDeviceGetClockInfo(self._handle, 1, ctypes.byref(value)):
+            return None
+        return value.value
+
+    def _ask(self, question: str, value: Any) -> bool:
+        return self.found and bool(getattr(self._library, question)(self._handle, ctypes.byref(value)) == 0)
+
+
+def power_and_clock(step: Callable[[], Any], wait: Callable[[], None], seconds: float = SECONDS) -> dict[str, float]:
+    """Mean power and clock while a step runs over and over; empty where there is no NVML."""
+    nvml = Nvml()
+    energy = nvml.energy_mj()
+    if energy is None:
+        return {}
+    clocks = []
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        step()
+        wait()
+        clocks.append(nvml.clock_mhz() or 0)
+    spent = time.perf_counter() - began
+    return {"power_w": ((nvml.energy_mj() or energy) - energy) / 1e3 / spent, "clock_mhz": sum(clocks) / len(clocks)}
+
+
+def ncu() -> str | None:
+    """Where Nsight Compute is; None where it is not."""
+    return shutil.which("ncu") or next((place for place in PLACES if Path(place).exists()), None)
+
+
+class Counted(TorchDispatchMode):
+    """Lets Nsight Compute see every so manieth call of each operator: the same ones in a step and in its replay."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every = every
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        self.seen[name] += 1
+        if (self.seen[name] - 1) % self.every:
+            return func(*args, **(kwargs or {}))
+        torch.cuda.profiler.start()
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            torch.cuda.profiler.stop()
+
+
+def counted_step(step: Callable[[], Any], calls: int) -> None:
+    """Run a step of so many calls so that `counters` can look at some of them."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    with Counted(max(calls // SAMPLES, 1)):
+        step()
+    torch.cuda.synchronize()
+
+
+def counters(command: Sequence[str], timeout_s: float = 300.0) -> list[dict[str, Any]]:
+    """Mean of each metric over the kernels of a program that Nsight Compute may see, weighted by their time.
+
+    Parameters
+    ----------
+    command
+        Arguments of Python; the program calls `counted_step`, and `divide` between steps that are counted apart.
+    timeout_s
+        How long that may take.
+
+    Returns
+    -------
+    For each step the metrics, and how many ``kernels`` they are of; or why there are none, as ``error``.
+    """
+    tool = ncu()
+    if tool is None:
+        return [{"error": "Nsight Compute (ncu) is not installed"}]
+    # Clocks and caches are left alone: the first are the machine's, the second are what a step finds.
+    options = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--cache-control", "none"]
+    options += ["--profile-from-start", "off", "--metrics", ",".join([DURATION, *METRICS.values()])]
+    try:
+        done = subprocess.run(
+            [tool, *options, "--target-processes", "all", sys.executable, *command],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return [{"error": f"Nsight Compute took longer than {timeout_s:.0f} s"}]
+    found = averages(done.stdout)
+    if not found:
+        said = [line for line in (done.stdout + done.stderr).splitlines() if "ERR" in line or "rror" in line]
+        return [{"error": said[0] if said else f"Nsight Compute counted nothing (exit code {done.returncode})"}]
+    return found
+
+
+def divide() -> None:
+    """Leave a mark between two steps that are counted."""
+    torch.cuda.profiler.start()
+    torch.cuda._sleep(1000)
+    torch.cuda.profiler.stop()
+
+
+def averages(text: str) -> list[dict[str, Any]]:
+    """The metrics in a table that Nsight Compute printed, of each step in it.
+
+    >>> head = '"ID","Kernel Name","gpu__time_duration.sum","lts__t_sector_hit_rate.pct"'
+    >>> rows = ['"","","ns","%"', '"0","a","30000","50"', '"1","b","10000","90"', '"2","spin_kernel","9","0"']
+    >>> averages("\\n".join(["==PROF== hello", head, *rows, '"3","a","20000","70"']))
+    [{'kernels': 2, 'kernel_us': 40.0, 'l2_hit': 60.0}, {'kernels': 1, 'kernel_us': 20.0, 'l2_hit': 70.0}]
+    """
+    lines = text.splitlines()
+    first = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if first is None:
+        return []
+    _units, *rows = list(csv.DictReader(io.StringIO("\n".join(lines[first:]))))
+    steps: list[list[dict[str, str]]] = [[]]
+    for row in rows:
+        if MARK in (row.get("Kernel Name") or ""):
+            steps.append([])
+        else:
+            steps[-1].append(row)
+    return [_average(step) for step in steps if step]
+
+
+def _average(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    weights = [_number(row.get(DURATION)) or 0.0 for row in rows]
+    found: dict[str, Any] = {"kernels": len(rows), "kernel_us": sum(weights) / 1e3}
+    for word, metric in METRICS.items():
+        pairs = [(_number(row.get(metric)), weight) for row, weight in zip(rows, weights)]
+        known = [(value, weight) for value, weight in pairs if value is not None]
+        total = sum(weight for _, weight in known)
+        if total:
+            found[word] = sum(value * weight for value, weight in known) / total
+    if "dram_gbps" in found:
+        found["dram_gbps"] *= NANO
+    return found
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return None

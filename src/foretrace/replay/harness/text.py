@@ -1,0 +1,100 @@
+"""The result of a benchmark, for a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .room import size
+
+NAME_WIDTH = 60
+
+
+def told(result: dict[str, Any], top: int) -> str:
+    """Figures beside the original's, then what is not as it was, at most ``top`` rows a table."""
+    return "\n".join([*_figures(result), *_kernels(result, top), *_problems(result, top)])
+
+
+def _figures(result: dict[str, Any]) -> Iterator[str]:
+    was = result["original"]
+    yield f"replayed on {result['device']}{'' if result['paced'] else ', not paced'}"
+    yield f"{'':10}{'replay':>12}{'original':>12}"
+    for name, word, show in (
+        ("step", "step_ms", _ms),
+        ("next", "step_ms_back_to_back", _ms),
+        ("kernels", "kernel_ms", _ms),
+        ("launches", "launches", str),
+        ("memory", "peak_memory_bytes", size),
+    ):
+        ours, theirs = result[word], was.get(word)
+        if ours is not None or theirs is not None:
+            yield f"  {name:8}{_shown(ours, show):>12}{_shown(theirs, show):>12}  {_off(ours, theirs)}".rstrip()
+    yield from _system(result["system"] or {})
+    shares = ", ".join(f"{share:.1%} of {of}" for of, share in _known(result["coverage"]))
+    yield f"  covered  {shares}"
+
+
+SYSTEM = {
+    "power_w": ("power", "{:.0f} W"),
+    "clock_mhz": ("clock", "{:.0f} MHz"),
+    "sm_active": ("SM", "{:.1f} % active"),
+    "tensor_core_active": ("tensor", "{:.1f} % of cores active"),
+    "occupancy": ("warps", "{:.1f} % occupancy"),
+    "dram_gbps": ("DRAM", "{:.0f} GB/s"),
+    "l2_hit": ("L2", "{:.1f} % hits"),
+    "error": ("counters", "none: {}"),
+}
+"""Figures of the GPU, and how they are said."""
+
+
+def _system(figures: dict[str, Any]) -> Iterator[str]:
+    for word, (name, form) in SYSTEM.items():
+        if word in figures:
+            yield f"  {name:8}{form.format(figures[word]):>12}"
+
+
+def _known(coverage: dict[str, float | None]) -> Iterator[tuple[str, float]]:
+    words = {"calls": "the calls", "host": "their host time", "device": "their device time"}
+    for word, share in coverage.items():
+        if share is not None:
+            yield words[word], share
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3f} ms" if value < 10 else f"{value:.2f} ms"
+
+
+def _shown(value: Any, show: Any) -> str:
+    return "–" if value is None else str(show(value))
+
+
+def _off(ours: float | None, theirs: float | None) -> str:
+    return f"{(ours / theirs - 1) * 100:+.1f} %" if ours is not None and theirs else ""
+
+
+def _kernels(result: dict[str, Any], top: int) -> Iterator[str]:
+    compared = result["kernels"]
+    if not compared:
+        return
+    yield f"  same     {compared['same']:.1%} of the original's kernel time, by name"
+    yield ""
+    yield f"{'kernel':{NAME_WIDTH}}{'count':>7}{'ms':>10}{'was':>10}"
+    for row in compared["matched"][:top]:
+        yield f"{row['name'][: NAME_WIDTH - 2]:{NAME_WIDTH}}{row['count']:>7}{row['ms']:>10.3f}{row['was_ms']:>10.3f}"
+    for word in ("missing", "extra"):
+        for row in compared[word][:top]:
+            yield f"{word}: {row['name'][:NAME_WIDTH]}, {row['count']} times, {row['ms']:.3f} ms"
+
+
+def _problems(result: dict[str, Any], top: int) -> Iterator[str]:
+    for failure in result["failures"][:top]:
+        yield f"failed: {failure['call']}: {failure['error']}"
+    more = len(result["failures"]) - top
+    if more > 0:
+        yield f"… and {more} calls more that failed"
+    for entry in result["stand_ins"][:top]:
+        yield f"not called: {entry['call']} ({entry['why']}); a stand-in of its size and time is in its place"
+    for name, count in result["translated"].items():
+        yield f"translated: {name}, {count} times: this device does the same by another operator"
+    for note in result["notes"]:
+        yield f"- {note}"

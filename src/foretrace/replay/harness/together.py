@@ -1,0 +1,162 @@
+"""The ranks of a job: their process groups, and what they tell each other besides collectives.
+
+Until `join` is called a process is alone: groups and reductions are nothing, and no work is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .fewer import Fewer
+from .late import Late
+
+PATIENCE = timedelta(seconds=120)
+"""How long a rank waits for the others before it gives up."""
+
+Member = tuple[str, tuple[int, ...]]
+
+
+@dataclass
+class Together:
+    """This process among the others."""
+
+    rank: int = 0
+    world: int = 1
+    members: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of each group that this rank's step names its ``ranks``, and the ``places`` they had among ``of`` so many."""
+    joined: bool = False
+    groups: dict[Member, Any] = field(default_factory=dict)
+    reductions: dict[str, Any] = field(default_factory=dict)
+    said: int = 0
+    store: Any = None
+
+    @property
+    def fewer(self) -> bool:
+        """Whether some group has lost members."""
+        return any(len(entry["ranks"]) < entry["of"] for entry in self.members.values())
+
+
+together = Together()
+
+
+def local_rank() -> int:
+    """The number of this rank on its machine, as torchrun tells it."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def ranks_beside(kind: str) -> int:
+    """How many ranks share the memory of this one: all of the machine on CPUs, those of one GPU on GPUs."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    return ranks if kind != "cuda" else -(-ranks // max(torch.cuda.device_count(), 1))
+
+
+def backend(kind: str) -> str:
+    """What collectives run on: gloo between CPUs, nccl between GPUs, unless ranks must share one.
+
+    >>> backend("cpu")
+    'gloo'
+    """
+    alone = kind == "cuda" and dist.is_nccl_available() and ranks_beside(kind) == 1
+    return "cpu:gloo,cuda:nccl" if alone else "gloo"
+
+
+def join(groups: Sequence[tuple[str, Sequence[int]]], kind: str) -> None:
+    """Meet the other ranks that torchrun started, and make the groups of the whole job."""
+    if together.joined:
+        return
+    dist.init_process_group(backend(kind), timeout=PATIENCE)
+    together.rank, together.world, together.joined = dist.get_rank(), dist.get_world_size(), True
+    together.store = dist.PrefixStore("replay", dist.distributed_c10d._get_default_store())
+    for name, ranks in groups:  # every rank makes every group, in the same order
+        together.groups[name, tuple(ranks)] = dist.new_group(list(ranks))
+
+
+def leave() -> None:
+    """Let the others go once all are done."""
+    if together.joined:
+        tell(None)
+        dist.destroy_process_group()
+        together.joined = False
+
+
+def tell(what: Any) -> list[Any]:
+    """Say something to all ranks, and hear what each of them says."""
+    if not together.joined:
+        return [what]
+    turn, together.said = together.said, together.said + 1
+    together.store.set(f"{turn}/{together.rank}", json.dumps(what))
+    return [json.loads(together.store.get(f"{turn}/{rank}")) for rank in range(together.world)]
+
+
+def _group(name: str) -> Any:
+    return together.groups[name, tuple(together.members[name]["ranks"])]
+
+
+def group(name: str) -> Any:
+    """The process group of that name, as collectives take it; None where this process is alone."""
+    if not together.joined:
+        return None
+    entry = together.members[name]
+    if len(entry["ranks"]) == entry["of"]:
+        return _group(name).boxed()
+    box = _group(name).boxed() if len(entry["ranks"]) > 1 else None
+    return Fewer(box, entry["of"], tuple(entry["places"]))
+
+
+def group_name(name: str) -> str:
+    """What the process group of that name is called here."""
+    return str(_group(name).group_name) if together.joined else name
+
+
+def reduction(name: str) -> Any:
+    """A reduction by name, as collectives take it; None where this process is alone."""
+    if not together.joined:
+        return None
+    if name not in together.reductions:
+        together.reductions[name] = _boxed(name)
+    return together.reductions[name]
+
+
+class _Seen(Exception):  # noqa: N818
+    pass
+
+
+class _Boxes(TorchDispatchMode):
+    """Keeps the reduction that a collective is asked for, and does not make the call."""
+
+    box: Any = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "c10d":
+            return func(*args, **(kwargs or {}))
+        self.box = args[2]
+        raise _Seen
+
+
+def _boxed(name: str) -> Any:
+    """A reduction in the box that operators take; Python has no other way to make one than to ask for a collective."""
+    options = dist.AllreduceOptions()
+    options.reduceOp = getattr(dist.ReduceOp, name.upper())
+    with suppress(_Seen), _Boxes() as boxes:
+        dist.distributed_c10d._get_default_group().allreduce([torch.zeros(1)], options)
+    return boxes.box
+
+
+def wait(work: Any) -> None:
+    """Wait for a collective; for one on a GPU, let its stream wait."""
+    delay = work if isinstance(work, Late) else None
+    box = delay.work if delay else work
+    if box is not None:
+        torch._C._distributed_c10d.Work.unbox(box).wait()
+    if delay:
+        delay.wait()

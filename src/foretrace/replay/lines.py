@@ -1,0 +1,192 @@
+"""The lines of a call: what ends before it, when it is due, the call itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from foretrace.graph import Constant
+from foretrace.replay.allowed import is_word, target
+from foretrace.replay.literals import Name, NotWritableError, describe, literal
+from foretrace.replay.opaque import Opaque
+from foretrace.replay.plan import Argument, Call, Result
+
+SHORTEST_GAP_US = 1.0
+"""Before a call that the original came to sooner than that, a replay does not look at the clock."""
+MOST_DESCRIBED = 3
+
+WORDS = {
+    "cuda::event_record": "record_event",
+    "cuda::stream_wait_event": "wait_event",
+    "cuda::event_synchronize": "synchronize_event",
+    "cuda::stream_synchronize": "synchronize_stream",
+    "cuda::device_synchronize": "synchronize",
+    "storage::resize_": "resize",
+    "c10d::wait": "wait",
+}
+"""Functions of the harness for calls that do not pass the dispatcher."""
+FUNCTIONAL = ("_c10d_functional::",)
+BY_DATA = frozenset(f"aten::{name}" for name in ("nonzero", "masked_select", "_unique2", "unique_consecutive"))
+"""Operators whose results are as large as the data has it, which is made up."""
+HELPED = {
+    "aten::record_stream": "record_stream",
+    "aten::_pin_memory": "pin_memory",
+    "_c10d_functional::_wrap_tensor_autograd": "unwrapped",
+}
+"""Functions of the harness for operators that take what only the harness has."""
+
+
+class Lines:
+    """Writes calls one after the other, and remembers what they need.
+
+    >>> lines = Lines()
+    >>> call = Call(7, "aten::relu", "default", args=(Name("t0"),), results=(Name("t1"),), gap_us=12.34, waits=True)
+    >>> print(*lines.of(call, [Name("t9")]), sep="\\n")
+    del t9
+    pace(12.34)
+    t1 = aten.relu.default(t0)  # 7
+    resume()
+    >>> lines.namespaces, sorted(lines.words)
+    ({'aten'}, ['pace', 'resume'])
+    """
+
+    def __init__(
+        self,
+        namespaces: Sequence[str] = (),
+        modules: bool = True,
+        groups: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.stand_ins: dict[int, str] = {}
+        """By the number of a call that is not made, why."""
+        self.namespaces: set[str] = set()
+        self.words: set[str] = set()
+        """Functions of the harness."""
+        self.devices: set[str] = set()
+        self.opaque = Opaque(groups or {})
+        self._allowed = namespaces
+        self._modules = modules
+        self._module, self._stream, self._due = "", 0, 0.0
+
+    def of(self, call: Call, frees: Sequence[Name]) -> Iterator[str]:
+        """The lines of one call."""
+        if frees:
+            yield f"del {', '.join(frees)}"
+        if self._modules and call.module != self._module:
+            self._module = call.module
+            if call.module:
+                yield f"# {harmless(call.module)}"
+        self._due += call.gap_us
+        if call.gap_us >= SHORTEST_GAP_US:
+            yield from self.pace()
+        if call.stream != self._stream:
+            self._stream = call.stream
+            self.words.add("use_stream")
+            yield f"use_stream({int(call.stream)})"
+        yield from self._side_call(call) if call.name in WORDS else self._call(call)
+        self._due += call.host_us
+        if call.waits:
+            self.words.add("resume")
+            yield "resume()"
+
+    def end(self, tail_us: float) -> Iterator[str]:
+        """What comes after the last call: the original's time until the step's end, on the stream it began on."""
+        yield from self.pace(tail_us)
+        if self._stream:
+            self._stream = 0
+            yield "use_stream(0)"
+
+    def pace(self, more_us: float = 0.0) -> Iterator[str]:
+        """Wait until the original's host would have come here."""
+        due, self._due = self._due + more_us, 0.0
+        if due > 0:
+            self.words.add("pace")
+            yield f"pace({due:.4g})"
+
+    def _call(self, call: Call) -> Iterator[str]:
+        said = self._comment(call)
+        results = _results(call.results)
+        try:
+            written = f"{self._target(call)}({self._arguments(call)})"
+            if call.name in BY_DATA:
+                self.words.add("fitted")
+                written = f"fitted({call.number}, {written})"
+        except NotWritableError as problem:
+            if call.is_side_call:
+                return  # a work that nobody issued need not be waited for
+            self.stand_ins[call.number] = str(problem)
+            self.words.add("stand_in")
+            written, said = f"stand_in({call.number})", f"{said}  {harmless(call.name)}: {harmless(str(problem))}"
+        yield f"{results}{written}  # {said}" if call.number >= 0 else f"{results}{written}"
+        if re.search(r"\b_\b", results):
+            yield "del _"
+
+    def _target(self, call: Call) -> str:
+        if call.name in HELPED:
+            self.words.add(HELPED[call.name])
+            return HELPED[call.name]
+        found = target(call.name, call.overload, self._allowed)
+        if found is None:
+            raise NotWritableError("an operator that is not allowed")
+        self.namespaces.add(found.partition(".")[0])
+        return found
+
+    def _arguments(self, call: Call) -> str:
+        functional = call.name.startswith(FUNCTIONAL)
+        positional = [self.literal(value, functional) for value in call.args]
+        if not all(is_word(key) for key in call.kwargs):
+            raise NotWritableError("an argument without a proper name")
+        return ", ".join([*positional, *(f"{key}={self.literal(value)}" for key, value in call.kwargs.items())])
+
+    def literal(self, value: Argument, functional: bool = False) -> str:
+        """The text of an argument; ``functional`` collectives name their group in plain text."""
+        self.devices.update(_devices(value))
+        return literal(self.opaque.named(value, functional))
+
+    def _side_call(self, call: Call) -> Iterator[str]:
+        word = WORDS[call.name]
+        arguments = [int(a.value) if isinstance(a, Constant) and a.value.isdecimal() else a for a in call.args]
+        if any(not isinstance(a, (int, Name)) for a in arguments):
+            return  # nobody has a variable on that storage
+        self.words.add(word)
+        yield f"{word}({', '.join(map(str, arguments))})"
+
+    def _comment(self, call: Call) -> str:
+        try:
+            made = [describe(tensor) for tensor in call.made.values()]
+        except NotWritableError:
+            made = []
+        more = f", … {len(made)} in all" if len(made) > MOST_DESCRIBED else ""
+        return f"{call.number}  {', '.join(made[:MOST_DESCRIBED])}{more}".rstrip()
+
+
+def _results(results: tuple[Result, ...]) -> str:
+    """The left side of a call; nothing where it makes nothing new."""
+    texts = [_result(result) for result in results]
+    if all(text == "_" for text in texts):
+        return ""
+    return f"{', '.join(texts)} = "
+
+
+def _result(result: Result) -> str:
+    if isinstance(result, list):
+        texts = [_result(item) for item in result]
+        return f"[{', '.join(texts)}]" if any(text != "_" for text in texts) else "_"
+    return str(result) if result is not None else "_"
+
+
+def _devices(value: Argument) -> Iterator[str]:
+    if isinstance(value, Constant) and value.kind == "device":
+        literal(value)  # one that is none is refused here
+        yield value.value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _devices(item)
+
+
+def harmless(text: str) -> str:
+    """A text that may stand in a comment, whatever a recording says.
+
+    >>> harmless("layers.0\\nimport os")
+    'layers.0?import?os'
+    """
+    return re.sub(r"[^\w.:<>,+-]", "?", text, flags=re.ASCII)[:200]

@@ -1,0 +1,180 @@
+"""From a rank's graph to the plan of its benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foretrace.graph import Constant, ForetraceError, Graph, Op, Tensor, Value
+from foretrace.graph.dispatched import dispatched, owner
+from foretrace.graph.tables import Floats
+from foretrace.replay.fillings import with_contents
+from foretrace.replay.foreign import Tidied, is_foreign
+from foretrace.replay.literals import Name
+from foretrace.replay.plan import Argument, Call, Plan, Result
+from foretrace.replay.schedule import doubt, schedule_of
+from foretrace.replay.selection import Selection, select
+from foretrace.replay.sparse import sparse_parts
+from foretrace.replay.variables import Variables
+from foretrace.replay.works import under_way, with_waits, work_name
+
+RESIZE = "storage::resize_"
+PRODUCTS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"))
+
+
+def plan_of(graph: Graph, selection: Selection | None = None) -> Plan:
+    """The plan of a benchmark.
+
+    Parameters
+    ----------
+    graph
+        One rank's step, with the arguments of its calls.
+    selection
+        Which calls to take; all where it is left out.
+
+    >>> from foretrace.graph import OpTable
+    >>> x, y = (Tensor((4,), "float32", "cpu", (1,), id=number, storage=number) for number in (0, 1))
+    >>> plan = plan_of(Graph(OpTable.of([Op("aten::relu", (x,), outputs=(y,))])))
+    >>> plan.calls[0].args, plan.calls[0].results, [given.name for given in plan.inputs]
+    (('t0',), ('t1',), ['t0'])
+    """
+    rows = _calls(graph)
+    ops = [graph.ops[row] for row in rows]
+    if not any(op.args or op.outputs for op in ops):
+        raise ForetraceError(
+            f"{graph.source or 'the trace'} does not hold the arguments of its calls",
+            "Record the job with foretrace record, or give its execution trace as well.",
+        )
+    groups, notes = graph.groups, list(graph.notes)
+    if is_foreign(ops):
+        tidied = Tidied(graph, rows)
+        ops, groups = tidied.ops, tidied.groups
+        notes += tidied.notes
+    schedule = schedule_of(graph, rows)
+    device = _device_us(graph, rows)
+    chosen = select(ops, selection or Selection())
+    variables = Variables(graph.storages, sparse_parts(ops))
+    calls = _calls_of(ops, chosen, variables)
+    for call in calls:
+        if call.number >= 0:
+            call.row, call.device_us = rows[call.number], float(device[call.number])
+            call.gap_us, call.host_us = float(schedule.gap_us[call.number]), float(schedule.call_us[call.number])
+            call.waits = bool(schedule.waits[call.number])
+    for place, us in under_way(graph, rows, ops).items():
+        took = next((call for call in calls if call.number == place), None)
+        if took is not None:
+            took.took_us = us
+    whole = len(chosen) == len(ops)
+    plan = Plan(
+        memories=list({memory.name: memory for memory in variables.memories.values()}.values()),
+        inputs=variables.inputs,
+        calls=with_waits(calls, variables.inputs),
+        source=graph.source,
+        rank=graph.rank,
+        world=graph.world,
+        groups=groups,
+        settings=graph.settings,
+        tail_us=schedule.tail_us if whole else 0.0,
+        sizes={number: storage.nbytes for number, storage in graph.storages.items()},
+        threads=len({op.thread for op in ops if op.name in PRODUCTS}) or 1,
+        whole=whole,
+        notes=notes,
+    )
+    unsure = doubt(graph.plain.synced_ms)
+    if unsure is not None:
+        plan.notes.append(unsure)
+    return with_contents(plan, graph, ops, rows)
+
+
+def _calls(graph: Graph) -> list[int]:
+    """Rows of what a replay does: dispatcher calls, and the calls between them that steer streams and storages."""
+    rows = set(dispatched(graph).tolist())
+    names = graph.ops.names
+    side = names.matching(lambda name: Op(name).is_side_call)
+    rows.update(np.flatnonzero(side[graph.ops.name]).tolist() if len(graph.ops) else ())
+    return sorted(rows)
+
+
+def _device_us(graph: Graph, rows: Sequence[int]) -> Floats:
+    """Device time that each call launched."""
+    whose = owner(graph, np.array(rows, np.int32))[graph.kernels.op]
+    known = whose >= 0
+    spent = (graph.kernels.end - graph.kernels.start)[known]
+    return np.bincount(whose[known], spent, minlength=len(rows)).astype(np.float64)
+
+
+def _calls_of(ops: Sequence[Op], chosen: Sequence[int], variables: Variables) -> list[Call]:
+    """The chosen calls with variables for tensors; what ends in calls left out ends before the next one taken."""
+    calls: list[Call] = []
+    pending: list[int] = []
+    loose: list[Name] = []
+    taken = set(chosen)
+    last_use = _last_uses(ops)
+    for number, op in enumerate(ops):
+        pending += op.frees
+        if number not in taken:
+            continue
+        frees = [*variables.free(pending), *loose]
+        pending, loose = [], []
+        calls += _call(number, op, frees, variables)
+        loose += variables.end(last_use.get(number, ()))
+    return calls
+
+
+def _last_uses(ops: Sequence[Op]) -> dict[int, list[Tensor]]:
+    """Sparse tensors made of nobody knows what, by the last call that sees them: they end there."""
+    known = sparse_parts(ops)
+    last: dict[int, tuple[int, Tensor]] = {}
+    for number, op in enumerate(ops):
+        for tensor in (*op.tensors, *op.produced):
+            if tensor.layout != "strided" and tensor.id not in known:
+                last[tensor.id] = (number, tensor)
+    uses: dict[int, list[Tensor]] = {}
+    for number, tensor in last.values():
+        uses.setdefault(number, []).append(tensor)
+    return uses
+
+
+def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[Call]:
+    """The call, after those that look at a storage as it wants to see it."""
+    before: list[Call] = []
+
+    def named(value: Value) -> Argument:
+        if isinstance(value, Tensor):
+            name, maker = variables.read(value)
+            if maker is not None:
+                before.append(maker)
+            return name
+        if isinstance(value, (list, tuple)) and not isinstance(value, Constant):
+            return [named(item) for item in value]
+        if isinstance(value, dict):
+            return {key: named(item) for key, item in value.items()}
+        return (work_name(value) or value) if isinstance(value, Constant) else value
+
+    args = _resized(op, variables) if op.name == RESIZE else tuple(named(value) for value in op.args)
+    kwargs = {key: named(value) for key, value in op.kwargs.items()}
+    call = Call(number, op.name, op.overload, args=args, kwargs=kwargs)
+    call.results = tuple(_result(value, call, variables) for value in op.outputs)
+    calls = [*before, call]
+    for made in calls:
+        made.phase, made.module, made.stream = op.phase, op.module, op.stream
+    calls[0].frees = tuple(frees)
+    return calls
+
+
+def _resized(op: Op, variables: Variables) -> tuple[Argument, ...]:
+    """The arguments of a resize: a variable on the storage, and its new size."""
+    old, new, nbytes = (int(value) if isinstance(value, int) else -1 for value in op.args)
+    return variables.resized(old, new), nbytes
+
+
+def _result(value: Value, call: Call, variables: Variables) -> Result:
+    if isinstance(value, Tensor):
+        name = variables.make(value)
+        if name is not None:
+            call.made[name] = value
+        return name
+    if isinstance(value, (list, tuple)) and not isinstance(value, Constant):
+        return [_result(item, call, variables) for item in value]
+    return work_name(value) if isinstance(value, Constant) else None

@@ -1,0 +1,48 @@
+"""A benchmark of a whole job: a step for each rank, in one folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.replay.folder import Choices, files_of, write_benchmark, write_files
+from foretrace.replay.groups import all_groups
+
+ABOUT = """
+## Ranks
+
+    python run.py                                   # starts all {world} ranks on this machine
+    torchrun --nproc-per-node {world} run.py           # the same; over several machines with torchrun's own options
+    python run.py --alone 0                         # one rank, whose collectives move nothing
+
+Collectives are real: gloo between CPUs, nccl between GPUs. `ranks.json` says which groups there are, and in which
+folder the files of each rank lie: those that are alike are there once.
+"""
+
+
+def write_job(job: Job, out: Path, choices: Choices) -> Path:
+    """Write a benchmark of a job's ranks; of a single one, the benchmark of that one."""
+    graphs = _chosen(job, choices.ranks)
+    if len(graphs) == 1:
+        return write_benchmark(graphs[0], out, choices)
+    kept = [graph.rank for graph in graphs]
+    made = [files_of(graph, choices, kept) for graph in graphs]
+    files: dict[str, str] = {}
+    places: list[dict[str, str]] = []
+    first: dict[tuple[str, str], str] = {}
+    for rank, of_rank in zip(kept, made):
+        folder = f"rank-{rank}"
+        places.append({name: first.setdefault((name, text), folder) for name, text in of_rank.own.items()})
+        files.update({f"{folder}/{name}": text for name, text in of_rank.own.items() if places[-1][name] == folder})
+    facts = {"ranks": places, "groups": all_groups(of_rank.groups for of_rank in made)}
+    files["ranks.json"] = json.dumps(facts, indent=1) + "\n"
+    files["README.md"] = made[0].about + ABOUT.format(world=len(made))
+    return write_files(files, out)
+
+
+def _chosen(job: Job, ranks: int | None) -> list[Graph]:
+    """The first so many ranks of a job."""
+    if ranks is not None and not 1 <= ranks <= len(job.graphs):
+        raise ForetraceError(f"{job.source} has {len(job.graphs)} ranks, not {ranks}", "Ask for fewer --ranks.")
+    return job.graphs[:ranks]

@@ -1,0 +1,80 @@
+"""Parts of a step: which of its calls a benchmark takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from foretrace.graph import PHASES, ForetraceError, Op
+
+COMMUNICATES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
+LOOKS_UP = ("embedding", "index_select", "lookup")
+
+KINDS: dict[str, Callable[[Op], bool]] = {
+    "communication": lambda op: op.name.startswith(COMMUNICATES),
+    "lookup": lambda op: any(part in op.name for part in LOOKS_UP),
+    "compute": lambda op: not op.name.startswith(COMMUNICATES),
+}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to take of a step. Ops are named like ``aten::mm``, ``mm``, or ``aten::_foreach*``.
+
+    ``first`` and ``last`` may end in ``#N``: the N-th call of that name, counted from 0.
+    """
+
+    phase: str | None = None
+    first: str | None = None
+    last: str | None = None
+    only: str | None = None
+    without: tuple[str, ...] = ()
+
+
+def select(ops: Sequence[Op], selection: Selection) -> list[int]:
+    """Positions of the ops that are taken.
+
+    >>> step = [Op("aten::mm", phase="forward"), Op("aten::relu", phase="forward"), Op("aten::mm", phase="backward")]
+    >>> select(step, Selection(phase="forward")), select(step, Selection(without=("relu",)))
+    ([0, 1], [0, 2])
+    >>> select(step, Selection(first="relu")), select(step, Selection(last="mm#0"))
+    ([1, 2], [0])
+    """
+    begin = 0 if selection.first is None else _find(ops, selection.first, last=False)
+    end = len(ops) - 1 if selection.last is None else _find(ops, selection.last, last=True)
+    if selection.phase is not None and selection.phase not in PHASES:
+        raise ForetraceError(f"there is no phase {selection.phase!r}", f"Phases are {', '.join(PHASES)}.")
+    if selection.only is not None and selection.only not in KINDS:
+        raise ForetraceError(f"there are no calls of kind {selection.only!r}", f"Kinds are {', '.join(KINDS)}.")
+    wanted = KINDS[selection.only] if selection.only else lambda op: True
+    taken = [
+        row
+        for row in range(begin, end + 1)
+        if selection.phase in (None, ops[row].phase)
+        and wanted(ops[row])
+        and not any(named(ops[row].name, pattern) for pattern in selection.without)
+    ]
+    if not any(not ops[row].is_side_call for row in taken):
+        raise ForetraceError("nothing is left of the step", "Choose another phase, other ops, or leave fewer out.")
+    return taken
+
+
+def named(name: str, pattern: str) -> bool:
+    """Whether an op is meant.
+
+    >>> named("aten::_foreach_add_", "_foreach*"), named("aten::mm", "aten::mm"), named("aten::addmm", "mm")
+    (True, True, False)
+    """
+    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("::")[2], pattern)
+
+
+def _find(ops: Sequence[Op], pattern: str, last: bool) -> int:
+    name, _, number = pattern.partition("#")
+    rows = [row for row, op in enumerate(ops) if named(op.name, name)]
+    if number:
+        rows = rows[int(number) : int(number) + 1] if number.isdecimal() else []
+    if not rows:
+        known = ", ".join(sorted({op.name for op in ops})[:8])
+        raise ForetraceError(f"the step has no call {pattern!r}", f"It has {known}, …")
+    return rows[-1] if last else rows[0]

@@ -1,0 +1,131 @@
+"""Many replays as one benchmark: each recording with the weight it has in the fleet."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretrace.graph import ForetraceError
+from foretrace.replay.running import Replay
+
+LARGEST_FILE = 1 << 20
+HOW = 'Write it like {"suite": [{"what": "runs/bert", "weight": 3}, …]}.'
+
+
+@dataclass(frozen=True)
+class Member:
+    """One recording, benchmark or trace of a suite."""
+
+    what: Path
+    weight: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """What it is called in the table.
+
+        >>> Member(Path("runs/bert")).name
+        'bert'
+        """
+        return self.what.name or str(self.what)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """How the members of a suite were replayed; those that could not be have an error instead."""
+
+    members: tuple[Member, ...]
+    results: tuple[Replay | ForetraceError, ...]
+
+    @property
+    def replayed(self) -> list[tuple[float, Replay]]:
+        """Weights and results of those that ran."""
+        return [(m.weight, r) for m, r in zip(self.members, self.results) if isinstance(r, Replay)]
+
+    def mean(self, word: str, of_original: bool = False) -> float | None:
+        """The weighted mean of a figure; None where somebody's is not known."""
+        told = [(w, r.original.get(word) if of_original else getattr(r, word)) for w, r in self.replayed]
+        known: list[tuple[float, float]] = [(weight, figure) for weight, figure in told if figure is not None]
+        if len(known) < len(self.members):
+            return None
+        return sum(weight * figure for weight, figure in known) / sum(weight for weight, _ in known)
+
+    @property
+    def ratio(self) -> float | None:
+        """Replay to original in step time: the weighted geometric mean over those whose original is known."""
+        known = [(w, r.step_ms / was) for w, r in self.replayed if (was := r.original.get("step_ms"))]
+        whole = sum(weight for weight, _ in known)
+        return math.exp(sum(w * math.log(ratio) for w, ratio in known) / whole) if whole else None
+
+    @property
+    def coverage(self) -> float:
+        """The weighted share of calls that were made; what did not run at all was not called."""
+        called = sum(weight * (result.coverage["calls"] or 0.0) for weight, result in self.replayed)
+        return called / sum(member.weight for member in self.members)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its words, as documented in docs/replay.md."""
+        return {
+            "step_ms": self.mean("step_ms"),
+            "original": {"step_ms": self.mean("step_ms", of_original=True)},
+            "ratio": self.ratio,
+            "coverage": {"calls": self.coverage},
+            "suite": [
+                {"name": m.name, "what": str(m.what), "weight": m.weight, **_words(r)}
+                for m, r in zip(self.members, self.results)
+            ],
+        }
+
+
+def _words(result: Replay | ForetraceError) -> dict[str, Any]:
+    return result.to_dict() if isinstance(result, Replay) else {"error": str(result)}
+
+
+def members_of(paths: Sequence[Path], weights: str | None) -> list[Member]:
+    """The members that paths and weights name, or that the suite file does which is the only path.
+
+    >>> [member.weight for member in members_of([Path("a"), Path("b")], "3,1")]
+    [3.0, 1.0]
+    """
+    if len(paths) == 1 and (listed := _listed(paths[0])) is not None:
+        if weights is not None:
+            raise ForetraceError(f"{paths[0]} has weights of its own", "Leave out --weights, or change the file.")
+        return listed
+    given = [1.0] * len(paths) if weights is None else [_weight(text, "--weights") for text in weights.split(",")]
+    if len(given) != len(paths):
+        raise ForetraceError(f"there are {len(paths)} recordings and {len(given)} weights", "Give one for each.")
+    return [Member(path, weight) for path, weight in zip(paths, given)]
+
+
+def _listed(path: Path) -> list[Member] | None:
+    """The members in a suite file; None for a path that is none."""
+    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > LARGEST_FILE:
+        return None
+    try:
+        words = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return None  # perhaps a trace: whoever reads traces says what is wrong with it
+    if not isinstance(words, dict) or "suite" not in words:
+        return None
+    entries = words["suite"]
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise ForetraceError(f"{path} lists no recordings", HOW)
+    members = []
+    for entry in entries:
+        if not isinstance(entry.get("what"), str) or not set(entry) <= {"what", "weight"}:
+            raise ForetraceError(f"{path} has an entry that names no recording: {str(entry)[:80]}", HOW)
+        members.append(Member(path.parent / entry["what"], _weight(entry.get("weight", 1), str(path))))
+    return members
+
+
+def _weight(value: Any, where: str) -> float:
+    try:
+        weight = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        weight = math.nan
+    if not (math.isfinite(weight) and weight > 0):
+        raise ForetraceError(f"{where}: {str(value)[:40]!r} is no weight", "A weight is a number above 0.")
+    return weight

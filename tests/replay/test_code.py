@@ -1,0 +1,59 @@
+"""What a benchmark's files say."""
+
+from __future__ import annotations
+
+from foretrace.graph import Content, Graph, Op, OpTable, Storage, Tensor
+from foretrace.replay.code import code_of, content_text
+from foretrace.replay.planning import plan_of
+
+
+def tensor(number: int, storage: int | None = None, **facts: object) -> Tensor:
+    described = {"shape": (4, 2), "dtype": "float32", "device": "cpu", "stride": (2, 1), **facts}
+    return Tensor(**described, id=number, storage=number if storage is None else storage)  # type: ignore[arg-type]
+
+
+def test_a_call_is_a_line_and_a_free_comes_where_it_was() -> None:
+    ops = [
+        Op("aten::relu", (tensor(0),), outputs=(tensor(1),), overload="default", module="net.act"),
+        Op("aten::neg", (tensor(1),), outputs=(tensor(2),), overload="default", module="net.act"),
+        Op("aten::exp", (tensor(2),), outputs=(tensor(3),), overload="default", frees=(1,)),
+    ]
+    text = code_of(plan_of(Graph(OpTable.of(ops)))).step
+    body = [line.strip() for line in text.partition("def other(")[2].splitlines()[1:7]]
+    assert body == [
+        "# net.act",
+        "t1 = aten.relu.default(t0)  # 0  float32[4, 2]",
+        "t2 = aten.neg.default(t1)  # 1  float32[4, 2]",
+        "del t1",
+        "t3 = aten.exp.default(t2)  # 2  float32[4, 2]",
+        "kept += [t2, t3]",
+    ]
+
+
+def test_modules_are_left_out_where_nobody_shall_know_them() -> None:
+    ops = [Op("aten::relu", (tensor(0),), outputs=(tensor(1),), overload="default", module="secret")]
+    assert "secret" not in code_of(plan_of(Graph(OpTable.of(ops))), modules=False).step
+
+
+def test_tensors_that_share_memory_share_it() -> None:
+    column = tensor(1, 0, shape=(4,), stride=(2,), offset=1)
+    ops = [Op("aten::add", (tensor(0), column), outputs=(tensor(2),), overload="Tensor")]
+    graph = Graph(OpTable.of(ops), storages={0: Storage(0, 32, "cpu", -1, -1)})
+    text = code_of(plan_of(graph)).inputs
+    assert "m0 = memory(32, cpu)" in text
+    assert "t0 = view(m0, [4, 2], [2, 1], 0, torch.float32, " in text
+    assert "t1 = view(m0, [4], [2], 1, torch.float32, " in text
+
+
+def test_phases_are_functions_that_hand_over_what_lives_on() -> None:
+    ops = [
+        Op("aten::relu", (tensor(0),), outputs=(tensor(1),), overload="default", phase="forward"),
+        Op("aten::neg", (tensor(1),), outputs=(tensor(2),), overload="default", phase="backward"),
+    ]
+    text = code_of(plan_of(Graph(OpTable.of(ops)))).step
+    assert "def forward(kept, t0):" in text and "def backward(kept):" in text and "[t1] = kept" in text
+    assert text.rstrip().endswith("return kept")
+
+
+def test_contents_are_calls() -> None:
+    assert content_text(Content("ids", {"low": 0, "high": 9, "reuse": [1, 2]})) == "ids(low=0, high=9, reuse=[1, 2])"

@@ -1,0 +1,29 @@
+"""A replay beside its original."""
+
+from __future__ import annotations
+
+from foretrace.replay.harness.comparison import MOST_LETTERS, compare_kernels, coverage, hidden, kernels_by_name
+
+
+def test_kernels_are_matched_by_name_and_count() -> None:
+    found = compare_kernels([("a", 1000.0), ("b", 500.0), ("b", 500.0)], {"a": [2, 2.0], "b": [1, 0.5]})
+    assert found is not None and found["same"] == (1.0 + 0.5) / 2.5
+    assert found["missing"] == [{"name": "a", "count": 1, "ms": 1.0}]
+    assert found["extra"] == [{"name": "b", "count": 1, "ms": 0.5}]
+
+
+def test_long_names_and_hidden_ones_are_found_again() -> None:
+    name = "k" * (MOST_LETTERS + 50)
+    for known in (name[:MOST_LETTERS], hidden(name)):
+        found = compare_kernels([(name, 1000.0)], {known: [1, 1.0]})
+        assert found is not None and found["same"] == 1.0 and not found["extra"]
+
+
+def test_without_kernels_nothing_is_compared() -> None:
+    assert compare_kernels([], {"a": [1, 1.0]}) is None and compare_kernels([("a", 1.0)], {}) is None
+    assert kernels_by_name([]) == {}
+
+
+def test_coverage_counts_calls_host_and_device_apart() -> None:
+    calls = [{"host_us": 1.0, "device_us": 9.0}, {"host_us": 3.0, "device_us": 1.0}]
+    assert coverage(calls, [0, 1], {0}) == {"calls": 0.5, "host": 0.25, "device": 0.9}

@@ -1,0 +1,59 @@
+"""The folder of a benchmark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from replay.steps import STEPS
+from replay.test_replays import graph_of
+
+from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
+from foretrace.replay.folder import Choices, write_benchmark
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    made, _, _ = graph_of(STEPS["adamw, foreach"]())
+    return made
+
+
+def test_a_folder_runs_without_foretrace(graph: Graph, tmp_path: Path) -> None:
+    folder = write_benchmark(graph, tmp_path / "bench", Choices())
+    program = f"""
+import runpy, sys
+sys.argv = ["run.py", "--json", "--iterations", "2"]
+sys.path.insert(0, {str(folder)!r})
+try:
+    runpy.run_path({str(folder / "run.py")!r}, run_name="__main__")
+except SystemExit as end:
+    assert not end.code
+assert not any(name.partition(".")[0] == "foretrace" for name in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    result = json.loads(done.stdout)
+    assert result["coverage"]["calls"] == 1.0 and result["iterations"] == 2
+    assert {"step_ms", "kernel_ms", "peak_memory_bytes", "coverage", "original"} <= set(result)
+
+
+def test_a_folder_that_is_there_is_left_alone(graph: Graph, tmp_path: Path) -> None:
+    with pytest.raises(ForetraceError, match="is there already"):
+        write_benchmark(graph, tmp_path, Choices())
+
+
+def test_obfuscated_nothing_but_ops_has_a_name(tmp_path: Path) -> None:
+    given, made = (Tensor((4,), "float32", "cpu", (1,), id=number, storage=number) for number in (0, 1))
+    op = Op("aten::relu", (given,), outputs=(made,), overload="default", module="Secret.layer")
+    graph = Graph(OpTable.of([op]), source="/home/secret/run", notes=["secret note"], device="Secret GPU")
+    folder = write_benchmark(graph, tmp_path / "bench", Choices(obfuscate=True))
+    written = [path.read_text() for path in folder.iterdir() if path.is_file()]
+    assert not any("ecret" in text for text in written)
+    assert "aten.relu" in (folder / "step.py").read_text()
+
+
+def test_a_readable_one_says_where_it_comes_from(graph: Graph, tmp_path: Path) -> None:
+    text = (write_benchmark(graph, tmp_path / "bench", Choices()) / "README.md").read_text()
+    assert "python run.py" in text and "No model code and no data" in text

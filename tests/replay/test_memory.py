@@ -1,0 +1,36 @@
+"""The most memory that a plan holds, without running it."""
+
+from __future__ import annotations
+
+from foretrace.graph import Content, Tensor
+from foretrace.replay.literals import Name
+from foretrace.replay.memory import main_device, peak_memory
+from foretrace.replay.plan import Call, Input, Memory, Plan
+
+T0, T1, T2 = (Name(f"t{number}") for number in range(3))
+
+
+def made(number: int, nbytes: int, device: str = "cpu") -> Tensor:
+    return Tensor((nbytes,), "uint8", device, (1,), id=number, storage=number)
+
+
+def plan(*calls: Call, device: str = "cpu") -> Plan:
+    memory = Memory(Name("m0"), 100, device)
+    given = Input(T0, made(0, 100, device), memory, Content("constant"))
+    return Plan([memory], [given], list(calls))
+
+
+def test_what_is_freed_is_held_no_longer() -> None:
+    first = Call(0, "aten::relu", made={T1: made(1, 50)})
+    second = Call(1, "aten::neg", made={T2: made(2, 70)}, frees=(T1,))
+    assert peak_memory(plan(first, second)) == 170
+
+
+def test_a_view_of_what_is_there_adds_nothing() -> None:
+    assert peak_memory(plan(Call(0, "aten::t", made={T1: made(0, 100)}))) == 100
+
+
+def test_the_device_counts_where_a_step_uses_one() -> None:
+    on_host = Call(0, "aten::_to_copy", made={T1: made(1, 1000, "cpu")})
+    assert main_device(plan(on_host, device="cuda:0")) == "cuda"
+    assert peak_memory(plan(on_host, device="cuda:0")) == 100

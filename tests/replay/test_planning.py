@@ -1,0 +1,45 @@
+"""From a graph to a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor, Timings
+from foretrace.replay.planning import plan_of
+from foretrace.replay.selection import Selection
+
+
+def tensor(number: int, **facts: object) -> Tensor:
+    described = {"shape": (4, 4), "dtype": "float32", "device": "cpu", "stride": (4, 1), **facts}
+    return Tensor(**described, id=number, storage=number)  # type: ignore[arg-type]
+
+
+def ops() -> list[Op]:
+    return [
+        Op("aten::mm", (tensor(0), tensor(1)), outputs=(tensor(2),), overload="default", phase="forward"),
+        Op("aten::mm", (tensor(2), tensor(1)), outputs=(tensor(3),), overload="default", phase="backward", thread=1),
+        Op("aten::add_", (tensor(0), tensor(3)), outputs=(tensor(0),), overload="Tensor", phase="optimizer", thread=2),
+    ]
+
+
+def test_inputs_calls_and_threads_are_found() -> None:
+    plan = plan_of(Graph(OpTable.of(ops())))
+    assert [given.tensor.id for given in plan.inputs] == [0, 1]
+    assert [call.name for call in plan.recorded] == ["aten::mm", "aten::mm", "aten::add_"]
+    assert plan.threads == 2 and plan.whole  # two of the three threads multiply
+    assert plan.calls[2].results == (None,)  # in place
+
+
+def test_a_part_takes_what_came_before_as_inputs() -> None:
+    plan = plan_of(Graph(OpTable.of(ops())), Selection(phase="optimizer"))
+    assert not plan.whole and [given.tensor.id for given in plan.inputs] == [0, 3]
+
+
+def test_a_trace_without_arguments_can_not_be_replayed() -> None:
+    with pytest.raises(ForetraceError, match="does not hold the arguments"):
+        plan_of(Graph(OpTable.of([Op("aten::mm"), Op("aten::relu")])))
+
+
+def test_a_busy_host_is_noted() -> None:
+    graph = Graph(OpTable.of(ops()), plain=Timings((10.0, 15.0, 21.0, 11.0, 18.0)))
+    assert any("busy" in note for note in plan_of(graph).notes)

@@ -1,0 +1,54 @@
+"""A result, for a reader: in a benchmark's own words, and in the terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console, Group
+
+from foretrace.replay.harness.text import told
+from foretrace.report.replay import replay_blocks
+
+RESULT: dict[str, Any] = {
+    "device": "NVIDIA H200",
+    "paced": True,
+    "step_ms": 4.0,
+    "step_ms_back_to_back": 3.5,
+    "kernel_ms": 1.2,
+    "launches": 116,
+    "peak_memory_bytes": 3 << 30,
+    "coverage": {"calls": 0.98, "host": 0.99, "device": 1.0},
+    "ops": {},
+    "system": {"power_w": 227.4, "clock_mhz": 1980.0, "l2_hit": 61.5, "error": "counters are locked"},
+    "kernels": {
+        "same": 0.995,
+        "matched": [{"name": "gemm", "count": 2, "ms": 1.0, "was_count": 2, "was_ms": 1.1}],
+        "missing": [{"name": "gone", "count": 1, "ms": 0.1}],
+        "extra": [],
+    },
+    "failures": [{"number": 3, "call": "aten.mm.default(t1, t2)", "error": "RuntimeError: no"}],
+    "stand_ins": [{"call": "mine::op", "why": "not allowed"}],
+    "translated": {"aten::cudnn_batch_norm": 53},
+    "original": {"step_ms": 4.2, "kernel_ms": 1.2, "launches": 116, "peak_memory_bytes": 3 << 30},
+    "notes": ["something was assumed"],
+    "world": 1,
+    "ranks": None,
+}
+
+
+def in_terminal() -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(Group(*replay_blocks(RESULT, 10)))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", [told(RESULT, 10), in_terminal()], ids=["run.py", "foretrace replay"])
+@pytest.mark.parametrize(
+    "said",
+    ["NVIDIA H200", "-4.8 %", "116", "227 W", "1980 MHz", "61.5 %", "counters are locked", "gemm", "gone", "mine::op",
+     "aten.mm.default(t1, t2)", "aten::cudnn_batch_norm", "something was assumed"],
+)  # fmt: skip
+def test_everything_worth_knowing_is_said(text: str, said: str) -> None:
+    assert said in text
