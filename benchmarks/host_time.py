@@ -14,7 +14,7 @@ import gzip
 import json
 import sys
 import time
-from math import exp, log
+from math import exp, isnan, log
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -61,7 +61,11 @@ def predicted_us(step: dict[str, list[Any]], host: Host) -> tuple[float, float]:
 def per_call_us(runs: list[HostRun]) -> float:
     """The usual time of a call in the small steps."""
     steps = [step for run in runs for step in run.steps.values()]
-    return median(median(map(sum, step.plain)) / len(step.calls) for step in steps)
+    return median(median(map(_sum, step.plain)) / len(step.calls) for step in steps)
+
+
+def _sum(parts: list[float]) -> float:
+    return sum(us for us in parts if not isnan(us))
 
 
 def row_of(name: str, step: dict[str, list[Any]], host: Host, per_call: float) -> dict[str, Any]:
@@ -90,9 +94,9 @@ def main() -> int:
         raw, truth = (Path(sys.argv[1]) / name for name in (HOST_FILE, TRUTH))
     else:
         raw, truth = here / "measurements" / "h200" / HOST_FILE, here / "benchmarks" / "data" / TRUTH
-    runs = read_runs(raw)
-    host, per_call = fit_host(runs, "h200"), per_call_us(runs)
     measured = json.loads(gzip.decompress(truth.read_bytes()))
+    runs = [run for run in read_runs(raw) if run.machine["made"] == measured["calibration"]]
+    host, per_call = fit_host(runs, "h200"), per_call_us(runs)
     rows = [row_of(name, step, host, per_call) for name, step in measured["steps"].items()]
     middle = {key: geomean(rows, key) for key in ("error", "by calls alone")}
     worst = {key: max(abs(row[key]) for row in rows) for key in middle}

@@ -27,6 +27,7 @@ from benchmarks.table import machine
 from foretrace.costs.host_terms import longest_list
 from foretrace.graph import PHASES
 from foretrace.loading import load
+from foretrace.platform.host_measurements import HOST_FILE, read_runs
 from foretrace.platform.measure.host import HostProgress, calibrate_host
 from foretrace.record.session import record
 
@@ -100,7 +101,8 @@ def main() -> int:
         for name, step in steps.items():
             host_us(step)
             truth[name]["host_us"].append([round(host_us(step), 1) for _ in range(IN_A_ROW)])
-        kept = {"machine": machine(), "steps": truth}
+        calibration = read_runs(chosen.out / HOST_FILE)[-1].machine["made"]
+        kept = {"machine": machine(), "calibration": calibration, "steps": truth}
         (chosen.out / "host_truth.json.gz").write_bytes(gzip.compress(json.dumps(kept).encode(), 9, mtime=0))
         print(f"{done.rounds} rounds, {done.seconds:.0f} s, spread {done.spread:.0%}", flush=True)
 

@@ -198,3 +198,5 @@ OTHERS: dict[str, Callable[[], Step]] = {
     **{f"random_dlrm_{number}": partial(random_dlrm, number) for number in range(20)},
 }
 """More steps, of other sizes and other models: what forecasts are scored on beside them."""
+
+ALL = {**WORKLOADS, **OTHERS}

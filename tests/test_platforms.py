@@ -36,6 +36,21 @@ def test_a_host_a_platform_or_a_folder_will_do(home, tmp_path):
     assert ft.platform(Platform.read(folder)).name == "elsewhere"
 
 
+def test_a_fabric_has_a_name_of_its_own_or_a_file(home, tmp_path):
+    platform_folder(home / "fast")
+    assert ft.platform("fast", fabric="h100-8x").fabric == Fabric.named("h100-8x")
+    assert ft.platform("fast", fabric="h100-nvswitch").fabric.curves == ()
+    Fabric("ours", (CURVE,), "").write(tmp_path / "ours.json")
+    assert ft.platform("fast", fabric=tmp_path / "ours.json").fabric.name == "ours"
+    with pytest.raises(ForetraceError, match=r"no fabric is called 'h1000'.*h100-8x"):
+        ft.platform("fast", fabric="h1000")
+
+
+def test_a_platform_s_fabric_comes_before_one_of_the_same_name(home):
+    platform_folder(home / "h100-8x", without=())
+    assert ft.platform("h100-8x", fabric="h100-8x").fabric.curves == (CURVE,)
+
+
 def test_a_fabric_that_is_not_there_is_said_so(home):
     folder = platform_folder(home / "fast")
     with pytest.raises(ForetraceError, match=r"has no fabric\.json: its fabric was not measured"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,11 +11,11 @@ from typing import Any
 from foretrace import __version__
 from foretrace.graph import ForetraceError
 from foretrace.platform import fabric_measurements, host_measurements
-from foretrace.platform.cases import FAMILIES
+from foretrace.platform.cases import MEASURED
 from foretrace.platform.device import Device
 from foretrace.platform.device_facts import DEVICE_FILE, DeviceFacts, describe
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.fabric_measurements import FABRIC_FILE, Exchange
+from foretrace.platform.fabric_measurements import FABRIC_FILE
 from foretrace.platform.files import write
 from foretrace.platform.folder import DEVICE, FABRIC, HOST, INDEX, MODELS, RAW, About, write_about
 from foretrace.platform.host_measurements import HOST_FILE
@@ -131,7 +131,7 @@ def fit_device(raw: Path, folder: Path, told: Told) -> list[str]:
 
     index = fit_models(raw, device, folder / MODELS, told)
     write(folder / INDEX, index)
-    few = [name for name in FAMILIES if (raw / f"{name}{SUFFIX}").exists() and name not in index]
+    few = [name for name in MEASURED if (raw / f"{name}{SUFFIX}").exists() and name not in index]
     return [f"too little was measured to fit {', '.join(few)}: measure longer"] if few else []
 
 
@@ -145,12 +145,14 @@ def fit_host(raw: Path, folder: Path, told: Told) -> list[str]:
 
 def fit_fabric(raw: Path, folder: Path, told: Told) -> list[str]:
     """Fit a curve to each kind of collective."""
-    from foretrace.costs.collectives import fit_curves
+    from foretrace.costs.curves import fit_curves
 
     runs = _fabric_runs(raw)
     curves = fit_curves(exchange for run in runs for exchange in run.exchanges)
     sources = dict.fromkeys(run.machine.get("provenance", "") for run in runs)
-    Fabric(folder.resolve().name, curves, "; ".join(sources)).write(folder / FABRIC)
+    before = folder / FABRIC
+    links = Fabric.read(before).links if before.is_file() else None  # measuring again does not change them
+    Fabric(folder.resolve().name, curves, "; ".join(sources), links).write(folder / FABRIC)
     return []
 
 
@@ -159,18 +161,3 @@ _FIT: dict[str, Callable[[Path, Path, Told], list[str]]] = {
     "host": fit_host,
     "fabric": fit_fabric,
 }
-
-
-def fabric_from_logs(logs: Iterable[Path], folder: Path) -> None:
-    """Keep what logs of nccl-tests show among a platform's measurements, and fit its fabric."""
-    from foretrace.formats.nccl_tests import read_nccl_tests
-
-    tables = [(log, table) for log in logs for table in read_nccl_tests(log)]
-    path = folder / RAW / FABRIC_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for log, table in tables:
-        where = f"{log.name}: {table.ranks} x {table.device} in {table.nodes} nodes, by nccl-tests"
-        fabric_measurements.open_run(path, {"device": table.device, "provenance": where})
-        rows = (Exchange(table.kind, table.ranks, table.nodes, size, (us,)) for size, us in table.rows)
-        fabric_measurements.add_exchanges(path, rows)
-    fit(folder, parts=("fabric",))

@@ -33,13 +33,16 @@ def platform(
         A platform, its name or its folder. ``cpu`` is the CPU of this machine: it is measured, for some minutes, when
         it is asked for the first time, and kept for the user.
     host, fabric
-        The part itself; or the platform whose part it is, by name or folder: it need not have the others.
+        The part itself; or the platform whose part it is, by name or folder: it need not have the others. A fabric also
+        by a name of its own, as `foretrace platform list` shows them, or by its file.
     told
         Told how far the measuring is, where there is some.
 
     >>> slow = platform("h200", host="h200")
     >>> slow.device.name
     'h200'
+    >>> platform("h200", fabric="h100-8x").fabric.name
+    'h100-8x'
     """
     base = on if isinstance(on, Platform) else Platform.read(_folder(on, told))
     return base.having(
@@ -53,11 +56,14 @@ def _host(of: Platform | str | Path, told: Told | None) -> Host:
 
 
 def _fabric(of: Platform | str | Path, told: Told | None) -> Fabric:
-    if not isinstance(of, Platform):
+    if isinstance(of, Platform):
+        if of.fabric is None:
+            raise ForetraceError(f"{of.name} has no fabric", "Name a platform whose fabric was measured.")
+        return of.fabric
+    path = Path(of)
+    if str(of) in (HERE, *platforms()) or path.is_dir():
         return read_fabric(_checked(_folder(of, told)))
-    if of.fabric is None:
-        raise ForetraceError(f"{of.name} has no fabric", "Name a platform whose fabric was measured.")
-    return of.fabric
+    return Fabric.read(path) if path.is_file() else Fabric.named(str(of))
 
 
 def _checked(folder: Path) -> Path:

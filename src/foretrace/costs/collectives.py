@@ -1,34 +1,32 @@
-"""Collectives: a latency, a bandwidth and the bend between them, per kind and number of ranks.
+"""What a collective takes on a fabric, with a range.
 
-Of measured sizes the fit goes through the measurements; beyond them latency and bandwidth carry on. Rank counts and
-kinds that were not measured are carried over from those that were, by the steps and the traffic of ring and tree
-algorithms, and get a wider range.
+Measured curves lead. Rank counts between measured ones are interpolated; other shapes and kinds are carried over from
+the nearest curve: by the specification of the links where the fabric has one, else by the steps and the traffic of ring
+and tree algorithms. What nobody measured inside a node or between nodes comes from the specification alone. The further
+it is carried, the wider the range.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from foretrace.costs.curves import time_at
+from foretrace.costs.layout import Layout
+from foretrace.costs.links import Constants, link_time
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Curve, Fabric
-from foretrace.platform.fabric_measurements import Exchange
 
-Floats = NDArray[np.float64]
-
-BENDS = np.geomspace(0.3, 2.0, 40)
-"""Tried one after the other: with the bend given, latency and bandwidth are a linear fit."""
 TENTH = 1.2816
 """Standard deviations from the middle to the 10th and the 90th percentile."""
 OTHER_KIND = 0.4
 """Standard deviation of the logarithm of a time that is carried over from another kind of collective: so far apart lie
 the published tables of five kinds on eight A100s."""
+OTHER_SHAPE = 0.2
+"""The same of one that is carried over to other ranks or nodes by the links: so far apart lie the published tables of
+two A100s and of eight."""
 
 TRAFFIC: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
@@ -53,6 +51,8 @@ LIKE = {
     "scatter": ("all_to_all", "all_gather"),
 }
 """Kinds that stand in for one that was not measured, before any other does."""
+IN_PARTS = ("all_gather", "reduce_scatter", "gather", "scatter")
+"""Kinds whose bytes are those of all ranks' parts together."""
 STEPS: tuple[Callable[[int], float], ...] = (
     lambda ranks: 1.0,
     lambda ranks: math.sqrt(math.log2(ranks)),
@@ -69,80 +69,53 @@ class Range(NamedTuple):
     typical: float
     high: float
 
+    @classmethod
+    def around(cls, typical: float, spread: float) -> Range:
+        """That of a time whose logarithm has this standard deviation.
 
-def fit_curves(seen: Iterable[Exchange]) -> tuple[Curve, ...]:
-    """One curve per kind, ranks and nodes.
+        >>> Range.around(100.0, 0.0)
+        Range(low=100.0, typical=100.0, high=100.0)
+        """
+        factor = math.exp(TENTH * spread)
+        return cls(typical / factor, typical, typical * factor)
 
-    >>> sizes = [2**power for power in range(4, 28)]
-    >>> curve, = fit_curves(Exchange("all_reduce", 8, 1, size, (20 + size / 100e3,)) for size in sizes)
-    >>> round(curve.latency_us, 1), round(curve.gbps), round(curve.bend, 1)
-    (20.0, 100, 1.0)
+
+def price_collective(
+    fabric: Fabric,
+    kind: str,
+    nbytes: int | Sequence[int],
+    members: Sequence[int],
+    gpus_per_node: int | None = None,
+) -> Range:
+    """What a collective takes from the arrival of its last rank on.
+
+    Several that go out as one coalesced call are one collective of all their bytes.
+
+    Parameters
+    ----------
+    fabric
+        Where.
+    kind, nbytes
+        As in `foretrace.graph.Collective`. Of uneven splits, the bytes of each rank: what it gives away in an
+        all_to_all, its part of what is gathered or scattered.
+    members
+        The ranks of its group. They fill the nodes one after the other: which of them share a node decides which links
+        they use.
+    gpus_per_node
+        As many as the fabric's nodes have, where left out.
+
+    >>> a100 = Fabric.named("a100-nvswitch")
+    >>> tensor, data = price_collective(a100, "all_reduce", 2**26, range(8)), price_collective(
+    ...     a100, "all_reduce", 2**26, range(0, 64, 8))
+    >>> tensor.typical < data.typical
+    True
     """
-    groups: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in seen:
-        times = [us for us in one.us if us > 0]
-        if times and one.nbytes > 0:
-            groups[one.kind, one.ranks, one.nodes][one.nbytes] += times
-    return tuple(_fit(*key, by_size) for key, by_size in sorted(groups.items()))
-
-
-def _fit(kind: str, ranks: int, nodes: int, by_size: dict[int, list[float]]) -> Curve:
-    sizes = np.array(sorted(by_size), np.float64)
-    us = np.array([np.median(by_size[size]) for size in sorted(by_size)])
-    bent = [Curve(kind, ranks, nodes, *_line(sizes, us, bend), float(bend), (), 0.0) for bend in BENDS]
-    misses = [np.abs(np.log(us / _bent(curve, sizes))).mean() for curve in bent]
-    best = bent[int(np.argmin(misses))]
-    noise = _deviation(np.concatenate([np.log(np.array(us_) / np.median(us_)) for us_ in by_size.values()]))
-    off = np.log(us / _bent(best, sizes))
-    # What lies off no further than repeats of one size lie apart says nothing of the size.
-    noise_of_median = noise / math.sqrt(np.median([len(repeats) for repeats in by_size.values()]))
-    off *= max(0.0, 1 - noise_of_median**2 / max(float(np.mean(off**2)), 1e-12))
-    best = replace(best, knots=tuple(zip(sizes.tolist(), np.exp(off).tolist())))
-    return replace(best, spread=math.hypot(_deviation(_left_out(best)), noise))
-
-
-def _line(sizes: Floats, us: Floats, bend: float) -> tuple[float, float]:
-    """Latency and bandwidth of a given bend, least squares of the relative error."""
-    wanted = us**bend
-    columns = np.stack([np.ones_like(sizes), sizes**bend], 1) / wanted[:, None]
-    (fixed, rising), *_ = np.linalg.lstsq(columns, np.ones_like(us), rcond=None)
-    if fixed <= 0:  # no latency to be seen: what the smallest took is its bound
-        fixed, rising = wanted.min() / 2, (wanted / sizes**bend).min()
-    if rising <= 0:  # no growth to be seen
-        fixed, rising = np.median(wanted), (wanted / sizes**bend).min() / 2
-    return float(fixed ** (1 / bend)), float(rising ** (-1 / bend) / 1e3)
-
-
-def _left_out(curve: Curve) -> Floats:
-    """How far off each knot would be, in logarithms, were it not known."""
-    if len(curve.knots) < 3:
-        return np.log([factor for _, factor in curve.knots])
-    places = range(1, len(curve.knots) - 1)
-    without = (replace(curve, knots=curve.knots[:place] + curve.knots[place + 1 :]) for place in places)
-    sizes = [curve.knots[place][0] for place in places]
-    return np.array([math.log(_at(less, size) / _at(curve, size)) for less, size in zip(without, sizes)])
-
-
-def _deviation(misses: Floats) -> float:
-    """Standard deviation, as the middle half of the misses has it: a few far-off ones tell nothing."""
-    return float(np.median(np.abs(misses)) / 0.6745)
-
-
-def _bent(curve: Curve, nbytes: Floats) -> Floats:
-    transfer = np.maximum(nbytes, 1e-9) / (1e3 * curve.gbps)
-    # Through logarithms: powers of times overflow where the bend is sharp.
-    both = np.logaddexp(curve.bend * math.log(curve.latency_us), curve.bend * np.log(transfer))
-    return np.asarray(np.exp(both / curve.bend))
-
-
-def _at(curve: Curve, nbytes: float) -> float:
-    sizes, factors = np.log(np.array(curve.knots)).T
-    off = np.interp(math.log(max(nbytes, 1.0)), sizes, factors)
-    return float(_bent(curve, np.array([float(nbytes)]))[0] * math.exp(off))
+    layout = Layout.of(members, gpus_per_node or fabric.gpus_per_node)
+    return _price(fabric, kind, nbytes if isinstance(nbytes, int) else _decisive(kind, nbytes), layout)
 
 
 def predict(fabric: Fabric, kind: str, nbytes: int, ranks: int, nodes: int = 1) -> Range:
-    """What a collective takes on a fabric from the arrival of its last rank on.
+    """What a collective takes whose group uses all of some nodes, evenly.
 
     Parameters
     ----------
@@ -155,42 +128,123 @@ def predict(fabric: Fabric, kind: str, nbytes: int, ranks: int, nodes: int = 1) 
     nodes
         Machines that the group is spread over.
 
-    >>> curves = fit_curves(Exchange("all_reduce", 8, 1, 2**n, (20 + 2**n / 100e3,)) for n in range(4, 28))
-    >>> round(predict(Fabric("mine", curves, "made up"), "all_reduce", 2**26, 8).typical)
-    691
+    >>> round(predict(Fabric.named("a100-8x-nvswitch"), "all_reduce", 2**26, 8).typical, -1)
+    580.0
     """
-    if ranks < 2:
-        return Range(0.0, 0.0, 0.0)
+    return _price(fabric, kind, nbytes, Layout.even(ranks, nodes))
+
+
+def assumptions(fabric: Fabric, world: int, gpus_per_node: int | None = None) -> list[str]:
+    """What prices on a fabric rest on, in words, for a job of so many ranks; refused where it has no links for it.
+
+    >>> assumptions(Fabric.named("h100-nvswitch"), 64)
+    ['nobody measured fabric h100-nvswitch: its times come from the specification of its links']
+    """
+    nodes = -(-world // (gpus_per_node or fabric.gpus_per_node))
+    most = max((curve.nodes for curve in fabric.curves), default=0)
+    if nodes > 1 and most < 2 and not (fabric.links and fabric.links.network):
+        raise _too_small(fabric, world, nodes)
+    if not most:
+        return [f"nobody measured fabric {fabric.name}: its times come from the specification of its links"]
+    if nodes <= most:
+        return []
+    way = "by its links" if fabric.links else "by the steps and the traffic of ring and tree"
+    seen = f"{most} node{'s' if most > 1 else ''} at most"
+    return [
+        f"fabric {fabric.name} was measured on {seen}: {nodes} are carried over {way}, in a network without bottleneck"
+    ]
+
+
+def _decisive(kind: str, sizes: Sequence[int]) -> int:
+    """The bytes that decide how long uneven splits take: all of them in a ring, else those of the busiest rank."""
+    return sum(sizes) if kind in IN_PARTS else max(sizes, default=0)
+
+
+def _price(fabric: Fabric, kind: str, nbytes: int, layout: Layout) -> Range:
     if kind == "barrier":
         kind, nbytes = "all_reduce", 1
-    curve = _nearest(fabric, kind, ranks, nodes)
-    spread = curve.spread if curve.kind == kind else math.hypot(curve.spread, OTHER_KIND)
-    flat, between, ring = (_at(_carried_over(curve, kind, ranks, steps), nbytes) for steps in STEPS)
-    factor = math.exp(TENTH * spread)
-    return Range(min(flat, ring) / factor, between, max(flat, ring) * factor)
-
-
-def _nearest(fabric: Fabric, kind: str, ranks: int, nodes: int) -> Curve:
-    """The measured curve that comes closest: of the kind or one like it, then of the nodes, then of the ranks."""
     if kind not in TRAFFIC:
         raise ForetraceError(f"no collective is called {kind!r}", f"Known are: {', '.join(TRAFFIC)}, barrier.")
-    curves = [curve for curve in fabric.curves if (curve.nodes > 1) == (nodes > 1)]
+    if layout.ranks < 2:
+        return Range(0.0, 0.0, 0.0)
+    curves = _nearest(fabric, kind, layout)
+    if curves:
+        return _between([_carried_over(fabric, curve, kind, nbytes, layout) for curve in curves], curves, layout.ranks)
+    if fabric.links is None:
+        raise _too_small(fabric, layout.ranks, layout.nodes)
+    return Range.around(float(link_time(fabric.links, kind, nbytes, layout)), Constants.shipped().spread)
+
+
+def _nearest(fabric: Fabric, kind: str, layout: Layout) -> list[Curve]:
+    """The measured curve that comes closest: of the kind or one like it, then of the nodes, then of the ranks.
+
+    Two of them where the ranks lie between; none where nothing was measured inside a node, or between nodes.
+    """
+    curves = [curve for curve in fabric.curves if (curve.nodes > 1) == (layout.nodes > 1)]
     if not curves:
-        where = "between nodes" if nodes > 1 else "inside a node"
-        advice = (
-            "`foretrace calibrate fabric` measures it, under torchrun; `foretrace platform fabric` reads nccl-tests."
-        )
-        raise ForetraceError(f"fabric {fabric.name} was not measured {where}", advice)
+        return []
     preferred = (kind, *LIKE.get(kind, ()), "all_reduce")
 
-    def distance(curve: Curve) -> tuple[int, float, float]:
+    def distance(curve: Curve) -> tuple[int, float]:
         place = preferred.index(curve.kind) if curve.kind in preferred else len(preferred)
-        return place, abs(math.log(curve.nodes / nodes)), abs(math.log(curve.ranks / ranks))
+        return place, abs(math.log(curve.nodes / layout.nodes))
 
-    return min(curves, key=distance)
+    best = min(curves, key=distance)
+    alike = sorted((c for c in curves if (c.kind, c.nodes) == (best.kind, best.nodes)), key=lambda curve: curve.ranks)
+    fewer = [curve for curve in alike if curve.ranks <= layout.ranks][-1:]
+    more = [curve for curve in alike if curve.ranks >= layout.ranks][:1]
+    return fewer if fewer == more else fewer + more
 
 
-def _carried_over(curve: Curve, kind: str, ranks: int, steps: Callable[[int], float]) -> Curve:
-    """A measured curve for another kind or number of ranks: the links' bandwidth stays, latency follows the steps."""
-    traffic = TRAFFIC[kind](ranks) / TRAFFIC[curve.kind](curve.ranks)
-    return replace(curve, latency_us=curve.latency_us * steps(ranks) / steps(curve.ranks), gbps=curve.gbps / traffic)
+def _between(found: list[Range], curves: list[Curve], ranks: int) -> Range:
+    """Between two rank counts, in proportion to the logarithms."""
+    if len(found) == 1:
+        return found[0]
+    fewer, more = (math.log(curve.ranks) for curve in curves)
+    part = (math.log(ranks) - fewer) / (more - fewer)
+    return Range(*(one ** (1 - part) * other**part for one, other in zip(*found)))
+
+
+def _carried_over(fabric: Fabric, curve: Curve, kind: str, nbytes: int, layout: Layout) -> Range:
+    """A measured curve for another kind or shape of group, or for sizes below those measured."""
+    measured = Layout.even(curve.ranks, curve.nodes)
+    other_kind = OTHER_KIND if curve.kind != kind else 0.0
+    if fabric.links:
+        smallest = max(nbytes, curve.knots[0][0])
+        there = link_time(fabric.links, curve.kind, smallest, measured)
+        change = float(link_time(fabric.links, kind, nbytes, layout) / there)
+        smaller = float(link_time(fabric.links, curve.kind, nbytes, measured) / there)
+        unseen = min(-math.log(smaller), Constants.shipped().spread)
+        other_shape = OTHER_SHAPE if layout != measured else 0.0
+        spread = math.hypot(curve.spread, other_kind, other_shape, unseen)
+        return Range.around(time_at(curve, smallest) * change, spread)
+    if layout == measured and not other_kind:
+        return Range.around(time_at(curve, nbytes), curve.spread)
+    return _by_steps(curve, kind, nbytes, layout, math.hypot(curve.spread, other_kind))
+
+
+def _by_steps(curve: Curve, kind: str, nbytes: int, layout: Layout, spread: float) -> Range:
+    """The links' bandwidth stays, latency follows the steps: in the range lie those of a ring and none at all."""
+    traffic = TRAFFIC[kind](layout.ranks) / TRAFFIC[curve.kind](curve.ranks)
+    gbps = curve.gbps / traffic * (layout.cards if layout.nodes > 1 else 1.0)
+
+    def at(steps: Callable[[int], float]) -> float:
+        latency = curve.latency_us * steps(layout.ranks) / steps(curve.ranks)
+        return time_at(replace(curve, latency_us=latency, gbps=gbps), nbytes)
+
+    flat, between, ring = (at(steps) for steps in STEPS)
+    return Range(Range.around(min(flat, ring), spread).low, between, Range.around(max(flat, ring), spread).high)
+
+
+def _too_small(fabric: Fabric, ranks: int, nodes: int) -> ForetraceError:
+    if nodes == 1:
+        return ForetraceError(
+            f"fabric {fabric.name} was not measured inside a node, and nothing is known of its links",
+            "`foretrace calibrate fabric` measures it, under torchrun; `foretrace platform list` shows other fabrics.",
+        )
+    return ForetraceError(
+        f"fabric {fabric.name} was not measured between nodes, and {ranks} ranks are on {nodes} "
+        f"({fabric.gpus_per_node} a node)",
+        "Take a fabric of several nodes: `foretrace platform list` shows some; `foretrace calibrate fabric` measures "
+        "one, under torchrun. Where all ranks are in one node, give gpus_per_node.",
+    )

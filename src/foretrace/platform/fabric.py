@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from foretrace.platform.files import Positive, PositiveInt, read_as, write
+from foretrace.graph import ForetraceError
+from foretrace.platform.files import Positive, PositiveInt, read_as, read_object, write
+from foretrace.platform.links import LINKS, Links
+
+FABRICS = Path(__file__).parent / "fabrics"
 
 
 @dataclass(frozen=True)
@@ -13,7 +17,7 @@ class Curve:
     """Time of one kind of collective over message sizes, for one number of ranks.
 
     Between a latency and a bandwidth the time bends from one to the other, sharply or gently; ``knots`` say by how much
-    the measured sizes lie off that. `foretrace.costs.collectives` fits and evaluates it.
+    the measured sizes lie off that. `foretrace.costs.curves` fits and evaluates it.
     """
 
     kind: str
@@ -34,16 +38,50 @@ class Curve:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The links between ranks, as collectives feel them."""
+    """The links between ranks, as collectives feel them: measured, or known from their specification, or both."""
 
     name: str
     curves: tuple[Curve, ...]
     provenance: str
+    links: Links | None = None
+    """None where nothing is known of them but what was measured."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Of its links; or else the most that were measured together in a node.
+
+        >>> Fabric.named("h100-8x").gpus_per_node
+        8
+        """
+        if self.links:
+            return self.links.gpus_per_node
+        return max((-(-curve.ranks // curve.nodes) for curve in self.curves), default=1)
+
+    @classmethod
+    def of(cls, links: Links) -> Fabric:
+        """The fabric that a specification makes, with nothing measured.
+
+        >>> Fabric.of(Links.named("h100-nvswitch")).curves
+        ()
+        """
+        return cls(links.name, (), f"by specification: {links.provenance}", links)
+
+    @classmethod
+    def named(cls, name: str) -> Fabric:
+        """A fabric that comes with Foretrace: one that was measured, or one by the specification of its links.
+
+        >>> len(Fabric.named("a100-8x-nvswitch").curves)
+        5
+        """
+        found = fabrics()
+        if name not in found:
+            raise ForetraceError(f"no fabric is called {name!r}", f"Known are: {', '.join(sorted(found))}.")
+        return cls.read(found[name])
 
     @classmethod
     def read(cls, path: Path) -> Fabric:
-        """The fabric that a file describes; a damaged file says which field is wrong."""
-        return read_as(cls, path)
+        """The fabric, or the links, that a file describes; a damaged file says which field is wrong."""
+        return cls.of(Links.read(path)) if "inside" in read_object(path) else read_as(cls, path)
 
     def write(self, path: Path) -> None:
         """Write it to a file.
@@ -55,3 +93,12 @@ class Fabric:
         True
         """
         write(path, asdict(self))
+
+
+def fabrics() -> dict[str, Path]:
+    """The files of all fabrics that come with Foretrace, by name.
+
+    >>> {"h100-8x", "h100-nvswitch"} <= fabrics().keys()
+    True
+    """
+    return {path.stem: path for home in (LINKS, FABRICS) for path in sorted(home.glob("*.json"))}

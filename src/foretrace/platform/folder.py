@@ -80,7 +80,7 @@ def find(what: str | Path) -> Path:
 
 
 def read_about(folder: Path) -> About:
-    """What a platform says of itself; one of another format version is refused with the way to make it anew."""
+    """What a platform says of itself; one of another format version is refused with the way to read or remake it."""
     path = folder / ABOUT
     if not path.is_file():
         raise ForetraceError(
@@ -90,8 +90,10 @@ def read_about(folder: Path) -> About:
     facts = read_object(path)
     version = facts.get("version")
     if facts.get("format") == FORMAT and isinstance(version, int) and version != VERSION:
+        newer = "A newer Foretrace made it: `pip install --upgrade foretrace`."
         raise ForetraceError(
-            f"{folder} is of format version {version}, this Foretrace reads version {VERSION}", _way_back(folder)
+            f"{folder} is of format version {version}, this Foretrace reads version {VERSION}",
+            newer if version > VERSION else _way_back(folder),
         )
     about = read_as(About, path, f"Restore it. {_way_back(folder)}")
     if about.format != FORMAT:

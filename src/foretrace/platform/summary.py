@@ -9,7 +9,7 @@ from typing import Any
 from foretrace.graph import ForetraceError
 from foretrace.platform import folder as files
 from foretrace.platform.device import Device
-from foretrace.platform.fabric import Fabric
+from foretrace.platform.fabric import Fabric, fabrics
 from foretrace.platform.files import read_as
 from foretrace.platform.host import Host
 
@@ -73,6 +73,21 @@ class Summary:
         return words(path) if path.exists() else None
 
 
+class FabricSummary:
+    """What is known of a fabric that comes with Foretrace.
+
+    >>> FabricSummary("h100-8x").to_dict()["links"]["gpus_per_node"]
+    8
+    """
+
+    def __init__(self, name: str) -> None:
+        self.fabric = Fabric.named(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its words, as documented in docs/platform.md."""
+        return fabric_words(self.fabric)
+
+
 def device_words(device: Device) -> dict[str, Any]:
     """A device, and what share of its peaks was reached.
 
@@ -90,7 +105,8 @@ def device_words(device: Device) -> dict[str, Any]:
 def fabric_words(fabric: Fabric) -> dict[str, Any]:
     """A fabric: its curves without their knots."""
     curves = [{key: value for key, value in asdict(curve).items() if key != "knots"} for curve in fabric.curves]
-    return {"name": fabric.name, "provenance": fabric.provenance, "curves": curves}
+    links = asdict(fabric.links) if fabric.links else None
+    return {"name": fabric.name, "provenance": fabric.provenance, "curves": curves, "links": links}
 
 
 def family_words(path: Path) -> dict[str, Any]:
@@ -111,7 +127,7 @@ def host_words(host: Host) -> dict[str, Any]:
 
 
 class Listing:
-    """The platforms that have a name.
+    """The platforms and the fabrics that have a name.
 
     >>> [one["name"] for one in Listing().to_dict()["platforms"]][-1]
     'h200'
@@ -120,7 +136,26 @@ class Listing:
     def to_dict(self) -> dict[str, Any]:
         """Their words, as documented in docs/platform.md."""
         found = {files.HERE: files.user_folder() / files.HERE, **files.platforms()}
-        return {"platforms": [_entry(name, folder) for name, folder in sorted(found.items())]}
+        return {
+            "platforms": [_entry(name, folder) for name, folder in sorted(found.items())],
+            "fabrics": [fabric_entry(Fabric.read(path)) for _, path in sorted(fabrics().items())],
+        }
+
+
+def fabric_entry(fabric: Fabric) -> dict[str, Any]:
+    """A fabric that can be combined with any platform: on how many GPUs it was measured, and whence.
+
+    >>> entry = fabric_entry(Fabric.named("h100-2x8-p5"))
+    >>> entry["name"], entry["ranks"], entry["nodes"], entry["gpus_per_node"]
+    ('h100-2x8-p5', 16, 2, 8)
+    """
+    return {
+        "name": fabric.name,
+        "ranks": max((curve.ranks for curve in fabric.curves), default=0),
+        "nodes": max((curve.nodes for curve in fabric.curves), default=0),
+        "gpus_per_node": fabric.gpus_per_node,
+        "provenance": fabric.provenance,
+    }
 
 
 def _entry(name: str, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,98 @@
+"""The curve of a collective over message sizes: a latency, a bandwidth and the bend between them.
+
+Of measured sizes the fit goes through the measurements; beyond them latency and bandwidth carry on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.platform.fabric import Curve
+from foretrace.platform.fabric_measurements import Exchange
+
+Floats = NDArray[np.float64]
+
+BENDS = np.geomspace(0.3, 2.0, 40)
+"""Tried one after the other: with the bend given, latency and bandwidth are a linear fit."""
+
+
+def fit_curves(seen: Iterable[Exchange]) -> tuple[Curve, ...]:
+    """One curve per kind, ranks and nodes.
+
+    >>> sizes = [2**power for power in range(4, 28)]
+    >>> curve, = fit_curves(Exchange("all_reduce", 8, 1, size, (20 + size / 100e3,)) for size in sizes)
+    >>> round(curve.latency_us, 1), round(curve.gbps), round(curve.bend, 1)
+    (20.0, 100, 1.0)
+    """
+    groups: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in seen:
+        times = [us for us in one.us if us > 0]
+        if times and one.nbytes > 0:
+            groups[one.kind, one.ranks, one.nodes][one.nbytes] += times
+    return tuple(_fit(*key, by_size) for key, by_size in sorted(groups.items()))
+
+
+def _fit(kind: str, ranks: int, nodes: int, by_size: dict[int, list[float]]) -> Curve:
+    sizes = np.array(sorted(by_size), np.float64)
+    us = np.array([np.median(by_size[size]) for size in sorted(by_size)])
+    bent = [Curve(kind, ranks, nodes, *_line(sizes, us, bend), float(bend), (), 0.0) for bend in BENDS]
+    misses = [np.abs(np.log(us / _bent(curve, sizes))).mean() for curve in bent]
+    best = bent[int(np.argmin(misses))]
+    noise = _deviation(np.concatenate([np.log(np.array(us_) / np.median(us_)) for us_ in by_size.values()]))
+    off = np.log(us / _bent(best, sizes))
+    # What lies off no further than repeats of one size lie apart says nothing of the size.
+    noise_of_median = noise / math.sqrt(np.median([len(repeats) for repeats in by_size.values()]))
+    off *= max(0.0, 1 - noise_of_median**2 / max(float(np.mean(off**2)), 1e-12))
+    best = replace(best, knots=tuple(zip(sizes.tolist(), np.exp(off).tolist())))
+    return replace(best, spread=math.hypot(_deviation(_left_out(best)), noise))
+
+
+def _line(sizes: Floats, us: Floats, bend: float) -> tuple[float, float]:
+    """Latency and bandwidth of a given bend, least squares of the relative error."""
+    wanted = us**bend
+    columns = np.stack([np.ones_like(sizes), sizes**bend], 1) / wanted[:, None]
+    (fixed, rising), *_ = np.linalg.lstsq(columns, np.ones_like(us), rcond=None)
+    if fixed <= 0:  # no latency to be seen: what the smallest took is its bound
+        fixed, rising = wanted.min() / 2, (wanted / sizes**bend).min()
+    if rising <= 0:  # no growth to be seen
+        fixed, rising = np.median(wanted), (wanted / sizes**bend).min() / 2
+    return float(fixed ** (1 / bend)), float(rising ** (-1 / bend) / 1e3)
+
+
+def _left_out(curve: Curve) -> Floats:
+    """How far off each knot would be, in logarithms, were it not known."""
+    if len(curve.knots) < 3:
+        return np.log([factor for _, factor in curve.knots])
+    places = range(1, len(curve.knots) - 1)
+    without = (replace(curve, knots=curve.knots[:place] + curve.knots[place + 1 :]) for place in places)
+    sizes = [curve.knots[place][0] for place in places]
+    return np.array([math.log(time_at(less, size) / time_at(curve, size)) for less, size in zip(without, sizes)])
+
+
+def _deviation(misses: Floats) -> float:
+    """Standard deviation, as the middle half of the misses has it: a few far-off ones tell nothing."""
+    return float(np.median(np.abs(misses)) / 0.6745)
+
+
+def _bent(curve: Curve, nbytes: Floats) -> Floats:
+    transfer = np.maximum(nbytes, 1e-9) / (1e3 * curve.gbps)
+    # Through logarithms: powers of times overflow where the bend is sharp.
+    both = np.logaddexp(curve.bend * math.log(curve.latency_us), curve.bend * np.log(transfer))
+    return np.asarray(np.exp(both / curve.bend))
+
+
+def time_at(curve: Curve, nbytes: float) -> float:
+    """Microseconds that a curve has for a size.
+
+    >>> round(time_at(Curve("all_reduce", 8, 1, 20.0, 100.0, 1.0, ((1024.0, 1.0),), 0.02), 1e8))
+    1020
+    """
+    sizes, factors = np.log(np.array(curve.knots)).T
+    off = np.interp(math.log(max(nbytes, 1.0)), sizes, factors)
+    return float(_bent(curve, np.array([float(nbytes)]))[0] * math.exp(off))
