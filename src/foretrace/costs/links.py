@@ -5,7 +5,7 @@ node's network cards. Hops add up to a latency, bytes over rate to a transfer; o
 taken, as NCCL does. A message is cut into chunks that follow each other: with the best size of chunk, the roots of
 latency and transfer add up, which is a bend of one half; the tables of nccl-tests show about that, from the small
 messages of the LL protocol over LL128 to the large ones of Simple. (Protocols of their own, with their shares of
-the rate, were tried: they met tables they were not fitted on no better.)
+the rate, were tried: they met the tables no better.)
 """
 
 from __future__ import annotations
