@@ -23,7 +23,7 @@ demo: $(BASE)
 	@echo "Nothing of this ran: both steps were sketched. Open demo/dlrm.html and demo/gpt.html; demo/gpt.json opens on"
 	@echo "ui.perfetto.dev. Go on with:"
 	@echo "  $(BIN)/foretrace platform show h200"
-	@echo "  $(BIN)/foretrace record --out mine -- python your_training.py    then: show mine, predict mine, check mine"
+	@echo "  $(BIN)/foretrace record --out mine -- python your_training.py    then: show mine, predict mine, check mine, replay mine"
 
 test: $(TESTS)
 	$(BIN)/python -m pytest -n 2

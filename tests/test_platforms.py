@@ -7,6 +7,7 @@ from foretrace import platforms
 from foretrace.calibrating import Outcome
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Fabric
+from foretrace.platform.folder import VERSION
 from foretrace.platform.platform import Platform
 from tests.machines import CURVE, host, platform_folder
 
@@ -86,6 +87,6 @@ def test_a_part_of_another_version_is_refused(home):
     platform_folder(home / "fast")
     old = platform_folder(home / "old")
     about = old / "platform.json"
-    about.write_text(about.read_text().replace('"version": 1', '"version": 99'))
+    about.write_text(about.read_text().replace(f'"version": {VERSION}', '"version": 99'))
     with pytest.raises(ForetraceError, match="old is of format version 99"):
         ft.platform("fast", host="old")

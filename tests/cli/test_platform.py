@@ -6,6 +6,7 @@ import re
 import pytest
 
 from foretrace.platform.fabric import Fabric
+from foretrace.platform.folder import VERSION
 from tests.machines import platform_folder
 
 LOG = """# Collective test starting: all_reduce_perf
@@ -123,7 +124,7 @@ def test_a_platform_nobody_knows_is_answered_with_those_that_are_known(foretrace
 
 def test_a_platform_of_an_older_version_is_refused_with_the_way_to_refit_it(foretrace, mine):
     about = mine / "platform.json"
-    about.write_text(about.read_text().replace('"version": 1', '"version": 0'))
+    about.write_text(about.read_text().replace(f'"version": {VERSION}', '"version": 0'))
     (mine / "raw").mkdir()
     ran = foretrace("platform", "show", "mine")
     assert ran.code == 2 and ran.err.count("\n") == 1

@@ -79,7 +79,7 @@ def test_a_platform_of_a_newer_version_asks_for_a_newer_foretrace(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("name", 3), ("versions", []), ("versions", {"torch": 2}), ("version", "1"), ("made", None)]
+    ("field", "value"), [("name", 3), ("versions", []), ("versions", {"torch": 2}), ("version", "2"), ("made", None)]
 )
 def test_a_damaged_field_is_named(tmp_path, field, value):
     with pytest.raises(ForetraceError, match=rf"platform\.json: the field '{field}[\w.]*' holds"):

@@ -15,7 +15,7 @@ from foretrace.graph import ForetraceError
 from foretrace.platform.files import PositiveInt, read_as, read_object, write
 
 FORMAT = "foretrace platform"
-VERSION = 1
+VERSION = 2
 """Of everything in the folder but ``raw/``: it counts up where files or models of before can no longer be read."""
 ABOUT, DEVICE, HOST, FABRIC, MODELS, RAW = "platform.json", "device.json", "host.json", "fabric.json", "models", "raw"
 INDEX = f"{MODELS}/index.json"
