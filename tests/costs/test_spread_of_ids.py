@@ -23,3 +23,10 @@ def test_ids_nobody_counted_are_spread_evenly():
 def test_an_update_of_another_table_has_none():
     other = Tensor((50, 16), "float32", storage=7)
     assert 1 not in spread_of_ids([LOOKUP, Op("aten::add_", (other, other))], [])
+
+
+def test_without_storages_a_table_is_known_by_its_shape():
+    table, ids = Tensor((1000, 16), "float32"), Tensor((400,), "int64")
+    update = Op("aten::add_", (table, Tensor((1000, 16), "float32", layout="sparse_coo")))
+    found = spread_of_ids([Op("aten::_embedding_bag", (table, ids)), update], [])
+    assert found[1] is found[0] and found[1].count == 400

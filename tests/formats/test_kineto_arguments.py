@@ -31,6 +31,13 @@ def test_tensors_have_shape_dtype_and_stride(tmp_path: Path) -> None:
     )
 
 
+def test_a_tensor_without_strides_among_others_that_have_them_is_sparse(tmp_path: Path) -> None:
+    told = {"Input Dims": [[100, 8], [100, 8]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
+    into, gradient = op(tmp_path, **told, **{"Input Strides": [[8, 1], []]}).args
+    assert (into.layout, gradient.layout) == ("strided", "sparse_coo")
+    assert [tensor.layout for tensor in op(tmp_path, **told).args] == ["strided", "strided"]
+
+
 def test_lists_of_tensors_are_lists(tmp_path: Path) -> None:
     told = {"Input Dims": [[[4, 8], [3]], []], "Input type": ["TensorList", ""], "Concrete Inputs": ["", ""]}
     tensors, nothing = op(tmp_path, **told).args

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from foretrace.costs.families.lookups import BAGS, NUM_WEIGHTS, UPDATES
 from foretrace.costs.families.reuse import evenly
-from foretrace.graph import Indices, Op
+from foretrace.graph import Indices, Op, Tensor
 
 READS = (*BAGS, "aten::embedding")
 
@@ -23,19 +23,23 @@ def spread_of_ids(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, Indi
     """
     given = {indices.op: indices for indices in known}
     result: dict[int, Indices] = {}
-    by_ids: dict[int, Indices] = {}
-    by_table: dict[int, Indices] = {}
+    by_ids: dict[Hashable, Indices] = {}
+    by_table: dict[Hashable, Indices] = {}
     for place, op in enumerate(ops):
         found = given.get(place)
         if op.name in READS and len(op.tensors) > 1:
             table, ids = op.tensors[:2]
             found = found or evenly(table.shape[0] if table.shape else 1, ids.numel)
-            if ids.storage >= 0 <= table.storage:
-                by_ids[ids.storage] = by_table[table.storage] = found
-        elif op.name in NUM_WEIGHTS:
-            found = found or next((by_ids[t.storage] for t in op.tensors[1:2] if t.storage in by_ids), None)
+            by_ids[_known_by(ids)] = by_table[_known_by(table)] = found
+        elif op.name in NUM_WEIGHTS and len(op.tensors) > 1:
+            found = found or by_ids.get(_known_by(op.tensors[1]))
         elif op.name in UPDATES and op.tensors:
-            found = found or by_table.get(op.tensors[0].storage)
+            found = found or by_table.get(_known_by(op.tensors[0]))
         if found is not None:
             result[place] = found
     return result
+
+
+def _known_by(tensor: Tensor) -> Hashable:
+    """Its storage; its shape in a trace that does not tell storages."""
+    return tensor.storage if tensor.storage >= 0 else tensor.shape

@@ -84,7 +84,10 @@ def _value(kind: Any, shape: Any, stride: Any, text: Any, has_values: bool) -> V
 
 
 def _tensor(kind: Any, shape: Any, stride: Any) -> Tensor:
-    return Tensor(_sizes(shape) or (), dtype_name(str(kind)) or str(kind), stride=_sizes(stride) if stride else None)
+    sizes, dtype = _sizes(shape) or (), dtype_name(str(kind)) or str(kind)
+    if sizes and stride == []:  # where strides are told at all, only sparse tensors have none
+        return Tensor(sizes, dtype, layout="sparse_coo")
+    return Tensor(sizes, dtype, stride=_sizes(stride) if stride else None)
 
 
 def _sizes(sizes: Any) -> tuple[int, ...] | None:
