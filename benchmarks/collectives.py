@@ -1,4 +1,4 @@
-"""Claims: collectives are met within 20 % by the specification of links alone, within 5 % by a fit on half the sizes.
+"""Claim: collectives are met within 20 % by the specification of links alone, within 5 % by a fit on half the sizes.
 
 On every published table of nccl-tests, the geometric mean of the relative error. By specification: the constants that
 no specification has, and what driving the tests costs, are fitted on all tables but the one held against. By a fit:
