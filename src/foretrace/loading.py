@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foretrace.formats.load import load as load_traces
 from foretrace.graph import ForetraceError, Job
-from foretrace.record.folder import is_recording
+from foretrace.record.folder import is_recording, refuse_headless
 
 
 def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
@@ -34,6 +34,8 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
 
         job = load_recording(recordings[0], wanted)
     else:
+        for path in paths:
+            refuse_headless(Path(path))
         job = load_traces(paths, wanted)
     absent = sorted((wanted or set()) - {graph.rank for graph in job.graphs})
     if absent:

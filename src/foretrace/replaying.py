@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from foretrace.replay.folder import Choices
 from foretrace.replay.ranks import write_job
 from foretrace.replay.running import How, Replay, is_benchmark, run_benchmark
 from foretrace.replay.suite import Member, Suite
+
+DEVICES = ("cpu", "cuda", "meta")
 
 
 def benchmark(what: Graph | Job | str | Path, out: str | Path, choices: Choices | None = None) -> Path:
@@ -30,6 +33,8 @@ def benchmark(what: Graph | Job | str | Path, out: str | Path, choices: Choices 
     -------
     The folder.
     """
+    if _benchmark(what) is not None:
+        raise ForetraceError(f"{what} is a benchmark already", f"Run it with: python {what}/run.py")
     return write_job(_job(what), Path(out), choices or Choices())
 
 
@@ -46,16 +51,27 @@ def replay(
     what
         A loaded recording or trace, its path, or the folder of a benchmark.
     choices
-        Which calls to take; all where it is left out.
+        Which calls to take; all where it is left out. A benchmark's are what they are.
     how
         How many steps to time, where, and whether to spend the original's host time between calls.
     keep
         Folder to leave the benchmark in.
     """
-    if isinstance(what, (str, Path)) and is_benchmark(Path(what)):
-        return run_benchmark(Path(what), how)
+    how = how or How()
+    _check_device(how)
+    written = _benchmark(what)
+    if written is not None:
+        _check_whole(written, choices, keep)
+        if how.delayed:
+            _check_delay(_world(written), str(written))
+        return run_benchmark(written, how)
+    if keep is not None and Path(keep).exists():
+        raise ForetraceError(f"{keep} is there already", "Choose another --keep, or remove it first.")
+    job = _job(what)
+    if how.delayed:
+        _check_delay(job.world, job.source)
     with tempfile.TemporaryDirectory() as folder:
-        made = benchmark(what, keep or Path(folder) / "benchmark", choices)
+        made = benchmark(job, keep or Path(folder) / "benchmark", choices)
         return run_benchmark(made, how)
 
 
@@ -76,6 +92,7 @@ def replay_suite(
     keep
         Folder to leave the benchmarks in, each in a folder of its own.
     """
+    _check_device(how or How())
     results: list[Replay | ForetraceError] = []
     for number, member in enumerate(members):
         place = None if keep is None else Path(keep) / f"{number}-{member.name}"
@@ -84,6 +101,42 @@ def replay_suite(
         except ForetraceError as problem:
             results.append(problem)
     return Suite(tuple(members), tuple(results))
+
+
+def _benchmark(what: Graph | Job | str | Path) -> Path | None:
+    """The folder of a benchmark, where that is what it is."""
+    return Path(what) if isinstance(what, (str, Path)) and is_benchmark(Path(what)) else None
+
+
+def _check_device(how: How) -> None:
+    if how.device not in (None, *DEVICES):
+        raise ForetraceError(f"a replay can't run on {how.device!r}", f"It runs on {', '.join(DEVICES)}.")
+
+
+def _check_whole(folder: Path, choices: Choices | None, keep: str | Path | None) -> None:
+    """Nothing is asked of a benchmark that was settled when it was written."""
+    if choices not in (None, Choices()):
+        raise ForetraceError(
+            f"{folder} is a benchmark: what it takes of the step, and how, was chosen when it was written",
+            "Write another one from the recording, with foretrace benchmark and these options.",
+        )
+    if keep is not None:
+        raise ForetraceError(f"{folder} is a benchmark already", "Leave out --keep, or copy the folder.")
+
+
+def _check_delay(world: int, source: str) -> None:
+    if world == 1:
+        raise ForetraceError(f"{source} is of one rank: it has no collectives to delay", "Leave out --delayed.")
+
+
+def _world(folder: Path) -> int:
+    """How many ranks the job had that a benchmark was made of."""
+    path = next(path for path in (folder / "ranks.json", folder / "calls.json") if path.is_file())
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        return len(facts["ranks"]) if path.name == "ranks.json" else int(facts["world"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise ForetraceError(f"{path} does not hold what it should", "Write the benchmark again.") from None
 
 
 def _job(what: Graph | Job | str | Path) -> Job:

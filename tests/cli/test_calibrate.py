@@ -120,3 +120,14 @@ def test_every_option_is_in_its_page(foretrace, request):
     page = (request.config.rootpath / "docs" / "calibrate.md").read_text()
     options = set(re.findall(r"--[a-z]+", foretrace("calibrate", "--help").out)) - {"--help"}
     assert options and all(f"`{option}" in page for option in options)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_device_that_is_not_here_leaves_no_folder(foretrace, tmp_path, monkeypatch, there):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    out = tmp_path / "new"
+    if there:
+        out.mkdir()
+    ran = foretrace("calibrate", "device", "--out", out, "--on", "cuda")
+    assert ran.code == 2 and "cannot use cuda" in ran.err
+    assert out.exists() == there

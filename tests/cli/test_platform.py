@@ -122,6 +122,14 @@ def test_a_platform_nobody_knows_is_answered_with_those_that_are_known(foretrace
     assert ran.code == 2 and "no platform is called 'nothing'" in ran.err and "h200" in ran.err
 
 
+def test_the_machine_at_hand_is_measured_at_first_use(foretrace, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    ran = foretrace("platform", "show", "cpu")
+    assert ran.code == 2 and "was not measured yet" in ran.err and "no platform is called" not in ran.err
+    assert "`foretrace predict … --on cpu`" in ran.err and "foretrace calibrate all" in ran.err
+
+
 def test_a_platform_of_an_older_version_is_refused_with_the_way_to_refit_it(foretrace, mine):
     about = mine / "platform.json"
     about.write_text(about.read_text().replace(f'"version": {VERSION}', '"version": 0'))

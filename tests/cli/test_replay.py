@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from foretrace.record.session import record
+from foretrace.replaying import benchmark as write
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +69,15 @@ def test_a_folder_that_is_there_is_not_overwritten(foretrace, recording, tmp_pat
 def test_several_recordings_are_a_suite(foretrace, recording, tmp_path):
     ran = foretrace("replay", recording, tmp_path / "nothing", "--weights", "3,1", "--iterations", 2, "--json")
     words = json.loads(ran.out)
-    assert ran.code == 0 and words["coverage"]["calls"] == 0.75
+    assert ran.code == 2 and "nothing could not be replayed" in ran.err and "does not exist" in ran.err
+    assert words["coverage"]["calls"] == 0.75 and words["step_ms"] is None
     assert words["suite"][0]["step_ms"] > 0 and "nothing" in words["suite"][1]["error"]
+
+
+def test_a_suite_that_lacks_a_member_has_no_total_and_says_so(foretrace, recording, tmp_path):
+    ran = foretrace("replay", recording, tmp_path / "nothing", "--iterations", 2)
+    assert ran.code == 2 and "no total: 1 of 2 could not be replayed" in ran.out
+    assert "Not replayed" in ran.out and "does not exist" in ran.err
 
 
 def test_a_suite_is_one_table(foretrace, recording, tmp_path):
@@ -91,3 +101,97 @@ def test_a_cpu_has_no_counters(foretrace, recording):
 def test_packages_that_are_no_names_are_refused(foretrace, recording, tmp_path):
     ran = foretrace("benchmark", recording, "--out", tmp_path / "bench", "--ops", "a=b; import os")
     assert ran.code == 2 and "names no operators" in ran.err and not (tmp_path / "bench").exists()
+
+
+@pytest.fixture(scope="module")
+def bench(recording, tmp_path_factory):
+    return write(recording, tmp_path_factory.mktemp("benchmark") / "bench")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--phase", "forward"), ("--dtype", "bf16", "--batch", "64"), ("--obfuscate",), ("--ranks", "1"), ("--ops", "a")],
+)
+def test_the_parts_of_a_benchmark_are_chosen_when_it_is_written(foretrace, bench, options):
+    ran = foretrace("replay", bench, *options)
+    assert ran.code == 2 and "was chosen when it was written" in ran.err and "foretrace benchmark" in ran.err
+
+
+def test_a_benchmark_is_there_already(foretrace, bench, tmp_path):
+    for words in (("benchmark", bench, "--out", tmp_path / "new"), ("replay", bench, "--keep", tmp_path / "new")):
+        ran = foretrace(*words)
+        assert ran.code == 2 and "is a benchmark already" in ran.err and not (tmp_path / "new").exists()
+
+
+def test_a_damaged_benchmark_is_named(foretrace, bench, tmp_path):
+    broken = shutil.copytree(bench, tmp_path / "broken")
+    (broken / "calls.json").write_text("{")
+    ran = foretrace("replay", broken, "--delayed")
+    assert ran.code == 2 and "calls.json does not hold what it should" in ran.err
+
+
+def test_a_profiler_s_trace_alone_has_no_arguments(foretrace, recording):
+    ran = foretrace("replay", recording / "rank-0" / "profile.json.gz")
+    assert ran.code == 2 and "a profiler trace alone never does" in ran.err
+    assert "execution trace beside it" in ran.err and "?." not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--from", "mm#99"), "no call 'mm#99'. Of mm it has 3 calls, mm#0 to mm#2."),
+        (("--to", "mm#x"), "no call 'mm#x'. Of mm it has 3 calls"),
+        (("--without", "reluu"), "no call 'reluu'. Near to it are aten::relu"),
+        (("--delayed",), "is of one rank: it has no collectives to delay"),
+        (("--ranks", 0), "0 ranks are none to replay"),
+        (("--ranks", 2), "has one rank, not 2"),
+        (("--device", "tpu"), "can't run on 'tpu'. It runs on cpu, cuda, meta."),
+        (("--batch", "64/7"), "was not recorded with a batch of 7"),
+    ],
+)
+def test_what_can_t_be_done_is_said_before_anything_runs(foretrace, recording, monkeypatch, options, said):
+    monkeypatch.setattr("foretrace.replaying.run_benchmark", lambda *_: pytest.fail("it ran"))
+    ran = foretrace("replay", recording, *options)
+    assert ran.code == 2 and said in ran.err
+
+
+def test_a_device_nobody_has_ends_a_suite_at_once(foretrace, recording):
+    ran = foretrace("replay", recording, recording, "--device", "tpu")
+    assert ran.code == 2 and "can't run on 'tpu'" in ran.err and not ran.out
+
+
+def test_a_benchmark_of_one_rank_has_nothing_to_delay(foretrace, bench):
+    ran = foretrace("replay", bench, "--delayed")
+    assert ran.code == 2 and "Leave out --delayed" in ran.err
+
+
+def test_a_folder_to_keep_it_in_must_be_new(foretrace, recording, tmp_path):
+    ran = foretrace("replay", recording, "--keep", tmp_path)
+    assert ran.code == 2 and "Choose another --keep" in ran.err and "--out" not in ran.err
+
+
+def test_custom_ops_that_the_step_does_not_have_are_noted(foretrace, recording):
+    words = json.loads(foretrace("replay", recording, "--ops", "foo=nopackage", "--iterations", 2, "--json").out)
+    assert "--ops foo: the step has no such op" in words["notes"]
+
+
+def test_a_suite_that_was_cut_short_is_named(foretrace, tmp_path):
+    file = tmp_path / "fleet.json"
+    file.write_text('{"suite": [{"what": "ru')
+    ran = foretrace("replay", file)
+    assert ran.code == 2 and "fleet.json is no suite" in ran.err
+
+
+@pytest.mark.parametrize("place", ["job.json", "rank-0/ops.jsonl.gz", "rank-0/rank.json"])
+def test_what_a_recording_lacks_is_named(foretrace, recording, tmp_path, place):
+    broken = shutil.copytree(recording, tmp_path / "run")
+    (broken / place).unlink()
+    ran = foretrace("replay", broken)
+    assert ran.code == 2 and place in ran.err and "record the job again" in ran.err
+
+
+def test_every_option_is_in_its_page(foretrace, request):
+    page = (request.config.rootpath / "docs" / "replay.md").read_text()
+    options = set(re.findall(r"--[a-z-]+", foretrace("replay", "--help").out)) - {"--help", "--pace"}
+    assert options and [option for option in sorted(options) if option not in page] == []
+    assert "`other`" in page and "other" in foretrace("replay", "--help").out

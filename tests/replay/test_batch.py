@@ -103,3 +103,10 @@ def test_a_hostile_call_ends_in_an_error_of_ours_or_in_none(op: Op) -> None:
 def test_a_batch_is_a_number_or_two(batch: str) -> None:
     with pytest.raises(ForetraceError, match="is no batch"):
         with_batch(plan(layers(torch.optim.SGD)), batch)
+
+
+def test_what_was_recorded_must_be_a_size_of_the_inputs() -> None:
+    recorded = plan(MODELS["dlrm"](48))
+    with pytest.raises(ForetraceError, match="not recorded with a batch of 7: its inputs begin with 192, 48"):
+        with_batch(recorded, "64/7")
+    assert shapes(with_batch(recorded, "96/48")) == shapes(with_batch(recorded, "96"))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from foretrace.replay.harness.comparison import MOST_LETTERS, compare_kernels, coverage, hidden, kernels_by_name
+from foretrace.replay.harness.comparison import (
+    MOST_LETTERS,
+    compare_kernels,
+    coverage,
+    failures_alike,
+    hidden,
+    kernels_by_name,
+)
 
 
 def test_kernels_are_matched_by_name_and_count() -> None:
@@ -27,3 +34,15 @@ def test_without_kernels_nothing_is_compared() -> None:
 def test_coverage_counts_calls_host_and_device_apart() -> None:
     calls = [{"host_us": 1.0, "device_us": 9.0}, {"host_us": 3.0, "device_us": 1.0}]
     assert coverage(calls, [0, 1], {0}) == {"calls": 0.5, "host": 0.25, "device": 0.9}
+
+
+def test_a_share_of_host_time_needs_half_of_the_calls_timed() -> None:
+    calls = [{"host_us": us, "device_us": 0.0} for us in (5.0, 0.0, 0.0, 0.0)]
+    assert coverage(calls, [0, 1, 2, 3], {0})["host"] is None
+    assert coverage(calls, [0, 1], {0})["host"] == 1.0
+
+
+def test_failures_that_say_the_same_are_one() -> None:
+    failures = [{"call": f"aten.x.default(t{n})", "error": "no"} for n in range(4)]
+    failures += [{"call": "aten.x.default(t9)", "error": "never"}]
+    assert failures_alike(failures) == [("aten.x.default", 4, "no"), ("aten.x.default(t9)", 1, "never")]

@@ -80,7 +80,7 @@ def test_a_replay_launches_the_originals_kernels(
     graph = recorded(make(), tmp_path / "recording")
     benchmark = loaded(graph)
     assert benchmark.source.failures == [] and benchmark.source.stand_ins == []
-    result = importlib.import_module("harness.main").run(benchmark, 5, paced=True)
+    result = importlib.import_module("harness.timing").run(benchmark, 5, paced=True)
     run = importlib.import_module("harness.job").merged([result])
     assert run["coverage"] == {"calls": 1.0, "host": 1.0, "device": 1.0}
     assert run["kernels"]["missing"] == [] and run["kernels"]["extra"] == []

@@ -44,6 +44,14 @@ def test_a_folder_that_is_there_is_left_alone(graph: Graph, tmp_path: Path) -> N
         write_benchmark(graph, tmp_path, Choices())
 
 
+def test_what_can_t_be_written_is_said_without_a_question(tmp_path: Path) -> None:
+    given = Tensor((4,), "nothing", "cpu", (1,), id=0, storage=0)
+    graph = Graph(OpTable.of([Op("aten::relu", (given,), overload="default")]), source="run")
+    with pytest.raises(ForetraceError, match="It may be damaged") as told:
+        write_benchmark(graph, tmp_path / "bench", Choices())
+    assert "?" not in str(told.value) and not (tmp_path / "bench").exists()
+
+
 def test_obfuscated_nothing_but_ops_has_a_name(tmp_path: Path) -> None:
     given, made = (Tensor((4,), "float32", "cpu", (1,), id=number, storage=number) for number in (0, 1))
     op = Op("aten::relu", (given,), outputs=(made,), overload="default", module="Secret.layer")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.graph import Collective, Constant, Graph, Op, OpTable, Tensor
+from foretrace.graph import Collective, Constant, ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.replay.folder import Choices
 from foretrace.replay.foreign import Tidied, is_foreign
 from foretrace.replay.planning import plan_of
@@ -73,3 +73,9 @@ def test_a_published_job_replays_on_fewer_ranks(ranks: int, shared: Path) -> Non
     assert replayed.ops["c10d::alltoall_base_"] == [5 * ranks, 5 * ranks]
     assert 0.98 < (replayed.coverage["calls"] or 0) < 1.0
     assert any("reduction" in note for note in replayed.notes)
+
+
+def test_a_profiler_s_trace_alone_is_refused() -> None:
+    seen = Op("aten::relu", (Tensor((4,), "float32"),))
+    with pytest.raises(ForetraceError, match="execution trace beside it"):
+        plan_of(Graph(OpTable.of([seen]), source="kineto.json.gz"))

@@ -36,7 +36,7 @@ def test_a_part_takes_what_came_before_as_inputs() -> None:
 
 
 def test_a_trace_without_arguments_can_not_be_replayed() -> None:
-    with pytest.raises(ForetraceError, match="does not hold the arguments"):
+    with pytest.raises(ForetraceError, match="does not hold its calls' arguments"):
         plan_of(Graph(OpTable.of([Op("aten::mm"), Op("aten::relu")])))
 
 

@@ -48,8 +48,8 @@ def test_what_comes_after_it_goes_on_with_something_of_its_size(benchmark: Any) 
 
 
 def test_failures_and_stand_ins_lower_the_coverage(benchmark: Any) -> None:
-    main, job = (importlib.import_module(f"harness.{name}") for name in ("main", "job"))
-    result = job.merged([main.run(benchmark, 2, paced=True)])
+    timing, job = (importlib.import_module(f"harness.{name}") for name in ("timing", "job"))
+    result = job.merged([timing.run(benchmark, 2, paced=True)])
     assert result["coverage"]["calls"] == pytest.approx(3 / 5)
     assert result["failures"][0]["number"] == 1 and result["stand_ins"][0]["call"] == "mine::op"
     told = importlib.import_module("harness.text").told(result, 10)
@@ -63,3 +63,13 @@ def test_an_edited_line_that_is_no_call_fails_as_python_does(loaded: Callable[..
     source = importlib.import_module("harness.source").Source(step, "cpu")
     with pytest.raises(ZeroDivisionError):
         source.run_through(benchmark.inputs)
+
+
+def test_a_name_that_no_line_makes_is_no_failed_call(loaded: Callable[..., Any]) -> None:
+    benchmark = loaded(failing())
+    step = benchmark.folder / "step.py"
+    step.write_text("".join(line for line in step.read_text().splitlines(True) if "aten.relu" not in line))
+    source = importlib.import_module("harness.source").Source(step, "cpu")
+    with pytest.raises(NameError, match="t1"):
+        source.run_through(benchmark.inputs)
+    assert source.failures == []

@@ -74,6 +74,14 @@ def test_a_json_file_that_is_no_suite_may_be_a_trace(tmp_path: Path) -> None:
         assert members_of([file], None) == [Member(file)]
 
 
+@pytest.mark.parametrize("text", ['{"suite": [{"wha', '{"suite"', '{\n "suite": [{"what": "a"},]}'])
+def test_a_suite_that_can_not_be_read_is_named(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.json"
+    file.write_text(text)
+    with pytest.raises(ForetraceError, match=r"fleet\.json is no suite"):
+        members_of([file], None)
+
+
 @pytest.mark.parametrize("weights", ["1", "1,x", "1,0", "1,nan", "1,2,3"])
 def test_weights_are_one_number_above_zero_for_each(weights: str) -> None:
     with pytest.raises(ForetraceError):

@@ -38,9 +38,9 @@ RESULT: dict[str, Any] = {
 }
 
 
-def in_terminal() -> str:
+def in_terminal(result: dict[str, Any] = RESULT) -> str:
     console = Console(file=io.StringIO(), width=100)
-    console.print(Group(*replay_blocks(RESULT, 10)))
+    console.print(Group(*replay_blocks(result, 10)))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -52,3 +52,30 @@ def in_terminal() -> str:
 )  # fmt: skip
 def test_everything_worth_knowing_is_said(text: str, said: str) -> None:
     assert said in text
+
+
+def both(**other: Any) -> tuple[str, str]:
+    """A result that differs so much, as run.py tells it and as the terminal shows it."""
+    result = {**RESULT, "kernels": None, **other}
+    return told(result, 10), in_terminal(result)
+
+
+def test_without_an_original_nothing_is_headed_so() -> None:
+    assert all("original" in text for text in both())
+    assert not any("original" in text for text in both(original={"step_ms": None}))
+
+
+def test_a_step_without_a_time_is_not_held_against_one() -> None:
+    for text in both(step_ms=None, step_ms_back_to_back=None, kernel_ms=None, launches=None):
+        assert "step" not in text and "%" in text and "memory" in text
+
+
+def test_a_host_time_that_nobody_knows_is_said_to_be_unknown() -> None:
+    for text in both(coverage={"calls": 0.98, "host": None, "device": None}):
+        assert "host time" in text and "unknown" in text and "device time" not in text
+
+
+def test_failures_alike_are_told_once() -> None:
+    failures = [{"number": n, "call": f"aten.x.default(t{n})", "error": "RuntimeError: no"} for n in range(4)]
+    for text in both(failures=failures):
+        assert text.count("RuntimeError: no") == 1 and "4" in text and "aten.x.default" in text

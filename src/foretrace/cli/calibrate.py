@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,12 +71,11 @@ def calibrate(
 
     _check(what, {"--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw})
     check_families(family or ())
-    _make(out)
     if what is What.FIT:
         require_fitter()
     parts = tuple(SHARES) if what is What.ALL else (what.value,)
     try:
-        with progress_bar(hidden=not is_first_rank()) as told:
+        with _made(out), progress_bar(hidden=not is_first_rank()) as told:
             if what is What.FIT:
                 outcome = Outcome(notes=fit(out, raw, told=lambda words: told(Stage(words))))
             else:
@@ -101,14 +102,22 @@ def _check(what: What, options: dict[str, object]) -> None:
             )
 
 
-def _make(folder: Path) -> None:
-    """The platform's folder, before anything is measured that could not be kept."""
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """The platform's folder, before anything is measured that could not be kept; gone again where nothing could be."""
     from foretrace.graph import ForetraceError
 
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ForetraceError(f"{folder} can't be a folder ({error.strerror})", "Give another --out.") from None
+    try:
+        yield
+    except ForetraceError:
+        if new and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
 
 
 def _step(what: str | None, on: str | None) -> Graph | None:

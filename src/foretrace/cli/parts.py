@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from foretrace.replay.folder import Choices
 
-Phase = Annotated[str | None, typer.Option(help="Only this phase: forward, backward, optimizer.")]
+Phase = Annotated[str | None, typer.Option(help="Only this phase: forward, backward, optimizer, other.")]
 First = Annotated[
     str | None, typer.Option("--from", metavar="OP", help="Begin with this op; mm#3 is the fourth call of it.")
 ]

@@ -46,11 +46,13 @@ def replay(
 
     Step time, kernels one by one, memory, launches; what could not be called is named and lowers the coverage.
     """
+    from foretrace.graph import ForetraceError
     from foretrace.replay.running import How
     from foretrace.replay.suite import members_of
     from foretrace.replaying import replay as run
     from foretrace.replaying import replay_suite
     from foretrace.report.json import as_json
+    from foretrace.report.names import printable
     from foretrace.report.terminal import print_replay, print_suite
 
     chosen = choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
@@ -62,5 +64,8 @@ def replay(
         return
     suite = replay_suite(members, chosen, how, keep)
     print(as_json(suite)) if json else print_suite(suite, top)
-    if not suite.replayed:
-        raise typer.Exit(1)
+    failed = [(m.name, why) for m, why in zip(members, suite.results) if isinstance(why, ForetraceError)]
+    for name, why in failed:
+        typer.echo(printable(f"foretrace: {name} could not be replayed: {why}"), err=True)
+    if failed:
+        raise typer.Exit(2)

@@ -72,6 +72,12 @@ def find(what: str | Path) -> Path:
     path = Path(what).expanduser()
     if path.is_dir():
         return path
+    if str(what) == HERE:
+        raise ForetraceError(
+            "cpu is the machine at hand, and was not measured yet",
+            "It is at first use, as in `foretrace predict … --on cpu`; or measure it longer: "
+            "`foretrace calibrate all --on cpu --out my-cpu`.",
+        )
     known = ", ".join(sorted({HERE, *platforms()}))
     raise ForetraceError(
         f"no platform is called {str(what)!r}, and no folder is there",

@@ -200,6 +200,12 @@ def is_recording(path: Path) -> bool:
     return (path / JOB).is_file()
 
 
+def refuse_headless(path: Path) -> None:
+    """Refuse a recording's folder that has lost its ``job.json``: its profiles alone would pass for others' traces."""
+    if not is_recording(path) and any(path.glob(f"rank-*/{OPS}")):
+        raise ForetraceError(f"{path} is a recording without its {JOB}", "Restore it, or record the job again.")
+
+
 def _check_version(facts: Any, path: Path) -> None:
     if facts["version"] != VERSION:
         raise ForetraceError(
@@ -221,6 +227,8 @@ def _read_soundly(path: Path) -> Iterator[Any]:
 def _read(path: Path) -> str:
     from foretrace.formats.files import pieces
 
+    if not path.exists():
+        raise ForetraceError(f"{path} does not exist", "The recording lacks it: restore it, or record the job again.")
     return b"".join(pieces(path)).decode("utf-8", "replace")
 
 

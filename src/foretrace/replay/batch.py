@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from foretrace.graph import ForetraceError, Tensor
 from foretrace.replay.allowed import target
-from foretrace.replay.batch_inputs import Scale, batch_of, choices_of, lengthened
+from foretrace.replay.batch_inputs import Scale, batch_of, check_batch, choices_of, lengthened
 from foretrace.replay.batch_numbers import readings
 from foretrace.replay.literals import Name
 from foretrace.replay.on_meta import called, on_meta, pairs
@@ -47,6 +47,8 @@ def with_batch(plan: Plan, text: str) -> Plan:
     numbers = [int(part) if part.isdecimal() and len(part) < 10 else 0 for part in (new, old or "1")]
     if not all(numbers) or text.endswith("/"):
         raise ForetraceError(f"{text!r} is no batch", "Write a number, like 64, or 64/16 for 64 instead of 16.")
+    if old:
+        check_batch(plan, numbers[1])
     return rebatched(plan, numbers[0], numbers[1] if old else None)
 
 

@@ -43,6 +43,19 @@ def batch_of(plan: Plan) -> int:
     return max(counts, key=lambda size: log2(size) * sum(n for other, n in counts.items() if other % size == 0))
 
 
+def check_batch(plan: Plan, old: int) -> None:
+    """Refuse a recorded batch that no input has as a size, or begins with a multiple of."""
+    data = [entry.tensor for entry in plan.inputs if _is_data(entry, plan)]
+    firsts = [tensor.shape[0] for tensor in data if tensor.shape and not _is_statistic(tensor)]
+    if any(old in tensor.shape for tensor in data) or (old > 1 and any(n and n % old == 0 for n in firsts)):
+        return
+    sizes = ", ".join(str(size) for size, _ in Counter(firsts).most_common(5)) or "nothing that holds a batch"
+    raise ForetraceError(
+        f"{plan.source} was not recorded with a batch of {old}: its inputs begin with {sizes}",
+        "Leave out what was recorded, and it is found: --batch NEW.",
+    )
+
+
 def _is_data(entry: Input, plan: Plan) -> bool:
     """Whether an input is no parameter: nothing that the optimizer, or a call without the batch, works on."""
     if entry.memory is None or entry.tensor.storage in _trained(plan):

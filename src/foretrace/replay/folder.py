@@ -77,6 +77,8 @@ def files_of(graph: Graph, choices: Choices, kept: Sequence[int] = ()) -> Files:
     plan.kept = tuple(kept)
     if len(kept) in range(1, plan.world):
         plan.notes.append(f"{len(kept)} of the {plan.world} ranks: each collective is among those of them it had")
+    called = {call.name.partition("::")[0] for call in plan.recorded}
+    plan.notes += [f"--ops {name}: the step has no such op" for name in choices.packages if name not in called]
     if choices.batch is not None:
         from foretrace.replay.batch import with_batch  # here, since it needs torch
 
@@ -89,7 +91,8 @@ def files_of(graph: Graph, choices: Choices, kept: Sequence[int] = ()) -> Files:
         code = code_of(plan, choices.packages, modules=not choices.obfuscate)
     except NotWritableError as problem:
         raise ForetraceError(
-            f"{graph.source} can't be made into a benchmark: it asks for {problem}", "Is the recording damaged?"
+            f"{graph.source} can't be made into a benchmark: it asks for {problem}",
+            "It may be damaged: record the job again.",
         ) from None
     original = original_of(graph, plan, choices.obfuscate)
     if choices.batch is not None:
@@ -112,9 +115,9 @@ def write_files(files: Mapping[str, str], out: Path) -> Path:
             (out / name).write_text(text, encoding="utf-8")
         shutil.copytree(HARNESS, out / "harness", ignore=shutil.ignore_patterns("__pycache__"))
     except FileExistsError:
-        raise ForetraceError(f"{out} is there already", "Choose another --out, or remove it first.") from None
+        raise ForetraceError(f"{out} is there already", "Choose another folder, or remove it first.") from None
     except OSError as error:
-        raise ForetraceError(f"{out} can't be written ({error.strerror})", "Choose another --out.") from None
+        raise ForetraceError(f"{out} can't be written ({error.strerror})", "Choose another folder.") from None
     return out
 
 

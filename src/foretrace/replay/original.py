@@ -30,7 +30,17 @@ def original_of(graph: Graph, plan: Plan, obfuscate: bool = False) -> dict[str, 
         "peak_memory_bytes": peak if plan.whole else None,
         "device": printable(_kind(graph.storages.values()) if obfuscate else graph.device or "cpu"),
         "kernels": kernels,
+        "why": None if synced and plan.whole else _why(plan),
     }
+
+
+def _why(plan: Plan) -> str:
+    """Why nobody knows the time of the original."""
+    return (
+        "the recording timed no plain steps"
+        if plan.whole
+        else "its figures are of the whole step, in the recorded batch"
+    )
 
 
 def _kernels(graph: Graph, rows: set[int] | None, obfuscate: bool) -> dict[str, list[float]]:

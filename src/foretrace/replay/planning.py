@@ -41,10 +41,10 @@ def plan_of(graph: Graph, selection: Selection | None = None) -> Plan:
     """
     rows = _calls(graph)
     ops = [graph.ops[row] for row in rows]
-    if not any(op.args or op.outputs for op in ops):
+    if not _has_arguments(ops):
         raise ForetraceError(
-            f"{graph.source or 'the trace'} does not hold the arguments of its calls",
-            "Record the job with foretrace record, or give its execution trace as well.",
+            f"{graph.source or 'the trace'} does not hold its calls' arguments: a profiler trace alone never does",
+            "Give the folder with the execution trace beside it, or record the job with foretrace record.",
         )
     groups, notes = graph.groups, list(graph.notes)
     if is_foreign(ops):
@@ -85,6 +85,12 @@ def plan_of(graph: Graph, selection: Selection | None = None) -> Plan:
     if unsure is not None:
         plan.notes.append(unsure)
     return with_contents(plan, graph, ops, rows)
+
+
+def _has_arguments(ops: Sequence[Op]) -> bool:
+    """Whether calls say which tensors they take: a profiler's trace at best says what these look like."""
+    tensors = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]
+    return any(tensor.id >= 0 for tensor in tensors) if tensors else any(op.args or op.outputs for op in ops)
 
 
 def _calls(graph: Graph) -> list[int]:

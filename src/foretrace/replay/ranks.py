@@ -43,6 +43,10 @@ def write_job(job: Job, out: Path, choices: Choices) -> Path:
 
 def _chosen(job: Job, ranks: int | None) -> list[Graph]:
     """The first so many ranks of a job."""
-    if ranks is not None and not 1 <= ranks <= len(job.graphs):
-        raise ForetraceError(f"{job.source} has {len(job.graphs)} ranks, not {ranks}", "Ask for fewer --ranks.")
+    there = len(job.graphs)
+    if ranks is not None and ranks < 1:
+        raise ForetraceError(f"{ranks} ranks are none to replay", f"Ask for --ranks 1 to {there}, or leave it out.")
+    if ranks is not None and ranks > there:
+        has = "one rank" if there == 1 else f"{there} ranks"
+        raise ForetraceError(f"{job.source} has {has}, not {ranks}", "Ask for fewer --ranks.")
     return job.graphs[:ranks]

@@ -23,10 +23,10 @@ class Replay:
     device: str
     paced: bool
     iterations: int
-    step_ms: float
-    low_ms: float
-    high_ms: float
-    step_ms_back_to_back: float
+    step_ms: float | None
+    low_ms: float | None
+    high_ms: float | None
+    step_ms_back_to_back: float | None
     kernel_ms: float | None
     launches: int | None
     peak_memory_bytes: int
@@ -103,7 +103,11 @@ def _output(folder: Path, options: Sequence[str]) -> str:
     if done.returncode == 0:
         return done.stdout
     lines = done.stderr.strip().splitlines()
-    last = lines[-1].removeprefix("run.py: ") if lines else f"it ended with exit code {done.returncode}"
+    last = (
+        lines[-1].removeprefix("run.py: ").removeprefix("error: ")
+        if lines
+        else f"it ended with exit code {done.returncode}"
+    )
     if done.returncode == REFUSED:
         raise ForetraceError(last)
     raise ForetraceError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from foretrace.graph import PHASES, ForetraceError, Op
@@ -41,6 +42,9 @@ def select(ops: Sequence[Op], selection: Selection) -> list[int]:
     >>> select(step, Selection(first="relu")), select(step, Selection(last="mm#0"))
     ([1, 2], [0])
     """
+    for pattern in selection.without:
+        if not _rows(ops, pattern):
+            raise _unknown(ops, pattern)
     begin = 0 if selection.first is None else _find(ops, selection.first, last=False)
     end = len(ops) - 1 if selection.last is None else _find(ops, selection.last, last=True)
     if selection.phase is not None and selection.phase not in PHASES:
@@ -70,11 +74,27 @@ def named(name: str, pattern: str) -> bool:
 
 
 def _find(ops: Sequence[Op], pattern: str, last: bool) -> int:
-    name, _, number = pattern.partition("#")
-    rows = [row for row, op in enumerate(ops) if named(op.name, name)]
-    if number:
-        rows = rows[int(number) : int(number) + 1] if number.isdecimal() else []
+    name, hash_, number = pattern.partition("#")
+    rows = _rows(ops, name)
     if not rows:
-        known = ", ".join(sorted({op.name for op in ops})[:8])
-        raise ForetraceError(f"the step has no call {pattern!r}", f"It has {known}, …")
-    return rows[-1] if last else rows[0]
+        raise _unknown(ops, name)
+    if not hash_:
+        return rows[-1] if last else rows[0]
+    if number.isdecimal() and int(number) < len(rows):
+        return rows[int(number)]
+    calls = f"{len(rows)} calls, {name}#0 to {name}#{len(rows) - 1}" if len(rows) > 1 else f"one call, {name}#0"
+    raise ForetraceError(f"the step has no call {pattern!r}", f"Of {name} it has {calls}.")
+
+
+def _rows(ops: Sequence[Op], pattern: str) -> list[int]:
+    return [row for row, op in enumerate(ops) if named(op.name, pattern)]
+
+
+def _unknown(ops: Sequence[Op], pattern: str) -> ForetraceError:
+    """What to say of a name that no op has, with those that are like it."""
+    names = sorted({op.name for op in ops})
+    by_short = {name.rpartition("::")[2]: name for name in names}
+    near = get_close_matches(pattern, [*by_short, *names], n=3)
+    known = ", ".join(dict.fromkeys(by_short.get(name, name) for name in near))
+    advice = f"Near to it are {known}." if near else f"It has {', '.join(names[:8])}{', …' * (len(names) > 8)}."
+    return ForetraceError(f"the step has no call {pattern!r}", advice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from foretrace.graph import ForetraceError
 from foretrace.replay.running import Replay
 
 LARGEST_FILE = 1 << 20
+BEGINNING = re.compile(r'\s*\{\s*"suite"')
 HOW = 'Write it like {"suite": [{"what": "runs/bert", "weight": 3}, …]}.'
 
 
@@ -56,7 +58,7 @@ class Suite:
     @property
     def ratio(self) -> float | None:
         """Replay to original in step time: the weighted geometric mean over those whose original is known."""
-        known = [(w, r.step_ms / was) for w, r in self.replayed if (was := r.original.get("step_ms"))]
+        known = [(w, r.step_ms / was) for w, r in self.replayed if r.step_ms and (was := r.original.get("step_ms"))]
         whole = sum(weight for weight, _ in known)
         return math.exp(sum(w * math.log(ratio) for w, ratio in known) / whole) if whole else None
 
@@ -104,9 +106,13 @@ def _listed(path: Path) -> list[Member] | None:
     """The members in a suite file; None for a path that is none."""
     if path.suffix != ".json" or not path.is_file() or path.stat().st_size > LARGEST_FILE:
         return None
+    text = ""
     try:
-        words = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        words = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        if BEGINNING.match(text):
+            raise ForetraceError(f"{path} is no suite: it can't be read as JSON ({error})", HOW) from None
         return None  # perhaps a trace: whoever reads traces says what is wrong with it
     if not isinstance(words, dict) or "suite" not in words:
         return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import RenderableType
 
+from foretrace.replay.harness.comparison import failures_alike
 from foretrace.report.check import off
 from foretrace.report.names import short
 from foretrace.report.numbers import bytes_, ms, percent
@@ -15,7 +16,14 @@ from foretrace.report.tables import lines, notes, table
 Words = dict[str, Any]
 
 COVERED = {"calls": "of the calls", "host": "of their host time", "device": "of their device time"}
-
+FIGURES: tuple[tuple[str, str, Callable[[Any], str], str, str], ...] = (
+    ("step", "step_ms", ms, " ms", "a step until the device is done with it"),
+    ("next", "step_ms_back_to_back", ms, " ms", "from step to step, where the host may run ahead"),
+    ("device", "kernel_ms", ms, " ms", "in kernels"),
+    ("launches", "launches", str, "", "pieces of device work"),
+    ("memory", "peak_memory_bytes", bytes_, "", "peak"),
+)
+"""Name, word, how it is shown, unit and meaning of what a replay and its original both have."""
 
 SYSTEM = {
     "power_w": ("power", "{:.0f} W", "of the GPU, on average"),
@@ -32,13 +40,14 @@ SYSTEM = {
 def replay_blocks(words: Words, top: int) -> Iterator[RenderableType]:
     """Replay and original side by side, at most ``top`` rows a table."""
     paced = "" if words["paced"] else ", not paced"
-    yield lines(f"replayed on {words['device']}{paced}: replay, original", _headline(words))
+    beside = any(words[row[1]] is not None and words["original"].get(row[1]) is not None for row in FIGURES)
+    yield lines(f"replayed on {words['device']}{paced}{': replay, original' if beside else ''}", _headline(words))
     kernels = words["kernels"]
     if kernels:
         yield from _kernels(kernels, top)
     if words["failures"]:
-        rows = [[row["call"], row["error"]] for row in words["failures"]]
-        yield table("Calls that failed: stand-ins took their place", ["<call…", "<error…"], rows, top)
+        rows = [[call, f"{count:,}", error] for call, count, error in failures_alike(words["failures"])]
+        yield table("Calls that failed: stand-ins took their place", ["<call…", "calls", "<error…"], rows, top)
     if words["stand_ins"]:
         rows = [[call, *_counted(words, call), why] for call, why in _each_once(words["stand_ins"])]
         columns = ["<op…", "called", "of", "<why…"]
@@ -54,13 +63,7 @@ def replay_blocks(words: Words, top: int) -> Iterator[RenderableType]:
 
 def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
     was = words["original"]
-    for name, word, show, unit, meaning in (
-        ("step", "step_ms", ms, " ms", "a step until the device is done with it"),
-        ("next", "step_ms_back_to_back", ms, " ms", "from step to step, where the host may run ahead"),
-        ("device", "kernel_ms", ms, " ms", "in kernels"),
-        ("launches", "launches", str, "", "pieces of device work"),
-        ("memory", "peak_memory_bytes", bytes_, "", "peak"),
-    ):
+    for name, word, show, unit, meaning in FIGURES:
         ours, theirs = words[word], was.get(word)
         if ours is None:
             continue
@@ -73,6 +76,8 @@ def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
             name, form, meaning = SYSTEM[word]
             yield name, form.format(figure), meaning.format(figure)
     shares = [(percent(share), COVERED[of]) for of, share in words["coverage"].items() if share is not None]
+    if words["coverage"].get("host") is None:
+        shares.append(("unknown", COVERED["host"]))
     figure, of = shares[0]
     yield "covered", figure, ", ".join([of, *(f"{share} {what}" for share, what in shares[1:])])
 

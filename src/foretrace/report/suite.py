@@ -27,19 +27,22 @@ def suite_blocks(words: dict[str, Any], top: int) -> Iterator[RenderableType]:
 def _headline(words: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if words["step_ms"] is not None:
         yield "step", f"{ms(words['step_ms'])} ms", "weighted mean"
+    else:
+        failed = sum("error" in member for member in words["suite"])
+        yield "step", "none", f"no total: {failed} of {len(words['suite'])} could not be replayed"
     if words["ratio"] is not None:
         yield "ratio", f"{words['ratio']:.3f}", "of the original's step times, weighted geometric mean"
     yield "covered", percent(words["coverage"]["calls"]), "of the calls, by weight"
 
 
 def _row(member: dict[str, Any]) -> list[str]:
-    was = member["original"].get("step_ms")
+    took, was = member["step_ms"], member["original"].get("step_ms")
     return [
         member["name"],
         f"{member['weight']:g}",
-        ms(member["step_ms"]),
+        ms(took) if took else "–",
         ms(was) if was else "–",
-        f"{(member['step_ms'] / was - 1) * 100:+.1f} %" if was else "–",
+        f"{(took / was - 1) * 100:+.1f} %" if took and was else "–",
         bytes_(member["peak_memory_bytes"]),
         percent(member["coverage"]["calls"]),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +9,14 @@ from typing import Any
 
 import torch
 
+from .files import NotToBeRunError, read_json, told_by_line
 from .host import here
 from .room import refuse_what_does_not_fit
 from .source import Source, arguments, read_inputs
 from .together import join, local_rank, ranks_beside, together
 
 FILES = ("calls.json", "original.json", "inputs.py", "step.py")
+FACTS = ("device", "memory", "world", "groups", "settings", "threads", "numbers", "stand_ins", "notes", "calls")
 
 
 class Benchmark:
@@ -45,8 +46,8 @@ class Benchmark:
     ) -> None:
         self.folder = folder
         files = {name: folder / name for name in FILES} | dict(files or {})
-        self.facts: dict[str, Any] = json.loads(files["calls.json"].read_text())
-        self.original: dict[str, Any] = json.loads(files["original.json"].read_text())
+        self.facts: dict[str, Any] = read_json(files["calls.json"], FACTS)
+        self.original: dict[str, Any] = read_json(files["original.json"], ("kernels",))
         self.notes: list[str] = list(self.facts["notes"])
         here.notes = self.notes
         self._choose(device)
@@ -54,10 +55,11 @@ class Benchmark:
         refuse_what_does_not_fit(self.facts["memory"], self.device, ranks_beside(self.device) if groups else 1)
         torch.manual_seed(seed)
         together.members = self.facts["groups"]
-        inputs = read_inputs(files["inputs.py"])
-        self.source = Source(files["step.py"], self.device)
-        self.inputs = arguments(self.source.step, inputs)
-        with torch.no_grad():
+        with told_by_line(files["inputs.py"]):
+            inputs = read_inputs(files["inputs.py"])
+        with torch.no_grad(), told_by_line(files["step.py"]):
+            self.source = Source(files["step.py"], self.device)
+            self.inputs = arguments(self.source.step, inputs)
             self.source.run_through(self.inputs)
             if groups is not None:
                 join(groups, self.device)
@@ -89,7 +91,7 @@ class Benchmark:
     def _choose(self, device: str | None) -> None:
         here.main, here.calls = self.facts["device"], self.facts["calls"]
         if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("there is no GPU here; leave out --device cuda")
+            raise NotToBeRunError("there is no GPU here; leave out --device cuda")
         if device is None and here.main == "cuda" and not torch.cuda.is_available():
             device = "cpu"
             self.notes.append("recorded on a GPU; there is none here, so it ran on the CPU")

@@ -96,7 +96,10 @@ def weights(calls: list[dict[str, Any]], numbers: list[int], called: set[int]) -
     def sums(word: str) -> list[float]:
         return [sum(calls[number][word] for number in some) for some in (done, numbers)]
 
-    return {"calls": [len(done), len(numbers)], "host": sums("host_us"), "device": sums("device_us")}
+    # A noisy recording has no host time for most of its calls: a share of the others' would tell nothing.
+    timed = sum(calls[number]["host_us"] > 0 for number in numbers) * 2 >= len(numbers)
+    host = sums("host_us") if timed else [0.0, 0.0]
+    return {"calls": [len(done), len(numbers)], "host": host, "device": sums("device_us")}
 
 
 def shares(of_ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:
@@ -124,3 +127,15 @@ def by_op(calls: list[dict[str, Any]], numbers: list[int], called: set[int]) -> 
         entry[0] += number in called
         entry[1] += 1
     return found
+
+
+def failures_alike(failures: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
+    """Failures of the same op that say the same, as one: the call or its op, how many calls, what they say.
+
+    >>> failures_alike([{"call": "aten.mm.default(t1, t2)", "error": "no"}])
+    [('aten.mm.default(t1, t2)', 1, 'no')]
+    """
+    alike: dict[tuple[str, str], list[str]] = {}
+    for failure in failures:
+        alike.setdefault((failure["call"].partition("(")[0], failure["error"]), []).append(failure["call"])
+    return [(op if len(calls) > 1 else calls[0], len(calls), error) for (op, error), calls in alike.items()]

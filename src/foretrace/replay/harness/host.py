@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 USUAL_CLOCK_KHZ = 1_500_000
-OF_THE_MACHINE = ("CUDA error", "device-side assert", "out of memory", "can't allocate memory")
-"""What failures say that are nobody's call: the device is lost, or full."""
 
 
 @dataclass

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from .contents import Fill
-from .host import OF_THE_MACHINE, here
+from .files import OF_THE_MACHINE, said
+from .host import here
 
 
 def tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, content: Fill) -> torch.Tensor:
@@ -63,6 +64,6 @@ def _filled(tensor: torch.Tensor, content: Fill) -> torch.Tensor:
             if any(text in str(error) for text in OF_THE_MACHINE):
                 raise
             tensor.zero_()
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            here.notes.append(f"a tensor of {list(tensor.shape)} holds zeros instead of what was asked for: {said[0]}")
+            shape = list(tensor.shape)
+            here.notes.append(f"a tensor of {shape} holds zeros instead of what was asked for: {said(error)}")
     return tensor

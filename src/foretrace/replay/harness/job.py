@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from .comparison import shares
+from .files import read_json
 
 LONGEST_FAREWELL_S = 10.0
 """How long the other ranks may go on once one has failed."""
@@ -24,7 +26,7 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.facts: dict[str, Any] = json.loads((folder / "ranks.json").read_text())
+        self.facts: dict[str, Any] = read_json(folder / "ranks.json", ("ranks", "groups"))
 
     @property
     def world(self) -> int:
@@ -47,34 +49,47 @@ def started() -> bool:
 
 
 def launch(program: Sequence[str], world: int) -> int:
-    """Start a Python program once for each rank, on this machine; the exit code of the first rank that failed, or 0."""
+    """Start a Python program once for each rank, on this machine; the exit code of the first rank that failed, or 0.
+
+    Of what ranks complain of only the words of that one are passed on, or of the first.
+    """
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         port = asked.getsockname()[1]
     common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = []
-    for rank in range(world):
-        variables = {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        quiet = None if rank == 0 else subprocess.DEVNULL
-        ranks.append(
-            subprocess.Popen([sys.executable, *program], env={**os.environ, **variables}, stdout=quiet, stderr=None)
-        )
-    return _first_failure(ranks)
+    ranks: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as opened:
+        words = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(world)]
+        for rank in range(world):
+            variables = {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            shown = None if rank == 0 else subprocess.DEVNULL
+            command, variables = [sys.executable, *program], {**os.environ, **variables}
+            ranks.append(subprocess.Popen(command, env=variables, stdout=shown, stderr=words[rank]))
+        failed = _first_failure(ranks)
+        words[failed or 0].seek(0)
+        sys.stderr.write(words[failed or 0].read().decode(errors="replace"))
+    return 0 if failed is None else ranks[failed].returncode
 
 
-def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait for all; end the others some time after one has failed."""
-    failed, since = 0, 0.0
-    while any(rank.poll() is None for rank in ranks):
-        codes = [rank.poll() for rank in ranks]
-        if not failed:
-            failed = next((code for code in codes if code), 0)
-            since = time.monotonic()
-        elif time.monotonic() - since > LONGEST_FAREWELL_S:
-            for rank in ranks:
-                rank.kill()
-        time.sleep(0.02)
-    return failed or next((rank.returncode for rank in ranks if rank.returncode), 0)
+def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Wait for all; end the others some time after one has failed. The number of that one, or None."""
+    failed, since = None, 0.0
+    try:
+        while any(rank.poll() is None for rank in ranks):
+            if failed is None:
+                failed, since = _failed(ranks), time.monotonic()
+            elif time.monotonic() - since > LONGEST_FAREWELL_S:
+                break
+            time.sleep(0.02)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return _failed(ranks) if failed is None else failed
+
+
+def _failed(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    return next((number for number, rank in enumerate(ranks) if rank.poll()), None)
 
 
 def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -84,7 +99,8 @@ def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     if len(results) == 1:
         (alone,) = results
-        return {**alone, "coverage": shares([alone.pop("weights")])}
+        told = {word: value for word, value in alone.items() if word != "weights"}
+        return {**told, "coverage": shares([alone["weights"]]), "world": 1, "ranks": None}
     slowest = max(results, key=lambda result: result["step_ms"])
     whole = {**slowest, "world": len(results), "original": dict(slowest["original"])}
     for word in ("step_ms", "step_ms_back_to_back", "kernel_ms", "launches", "peak_memory_bytes"):

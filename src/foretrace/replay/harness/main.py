@@ -6,25 +6,16 @@ import argparse
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from . import comparison, measure, system, text
-from .benchmark import Benchmark
+from .files import NotToBeRunError
 from .job import Job, job_of, launch, merged, started
-from .late import delays
-from .together import leave, tell, together
 
-WARM_UP = 4
-FAILED, REFUSED = 1, 2
+if TYPE_CHECKING:
+    from .benchmark import Benchmark
 
-
-class NotToBeRunError(Exception):
-    """A benchmark that was asked for something it does not have."""
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,93 +50,57 @@ def _positive(value: str) -> int:
 def main(folder: Path) -> int:
     """Run the benchmark in a folder; 0 where it ran."""
     chosen = parser().parse_args()
-    delays.wanted = chosen.delayed
-    job = job_of(folder)
-    if job and chosen.device == "meta" and chosen.alone is None:
-        chosen.alone = 0  # what is nowhere can't be sent
-    if job and chosen.alone is None and not started():
-        return launch(sys.argv, job.world)
     try:
-        benchmark = _benchmark(folder, job, chosen)
-        if chosen.counted:
-            system.counted_step(benchmark.step(paced=False), len(benchmark.source.numbers))
-            return 0
-        results = tell(run(benchmark, chosen.iterations, chosen.pace, chosen.counters))
+        job = job_of(folder)
+        if job and chosen.device == "meta" and chosen.alone is None:
+            chosen.alone = 0  # what is nowhere can't be sent
+        if job and chosen.alone is None and not started():
+            return launch(sys.argv, job.world)
+        _run(folder, job, chosen)
     except (MemoryError, NotToBeRunError) as error:
-        print(f"run.py: {error}", file=sys.stderr)
-        return REFUSED
-    except RuntimeError as error:  # what PyTorch says where the machine is at fault, or an input can't be made
-        print(f"run.py: {str(error).strip().splitlines()[0]}", file=sys.stderr)
-        return FAILED
+        return _end(REFUSED, str(error))
+    except RuntimeError as error:  # what PyTorch says where the machine is at fault
+        return _end(FAILED, (str(error).strip() or repr(error)).splitlines()[0])
+    except KeyboardInterrupt:
+        return _end(INTERRUPTED, "interrupted")
+    return 0
+
+
+def _end(code: int, why: str) -> int:
+    print(f"run.py: {why}", file=sys.stderr)
+    return code
+
+
+def _run(folder: Path, job: Job | None, chosen: argparse.Namespace) -> None:
+    """Run the benchmark, or this process's rank of it, and print the result."""
+    from . import system, text, timing  # here, since torch takes seconds: --help does not wait for it
+    from .late import delays
+    from .together import leave, tell, together
+
+    delays.wanted = chosen.delayed
+    benchmark = _benchmark(folder, job, chosen)
+    if chosen.counted:
+        system.counted_step(benchmark.step(paced=False), len(benchmark.source.numbers))
+        return
+    results = tell(timing.run(benchmark, chosen.iterations, chosen.pace, chosen.counters))
     if together.rank == 0:
         result = merged(results)
         print(json.dumps(result, indent=1) if chosen.json else text.told(result, chosen.top))
     leave()
-    return 0
 
 
 def _benchmark(folder: Path, job: Job | None, chosen: argparse.Namespace) -> Benchmark:
     """The benchmark, or this process's rank of it."""
+    from .benchmark import Benchmark
+
     if job is None:
+        if chosen.alone:
+            raise NotToBeRunError(f"there is no rank {chosen.alone}: this benchmark has one; leave out --alone")
         return Benchmark(folder, chosen.device, chosen.seed)
     rank = int(os.environ["RANK"]) if chosen.alone is None else chosen.alone
     if not 0 <= rank < job.world:
-        raise NotToBeRunError(f"there is no rank {rank}: this benchmark has {job.world}, from 0 on")
+        raise NotToBeRunError(f"there is no rank {rank}: this benchmark has {job.world}; choose one from 0 on")
     if chosen.alone is None and int(os.environ["WORLD_SIZE"]) != job.world:
         raise NotToBeRunError(f"this benchmark has {job.world} ranks, and {os.environ['WORLD_SIZE']} were started")
     groups = job.facts["groups"] if chosen.alone is None else None
     return Benchmark(folder, chosen.device, chosen.seed + rank, job.files(rank), groups)
-
-
-def run(benchmark: Benchmark, iterations: int | None, paced: bool, counters: bool = False) -> dict[str, Any]:
-    """Time a benchmark, and hold it against the original."""
-    step = benchmark.step(paced)
-    for _ in range(WARM_UP):
-        step()
-    if together.joined and iterations is None:  # ranks that stop at different steps would wait for each other
-        iterations = tell(measure.enough(measure.synced_ms(step, WARM_UP)))[0]
-    times = measure.synced_ms(step, iterations)
-    typical, low, high = measure.spread(times)
-    kernels = measure.kernels_of(step) if benchmark.device == "cuda" else []
-    return {
-        "device": torch.cuda.get_device_name() if benchmark.device == "cuda" else benchmark.device,
-        "paced": paced,
-        "iterations": len(times),
-        "step_ms": typical,
-        "low_ms": low,
-        "high_ms": high,
-        "step_ms_back_to_back": measure.back_to_back_ms(step, len(times)),
-        "kernel_ms": sum(us for _, us in kernels) / 1e3 if kernels else None,
-        "launches": len(kernels) if kernels else None,
-        "peak_memory_bytes": measure.peak_memory(step, benchmark.inputs, benchmark.facts["threads"]),
-        "system": _system(benchmark, step, counters),
-        "kernels": comparison.compare_kernels(kernels, benchmark.original["kernels"]),
-        **_coverage(benchmark),
-        "original": {word: value for word, value in benchmark.original.items() if word != "kernels"},
-        "notes": benchmark.notes,
-    }
-
-
-def _system(benchmark: Benchmark, step: Callable[[], Any], counters: bool) -> dict[str, Any] | None:
-    """What the GPU does meanwhile; None on a CPU, and for ranks that could not tell when to stop."""
-    if benchmark.device != "cuda" or together.joined:
-        return None
-    found: dict[str, Any] = system.power_and_clock(step, measure.wait)
-    if counters:
-        found |= system.counters([str(benchmark.folder / "run.py"), "--counted"])[0]
-    return found
-
-
-def _coverage(benchmark: Benchmark) -> dict[str, Any]:
-    """What was called, what was not, and why."""
-    facts = benchmark.facts
-    return {
-        "weights": comparison.weights(facts["calls"], facts["numbers"], benchmark.called),
-        "ops": comparison.by_op(facts["calls"], facts["numbers"], benchmark.called),
-        "failures": [vars(failure) for failure in benchmark.source.failures],
-        "stand_ins": [
-            {"call": facts["calls"][number]["name"], "why": facts["stand_ins"].get(str(number), "")}
-            for number in benchmark.source.stand_ins
-        ],
-        "translated": dict(Counter(facts["calls"][number]["name"] for number in benchmark.source.translated)),
-    }

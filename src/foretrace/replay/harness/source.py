@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ import torch
 from . import elsewhere
 from .alone import play, received
 from .fewer import adapted
-from .host import OF_THE_MACHINE, stand_in
+from .files import AGAIN, OF_THE_MACHINE, NotToBeRunError, line_of, place, read_text, said
+from .host import stand_in
 from .late import delays
 from .together import tell, together
 
@@ -44,7 +44,7 @@ class Source:
         self.through = "play"
         """The function that collectives go through; none where they are called as they are written."""
         self._path = str(path)
-        self._lines = [self._on(line, kind) for line in path.read_text(encoding="utf-8").splitlines()]
+        self._lines = [self._on(line, kind) for line in read_text(path).splitlines()]
         self.step: Callable[..., Any] = self._compiled(self._lines)
 
     def unpaced(self) -> Callable[..., Any]:
@@ -98,16 +98,14 @@ class Source:
             failed = any(tell(failed))
 
     def _replace_failing_line(self, error: Exception) -> bool:
-        """Put a stand-in where an error came from; False where that is no call, or the machine is at fault."""
-        line = _line_of(error, self._path)
+        """Put a stand-in where an error came from; False where that is no call, or the call is not at fault."""
+        line = line_of(error, self._path)
         found = CALL.match(self._lines[line - 1]) if line else None
-        said = str(error)
-        if not found or found["call"].startswith("stand_in(") or any(text in said for text in OF_THE_MACHINE):
+        if not found or found["call"].startswith("stand_in(") or any(text in str(error) for text in OF_THE_MACHINE):
             return False
-        if isinstance(error, torch.cuda.OutOfMemoryError) or len(self.failures) >= MOST_FAILURES:
-            return False
-        first = said.strip().splitlines()[0] if said.strip() else ""
-        self.failures.append(Failure(int(found["number"]), found["call"], f"{type(error).__name__}: {first}"))
+        if isinstance(error, (torch.cuda.OutOfMemoryError, NameError)) or len(self.failures) >= MOST_FAILURES:
+            return False  # a name that nothing makes: a line was removed
+        self.failures.append(Failure(int(found["number"]), found["call"], said(error)))
         text = f"{found['space']}{found['left'] or ''}stand_in({found['number']})  # {found['number']}"
         self._lines[line - 1] = text
         self.step = self._compiled(self._lines)
@@ -120,6 +118,8 @@ class Source:
         names["elsewhere"] = elsewhere
         exec(compile(text, self._path, "exec"), names)
         linecache.cache[self._path] = (len(text), None, text.splitlines(keepends=True), self._path)
+        if not callable(names.get("step")):
+            raise NotToBeRunError(f"{place(Path(self._path))} has no function step; name it so again, or {AGAIN}")
         return names["step"]  # type: ignore[no-any-return]
 
 
@@ -137,20 +137,10 @@ def _through(function: str, line: str) -> str:
     return f"{left}{function}({found['number']}, {asked['name']!r}, {asked['rest']}  # {found['number']}"
 
 
-def _line_of(error: BaseException, path: str) -> int:
-    """The line of a file that an error came from; 0 where it did not."""
-    line, frame = 0, error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == path:
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    return line
-
-
 def read_inputs(path: Path) -> dict[str, torch.Tensor]:
     """The tensors that ``inputs.py`` makes, by name. What it says that other ranks send is kept for `play`."""
     names: dict[str, Any] = {"__name__": "inputs", "__file__": str(path)}
-    exec(compile(path.read_text(), str(path), "exec"), names)
+    exec(compile(read_text(path), str(path), "exec"), names)
     received.clear()
     received.update(names.get("received", {}))
     return {name: value for name, value in names.items() if re.fullmatch(r"t\d+", name)}
@@ -161,5 +151,5 @@ def arguments(step: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> list
     names = step.__code__.co_varnames[: step.__code__.co_argcount]
     missing = [name for name in names if name not in inputs]
     if missing:
-        sys.exit(f"run.py: inputs.py makes no {', '.join(missing)}, which step.py asks for")
+        raise NotToBeRunError(f"inputs.py makes no {', '.join(missing)}, which step.py asks for; {AGAIN}")
     return [inputs[name] for name in names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from .comparison import failures_alike
 from .room import size
 
 NAME_WIDTH = 60
@@ -18,20 +19,21 @@ def told(result: dict[str, Any], top: int) -> str:
 def _figures(result: dict[str, Any]) -> Iterator[str]:
     was = result["original"]
     yield f"replayed on {result['device']}{'' if result['paced'] else ', not paced'}"
-    yield f"{'':10}{'replay':>12}{'original':>12}"
-    for name, word, show in (
+    rows = (
         ("step", "step_ms", _ms),
         ("next", "step_ms_back_to_back", _ms),
         ("kernels", "kernel_ms", _ms),
         ("launches", "launches", str),
         ("memory", "peak_memory_bytes", size),
-    ):
-        ours, theirs = result[word], was.get(word)
-        if ours is not None or theirs is not None:
-            yield f"  {name:8}{_shown(ours, show):>12}{_shown(theirs, show):>12}  {_off(ours, theirs)}".rstrip()
+    )
+    known = [(name, show, result[word], was.get(word)) for name, word, show in rows if result[word] is not None]
+    beside = any(theirs is not None for *_, theirs in known)
+    yield f"{'':10}{'replay':>12}{'original' if beside else '':>12}".rstrip()
+    for name, show, ours, theirs in known:
+        yield f"  {name:8}{show(ours):>12}{_shown(theirs, show) if beside else '':>12}  {_off(ours, theirs)}".rstrip()
     yield from _system(result["system"] or {})
     shares = ", ".join(f"{share:.1%} of {of}" for of, share in _known(result["coverage"]))
-    yield f"  covered  {shares}"
+    yield f"  covered  {shares}{', of their host time unknown' if result['coverage']['host'] is None else ''}"
 
 
 SYSTEM = {
@@ -68,8 +70,8 @@ def _shown(value: Any, show: Any) -> str:
     return "–" if value is None else str(show(value))
 
 
-def _off(ours: float | None, theirs: float | None) -> str:
-    return f"{(ours / theirs - 1) * 100:+.1f} %" if ours is not None and theirs else ""
+def _off(ours: float, theirs: float | None) -> str:
+    return f"{(ours / theirs - 1) * 100:+.1f} %" if theirs else ""
 
 
 def _kernels(result: dict[str, Any], top: int) -> Iterator[str]:
@@ -87,10 +89,11 @@ def _kernels(result: dict[str, Any], top: int) -> Iterator[str]:
 
 
 def _problems(result: dict[str, Any], top: int) -> Iterator[str]:
-    for failure in result["failures"][:top]:
-        yield f"failed: {failure['call']}: {failure['error']}"
-    more = len(result["failures"]) - top
-    if more > 0:
+    alike = failures_alike(result["failures"])
+    for call, count, error in alike[:top]:
+        yield f"failed: {call}: {f'{count} calls: ' if count > 1 else ''}{error}"
+    more = sum(count for _, count, _ in alike[top:])
+    if more:
         yield f"… and {more} calls more that failed"
     for entry in result["stand_ins"][:top]:
         yield f"not called: {entry['call']} ({entry['why']}); a stand-in of its size and time is in its place"

@@ -1,0 +1,96 @@
+"""Files of a benchmark, read. What is wrong with one is told in a line: which file, and what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+OF_THE_MACHINE = ("CUDA error", "device-side assert", "out of memory", "can't allocate memory")
+"""What failures say that are nobody's call: the device is lost, or full."""
+AGAIN = "write the benchmark again with foretrace benchmark"
+MEND = f"mend that line, or {AGAIN}"
+MOST_LETTERS = 300
+"""Of what an error says."""
+SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])")
+
+
+class NotToBeRunError(RuntimeError):
+    """What is wrong with a benchmark, or with what is asked of it, and what to do."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotToBeRunError(f"{place(path)} is missing; {AGAIN}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotToBeRunError(f"{place(path)} can't be read ({said(error)}); {AGAIN}") from None
+
+
+def read_json(path: Path, words: Sequence[str]) -> dict[str, Any]:
+    """What a file holds, with all of these words."""
+    try:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise NotToBeRunError(f"{place(path)} is damaged ({said(error)}); {AGAIN}") from None
+    missing = [word for word in words if not isinstance(found, dict) or word not in found]
+    if missing:
+        raise NotToBeRunError(f"{place(path)} has no {', '.join(missing)}; {AGAIN}")
+    return dict(found)
+
+
+@contextmanager
+def told_by_line(path: Path) -> Iterator[None]:
+    """Tell what goes wrong in a file of Python by its line, unless the machine is at fault."""
+    try:
+        yield
+    except NotToBeRunError:
+        raise
+    except Exception as error:
+        line = line_of(error, str(path))
+        if not line or any(text in str(error) for text in OF_THE_MACHINE):
+            raise
+        what, advice = said(error), MEND
+        if isinstance(error, SyntaxError):
+            what = f"{error.msg}: {(error.text or '').strip()[:80]}"
+        elif isinstance(error, NameError):
+            what, advice = f"no line before it makes {error.name}", f"put back the one that did, or {AGAIN}"
+        raise NotToBeRunError(f"{place(path)}, line {line}: {what}; {advice}") from error
+
+
+def line_of(error: BaseException, path: str) -> int:
+    """The line of a file that an error came from; 0 where it did not."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return error.lineno or 1
+    line, frame = 0, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == path:
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return line
+
+
+def said(error: BaseException) -> str:
+    """The kind of an error, and its first sentence: PyTorch goes on for pages.
+
+    >>> said(NotImplementedError("Could not run 'aten::x' on 'Meta'. This could be because …\\n[lists]"))
+    "NotImplementedError: Could not run 'aten::x' on 'Meta'"
+    >>> said(ValueError())
+    'ValueError'
+    """
+    first = SENTENCE_END.split(next(iter(str(error).strip().splitlines()), ""))[0]
+    return f"{type(error).__name__}: {first[:MOST_LETTERS]}" if first else type(error).__name__
+
+
+def place(path: Path) -> str:
+    """A file as a reader finds it.
+
+    >>> place(Path("runs/bench/step.py"))
+    'bench/step.py'
+    """
+    return f"{path.parent.name}/{path.name}"
