@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from foretrace.graph import Content, Tensor, Value
@@ -127,7 +127,3 @@ class Plan:
     def recorded(self) -> list[Call]:
         """The calls that the original made."""
         return [call for call in self.calls if call.number >= 0]
-
-    def with_calls(self, calls: list[Call]) -> Plan:
-        """The same with other calls."""
-        return replace(self, calls=calls)

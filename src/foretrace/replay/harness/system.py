@@ -62,11 +62,6 @@ class Nvml:
         value = ctypes.c_ulonglong()
         return value.value if self._ask("nvmlDeviceGetTotalEnergyConsumption", value) else None
 
-    def power_mw(self) -> int | None:
-        """Power used now."""
-        value = ctypes.c_uint()
-        return value.value if self._ask("nvmlDeviceGetPowerUsage", value) else None
-
     def clock_mhz(self) -> int | None:
         """Clock of the multiprocessors now."""
         value = ctypes.c_uint()
