@@ -21,13 +21,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.workloads import ALL, Step
+from benchmarks.workloads import ALL, Step, built
 from foretrace.platform.measure.host import HostProgress, calibrate_host
 from foretrace.record.session import record
 
 IN_A_ROW = 2
 """Recordings between two rounds of the calibration."""
-TURNS, APART_S = 4, 0.7
+TURNS, APART_S = 5, 0.3
 """How often synced steps are timed again, and the seconds between."""
 BESIDE = "beside.jsonl"
 
@@ -78,7 +78,7 @@ def recorded(name: str, out: Path) -> None:
     """Record one of the steps; one that can't run here is said and left out."""
     begun, others = time.monotonic(), others_bytes()
     try:
-        step = ALL[name]()
+        step = built(ALL[name])
         record(step, out / "recordings" / name, plain=12, profile=2, warmup=4)
         times = {"warm_ms": [host_ms(step) for _ in range(6)][1:], "synced_ms": [synced_ms(step) for _ in range(TURNS)]}
         with (out / BESIDE).open("a") as file:

@@ -200,3 +200,9 @@ OTHERS: dict[str, Callable[[], Step]] = {
 """More steps, of other sizes and other models: what forecasts are scored on beside them."""
 
 ALL = {**WORKLOADS, **OTHERS}
+
+
+def built(make: Callable[[], Step]) -> Step:
+    """A step, built on the GPU at once where there is one: large tables take a CPU half a minute."""
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return make()

@@ -19,6 +19,7 @@ from foretrace.platform.fabric_measurements import FABRIC_FILE
 from foretrace.platform.files import write
 from foretrace.platform.folder import DEVICE, FABRIC, HOST, INDEX, MODELS, RAW, About, write_about
 from foretrace.platform.host_measurements import HOST_FILE
+from foretrace.platform.journal import exists
 from foretrace.platform.measurements import SUFFIX
 from foretrace.platform.rates import CEILINGS, read_all
 
@@ -131,7 +132,7 @@ def fit_device(raw: Path, folder: Path, told: Told) -> list[str]:
 
     index = fit_models(raw, device, folder / MODELS, told)
     write(folder / INDEX, index)
-    few = [name for name in MEASURED if (raw / f"{name}{SUFFIX}").exists() and name not in index]
+    few = [name for name in MEASURED if exists(raw / f"{name}{SUFFIX}") and name not in index]
     return [f"too little was measured to fit {', '.join(few)}: measure longer"] if few else []
 
 

@@ -140,7 +140,7 @@ def test_trees_that_lead_out_of_the_file_or_nowhere_are_refused(fitted, tmp_path
     _damaged(folder, tmp_path, **{"pattern.root": np.array([10**9], np.int32)})
     _damaged(folder, tmp_path, **{"pattern.leaf": np.full_like(tree["pattern.leaf"], 99)})
     _damaged(folder, tmp_path, **{"pattern.leaf": np.full_like(tree["pattern.leaf"], np.nan)})
-    _damaged(folder, tmp_path, **{"pattern.feature": np.full_like(tree["pattern.feature"], 9999)})
+    _damaged(folder, tmp_path, **{"pattern.feature": np.full_like(tree["pattern.feature"], 99)})
 
 
 def test_a_spread_that_is_none_is_refused(fitted, tmp_path):

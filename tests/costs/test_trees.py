@@ -1,5 +1,6 @@
 import lightgbm
 import numpy as np
+import pytest
 
 from foretrace.costs.trees import Forest
 
@@ -27,3 +28,16 @@ def test_arrays_of_a_forest_make_the_same_forest():
     again = Forest.from_arrays(forest.arrays("some"), "some", columns=2)
     rows = np.array([[0.0, 4.0], [0.0, 6.0]])
     assert again.predict(rows).tolist() == forest.predict(rows).tolist() == [4.0, 9.0]
+
+
+def test_a_threshold_is_kept_once_however_many_nodes_split_there():
+    ends = {"left_child": {"leaf_value": 1.0}, "right_child": {"leaf_value": 2.0}}
+    forest = Forest.of([{"split_feature": n % 2, "threshold": float(n % 3), **ends} for n in range(60)])
+    kept = forest.arrays("some")
+    assert kept["some.levels"].tolist() == [0.0, 1.0, 2.0] * 2 and kept["some.level"].dtype == np.uint8
+    rows = np.array([[0.5, 1.5], [2.5, -1.0]])
+    again = Forest.from_arrays(kept, "some", columns=2)
+    assert again.predict(rows).tolist() == forest.predict(rows).tolist()
+    for name, damaged in (("level", kept["some.level"] + 3), ("counts", kept["some.counts"] + 1)):
+        with pytest.raises(ValueError, match="split at nothing"):
+            Forest.from_arrays({**kept, f"some.{name}": damaged}, "some", columns=2)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.platform.journal import append, lines
+from foretrace.platform.journal import append, exists, lines, packed
 
 
 def test_what_is_added_is_read_in_order(tmp_path):
@@ -23,6 +24,21 @@ def test_what_was_cut_off_while_writing_is_left_out(tmp_path):
     for length in range(whole + 1, len(both)):
         path.write_bytes(both[:length])
         assert list(lines(path)) == ['{"n":1}']
+
+
+def test_what_is_packed_is_read_first_and_gone_on_with(tmp_path):
+    path = tmp_path / "some.jsonl.gz"
+    assert not exists(path)
+    packed(path).write_bytes(lzma.compress(b'{"n":1}\n{"n":2}\n'))
+    assert exists(path) and list(lines(path)) == ['{"n":1}', '{"n":2}']
+    append(path, [{"n": 3}])
+    assert list(lines(path)) == ['{"n":1}', '{"n":2}', '{"n":3}']
+
+
+def test_a_damaged_packed_file_is_named(tmp_path):
+    packed(tmp_path / "some.gz").write_bytes(b"not xz")
+    with pytest.raises(ForetraceError, match=r"some\.gz is damaged"):
+        list(lines(tmp_path / "some.gz"))
 
 
 @pytest.mark.parametrize("content", [b"not gzip", gzip.compress(b"\xff\xfe")], ids=["no gzip", "no text"])

@@ -21,7 +21,7 @@ from foretrace.platform.cases.recorded import EXACT, case_key
 from foretrace.platform.device import Device
 from foretrace.platform.rates import read_all
 
-SIZES = {15_000: (1200, 127), 5_000: (900, 63), 0: (500, 31)}
+SIZES = {30_000: (1200, 255), 20_000: (1200, 127), 5_000: (900, 63), 0: (500, 31)}
 """Trees and their leaves, by the number of calls from which on a family gets so many."""
 
 

@@ -55,11 +55,23 @@ class Forest:
         return _walker()(rows, self.feature, self.threshold, self.right, self.root)
 
     def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """Its arrays as a file holds them: splits and leaves apart, since leaves need less."""
+        """Its arrays as a file holds them: splits and leaves apart, since leaves need less.
+
+        A column has few thresholds, and many nodes split at each: they are kept once, and by number in the nodes.
+        """
         leaf = self.feature < 0
+        column, threshold = self.feature[~leaf], self.threshold[~leaf]
+        columns = np.unique(column)
+        level, levels = np.zeros(len(column), np.int64), []
+        for each in columns:
+            found, level[column == each] = np.unique(threshold[column == each], return_inverse=True)
+            levels.append(found)
         return {
-            f"{prefix}.feature": self.feature,
-            f"{prefix}.split": self.threshold[~leaf],
+            f"{prefix}.feature": self.feature.astype(np.min_scalar_type(-int(self.feature.max(initial=0)) - 1)),
+            f"{prefix}.columns": columns,
+            f"{prefix}.counts": np.array([len(found) for found in levels], np.int32),
+            f"{prefix}.levels": np.concatenate(levels or [np.zeros(0, np.float32)]),
+            f"{prefix}.level": level.astype(np.min_scalar_type(int(level.max(initial=0)))),
             f"{prefix}.leaf": self.threshold[leaf].astype(np.float16),
             f"{prefix}.right": self.right[~leaf],
             f"{prefix}.root": self.root,
@@ -68,12 +80,13 @@ class Forest:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) -> Forest:
         """What `arrays` gave, for rows of so many columns."""
-        feature, split, leaf, right, root = (
-            arrays[f"{prefix}.{name}"] for name in ("feature", "split", "leaf", "right", "root")
+        feature, level, leaf, right, root = (
+            arrays[f"{prefix}.{name}"] for name in ("feature", "level", "leaf", "right", "root")
         )
+        split = feature >= 0
         threshold, ahead = np.empty(len(feature), np.float32), np.zeros(len(feature), np.int16)
-        threshold[feature < 0], threshold[feature >= 0], ahead[feature >= 0] = leaf, split, right
-        made = cls(feature, threshold, ahead, root)
+        threshold[~split], threshold[split], ahead[split] = leaf, _levels(arrays, prefix, feature[split], level), right
+        made = cls(feature.astype(np.int16), threshold, ahead, root)
         made.check(prefix, columns)
         return made
 
@@ -85,6 +98,17 @@ class Forest:
         known = (self.feature >= -1).all() and (self.feature < columns).all()
         if not (rooted and known and inside.all() and np.isfinite(self.threshold).all()):
             raise ValueError(f"the trees of {name!r} lead nowhere")
+
+
+def _levels(arrays: Mapping[str, NDArray[Any]], prefix: str, column: NDArray[Any], level: NDArray[Any]) -> Floats:
+    """The thresholds of nodes, from the number that each has among those of its column."""
+    columns, counts, levels = (arrays[f"{prefix}.{name}"] for name in ("columns", "counts", "levels"))
+    place = np.searchsorted(columns, column)
+    whole = len(level) == len(column) and len(columns) == len(counts) and counts.sum() == len(levels)
+    if not whole or not np.isin(column, columns).all() or (level >= counts[place]).any():
+        raise ValueError(f"the trees of {prefix!r} split at nothing")
+    found: Floats = levels[(np.cumsum(counts) - counts)[place] + level]
+    return found
 
 
 def _flatten(node: Mapping[str, Any], nodes: list[tuple[int, float, int]]) -> None:
