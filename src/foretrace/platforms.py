@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretrace.forecast.fabric_of import fabric_of
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.folder import HERE, find, platforms, read_about, user_folder
+from foretrace.platform.folder import HERE, find, is_described_only, platforms, read_about, user_folder
 from foretrace.platform.host import Host
 from foretrace.platform.platform import Platform, read_fabric, read_host
+from foretrace.platform.scaling import read_factors
+from foretrace.platform.summary import OnPaper, Summary
 
 if TYPE_CHECKING:
     from foretrace.calibrating import Stage, Told
@@ -31,7 +34,9 @@ def platform(
     ----------
     on
         A platform, its name or its folder. ``cpu`` is the CPU of this machine: it is measured, for some minutes, when
-        it is asked for the first time, and kept for the user.
+        it is asked for the first time, and kept for the user. A GPU that has a description and that nobody measured,
+        as ``a100``, has its times carried over from the ``h200``. ``h200:hbm=1.5,host=2`` is one with parts of it so
+        many times as fast, as in `Platform.scaled`.
     host, fabric
         The part itself; or the platform whose part it is, by name or folder: it need not have the others. A fabric also
         by a name of its own, as `foretrace platform list` shows them, or by its file.
@@ -44,18 +49,47 @@ def platform(
     >>> platform("h200", fabric="h100-8x").fabric.name
     'h100-8x'
     """
-    base = on if isinstance(on, Platform) else Platform.read(_folder(on, told))
-    return base.having(
+    name, factors = (on, {}) if isinstance(on, Platform) else _with_factors(str(on))
+    base = name if isinstance(name, Platform) else _named(name, told)
+    whole = base.having(
         host=host if host is None or isinstance(host, Host) else _host(host, told),
-        fabric=fabric if fabric is None or isinstance(fabric, Fabric) else _fabric(fabric, told),
+        fabric=fabric if fabric is None or isinstance(fabric, Fabric) else fabric_named(fabric, told),
     )
+    return whole.scaled(**factors) if factors else whole
+
+
+def summary_of(name: str) -> Summary | OnPaper:
+    """What is known of a platform, of as many parts as were measured; or of one on paper.
+
+    >>> summary_of("h200:hbm=1.5").to_dict()["device"]["memory_gbps"]
+    7200.0
+    """
+    plain, factors = _with_factors(name)
+    return OnPaper(platform(name)) if factors or is_described_only(plain) else Summary.named(name)
+
+
+def _with_factors(on: str) -> tuple[str, dict[str, float]]:
+    """A platform's name, and by how much parts of it are scaled: all after a colon that an equals sign follows."""
+    name, _, said = on.rpartition(":")
+    return (name, read_factors(said)) if name and "=" in said else (on, {})
+
+
+def _named(on: str, told: Told | None) -> Platform:
+    return Platform.named(on) if is_described_only(on) else Platform.read(_folder(on, told))
 
 
 def _host(of: Platform | str | Path, told: Told | None) -> Host:
     return of.host if isinstance(of, Platform) else read_host(_checked(_folder(of, told)))
 
 
-def _fabric(of: Platform | str | Path, told: Told | None) -> Fabric:
+def fabric_named(of: Fabric | Platform | str | Path, told: Told | None = None) -> Fabric:
+    """A fabric by its own name, by its file, or by the platform whose it is.
+
+    >>> fabric_named("v100-8x").gpus_per_node
+    8
+    """
+    if isinstance(of, Fabric):
+        return of
     if isinstance(of, Platform):
         if of.fabric is None:
             raise ForetraceError(f"{of.name} has no fabric", "Name a platform whose fabric was measured.")
@@ -64,6 +98,31 @@ def _fabric(of: Platform | str | Path, told: Told | None) -> Fabric:
     if str(of) in (HERE, *platforms()) or path.is_dir():
         return read_fabric(_checked(_folder(of, told)))
     return Fabric.read(path) if path.is_file() else Fabric.named(str(of))
+
+
+def joined_by(
+    said: Fabric | Platform | str | Path | None, own: Fabric | None, device: str, world: int, gpus_per_node: int | None
+) -> tuple[Fabric, list[str]]:
+    """The fabric of a job, and what to say of it: the one named, the machine's own, or the shipped one that fits best.
+
+    Parameters
+    ----------
+    said
+        As for `fabric_named`, where somebody names one.
+    own
+        That of the platform, if it has one.
+    device, world, gpus_per_node
+        As for `foretrace.forecast.fabric_of`.
+
+    >>> joined_by(None, None, "NVIDIA H200", 8, None)[0].name
+    'h200-nvswitch'
+    """
+    if said is not None:
+        return fabric_named(said), []
+    if own is not None:
+        return own, []
+    found = fabric_of(device, max(world, 1), gpus_per_node)
+    return found, [f"fabric {found.name}: the shipped one that comes closest; --fabric names another"]
 
 
 def _checked(folder: Path) -> Path:

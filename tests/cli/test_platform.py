@@ -151,3 +151,19 @@ def test_every_word_and_option_is_in_its_page(foretrace, request):
         assert f"| `{word}" in page
         options = set(re.findall(r"--[a-z]+", foretrace("platform", word, "--help").out)) - {"--help"}
         assert all(option in page for option in options)
+
+
+def test_a_gpu_by_its_description_is_listed_and_shown(foretrace):
+    assert re.search(r"^a100 +108 +1,410 +80 +2,039 +40 +19.5 +312$", foretrace("platform", "list").out, re.MULTILINE)
+    shown = foretrace("platform", "show", "a100").out
+    assert "nobody measured it: kernel times are carried over from h200" in shown.replace("\n", " ")
+    words = json.loads(foretrace("platform", "show", "a100", "--json").out)
+    assert (words["device"]["sms"], words["carried_from"], words["made"]) == (108, "h200", "")
+    assert len(json.loads(foretrace("platform", "list", "--json").out)["devices"]) >= 19
+
+
+def test_a_scaled_platform_is_shown_and_compared(foretrace):
+    assert "on paper with hbm=1.5" in foretrace("platform", "show", "h200:hbm=1.5").out
+    words = json.loads(foretrace("platform", "compare", "h200", "h200:hbm=1.5", "--json").out)
+    changed = {row["name"]: row["ratio"] for row in words["figures"] if row["ratio"] != 1.0}
+    assert changed == {"memory rate, peak": 1.5}

@@ -16,8 +16,17 @@ def facts():
 @pytest.mark.parametrize("path", sorted(MACHINES.glob("*.json")), ids=lambda path: path.stem)
 def test_every_shipped_machine_can_be_read_and_is_named_after_its_file(path):
     device = Device.named(path.stem)
-    assert device.name == path.stem
-    assert device.peak_tflops["bfloat16"] > device.peak_tflops["float32"]
+    assert device.name == path.stem and device.provenance
+    assert device.lanes in range(60, 70) or device.lanes in range(120, 135)
+    assert 100 < device.memory_gbps < 10_000 and 2 <= device.l2_mb <= 256 and device.power_w and device.process_nm
+
+
+def test_matrix_units_know_bfloat16_since_ampere_and_float8_since_hopper_and_ada():
+    known = {path.stem: Device.named(path.stem).peak_tflops for path in MACHINES.glob("*.json")}
+    old = {"p4", "p100", "v100", "v100-pcie", "t4"}
+    assert {name for name, rates in known.items() if "bfloat16" not in rates} == old
+    eight = {"l4", "l40s", "h100", "h100-pcie", "h200", "b200", "mi300x"}
+    assert {name for name, rates in known.items() if "float8_e4m3fn" in rates} == eight
 
 
 def test_a_machine_nobody_knows_is_answered_with_those_that_are_known():

@@ -17,7 +17,7 @@ Name = Annotated[str, typer.Argument(metavar="PLATFORM", help="A platform's name
 
 @platform.command("list")
 def list_(json: AsJson = False) -> None:
-    """List the platforms that come with Foretrace, your own, and fabrics to combine them with."""
+    """List the platforms that come with Foretrace, your own, GPUs by description, and fabrics to combine them with."""
     from foretrace.platform.summary import Listing
 
     if json:
@@ -39,10 +39,11 @@ def show(
     """Show what a platform is, how it was measured, and how good its models are; or what a shipped fabric is."""
     from foretrace.platform.fabric import fabrics
     from foretrace.platform.folder import platforms
-    from foretrace.platform.summary import FabricSummary, Summary
+    from foretrace.platform.summary import FabricSummary
+    from foretrace.platforms import summary_of
 
     is_fabric = name in fabrics() and name not in platforms()
-    summary = FabricSummary(name) if is_fabric else Summary.named(name)
+    summary = FabricSummary(name) if is_fabric else summary_of(name)
     if json:
         from foretrace.report.json import as_json
 
@@ -61,9 +62,9 @@ def compare(
 ) -> None:
     """Compare two platforms, figure by figure."""
     from foretrace.platform.comparison import Comparison
-    from foretrace.platform.summary import Summary
+    from foretrace.platforms import summary_of
 
-    comparison = Comparison(Summary.named(first), Summary.named(second))
+    comparison = Comparison(summary_of(first), summary_of(second))
     if json:
         from foretrace.report.json import as_json
 

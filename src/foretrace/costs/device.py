@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.costs.carried import carried, doubt, factors
+from foretrace.costs.collectives import TENTH
 from foretrace.costs.composed import parts_of
 from foretrace.costs.exact import Exact, Timed
 from foretrace.costs.fallback import Fallback, work_of
@@ -23,6 +25,7 @@ from foretrace.costs.silent import launches_nothing
 from foretrace.costs.spread_of_ids import spread_of_ids
 from foretrace.graph import ForetraceError, Graph, Indices, Op, Tf32
 from foretrace.graph.signature import signature
+from foretrace.platform.carry import Carry
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 
@@ -68,7 +71,15 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     row_of = rows[working]
     place_of = {row: place for place, row in enumerate(row_of.tolist())}
     known = [replace(i, op=place_of[i.op]) for i in graph.indices if i.op in place_of]
-    costs = _priced([ops[place] for place in working], known, graph.tf32, platform.device, models(platform.models))
+    calls = [ops[place] for place in working]
+    device, carry, fitted = platform.device, platform.carry, models(platform.models)
+    warm = residency(calls, device.l2_mb * 1e6)
+    costs = _priced(calls, known, graph.tf32, carry.source if carry else device, fitted, warm)
+    if carry:
+        start = fitted.fallback.start_us
+        work = np.bincount(costs.op, np.maximum(costs.typical - start, 0.0), len(calls)).astype(np.float64)
+        factor = factors(calls, work, known, graph.tf32, warm, device, carry)
+        costs = _carried(costs, factor[costs.op], start, carry)
     return replace(costs, op=row_of[costs.op])
 
 
@@ -118,9 +129,10 @@ class _Calls:
     """For each call, its position among all."""
 
 
-def _priced(ops: Sequence[Op], known: Sequence[Indices], tf32: Tf32, device: Device, fitted: Models) -> KernelCosts:
+def _priced(
+    ops: Sequence[Op], known: Sequence[Indices], tf32: Tf32, device: Device, fitted: Models, warm: Floats
+) -> KernelCosts:
     """The kernels of each call: as they were timed, as a model says, or by the roofline."""
-    warm = residency(ops, device.l2_mb * 1e6)
     ids = spread_of_ids(ops, known)
     parts: list[KernelCosts] = []
     groups: defaultdict[Way, _Calls] = defaultdict(_Calls)
@@ -202,6 +214,13 @@ def _by_model(model: Model, way: Way, calls: _Calls, device: Device, warm: Float
         high=high[call] * share,
         source=np.where(known, MODEL, FALLBACK)[call],
     )
+
+
+def _carried(costs: KernelCosts, factor: Floats, start_us: float, carry: Carry) -> KernelCosts:
+    """The same kernels on the device that they are carried over to, the range as much wider."""
+    low, typical, high = (carried(us, factor, start_us, carry) for us in (costs.low, costs.typical, costs.high))
+    wider = np.exp(TENTH * doubt(factor, carry))
+    return replace(costs, low=low / wider, typical=typical, high=high * wider)
 
 
 def _in_order(parts: Sequence[KernelCosts]) -> KernelCosts:

@@ -35,7 +35,6 @@ PREFIXES = (
     "storage::",
     "profiler::",
     "prim::",
-    "fsdp::",
 )
 """Communication is the fabric's to price; the others steer."""
 

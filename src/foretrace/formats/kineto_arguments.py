@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 
 from foretrace.formats.dtypes import dtype_name
 from foretrace.formats.kineto_decode import UndecodableError, lenient_json
+from foretrace.formats.values import MEMORY_FORMATS, SCALAR_TYPES
 from foretrace.graph import Constant, Names, Op, Tensor, Value
 
 Signature = tuple[list[Any], list[Any], list[Any], list[Any]]
 """Shapes, types, strides and values of arguments, each as long as the trace says."""
+NUMBERED = {"aten::_to_copy": ("dtype", SCALAR_TYPES), "aten::clone": ("memory_format", MEMORY_FORMATS)}
+"""Calls whose second argument is a number that stands for a word."""
 
 
 @dataclass
@@ -30,7 +33,21 @@ class Arguments:
 
     def __call__(self, row: int) -> Op:
         """The op of a source row."""
-        return Op(self.names[self.name[row]], tuple(values(decoded(self.signatures[self.signature[row]]))))
+        name = self.names[self.name[row]]
+        return with_words(Op(name, tuple(values(decoded(self.signatures[self.signature[row]])))))
+
+
+def with_words(op: Op) -> Op:
+    """A copy that says what it makes by PyTorch's own word: a profiler writes the number of a dtype or a layout.
+
+    >>> with_words(Op("aten::_to_copy", (Tensor((8,), "float32"), 15, None))).kwargs
+    {'dtype': Constant(kind='dtype', value='bfloat16')}
+    """
+    word, known = NUMBERED.get(op.name, ("", ()))
+    number = op.args[1] if len(op.args) > 1 else None
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(known):
+        return op
+    return replace(op, args=op.args[:1], kwargs={word: Constant(word, known[number])})
 
 
 def decoded(signature: bytes) -> Signature:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from foretrace.platform.summary import COMMON, Summary
+from foretrace.platform.summary import COMMON, OnPaper, Summary
 
 Words = dict[str, Any]
 Figure = tuple[str, str, str, float]
@@ -22,8 +22,8 @@ class Comparison:
     {1.0}
     """
 
-    first: Summary
-    second: Summary
+    first: Summary | OnPaper
+    second: Summary | OnPaper
 
     def to_dict(self) -> Words:
         """Its words, as documented in docs/platform.md."""

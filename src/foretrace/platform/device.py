@@ -57,6 +57,11 @@ class Device:
     measured: Measured = field(default_factory=Measured)
     workspace_mib: float = 8.125
     """What PyTorch gives the matrix library to work in, for each thread and stream that multiplies; more on Hopper."""
+    maker: str = "nvidia"
+    power_w: Positive | None = None
+    """What it may draw."""
+    process_nm: Positive | None = None
+    """What its maker calls the process it is made in."""
 
     def peak(self, rate: str) -> float:
         """Peak rate of a dtype in TFLOP/s; that of float32 where the maker says nothing of it.
@@ -65,6 +70,15 @@ class Device:
         67
         """
         return self.peak_tflops.get(rate) or self.peak_tflops["float32"]
+
+    @property
+    def lanes(self) -> int:
+        """Products of float32 that a processor adds up in a clock.
+
+        >>> Device.named("a100").lanes, Device.named("h100").lanes
+        (64, 128)
+        """
+        return round(self.peak_tflops["float32"] * 1e6 / (2 * self.sms * self.clock_mhz))
 
     @classmethod
     def read(cls, path: Path) -> Device:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from foretrace.graph import ForetraceError
+from foretrace.platform.device import MACHINES
 from foretrace.platform.files import PositiveInt, read_as, read_object, write
 
 FORMAT = "foretrace platform"
-VERSION = 2
+VERSION = 3
 """Of everything in the folder but ``raw/``: it counts up where files or models of before can no longer be read."""
 ABOUT, DEVICE, HOST, FABRIC, MODELS, RAW = "platform.json", "device.json", "host.json", "fabric.json", "models", "raw"
 INDEX = f"{MODELS}/index.json"
@@ -60,6 +62,24 @@ def platforms() -> dict[str, Path]:
     return {path.name: path for home in homes for path in sorted(home.glob("*")) if (path / ABOUT).is_file()}
 
 
+def machines() -> dict[str, Path]:
+    """The files of all devices whose makers' descriptions come with Foretrace.
+
+    >>> {"h200", "a100"} <= machines().keys()
+    True
+    """
+    return {path.stem: path for path in sorted(MACHINES.glob("*.json"), key=lambda path: path.stem)}
+
+
+def is_described_only(what: str | Path) -> bool:
+    """Whether a name is that of a device which has a description, and of no platform.
+
+    >>> is_described_only("a100"), is_described_only("h200")
+    (True, False)
+    """
+    return str(what) in machines() and str(what) not in platforms() and not Path(what).is_dir()
+
+
 def find(what: str | Path) -> Path:
     """The folder of a platform by its name, or the folder itself.
 
@@ -78,10 +98,12 @@ def find(what: str | Path) -> Path:
             "It is at first use, as in `foretrace predict … --on cpu`; or measure it longer: "
             "`foretrace calibrate all --on cpu --out my-cpu`.",
         )
-    known = ", ".join(sorted({HERE, *platforms()}))
+    known = sorted({HERE, *platforms(), *machines()})
+    near = get_close_matches(str(what), known, n=3)
+    meant = f"Did you mean {' or '.join(near)}? " if near else ""
     raise ForetraceError(
         f"no platform is called {str(what)!r}, and no folder is there",
-        f"Known are: {known}. `foretrace calibrate --out my-platform` measures the machine at hand.",
+        f"{meant}Known are: {', '.join(known)}. `foretrace calibrate --out my-platform` measures the machine at hand.",
     )
 
 

@@ -7,10 +7,14 @@ from pathlib import Path
 
 from foretrace.graph import ForetraceError
 from foretrace.platform import folder as files
+from foretrace.platform.carry import Carry
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.folder import About
 from foretrace.platform.host import Host
+
+MEASURED = "h200"
+"""The platform whose times are carried over to devices that nobody measured."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Platform:
     folder: Path
     """Where the device's fitted models are."""
     about: About
+    carry: Carry | None = None
+    """How the models' times become the device's, where they were fitted on another one."""
 
     @property
     def models(self) -> Path:
@@ -53,8 +59,58 @@ class Platform:
 
     @classmethod
     def named(cls, name: str | Path) -> Platform:
-        """A platform that comes with Foretrace, one of the user's own, or one in a folder."""
+        """A platform that comes with Foretrace, one of the user's own, or one in a folder; or a GPU by its description.
+
+        >>> Platform.named("a100").carry.source.name
+        'h200'
+        """
+        if files.is_described_only(name):
+            return cls.carried(Device.named(str(name)), cls.read(files.find(MEASURED)))
         return cls.read(files.find(name))
+
+    @classmethod
+    def carried(cls, device: Device, measured: Platform) -> Platform:
+        """A device that nobody measured, with the models and the host of a platform that was.
+
+        Parameters
+        ----------
+        device
+            As its maker describes it.
+        measured
+            Whose times are carried over.
+        """
+        about = replace(
+            measured.about,
+            name=device.name,
+            made="",
+            provenance=f"nobody measured it: kernel times are carried over from {measured.name}, so is the host",
+        )
+        streams = replace(measured.device.measured, memory_gbps=None, tflops={}, provenance=f"as on {measured.name}")
+        return replace(
+            measured,
+            name=device.name,
+            device=replace(device, measured=streams),
+            fabric=None,
+            about=about,
+            carry=Carry.over(measured.device, device),
+        )
+
+    def scaled(self, **factors: float) -> Platform:
+        """The same platform with parts of it so many times as fast, or as large.
+
+        Parameters
+        ----------
+        factors
+            By part: ``hbm``, the rate of its memory; ``compute``, its peak rates; ``clock``, those and the clock;
+            ``cache`` and ``memory``, their sizes; ``host``; ``nvlink``, links inside a node; ``network``, those
+            between nodes.
+
+        >>> Platform.named("h200").scaled(hbm=1.5).device.memory_gbps
+        7200.0
+        """
+        from foretrace.platform.scaling import scaled  # here, since scaling is about platforms
+
+        return scaled(self, factors)
 
     def having(self, host: Host | None = None, fabric: Fabric | None = None) -> Platform:
         """The same device with another host or fabric.

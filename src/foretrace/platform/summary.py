@@ -12,6 +12,7 @@ from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric, fabrics
 from foretrace.platform.files import read_as
 from foretrace.platform.host import Host
+from foretrace.platform.platform import Platform
 
 COMMON = (
     "aten::mm", "aten::addmm", "aten::bmm", "aten::add", "aten::add_", "aten::mul", "aten::copy_", "aten::_to_copy",
@@ -66,11 +67,40 @@ class Summary:
             "host": self._part(files.HOST, lambda path: host_words(Host.read(path))),
             "fabric": self._part(files.FABRIC, lambda path: fabric_words(Fabric.read(path))),
             "families": self._part(files.INDEX, family_words) or {},
+            "carried_from": None,
         }
 
     def _part(self, name: str, words: Any) -> Any:
         path = self.folder / name
         return words(path) if path.exists() else None
+
+
+class OnPaper:
+    """What is known of a platform that stands nowhere: a GPU by its description, or one with parts of it scaled.
+
+    >>> words = OnPaper(Platform.named("a100")).to_dict()
+    >>> words["device"]["sms"], words["carried_from"]
+    (108, 'h200')
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its words, as `Summary.to_dict` gives them; the models are those of the device that was measured."""
+        platform = self.platform
+        return {
+            "name": platform.name,
+            "folder": str(platform.folder),
+            "made": platform.about.made,
+            "provenance": platform.about.provenance,
+            "versions": platform.about.versions,
+            "device": device_words(platform.device),
+            "host": host_words(platform.host),
+            "fabric": fabric_words(platform.fabric) if platform.fabric else None,
+            "families": family_words(platform.folder / files.INDEX),
+            "carried_from": platform.carry.source.name if platform.carry else None,
+        }
 
 
 class FabricSummary:
@@ -127,7 +157,7 @@ def host_words(host: Host) -> dict[str, Any]:
 
 
 class Listing:
-    """The platforms and the fabrics that have a name.
+    """The platforms, the GPUs and the fabrics that have a name.
 
     >>> [one["name"] for one in Listing().to_dict()["platforms"]][-1]
     'h200'
@@ -138,8 +168,20 @@ class Listing:
         found = {files.HERE: files.user_folder() / files.HERE, **files.platforms()}
         return {
             "platforms": [_entry(name, folder) for name, folder in sorted(found.items())],
+            "devices": [device_entry(Device.named(name)) for name in files.machines() if name not in found],
             "fabrics": [fabric_entry(Fabric.read(path)) for _, path in sorted(fabrics().items())],
         }
+
+
+def device_entry(device: Device) -> dict[str, Any]:
+    """A GPU by its description.
+
+    >>> entry = device_entry(Device.named("a100"))
+    >>> entry["name"], entry["memory_gb"]
+    ('a100', 80)
+    """
+    words = ("name", "sms", "clock_mhz", "memory_gb", "memory_gbps", "l2_mb", "peak_tflops", "provenance")
+    return {word: getattr(device, word) for word in words}
 
 
 def fabric_entry(fabric: Fabric) -> dict[str, Any]:

@@ -39,6 +39,8 @@ def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
         yield "", "", device["provenance"]
     else:
         yield "device", "none", f"`foretrace calibrate device --out {words['folder']}` measures it"
+    if words["carried_from"]:
+        yield "models", words["carried_from"], "its times are carried over: what limits a call here, against there"
     if device and device["kind"] == "cuda":
         yield "streams", f"{figure(device['measured']['kernel_gap_us'])} us", _streams(device["measured"])
     if words["host"]:
@@ -136,6 +138,19 @@ def platform_list(found: list[Words]) -> RenderableType:
     """A line per platform."""
     rows = [[one["name"], one["made"] or UNKNOWN, one["provenance"]] for one in found]
     return table(plural(len(found), "platform"), ["<name", "<made", "<what…"], rows)
+
+
+def device_list(found: list[Words]) -> RenderableType:
+    """A line per GPU that nobody measured."""
+    figures = ("sms", "clock_mhz", "memory_gb", "memory_gbps", "l2_mb")
+    rates = ("float32", "float16")
+    rows = [
+        [one["name"], *(figure(one[f]) for f in figures), *(figure(one["peak_tflops"].get(rate)) for rate in rates)]
+        for one in found
+    ]
+    heads = ["<name", "processors", "MHz", "GB", "GB/s", "cache MB", *rates]
+    title = f"{plural(len(found), 'GPU')} by description, with times carried over from h200; products in TFLOP/s"
+    return table(title, heads, rows)
 
 
 def fabric_list(found: list[Words]) -> RenderableType:
