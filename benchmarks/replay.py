@@ -4,8 +4,9 @@ All device time covered; the same kernels for 99 % of it; kernel time within 1 %
 is what it waits for and 5 % where it is the host (geometric means, no step over 10 %); peak memory within 2 %; and on
 three of the steps each system metric within 5 %.
 
-Reads what `benchmarks.replay_truth` measured on an H200, original and replay in turns of four steps; the first step of
-a turn is left out, since it follows a garbage collection.
+Reads what `benchmarks.replay_truth` measured on an H200, original and replay in turns. ``again`` is how far the
+original was then off from its own recording, made a minute before in another process: what a host that others use does
+by itself. A replay that keeps the recording's pace can be no nearer than that.
 
     python -m benchmarks.replay TRUTH
 """
@@ -41,6 +42,7 @@ def row_of(found: dict[str, Any]) -> dict[str, Any]:
         "kernels off": off(kernel["unpaced"], kernel["original"]),
         "step ms": step["original"],
         "step off": off(step["paced"], step["original"]),
+        "again": off(step["original"], found["recorded"]["step_ms"]),
         "unpaced off": off(step["unpaced"], step["original"]),
         "memory off": off(memory["replay"], memory["original"]),
         "failed": len(found["failures"]),

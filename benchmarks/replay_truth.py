@@ -1,8 +1,9 @@
 """Measures what `benchmarks.replay` is held to: steps recorded on a GPU, replayed, timed in turns with the original.
 
-With ``transformers`` and ``torchvision``. Steps are recorded, and their kernels compared, in one process; timed
-in another, since a profiler slows the launches of its process for good; and some run under Nsight Compute, original and
-replay alike. Figures are written as soon as they are there; what is there already is left out when it goes on.
+With ``transformers`` and ``torchvision``. A workload is recorded, and its kernels compared, in one process; timed in
+another right after, since a profiler slows the launches of its process for good and a host's speed drifts; and some run
+under Nsight Compute, original and replay alike. Figures are written as soon as they are there; what is there already is
+left out when it goes on.
 
     python -m benchmarks.replay_truth OUT --minutes 7
 """
@@ -13,15 +14,13 @@ import argparse
 import gc
 import importlib
 import json
-import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -43,14 +42,16 @@ SMALL: dict[str, Callable[[], Step]] = {
 }
 """To try this out where there is no GPU."""
 METRICS_OF = ("dlrm_default_b2048", "resnet50_b64_fp32", "gpt2_b2_s256_fp32")
-NCU_S = 90.0
-FEWEST_ROUNDS, ROUNDS, IN_A_ROW, ROUNDS_S = 4, 10, 5, 8.0
-"""Rounds of original, paced and unpaced, each some steps in a row; fewer where they take long."""
-PROFILES = 3
-LONGEST_S = 100
-"""A workload that takes longer is given up."""
-OUT_OF_TIME, LOST = 1, 3
-"""How a stage ends where time is up, and where the device is lost."""
+NCU_S, LONGEST_S = 90.0, 100.0
+"""Seconds that Nsight Compute may take, and a stage of a workload without it."""
+PLAIN, PROFILED = 30, 5
+"""Steps of a recording: a host that is busy now and then is so in some of them."""
+FEWEST_ROUNDS, ROUNDS, ROUNDS_S = 2, 40, 8.0
+"""Rounds of original, paced and unpaced; fewer where they take long."""
+FEWEST_IN_A_ROW, IN_A_ROW, TURN_MS = 5, 30, 150.0
+"""Steps of each in a row: as many as take that long. As many again go before, since caches hold what ran last."""
+PROFILES, POWERED = 3, 2
+"""How often kernels are profiled, and power measured, original and replay in turns."""
 
 
 HARNESS = ("benchmark", "comparison", "measure", "system")
@@ -70,9 +71,7 @@ def harness_of(folder: Path) -> dict[str, Any]:
 def recorded(name: str, out: Path) -> dict[str, Any]:
     """Record a workload, make its benchmark, and hold their kernels and memory against each other."""
     step = made(name)
-    if torch.cuda.is_available():  # what an earlier workload left of cuBLAS is no part of this one's memory
-        torch._C._cuda_clearCublasWorkspaces()
-    recording = record(step, out / "recordings" / name, plain=10, profile=2, warmup=4)
+    recording = record(step, out / "recordings" / name, plain=PLAIN, profile=PROFILED)
     folder = benchmark(recording, out / "benchmarks" / name)
     tools = harness_of(folder)
     measure, comparison = tools["measure"], tools["comparison"]
@@ -98,6 +97,8 @@ def timed(name: str, out: Path) -> dict[str, Any]:
     tools = harness_of(folder)
     measure = tools["measure"]
     step = made(name)
+    first_ms = median(measure.synced_ms(step, FEWEST_IN_A_ROW))
+    in_a_row = max(FEWEST_IN_A_ROW, min(IN_A_ROW, round(TURN_MS / first_ms)))
     replay = tools["benchmark"].Benchmark(folder)
     variants: dict[str, Step] = {"original": step, "paced": replay.step(True), "unpaced": replay.step(False)}
     times: dict[str, list[float]] = {variant: [] for variant in variants}
@@ -107,21 +108,28 @@ def timed(name: str, out: Path) -> dict[str, Any]:
         if number >= FEWEST_ROUNDS and time.monotonic() - started > ROUNDS_S:
             break
         for variant, run in variants.items():
-            times[variant] += measure.synced_ms(run, IN_A_ROW)
-            rates[variant].append(measure.back_to_back_ms(run, IN_A_ROW))
-    watched = ("original", "paced") if name in METRICS_OF else ()
+            times[variant] += measure.synced_ms(run, 2 * in_a_row)[in_a_row:]
+            rates[variant].append(measure.back_to_back_ms(run, in_a_row))
     return {
         "step_ms": {variant: median(found) for variant, found in times.items()},
         "all_step_ms": times,
         "step_ms_back_to_back": {variant: median(found) for variant, found in rates.items()},
-        "power": {variant: tools["system"].power_and_clock(variants[variant], measure.wait) for variant in watched},
+        "power": powered(tools, variants) if name in METRICS_OF else {},
     }
 
 
+def powered(tools: dict[str, Any], variants: dict[str, Step]) -> dict[str, dict[str, float]]:
+    """Power and clock of the original and of its paced replay, in turns: a GPU that gets warmer needs more."""
+    found: dict[str, list[dict[str, float]]] = {"original": [], "paced": []}
+    for _ in range(POWERED):
+        for variant, turns in found.items():
+            turns.append(tools["system"].power_and_clock(variants[variant], tools["measure"].wait))
+    return {variant: {word: mean(t[word] for t in turns) for word in turns[0]} for variant, turns in found.items()}
+
+
 def made(name: str) -> Step:
-    """A workload, built on the GPU at once: its tables take a CPU half a minute."""
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        return {**workloads.WORKLOADS, **SMALL}[name]()
+    """A workload."""
+    return workloads.built({**workloads.WORKLOADS, **SMALL}[name])
 
 
 def typical_kernels(measure: Any, variants: dict[str, Step]) -> dict[str, list[tuple[str, float]]]:
@@ -158,57 +166,46 @@ def one(name: str, out: Path) -> None:
     tools["system"].counted_step(replay.step(paced=False), calls)
 
 
-def keep(path: Path, make: Callable[[], dict[str, Any]]) -> None:
-    """Write what is made; one that can't be had here is said, and left out."""
-    signal.signal(signal.SIGALRM, _give_up)
-    signal.alarm(LONGEST_S)
-    try:
-        found = make()
-    except Exception:  # whatever it was: the others shall be measured
-        path.with_suffix(".failed").write_text(traceback.format_exc())
-        print(path.stem, traceback.format_exc(), flush=True)
-        return
-    finally:
-        signal.alarm(0)
-    path.write_text(json.dumps(found))
-    print(path.stem, json.dumps(found.get("step_ms", found)), flush=True)
-
-
-def _give_up(*_: Any) -> None:
-    raise TimeoutError(f"took longer than {LONGEST_S} s")
-
-
 STAGES: dict[str, Callable[[str, Path], dict[str, Any]]] = {"recorded": recorded, "timed": timed, "counted": counted}
-"""What is done with each workload, each stage in a process of its own."""
+"""What is done with each workload, each in a process of its own."""
 
 
-def stage(name: str, chosen: argparse.Namespace) -> int:
-    """One stage of all workloads."""
-    until = time.monotonic() + chosen.minutes * 60
-    for workload in chosen.workloads or workloads.WORKLOADS:
-        path = chosen.out / "results" / f"{workload}.{name}.json"
-        if path.exists() or path.with_suffix(".failed").exists() or (name == "counted" and workload not in METRICS_OF):
-            continue
-        if time.monotonic() > until:
-            print("no time left: call it again to go on", flush=True)
-            return OUT_OF_TIME
-        torch.manual_seed(0)
-        keep(path, partial(STAGES[name], workload, chosen.out))
-        gc.collect()
-        if torch.cuda.is_available():
-            try:
-                torch.cuda.synchronize()
-                torch.cuda.empty_cache()
-            except RuntimeError:
-                return LOST
+def stage(name: str, workload: str, out: Path) -> int:
+    """One stage of one workload, in this process."""
+    torch.manual_seed(0)
+    found = STAGES[name](workload, out)
+    result_of(name, workload, out).write_text(json.dumps(found))
+    print(workload, name, json.dumps(found.get("step_ms", found))[:400], flush=True)
     return 0
+
+
+def result_of(name: str, workload: str, out: Path) -> Path:
+    """Where the figures of a stage are kept."""
+    return out / "results" / f"{workload}.{name}.json"
+
+
+def apart(name: str, workload: str, out: Path) -> None:
+    """One stage of one workload in a process of its own; one that fails is said, and left out."""
+    path = result_of(name, workload, out)
+    failed = path.with_suffix(".failed")
+    if path.exists() or failed.exists():
+        return
+    command = [sys.executable, "-m", "benchmarks.replay_truth", str(out), workload, "--stage", name]
+    try:
+        done = subprocess.run(command, timeout=LONGEST_S + NCU_S, stderr=subprocess.PIPE, text=True)
+        said = done.stderr if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        said = "took too long"
+    if said:
+        failed.write_text(said)
+        print(workload, name, "failed:", said[-1000:], flush=True)
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("out", type=Path)
-    options.add_argument("--minutes", type=float, default=7.0, help="for each stage")
-    options.add_argument("--stage", choices=list(STAGES), help="only this one, in this process")
+    options.add_argument("--minutes", type=float, default=9.0)
+    options.add_argument("--stage", choices=list(STAGES), help="only this one, of one workload, in this process")
     options.add_argument("--one", metavar="NAME", help="run one step and its replay, for Nsight Compute")
     options.add_argument("workloads", nargs="*", help="all where it is left out")
     chosen = options.parse_intermixed_args()
@@ -217,11 +214,15 @@ def main() -> int:
         return 0
     (chosen.out / "results").mkdir(parents=True, exist_ok=True)
     if chosen.stage:
-        return stage(chosen.stage, chosen)
-    command = [sys.executable, "-m", "benchmarks.replay_truth", *sys.argv[1:]]
-    for name in STAGES:
-        while subprocess.run([*command, "--stage", name]).returncode == LOST:
-            print("the device was lost: going on in a new process", flush=True)
+        return stage(chosen.stage, chosen.workloads[0], chosen.out)
+    until = time.monotonic() + chosen.minutes * 60
+    names = chosen.workloads or list(workloads.WORKLOADS)
+    asked = [(name, workload) for workload in names for name in ("recorded", "timed")]
+    for name, workload in [*asked, *(("counted", workload) for workload in METRICS_OF if workload in names)]:
+        if time.monotonic() > until:
+            print("no time left: call it again to go on", flush=True)
+            return 1
+        apart(name, workload, chosen.out)
     return 0
 
 

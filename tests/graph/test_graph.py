@@ -79,3 +79,10 @@ def test_kernels_without_a_launch_are_counted() -> None:
 def test_a_job_names_the_ranks_it_lacks() -> None:
     job = Job([Graph(OpTable.of([]), rank=rank, world=4) for rank in (0, 3)])
     assert (job.world, job.missing) == (4, [1, 2])
+
+
+def test_a_rank_that_shares_anothers_graph_is_not_missing() -> None:
+    job = Job([Graph(OpTable.of([]), rank=0)], alike={1: 0, 2: 0})
+    assert (job.world, job.missing) == (3, [])
+    larger = Job([Graph(OpTable.of([]), rank=0, world=4)], alike={1: 0, 2: 0})
+    assert (larger.world, larger.missing) == (4, [3])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretrace.replay.allowed import NAMESPACES, REFUSED, is_word, packages, target
+from foretrace.graph.operators import NAMESPACES, REFUSED, is_word, target
+from foretrace.replay.allowed import packages
 
 
 @pytest.mark.parametrize("name", ["aten::mm", "prims::convert_element_type", "c10d::allreduce_", "aten::__and__"])

@@ -11,8 +11,8 @@ from replay.steps import STEPS
 from replay.test_replays import graph_of
 
 from foretrace.graph import ForetraceError
+from foretrace.graph.edits.precision import floating
 from foretrace.replay.folder import Choices
-from foretrace.replay.precision import floating
 
 
 @pytest.mark.parametrize("name", ["adamw, fused", "adamw, foreach", "dlrm with sparse gradients", "resnet"])

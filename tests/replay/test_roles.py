@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from foretrace.graph import Op, Tensor
+from foretrace.graph.sparse import sparse_parts
 from foretrace.replay.roles import roles
-from foretrace.replay.sparse import sparse_parts
 
 
 def tensor(number: int, shape: tuple[int, ...], dtype: str = "float32", **facts: Any) -> Tensor:

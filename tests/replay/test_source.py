@@ -56,6 +56,17 @@ def test_failures_and_stand_ins_lower_the_coverage(benchmark: Any) -> None:
     assert "failed: aten.mm.default(t1, t2)" in told and "not called: mine::op" in told
 
 
+def test_a_view_of_what_lies_otherwise_here_is_a_copy(loaded: Callable[..., Any]) -> None:
+    turned, flat = tensor(1, 4, 3), tensor(2, 12)
+    views = [
+        Op("aten::t", (tensor(0, 3, 4),), outputs=(turned,), overload="default"),
+        Op("aten::view", (turned, [12]), outputs=(flat,), overload="default"),
+    ]
+    benchmark = loaded(Graph(OpTable.of(views)))
+    assert benchmark.source.failures == [] and benchmark.source.translated == {1: "aten.reshape.default"}
+    assert benchmark.called == {0, 1}
+
+
 def test_an_edited_line_that_is_no_call_fails_as_python_does(loaded: Callable[..., Any]) -> None:
     benchmark = loaded(Graph(OpTable.of([Op("aten::relu", (tensor(0),), outputs=(tensor(1),), overload="default")])))
     step = benchmark.folder / "step.py"

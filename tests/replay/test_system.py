@@ -39,6 +39,11 @@ def test_metrics_are_averaged_over_time_and_steps_are_kept_apart() -> None:
     assert second["kernels"] == 1 and second["dram_gbps"] == pytest.approx(1000.0)
 
 
+def test_a_share_is_never_more_than_all_of_it() -> None:
+    told = TABLE.replace('"90"', '"2,300"')
+    assert system.averages(told)[1]["l2_hit"] == 100.0
+
+
 def test_without_the_tool_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "ncu", lambda: None)
     assert "not installed" in system.counters(["x.py"])[0]["error"]

@@ -48,6 +48,14 @@ def test_a_step_that_waits_for_its_host_gets_shorter_by_the_whole_weight() -> No
     assert profiled.weight(50.0) == pytest.approx(1.0)
 
 
+def test_no_call_is_left_without_time() -> None:
+    # One long interval among short ones: a weight that the short ones do not have is not taken off them.
+    marks = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    graph = Graph(OpTable.of([]), steps=[STEP], plain=Timings((0.090,)), marks=marks)
+    plain = unwatched(graph, np.append(0.0, marks))
+    assert (np.diff(plain) > 0.2).all()
+
+
 def test_a_device_falls_behind_a_host_that_is_no_longer_slowed() -> None:
     # Kernels of 30 us, launched every 30 us: the device just keeps up with the profiled host.
     graph = graph_of([0.0, 30.0, 60.0], 30.0, [(92.0, 100.0)], 0.094)

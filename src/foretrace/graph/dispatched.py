@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import SIDE_CALLS
-from foretrace.graph.tables import CALL, Ints, OpTable
+from foretrace.graph.op import SIDE_CALLS, Value
+from foretrace.graph.tables import CALL, NODE, Ints, OpTable
+from foretrace.graph.tensor import Tensor
 
 COMPOSITES = Path(__file__).parent / "composite_ops.txt"
+WRAPPED: dict[str, Value] = {"float64": 1.0, "int64": 1, "bool": True}
+"""What stands for a number whose value a trace does not tell, by the dtype that PyTorch gives it."""
 
 
 def dispatched(graph: Graph) -> Ints:
@@ -58,6 +62,30 @@ def owner(graph: Graph, rows: Ints) -> Ints:
         if result[row] < 0 <= parent:
             result[row] = result[parent]
     return np.array(result, np.int32)
+
+
+def with_numbers(args: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Arguments with the numbers that a trace shows as tensors: ``x * 0.5`` is given a double without dimensions.
+
+    >>> x = Tensor((4,), "float32", "cuda:0")
+    >>> with_numbers((x, Tensor((), "float64", "cpu")))[1]
+    1.0
+    """
+    if not any(isinstance(value, Tensor) and value.shape for value in args):
+        return args
+    return tuple(WRAPPED.get(value.dtype, value) if _is_number(value) else value for value in args)
+
+
+def _is_number(value: Value) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and not value.shape and value.device in ("", "cpu")
+
+
+def node_of(ops: OpTable, row: int) -> str:
+    """The autograd node around an op; empty where there is none."""
+    row = int(ops.parent[row])
+    while row >= 0 and ops.kind[row] != NODE:
+        row = int(ops.parent[row])
+    return ops.names[ops.name[row]] if row >= 0 else ""
 
 
 def _calls(ops: OpTable) -> NDArray[np.bool_]:

@@ -47,6 +47,8 @@ class Collective:
     ranks: tuple[int, ...] = ()
     """Members of the group; empty where the source does not say."""
     dtype: str = ""
+    peer: int = -1
+    """Of a send or a recv, the rank at the other end; -1 where the source does not say, or for other kinds."""
 
 
 @dataclass(slots=True)
@@ -213,11 +215,21 @@ class Graph:
 
 @dataclass
 class Job:
-    """The graphs of all ranks, on one clock, in rank order."""
+    """The graphs of all ranks, on one clock, in rank order.
+
+    Ranks that do the same need not have a graph each: ``alike`` names, for a rank without one, the rank whose graph
+    it shares. Such a rank is as early and as late as that one.
+
+    >>> half = Job([Graph(OpTable.of([]), rank=0, world=4)], alike={1: 0, 2: 0})
+    >>> half.world, half.missing
+    (4, [3])
+    """
 
     graphs: list[Graph]
     source: str = ""
     notes: list[str] = field(default_factory=list)
+    alike: dict[int, int] = field(default_factory=dict)
+    """For a rank without a graph of its own, the rank whose graph it shares."""
 
     @property
     def world(self) -> int:
@@ -226,9 +238,9 @@ class Job:
         >>> Job([Graph(OpTable.of([]), rank=0, world=8)]).world
         8
         """
-        return max(len(self.graphs), *(g.world for g in self.graphs), 1)
+        return max(len(self.graphs) + len(self.alike), *(g.world for g in self.graphs), 1)
 
     @property
     def missing(self) -> list[int]:
-        """Ranks of the job that nobody brought a trace of."""
-        return sorted(set(range(self.world)) - {g.rank for g in self.graphs})
+        """Ranks of the job that nobody brought a trace of, and that share no other's."""
+        return sorted(set(range(self.world)) - {g.rank for g in self.graphs} - self.alike.keys())

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from foretrace.graph import Content, Tensor
+from foretrace.graph.edits.layout import dense_strides
+from foretrace.graph.operators import NAMESPACES
 from foretrace.graph.tensor import ITEMSIZE
-from foretrace.replay.allowed import NAMESPACES
 from foretrace.replay.fillings import FACTS
 from foretrace.replay.lines import Lines
 from foretrace.replay.literals import Name, NotWritableError, device_name, literal
 from foretrace.replay.plan import Input, Plan
 from foretrace.replay.sections import Section, sections
-from foretrace.replay.variables import dense_strides
 
 WIDTH = 120
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from foretrace.graph import Content, Graph, Op, Tensor
 from foretrace.graph.content import Fact
+from foretrace.graph.operators import COMMUNICATES
 from foretrace.replay.plan import Plan
 from foretrace.replay.roles import roles
-from foretrace.replay.selection import COMMUNICATES
 
 FACTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool | None]] = {
     "values": (("values",), (), None),

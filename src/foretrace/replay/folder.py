@@ -12,16 +12,19 @@ from typing import Any
 
 from foretrace import __version__
 from foretrace.graph import ForetraceError, Graph, Tensor
+from foretrace.graph.edits.batch import batch
+from foretrace.graph.edits.precision import floating, in_precision
+from foretrace.graph.edits.texts import size_of
+from foretrace.graph.operators import LAYOUTS
 from foretrace.graph.tensor import ITEMSIZE
 from foretrace.replay.code import Code, code_of
 from foretrace.replay.groups import groups_of
 from foretrace.replay.lines import harmless
-from foretrace.replay.literals import DEVICE, LAYOUTS, NotWritableError
+from foretrace.replay.literals import DEVICE, NotWritableError
 from foretrace.replay.memory import main_device, peak_memory
 from foretrace.replay.original import original_of
 from foretrace.replay.plan import Call, Plan, Result
 from foretrace.replay.planning import plan_of
-from foretrace.replay.precision import floating, in_precision
 from foretrace.replay.selection import Selection
 from foretrace.replay.texts import sentence
 
@@ -73,18 +76,14 @@ class Files:
 
 def files_of(graph: Graph, choices: Choices, kept: Sequence[int] = ()) -> Files:
     """What a benchmark of one rank consists of; ``kept`` are the ranks that are replayed together."""
-    plan = plan_of(graph, choices.selection)
+    plan = plan_of(_changed(graph, choices), choices.selection, graph)
     plan.kept = tuple(kept)
     if len(kept) in range(1, plan.world):
         plan.notes.append(f"{len(kept)} of the {plan.world} ranks: each collective is among those of them it had")
     called = {call.name.partition("::")[0] for call in plan.recorded}
     plan.notes += [f"--ops {name}: the step has no such op" for name in choices.packages if name not in called]
     if choices.batch is not None:
-        from foretrace.replay.batch import with_batch  # here, since it needs torch
-
-        plan = with_batch(plan, choices.batch)
-    if choices.dtype is not None:
-        plan = in_precision(plan, floating(choices.dtype))
+        plan.whole = False
     if choices.obfuscate:
         plan.notes = [note for note in plan.notes if note not in graph.notes]
     try:
@@ -104,6 +103,13 @@ def files_of(graph: Graph, choices: Choices, kept: Sequence[int] = ()) -> Files:
         "original.json": json.dumps(original, indent=1) + "\n",
     }
     return Files(files, readme(plan, code, choices), groups_of(plan))
+
+
+def _changed(graph: Graph, choices: Choices) -> Graph:
+    """The step with the batch and in the type that are wanted."""
+    if choices.batch is not None:
+        graph = batch(graph, *size_of("batch", choices.batch))
+    return graph if choices.dtype is None else in_precision(graph, floating(choices.dtype))
 
 
 def write_files(files: Mapping[str, str], out: Path) -> Path:

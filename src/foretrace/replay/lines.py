@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from foretrace.graph import Constant
-from foretrace.replay.allowed import is_word, target
+from foretrace.graph.operators import is_word, target
 from foretrace.replay.literals import Name, NotWritableError, describe, literal
 from foretrace.replay.opaque import Opaque
 from foretrace.replay.plan import Argument, Call, Result

@@ -7,11 +7,10 @@ import re
 from collections.abc import Sequence
 
 from foretrace.graph import Constant, Tensor, Value
+from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS
 from foretrace.graph.tensor import ITEMSIZE
 
 DEVICE = re.compile(r"(cpu|cuda|meta)(?::(\d{1,3}))?", re.ASCII)
-LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
-MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 
 
 class Name(str):

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretrace.graph import Constant, ForetraceError, Graph, Op, Tensor, Value
-from foretrace.graph.dispatched import dispatched, owner
+from foretrace.graph import Constant, Graph, Op, Tensor, Value
+from foretrace.graph.dispatched import owner
+from foretrace.graph.edits.step import call_rows, needs_arguments
+from foretrace.graph.foreign import Tidied, is_foreign
+from foretrace.graph.sparse import sparse_parts
 from foretrace.graph.tables import Floats
 from foretrace.replay.fillings import with_contents
-from foretrace.replay.foreign import Tidied, is_foreign
 from foretrace.replay.literals import Name
 from foretrace.replay.plan import Argument, Call, Plan, Result
 from foretrace.replay.schedule import doubt, schedule_of
 from foretrace.replay.selection import Selection, select
-from foretrace.replay.sparse import sparse_parts
 from foretrace.replay.variables import Variables
 from foretrace.replay.works import under_way, with_waits, work_name
 
@@ -23,7 +24,7 @@ RESIZE = "storage::resize_"
 PRODUCTS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"))
 
 
-def plan_of(graph: Graph, selection: Selection | None = None) -> Plan:
+def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | None = None) -> Plan:
     """The plan of a benchmark.
 
     Parameters
@@ -32,6 +33,8 @@ def plan_of(graph: Graph, selection: Selection | None = None) -> Plan:
         One rank's step, with the arguments of its calls.
     selection
         Which calls to take; all where it is left out.
+    original
+        The step before its calls were given other arguments: what was measured is measured of this one.
 
     >>> from foretrace.graph import OpTable
     >>> x, y = (Tensor((4,), "float32", "cpu", (1,), id=number, storage=number) for number in (0, 1))
@@ -39,29 +42,27 @@ def plan_of(graph: Graph, selection: Selection | None = None) -> Plan:
     >>> plan.calls[0].args, plan.calls[0].results, [given.name for given in plan.inputs]
     (('t0',), ('t1',), ['t0'])
     """
-    rows = _calls(graph)
+    rows = call_rows(graph)
     ops = [graph.ops[row] for row in rows]
-    if not _has_arguments(ops):
-        raise ForetraceError(
-            f"{graph.source or 'the trace'} does not hold its calls' arguments: a profiler trace alone never does",
-            "Give the folder with the execution trace beside it, or record the job with foretrace record.",
-        )
+    needs_arguments(ops, graph.source)
     groups, notes = graph.groups, list(graph.notes)
     if is_foreign(ops):
         tidied = Tidied(graph, rows)
         ops, groups = tidied.ops, tidied.groups
         notes += tidied.notes
-    schedule = schedule_of(graph, rows)
-    device = _device_us(graph, rows)
+    measured = graph if original is None else original
+    measured_rows = call_rows(measured)
+    schedule = schedule_of(measured, measured_rows)
+    device = _device_us(measured, measured_rows)
     chosen = select(ops, selection or Selection())
     variables = Variables(graph.storages, sparse_parts(ops))
     calls = _calls_of(ops, chosen, variables)
     for call in calls:
         if call.number >= 0:
-            call.row, call.device_us = rows[call.number], float(device[call.number])
+            call.row, call.device_us = measured_rows[call.number], float(device[call.number])
             call.gap_us, call.host_us = float(schedule.gap_us[call.number]), float(schedule.call_us[call.number])
             call.waits = bool(schedule.waits[call.number])
-    for place, us in under_way(graph, rows, ops).items():
+    for place, us in under_way(measured, measured_rows, ops).items():
         took = next((call for call in calls if call.number == place), None)
         if took is not None:
             took.took_us = us
@@ -81,25 +82,10 @@ def plan_of(graph: Graph, selection: Selection | None = None) -> Plan:
         whole=whole,
         notes=notes,
     )
-    unsure = doubt(graph.plain.synced_ms)
+    unsure = doubt(measured.plain.synced_ms)
     if unsure is not None:
         plan.notes.append(unsure)
     return with_contents(plan, graph, ops, rows)
-
-
-def _has_arguments(ops: Sequence[Op]) -> bool:
-    """Whether calls say which tensors they take: a profiler's trace at best says what these look like."""
-    tensors = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]
-    return any(tensor.id >= 0 for tensor in tensors) if tensors else any(op.args or op.outputs for op in ops)
-
-
-def _calls(graph: Graph) -> list[int]:
-    """Rows of what a replay does: dispatcher calls, and the calls between them that steer streams and storages."""
-    rows = set(dispatched(graph).tolist())
-    names = graph.ops.names
-    side = names.matching(lambda name: Op(name).is_side_call)
-    rows.update(np.flatnonzero(side[graph.ops.name]).tolist() if len(graph.ops) else ())
-    return sorted(rows)
 
 
 def _device_us(graph: Graph, rows: Sequence[int]) -> Floats:

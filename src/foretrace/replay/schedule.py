@@ -68,7 +68,7 @@ def schedule_of(graph: Graph, rows: Sequence[int]) -> Schedule:
     bounds = np.concatenate([[step.start if step else start[0]], bounds, [step.end if step else end[-1]]])
     bounds = np.maximum.accumulate(bounds)
     waited, last = _waits(graph, bounds)
-    spent = np.diff(np.maximum.accumulate(unwatched(graph, bounds))) - waited
+    spent = np.diff(unwatched(graph, bounds)) - waited
     if last is not None:  # the wait at the end of the step takes all that follows it with it
         spent[-1] = min(spent[-1], max(last - bounds[-2], 0.0))
     spent = np.maximum(spent, 0.0)

@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from foretrace.graph import PHASES, ForetraceError, Op
+from foretrace.graph.operators import COMMUNICATES
 
-COMMUNICATES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
 LOOKS_UP = ("embedding", "index_select", "lookup")
 
 KINDS: dict[str, Callable[[Op], bool]] = {

@@ -1,9 +1,10 @@
 """The host's times in a plain step, from those of a profiled one.
 
-The profiler needs the same time for each thing it notes. How much that is follows from the plain steps: host and device
-of the profiled step are run through once more in numbers, with that weight taken off the host and kernels as long as
-they were, and the right weight is the one with which the step takes as long as the plain ones did. A device that was
-waiting for a slowed host is then behind it, as it was in the plain steps.
+The profiler needs the same time for each thing it notes, as long as there is that much: the host did something too
+between two of them. How much that is follows from the plain steps: host and device of the profiled step are run through
+once more in numbers, with that weight taken off the host and kernels as long as they were, and the right weight is the
+one with which the step takes as long as the plain ones did. A device that was waiting for a slowed host is then behind
+it, as it was in the plain steps.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from foretrace.graph import Graph, Span
 from foretrace.graph.tables import SYNC, Floats, Ints
 
 HALVINGS = 40
+KEPT = 0.3
+"""Share of the time between two notes that is the host's own at least: a schedule that leaves calls no time at all is
+one that nobody keeps to, and whoever is late before a long call ends late."""
 
 
 class Profiled:
     """A profiled step: what its host did when, and what its device had to do."""
 
     def __init__(self, graph: Graph, step: Span) -> None:
-        self._marks, self._start, self._end = graph.marks, step.start, step.end
+        self._start, self._end = step.start, step.end
+        noted = graph.marks[(graph.marks > step.start) & (graph.marks < step.end)]
+        self._marks: Floats = np.concatenate([[step.start], noted, [step.end]])
         kernels = graph.kernels
         launched = kernels.start.copy()
         known = kernels.call >= 0
@@ -36,7 +42,9 @@ class Profiled:
 
     def host(self, times: Floats, weight: float) -> Floats:
         """When the host comes to these places, with the profiler's weight taken off; waits for the device stay in."""
-        return times - self._start - weight * np.searchsorted(self._marks, times)
+        between = np.diff(self._marks)
+        left = np.maximum(between - weight, KEPT * between)
+        return np.asarray(np.interp(times, self._marks, np.concatenate([[0.0], np.cumsum(left)])))
 
     def step_us(self, weight: float) -> float:
         """How long a step takes whose host has that much less to do; it ends once the device is done."""
@@ -66,9 +74,7 @@ class Profiled:
 
     def weight(self, plain_us: float) -> float:
         """The weight of each thing noted, with which the step is as long as a plain one."""
-        if not len(self._marks):
-            return 0.0
-        low, high = 0.0, (self._end - self._start) / len(self._marks)
+        low, high = 0.0, float(np.diff(self._marks).max())
         if self.step_us(low) <= plain_us:
             return low
         for _ in range(HALVINGS):
@@ -81,7 +87,7 @@ def unwatched(graph: Graph, times: Floats) -> Floats:
     """Times of a profiled step as they would be in a plain one, from the step's start on.
 
     >>> from foretrace.graph import OpTable, Timings
-    >>> marks, plain = np.array([1.0, 5.0]), Timings((0.010,))
+    >>> marks, plain = np.array([4.0]), Timings((0.010,))
     >>> graph = Graph(OpTable.of([]), steps=[Span("ProfilerStep#1", 0.0, 12.0)], plain=plain, marks=marks)
     >>> unwatched(graph, np.array([0.0, 4.0, 12.0])).round(3).tolist()
     [0.0, 3.0, 10.0]

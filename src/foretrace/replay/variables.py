@@ -6,11 +6,12 @@ a replay: autograd's own detaches are not in a recording, so what it saved comes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
 from foretrace.graph import Content, Storage, Tensor
+from foretrace.graph.edits.layout import dense_strides
 from foretrace.replay.literals import Name
 from foretrace.replay.plan import Argument, Call, Input, Memory
 
@@ -160,17 +161,3 @@ def _view(tensor: Tensor) -> View:
     if tensor.storage < 0:
         return (-1, tensor.id, (), None, "")
     return (tensor.storage, tensor.offset, tensor.shape, tensor.stride, tensor.dtype)
-
-
-def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor without gaps, last dimension innermost, as PyTorch gives them.
-
-    >>> dense_strides((2, 3, 4)), dense_strides((0, 5))
-    ((12, 4, 1), (5, 1))
-    """
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -152,6 +152,21 @@ ON: dict[str, dict[str, str]] = {
 """By the kind of device that a step runs on: what it has no operator for, and the function above that does it."""
 
 
+VIEW, COPY = "aten.view.default(", "aten.reshape.default("
+NO_VIEW = "view size is not compatible"
+"""What a view says of a tensor that lies otherwise than the original's did: kinds of devices lay out results as they
+like."""
+
+
+def copied(call: str, error: str) -> str | None:
+    """A view that can't be had here, as a copy; None where it is no view, or fails for another reason.
+
+    >>> copied("aten.view.default(t1, [4])", "view size is not compatible with input tensor's size and stride")
+    'aten.reshape.default(t1, [4])'
+    """
+    return COPY + call.removeprefix(VIEW) if call.startswith(VIEW) and NO_VIEW in error else None
+
+
 def translated(call: str, kind: str) -> str | None:
     """A call as it is made on a kind of device that has no such operator; None where it has.
 

@@ -105,11 +105,20 @@ class Source:
             return False
         if isinstance(error, (torch.cuda.OutOfMemoryError, NameError)) or len(self.failures) >= MOST_FAILURES:
             return False  # a name that nothing makes: a line was removed
+        if copy := elsewhere.copied(found["call"], str(error)):
+            self._translate(line - 1, int(found["number"]), found["call"], copy)
+            return True
         self.failures.append(Failure(int(found["number"]), found["call"], said(error)))
         text = f"{found['space']}{found['left'] or ''}stand_in({found['number']})  # {found['number']}"
         self._lines[line - 1] = text
         self.step = self._compiled(self._lines)
         return True
+
+    def _translate(self, line: int, number: int, call: str, other: str) -> None:
+        """Make another call in the place of one."""
+        self._lines[line] = self._lines[line].replace(call, other, 1)
+        self.translated[number] = other.partition("(")[0]
+        self.step = self._compiled(self._lines)
 
     def _compiled(self, lines: Iterable[str]) -> Callable[..., Any]:
         text = "\n".join((_through(self.through, line) for line in lines) if self.through else lines) + "\n"

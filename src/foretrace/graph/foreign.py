@@ -11,8 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretrace.graph import Collective, Constant, Graph, Op, Tensor, Value
 from foretrace.graph.dispatched import owner
+from foretrace.graph.graph import Collective, Graph
+from foretrace.graph.op import Constant, Op, Value
+from foretrace.graph.tensor import Tensor
 
 COLLECTIVES: dict[str, tuple[str, ...]] = {
     "allreduce_": ("tensors", "group", "reduction", "nothing"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foretrace.graph import Op, Tensor
+from foretrace.graph.op import Op
+from foretrace.graph.tensor import Tensor
 
 JOINS = ("aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors")
 PARTS = {"aten::_indices": 0, "aten::_values": 1}

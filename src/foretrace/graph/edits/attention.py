@@ -1,0 +1,179 @@
+"""Another implementation of attention: cuDNN's, flash, or the memory-efficient one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from foretrace.graph.edits.on_meta import Made, UnknownOnMetaError
+from foretrace.graph.edits.resize import META
+from foretrace.graph.edits.step import Row, assembled, flattened
+from foretrace.graph.errors import ForetraceError
+from foretrace.graph.graph import Graph
+from foretrace.graph.op import Op
+from foretrace.graph.tensor import Tensor
+
+SEEDED = ("out", "lse", "cum_q", "cum_k", "max_q", "max_k", "seed", "offset", "mask")
+FORWARD: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "efficient": (("q", "k", "v", "bias", "train", "p", "causal"), ("out", "lse", "seed", "offset")),
+    "flash": (("q", "k", "v", "p", "causal", "debug"), SEEDED),
+    "cudnn": (("q", "k", "v", "bias", "train", "p", "causal", "debug"), SEEDED),
+}
+"""What each implementation takes and gives."""
+BACKWARD: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "efficient": (
+        ("grad", "q", "k", "v", "bias", "out", "lse", "seed", "offset", "p", "needs", "causal"),
+        ("dq", "dk", "dv", "dbias"),
+    ),
+    "flash": (
+        ("grad", "q", "k", "v", "out", "lse", "cum_q", "cum_k", "max_q", "max_k", "p", "causal", "seed", "offset"),
+        ("dq", "dk", "dv"),
+    ),
+    "cudnn": (
+        ("grad", "q", "k", "v", "out", "lse", "seed", "offset", "bias", "cum_q", "cum_k", "max_q", "max_k", "p",
+         "causal"),
+        ("dq", "dk", "dv"),
+    ),
+}  # fmt: skip
+USUAL: dict[str, Any] = {"train": True, "p": 0.0, "causal": False, "debug": False, "bias": None}
+NAME = "aten::_scaled_dot_product_{}_attention"
+HALF = ("bfloat16", "float16")
+HEADS_OF_CUDNN, HEADS_OF_FLASH = 128, 256
+"""The largest heads that each takes."""
+
+
+def attention(graph: Graph, kind: str) -> Graph:
+    """The step with its attention computed by ``"cudnn"``, ``"flash"`` or ``"efficient"``."""
+    implementation(kind)
+    made = _swapped(graph, lambda q, bias: kind)
+    if not any(_kind(op.name) for op in made.ops):
+        raise ForetraceError(
+            f"{graph.source or 'the step'} calls none of {', '.join(FORWARD)} attention", "There is nothing to swap."
+        )
+    made.notes.append(f"attention is {kind}, whatever it was")
+    return made
+
+
+def implementation(kind: str) -> str:
+    """The name, if there is such an implementation."""
+    if kind not in FORWARD:
+        raise ForetraceError(f"there is no attention {kind!r}", f"There are {', '.join(FORWARD)}.")
+    return kind
+
+
+def suited_attention(graph: Graph) -> Graph:
+    """The step with the attention that PyTorch takes on a GPU from Hopper on, for its types and sizes."""
+    return _swapped(graph, suited)
+
+
+def suited(q: Tensor, bias: object) -> str:
+    """The implementation that PyTorch takes.
+
+    >>> suited(Tensor((8, 12, 512, 64), "bfloat16"), None), suited(Tensor((8, 12, 512, 64), "float32"), None)
+    ('cudnn', 'efficient')
+    """
+    size = q.shape[-1]
+    if q.dtype in HALF and size <= HEADS_OF_CUDNN and size % 8 == 0:
+        return "cudnn"
+    return "flash" if q.dtype in HALF and bias is None and size <= HEADS_OF_FLASH else "efficient"
+
+
+def _swapped(graph: Graph, wanted: Callable[[Tensor, object], str]) -> Graph:
+    graph = flattened(graph)
+    ops = list(graph.ops)
+    everything = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]
+    numbers = _Numbers(everything)
+    saved: dict[int, dict[str, Any]] = {}
+    extra: dict[int, tuple[int, ...]] = {}
+    rows = []
+    for row, op in enumerate(ops):
+        op.frees += tuple(number for freed in op.frees for number in extra.get(freed, ()))
+        kind = _kind(op.name)
+        if kind is not None and op.name.endswith("_backward"):
+            op = _backward(op, kind, wanted, saved, numbers)
+        elif kind is not None:
+            op = _forward(op, kind, wanted, saved, numbers, extra)
+        rows.append(Row(op, row))
+    return assembled(graph, rows)
+
+
+def _kind(name: str) -> str | None:
+    return next((kind for kind in FORWARD if name.removesuffix("_backward") == NAME.format(kind)), None)
+
+
+class _Numbers:
+    """Numbers for tensors that nobody has yet."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensor = max((tensor.id for tensor in tensors), default=0)
+        self._storage = max((tensor.storage for tensor in tensors), default=0)
+
+    def made(self, made: Made, like: Tensor, known: Any) -> Tensor:
+        if isinstance(known, Tensor):
+            return Tensor(made.shape, made.dtype, known.device, made.stride, 0, known.id, known.storage)
+        self._tensor, self._storage = self._tensor + 1, self._storage + 1
+        return Tensor(made.shape, made.dtype, like.device, made.stride, 0, self._tensor, self._storage)
+
+
+def _forward(
+    op: Op,
+    kind: str,
+    wanted: Callable[[Tensor, object], str],
+    saved: dict[int, dict[str, Any]],
+    numbers: _Numbers,
+    extra: dict[int, tuple[int, ...]],
+) -> Op:
+    takes, gives = FORWARD[kind]
+    roles = {**USUAL, **dict(zip(takes, op.args)), **dict(zip(gives, op.outputs))}
+    new = wanted(roles["q"], roles["bias"])
+    out = roles["out"]
+    if new != kind:
+        if new == "flash" and roles["bias"] is not None:
+            raise ForetraceError(f"{op.name} has a mask, and flash attention takes none", "Choose cudnn or efficient.")
+        before = {tensor.storage for tensor in op.produced}
+        op = _called(op, new, FORWARD[new], roles, numbers, "")
+        roles.update(zip(FORWARD[new][1], op.outputs))
+        added = tuple(tensor.storage for tensor in op.produced if tensor.storage not in before)
+        if isinstance(roles["lse"], Tensor):
+            extra[roles["lse"].storage] = added
+    roles |= {"max_q": roles["q"].shape[-2], "max_k": roles["k"].shape[-2], "cum_q": None, "cum_k": None}
+    saved[out.storage] = roles
+    return op
+
+
+def _backward(
+    op: Op,
+    kind: str,
+    wanted: Callable[[Tensor, object], str],
+    saved: dict[int, dict[str, Any]],
+    numbers: _Numbers,
+) -> Op:
+    takes, gives = BACKWARD[kind]
+    roles = {**USUAL, **dict(zip(takes, op.args)), **dict(zip(gives, op.outputs))}
+    forward = saved.get(roles["out"].storage)
+    new = wanted(roles["q"], roles["bias"])
+    if new == kind or forward is None:
+        return op
+    kept = ("lse", "seed", "offset", "cum_q", "cum_k", "max_q", "max_k")
+    roles |= {role: forward.get(role) for role in kept}
+    roles["needs"] = [True, True, True, False]
+    return _called(op, new, BACKWARD[new], roles, numbers, "_backward")
+
+
+def _called(
+    op: Op, kind: str, form: tuple[tuple[str, ...], tuple[str, ...]], roles: dict[str, Any], numbers: _Numbers, end: str
+) -> Op:
+    """The call of another implementation."""
+    takes, gives = form
+    new = op.__copy__()
+    new.name, new.overload = NAME.format(kind) + end, "default"
+    new.args = tuple(roles[role] for role in takes)
+    try:
+        made = META.called(new.name, new.overload, new.args, new.kwargs)
+    except (UnknownOnMetaError, ValueError) as error:
+        raise ForetraceError(f"{op.name} can't be done by {kind} attention ({error})", "Choose another.") from None
+    new.outputs = tuple(
+        numbers.made(result, roles["q"], roles.get(role)) if isinstance(result, Made) and role != "mask" else None
+        for role, result in zip(gives, made)
+    )
+    return new

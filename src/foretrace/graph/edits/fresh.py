@@ -1,0 +1,35 @@
+"""Numbers for tensors and storages that nobody has yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from foretrace.graph.edits.layout import dense_strides
+from foretrace.graph.op import Op
+from foretrace.graph.tensor import Tensor
+
+
+class Fresh:
+    """Makes tensors that are new to a step.
+
+    >>> x = Tensor((4,), "float32", id=7, storage=2)
+    >>> made = Fresh([Op("aten::relu", (x,))]).tensor((2, 2), like=x)
+    >>> made.id, made.storage, made.stride
+    (8, 3, (2, 1))
+    """
+
+    def __init__(self, ops: Iterable[Op]) -> None:
+        tensors = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]
+        self._tensor = max((tensor.id for tensor in tensors), default=-1)
+        self._storage = max((tensor.storage for tensor in tensors), default=-1)
+
+    def tensor(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A dense tensor with a storage of its own, of another's type and device."""
+        self._tensor, self._storage = self._tensor + 1, self._storage + 1
+        return Tensor(shape, like.dtype, like.device, dense_strides(shape), 0, self._tensor, self._storage)
+
+    def view(self, of: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Another look at a tensor without gaps."""
+        self._tensor += 1
+        return replace(of, shape=shape, stride=dense_strides(shape), id=self._tensor)

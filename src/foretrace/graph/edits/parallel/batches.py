@@ -1,0 +1,78 @@
+"""A step on a part of its batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from foretrace.graph import ForetraceError, Op, Tensor
+from foretrace.graph.edits.parallel.split_rules import READS_STATISTICS, RULES, by_sample
+from foretrace.graph.edits.parallel.splitting import (
+    PARTIAL,
+    ConflictError,
+    Key,
+    Splitting,
+    given_before,
+    key_of,
+)
+from foretrace.graph.edits.parallel.weights import weights_of
+
+
+def part_of_batch(ops: Sequence[Op], parts: int, source: str = "") -> list[Op]:
+    """The calls of a step on one of so many equal parts of its batch.
+
+    Parameters
+    ----------
+    ops
+        Calls of the whole step.
+    parts
+        How many.
+    source
+        What to call the step in messages.
+    """
+    if parts == 1:
+        return list(ops)
+    given = given_before(ops)
+    inputs = _inputs(ops, given)
+    size = _batch_size(ops, inputs)
+    if not size:
+        raise ForetraceError(f"{source or 'the graph'} reads no batch that could be divided", "Give it its batch.")
+    if size % parts:
+        raise ForetraceError(
+            f"a batch of {size} can't be divided into {parts} microbatches", "Give a number that divides it."
+        )
+    wanted: dict[Key, int] = {key_of(t): 0 for t in inputs if t.shape[0] == size}
+    free: set[Key] = set()
+    while True:
+        splitting = Splitting(parts, RULES, by_sample, wanted, given, free)
+        try:
+            divided = [_through(splitting, op) for op in ops]
+        except ConflictError as error:
+            raise splitting.refused(error, "microbatches") from None
+        if not splitting.again:
+            return divided
+
+
+def _inputs(ops: Sequence[Op], given: dict[int, Tensor]) -> list[Tensor]:
+    """What a step reads that is no weight, no statistic of a norm, and no state of the optimizer."""
+    others = set(weights_of(ops).weights)
+    others |= {t.storage for op in ops if op.phase == "optimizer" for t in op.tensors}
+    others |= {t.storage for op in ops if op.name in READS_STATISTICS for t in op.tensors[1:]}
+    seen = {t.storage for op in ops if op.phase != "optimizer" for t in op.tensors}
+    return [t for s, t in given.items() if s in seen - others and t.shape]
+
+
+def _batch_size(ops: Sequence[Op], inputs: Sequence[Tensor]) -> int:
+    """The first dimension of an input that most results of forward begin with too; 0 where there is none."""
+    sizes = {t.shape[0] for t in inputs}
+    begun = Counter(t.shape[0] for op in ops if op.phase == "forward" for t in op.produced if t.shape)
+    return max(sizes, key=lambda size: begun[size], default=0)
+
+
+def _through(splitting: Splitting, op: Op) -> Op:
+    for tensor in op.tensors:
+        if splitting.state(tensor) == PARTIAL:
+            splitting.set(tensor, None, op)  # the sum over samples is made by accumulation
+    if op.phase == "optimizer":
+        return op
+    return splitting.through(op) if splitting.touched(op) else splitting.untouched(op)

@@ -1,0 +1,122 @@
+"""Which tensors of a step are weights, which their gradients, and when each gradient is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foretrace.graph import ForetraceError, Op, Tensor, tensors_in
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What backward leaves for the optimizer to read."""
+
+    tensor: Tensor
+    ready: int
+    """Row of the call after which it is whole."""
+    module: str
+    """Whose backward made it."""
+
+
+@dataclass
+class Weights:
+    """The weights of a step, by storage, and their gradients, in the order in which backward finishes them."""
+
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    modules: dict[int, list[str]] = field(default_factory=dict)
+    """Modules whose forward reads each weight."""
+    gradients: list[Gradient] = field(default_factory=list)
+    in_model_order: list[Gradient] = field(default_factory=list)
+    """The same, as the optimizer reads them."""
+
+    @property
+    def storages(self) -> set[int]:
+        """Of the gradients."""
+        return {gradient.tensor.storage for gradient in self.gradients}
+
+
+def weights_of(ops: Sequence[Op], source: str = "") -> Weights:
+    """Find them: a weight was there before the step, is read in forward and written by the optimizer.
+
+    >>> w, x = Tensor((4, 4), "float32", id=0, storage=0), Tensor((2, 4), "float32", id=1, storage=1)
+    >>> y, g = Tensor((2, 4), "float32", id=2, storage=2), Tensor((4, 4), "float32", id=3, storage=3)
+    >>> found = weights_of([
+    ...     Op("aten::mm", (x, w), outputs=(y,), phase="forward", module="net.up"),
+    ...     Op("aten::mm", (x, y), outputs=(g,), phase="backward", module="net.up"),
+    ...     Op("aten::add_", (w, g), outputs=(w,), phase="optimizer")])
+    >>> list(found.weights), [(g.tensor.shape, g.ready) for g in found.gradients]
+    ([0], [((4, 4), 1)])
+    """
+    watch = _Watch()
+    for row, op in enumerate(ops):
+        watch.see(row, op)
+    found = watch.found
+    found.modules = {storage: watch.modules[storage] for storage in found.weights}
+    found.in_model_order = list(watch.gradients.values())
+    found.gradients = sorted(found.in_model_order, key=lambda gradient: gradient.ready)
+    if not found.weights or not found.gradients:
+        raise ForetraceError(
+            f"{source or 'the graph'} updates no weights from gradients",
+            "Give a whole training step: forward, backward and optimizer.",
+        )
+    return found
+
+
+class _Watch:
+    """Goes through a step, call by call."""
+
+    def __init__(self) -> None:
+        self.found = Weights()
+        self.gradients: dict[tuple[int, int], Gradient] = {}
+        """By storage and offset: several may lie in one, as in FSDP2's scattered ones."""
+        self.modules: dict[int, list[str]] = {}
+        self.born: set[int] = set()
+        self.read: dict[int, Tensor] = {}
+        """What was there before and forward reads, by storage."""
+        self.written: dict[int, tuple[int, str]] = {}
+        """What backward makes or changes: the last call that does, and the module."""
+
+    def see(self, row: int, op: Op) -> None:
+        """One more call."""
+        made = {t.storage for t in op.produced}
+        if op.phase == "forward":
+            self._forward(op)
+        elif op.phase == "backward":
+            changed = {t.storage for t in changed_by(op)}
+            for storage in changed | {s for s in made if s in self.written or self._is_new(s)}:
+                module = op.module or self.written.get(storage, (0, ""))[1]
+                self.written[storage] = (row, module)
+        elif op.phase == "optimizer":
+            self._update(op)
+        self.born |= made - self.read.keys()
+
+    def _is_new(self, storage: int) -> bool:
+        return storage not in self.born and storage not in self.read
+
+    def _forward(self, op: Op) -> None:
+        for tensor in op.tensors:
+            if tensor.storage not in self.born and tensor.numel:
+                self.read.setdefault(tensor.storage, tensor)
+                self.modules.setdefault(tensor.storage, []).append(op.module)
+
+    def _update(self, op: Op) -> None:
+        for tensor in op.tensors:
+            place = tensor.storage, tensor.offset
+            if tensor.storage >= 0 and tensor.storage in self.written and place not in self.gradients:
+                ready, module = self.written[tensor.storage]
+                self.gradients[place] = Gradient(tensor, ready, module)
+        for tensor in changed_by(op):  # in the optimizer's order, which is the model's
+            if tensor.storage in self.read:
+                self.found.weights.setdefault(tensor.storage, self.read[tensor.storage])
+
+
+def changed_by(op: Op) -> list[Tensor]:
+    """The tensors that a call changes in place.
+
+    >>> x = Tensor((4,), "float32", id=0, storage=0)
+    >>> changed_by(Op("aten::_foreach_add_", ([x], 1.0))) == [x], changed_by(Op("aten::add", (x, 1.0)))
+    (True, [])
+    """
+    changed = tensors_in(op.kwargs["out"]) if "out" in op.kwargs else []
+    return [*changed, *tensors_in(op.args[0])] if op.name.endswith("_") and op.args else changed

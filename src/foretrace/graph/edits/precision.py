@@ -1,0 +1,105 @@
+"""The same calls in another floating type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from foretrace.graph.edits.attention import suited_attention
+from foretrace.graph.edits.casts import without_idle_casts
+from foretrace.graph.edits.linked import Call, Linked, filled, slots_in
+from foretrace.graph.edits.on_meta import Made, UnknownOnMetaError
+from foretrace.graph.edits.resize import META, Retyped, rewritten
+from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.errors import ForetraceError
+from foretrace.graph.graph import Graph
+from foretrace.graph.op import Constant
+from foretrace.graph.tensor import ITEMSIZE, Tensor
+
+SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+FLOATING = tuple(SHORT.values())
+"""Types that stand for one another. Eight-bit ones do not: their operators take scales."""
+
+
+def floating(name: str) -> str:
+    """The type of that name.
+
+    >>> floating("bf16"), floating("float32")
+    ('bfloat16', 'float32')
+    """
+    found = SHORT.get(name, name)
+    if found not in FLOATING:
+        raise ForetraceError(f"a step can't run in {name!r}", f"Types are {', '.join([*SHORT, *FLOATING])}.")
+    return found
+
+
+def in_precision(graph: Graph, dtype: str) -> Graph:
+    """The step with its weights and data in one floating type; counts and scales, without dimension, stay as they are.
+
+    What the calls make of them follows PyTorch's rules: a norm of bfloat16 keeps its statistics in float32. Casts stay,
+    also where they cast nothing any more.
+    """
+    graph = flattened(graph)
+    ops = list(graph.ops)
+    needs_arguments(ops, graph.source)
+    step = Linked(ops)
+    now = {slot: _in(tensor, dtype) for slot, tensor in step.inputs.items()}
+    calls = []
+    for call in step.calls:
+        args, kwargs = _cast(call.args, dtype), _cast(call.kwargs, dtype)
+        now.update(_made(call, args, kwargs, now, dtype))
+        if call.row >= 0:
+            calls.append(Retyped(call, tuple(args), kwargs))
+    made = rewritten(graph, calls, now)
+    made.notes.append(f"floating tensors are {dtype}, whatever they were")
+    return made
+
+
+def _made(call: Call, args: Any, kwargs: Any, now: dict[int, Tensor], dtype: str) -> dict[int, Tensor]:
+    blanket = {slot: _in(tensor, dtype) for slot, tensor in call.made.items()}
+    if call.row < 0 or call.op.is_side_call or not call.made:
+        return blanket
+    try:
+        given = (filled(args, now.__getitem__), filled(kwargs, now.__getitem__))
+        result = META.called(call.op.name, call.op.overload, *given)
+    except (UnknownOnMetaError, ValueError):
+        return blanket
+    slots = [slot for slot in slots_in(call.results) if slot in call.made]
+    told = list(_told(result))
+    if len(slots) != len(told):
+        return blanket
+    return {
+        slot: replace(call.made[slot], dtype=made.dtype) if call.made[slot].dtype in FLOATING else call.made[slot]
+        for slot, made in zip(slots, told)
+    }
+
+
+def _told(value: Any) -> Iterable[Made]:
+    if isinstance(value, Made):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _told(item)
+
+
+def _changes(tensor: Tensor) -> bool:
+    return tensor.dtype in FLOATING and bool(tensor.shape)
+
+
+def _in(tensor: Tensor, dtype: str) -> Tensor:
+    return replace(tensor, dtype=dtype) if _changes(tensor) and dtype in ITEMSIZE else tensor
+
+
+def _cast(value: Any, dtype: str) -> Any:
+    """An argument that names a floating type, with the new one."""
+    if isinstance(value, Constant):
+        return Constant("dtype", dtype) if value.kind == "dtype" and value.value in FLOATING else value
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return [_cast(item, dtype) for item in value]
+    return {key: _cast(item, dtype) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def dtype(graph: Graph, name: str) -> Graph:
+    """The step in another floating type, as if its weights and data had been made in it: nothing is cast any more."""
+    return suited_attention(without_idle_casts(in_precision(graph, floating(name))))

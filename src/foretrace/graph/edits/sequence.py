@@ -1,0 +1,78 @@
+"""Another sequence length."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+
+from foretrace.graph.edits.carry import Choice
+from foretrace.graph.edits.companions import companions
+from foretrace.graph.edits.inputs import Given
+from foretrace.graph.edits.linked import Linked
+from foretrace.graph.edits.resize import Resizable, sound
+from foretrace.graph.edits.scale import Scale
+from foretrace.graph.edits.shapes import Dims
+from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.errors import ForetraceError
+from foretrace.graph.graph import Graph
+from foretrace.graph.op import Op
+from foretrace.graph.tensor import Tensor
+
+NOTHING: Dims = frozenset()
+
+
+def sequence(graph: Graph, new: int, old: int | None = None) -> Graph:
+    """The step with samples of another length.
+
+    A table of positions grows where it is too small for them, as the model itself would have to.
+
+    Parameters
+    ----------
+    graph
+        A recording, a sketch, or a trace with the arguments of its calls.
+    new
+        Tokens in a sample.
+    old
+        Tokens in a recorded one; found by its attention, or by the sizes of its data, where it is left out.
+    """
+    return sequences(graph, sound("seq", new), old).to(new)
+
+
+def sequences(graph: Graph, longest: int, old: int | None = None) -> Resizable:
+    """The step with samples of any length up to the longest one."""
+    graph = flattened(graph)
+    ops = list(graph.ops)
+    needs_arguments(ops, graph.source)
+    step = Linked(ops)
+    given = Given(step)
+    found = sound("seq", old) if old is not None else _length(ops, given)
+    if found is None:
+        raise ForetraceError(
+            f"{graph.source or 'the step'} does not show its sequence length", "Say what it was: seq=NEW/OLD."
+        )
+    scale = Scale(found, longest, last=True)
+    choices = [Choice((slot,), _ways(tensor, scale)) for slot, tensor in given.data.items()]
+    for group in companions(step):
+        first = step.inputs[group[0]]
+        if group[0] in given.weights and first.shape and first.shape[0] == found < longest and len(first.shape) == 2:
+            choices.append(Choice(group, [frozenset([0]), NOTHING]))
+    return Resizable(graph, step, "seq", scale, choices)
+
+
+def _ways(tensor: Tensor, scale: Scale) -> list[Dims]:
+    """The dimensions of an input that may hold the length: all that are just that long, each of them, none."""
+    exact = [dim for dim, size in enumerate(tensor.shape) if size in (scale.old, scale.old + 1)]
+    exact = exact if tensor.dtype.startswith(("int", "bool")) or len(tensor.shape) > 2 else []
+    ways = [frozenset(dims) for count in range(len(exact), 0, -1) for dims in combinations(exact, count)]
+    others = [dim for dim, size in enumerate(tensor.shape) if scale.holds(size) and dim not in exact]
+    return [*ways, NOTHING, *(frozenset([dim]) for dim in others)]
+
+
+def _length(ops: list[Op], given: Given) -> int | None:
+    """Tokens in a sample: what attention sees at once; else the size after the batch of integer data."""
+    seen = [op.tensors[0].shape[-2] for op in ops if "scaled_dot_product" in op.name and op.phase == "forward"]
+    if not seen:
+        data = given.data.values()
+        ids = [tensor.shape for tensor in data if len(tensor.shape) == 2 and tensor.dtype.startswith("int")]
+        seen = [length for samples, length in ids if samples == given.batch and length > 1]
+    return Counter(seen).most_common(1)[0][0] if seen else None

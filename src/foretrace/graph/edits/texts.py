@@ -1,0 +1,18 @@
+"""Edits as a user writes them: ``batch=64``, or ``batch=64/16`` where 16 is what was recorded."""
+
+from __future__ import annotations
+
+from foretrace.graph.errors import ForetraceError
+
+
+def size_of(what: str, text: str) -> tuple[int, int | None]:
+    """The new size, and the recorded one where it is told.
+
+    >>> size_of("batch", "64"), size_of("batch", "64/16")
+    ((64, None), (64, 16))
+    """
+    new, slash, old = text.partition("/")
+    sizes = [int(part) if part.isdecimal() and part.isascii() and len(part) < 10 else 0 for part in (new, old or "1")]
+    if not all(sizes) or (slash and not old):
+        raise ForetraceError(f"{text!r} is no {what}", "Write a number, like 64, or 64/16 for 64 instead of 16.")
+    return sizes[0], sizes[1] if old else None

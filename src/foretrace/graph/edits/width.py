@@ -1,0 +1,73 @@
+"""A layer with another number of outputs; the layers that read them follow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
+from foretrace.graph.edits.carry import Choice
+from foretrace.graph.edits.companions import companions
+from foretrace.graph.edits.inputs import Given
+from foretrace.graph.edits.linked import Linked
+from foretrace.graph.edits.names import unknown
+from foretrace.graph.edits.resize import Resizable, sound
+from foretrace.graph.edits.scale import Scale
+from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.errors import ForetraceError
+from foretrace.graph.graph import Graph
+
+PRODUCTS = ("aten::addmm", "aten::mm")
+
+
+def width(graph: Graph, outputs: int, layer: str) -> Graph:
+    """The step with another width of a linear layer.
+
+    Parameters
+    ----------
+    graph
+        A recording or a sketch: the calls have to say which module they are of.
+    outputs
+        What the layer gives for each sample.
+    layer
+        Its module, or how that ends: ``"top.0"``.
+    """
+    sound("width", outputs)
+    graph = flattened(graph)
+    ops = list(graph.ops)
+    needs_arguments(ops, graph.source)
+    step = Linked(ops)
+    weights = Given(step).weights
+    layers = _layers(step, weights)
+    meant = [name for name in layers if fnmatchcase(name, layer) or name.endswith(f".{layer}")]
+    if not meant:
+        raise unknown("linear layer", layer, layers)
+    if len(meant) > 1:
+        raise ForetraceError(f"{layer!r} names {len(meant)} layers", f"Choose one of {', '.join(meant[:8])}.")
+    chosen = layers[meant[0]]
+    scale = Scale(max(step.inputs[slot].shape[0] for slot in chosen), outputs, last=True)
+    if scale.old == outputs:
+        return graph
+    return Resizable(graph, step, "width", scale, following(step, chosen, 0, weights)).to(outputs)
+
+
+def following(step: Linked, chosen: Collection[int], dim: int, weights: Collection[int]) -> list[Choice]:
+    """Weights of which a dimension changes, and all others, of which one may have to follow."""
+    choices = []
+    for group in companions(step):
+        if not set(chosen).isdisjoint(group):
+            choices.append(Choice(group, [frozenset([dim])]))
+        elif group[0] in weights:
+            sizes = range(len(step.inputs[group[0]].shape))
+            choices.append(Choice(group, [frozenset(), *(frozenset([size]) for size in sizes)]))
+    return choices
+
+
+def _layers(step: Linked, weights: Collection[int]) -> dict[str, set[int]]:
+    """The weight and the bias of each linear layer, by its module."""
+    turned = {slot: call.reads[0] for call in step.calls if call.op.name == "aten::t" for slot in call.made}
+    found: dict[str, set[int]] = {}
+    for call in step.calls:
+        if call.op.name in PRODUCTS and call.op.phase == "forward" and call.op.module:
+            slots = {turned.get(slot, slot) for slot in call.reads}
+            found.setdefault(call.op.module, set()).update(slot for slot in slots if slot in weights)
+    return {name: slots for name, slots in found.items() if slots}

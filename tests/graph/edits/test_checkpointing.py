@@ -1,0 +1,35 @@
+"""Blocks that are computed again in backward."""
+
+from __future__ import annotations
+
+import pytest
+
+import dlrm
+import foretrace as ft
+import gpt
+from foretrace.forecast.memory import peak_memory
+from foretrace.graph import ForetraceError
+from foretrace.graph.edits.checkpointing import checkpointing
+from tests.graph.edits.agreement import assert_same, sketched
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_step_computes_its_blocks_again_as_pytorch_does(dtype: str) -> None:
+    plain, truth = (sketched(gpt, options={"dtype": dtype, "recompute": again}) for again in (False, True))
+    edited = checkpointing(plain)
+    assert_same(edited, truth)
+    assert peak_memory(edited) < peak_memory(plain)
+    times = [ft.predict(graph, on="h200").step_ms for graph in (edited, truth)]
+    assert times[0] == pytest.approx(times[1], rel=0.05)
+
+
+def test_one_block_alone_is_computed_again() -> None:
+    plain = sketched(gpt)
+    assert len(plain.ops) < len(checkpointing(plain, "blocks.1").ops) < len(checkpointing(plain).ops)
+
+
+def test_a_block_that_is_not_there_is_told_with_those_near_to_it() -> None:
+    with pytest.raises(ForetraceError, match=r"no block 'GPT.block.1'.*GPT.blocks.1"):
+        checkpointing(sketched(gpt), "GPT.block.1")
+    with pytest.raises(ForetraceError, match=r"bottom\.0"):
+        checkpointing(sketched(dlrm), "blocks.*")
