@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.predict import predict as forecast_of
-from foretrace.graph import Graph, Job
+from foretrace.forecast.jobs.predict import NO_FABRIC, keep_machine, predict_job
+from foretrace.forecast.jobs.scaling import Scaling, scaling_of
+from foretrace.forecast.jobs.supposed import Supposed
+from foretrace.forecast.jobs.world import at_world
+from foretrace.forecast.predict import predict as predict_rank
+from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.loading import load
+from foretrace.platform.fabric import Fabric
+from foretrace.platform.host import Host
 from foretrace.platform.platform import Platform
-from foretrace.platforms import platform
+from foretrace.platforms import joined_by, platform
+
+if TYPE_CHECKING:
+    from foretrace.calibrating import Told
+
+USUAL = "h200"
+"""The platform where nobody names one, and the step was not measured on all ranks of a job."""
 
 
 def predict(
     what: Graph | Job | str | Path,
-    on: Platform | str | Path = "h200",
+    on: Platform | str | Path | None = None,
     kernels: str | None = None,
     step: str | None = None,
+    host: Host | Platform | str | Path | None = None,
+    fabric: Fabric | Platform | str | Path | None = None,
+    gpus_per_node: int | None = None,
+    world: int | None = None,
+    slow_host: Mapping[int, float] | None = None,
+    host_of: Mapping[int, int] | None = None,
+    slow_link: Mapping[int, float] | None = None,
+    told: Told | None = None,
 ) -> Forecast:
     """How long a training step takes on a platform, and why.
 
@@ -24,19 +49,37 @@ def predict(
     ----------
     what
         A sketch, a loaded recording or trace; or the path of a recording, of a trace, or of a script, ``train.py`` or
-        ``train.py:function``, whose step is sketched. Of a job of several ranks, the first one is predicted, alone.
+        ``train.py:function``, whose step is sketched. Of a job, all ranks that have a graph are simulated together.
     on
-        A platform, its name, or its folder.
+        A platform, its name, or its folder. Left out, a job that was profiled on several ranks stays on its own
+        machine: hosts and kernels as measured, collectives by a fabric; so does one profiled rank of a job where it
+        shall stand for a ``world`` of them. Anything else, and what asks for the models of a platform or for another
+        host, is predicted on an ``h200``.
     kernels
         ``"measured"`` takes the kernel times of the recording, ``"model"`` those of the platform's models. Left out,
         the recording's are taken where it was made on the platform's own device.
     step
         Which step of a trace that holds several; the one of median length where it is left out.
+    host, fabric
+        As in `foretrace.platform`: those of another platform. Left out, the fabric is the platform's own, or else the
+        shipped one that fits its device and the number of ranks.
+    gpus_per_node
+        Ranks that share a node; as many as the fabric's nodes have, where left out.
+    world
+        Predict a job of so many ranks that all do what the first one does: weak scaling.
+    slow_host
+        For some ranks, how many times as long their hosts take.
+    host_of
+        For some ranks of a measured job, the rank whose host times they are given.
+    slow_link
+        For some ranks, the part of the speed that their links have.
+    told
+        Told how far the measuring is, where a machine has to be measured first.
 
     Returns
     -------
-    The forecast: step time with its range, device time, idle time and its causes, memory, critical path, and how much
-    of the device time is known in which way.
+    The forecast: step time with its range, device time, idle time and its causes, memory, critical path, what each rank
+    waits for, and how much of the device time is known in which way.
 
     >>> from foretrace.graph import Op, OpTable, Tensor
     >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
@@ -44,9 +87,111 @@ def predict(
     >>> 0.1 < forecast.device_active_ms < 1.0
     True
     """
-    where = platform(on)
-    job = what if isinstance(what, (Graph, Job)) else read(what, where.device.kind)
-    return forecast_of(job, where, kernels, step)
+    supposed = Supposed(slow_host or {}, host_of or {}, slow_link or {})
+    where = None if on is None else platform(on, host, told=told)
+    job = at_hand(what, where.device.kind if where else "cuda")
+    if where is None and host is None and kernels != "model" and _is_measured(job, world):
+        forecast = on_own_machine(job, step, fabric, gpus_per_node, world, supposed)
+    else:
+        where = where or platform(USUAL, host, told=told)
+        forecast = on_platform(job, where, kernels, step, fabric, gpus_per_node, world, supposed)
+    if forecast.workings is not None and world is None:  # who draws it shows what was measured beside it
+        forecast.workings = replace(forecast.workings, job=job, step=step)
+    return forecast
+
+
+def scaling(
+    what: Graph | Job | str | Path, worlds: Sequence[int], on: Platform | str | Path | None = None, **options: object
+) -> Scaling:
+    """The forecasts of jobs of several sizes, all of ranks that do what the first one of this job does.
+
+    Parameters
+    ----------
+    what, on
+        As in `predict`.
+    worlds
+        Numbers of ranks.
+    options
+        The others of `predict`.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
+    >>> step = Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,))]))
+    >>> [row["world"] for row in scaling(step, [1, 2]).rows]
+    [1, 2]
+    """
+    host, told = options.pop("host", None), options.pop("told", None)
+    where = None if on is None and host is None else platform(on or USUAL, host, told=told)  # type: ignore[arg-type]
+    job = at_hand(what, where.device.kind if where else "cuda")
+    return scaling_of([predict(job, where, world=world, **options) for world in worlds])  # type: ignore[arg-type]
+
+
+def on_own_machine(
+    job: Job,
+    step: str | None,
+    fabric: Fabric | Platform | str | Path | None,
+    gpus_per_node: int | None,
+    world: int | None,
+    supposed: Supposed,
+) -> Forecast:
+    """A measured job where it was measured; the rest is as in `predict`."""
+    if world is not None:
+        job = at_world(job, world)
+    notes: list[str] = []
+    joined = NO_FABRIC
+    if fabric is not None or job.world > 1:
+        joined, notes = joined_by(fabric, None, job.graphs[0].device, job.world, gpus_per_node)
+    return _noted(keep_machine(job, joined, step, supposed, gpus_per_node), notes)
+
+
+def on_platform(
+    job: Job,
+    where: Platform,
+    kernels: str | None,
+    step: str | None,
+    fabric: Fabric | Platform | str | Path | None,
+    gpus_per_node: int | None,
+    world: int | None,
+    supposed: Supposed,
+) -> Forecast:
+    """A job at hand on a platform at hand; the rest is as in `predict`."""
+    if world is not None:
+        job = at_world(job, world)
+    notes: list[str] = []
+    if fabric is not None or (where.fabric is None and any(graph.collectives for graph in job.graphs)):
+        try:
+            joined, notes = joined_by(fabric, where.fabric, where.device.matches, job.world, gpus_per_node)
+            where = where.having(fabric=joined)
+        except ForetraceError:
+            # What one rank alone exchanges may take no time; what a job does may not.
+            if fabric is not None or len(job.graphs) > 1 or job.alike or supposed.ranks:
+                raise
+    if len(job.graphs) > 1 or supposed.ranks or gpus_per_node or (job.alike and where.fabric):
+        return _noted(predict_job(job, where, kernels, step, supposed, gpus_per_node), notes)
+    return _noted(predict_rank(job, where, kernels, step), notes)
+
+
+def _is_measured(job: Job, world: int | None) -> bool:
+    """Whether a job was profiled: several of its ranks; or one, where that shall stand for all."""
+    ranks = job.graphs if world is None else job.graphs[:1]
+    enough = job.world > 1 and (len(ranks) > 1 or world is not None)
+    return enough and not job.alike and all(np.isfinite(graph.ops.start).any() for graph in ranks)
+
+
+def _noted(forecast: Forecast, notes: list[str]) -> Forecast:
+    return replace(forecast, notes=[*forecast.notes, *notes])
+
+
+def at_hand(what: Graph | Job | str | Path, device: str = "cuda") -> Job:
+    """What is predicted, as a job.
+
+    >>> from foretrace.graph import OpTable
+    >>> at_hand(Graph(OpTable.of([]), source="mine")).source
+    'mine'
+    """
+    if isinstance(what, Graph):
+        return Job([what], what.source)
+    return what if isinstance(what, Job) else read(what, device)
 
 
 def read(what: str | Path, device: str = "cuda") -> Job:

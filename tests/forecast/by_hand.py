@@ -61,6 +61,7 @@ def step(*calls: Call, streams: Sequence[tuple[int, int]] = (), common: float = 
         typical=time,
         high=time * factor,
         source=np.full(len(kernels), MODEL, np.int8),
+        collective=np.full(len(kernels), -1, np.int32),
     )
 
     def column(name: str) -> np.ndarray:

@@ -36,4 +36,4 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr("foretrace.forecast.step.price_host", price_host)
     monkeypatch.setattr("foretrace.forecast.work.price_kernels", price_kernels)
-    return SimpleNamespace(name="by hand", device=device(gap=1.0, latency=2.0), host=None, fabric=None)
+    return SimpleNamespace(name="by hand", device=device(gap=1.0, latency=2.0), host=None, fabric=None, carry=None)

@@ -1,9 +1,9 @@
 """Edges within a rank."""
 
-from foretrace.forecast.dependencies import Streams, event_waits, launches, sync_waits
+from foretrace.forecast.dependencies import LAUNCHES_AHEAD, Streams, event_waits, launches, queue_waits, sync_waits
 from foretrace.forecast.host import host_segments
 from foretrace.graph import Graph
-from tests.forecast.builders import Call, Orphan, launch, rank, sync, wait_event
+from tests.forecast.builders import Call, Orphan, all_reduce, launch, rank, sync, wait_event
 
 
 def waits(graph: Graph) -> list[list[int]]:
@@ -41,9 +41,41 @@ def test_a_wait_holds_only_the_next_kernel_of_a_stream() -> None:
 def test_a_sync_waits_for_the_last_kernel_of_each_stream() -> None:
     graph = rank(launch(0, 1, (2, 50)), launch(2, 3, (4, 70), stream=9), sync(5, 75))
     segments = host_segments(graph)
-    assert [kernel for kernel, _ in sync_waits(segments, Streams(graph)).tolist()] == [0, 1]
+    assert [kernel for kernel, _ in sync_waits(graph, segments, Streams(graph)).tolist()] == [0, 1]
 
 
 def test_clocks_that_differ_by_microseconds_do_not_hide_what_a_sync_waited_for() -> None:
     graph = rank(launch(0, 1, (2, 79)), sync(5, 75))
-    assert len(sync_waits(host_segments(graph), Streams(graph))) == 1
+    assert len(sync_waits(graph, host_segments(graph), Streams(graph))) == 1
+
+
+def test_a_launch_waits_for_the_kernel_that_makes_room_for_it() -> None:
+    first = [launch(t, t + 0.5, (2000 + 10 * t, 2010 + 10 * t)) for t in range(LAUNCHES_AHEAD)]
+    full = launch(1500, 2011, (50_000, 50_010))
+    graph = rank(*first, full)
+    segments = host_segments(graph)
+    (pair,) = queue_waits(graph, segments).tolist()
+    assert pair[0] == 0 and segments.start[pair[1]] == 1500.0
+
+
+def test_a_collectives_call_holds_its_own_stream_and_a_later_wait_the_computing_one() -> None:
+    graph = rank(
+        launch(0, 1, (2, 50)),
+        Call("c10d::allreduce_", 5, 12),
+        wait_event(6),
+        all_reduce(8, 10, (51, 90)),
+        Call("aten::mul", 13, 20),
+        launch(14, 15, (52, 60)),
+        wait_event(22),
+        launch(24, 25, (91, 95)),
+    )
+    named = {(int(a), int(b)) for a, b in waits(graph)}
+    compute, reduce, beside, after = 0, 1, 2, 3
+    assert named == {(compute, reduce), (reduce, after)}, "what is launched beside the collective does not wait for it"
+    assert beside not in {b for _, b in named}
+
+
+def test_a_sync_of_one_stream_is_for_the_one_that_its_thread_works_on() -> None:
+    graph = rank(launch(0, 1, (2, 4), stream=9), launch(2, 3, (4, 70)), sync(5, 75))
+    graph.calls.names.items[0] = "cudaStreamSynchronize"
+    assert [kernel for kernel, _ in sync_waits(graph, host_segments(graph), Streams(graph)).tolist()] == [1]

@@ -59,7 +59,7 @@ def test_overheads_are_a_mean_over_ranks_and_stand_for_each() -> None:
 def test_an_observation_is_plain_json() -> None:
     words = json.loads(json.dumps(observe(pair()).to_dict(), allow_nan=False))
     assert words["wait_ms"] == {"0": 0.9, "1": 0.0}
-    assert set(words) == set(vars(Observation()))
+    assert set(words) == set(vars(Observation())) - {"workings"}
 
 
 def test_a_rank_whose_partners_left_no_trace_is_said_to_be_alone() -> None:

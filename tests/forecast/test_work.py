@@ -11,6 +11,7 @@ from foretrace.forecast.flat import flat
 from foretrace.forecast.work import device_work, measured_work
 from foretrace.graph import Collective, ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.graph.tables import COLLECTIVE
+from foretrace.platform.fabric import Fabric
 from foretrace.platform.folder import find
 from foretrace.platform.platform import Platform
 from tests.forecast.builders import Call, Orphan, launch, rank
@@ -109,7 +110,7 @@ def test_a_collective_runs_on_a_stream_of_its_group_at_the_fabrics_price(
 ) -> None:
     price = SimpleNamespace(low=20.0, typical=30.0, high=60.0)
     monkeypatch.setattr("foretrace.forecast.work.price_collective", lambda *_: price)
-    platform.fabric = object()
+    platform.fabric = Fabric.named("h100-8x")
     graph = sketched("c10d::allreduce_", "aten::mm", world=2)
     graph.collectives = [Collective("all_reduce", "0", 1024, -1, 0, (0, 1))]
     work, said = device_work(flat(graph), platform)

@@ -92,7 +92,7 @@ def test_the_kernel_that_sends_and_receives_is_what_its_op_says(tmp_path: Path, 
     trace = Trace(0, 2)
     with trace.op(annotation, "user_annotation"):
         trace.launch("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)")
-    assert one(trace, tmp_path).kind == kind
+    assert (one(trace, tmp_path).kind, one(trace, tmp_path).peer) == (kind, 1)
 
 
 def test_a_kernel_that_nothing_tells_of_goes_by_its_name(tmp_path: Path) -> None:

@@ -151,6 +151,15 @@ def test_an_empty_folder_and_a_glob_of_nothing_say_so(tmp_path: Path) -> None:
     assert "does not exist" in complaint(tmp_path / "a.json")
 
 
+def test_a_benchmark_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "run.py").touch()
+    (tmp_path / "calls.json").write_text("{}")
+    with pytest.raises(ForetraceError, match="is a benchmark") as told:
+        load(tmp_path)
+    assert f"foretrace replay {tmp_path}" in str(told.value)
+
+
 def test_an_execution_trace_beside_a_profile_gives_its_ops_their_arguments(shared: Path) -> None:
     (graph,) = load(shared / "traces/h200/dlrm_default_b512").graphs
     tensors = [tensor for op in graph.ops for tensor in op.tensors]

@@ -102,3 +102,11 @@ def test_a_damaged_call_has_no_size() -> None:
     assert [found.nbytes for found in collectives_of(bare, {})] == [0, 0, 0, 0]
     named = Op("c10d::gather_", ([], [Tensor((2,), "int8")], Constant("group", "7")))
     assert collectives_of([named], {"7": (0, 1, 2)})[0].nbytes == 6
+
+
+@pytest.mark.parametrize("kind", ["send", "recv_"])
+def test_a_send_names_the_rank_at_the_other_end(kind: str) -> None:
+    data = Tensor((8,), "float32", id=0)
+    call = Op(f"c10d::{kind}", ([data], Constant("group", "stages"), 1, 0))
+    (found,) = collectives_of([call], {"stages": (2, 6)})
+    assert found.peer == 6

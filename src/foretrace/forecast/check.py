@@ -73,7 +73,7 @@ def check(forecast: Forecast, recording: Graph | Job) -> Check:
         coverage=forecast.coverage,
         notes=list(forecast.notes),
     )
-    if graph.plain.back_to_back_ms:
+    if graph.plain.back_to_back_ms and forecast.step_ms_back_to_back is not None:
         found.step_ms_back_to_back = (forecast.step_ms_back_to_back, float(np.median(graph.plain.back_to_back_ms)))
     if graph.plain.peak_memory_bytes and forecast.peak_memory_bytes:
         found.peak_memory_bytes = (forecast.peak_memory_bytes, graph.plain.peak_memory_bytes)

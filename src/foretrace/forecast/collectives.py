@@ -7,6 +7,7 @@ from there on it transfers.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,8 +71,8 @@ def meetings(graphs: list[Graph]) -> tuple[list[Meetings], list[str]]:
     for position, graph in enumerate(graphs):
         if any(c.kind in ONE_SIDED for c in graph.collectives):
             notes.append("send and recv are not matched across ranks: their time is wait and transfer together")
-        matchable = [c for c in graph.collectives if c.kind not in ONE_SIDED and np.isfinite(_times(graph, c)).all()]
-        for collective in sorted(matchable, key=lambda c: _times(graph, c)):
+        matchable = [c for c in graph.collectives if c.kind not in ONE_SIDED and np.isfinite(times_of(graph, c)).all()]
+        for collective in sorted(matchable, key=lambda c: times_of(graph, c)):
             groups[collective.group, collective.ranks].setdefault(position, []).append(collective)
     found = []
     for (name, _), by_member in groups.items():
@@ -85,7 +86,7 @@ def _meet(name: str, by_member: dict[int, list[Collective]], graphs: list[Graph]
     members = list(by_member)
     queues, notes = _in_step(name, by_member, graphs)
     count, doubts = _agreeing(name, queues, [graphs[m].rank for m in members])
-    times = np.array([[_times(graphs[m], c) for c in q[:count]] for m, q in zip(members, queues)], np.float64)
+    times = np.array([[times_of(graphs[m], c) for c in q[:count]] for m, q in zip(members, queues)], np.float64)
     start, end = times.reshape(len(members), count, 2).transpose(2, 1, 0)
     first = queues[0][:count]
     return Meetings(
@@ -99,7 +100,30 @@ def _meet(name: str, by_member: dict[int, list[Collective]], graphs: list[Graph]
     ), notes + doubts
 
 
-def _times(graph: Graph, collective: Collective) -> tuple[float, float]:
+def peer_of(graph: Graph, collective: Collective) -> int:
+    """The rank at the other end of a send or a recv; -1 where nobody knows.
+
+    >>> from foretrace.graph import OpTable
+    >>> peer_of(Graph(OpTable.of([]), rank=4), Collective("send", "pair", 1024, kernel=-1, op=0, ranks=(3, 4)))
+    3
+    """
+    others = [rank for rank in collective.ranks if rank != graph.rank]
+    return collective.peer if collective.peer >= 0 or len(others) != 1 else others[0]
+
+
+def members(graph: Graph, collective: Collective) -> Sequence[int]:
+    """The ranks that meet in a collective; all of the job where nobody says, and for a send its two ends.
+
+    Where nobody knows the other end it is taken to be a neighbour.
+    """
+    if collective.kind in ONE_SIDED:
+        peer = peer_of(graph, collective)
+        return graph.rank, peer if peer >= 0 else graph.rank ^ 1
+    return collective.ranks or graph.groups.get(collective.group, ()) or range(graph.world)
+
+
+def times_of(graph: Graph, collective: Collective) -> tuple[float, float]:
+    """When a rank's part in a collective began and ended; NaN where nobody measured it."""
     if collective.kernel >= 0:
         return float(graph.kernels.start[collective.kernel]), float(graph.kernels.end[collective.kernel])
     if collective.op >= 0:
@@ -116,8 +140,8 @@ def _in_step(
         return queues, []
     counts = ", ".join(f"{len(q)} on rank {graphs[m].rank}" for m, q in zip(by_member, queues))
     note = f"group {name or 'without a name'} has {counts} collectives: matched from the first one that all of them saw"
-    latest_start = max(_times(graphs[m], q[0])[0] for m, q in zip(by_member, queues))
-    return [[c for c in q if _times(graphs[m], c)[1] > latest_start] for m, q in zip(by_member, queues)], [note]
+    latest_start = max(times_of(graphs[m], q[0])[0] for m, q in zip(by_member, queues))
+    return [[c for c in q if times_of(graphs[m], c)[1] > latest_start] for m, q in zip(by_member, queues)], [note]
 
 
 def _agreeing(name: str, queues: list[list[Collective]], ranks: list[int]) -> tuple[int, list[str]]:

@@ -11,15 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.forecast.flat import EXCHANGES
 from foretrace.forecast.host import SYNC, Segments
 from foretrace.forecast.intervals import previous_on_lane
 from foretrace.graph import Graph
-from foretrace.graph.tables import WAIT_EVENT, CallTable, Floats, KernelTable, Longs
+from foretrace.graph.tables import COLLECTIVE, WAIT_EVENT, CallTable, Floats, KernelTable, Longs
 
 Pairs = NDArray[np.int32]
 
 CLOCKS_AGREE_US = 10.0
 """Host and devices have clocks of their own; what these put less than this apart may be at the same time."""
+
+
+LAUNCHING = (*EXCHANGES, "nccl:", "record_param_comms")
+"""How the names of calls begin, and of what is around them, that launch a collective."""
+LAUNCHES_AHEAD = 1024
+"""Launches that CUDA takes before the first of them is done."""
+SYNCS_OF_ONE_STREAM = ("cudaStreamSynchronize", "hipStreamSynchronize", "cudaMemcpyAsync", "hipMemcpyWithStream")
 
 
 def pairs(before: NDArray[Any], after: NDArray[Any]) -> Pairs:
@@ -92,40 +100,107 @@ class Streams:
         at = np.searchsorted(self.launched[stream], time, "left") - 1
         return np.where(at >= 0, self.rows[stream][at], -1)
 
-    def first_after(self, stream: int, time: Floats) -> Longs:
-        """On a stream, the first kernel launched after each time; -1 for none."""
-        return np.append(self.rows[stream], -1)[np.searchsorted(self.launched[stream], time, "left")]
-
 
 def event_waits(graph: Graph, streams: Streams) -> Pairs:
     """A stream that was told to wait runs its next kernel after the others' last: (kernel, kernel).
 
-    A trace names neither the stream that waits nor the event, so each stream's next kernel may be the one that waits
-    for each other stream's last, and those that did not are left out by their times.
+    A trace names neither the stream that waits nor the event. The stream is that of the thread's next launch: the one
+    whose work is prepared. The event may be of each other stream, and those that it was not of are left out by their
+    times.
     """
-    waits = graph.calls.start[graph.calls.kind == WAIT_EVENT]
+    waits = np.flatnonzero(graph.calls.kind == WAIT_EVENT)
+    waits, held = _held_kernels(graph, waits)
+    time = graph.calls.start[waits]
+    stream = graph.kernels.stream[held]
     found = [np.zeros((0, 2), np.int32)]
-    for one in range(len(streams.rows)):
-        last = streams.last_before(one, waits)
-        for other in range(len(streams.rows)):
-            if other != one:
-                found.append(pairs(last, streams.first_after(other, waits)))
-    edges = np.concatenate(found)
+    for one, rows in enumerate(streams.rows):
+        others = np.flatnonzero(stream != graph.kernels.stream[rows[0]])
+        found.append(pairs(streams.last_before(one, time[others]), held[others]))
+    edges = np.unique(np.concatenate(found), axis=0)
     edges = edges[(edges >= 0).all(axis=1)]
     return edges[graph.kernels.end[edges[:, 0]] <= graph.kernels.start[edges[:, 1]]]
 
 
-def sync_waits(segments: Segments, streams: Streams) -> Pairs:
+def _held_kernels(graph: Graph, waits: Longs) -> tuple[Longs, Longs]:
+    """The waits that hold a kernel, and the kernel that each holds.
+
+    A collective's call tells its own stream to wait; any other call that of the work which follows: on its thread, or
+    where this launches no more, on the one that it hands over to.
+    """
+    kernels, calls = graph.kernels, graph.calls
+    exchanges = _inside_exchange(graph)[calls.op[waits]] | (calls.op[waits] < 0)
+    launched = np.flatnonzero(kernels.call >= 0)
+    launched = launched[np.argsort(calls.start[kernels.call[launched]], kind="stable")]
+    computing = launched[kernels.kind[launched] != COLLECTIVE]
+
+    def next_of(some: Longs, rows: Longs) -> Longs:
+        at = np.searchsorted(calls.start[kernels.call[some]], calls.start[waits[rows]])
+        return np.asarray(np.append(some, -1)[at])
+
+    held = np.full(len(waits), -1)
+    for thread in np.unique(calls.thread[waits]):
+        for kind, some in ((True, launched), (False, computing)):
+            ours = np.flatnonzero((calls.thread[waits] == thread) & (exchanges == kind))
+            held[ours] = next_of(some[calls.thread[kernels.call[some]] == thread], ours)
+    last = np.flatnonzero(held < 0)
+    held[last] = next_of(computing, last)
+    return waits[held >= 0], held[held >= 0]
+
+
+def _inside_exchange(graph: Graph) -> NDArray[np.bool_]:
+    """Whether each op is a collective's call or inside one; one entry more, for "no op"."""
+    starts = graph.ops.names.matching(lambda name: name.startswith(LAUNCHING) and "wait" not in name)
+    inside = [*starts[graph.ops.name].tolist(), False] if len(graph.ops) else [False]
+    for row, parent in enumerate(graph.ops.parent.tolist()):
+        inside[row] = inside[row] or (parent >= 0 and inside[parent])
+    return np.array(inside, bool)
+
+
+def sync_waits(graph: Graph, segments: Segments, streams: Streams) -> Pairs:
     """A sync returns after the last kernel launched before it on each stream it waited for: (kernel, segment).
 
-    Which streams those are is seen from the times: a kernel that was still running when the call returned was not
-    waited for.
+    A sync of one stream is for the one that its thread last gave work to. Which streams others waited for is seen from
+    the times: a kernel that was still running when the call returned was not.
     """
     syncs = np.flatnonzero(segments.kind == SYNC)
+    # The copy that a blocking copy waits for was launched by the call itself, just before.
+    time = np.nextafter(segments.start[syncs], np.inf)
+    named = _stream_named(graph, segments, syncs)
     found = [np.zeros((0, 2), np.int32)]
-    for stream in range(len(streams.rows)):
-        # The copy that a blocking copy waits for was launched by the call itself, just before.
-        last = streams.last_before(stream, np.nextafter(segments.start[syncs], np.inf))
+    for stream, rows in enumerate(streams.rows):
+        last = streams.last_before(stream, time)
         waited = (last >= 0) & (streams.kernels.end[last] <= segments.end[syncs] + CLOCKS_AGREE_US)
+        waited &= (named < 0) | (named == graph.kernels.stream[rows[0]])
         found.append(pairs(last, syncs)[waited])
     return np.concatenate(found)
+
+
+def queue_waits(graph: Graph, segments: Segments) -> Pairs:
+    """A launch returns when the device has room: when the kernel so many launches before is done: (kernel, segment)."""
+    kernels, calls = graph.kernels, graph.calls
+    launched = np.flatnonzero(kernels.call >= 0)
+    if len(launched) <= LAUNCHES_AHEAD:
+        return np.zeros((0, 2), np.int32)
+    launched = launched[np.argsort(calls.start[kernels.call[launched]], kind="stable")]
+    segment = np.full(len(calls), -1)
+    ours = np.flatnonzero(segments.call >= 0)
+    segment[segments.call[ours]] = ours
+    before, after = launched[:-LAUNCHES_AHEAD], segment[kernels.call[launched[LAUNCHES_AHEAD:]]]
+    possible = (after >= 0) & (kernels.end[before] <= segments.end[after] + CLOCKS_AGREE_US)
+    return pairs(before[possible], after[possible])
+
+
+def _stream_named(graph: Graph, segments: Segments, syncs: Longs) -> Longs:
+    """The stream that each sync is for; -1 where it is for all of them, or nobody knows."""
+    calls, kernels = graph.calls, graph.kernels
+    called = segments.call[syncs]
+    of_one = calls.names.matching(lambda name: name in SYNCS_OF_ONE_STREAM)[calls.name[called]]
+    named = np.full(len(syncs), -1)
+    launched = np.flatnonzero(kernels.call >= 0)
+    launched = launched[np.argsort(calls.start[kernels.call[launched]], kind="stable")]
+    for thread in np.unique(segments.thread[syncs[of_one]]):
+        ours = np.flatnonzero(of_one & (segments.thread[syncs] == thread))
+        theirs = launched[calls.thread[kernels.call[launched]] == thread]
+        last = np.searchsorted(calls.start[kernels.call[theirs]], segments.end[syncs[ours]]) - 1
+        named[ours] = np.where(last >= 0, np.append(kernels.stream[theirs], -1)[last], -1)
+    return named

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.graph import ForetraceError, Graph, OpTable, Tensor, Value
-from foretrace.graph.dispatched import dispatched, owner
-from foretrace.graph.tables import NODE, Ints
+from foretrace.formats.collectives import collective_kind
+from foretrace.graph import Collective, ForetraceError, Graph, OpTable
+from foretrace.graph.dispatched import dispatched, node_of, owner, with_numbers
+from foretrace.graph.tables import Ints, Longs
 
-WRAPPED: dict[str, Value] = {"float64": 1.0, "int64": 1, "bool": True}
-"""What stands for a number whose value a trace does not tell, by the dtype that PyTorch gives it."""
+EXCHANGES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
+"""How the names of calls begin that ask for a collective."""
 
 
 class Flat(NamedTuple):
@@ -40,9 +42,9 @@ def flat(graph: Graph) -> Flat:
     picked = [graph.ops[row] for row in rows.tolist()]
     nested = bool((graph.ops.parent[rows] >= 0).any())
     for row, op in zip(rows.tolist(), picked):
-        op.parent, op.node = -1, op.node or _node(graph.ops, row)
+        op.parent, op.node = -1, op.node or node_of(graph.ops, row)
         if nested:
-            op.args = _with_numbers(op.args)
+            op.args = with_numbers(op.args)
     ops = OpTable.of(picked)
     ops.kind = graph.ops.kind[rows]
     ops.detail = picked.__getitem__  # no copies: nobody else has them
@@ -53,11 +55,41 @@ def flat(graph: Graph) -> Flat:
         ops=ops,
         calls=calls,
         kernels=kernels,
-        collectives=[replace(c, op=int(place[c.op])) for c in graph.collectives],
+        collectives=_issued(graph, place, rows),
         indices=[replace(i, op=int(place[i.op])) for i in graph.indices],
         storages={},
     )
     return Flat(alone, rows, np.array([op.stream for op in picked], np.int32))
+
+
+def _issued(graph: Graph, place: Ints, rows: Ints) -> list[Collective]:
+    """The collectives with the calls that ask for them."""
+    asked = asked_for(graph, rows) if (place[[c.op for c in graph.collectives]] < 0).any() else {}
+    return [
+        replace(c, op=int(place[c.op] if place[c.op] >= 0 else place[asked.get(number, -1)]))
+        for number, c in enumerate(graph.collectives)
+    ]
+
+
+def asked_for(graph: Graph, rows: Ints | Longs) -> dict[int, int]:
+    """For collectives that a backend does on a thread of its own, as gloo, the rows of the calls that ask for them.
+
+    Those are the calls of the same kind and turn.
+    """
+    ops, names = graph.ops, graph.ops.names
+    done_by = {c.op for c in graph.collectives}
+    asks = names.matching(lambda name: name.startswith(EXCHANGES) and "wait" not in name)
+    free = [row for row in rows.tolist() if asks[ops.name[row]] and row not in done_by]
+    turns: dict[str, Iterator[int]] = {}
+    found = {}
+    for number, collective in enumerate(graph.collectives):
+        kind = collective.kind
+        if collective.op < 0 or names[ops.name[collective.op]].startswith(EXCHANGES):
+            continue
+        if kind not in turns:
+            turns[kind] = iter([row for row in free if collective_kind(names[ops.name[row]]) == kind])
+        found[number] = next(turns[kind], -1)
+    return {number: row for number, row in found.items() if row >= 0}
 
 
 def _owners(graph: Graph, place: Ints, rows: Ints) -> Ints:
@@ -69,30 +101,6 @@ def _owners(graph: Graph, place: Ints, rows: Ints) -> Ints:
         launched = graph.calls.start[kernels.call[between]]
         owners[between] = np.maximum(np.searchsorted(graph.ops.start[rows], launched) - 1, 0)
     return owners
-
-
-def _with_numbers(args: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Arguments with the numbers that a trace shows as tensors: ``x * 0.5`` is given a double without dimensions.
-
-    >>> x = Tensor((4,), "float32", "cuda:0")
-    >>> _with_numbers((x, Tensor((), "float64", "cpu")))[1]
-    1.0
-    """
-    if not any(isinstance(value, Tensor) and value.shape for value in args):
-        return args
-    return tuple(WRAPPED.get(value.dtype, value) if _is_number(value) else value for value in args)
-
-
-def _is_number(value: Value) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and not value.shape and value.device in ("", "cpu")
-
-
-def _node(ops: OpTable, row: int) -> str:
-    """The autograd node around an op; empty where there is none."""
-    row = int(ops.parent[row])
-    while row >= 0 and ops.kind[row] != NODE:
-        row = int(ops.parent[row])
-    return ops.names[ops.name[row]] if row >= 0 else ""
 
 
 def check_order(graph: Graph) -> None:

@@ -16,9 +16,11 @@ from foretrace.forecast.dependencies import (
     lane_order,
     launches,
     pairs,
+    queue_waits,
     sync_waits,
 )
 from foretrace.forecast.host import Segments
+from foretrace.forecast.host_exchange import exchange_edges
 from foretrace.graph import Graph
 from foretrace.graph.tables import Floats, Ints, Longs, Small
 from foretrace.simulate.program import Program, Timeline
@@ -49,17 +51,19 @@ def measured(graphs: list[Graph], segments: list[Segments], meetings: list[Meeti
     ranks, first_kernel = [], []
     first = first_lane = 0
     for position, (graph, cut) in enumerate(zip(graphs, segments)):
-        rank = _rank(position, graph, cut)
+        rank = rank_tasks(position, graph, cut)
         first_kernel.append(first + len(cut))
         rank.edges += first
         rank.lane += first_lane
         first, first_lane = first + len(rank.start), int(rank.lane.max(initial=first_lane - 1)) + 1
         ranks.append(rank)
-    return _in_time_order(_with_transfers(_Tasks.joined(ranks), meetings, np.array(first_kernel)))
+    return in_time_order(_with_transfers(Tasks.joined(ranks), meetings, np.array(first_kernel)))
 
 
 @dataclass
-class _Tasks:
+class Tasks:
+    """Tasks in any order, and (before, after) pairs of those that wait for each other."""
+
     start: Floats
     end: Floats
     lane: Ints
@@ -69,16 +73,17 @@ class _Tasks:
     edges: Pairs
 
     @classmethod
-    def joined(cls, parts: list[_Tasks]) -> _Tasks:
+    def joined(cls, parts: list[Tasks]) -> Tasks:
         """One after the other, as they are."""
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
 
 
-def _rank(position: int, graph: Graph, segments: Segments) -> _Tasks:
+def rank_tasks(position: int, graph: Graph, segments: Segments) -> Tasks:
     """The tasks of one rank, host segments first, and every rule between them."""
     kernels, hosts = graph.kernels, len(segments)
     streams = Streams(graph)
-    synced = sync_waits(segments, streams)
+    issued, waited = exchange_edges(graph, segments)
+    synced = np.concatenate([sync_waits(graph, segments, streams), waited, queue_waits(graph, segments)])
     start = segments.start.copy()
     # A sync is work only from the moment that what it waited for was over.
     np.maximum.at(start, synced[:, 1], np.minimum(kernels.end[synced[:, 0]], segments.end[synced[:, 1]]))
@@ -86,13 +91,14 @@ def _rank(position: int, graph: Graph, segments: Segments) -> _Tasks:
         lane_order(segments.thread, segments.start),
         handovers(segments),
         launches(graph, segments) + np.array([0, hosts], np.int32),
+        issued + np.array([0, hosts], np.int32),
         lane_order(kernels.stream, kernels.start) + hosts,
         event_waits(graph, streams) + hosts,
         synced + np.array([hosts, 0], np.int32),
     ]
     threads, thread = np.unique(segments.thread, return_inverse=True)
     stream = np.unique(kernels.stream, return_inverse=True)[1] + len(threads)
-    return _Tasks(
+    return Tasks(
         start=np.concatenate([start, kernels.start]),
         end=np.concatenate([segments.end, kernels.end]),
         lane=np.concatenate([thread, stream]).astype(np.int32),
@@ -103,7 +109,7 @@ def _rank(position: int, graph: Graph, segments: Segments) -> _Tasks:
     )
 
 
-def _transfers(tasks: _Tasks, group: Meetings, first_kernel: Longs) -> tuple[_Tasks, Longs]:
+def _transfers(tasks: Tasks, group: Meetings, first_kernel: Longs) -> tuple[Tasks, Longs]:
     """The transfers of a group as tasks, and for each the tasks that are its arrivals.
 
     A collective in which some rank was done before the last one came is none that holds everybody (a broadcast's
@@ -115,10 +121,10 @@ def _transfers(tasks: _Tasks, group: Meetings, first_kernel: Longs) -> tuple[_Ta
     last = arrival[np.arange(len(arrival)), group.last_member[holds]]
     kind, edges = np.full(len(last), TRANSFER, np.int8), np.zeros((0, 2), np.int32)
     start, end = group.last_start[holds], group.last_end[holds]
-    return _Tasks(start, end, tasks.lane[last], kind, tasks.graph[last], tasks.row[last], edges), arrival
+    return Tasks(start, end, tasks.lane[last], kind, tasks.graph[last], tasks.row[last], edges), arrival
 
 
-def _with_transfers(tasks: _Tasks, groups: list[Meetings], first_kernel: Longs) -> _Tasks:
+def _with_transfers(tasks: Tasks, groups: list[Meetings], first_kernel: Longs) -> Tasks:
     """Each collective as arrivals and one transfer, which whoever waited for a rank's kernel now waits for."""
     if not groups:
         return tasks
@@ -134,10 +140,11 @@ def _with_transfers(tasks: _Tasks, groups: list[Meetings], first_kernel: Longs) 
     arrivals = stands_for != np.arange(len(tasks.start))
     tasks.end[arrivals] = tasks.start[arrivals]
     tasks.edges = np.concatenate([pairs(stands_for[tasks.edges[:, 0]], tasks.edges[:, 1]), *edges])
-    return _Tasks.joined([tasks, *found])
+    return Tasks.joined([tasks, *found])
 
 
-def _in_time_order(tasks: _Tasks) -> Measured:
+def in_time_order(tasks: Tasks) -> Measured:
+    """The tasks as a program, in the order they started."""
     order = np.lexsort((tasks.end, tasks.start))
     place = np.empty(len(order), np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)

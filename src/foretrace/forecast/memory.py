@@ -1,4 +1,4 @@
-"""How much memory a step held at its fullest."""
+"""How much memory a step holds, at its fullest and op by op."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ def peak_memory(graph: Graph) -> int | None:
     """
     if graph.allocated:
         return max(nbytes for _, nbytes in graph.allocated)
+    held = held_bytes(graph)
+    return None if held is None else int(held.max())
+
+
+def held_bytes(graph: Graph) -> Longs | None:
+    """Bytes alive on the rank's device before its first op, during each op, and after the last; None where unknown.
+
+    >>> from foretrace.graph import Op, OpTable, Storage
+    >>> made = Storage(0, 2048, "cuda:0", birth=0, death=1)
+    >>> held_bytes(Graph(OpTable.of([Op("aten::ones"), Op("aten::zeros")]), storages={0: made})).tolist()[:3]
+    [0, 2048, 0]
+    """
     devices = {storage.device for storage in graph.storages.values()}
     kinds = {device: device.partition(":")[0] for device in devices}
     # A job that uses an accelerator at all keeps on the host only what it moves there.
@@ -46,7 +58,7 @@ def peak_memory(graph: Graph) -> int | None:
     np.add.at(change, deaths + 1, -nbytes)
     alive = np.cumsum(change)
     alive[1 : len(graph.ops) + 1] += _inside(graph)
-    return int(alive.max())
+    return alive
 
 
 def workspaces(step: Flat, device: Device) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from foretrace.forecast.workings import Workings
+
 PerRank = dict[int, float]
 Rows = list[dict[str, Any]]
 
@@ -69,10 +71,18 @@ class Observation:
     plain: dict[str, float | None] = field(default_factory=dict)
     """For recordings, wall time of steps with nothing attached: synced_ms, back_to_back_ms, medians."""
     slowdown: float = 1.0
+    workings: Workings | None = field(default=None, repr=False)
+    """What it was made of, for who draws it; not part of the JSON."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        import foretrace as ft  # by way of the front door, since it knows the room that shows things
+
+        return ft.as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: ranks as text, times rounded to a tenth of a microsecond."""
-        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name != "workings"}
 
 
 def plain(value: Any) -> Any:

@@ -17,7 +17,9 @@ from foretrace.forecast.observation import Observation
 from foretrace.forecast.steps import chosen_step, cut_to_step
 from foretrace.forecast.stragglers import stragglers
 from foretrace.forecast.totals import by_family, by_module, by_op, by_phase
+from foretrace.forecast.workings import Workings
 from foretrace.graph import Graph, Job
+from foretrace.platform.device import Device
 
 
 def observe(job: Job | Graph, step: str | None = None) -> Observation:
@@ -35,7 +37,8 @@ def observe(job: Job | Graph, step: str | None = None) -> Observation:
     graphs, with_earlier = [cut for cut, _ in cuts], [whole for _, whole in cuts]
     segments = [host_segments(graph) for graph in graphs]
     met, doubts = meetings(graphs)
-    path = describe(measured(with_earlier, segments, met), with_earlier, segments)
+    tasks = measured(with_earlier, segments, met)
+    path = describe(tasks, with_earlier, segments)
     seen = Observation(
         source=job.source,
         world=job.world,
@@ -55,11 +58,18 @@ def observe(job: Job | Graph, step: str | None = None) -> Observation:
         notes=list(dict.fromkeys([*job.notes, *(note for graph in job.graphs for note in graph.notes), *doubts])),
         slowdown=max((graph.slowdown for graph in graphs), default=1.0),
         plain=_plain(job.graphs),
+        workings=Workings(tasks, with_earlier, segments, _device(graphs), job=job, step=name),
     )
     _add_host(seen, graphs, segments)
     _add_device(seen, graphs, job.graphs)
     _add_communication(seen, graphs, met)
     return seen
+
+
+def _device(graphs: list[Graph]) -> Device | None:
+    """What all ranks ran on, where its maker's description is at hand."""
+    names = {graph.device for graph in graphs}
+    return Device.matching(names.pop()) if len(names) == 1 else None
 
 
 def _step_ms(graph: Graph, step: str | None) -> float:

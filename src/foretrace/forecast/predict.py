@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
+from foretrace.forecast.contention import contends, run_alone
 from foretrace.forecast.critical import LATENCY, describe
 from foretrace.forecast.device import active_and_idle, overlap
 from foretrace.forecast.doubt import PERCENTILES, draws
 from foretrace.forecast.flat import Flat, flat
 from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.host import KINDS, Segments
+from foretrace.forecast.host import KINDS, SYNC, Segments
 from foretrace.forecast.look_at import look_at
 from foretrace.forecast.memory import peak_memory, workspaces
 from foretrace.forecast.observe import overheads
 from foretrace.forecast.predicted import as_measured, idle_causes, predicted
-from foretrace.forecast.rates import totals
+from foretrace.forecast.ranks import device_span, rank_rows
+from foretrace.forecast.rates import add_rates, totals
 from foretrace.forecast.rest import after_a_wait
 from foretrace.forecast.step import Step, priced
 from foretrace.forecast.steps import chosen_step, cut_to_step
 from foretrace.forecast.timetable import Timetable, timetable
 from foretrace.forecast.totals import by_family, by_module, by_op, by_phase
+from foretrace.forecast.workings import Workings
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
-from foretrace.simulate.forward import simulate
 from foretrace.simulate.program import Timeline
 
 UNROLLED = 4
@@ -40,15 +42,21 @@ def predict(what: Graph | Job, platform: Platform, kernels: str | None = None, s
     if not len(calls.ops):
         raise ForetraceError(f"{job.source or 'the graph'} holds no calls", "Record or sketch a training step.")
     costs, notes = priced(graph, alone, platform, kernels)
-    table = after_a_wait(costs, timetable(costs, platform.device))
-    timeline = simulate(table.program)
-    forecast = _told(calls, costs, table, timeline)
+    slowed = contends(calls, platform, kernels)
+    table, timeline = run_alone(after_a_wait(costs, timetable(costs, platform.device)), costs.work, slowed)
+    shown = predicted(calls, costs, table, timeline)
+    forecast = _told(calls, costs, table, timeline, *shown)
     forecast.source, forecast.platform, forecast.world = job.source, platform.name, job.world
-    forecast.step_ms_back_to_back = back_to_back(costs, platform.device) / 1e3
-    low, high = np.percentile(draws(calls, costs, table), PERCENTILES).tolist()
+    forecast.fabric = platform.fabric.name if platform.fabric else None
+    forecast.step_ms_back_to_back = back_to_back(costs, platform.device, slowed) / 1e3
+    drawn = draws(calls, costs, table)
+    low, high = np.percentile(drawn, PERCENTILES).tolist()
     forecast.low_ms, forecast.high_ms = min(low / 1e3, forecast.step_ms), max(high / 1e3, forecast.step_ms)
     _add_memory(forecast, whole, alone, platform.device)
-    _add_rates(forecast, calls, costs, platform.device)
+    forecast.workings = Workings(
+        as_measured(table, timeline), [shown[0]], [shown[1]], platform.device, [costs.work.source], drawn / 1e3
+    )
+    add_rates(forecast, [totals(calls, costs, platform.device)])
     forecast.notes = [*job.notes, *whole.notes, *notes, *_alone(job, whole), *_nothing_to_do(costs, platform)]
     return forecast
 
@@ -62,6 +70,8 @@ def _first_rank(job: Job) -> Graph:
 def _alone(job: Job, graph: Graph) -> list[str]:
     if job.world == 1:
         return []
+    if job.alike and not job.missing:
+        return [f"all {job.world:,} ranks do the same{'' if graph.collectives else ', and exchange nothing'}"]
     return [f"rank {graph.rank} of {job.world} is predicted alone: what it waits for other ranks is not in it"]
 
 
@@ -71,18 +81,17 @@ def _nothing_to_do(step: Step, platform: Platform) -> list[str]:
     return [f"the step gives {platform.name}'s device nothing to do: were its model and data on the device?"]
 
 
-def back_to_back(step: Step, device: Device) -> float:
+def back_to_back(step: Step, device: Device, slowed: bool) -> float:
     """Microseconds from the end of one step to the end of the next, with no sync between them."""
-    table = timetable(step.repeated(UNROLLED), device)
-    end = simulate(table.program).end
+    again = step.repeated(UNROLLED)
+    table, timeline = run_alone(timetable(again, device), again.work, slowed)
     last = np.searchsorted(table.call, np.arange(1, UNROLLED + 1) * len(step))
-    *_, before, after = np.maximum.accumulate(end)[last - 1]
+    *_, before, after = np.maximum.accumulate(timeline.end)[last - 1]
     return float(after - before)
 
 
-def _told(calls: Graph, step: Step, table: Timetable, timeline: Timeline) -> Forecast:
-    """What a simulated step says."""
-    graph, segments = predicted(calls, step, table, timeline)
+def _told(calls: Graph, step: Step, table: Timetable, timeline: Timeline, graph: Graph, segments: Segments) -> Forecast:
+    """What a simulated step says; ``graph`` and ``segments`` are at the simulated times."""
     span = timeline.span
     active, _ = active_and_idle(graph)
     communication = overlap(graph, 0, [])
@@ -91,8 +100,11 @@ def _told(calls: Graph, step: Step, table: Timetable, timeline: Timeline) -> For
         device_active_ms=active / 1e3,
         device_idle_ms=(span - active) / 1e3,
         idle_causes=_causes(graph, segments, span),
-        kernel_ms=float(step.work.typical.sum()) / 1e3,
+        kernel_ms=float((graph.kernels.end - graph.kernels.start).sum()) / 1e3,
         kernels=len(step.work),
+        device_span_ms=device_span([graph]),
+        ranks=rank_rows([graph], [segments.duration[segments.kind != SYNC].sum()], [], {}),
+        wait_ms={graph.rank: 0.0},
         exposed_communication_ms=communication["exposed_ms"],
         hidden_communication_ms=communication["hidden_ms"],
         coverage=step.work.coverage(),
@@ -103,7 +115,6 @@ def _told(calls: Graph, step: Step, table: Timetable, timeline: Timeline) -> For
         by_family=by_family([graph], [segments]),
         by_phase=by_phase([graph], [segments]),
         by_module=by_module([graph], [segments]),
-        timeline=graph,
     )
 
 
@@ -114,16 +125,6 @@ def _causes(graph: Graph, segments: Segments, end: float) -> dict[str, float]:
     active, _ = active_and_idle(graph)
     causes[LATENCY] = max((end - active) / 1e3 - sum(causes.values()), 0.0)
     return causes
-
-
-def _add_rates(forecast: Forecast, calls: Graph, step: Step, device: Device) -> None:
-    done = totals(calls, step, device)
-    if done is None or not forecast.step_ms:
-        return
-    forecast.tflops, forecast.gigabytes = done.flops / 1e12, done.nbytes / 1e9
-    forecast.tflops_per_second = forecast.tflops / forecast.step_ms * 1e3
-    forecast.mfu = done.peak_us / 1e3 / forecast.step_ms
-    forecast.gbps = forecast.gigabytes / forecast.device_active_ms * 1e3 if forecast.device_active_ms else None
 
 
 def _add_memory(forecast: Forecast, graph: Graph, step: Flat, device: Device) -> None:

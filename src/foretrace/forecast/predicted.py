@@ -58,7 +58,7 @@ def idle_causes(graph: Graph, segments: Segments, end: float) -> Floats:
     """
     kernels = graph.kernels
     busy_start, busy_end, first = merged(kernels.start, kernels.end)
-    launched = np.minimum(graph.calls.end[kernels.call[first]], busy_start)
+    launched = np.minimum(np.append(graph.calls.end, -np.inf)[kernels.call[first]], busy_start)
     idle_start, idle_end = np.append(0.0, busy_end), np.append(launched, end)
     length = np.append(0.0, np.cumsum(np.maximum(idle_end - idle_start, 0.0)))
 

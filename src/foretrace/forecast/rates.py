@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from foretrace.costs.fallback import work_of
 from foretrace.costs.families import Work, facts_of, family_of
 from foretrace.costs.spread_of_ids import spread_of_ids
+from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.step import Step
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.platform.device import Device
@@ -28,11 +30,41 @@ class Totals:
 
 def totals(calls: Graph, step: Step, device: Device) -> Totals | None:
     """Arithmetic and bytes of a step; None where its source does not tell shapes."""
-    found = Totals()
+    found, known = Totals(), False
+    for _, work, counts in works(calls, sorted(set(step.work.call.tolist())), device):
+        known = True
+        found.nbytes += work.bytes
+        if counts:
+            found.flops += work.flops
+            found.peak_us += work.flops / device.peak(work.rate) / 1e6
+    return found if known else None
+
+
+def add_rates(forecast: Forecast, each: Sequence[Totals | None]) -> None:
+    """Tell what the ranks of a step do a second, in the mean; nothing where a rank's source does not tell shapes."""
+    done = [one for one in each if one is not None]
+    if not done or len(done) < len(each) or not forecast.step_ms:
+        return
+    forecast.tflops = sum(one.flops for one in done) / len(done) / 1e12
+    forecast.gigabytes = sum(one.nbytes for one in done) / len(done) / 1e9
+    forecast.tflops_per_second = forecast.tflops / forecast.step_ms * 1e3
+    forecast.mfu = sum(one.peak_us for one in done) / len(done) / 1e3 / forecast.step_ms
+    forecast.gbps = forecast.gigabytes / forecast.device_active_ms * 1e3 if forecast.device_active_ms else None
+
+
+def works(calls: Graph, rows: Iterable[int], device: Device) -> Iterator[tuple[int, Work, bool]]:
+    """What some calls have to do, and whether their arithmetic counts; those without shapes are left out.
+
+    >>> from foretrace.graph import OpTable, Tensor
+    >>> square = Tensor((1000, 1000), "float32", "cuda:0")
+    >>> step = Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,)), Op("aten::some")]))
+    >>> [(row, work.flops, counts) for row, work, counts in works(step, [0, 1], Device.named("h200"))]
+    [(0, 2000000000, True)]
+    """
     known: dict[tuple[object, ...], tuple[Work, bool]] = {}
     ops = list(calls.ops)
     ids = spread_of_ids(ops, calls.indices)
-    for row in sorted(set(step.work.call.tolist())):
+    for row in rows:
         op, indices = ops[row], ids.get(row)
         shapes = tuple((t.shape, t.dtype, t.layout) for t in op.tensors)
         if not shapes:
@@ -40,12 +72,7 @@ def totals(calls: Graph, step: Step, device: Device) -> Totals | None:
         key = (op.name, shapes, indices.unique if indices else None)
         if key not in known:
             known[key] = _work(op, device, indices, calls.tf32)
-        work, counts = known[key]
-        found.nbytes += work.bytes
-        if counts:
-            found.flops += work.flops
-            found.peak_us += work.flops / device.peak(work.rate) / 1e6
-    return found if known else None
+        yield row, *known[key]
 
 
 def _work(op: Op, device: Device, indices: Indices | None, tf32: Tf32) -> tuple[Work, bool]:

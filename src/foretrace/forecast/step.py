@@ -66,7 +66,11 @@ class Step:
         columns = {f.name: _tiled(getattr(self.work, f.name), times) for f in fields(Work)}
         columns["call"] += shift * np.int32(len(self))
         columns["launch"] += shift * np.int32(self.work.launch.max(initial=-1) + 1)
-        pairs = self.waits.streams + np.arange(times, dtype=np.int32)[:, None, None] * np.int32(len(self))
+        columns["collective"] += np.where(
+            columns["collective"] >= 0, shift * (self.work.collective.max(initial=-1) + 1), 0
+        )
+        later = np.arange(times, dtype=np.int32)[:, None, None] * np.int32(len(self))
+        pairs = ((some + later).reshape(-1, 2) for some in (self.waits.streams, self.waits.works))
         return Step(
             thread=np.tile(self.thread, times),
             beside=np.tile(self.beside, times),
@@ -75,7 +79,7 @@ class Step:
             spread=np.tile(self.spread, times),
             common=self.common,
             work=Work(**columns),
-            waits=Waits(np.tile(self.waits.host, times), pairs.reshape(-1, 2)),
+            waits=Waits(np.tile(self.waits.host, times), *pairs),
             stream=np.tile(self.stream, times),
         )
 

@@ -54,7 +54,7 @@ class _Spent(NamedTuple):
 
 def _why(late: int, graphs: list[Graph], meetings: list[Meetings]) -> str:
     """What took the late rank longer than the others, from each collective to the next one it was late for."""
-    shared = [group for group in meetings if late in group.members]
+    shared = [group for group in meetings if late in group.members and len(group.members) > 1]
     if _began_late(late, graphs, shared):
         return LATE_START
     spent = [np.stack(_spent(graph)) for graph in graphs]

@@ -24,7 +24,7 @@ from foretrace.forecast.host import SYNC, T1, T2, T3, T4, T5
 from foretrace.forecast.intervals import previous_on_lane
 from foretrace.forecast.step import Step
 from foretrace.forecast.waits import ALL_STREAMS, NOBODY
-from foretrace.graph.tables import Floats, Ints, Longs, Small
+from foretrace.graph.tables import COLLECTIVE, Floats, Ints, Longs, Small
 from foretrace.platform.device import Device
 from foretrace.simulate.program import Program
 
@@ -157,6 +157,10 @@ def _waiting_rules(step: Step, places: Places, device: Device) -> Iterator[tuple
         ahead = places.first_kernel - device.measured.queue_depth
         full = ahead >= 0
         yield pairs(places.kernel[ahead[full]], places.launch[full]), 0.0
-    if device.kind == "cpu":  # there a call does its work itself
-        last_of_launch = places.kernel[places.first_kernel + places.kernels - 1]
+    if device.kind == "cpu":  # there a call does its work itself, but for collectives, which threads of their own do
+        last = places.first_kernel + places.kernels - 1
+        last_of_launch = places.kernel[last[step.work.kind[last] != COLLECTIVE]]
         yield pairs(last_of_launch, last_of_launch + 1), 0.0
+        asked, waiting = step.waits.works.T
+        kernel = step.last_kernel(asked)
+        yield pairs(places.kernel[kernel[kernel >= 0]], places.before[waiting[kernel >= 0]]), 0.0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from foretrace.costs.silent import launches_nothing
 from foretrace.forecast.dependencies import Streams, event_waits
 from foretrace.forecast.flat import Flat
-from foretrace.graph import Constant, Graph, Op
+from foretrace.graph import Constant, Graph, Op, Value
 from foretrace.graph.tables import SYNC, Ints, Small
 
 NOBODY, OWN_STREAM, ALL_STREAMS = range(3)
@@ -26,6 +27,7 @@ BY_MASK = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_p
 WAITING = READS_A_VALUE.union(COPIES, BY_MASK)
 SYNCHRONIZE = ("cuda::device_synchronize", "cuda::stream_synchronize", "cuda::event_synchronize")
 MASKS = ("bool", "uint8")
+WAIT = "c10d::wait"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Waits:
     """For each call, whom the host waits for before the call returns."""
     streams: Ints
     """Pairs of calls: device work of the second starts after that of the first is done."""
+    works: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    """Pairs of calls: before the second one somebody waits for the collective that the first one asked for."""
 
 
 def waits(graph: Graph, step: Flat) -> Waits:
@@ -60,8 +64,9 @@ def waits(graph: Graph, step: Flat) -> Waits:
         # A sync between two calls holds the host at the end of the first of them.
         if op.name in SYNCHRONIZE and 0 < place < len(host):
             host[place - 1] = ALL_STREAMS
-    pairs = {*_events(side, step.stream), *_seen(calls), *_collectives(calls)}
-    return Waits(host, np.array(sorted(pairs), np.int32).reshape(-1, 2))
+    works = list(_works(side, calls))
+    pairs = {*_events(side, step.stream), *_seen(calls), *_collectives(calls), *_held_streams(works, calls)}
+    return Waits(host, *(np.array(sorted(some), np.int32).reshape(-1, 2) for some in (pairs, works)))
 
 
 def waits_for_device(op: Op) -> bool:
@@ -98,7 +103,7 @@ def _non_blocking(op: Op) -> bool:
 
 
 def _side_rows(graph: Graph) -> list[int]:
-    steers = graph.ops.names.matching(lambda name: name.startswith("cuda::"))
+    steers = graph.ops.names.matching(lambda name: name.startswith("cuda::") or name == WAIT)
     return np.flatnonzero(steers[graph.ops.name]).tolist() if len(graph.ops) else []
 
 
@@ -115,6 +120,33 @@ def _events(side: list[tuple[int, Op]], stream: Ints) -> Iterator[tuple[int, int
             after = np.flatnonzero(stream[place:] == int(named["stream"]))
             if len(before) and len(after):
                 yield int(before[-1]), int(after[0]) + place
+
+
+def _works(side: list[tuple[int, Op]], calls: Graph) -> Iterator[tuple[int, int]]:
+    """Collectives that somebody waits for, and the call that comes after that wait."""
+    waits = [(place, op) for place, op in side if op.name == WAIT and place < len(calls.ops)]
+    if not waits:
+        return
+    asked: dict[str, int] = {}
+    for call in sorted({c.op for c in calls.collectives if c.op >= 0}):
+        asked |= dict.fromkeys(_named_works(calls.ops[call].outputs), call)
+    for place, op in waits:
+        for work in _named_works(op.args):
+            if asked.get(work, place) < place:
+                yield asked[work], place
+
+
+def _held_streams(works: list[tuple[int, int]], calls: Graph) -> Iterator[tuple[int, int]]:
+    """A wait holds the stream of the work that follows, not that of the next collective."""
+    members = {c.op for c in calls.collectives}
+    for asked, place in works:
+        computes = next((call for call in range(place, len(calls.ops)) if call not in members), None)
+        if computes is not None:
+            yield asked, computes
+
+
+def _named_works(values: Iterable[Value]) -> list[str]:
+    return [value.value for value in values if isinstance(value, Constant) and value.kind == "work"]
 
 
 def _seen(calls: Graph) -> Iterator[tuple[int, int]]:
@@ -135,6 +167,8 @@ def _collectives(calls: Graph) -> Iterator[tuple[int, int]]:
     pending: dict[int, int] = {}
     before = -1
     for place, op in enumerate(calls.ops):
+        if place not in members and launches_nothing(op, "cpu"):  # on whatever device
+            continue  # a look at what is on its way need not wait for it
         touched = {t.storage for t in (*op.tensors, *op.produced) if t.storage >= 0}
         yield from {(pending.pop(storage), place) for storage in touched & pending.keys()}
         if place in members:

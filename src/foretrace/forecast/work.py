@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.costs.collectives import predict as price_collective
+from foretrace.costs.carried import notes as carried_notes
+from foretrace.costs.collectives import Range, assumptions, price_collective
 from foretrace.costs.device import FALLBACK, MEASURED, MODEL, price_kernels
 from foretrace.costs.families.compiled import PYTORCHS
+from foretrace.forecast.collectives import ONE_SIDED, members
 from foretrace.forecast.flat import Flat
 from foretrace.graph import Collective, ForetraceError, Graph
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, Floats, Ints, Small
@@ -36,6 +38,8 @@ class Work:
     typical: Floats
     high: Floats
     source: Small
+    collective: Ints
+    """Of a collective, which of the graph's it is; else -1."""
 
     def __len__(self) -> int:
         return len(self.call)
@@ -69,15 +73,21 @@ def device_work(step: Flat, platform: Platform, kernels: str | None = None) -> t
     if kernels not in (None, *CHOICES):
         raise ForetraceError(f"kernel times can't be {kernels!r}", "Say model or measured.")
     calls = step.calls
-    here = calls.device == platform.device.matches
     if kernels == "measured" and not len(calls.kernels):
         raise ForetraceError(
             f"{calls.source or 'the graph'} holds no measured kernels", "Leave --kernels out, or say model."
         )
-    if kernels == "measured" or (kernels is None and here and len(calls.kernels)):
+    if as_measured(calls, platform, kernels):
+        here = calls.device == platform.device.matches
         other = [] if here else [f"kernel times are those measured on {calls.device or 'another device'}"]
         return measured_work(calls), [*other, *_left_out(calls)]
     return modelled_work(step, platform)
+
+
+def as_measured(calls: Graph, platform: Platform, kernels: str | None) -> bool:
+    """Whether kernels take what they took when they were recorded."""
+    here = calls.device == platform.device.matches
+    return kernels == "measured" or (kernels is None and here and len(calls.kernels) > 0)
 
 
 def measured_work(calls: Graph) -> Work:
@@ -92,6 +102,10 @@ def measured_work(calls: Graph) -> Work:
     rows = rows[np.lexsort((kernels.start[rows], kernels.call[rows], kernels.op[rows]))]
     time = kernels.end[rows] - kernels.start[rows]
     launch = np.cumsum(np.diff(kernels.call[rows], prepend=-1) != 0) - 1
+    collective = np.full(len(kernels), -1, np.int32)
+    for number, one in enumerate(calls.collectives):
+        if one.kernel >= 0:
+            collective[one.kernel] = number
     return Work(
         call=kernels.op[rows],
         launch=launch.astype(np.int32),
@@ -102,6 +116,7 @@ def measured_work(calls: Graph) -> Work:
         typical=time,
         high=time,
         source=np.full(len(rows), MEASURED, np.int8),
+        collective=collective[rows],
     )
 
 
@@ -133,9 +148,10 @@ def modelled_work(step: Flat, platform: Platform) -> tuple[Work, list[str]]:
         typical=priced.typical,
         high=priced.high,
         source=np.asarray(priced.source, np.int8),
+        collective=np.full(count, -1, np.int32),
     )
     whole, notes = _with_collectives(work, calls, platform)
-    return whole, [*_by_roofline(work, calls, platform), *notes]
+    return whole, [*carried_notes(calls, platform), *_by_roofline(work, calls, platform), *notes]
 
 
 def _check_shapes(calls: Graph) -> None:
@@ -185,31 +201,40 @@ def _kind(name: str) -> int:
 
 def _with_collectives(work: Work, calls: Graph, platform: Platform) -> tuple[Work, list[str]]:
     """The work with one kernel for each collective, on the stream of its group, priced by the fabric."""
-    theirs = [c for c in calls.collectives if c.op >= 0 and _ranks(c, calls) > 1]
+    theirs = [(number, c) for number, c in enumerate(calls.collectives) if c.op >= 0 and len(members(calls, c)) > 1]
     if not theirs:
         return work, []
-    if platform.fabric is None:
-        kinds = ", ".join(sorted({c.kind for c in theirs}))
+    fabric = platform.fabric
+    if fabric is None:
+        kinds = ", ".join(sorted({c.kind for _, c in theirs}))
         return work, [f"{platform.name} has no fabric: {len(theirs)} collectives ({kinds}) take no time here"]
-    lanes: dict[str, int] = {}
+    lanes: dict[object, int] = {}
     first_lane = int(work.stream.max(initial=0)) + 1
-    price = [price_collective(platform.fabric, c.kind, c.nbytes, _ranks(c, calls)) for c in theirs]
+    known: dict[object, Range] = {}
+    for _, c in theirs:
+        if (c.kind, c.nbytes, _lane(c)) not in known:
+            known[c.kind, c.nbytes, _lane(c)] = price_collective(fabric, c.kind, c.nbytes, members(calls, c))
+    price = [known[c.kind, c.nbytes, _lane(c)] for _, c in theirs]
     added = Work(
-        call=np.array([c.op for c in theirs], np.int32),
+        call=np.array([c.op for _, c in theirs], np.int32),
         launch=np.arange(len(theirs), dtype=np.int32) + len(work),
-        stream=np.array([first_lane + lanes.setdefault(c.group, len(lanes)) for c in theirs], np.int32),
+        stream=np.array([first_lane + lanes.setdefault(_lane(c), len(lanes)) for _, c in theirs], np.int32),
         kind=np.full(len(theirs), COLLECTIVE, np.int8),
-        name=[c.kind for c in theirs],
+        name=[c.kind for _, c in theirs],
         low=np.array([p.low for p in price]),
         typical=np.array([p.typical for p in price]),
         high=np.array([p.high for p in price]),
         source=np.full(len(theirs), MODEL, np.int8),
+        collective=np.array([number for number, _ in theirs], np.int32),
     )
-    return _merged(work, added), []
+    return _merged(work, added), assumptions(fabric, calls.world)
 
 
-def _ranks(collective: Collective, calls: Graph) -> int:
-    return len(collective.ranks) or len(calls.groups.get(collective.group, ())) or calls.world
+def _lane(collective: Collective) -> object:
+    """Collectives of a group follow each other; a send does not hold up what is received at the same time."""
+    if collective.kind in ONE_SIDED:
+        return collective.group, collective.kind, collective.peer, collective.ranks
+    return collective.group, len(collective.ranks)
 
 
 def _merged(work: Work, added: Work) -> Work:

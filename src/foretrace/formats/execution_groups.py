@@ -85,7 +85,8 @@ def collectives_of(nodes: Sequence[Node], parent: Ints, groups: dict[str, tuple[
             group = pointers.setdefault(mark.group, f"group {len(pointers)}") if mark.by_pointer else str(mark.group)
             nbytes, dtype = _traffic(node)
             ranks = groups.get(group) or mark.ranks
-            found.append(Collective(kind, group, nbytes, kernel=-1, op=row, ranks=ranks, dtype=dtype))
+            peer = ranks[mark.rank] if kind in ("send", "recv") and 0 <= mark.rank < len(ranks) else -1
+            found.append(Collective(kind, group, nbytes, kernel=-1, op=row, ranks=ranks, dtype=dtype, peer=peer))
     return found
 
 
@@ -104,6 +105,9 @@ class _Mark:
         group = node.pg_name or (group[0] if isinstance(group, list) and group else group)
         self.group: Any = group if isinstance(group, (str, int)) else ""
         self.by_pointer = isinstance(group, int)
+        rank = node.inputs[at - 1] if at >= 2 else -1
+        self.rank = rank if isinstance(rank, int) else -1
+        """That of the process; of a send or a recv, the place of the other end in the group."""
         last = node.inputs[-1] if at >= 0 and len(node.inputs) > at + 3 else 0
         self.size = node.pg_size or (last if isinstance(last, int) else 0)
         self.ranks: tuple[int, ...] = ()

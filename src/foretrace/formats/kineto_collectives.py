@@ -18,6 +18,7 @@ from foretrace.graph.tensor import ITEMSIZE
 
 _TALKING = ("nccl", "rccl", "allreduce", "allgather", "reducescatter", "alltoall", "crossdevicereduce")
 _AROUND = re.compile(r"nccl:|gloo:|c10d::|_?c10d_functional::|record_param_comms")
+_OTHER_END = re.compile(r"nccl:(?:send|recv) \d+(?:->|<-)(\d+)$")
 _PARTS = ("all_gather", "reduce_scatter")
 """Collectives with a whole buffer at one end and a part of it at the other."""
 
@@ -72,9 +73,16 @@ class Finder:
             told.kind = told.kind or collective_kind(self.ops.names[self.ops.name[row]])
         if comm and collective_kind(comm.collective):
             self._from_comm(told, comm)
+        told.peer = self._peer(told, chain)
         if not told.nbytes:
             self._from_shapes(told, chain)
         return told
+
+    def _peer(self, told: Collective, chain: list[int]) -> int:
+        """The rank at the other end of a send or a recv, which NCCL's annotation names by its place in the group."""
+        ends = (_OTHER_END.match(self.ops.names[self.ops.name[row]]) for row in chain)
+        place = next((int(end[1]) for end in ends if end), -1)
+        return told.ranks[place] if 0 <= place < len(told.ranks) else place
 
     def _chain(self, op: int) -> Iterator[int]:
         """The op and the rows around it that tell of a collective, innermost first."""

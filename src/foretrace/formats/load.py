@@ -100,6 +100,11 @@ def _chakra_like(start: bytes) -> bool:
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
+        if (path / "run.py").is_file() and (path / "harness").is_dir():
+            raise ForetraceError(
+                f"{path} is a benchmark: it runs a step, and holds no trace of one",
+                f"Run it: foretrace replay {path}. Or name the recording that it was made of.",
+            )
         inside = [*path.glob("*"), *path.glob("*/*")]
         found = sorted(file for file in inside if file.name.lower().endswith(_SUFFIXES) and file.is_file())
         if not found:

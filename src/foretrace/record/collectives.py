@@ -37,9 +37,16 @@ def collectives_of(ops: Sequence[Op], groups: dict[str, tuple[int, ...]]) -> lis
                     op=row,
                     ranks=ranks,
                     dtype=tensors[0].dtype if tensors else "",
+                    peer=_peer(op, kind, ranks),
                 )
             )
     return found
+
+
+def _peer(op: Op, kind: str, ranks: tuple[int, ...]) -> int:
+    """The rank at the other end of a send or a recv, which the call names by its place in the group."""
+    place = next((value for value in op.args if type(value) is int), -1)
+    return ranks[place] if kind in ("send", "recv") and 0 <= place < len(ranks) else -1
 
 
 def _group(op: Op) -> str:

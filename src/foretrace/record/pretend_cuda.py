@@ -8,9 +8,9 @@ choose another op for a GPU, that one is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
-from unittest.mock import MagicMock, patch
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -22,6 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from foretrace.record.census import DeviceName
 from foretrace.record.cuda_autocast import casting_like_cuda, counting_regions
 from foretrace.record.cuda_choices import choosing_like_cuda, embedding_bag
+from foretrace.record.pretend_streams import pretended_streams
 from foretrace.record.watch import desugars
 
 CUDA, CPU = "cuda:0", "cpu"
@@ -50,7 +51,6 @@ ANSWERS: dict[str, Any] = {
     "memory_allocated": lambda device=None: 0,
     "max_memory_allocated": lambda device=None: 0,
     "reset_peak_memory_stats": lambda device=None: None,
-    "current_stream": lambda device=None: MagicMock(cuda_stream=0),
 }
 """What torch.cuda is told to say."""
 
@@ -68,6 +68,8 @@ def pretended_cuda(on_paper: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
             yield lambda tensor: str(tensor.device)
             return
         labels = Labels(on_paper)
+        stack.enter_context(pretended_streams())
+        stack.enter_context(_sharding_on_cuda())
         stack.enter_context(counting_regions())
         stack.enter_context(choosing_like_cuda())
         stack.enter_context(casting_like_cuda(lambda tensor: labels.of(tensor) == CUDA))
@@ -77,6 +79,15 @@ def pretended_cuda(on_paper: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
         stack.enter_context(Follower(labels))
         stack.enter_context(patch.object(FakeTensor, "device", _told_by(labels)))
         yield labels.of
+
+
+def _sharding_on_cuda() -> AbstractContextManager[Any]:
+    """Let FSDP2 put its weights on the GPU: a mesh that was made without CUDA would send them to the CPU."""
+    if not torch.distributed.is_available():
+        return nullcontext()
+    from torch.distributed.fsdp._fully_shard import _fully_shard
+
+    return patch.object(_fully_shard, "_get_device_from_mesh", lambda mesh: torch.device(CUDA))
 
 
 class Labels:
@@ -152,9 +163,12 @@ class Follower(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(desugars(kind) for kind in types):
             return NotImplemented
+        kwargs = dict(kwargs or {})
+        if getattr(kwargs.get("device"), "type", CPU) != CPU:  # hooks of backward are not asked by `Answers`
+            kwargs["device"] = torch.device(CPU)
         self._labels.in_dispatch += 1
         try:
-            result = func(*args, **(kwargs or {}))
+            result = func(*args, **kwargs)
             if func is torch.ops.aten._embedding_bag.default and self._labels.of(args[0]) == CUDA:
                 result = embedding_bag(args, result)
         finally:

@@ -14,6 +14,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from foretrace.record.optimizers import listen
+from foretrace.record.pretend_streams import are_pretended
 
 
 class Surroundings:
@@ -53,7 +54,7 @@ class Surroundings:
     @property
     def stream(self) -> int:
         """A small number for the current device stream; 0 is the default one."""
-        if not torch.cuda.is_initialized():
+        if not torch.cuda.is_initialized() and not are_pretended():
             return 0
         return self.stream_number(torch.cuda.current_stream())
 

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.compiling import compiled
-from foretrace.simulate.program import Floats, Ints, Longs, Program, Timeline
+from foretrace.simulate.program import Program, Timeline
+from foretrace.simulate.turns import Floats, Ints, Longs, Rows, take_turns
 
 
 def simulate(program: Program, duration: Floats | None = None) -> Timeline:
@@ -17,7 +18,7 @@ def simulate(program: Program, duration: Floats | None = None) -> Timeline:
     Parameters
     ----------
     program
-        Tasks in an order in which each comes after all it waits for.
+        Tasks; a `StuckError` names those that wait for each other in a circle.
     duration
         What the tasks take instead of the program's own durations.
 
@@ -32,7 +33,10 @@ def simulate(program: Program, duration: Floats | None = None) -> Timeline:
     times = program.duration if duration is None else np.asarray(duration, np.float64)
     _check(program, times)
     start, end = np.empty(len(times)), np.empty(len(times))
-    _forward(program.first, program.before, program.lag, times, start, end)
+    rows = Rows(program)
+    edges = program.first, program.before, program.lag, program.release
+    take_turns(*edges, rows.begins, rows.ends, rows.at, times, start, end)
+    rows.check_done()
     return Timeline(start, end)
 
 
@@ -72,7 +76,11 @@ def draw(program: Program, doubt: Doubt, count: int, seed: int = 0) -> Floats:
     number = np.sqrt(doubt.weight) * common[:, doubt.common] + np.sqrt(1 - doubt.weight) * own
     spread = np.where(number > 0, doubt.up, doubt.down)
     factor = np.exp(number * spread - (1 - doubt.weight) * spread**2 / 2)
-    return _draw(program.first, program.before, program.lag, program.duration, doubt.group, factor)
+    rows = Rows(program)
+    edges = program.first, program.before, program.lag, program.release
+    ends = _draw(*edges, rows.begins, rows.ends, rows.at, program.duration, doubt.group, factor)
+    rows.check_done()
+    return ends
 
 
 def _check_groups(program: Program, doubt: Doubt) -> None:
@@ -83,42 +91,32 @@ def _check_groups(program: Program, doubt: Doubt) -> None:
 
 
 def _check(program: Program, duration: Floats) -> None:
-    """Name the task that can't be simulated: the compiled loops trust what they are given."""
+    """Name a task that takes no time that there is: the compiled loops trust what they are given."""
     if len(duration) != len(program):
         raise ValueError(f"{len(duration)} durations for {len(program)} tasks")
-    if (bad := np.flatnonzero(~(duration >= 0) | np.isinf(duration))).size:
+    if len(duration) and not (duration.min() >= 0 and duration.max() < np.inf):
+        bad = np.flatnonzero(~(duration >= 0) | np.isinf(duration))
         raise ValueError(f"task {bad[0]} takes {duration[bad[0]]}")
-    if (late := np.flatnonzero(program.before >= program.after)).size:
-        before, after = program.before[late[0]], program.after[late[0]]
-        raise ValueError(f"task {after} waits for task {before}, which does not come before it")
-
-
-@compiled
-def _forward(first: Longs, before: Ints, lag: Floats, duration: Floats, start: Floats, end: Floats) -> float:
-    last = 0.0
-    for task in range(len(duration)):
-        ready = 0.0
-        for edge in range(first[task], first[task + 1]):
-            ready = max(ready, end[before[edge]] + lag[edge])
-        start[task] = ready
-        end[task] = ready + duration[task]
-        last = max(last, end[task])
-    return last
 
 
 @compiled
 def _draw(
-    first: Longs, before: Ints, lag: Floats, duration: Floats, group: Ints, factor: NDArray[np.float64]
+    first: Longs,
+    before: Ints,
+    lag: Floats,
+    release: Floats,
+    begins: Longs,
+    ends: Longs,
+    at: Longs,
+    duration: Floats,
+    group: Ints,
+    factor: NDArray[np.float64],
 ) -> Floats:
-    count = len(factor)
-    lasts, start, end, drawn = (
-        np.empty(count),
-        np.empty(len(duration)),
-        np.empty(len(duration)),
-        np.empty(len(duration)),
-    )
+    count, tasks = len(factor), len(duration)
+    lasts, start, end, drawn = np.empty(count), np.empty(tasks), np.empty(tasks), np.empty(tasks)
     for turn in range(count):
-        for task in range(len(duration)):
+        for task in range(tasks):
             drawn[task] = duration[task] * factor[turn, group[task]]
-        lasts[turn] = _forward(first, before, lag, drawn, start, end)
+        at[:] = begins
+        lasts[turn] = take_turns(first, before, lag, release, begins, ends, at, drawn, start, end)
     return lasts

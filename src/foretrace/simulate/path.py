@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrace.simulate.program import Floats, Longs, Program, Timeline
+from foretrace.simulate.program import Program, Timeline
+from foretrace.simulate.turns import Floats, Longs
 
 
 @dataclass(frozen=True)

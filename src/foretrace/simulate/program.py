@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int32]
-Longs = NDArray[np.int64]
+from foretrace.simulate.turns import Floats, Ints, Longs
 
 
 @dataclass(frozen=True)
@@ -18,6 +15,9 @@ class Program:
 
     The tasks that task ``i`` waits for are ``before[first[i]:first[i + 1]]``; it starts no sooner than ``lag`` after
     each of them has ended.
+
+    A program may have several rows of tasks, one behind the other. Each is in order by itself; a task may also wait for
+    one of another row, wherever that stands.
 
     >>> program = Program.of(duration=[2.0, 1.0, 4.0], lane=[0, 0, 1], edges=[(0, 1), (0, 2), (1, 2)])
     >>> program.before[program.first[2] : program.first[3]].tolist()
@@ -29,6 +29,10 @@ class Program:
     first: Longs
     before: Ints
     lag: Floats
+    release: Floats = field(default_factory=lambda: np.zeros(0))
+    """Before when each task does not start; empty where all may at once."""
+    rows: Longs = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Where each row of tasks begins; empty where there is one."""
 
     def __len__(self) -> int:
         return len(self.duration)

@@ -1,0 +1,72 @@
+"""The fabric that joins a job's GPUs, where nobody names one."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from foretrace.costs.collectives import assumptions
+from foretrace.graph import ForetraceError
+from foretrace.platform.fabric import Fabric, fabrics
+
+PCIE = "pcie"
+
+
+def fabric_of(device: str, world: int, gpus_per_node: int | None = None) -> Fabric:
+    """The shipped fabric of a device that comes closest to a job of so many ranks.
+
+    Those measured between as many nodes lead; of these, the one whose ranks are closest in number; links that are known
+    by their specification alone come last.
+
+    Parameters
+    ----------
+    device
+        As the driver calls it.
+    world
+        Ranks of the job.
+    gpus_per_node
+        As many as the fabric's nodes have, where left out.
+
+    >>> fabric_of("NVIDIA A100-SXM4-80GB", 8).name, fabric_of("Tesla V100-PCIE-32GB", 2).name
+    ('a100-8x-nvswitch', 'v100-2x-pcie')
+    """
+    ours = [fabric for fabric in map(Fabric.named, fabrics()) if fabric.links and _is_of(fabric.links.gpu, device)]
+    fitting = [fabric for fabric in ours if _reaches(fabric, world, gpus_per_node)]
+    if not fitting:
+        what = f"joins {world} GPUs of the kind {device}" if ours else f"is known for {device or 'a CPU'}"
+        raise ForetraceError(
+            f"no shipped fabric {what}",
+            "Name one with --fabric: `foretrace platform list` shows some, `foretrace calibrate fabric` measures one.",
+        )
+    return min(fitting, key=lambda fabric: _distance(fabric, device, world, gpus_per_node))
+
+
+def _is_of(gpu: str, device: str) -> bool:
+    """Whether a fabric's GPU is the device: the model is the same, and both have PCIe cards or neither.
+
+    >>> _is_of("V100 SXM2", "Tesla V100-SXM2-32GB"), _is_of("V100 PCIe", "Tesla V100-SXM2-32GB")
+    (True, False)
+    """
+    ours, theirs = _words(gpu), _words(device)
+    return ours[0] in theirs and (PCIE in ours) == (PCIE in theirs)
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
+
+
+def _reaches(fabric: Fabric, world: int, gpus_per_node: int | None) -> bool:
+    try:
+        assumptions(fabric, world, gpus_per_node)
+    except ForetraceError:
+        return False
+    return True
+
+
+def _distance(fabric: Fabric, device: str, world: int, gpus_per_node: int | None) -> tuple[int, int, float, str]:
+    nodes = -(-world // (gpus_per_node or fabric.gpus_per_node))
+    alike = [curve for curve in fabric.curves if (curve.nodes > 1) == (nodes > 1)]
+    off = min((abs(math.log(curve.ranks / world)) for curve in alike), default=math.inf)
+    assert fabric.links
+    form = set(_words(fabric.links.gpu)) - set(_words(device))  # SXM3 is not SXM2
+    return not alike, len(form), off, fabric.name

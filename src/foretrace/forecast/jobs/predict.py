@@ -1,0 +1,150 @@
+"""Predict a job of several ranks: all of them in one simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from foretrace.forecast.forecast import Forecast
+from foretrace.forecast.jobs.doubt import add_range
+from foretrace.forecast.jobs.rank import KeptRank, PricedRank
+from foretrace.forecast.jobs.shown import shown_by_all
+from foretrace.forecast.jobs.simulated import simulate_job
+from foretrace.forecast.jobs.supposed import Supposed, with_own_graphs
+from foretrace.forecast.jobs.unrolled import back_to_back
+from foretrace.forecast.jobs.words import told
+from foretrace.forecast.rates import add_rates, totals
+from foretrace.forecast.steps import chosen_step
+from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.platform.device import Device
+from foretrace.platform.fabric import Fabric
+from foretrace.platform.platform import Platform
+
+OWN_MACHINE = "its own machine"
+NO_FABRIC = Fabric("none", (), "nothing is exchanged")
+STALLED = 0.01
+"""A device that stands still unexplained for more than this part of the step is told of."""
+
+
+def keep_machine(
+    job: Job,
+    fabric: Fabric,
+    step: str | None = None,
+    supposed: Supposed | None = None,
+    gpus_per_node: int | None = None,
+) -> Forecast:
+    """Predict a measured job on its own machine: hosts and kernels as they were, collectives by a fabric.
+
+    Parameters
+    ----------
+    job
+        Profiled ranks, on one clock.
+    fabric
+        What joins them: no time of a transfer is taken from the traces.
+    step
+        Which step; the one of median length where left out.
+    supposed
+        What is different from the measured job.
+    gpus_per_node
+        As many as the fabric's nodes have, where left out.
+    """
+    supposed = supposed or Supposed()
+    supposed.check(job.world)
+    job = with_own_graphs(job, supposed)
+    ranks, notes = kept_ranks(job, step)
+    cut = replace(job, graphs=[rank.graph for rank in ranks])
+    done, more = simulate_job(cut, list(ranks), fabric, supposed, gpus_per_node)
+    device = Device.matching(job.graphs[0].device)
+    forecast = told(job, done, device)
+    forecast.platform = OWN_MACHINE
+    forecast.fabric = None if fabric is NO_FABRIC else fabric.name
+    add_range(forecast, done)
+    forecast.notes = _notes(job, [*notes, *more, *_stalls(ranks, forecast.step_ms), *_slowdowns(ranks)])
+    return forecast
+
+
+def kept_ranks(job: Job, step: str | None = None) -> tuple[list[KeptRank], list[str]]:
+    """The ranks of a measured job as they were, and what the reader should know of them."""
+    name = chosen_step(job, step)
+    ranks = [KeptRank.of(graph, name) for graph in _from_zero(job.graphs)]
+    graphs, notes = shown_by_all([rank.graph for rank in ranks])
+    return [rank if rank.graph is one else KeptRank.of(one, None) for rank, one in zip(ranks, graphs)], notes
+
+
+def predict_job(
+    job: Job,
+    platform: Platform,
+    kernels: str | None = None,
+    step: str | None = None,
+    supposed: Supposed | None = None,
+    gpus_per_node: int | None = None,
+) -> Forecast:
+    """Predict all ranks of a job on a platform, which has a fabric where they exchange anything.
+
+    Parameters
+    ----------
+    job, kernels, step
+        As in `foretrace.predict`.
+    platform
+        Where every rank runs.
+    supposed
+        Ranks that are not as the platform is.
+    gpus_per_node
+        As many as the fabric's nodes have, where left out.
+    """
+    supposed = supposed or Supposed()
+    supposed.check(job.world)
+    name = chosen_step(job, step)
+    job = with_own_graphs(job, supposed)
+    ranks = [PricedRank.of(graph, name, platform, kernels) for graph in job.graphs]
+    cut = replace(job, graphs=[rank.graph for rank in ranks])
+    joined = platform.fabric or _no_fabric(platform, cut)
+    done, notes = simulate_job(cut, list(ranks), joined, supposed, gpus_per_node)
+    forecast = told(job, done, platform.device)
+    forecast.platform, forecast.fabric = platform.name, platform.fabric.name if platform.fabric else None
+    forecast.step_ms_back_to_back = back_to_back(ranks, done.met, done.transfers.typical, platform.device)
+    add_rates(forecast, [totals(rank.flat.calls, rank.step, platform.device) for rank in ranks])
+    add_range(forecast, done)
+    forecast.notes = _notes(job, [*(note for rank in ranks for note in rank.notes), *notes])
+    return forecast
+
+
+def _no_fabric(platform: Platform, job: Job) -> Fabric:
+    if any(graph.collectives for graph in job.graphs):
+        raise ForetraceError(
+            f"{platform.name} has no fabric, and the ranks exchange data",
+            "Name one with --fabric: `foretrace platform list` shows them.",
+        )
+    return NO_FABRIC
+
+
+def _from_zero(graphs: list[Graph]) -> list[Graph]:
+    """The graphs with the first thing that any of them saw at zero."""
+    tables = [table for graph in graphs for table in (graph.ops, graph.calls, graph.kernels) if len(table)]
+    begins = [float(np.nanmin(table.start)) for table in tables if np.isfinite(table.start).any()]
+    return [graph.shifted(-min(begins, default=0.0)) for graph in graphs]
+
+
+def _stalls(ranks: list[KeptRank], step_ms: float) -> list[str]:
+    still = {rank.graph.rank: rank.stalled_us / 1e3 for rank in ranks if rank.stalled_us > STALLED * step_ms * 1e3}
+    said = ", ".join(f"rank {rank} for {ms:.1f} ms ({ms / step_ms:.0%} of the step)" for rank, ms in still.items())
+    reason = "although nothing is seen to hold it up (somebody else uses it?): that is kept as it was, not predicted"
+    return [f"work stands still, {said}, {reason}"] if still else []
+
+
+def _slowdowns(ranks: list[KeptRank]) -> list[str]:
+    low, high = (some(rank.slowdown for rank in ranks) for some in (min, max))
+    if low == high == 1.0:
+        return []
+    by = f"{low:.2f} to {high:.2f}" if f"{low:.2f}" != f"{high:.2f}" else f"{high:.2f}"
+    return [f"host times are brought to those of plain steps: the profiled one took {by} times as long"]
+
+
+def _notes(job: Job, more: list[str]) -> list[str]:
+    said = [*job.notes, *(note for graph in job.graphs for note in graph.notes)]
+    if job.missing:
+        said.append(f"{len(job.missing)} of the {job.world} ranks have no graph: nobody waits for them")
+    if job.alike:
+        said.append(f"{len(job.alike):,} ranks do what others do: these stand for them")
+    return list(dict.fromkeys([*said, *more]))

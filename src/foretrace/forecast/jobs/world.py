@@ -1,0 +1,117 @@
+"""From one rank to many: the same step on a job of another size, each rank doing what the recorded one did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from foretrace.graph import MOST_RANKS, Collective, ForetraceError, Graph, Job
+
+WEAK = "weak scaling: each rank's own work and the bytes of each collective stay, groups that span the job grow with it"
+
+
+def at_world(job: Job, world: int) -> Job:
+    """A job of so many ranks that all do what the first one of this job does.
+
+    A group that is the whole job stays the whole job; one that reaches through it in steps, as data parallel groups
+    around tensor parallel ones, gets more members at the same distance; any other stays as it is.
+
+    Parameters
+    ----------
+    job
+        A recording or a sketch of which the first rank is taken.
+    world
+        Ranks of the new job.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> data = Collective("all_reduce", "data", 1024, kernel=-1, op=0, ranks=(0, 2))
+    >>> small = Graph(OpTable.of([Op("c10d::allreduce_")]), world=4, collectives=[data])
+    >>> large = at_world(Job([small]), 8)
+    >>> large.graphs[0].collectives[0].ranks, len(large.alike), large.missing
+    ((0, 2, 4, 6), 7, [])
+    """
+    if not 1 <= world <= MOST_RANKS:
+        raise ForetraceError(f"a job can't have {world} ranks", f"Give 1 to {MOST_RANKS:,}.")
+    if not job.graphs:
+        raise ForetraceError(f"{job.source or 'the job'} holds no rank", "Record the job again.")
+    first = job.graphs[0]
+    grown: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def members(collective: Collective) -> tuple[int, ...]:
+        ranks = collective.ranks or first.groups.get(collective.group, ()) or tuple(range(job.world))
+        if ranks not in grown:
+            grown[ranks] = _grown(ranks, first, job.world, world)
+        return grown[ranks]
+
+    collectives = [replace(one, ranks=members(one)) for one in first.collectives]
+    graph = replace(first, rank=0, world=world, collectives=collectives, groups={})
+    notes = [*job.notes, WEAK]
+    if len(job.graphs) > 1:
+        notes.append(f"all ranks are taken to do what rank {first.rank} did")
+    return Job([graph], job.source, notes, dict.fromkeys(range(1, world), 0))
+
+
+def _grown(ranks: tuple[int, ...], graph: Graph, old: int, new: int) -> tuple[int, ...]:
+    """The members of a group in a job of another size, seen from its first rank."""
+    distance = _distance(ranks)
+    if distance and distance * len(ranks) == old:
+        if new % distance:
+            raise ForetraceError(
+                f"a job of {new} ranks has no whole groups of every {distance}th rank",
+                f"Give a multiple of {distance}.",
+            )
+        return tuple(range(0, new, distance))
+    moved = tuple(rank - ranks[0] for rank in ranks)
+    if max(moved) >= new:
+        raise ForetraceError(
+            f"a group of rank {graph.rank} reaches over {max(moved) + 1} ranks, and the job shall have {new}",
+            f"Give a world of at least {max(moved) + 1}.",
+        )
+    return moved
+
+
+def _distance(ranks: Sequence[int]) -> int:
+    """How far apart the members of a group are, all alike; 0 where they are not."""
+    if len(ranks) < 2:
+        return 0
+    step = ranks[1] - ranks[0]
+    return step if step > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, step)) else 0
+
+
+def worlds(text: str) -> list[int]:
+    """The sizes that a text lists; dots stand for what doubles, or goes on as the two before them.
+
+    >>> worlds("64"), worlds("1,2,4,...,64"), worlds("8,16,24")
+    ([64], [1, 2, 4, 8, 16, 32, 64], [8, 16, 24])
+    """
+    found: list[int] = []
+    fills = False
+    for item in text.replace("…", "...").split(","):
+        if item.strip() == "...":
+            fills = True
+            continue
+        if not item.strip().isdecimal() or not 1 <= int(item) <= MOST_RANKS:
+            raise ForetraceError(
+                f"{item.strip()!r} is no number of ranks", f"Say for instance 64, or 1,2,4,...,{1024}."
+            )
+        if fills:
+            found += _between(found, int(item))
+            fills = False
+        found.append(int(item))
+    if fills or not found:
+        raise ForetraceError(f"{text!r} lists no worlds", "Say for instance 64, or 1,2,4,...,1024.")
+    return found
+
+
+def _between(found: list[int], last: int) -> list[int]:
+    """What lies between those found and the last one."""
+    if not found:
+        raise ForetraceError("nothing stands before the dots", "Say for instance 1,2,4,...,1024.")
+    latest = found[-1]
+    step = latest - found[-2] if len(found) > 1 and latest != 2 * found[-2] else 0
+    if step < 0:
+        raise ForetraceError("worlds before dots must grow", "Say for instance 1,2,4,...,1024.")
+    more = []
+    while (latest := latest + step if step else latest * 2) < last:
+        more.append(latest)
+    return more

@@ -1,0 +1,75 @@
+"""What each rank of a simulated job does: how long, how much of it waiting, and for whom."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from foretrace.forecast.collectives import Meetings
+from foretrace.forecast.device import active_and_idle, overlap
+from foretrace.forecast.observation import PerRank, Rows
+from foretrace.graph import Graph
+
+MOST_PAIRS = 100
+"""Who waits for whom is told of so many pairs: a thousand ranks have a million."""
+
+
+def rank_rows(graphs: list[Graph], host_us: Sequence[float], met: list[Meetings], alike: dict[int, int]) -> Rows:
+    """A row for each graph, of whose host's own work it is told how long it takes. Times are milliseconds.
+
+    ``bubble_ms`` is what of the job's device span a rank's device neither computes nor transfers: it stands still, or
+    waits for others with nothing else to do.
+    """
+    span, waits = device_span(graphs), wait_ms(graphs, met)
+    rows: Rows = []
+    for position, (graph, host) in enumerate(zip(graphs, host_us)):
+        talk = overlap(graph, position, met)
+        active, idle = (us / 1e3 for us in active_and_idle(graph))
+        (step,) = graph.steps
+        rows.append({
+            "rank": graph.rank,
+            "stands_for": 1 + sum(other == graph.rank for other in alike.values()),
+            "start_ms": step.start / 1e3,
+            "step_ms": step.ms,
+            "device_span_ms": active + idle,
+            "device_active_ms": active,
+            "wait_ms": waits[graph.rank],
+            "communication_ms": talk["communication_ms"],
+            "exposed_communication_ms": talk["exposed_ms"],
+            "bubble_ms": max(span - active + talk["exposed_wait_ms"], 0.0),
+            "host_ms": float(host) / 1e3,
+        })  # fmt: skip
+    return rows
+
+
+def device_span(graphs: list[Graph]) -> float:
+    """Milliseconds from the first kernel's start to the last one's end, over all ranks."""
+    busy = [graph.kernels for graph in graphs if len(graph.kernels)]
+    return float(max(k.end.max() for k in busy) - min(k.start.min() for k in busy)) / 1e3 if busy else 0.0
+
+
+def wait_ms(graphs: list[Graph], met: list[Meetings]) -> PerRank:
+    """For each rank, how long it waits in collectives for others."""
+    waits = {graph.rank: 0.0 for graph in graphs}
+    for group in met:
+        for member, us in zip(group.members, group.wait.sum(axis=0).tolist()):
+            waits[graphs[member].rank] += us / 1e3
+    return waits
+
+
+def who_waits(graphs: list[Graph], met: list[Meetings]) -> Rows:
+    """Pairs of ranks of which one waits for the other, the longest first: rank, waits_for, ms, count."""
+    ms: dict[tuple[int, int], float] = defaultdict(float)
+    count: dict[tuple[int, int], int] = defaultdict(int)
+    for group in met:
+        ranks = [graphs[member].rank for member in group.members]
+        for column, late in enumerate(ranks):
+            held = group.wait[group.last_member == column]
+            for rank, us, times in zip(ranks, held.sum(axis=0).tolist(), np.count_nonzero(held, axis=0).tolist()):
+                if us > 0:
+                    ms[rank, late] += us / 1e3
+                    count[rank, late] += times
+    ordered = sorted(ms, key=lambda pair: (-ms[pair], pair))[:MOST_PAIRS]
+    return [{"rank": a, "waits_for": b, "ms": ms[a, b], "count": count[a, b]} for a, b in ordered]
