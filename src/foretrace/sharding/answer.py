@@ -1,0 +1,119 @@
+"""What `foretrace shard` answers: the plan, what it takes and why, and how others compare."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrace.sharding.costing import Estimate
+from foretrace.sharding.job import Ranks
+from foretrace.sharding.plan import Plan, to_dict, write_plan
+from foretrace.sharding.tables import Table
+
+FULL = 0.9
+"""A rank whose memory is fuller limits where tables can go."""
+
+
+@dataclass
+class Sharding:
+    """A plan for tables on a platform. Words and units of `to_dict` are documented in docs/shard.md."""
+
+    source: str
+    platform: str
+    fabric: str
+    kernels: str
+    tables: Sequence[Table]
+    ranks: Ranks
+    room: float
+    """Bytes that each rank has for tables."""
+    plan: Plan
+    estimate: Estimate
+    others: dict[str, Estimate]
+    """What the classic heuristics' plans take."""
+    dense_ms: float = 0.0
+    seconds: float = 0.0
+    gap: float | None = None
+    """By how much the plan is longer than the shortest there is, by the sums that the search goes by; of few tables."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def step_ms(self) -> float:
+        """The step, about."""
+        return self.estimate.step / 1e3
+
+    def write(self, path: str | Path) -> None:
+        """Write the plan to a file."""
+        write_plan(self.plan, self.tables, self.ranks, Path(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, in words."""
+        return {
+            "source": self.source,
+            "platform": self.platform,
+            "fabric": self.fabric,
+            "kernels": self.kernels,
+            "world": self.ranks.world,
+            "ranks_per_node": self.ranks.per_node,
+            "batch": self.ranks.batch,
+            "sent_as": self.ranks.sent_as,
+            "tables": len(self.tables),
+            "table_bytes": sum(table.nbytes for table in self.tables),
+            "room_bytes": self.room,
+            "step_ms": self.step_ms,
+            "low_ms": self.estimate.low / 1e3,
+            "high_ms": self.estimate.high / 1e3,
+            "lookup_ms": self.estimate.slowest / 1e3,
+            "exchange_ms": {what: us / 1e3 for what, us in self.estimate.exchanged.items()},
+            "dense_ms": self.dense_ms,
+            "limits": self.limits(),
+            "plan": to_dict(self.plan, self.tables),
+            "ways": dict(Counter(placement.kind for placement in self.plan)),
+            "ranks": [self._rank(rank) for rank in range(self.ranks.world)],
+            "alternatives": self._alternatives(),
+            "seconds": self.seconds,
+            "gap": self.gap,
+            "notes": self.notes,
+        }
+
+    def limits(self) -> dict[str, Any]:
+        """What holds the step up most, how even the ranks' lookups are, and how full the fullest rank is."""
+        lookups, exchange = self.estimate.slowest, sum(self.estimate.exchanged.values())
+        parts = {"lookups": lookups, "exchange": exchange, "dense": self.dense_ms * 1e3}
+        what = max(parts, key=lambda name: parts[name])
+        return {
+            "what": what,
+            "share": parts[what] / self.estimate.step if self.estimate.step else 0.0,
+            "slowest_rank": int(self.estimate.lookups.argmax()),
+            "balance": float(self.estimate.lookups.mean()) / lookups if lookups else 1.0,
+            "fullest_rank": int(self.estimate.memory.argmax()),
+            "memory_share": float(self.estimate.memory.max()) / self.room,
+        }
+
+    def _rank(self, rank: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "tables": sum(rank in placement.ranks for placement in self.plan),
+            "forward_ms": float(self.estimate.forward[rank]) / 1e3,
+            "backward_ms": float(self.estimate.backward[rank]) / 1e3,
+            "lookup_ms": float(self.estimate.lookups[rank]) / 1e3,
+            "sent_bytes": float(self.estimate.sent[rank]),
+            "memory_bytes": float(self.estimate.memory[rank]),
+        }
+
+    def _alternatives(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = [
+            {
+                "name": name,
+                "step_ms": other.step / 1e3,
+                "slower": other.step / self.estimate.step - 1,
+                "balance": float(other.lookups.mean() / max(other.lookups.max(), 1e-9)),
+                "fits": bool(np.all(other.memory <= self.room)),
+            }
+            for name, other in self.others.items()
+        ]
+        return sorted(rows, key=lambda row: row["step_ms"])

@@ -1,0 +1,180 @@
+"""What a plan costs: each rank's lookups, what they exchange, memory; the slowest rank holds up all others.
+
+Lookups of a step meet others at two points: pooled embeddings go out after the forward, gradients come back before the
+backward. From the second to the first of the next step a rank updates its rows and looks up the next ones, and the last
+rank to finish lets all go on. Ids travel ahead of that, as TorchRec's pipelines let them, behind the dense part where
+there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from foretrace.sharding.exchange import Exchange
+from foretrace.sharding.hits import DOUBLINGS, Floats
+from foretrace.sharding.job import Ranks
+from foretrace.sharding.kernels import Batched, Kernels
+from foretrace.sharding.kinds import COLUMN, DATA, KINDS, ROW, TABLE, TABLE_ROW, Way
+from foretrace.sharding.memory import ID, OUTPUT, memory
+from foretrace.sharding.pieces import Longs, Piece, Pieces, summed
+from foretrace.sharding.plan import Plan
+from foretrace.sharding.tables import Table
+
+LENGTH = 4
+"""Bytes in which the number of a sample's ids travels."""
+TIMES = 1.5 * 2.0 ** np.arange(DOUBLINGS)
+"""How often a row of each doubling of a histogram is hit, about."""
+CHANCES = 256
+"""How often it is drawn where rows that are hit often lie."""
+
+
+@dataclass
+class Estimate:
+    """What a plan takes: microseconds and bytes."""
+
+    step: float
+    low: float
+    high: float
+    forward: Floats
+    """By rank."""
+    backward: Floats
+    """By rank, with the update."""
+    memory: Floats
+    """By rank."""
+    sent: Floats
+    """Bytes of pooled embeddings that each rank gives away."""
+    slowest: float
+    """What the slowest rank takes for lookups, wherever rows that are hit often happen to lie."""
+    exchanged: dict[str, float] = field(default_factory=dict)
+    """What the ranks exchange, as `foretrace.sharding.exchange` calls it."""
+
+    @property
+    def lookups(self) -> Floats:
+        """Of each rank, both ways."""
+        return np.asarray(self.forward + self.backward)
+
+
+@dataclass(frozen=True)
+class Costing:
+    """All that decides what a plan for some tables costs."""
+
+    tables: Sequence[Table]
+    ranks: Ranks
+    kernels: Kernels
+    exchange: Exchange
+    dense_us: float = 0.0
+    """What the step does besides lookups and their exchange."""
+
+    @property
+    def sparse_gradients(self) -> bool:
+        """Whether gradients of looked-up rows lie in memory until the update."""
+        return not isinstance(self.kernels, Batched)
+
+    @cached_property
+    def _made(self) -> dict[tuple[int, Way], Piece]:
+        return {}
+
+    @cached_property
+    def _added(self) -> dict[tuple[int, Way], Floats]:
+        return {}
+
+    @cached_property
+    def ids_of_a_call(self) -> float:
+        """Ids that a call looks up on a rank, were all spread evenly over the ranks and the kinds of rows."""
+        kinds = {(table.dim, table.dtype, table.optimizer) for table in self.tables}
+        return self.ranks.batch * sum(table.pooling for table in self.tables) / max(1, len(kinds))
+
+    def piece(self, table: int, way: Way) -> Piece:
+        """What a rank that has a part of a table holds."""
+        key = table, way
+        if key not in self._made:
+            self._made[key] = KINDS[way.kind].piece(self.tables[table], self.ranks, way.parts)
+        return self._made[key]
+
+    def adds(self, parts: Sequence[tuple[int, Way]]) -> Floats:
+        """What a piece of a table sharded in some way adds to a rank: microseconds, forward and backward."""
+        new = [key for key in dict.fromkeys(parts) if key not in self._added]
+        if new:
+            priced = self.kernels.each(Pieces.of([self.piece(*key) for key in new]), self.ids_of_a_call)
+            self._added.update(zip(new, priced))
+        return np.array([self._added[key] for key in parts]).reshape(-1, 2)
+
+    def held(self, plan: Plan) -> tuple[Pieces, Longs]:
+        """All pieces of a plan, and the rank of each."""
+        made = [(self.piece(t, p.way), rank) for t, p in enumerate(plan) for rank in p.ranks]
+        return Pieces.of([piece for piece, _ in made]), np.array([rank for _, rank in made], np.int64)
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """What a plan costs, by the models themselves."""
+        pieces, rank = self.held(plan)
+        each = self.adds([(table, p.way) for table, p in enumerate(plan) for _ in p.ranks])
+        low, typical, high = self.kernels.ranks(pieces, each, rank, self.ranks.world)
+        slowest = int(typical.sum(axis=1).argmax())
+        nbytes, sent = self._exchanged(plan, pieces, rank)
+        times = {what: self.exchange.us(what, size) for what, size in nbytes.items()}
+        # Ids of the next step travel while the dense part of this one runs.
+        times["ids"] = np.maximum(times["ids"] - self.dense_us, 0.0)
+        lookup = self._slowest(plan, pieces, each, rank, typical.sum(axis=1))
+        others = sum(t[1] for t in times.values()) + self.dense_us + self._quantising(sent.max(initial=0.0))
+        spread = [
+            np.sqrt(((bound - typical)[slowest] ** 2).sum() + sum((t[end] - t[1]) ** 2 for t in times.values()))
+            for bound, end in ((low, 0), (high, 2))
+        ]
+        step = float(lookup + others)
+        return Estimate(
+            step, step - float(spread[0]), step + float(spread[1]), typical[:, 0], typical[:, 1],
+            summed(rank, memory(pieces, self.sparse_gradients), self.ranks.world), sent, lookup,
+            {what: float(t[1]) for what, t in times.items() if t[1] > 0},
+        )  # fmt: skip
+
+    def _slowest(self, plan: Plan, pieces: Pieces, each: Floats, rank: Longs, us: Floats) -> float:
+        """The longest lookups of a rank, on average over where the rows lie that are hit often.
+
+        Who splits a table by rows does not know which rank gets them: its part of the ids is uneven by chance.
+        """
+        parts = np.array([len(p.ranks) if p.kind in (ROW, TABLE_ROW) else 1 for p in plan for _ in p.ranks])
+        if parts.max(initial=1) == 1:
+            return float(us.max())
+        often = (pieces.reuse * TIMES**2).sum(axis=1) * (1 - 1 / parts)
+        per_id = each.sum(axis=1) / np.maximum(pieces.count, 1.0)
+        spread = np.sqrt(summed(rank, often * per_id**2, self.ranks.world))
+        chances = np.random.default_rng(0).standard_normal((CHANCES, self.ranks.world))
+        return float((us + spread * chances).max(axis=1).mean())
+
+    def _exchanged(self, plan: Plan, pieces: Pieces, rank: Longs) -> tuple[dict[str, float], Floats]:
+        """Bytes that decide how long each exchange takes, and the pooled ones that each rank gives away."""
+        world, batch, sent_bytes = self.ranks.world, self.ranks.global_batch, self.ranks.sent_bytes
+        kind = np.array([list(KINDS).index(p.kind) for p in plan for _ in p.ranks])
+        free = np.isin(kind, [list(KINDS).index(TABLE), list(KINDS).index(COLUMN)])
+        away = kind != list(KINDS).index(DATA)
+        pooled = np.where(free, pieces.bags * pieces.dim * sent_bytes, 0.0)
+        asked = np.where(away, pieces.count * ID + pieces.bags * LENGTH, 0.0)
+        sent = summed(rank, pooled, world)
+        dims = {k: sum(t.dim for t, p in zip(self.tables, plan) if p.kind == k) for k in (ROW, TABLE_ROW)}
+        in_node = [
+            sum(t.dim for t, p in zip(self.tables, plan) if p.kind == TABLE_ROW and p.ranks[0] in self.ranks.of_node(n))
+            for n in range(self.ranks.nodes)
+        ]
+        busiest = max(in_node) * batch * sent_bytes
+        copies = sum(t.rows * t.dim * OUTPUT for t, p in zip(self.tables, plan) if p.kind == DATA)
+        return {
+            "ids": float(summed(rank, asked, world).max(initial=0.0)),
+            "pooled": float(sent.max(initial=0.0)),
+            "sums": dims[ROW] * batch * sent_bytes,
+            "node sums": busiest,
+            "across nodes": busiest / self.ranks.per_node,
+            "copies": float(copies),
+        }, sent
+
+    def _quantising(self, sent: float) -> float:
+        """Microseconds in which the busiest rank makes fewer bytes of what it sends, and more of what it gets."""
+        narrow = self.ranks.sent_bytes
+        if narrow >= OUTPUT:
+            return 0.0
+        device = self.kernels.platform.device
+        moved = 4 * sent / narrow * (OUTPUT + narrow)  # there and back, at both ends
+        return moved / (device.measured.memory_gbps or device.memory_gbps) / 1e3

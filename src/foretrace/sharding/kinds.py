@@ -1,0 +1,119 @@
+"""The ways to shard a table: a new one is a function that says what each rank then holds, and a line in `KINDS`.
+
+What the ranks exchange follows from ``Way``: `foretrace.sharding.exchange` prices it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from foretrace.sharding.hits import hits
+from foretrace.sharding.job import Ranks
+from foretrace.sharding.pieces import Piece
+from foretrace.sharding.tables import Table
+
+TABLE, COLUMN, ROW, TABLE_ROW, DATA = (
+    "table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"
+)  # fmt: skip
+NARROWEST = 16
+"""Columns that a piece has at least: narrower rows fill no 32-byte sector at 2 bytes each."""
+MOST_PARTS = 8
+
+
+class Way(NamedTuple):
+    """A kind of sharding, and the number of parts that it makes of a table."""
+
+    kind: str
+    parts: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a way of sharding does to a table."""
+
+    parts: Callable[[Table, Ranks], Iterator[int]]
+    """The numbers of parts that it may cut the table into."""
+    piece: Callable[[Table, Ranks, int], Piece]
+    """What a rank that has one of so many parts holds."""
+    where: Callable[[Ranks], list[tuple[int, ...]]]
+    """The groups of ranks that may hold parts; of those free to go anywhere, each rank by itself."""
+
+
+def ways(table: Table, ranks: Ranks) -> list[Way]:
+    """All ways to shard a table among the ranks.
+
+    >>> [way.kind for way in ways(Table("t", 10_000, 64), Ranks(world=2, per_node=2))]
+    ['table_wise', 'column_wise', 'row_wise', 'data_parallel']
+    """
+    allowed = table.kinds or tuple(KINDS)
+    return [Way(name, n) for name in KINDS if name in allowed for n in KINDS[name].parts(table, ranks)]
+
+
+def _whole(table: Table, ranks: Ranks) -> Iterator[int]:
+    yield 1
+
+
+def _columns(table: Table, ranks: Ranks) -> Iterator[int]:
+    parts = 2
+    while parts <= min(MOST_PARTS, ranks.world) and table.dim % parts == 0 and table.dim // parts >= NARROWEST:
+        yield parts
+        parts *= 2
+
+
+def _among_all(table: Table, ranks: Ranks) -> Iterator[int]:
+    if ranks.world > 1 and table.rows >= ranks.world:
+        yield ranks.world
+
+
+def _in_a_node(table: Table, ranks: Ranks) -> Iterator[int]:
+    even = ranks.world % ranks.per_node == 0
+    if ranks.nodes > 1 and ranks.per_node > 1 and even and table.rows >= ranks.per_node:
+        yield ranks.per_node
+
+
+def _copies(table: Table, ranks: Ranks) -> Iterator[int]:
+    if ranks.world > 1:
+        yield ranks.world
+
+
+def _by_columns(table: Table, ranks: Ranks, parts: int) -> Piece:
+    """All ids, and of each row a part; a whole table is one part."""
+    seen = hits(table, ranks.global_batch * table.pooling)
+    return Piece(table, table.rows, table.dim // parts, ranks.global_batch, *seen)
+
+
+def _by_rows(table: Table, ranks: Ranks, parts: int) -> Piece:
+    """The ids of its rows, popular ones being scattered; of each sample a part of the sum."""
+    count, unique, reuse = hits(table, ranks.global_batch * table.pooling)
+    rows = -(-table.rows // parts)
+    return Piece(table, rows, table.dim, ranks.global_batch, count / parts, unique / parts, reuse / parts)
+
+
+def _by_samples(table: Table, ranks: Ranks, parts: int) -> Piece:
+    """The ids of its own samples."""
+    seen = hits(table, ranks.batch * table.pooling)
+    return Piece(table, table.rows, table.dim, ranks.batch, *seen, everywhere=True)
+
+
+def _each(ranks: Ranks) -> list[tuple[int, ...]]:
+    return [(rank,) for rank in range(ranks.world)]
+
+
+def _all(ranks: Ranks) -> list[tuple[int, ...]]:
+    return [tuple(range(ranks.world))]
+
+
+def _nodes(ranks: Ranks) -> list[tuple[int, ...]]:
+    return [tuple(ranks.of_node(node)) for node in range(ranks.nodes)]
+
+
+KINDS = {
+    TABLE: Kind(_whole, _by_columns, _each),
+    COLUMN: Kind(_columns, _by_columns, _each),
+    TABLE_ROW: Kind(_in_a_node, _by_rows, _nodes),
+    ROW: Kind(_among_all, _by_rows, _all),
+    DATA: Kind(_copies, _by_samples, _all),
+}
+"""By the name that a plan and TorchRec call it."""

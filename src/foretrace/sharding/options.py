@@ -1,0 +1,161 @@
+"""What each way of sharding each table adds to ranks and to the step: plain sums, which a search can go through fast.
+
+The models' own answer is no sum: a call that looks up ten tables takes less than ten calls. `Options` says about what
+each piece adds; a plan that the search likes is priced by `Costing.estimate`, and the sums are put right by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from foretrace.sharding.costing import LENGTH, Costing
+from foretrace.sharding.exchange import Line
+from foretrace.sharding.hits import Floats
+from foretrace.sharding.kinds import COLUMN, DATA, ROW, TABLE, TABLE_ROW, Way, ways
+from foretrace.sharding.memory import ID, OUTPUT, memory
+from foretrace.sharding.pieces import Longs, Pieces
+
+WORTH_SPLITTING = 0.2
+"""A table that takes less of a rank's mean load, and of its memory, stays whole: there are enough to fill gaps."""
+WORTH_COPYING = 1 << 28
+"""Bytes of the largest table that is copied to all ranks."""
+WORTH_TRYING = 400
+"""Tables, the largest loads first, whose other ways are looked at."""
+NEEDS = {TABLE: "pooled", COLUMN: "pooled", ROW: "sums", TABLE_ROW: "node sums", DATA: "copies"}
+"""What tables that are sharded so have to exchange."""
+LOAD, SENT, ASKED, MEMORY = range(4)
+"""What a piece adds to its rank: microseconds, pooled bytes that it sends, bytes of ids that it gets, memory."""
+
+
+class Option(NamedTuple):
+    """One way of sharding one table."""
+
+    table: int
+    way: Way
+
+
+class Lines(NamedTuple):
+    """Exchange times as straight lines over bytes."""
+
+    sent: Line
+    asked: Line
+    sums: Line
+    node_sums: Line
+    across: Line
+    copies: Line
+
+
+@dataclass
+class Options:
+    """A row per option."""
+
+    options: list[Option]
+    adds: Floats
+    """What a piece adds to its rank: columns LOAD, SENT, ASKED, MEMORY."""
+    shared: Floats
+    """Microseconds that it adds to the exchange of all."""
+    group: Longs
+    """Pieces of one group on a rank are looked up by one call."""
+    call: Floats
+    """By group: microseconds that the call takes besides."""
+    lines: Lines
+    of_table: list[list[int]]
+    """For each table its options; first, whole, where it may be."""
+
+    @classmethod
+    def of(cls, costing: Costing, room: float, every: bool = False) -> Options:
+        """Of all tables, on ranks with so many bytes of room: those worth looking at, or every one."""
+        tables = range(len(costing.tables))
+        plain = [Option(t, _plainest(costing, t)) for t in tables]
+        loads = _adds(costing, plain)
+        split = list(tables) if every else _worth_it(costing, plain, loads, room)
+        more = [Option(table, way) for table in split for way in _other_ways(costing, plain[table])]
+        options = plain + more
+        pieces = _pieces(costing, options)
+        adds = np.concatenate([loads, _adds(costing, more)])
+        _, first, group = np.unique(pieces.kind, return_index=True, return_inverse=True)
+        of_table: list[list[int]] = [[t] for t in tables]
+        for place, option in enumerate(more, len(plain)):
+            of_table[option.table].append(place)
+        lines = _lines(costing, loads)
+        shared = np.array([_shared(costing, option, lines) for option in options])
+        call = costing.kernels.fixed(pieces.pick(first)).sum(axis=1)
+        return cls(options, adds, shared, group.ravel(), call, lines, of_table)
+
+
+def _plainest(costing: Costing, table: int) -> Way:
+    """Whole where that is allowed; else the first way that is."""
+    return ways(costing.tables[table], costing.ranks)[0]
+
+
+def _other_ways(costing: Costing, plain: Option) -> Iterable[Way]:
+    table = costing.tables[plain.table]
+    for way in ways(table, costing.ranks):
+        if way != plain.way and (way.kind != DATA or table.nbytes <= WORTH_COPYING):
+            yield way
+
+
+def _worth_it(costing: Costing, plain: list[Option], adds: Floats, room: float) -> list[int]:
+    """Tables that are heavy, long to send or large; the heaviest where those are many."""
+    world = costing.ranks.world
+    if world < 2:
+        return []
+    parts = np.array([option.way.parts for option in plain])
+    mean = (adds[:, :MEMORY] * parts[:, None]).sum(axis=0) / world
+    share = (adds[:, :MEMORY] / np.maximum(mean, 1e-9)).max(axis=1)
+    large = adds[:, MEMORY] / room
+    worth = np.flatnonzero((share >= WORTH_SPLITTING) | (large >= WORTH_SPLITTING) | (share.max() < WORTH_SPLITTING))
+    order = np.argsort(-np.maximum(share, large)[worth], kind="stable")
+    must = set(np.flatnonzero(large > 1).tolist())
+    return sorted({*worth[order][:WORTH_TRYING].tolist(), *must})
+
+
+def _pieces(costing: Costing, options: list[Option]) -> Pieces:
+    return Pieces.of([costing.piece(*option) for option in options])
+
+
+def _adds(costing: Costing, options: list[Option]) -> Floats:
+    if not options:
+        return np.zeros((0, 4))
+    pieces = _pieces(costing, options)
+    free = np.array([option.way.kind in (TABLE, COLUMN) for option in options])
+    copied = np.array([option.way.kind == DATA for option in options])
+    load = costing.adds(options).sum(axis=1)
+    sent = np.where(free, pieces.bags * pieces.dim * costing.ranks.sent_bytes, 0.0)
+    asked = np.where(copied, 0.0, pieces.count * ID + pieces.bags * LENGTH)
+    return np.stack([load, sent, asked, memory(pieces, costing.sparse_gradients)], axis=1)
+
+
+def _lines(costing: Costing, adds: Floats) -> Lines:
+    """Around what a rank has to send and to get where all ranks have as much."""
+    _, sent, asked, _ = adds.sum(axis=0) / costing.ranks.world
+    line = costing.exchange.line
+    some = costing.ranks.global_batch * costing.ranks.sent_bytes * 128.0
+    ids = line("ids", asked) if not costing.dense_us else Line(0.0, 0.0)  # hidden behind the dense part
+    return Lines(line("pooled", sent), ids, line("sums", some), line("node sums", some),
+                 line("across nodes", some / costing.ranks.per_node), line("copies", 2.0**24))  # fmt: skip
+
+
+def _shared(costing: Costing, option: Option, lines: Lines) -> float:
+    """What a way adds to the exchange of all, but for what the first such table adds."""
+    table, ranks = costing.tables[option.table], costing.ranks
+    pooled = table.dim * ranks.global_batch * ranks.sent_bytes
+    if option.way.kind == ROW:
+        return lines.sums.per_byte * pooled
+    if option.way.kind == TABLE_ROW:
+        # Nodes exchange at the same time: a table adds its part where they have as many.
+        return (lines.node_sums.per_byte * pooled + lines.across.per_byte * pooled / ranks.per_node) / ranks.nodes
+    if option.way.kind == DATA:
+        return lines.copies.per_byte * table.rows * table.dim * OUTPUT
+    return 0.0
+
+
+def first_of(exchange: str, lines: Lines) -> float:
+    """What the first table that needs an exchange adds to the step: collectives that were not there before."""
+    fixed = {"pooled": lines.sent.fixed, "sums": lines.sums.fixed, "copies": lines.copies.fixed,
+             "node sums": lines.node_sums.fixed + lines.across.fixed}  # fmt: skip
+    return fixed[exchange]

@@ -1,0 +1,212 @@
+"""Tables from a YAML or CSV file; what is wrong in it is told with its line."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from foretrace.graph import ForetraceError
+from foretrace.sharding.kinds import KINDS
+from foretrace.sharding.tables import DTYPES, Table, check
+
+MOST_TABLES = 1_000_000
+YAML, CSV = (".yaml", ".yml", ".yaml.gz", ".yml.gz"), (".csv", ".csv.gz")
+
+
+class Entry(NamedTuple):
+    """One table of a file: what stands there, and where."""
+
+    line: int
+    words: Mapping[str, str]
+
+
+def is_tables(path: Path) -> bool:
+    """Whether a file's name says that it lists tables.
+
+    >>> is_tables(Path("tables.csv.gz")), is_tables(Path("train.py"))
+    (True, False)
+    """
+    return path.name.endswith((*YAML, *CSV))
+
+
+def read_tables(path: Path) -> list[Table]:
+    """The tables that a file lists.
+
+    >>> import tempfile; path = Path(tempfile.mkdtemp()) / "tables.csv"
+    >>> _ = path.write_text("name,rows,dim,count\\nusers,1000,64,2\\n")
+    >>> [table.name for table in read_tables(path)]
+    ['users.0', 'users.1']
+    """
+    text = _text(path)
+    entries = _yaml_entries(path, text) if path.name.endswith(YAML) else _csv_entries(path, text)
+    tables: list[Table] = []
+    for number, entry in enumerate(entries):
+        try:
+            tables += _tables(entry.words, number)
+        except ForetraceError as error:
+            raise ForetraceError(f"{path}, line {entry.line}: {error.what}", error.advice) from None
+        if len(tables) > MOST_TABLES:
+            raise ForetraceError(f"{path}, line {entry.line}: more than {MOST_TABLES:,} tables", "Is count right?")
+    if not tables:
+        raise ForetraceError(f"{path} lists no tables", f"A table has rows and dim, and may have: {', '.join(FIELDS)}.")
+    _check_names(path, tables)
+    return tables
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.name.endswith(".gz") else data).decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ForetraceError(f"{path} can't be read ({reason})", "Give a YAML or CSV file that lists tables.") from None
+
+
+def _csv_entries(path: Path, text: str) -> Iterator[Entry]:
+    reader = csv.reader(io.StringIO(text))
+    seen: set[str] = set()
+    try:
+        header = [column.strip().lower() for column in next(reader, [])]
+        listing = PLANNER.keys() <= set(header)  # which may name two tables alike
+        names = {
+            column: PLANNER[column] if listing else column for column in header if column in PLANNER or not listing
+        }
+        if not listing:
+            _check_columns(path, 1, names)
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) != len(header):
+                raise ForetraceError(
+                    f"{path}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns",
+                    "Quote cells that have commas in them.",
+                )
+            words = {names[c]: x.strip() for c, x in zip(header, cells) if c in names}
+            if listing and words["name"] in seen:
+                words["name"] += f"#{reader.line_num}"
+            seen.add(words.get("name", ""))
+            yield Entry(reader.line_num, words)
+    except csv.Error as error:
+        raise ForetraceError(f"{path}, line {reader.line_num}: {error}", "It should be plain CSV.") from None
+
+
+def _yaml_entries(path: Path, text: str) -> Iterator[Entry]:
+    """A list of tables, by itself or under ``tables``."""
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        root = yaml.compose(text, Loader=loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "it is no YAML"
+        raise ForetraceError(f"{path}{line}: {problem}", "It should be a YAML list of tables.") from None
+    if isinstance(root, yaml.MappingNode):
+        root = next((value for key, value in root.value if key.value == "tables"), None)
+    if not isinstance(root, yaml.SequenceNode):
+        raise ForetraceError(f"{path} is no list of tables", "Write one, by itself or under `tables:`.")
+    for node in root.value:
+        line = node.start_mark.line + 1
+        if not isinstance(node, yaml.MappingNode):
+            raise ForetraceError(f"{path}, line {line}: no table", "Write it as {name: …, rows: …, dim: …}.")
+        words = {str(key.value): _plain(value) for key, value in node.value}
+        for key, _ in node.value:
+            _check_columns(path, key.start_mark.line + 1, {str(key.value): ""})
+        yield Entry(line, words)
+
+
+def _plain(node: Any) -> str:
+    """A scalar's text; those of a list, one after the other."""
+    return " ".join(_plain(item) for item in node.value) if isinstance(node.value, list) else str(node.value)
+
+
+def _check_columns(path: Path, line: int, names: Mapping[str, str]) -> None:
+    for name in names:
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, 1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise ForetraceError(
+                f"{path}, line {line}: nothing of a table is called {name!r}", f"{hint}Known are: {', '.join(FIELDS)}."
+            )
+
+
+def _tables(words: Mapping[str, str], number: int) -> list[Table]:
+    """A table, as often as its count says."""
+    for needed in ("rows", "dim"):
+        if not words.get(needed):
+            raise ForetraceError(f"a table without {needed}", "Give its rows (embeddings) and its dim (their length).")
+    values = {name: _value(name, text) for name, text in words.items() if text != ""}
+    count = values.pop("count", 1)
+    table = Table(**{"name": f"table {number}", **values})
+    check(table)
+    if not 0 < count <= MOST_TABLES:
+        raise ForetraceError(f"table {table.name} has a count of {count}", "Give how many are like it, 1 or more.")
+    return [table] if count == 1 else [replace(table, name=f"{table.name}.{copy}") for copy in range(count)]
+
+
+def _value(name: str, text: str) -> Any:
+    try:
+        return FIELDS[name](text)
+    except (ValueError, OverflowError):
+        raise ForetraceError(f"{name} is {text!r}", EXPECTED[name]) from None
+
+
+def _whole(text: str) -> int:
+    number = float(text.replace("_", ""))
+    if number != int(number):
+        raise ValueError(text)
+    return int(number)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.replace(";", " ").replace(",", " ").split())
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(text.replace(";", " ").replace(",", " ").split())
+    if not set(kinds) <= KINDS.keys():
+        raise ValueError(text)
+    return kinds
+
+
+def _optimizer(text: str) -> str:
+    return text.lower()
+
+
+FIELDS: dict[str, Callable[[str], Any]] = {
+    "name": str,
+    "rows": _whole,
+    "dim": _whole,
+    "pooling": float,
+    "dtype": lambda text: DTYPES.get(text.lower(), text),
+    "zipf": float,
+    "reuse": _shares,
+    "optimizer": _optimizer,
+    "kinds": _kinds,
+    "count": _whole,
+}
+"""What a file may say of a table, and how each is read."""
+NUMBER, WHOLE = "It should be a number.", "It should be a whole number."
+EXPECTED = {
+    "rows": WHOLE, "dim": WHOLE, "count": WHOLE, "pooling": NUMBER, "zipf": NUMBER,
+    "reuse": "It should be shares of the rows that a batch hits once, 2-3 times, 4-7 times, …: 0.5; 0.3; 0.2.",
+    "kinds": f"Known are: {', '.join(KINDS)}.",
+}  # fmt: skip
+PLANNER = {"fqn": "name", "hash_size": "rows", "emb_dim": "dim", "sum_pooling_factor": "pooling"}
+"""What TorchRec's planner calls them in the listing that it writes; of that, nothing else is read."""
+
+
+def _check_names(path: Path, tables: list[Table]) -> None:
+    seen: set[str] = set()
+    for table in tables:
+        if table.name in seen:
+            raise ForetraceError(f"{path} has two tables that are called {table.name}", "Give each a name of its own.")
+        seen.add(table.name)

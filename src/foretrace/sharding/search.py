@@ -1,0 +1,154 @@
+"""The search: from the heuristics, by local moves and other ways, to the plan that the models like best."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from foretrace.sharding.costing import Costing, Estimate
+from foretrace.sharding.fitting_in import check_room, no_room
+from foretrace.sharding.moves import improve
+from foretrace.sharding.options import LOAD, Options
+from foretrace.sharding.plan import Plan
+from foretrace.sharding.polish import polish
+from foretrace.sharding.splits import best_spot, improve_ways
+from foretrace.sharding.starts import HEURISTICS, NoRoomError, at_random, greedy, in_turn
+from foretrace.sharding.state import State
+
+Told = Callable[[str, float, float], None]
+"""Told what is being done, the seconds so far, and of how many."""
+
+KICKS = 12
+"""How often the best plan is shaken and improved again, where there is time."""
+SHAKEN = 0.08
+"""Part of the tables that a shake moves."""
+FEWEST = 5
+"""Tables that it moves at least."""
+OTHERWISE = 0.3
+"""Part of those that it shards in another way."""
+ROUNDS = 3
+"""How often the models are asked, and the sums put right by what they say."""
+CAREFUL = 0.7
+"""Part of a correction that is made."""
+
+
+@dataclass
+class Found:
+    """The best plan, and what others cost."""
+
+    plan: Plan
+    estimate: Estimate
+    others: dict[str, Estimate] = field(default_factory=dict)
+    """Of the heuristics."""
+    plans: dict[str, Plan] = field(default_factory=dict)
+
+
+def search(costing: Costing, room: float, seconds: float, seed: int = 0, told: Told | None = None) -> Found:
+    """The fastest plan that fits.
+
+    Parameters
+    ----------
+    costing
+        Tables, ranks, and what they cost.
+    room
+        Bytes that each rank has for tables.
+    seconds
+        The search ends after so many, with the best plan so far; most end by themselves before.
+    seed
+        The same one gives the same plan, unless time ran out.
+    told
+        Told how far it is.
+    """
+    begun = time.monotonic()
+
+    def say(what: str) -> None:
+        if told is not None:
+            told(what, min(time.monotonic() - begun, seconds), seconds)
+
+    say("pricing tables")
+    check_room(costing, room)
+    options = Options.of(costing, room)
+    empty = State.empty(options, costing.ranks, room)
+    say("heuristics")
+    starts = _starts(costing, empty, room, seed)
+    plans = {name: state.plan() for name, state in starts.items()}
+    others = {name: costing.estimate(plan) for name, plan in plans.items()}
+    best_name = min(others, key=lambda name: _judged(others[name], room))
+    found = Found(plans[best_name], others[best_name], others, plans)
+    state = min(starts.values(), key=lambda state: state.value()).copy()
+    for turn in range(ROUNDS):
+        say(f"moving tables, round {turn + 1} of {ROUNDS}")
+        state = _improved(state, begun + seconds * (turn + 1) / ROUNDS, seed + turn, say)
+        estimate = costing.estimate(state.plan())
+        if _judged(estimate, room) < _judged(found.estimate, room):
+            found.plan, found.estimate = state.plan(), estimate
+        if time.monotonic() - begun > seconds:
+            break
+        _put_right(state, estimate)
+    found.plan, found.estimate = polish(costing, found.plan, room, begun + seconds)
+    return found
+
+
+def _starts(costing: Costing, empty: State, room: float, seed: int) -> dict[str, State]:
+    """What each heuristic makes; those that find no room are left out."""
+    makers: dict[str, Callable[[], State]] = {name: partial(greedy, name, costing, empty) for name in HEURISTICS}
+    makers["in turn"] = partial(in_turn, empty)
+    makers["at random"] = partial(at_random, empty, seed)
+    made: dict[str, State] = {}
+    for name, make in makers.items():
+        try:
+            made[name] = make()
+        except NoRoomError as full:
+            last = full
+    if not made:
+        raise no_room(costing, room, costing.tables[last.table])
+    return made
+
+
+def _judged(estimate: Estimate, room: float) -> float:
+    """Microseconds; far more where it does not fit."""
+    return estimate.step + float(np.maximum(estimate.memory - room, 0.0).sum())
+
+
+def _improved(state: State, until: float, seed: int, say: Callable[[str], None]) -> State:
+    """Moves, other ways, and shakes, until nothing helps or the time is over."""
+    improve(state)
+    best = improve_ways(state, until)
+    draw = np.random.default_rng(seed)
+    for kick in range(KICKS):
+        if time.monotonic() > until:
+            break
+        say(f"shaking the best plan, {kick + 1} of {KICKS}")
+        shaken = best.copy()
+        _shake(shaken, draw)
+        improve(shaken)
+        shaken = improve_ways(shaken, until)
+        if shaken.pressed() < best.pressed():
+            best = shaken
+    return best
+
+
+def _shake(state: State, draw: np.random.Generator) -> None:
+    """Take some tables off, and put each where there is least; some of them in another way."""
+    tables = len(state.places)
+    some = draw.choice(tables, max(min(FEWEST, tables), round(SHAKEN * tables)), replace=False).tolist()
+    options = {table: int(state.choice[table]) for table in some}
+    for table in some:
+        state.take(table)
+        if draw.random() < OTHERWISE:
+            options[table] = int(draw.choice(state.options.of_table[table]))
+    for table in some:
+        state.put(table, options[table], best_spot(state, options[table]))
+
+
+def _put_right(state: State, estimate: Estimate) -> None:
+    """Scale the loads of pieces by how far their ranks' sums are off."""
+    off = (estimate.lookups / np.maximum(state.has[:, LOAD], 1e-9)) ** CAREFUL
+    load = state.load.copy()
+    for table, ranks in enumerate(state.places):
+        load[state.choice[table]] *= float(off[list(ranks)].mean())
+    state.set_load(load)

@@ -1,0 +1,102 @@
+"""The classic heuristics: tables in falling order of some size, each to the rank that has least of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from foretrace.graph import ForetraceError
+from foretrace.sharding.costing import Costing
+from foretrace.sharding.hits import Floats
+from foretrace.sharding.kinds import COLUMN, TABLE
+from foretrace.sharding.options import ASKED, LOAD, MEMORY, SENT
+from foretrace.sharding.pieces import Longs
+from foretrace.sharding.state import State
+
+Weigh = Callable[[Costing, State], Floats]
+
+
+def _by(size: Callable[[int, int, float], float]) -> Weigh:
+    """A heuristic that knows rows, dim and pooling of a table."""
+    return lambda costing, state: np.array([size(t.rows, t.dim, t.pooling) for t in costing.tables])
+
+
+def _norm(costing: Costing, state: State) -> Floats:
+    """Length of the vector of size and lookups, each over its mean."""
+    size = np.array([t.rows * t.dim for t in costing.tables], np.float64)
+    lookups = np.array([t.pooling * t.dim for t in costing.tables], np.float64)
+    return np.asarray(np.hypot(size / size.mean(), lookups / lookups.mean()))
+
+
+def _cost(costing: Costing, state: State) -> Floats:
+    """What the models say that it adds, sending included."""
+    added = state.options.adds[: len(costing.tables)]
+    lines = state.options.lines
+    return np.asarray(added[:, LOAD] + lines.sent.per_byte * added[:, SENT] + lines.asked.per_byte * added[:, ASKED])
+
+
+HEURISTICS: dict[str, Weigh] = {
+    "size-greedy": _by(lambda rows, dim, pooling: rows * dim),
+    "dim-greedy": _by(lambda rows, dim, pooling: dim),
+    "lookup-greedy": _by(lambda rows, dim, pooling: dim * pooling),
+    "size-lookup-greedy": _by(lambda rows, dim, pooling: dim * pooling * np.log10(rows + 1.0)),
+    "norm-greedy": _norm,
+    "cost-greedy": _cost,
+}
+
+
+def greedy(name: str, costing: Costing, empty: State) -> State:
+    """Place all tables by a heuristic; whole ones where they fit."""
+    weight = HEURISTICS[name](costing, empty)
+    return place(empty, np.argsort(-weight, kind="stable"), weight)
+
+
+def in_turn(empty: State) -> State:
+    """One table to each rank, round and round."""
+    state = empty.copy()
+    for table in range(len(state.places)):
+        _first_fit(state, table, np.roll(np.arange(state.ranks.world), -table % state.ranks.world).astype(float))
+    return state
+
+
+def at_random(empty: State, seed: int) -> State:
+    """Each table to a rank drawn at random."""
+    state, draw = empty.copy(), np.random.default_rng(seed)
+    for table in range(len(state.places)):
+        _first_fit(state, table, draw.random(state.ranks.world))
+    return state
+
+
+def place(empty: State, order: Longs, weight: Floats) -> State:
+    """Tables in this order, each where the weights so far are least."""
+    state, so_far = empty.copy(), np.zeros(empty.ranks.world)
+    for table in order.tolist():
+        _first_fit(state, table, so_far)
+        ranks = list(state.places[table])
+        so_far[ranks] += weight[table] / len(ranks)
+    return state
+
+
+def _first_fit(state: State, table: int, so_far: Floats) -> None:
+    """Whole on the rank that has least and has room; split as little as needed where none has."""
+    for option in state.options.of_table[table]:
+        free = state.has[:, MEMORY] + state.options.adds[option, MEMORY] <= state.room
+        way = state.options.options[option].way
+        if way.kind in (TABLE, COLUMN):
+            order = np.argsort(np.where(free, so_far, np.inf), kind="stable")[: way.parts]
+            if len(order) == way.parts and free[order].all():
+                return state.put(table, option, tuple(sorted(order.tolist())))
+            continue
+        spots = [spot for spot in state.spots(option) if free[list(spot)].all()]
+        if spots:
+            return state.put(table, option, min(spots, key=lambda spot: float(so_far[list(spot)].sum())))
+    raise NoRoomError(table)
+
+
+class NoRoomError(ForetraceError):
+    """A table for which no rank has room any more."""
+
+    def __init__(self, table: int) -> None:
+        super().__init__(f"table {table} has no room", "")
+        self.table = table

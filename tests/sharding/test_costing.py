@@ -1,0 +1,102 @@
+"""What plans cost: the slowest rank, what is exchanged, memory."""
+
+import numpy as np
+import pytest
+
+from foretrace.sharding.job import Ranks
+from foretrace.sharding.kernels import KERNELS
+from foretrace.sharding.plan import Placement
+from foretrace.sharding.tables import Table
+from tests.sharding.simple import costing, some_tables
+
+
+def whole(*ranks):
+    return tuple(Placement("table_wise", (rank,)) for rank in ranks)
+
+
+def test_the_slowest_rank_decides():
+    tables = [Table(f"t{n}", 1000, 64, pooling=pooling) for n, pooling in enumerate((1, 1, 4))]
+    cost = costing(tables, world=2)
+    uneven, even = cost.estimate(whole(0, 1, 1)), cost.estimate(whole(0, 0, 1))
+    assert uneven.lookups.tolist() == pytest.approx([3 * 512 * 64 / 1e3, 3 * 5 * 512 * 64 / 1e3])
+    assert even.lookups.max() < uneven.lookups.max()
+    assert even.step < uneven.step
+
+
+def test_a_range_lies_around_the_step():
+    found = costing(some_tables(6), world=2).estimate(whole(0, 1, 0, 1, 0, 1))
+    assert found.low < found.step < found.high
+
+
+def test_what_is_sent_in_fewer_bytes_takes_less():
+    tables = some_tables(8)
+    plan = whole(*(n % 4 for n in range(8)))
+    wide = costing(tables, batch=8192).estimate(plan)
+    narrow = costing(tables, batch=8192, sent_as="bf16").estimate(plan)
+    assert narrow.exchanged["pooled"] < wide.exchanged["pooled"]
+    assert narrow.step < wide.step
+
+
+def test_each_way_exchanges_what_it_must():
+    table = Table("t", 100_000, 64, pooling=4)
+    said = {
+        "table_wise": ((0,), {"ids", "pooled"}),
+        "column_wise": ((0, 5), {"ids", "pooled"}),
+        "row_wise": (tuple(range(16)), {"ids", "sums"}),
+        "table_row_wise": (tuple(range(8, 16)), {"ids", "node sums", "across nodes"}),
+        "data_parallel": (tuple(range(16)), {"copies"}),
+    }
+    cost = costing([table], world=16)
+    for kind, (ranks, exchanged) in said.items():
+        assert set(cost.estimate((Placement(kind, ranks),)).exchanged) == exchanged, kind
+
+
+def test_one_rank_exchanges_nothing():
+    assert costing([Table("t", 1000, 64)], world=1).estimate(whole(0)).exchanged == {}
+
+
+def test_memory_holds_weights_state_and_what_a_step_makes():
+    plain, adam = Table("t", 10**6, 64), Table("t", 10**6, 64, optimizer="adam")
+    less, more = (costing([table], world=1).estimate(whole(0)).memory[0] for table in (plain, adam))
+    assert less > plain.nbytes
+    assert more - less == pytest.approx(2 * plain.nbytes)
+
+
+def test_ids_hide_behind_the_dense_part():
+    tables = some_tables(4)
+    cost = costing(tables, world=2)
+    hidden = type(cost)(tables, cost.ranks, cost.kernels, cost.exchange, dense_us=1e4)
+    plan = whole(0, 1, 0, 1)
+    assert "ids" in cost.estimate(plan).exchanged
+    assert "ids" not in hidden.estimate(plan).exchanged
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_all_kernels_price_more_work_higher(kernels):
+    light = [Table("a", 100_000, 64, pooling=2), Table("b", 100_000, 128, pooling=2)]
+    heavy = [Table("a", 100_000, 64, pooling=40), Table("b", 100_000, 128, pooling=40)]
+    less, more = (
+        costing(t, world=2, batch=4096, kernels=KERNELS[kernels]).estimate(whole(0, 1)) for t in (light, heavy)
+    )
+    assert np.all(less.lookups < more.lookups)
+    assert less.low < less.step < less.high
+
+
+def test_tables_with_rows_as_long_cost_less_together_than_alone():
+    tables = [Table(f"t{n}", 50_000, 64, pooling=2) for n in range(16)]
+    fused = costing(tables, world=1, kernels=KERNELS["fused"]).estimate(whole(*[0] * 16))
+    single = costing(tables, world=1, kernels=KERNELS["single"]).estimate(whole(*[0] * 16))
+    assert fused.lookups[0] < 0.5 * single.lookups[0]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_all_optimizers_and_dtypes_have_a_price(optimizer, dtype):
+    tables = [Table("t", 100_000, 64, pooling=10, dtype=dtype, optimizer=optimizer)]
+    for kind, ranks in (("table_wise", (0,)), ("data_parallel", (0, 1))):
+        found = costing(tables, world=2, kernels=KERNELS["fused"]).estimate((Placement(kind, ranks),))
+        assert found.lookups.max() > 1
+
+
+def test_ranks_are_counted_by_node():
+    assert list(Ranks(12, per_node=8).of_node(1)) == [8, 9, 10, 11]

@@ -1,0 +1,57 @@
+"""The law of calls that look up many tables."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foretrace.platform.device import Device
+from foretrace.sharding.job import Ranks
+from foretrace.sharding.kinds import DATA, KINDS, TABLE
+from foretrace.sharding.laws import TERMS, WIDE, Law, holds, terms
+from foretrace.sharding.pieces import Pieces
+from foretrace.sharding.tables import Table
+
+H200 = Device.named("h200")
+RANKS = Ranks(4, batch=1024)
+
+
+def pieces(*tables, kind=TABLE, parts=1):
+    return Pieces.of([KINDS[kind].piece(table, RANKS, parts) for table in tables])
+
+
+def test_a_law_adds_up_over_the_tables_of_a_call():
+    law = Law.of(H200)
+    two = pieces(Table("a", 10_000, 64, pooling=3), Table("b", 100_000, 64, pooling=20))
+    together = two.together(np.zeros(2, np.int64), 1)
+    apart = law.us(two, H200).sum(axis=0) - law.call_us()
+    assert law.us(together, H200)[0] == pytest.approx(apart)
+
+
+def test_a_tensor_with_very_many_elements_is_slower_to_update():
+    law = Law.of(H200)
+    rows = WIDE // 64
+    narrow, wide = law.us(pieces(*(Table("t", rows + more, 64, pooling=20, zipf=1.0) for more in (-1, 1))), H200)
+    assert wide[1] > 1.1 * narrow[1]
+    assert wide[0] == pytest.approx(narrow[0], rel=0.1)
+
+
+def test_a_faster_memory_makes_all_of_it_faster():
+    law, one = Law.of(H200), pieces(Table("t", 10_000, 64))
+    assert law.us(one, replace(H200, memory_gbps=2 * H200.memory_gbps)) == pytest.approx(law.us(one, H200) / 2)
+
+
+def test_it_holds_for_plain_tables_alone():
+    plain, half, adam = Table("t", 100, 64), Table("t", 100, 64, dtype="float16"), Table("t", 100, 64, optimizer="adam")
+    assert holds(pieces(plain, half, adam)).tolist() == [True, False, False]
+    assert not holds(pieces(plain, kind=DATA, parts=4)).any()
+
+
+def test_every_term_has_a_rate_and_no_rate_is_negative():
+    law = Law.of(H200)
+    assert len(law.forward) == len(law.backward) == len(TERMS) == terms(pieces(Table("t", 9, 16))).shape[1]
+    assert min(*law.forward, *law.backward) >= 0
+
+
+def test_a_device_that_was_not_measured_has_no_law():
+    assert Law.of(replace(H200, name="another")) is None

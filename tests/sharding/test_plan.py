@@ -1,0 +1,55 @@
+"""Plans on disk, and what is refused of them."""
+
+import json
+
+import pytest
+
+from foretrace.graph import ForetraceError
+from foretrace.sharding.job import Ranks, check_ranks
+from foretrace.sharding.plan import Placement, read_plan, write_plan
+from foretrace.sharding.tables import Table
+
+TABLES = [Table("a", 1000, 64), Table("b", 1000, 32)]
+FOUR = Ranks(4)
+PLAN = (Placement("column_wise", (1, 3)), Placement("row_wise", (0, 1, 2, 3)))
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path):
+    write_plan(PLAN, TABLES, FOUR, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json", TABLES, FOUR) == PLAN
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"a": {"kind": "diagonal", "ranks": [0]}}, "sharded 'diagonal'"),
+        ({"a": {"kind": "table_wise", "ranks": [7]}}, "lies on rank 7"),
+        ({"a": {"kind": "row_wise", "ranks": [0, 1]}}, "can't be sharded row_wise on 2 of 4"),
+        ({"a": {"kind": "table_wise", "ranks": []}}, "rank none"),
+        ({"a": 5}, "is no plan"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(tmp_path, change, said):
+    path = tmp_path / "plan.json"
+    write_plan(PLAN, TABLES, FOUR, path)
+    words = json.loads(path.read_text())
+    path.write_text(json.dumps({**words, "plan": {**words["plan"], **change}}))
+    with pytest.raises(ForetraceError, match=said):
+        read_plan(path, TABLES, FOUR)
+
+
+def test_a_plan_for_other_tables_is_refused(tmp_path):
+    write_plan(PLAN, TABLES, FOUR, tmp_path / "plan.json")
+    with pytest.raises(ForetraceError, match="nothing of table c"):
+        read_plan(tmp_path / "plan.json", [*TABLES, Table("c", 10, 16)], FOUR)
+
+
+def test_a_folder_that_is_absent_takes_no_plan(tmp_path):
+    with pytest.raises(ForetraceError, match="can't be written"):
+        write_plan(PLAN, TABLES, FOUR, tmp_path / "absent" / "plan.json")
+
+
+@pytest.mark.parametrize("ranks", [Ranks(0), Ranks(2, batch=0), Ranks(2, per_node=0), Ranks(2, sent_as="fp64")])
+def test_ranks_that_cannot_be_are_refused(ranks):
+    with pytest.raises(ForetraceError):
+        check_ranks(ranks)

@@ -1,0 +1,87 @@
+"""Lists of tables: CSV and YAML, and what is wrong in them, with the line."""
+
+import gzip
+
+import pytest
+
+from foretrace.graph import ForetraceError
+from foretrace.sharding.reading import read_tables
+
+
+def written(folder, text, name="tables.csv"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_csv_and_yaml_say_the_same(tmp_path):
+    header = "name,rows,dim,pooling,dtype,reuse,optimizer,count\n"
+    csv = f"{header}users,1000,64,2.5,fp16,0.5;0.3;0.2,adam,\nitems,1e6,32,,,,,2\n"
+    yaml = """tables:
+  - {name: users, rows: 1000, dim: 64, pooling: 2.5, dtype: fp16, reuse: [0.5, 0.3, 0.2], optimizer: adam}
+  - {name: items, rows: 1e6, dim: 32, count: 2}
+"""
+    one, other = read_tables(written(tmp_path, csv)), read_tables(written(tmp_path, yaml, "tables.yaml"))
+    assert one == other
+    assert [table.name for table in one] == ["users", "items.0", "items.1"]
+    assert one[0].dtype == "float16" and one[0].reuse == (0.5, 0.3, 0.2)
+
+
+def test_a_compressed_file_is_read_too(tmp_path):
+    path = tmp_path / "tables.csv.gz"
+    path.write_bytes(gzip.compress(b"rows,dim\n100,16\n"))
+    assert read_tables(path)[0].rows == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name,rows,dims\na,1,2\n", "line 1: nothing of a table is called 'dims'.*Did you mean dim"),
+        ("name,rows,dim\na,0,2\n", "line 2: table a has 0 rows"),
+        ("name,rows,dim\na,5,2\n\nb,many,2\n", "line 4: rows is 'many'"),
+        ("name,rows,dim,reuse\na,5,2,0.5;0.2\n", "line 2: the reuse histogram of table a adds up to 0.7"),
+        ("name,rows,dim\na,5\n", "line 2: 2 cells under 3 columns"),
+        ("name,rows\na,5\n", "line 2: a table without dim"),
+        ("name,rows,dim\na,5,2\na,5,2\n", "two tables that are called a"),
+        ("name,rows,dim,count\na,5,2,0\n", "line 2: table a has a count of 0"),
+        ("name,rows,dim,kinds\na,5,2,diagonal\n", "line 2: kinds is 'diagonal'"),
+        ("name,rows,dim\na,1.5,2\n", "line 2: rows is '1.5'"),
+        ("", "lists no tables"),
+    ],
+)
+def test_what_is_wrong_in_a_csv_is_told_with_its_line(tmp_path, text, said):
+    with pytest.raises(ForetraceError, match=said):
+        read_tables(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "- {name: a, rows: 5, dim: 2}\n- {name: b, rows: 5,\n  dimension: 2}\n",
+            "line 3: nothing of a table is called",
+        ),
+        ("- {name: a, rows: 5, dim: 2}\n- {name: b, rows: -1, dim: 2}\n", "line 2: table b has -1 rows"),
+        ("- {name: a\n- b", "line .: did not find"),
+        ("just words", "is no list of tables"),
+        ("- 5\n", "line 1: no table"),
+    ],
+)
+def test_what_is_wrong_in_a_yaml_is_told_with_its_line(tmp_path, text, said):
+    with pytest.raises(ForetraceError, match=said):
+        read_tables(written(tmp_path, text, "tables.yml"))
+
+
+def test_a_file_that_is_absent_or_no_text_is_refused(tmp_path):
+    with pytest.raises(ForetraceError, match="can't be read"):
+        read_tables(tmp_path / "absent.csv")
+    path = tmp_path / "tables.csv.gz"
+    path.write_bytes(b"no gzip")
+    with pytest.raises(ForetraceError, match="can't be read"):
+        read_tables(path)
+
+
+def test_the_listing_of_torchrecs_planner_is_read(shared):
+    tables = read_tables(shared / "public" / "sharding" / "production_like_1935_tables.csv.gz")
+    assert len(tables) == 1935
+    assert tables[0].rows == 80_000_000 and tables[0].dim == 128

@@ -1,0 +1,46 @@
+"""Tables from a step that was recorded or sketched."""
+
+import pytest
+
+from foretrace.graph import ForetraceError, Graph, Indices, Op, OpTable, Tensor
+from foretrace.sharding.recorded import batch_of_graph, tables_of_graph
+
+
+def lookup(storage, rows, dim, count, bags, module=""):
+    table, ids, offsets = (
+        Tensor((rows, dim), "float32", storage=storage),
+        Tensor((count,), "int64"),
+        Tensor((bags,), "int64"),
+    )
+    return Op("aten::_embedding_bag", (table, ids, offsets), module=module)
+
+
+def test_each_table_is_found_once_with_its_pooling_and_name():
+    ops = [lookup(1, 1000, 16, 640, 64, "DLRM.tables.0"), lookup(2, 50, 32, 64, 64, "DLRM.tables.1"), Op("aten::relu"),
+           lookup(1, 1000, 16, 640, 64, "DLRM.tables.0")]  # fmt: skip
+    graph = Graph(OpTable.of(ops))
+    assert [(t.name, t.rows, t.dim, t.pooling) for t in tables_of_graph(graph)] == [
+        ("DLRM.tables.0", 1000, 16, 10.0), ("DLRM.tables.1", 50, 32, 1.0)
+    ]  # fmt: skip
+    assert batch_of_graph(graph) == 64
+
+
+def test_what_was_seen_of_ids_becomes_an_exponent():
+    even = Indices(op=0, rows=10_000, count=5000, unique=3935, bags=100, reuse=(3000,))
+    skewed = Indices(op=1, rows=10_000, count=5000, unique=900, bags=100, reuse=(500,))
+    graph = Graph(
+        OpTable.of([lookup(1, 10_000, 16, 5000, 100), lookup(2, 10_000, 16, 5000, 100)]), indices=[even, skewed]
+    )
+    first, second = tables_of_graph(graph)
+    assert first.zipf == 0.0
+    assert second.zipf > 0.8
+
+
+def test_tables_of_one_module_get_names_of_their_own():
+    names = [t.name for t in tables_of_graph(Graph(OpTable.of([lookup(n, 10, 4, 8, 8, "Model") for n in range(3)])))]
+    assert len(set(names)) == 3
+
+
+def test_a_step_without_lookups_is_refused():
+    with pytest.raises(ForetraceError, match="looks up no embedding tables"):
+        tables_of_graph(Graph(OpTable.of([Op("aten::relu")])))

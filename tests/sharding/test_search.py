@@ -1,0 +1,134 @@
+"""The search: as good as the best there is, always the same, in time, and within the memory."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from foretrace.graph import ForetraceError
+from foretrace.sharding.exact import gap, solve, state_of
+from foretrace.sharding.moves import improve
+from foretrace.sharding.options import Options
+from foretrace.sharding.plan import check_placement
+from foretrace.sharding.search import search
+from foretrace.sharding.starts import HEURISTICS, greedy
+from foretrace.sharding.state import State
+from foretrace.sharding.tables import Table
+from tests.sharding.simple import costing, some_tables
+
+ROOM = 1e11
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whole_tables_are_placed_as_well_as_trying_all_places_does(seed):
+    tables = [Table(**{**t.__dict__, "kinds": ("table_wise",)}) for t in some_tables(8, seed)]
+    cost = costing(tables, world=3)
+    options = Options.of(cost, ROOM)
+
+    def value(ranks):
+        state = State.empty(options, cost.ranks, ROOM)
+        for table, rank in enumerate(ranks):
+            state.put(table, table, (rank,))
+        return state.value()
+
+    best = min(value((0, *rest)) for rest in itertools.product(range(3), repeat=7))
+    found = search(cost, ROOM, seconds=5)
+    assert value([placement.ranks[0] for placement in found.plan]) <= best * 1.005
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_mixed_ways_come_close_to_the_proven_optimum(seed):
+    pytest.importorskip("scipy")
+    cost = costing(some_tables(6, seed), world=2, batch=2048)
+    assert gap(cost, ROOM, search(cost, ROOM, seconds=5).plan) <= 0.01
+
+
+def test_the_integer_program_and_the_search_count_alike():
+    pytest.importorskip("scipy")
+    cost = costing(some_tables(4), world=2)
+    options = Options.of(cost, ROOM, every=True)
+    best = solve(cost, ROOM, options)
+    assert (
+        state_of(best, cost, ROOM, options).value() <= state_of(search(cost, ROOM, 5).plan, cost, ROOM, options).value()
+    )
+
+
+def test_sums_follow_moves():
+    cost = costing(some_tables(20), world=4)
+    options = Options.of(cost, ROOM)
+    state = greedy("dim-greedy", cost, State.empty(options, cost.ranks, ROOM))
+    before = state.value()
+    assert improve(state) > 0
+    again = state_of(state.plan(), cost, ROOM, options)
+    assert state.value() < before
+    assert again.value() == pytest.approx(state.value())
+    assert np.allclose(again.has, state.has)
+    assert np.array_equal(again.calls, state.calls)
+
+
+def test_the_search_beats_or_meets_every_heuristic():
+    cost = costing(some_tables(40), world=8)
+    found = search(cost, ROOM, seconds=5)
+    assert set(HEURISTICS) < set(found.others)
+    assert found.estimate.step <= min(other.step for other in found.others.values())
+    for table, placement in zip(cost.tables, found.plan):
+        check_placement(table, placement, cost.ranks)
+
+
+def test_the_same_seed_gives_the_same_plan():
+    tables = some_tables(30)
+    one, other = (search(costing(tables, world=4), ROOM, seconds=30, seed=3).plan for _ in range(2))
+    assert one == other
+
+
+def test_it_ends_when_the_time_is_over():
+    begun = time.monotonic()
+    found = search(costing(some_tables(120), world=8), ROOM, seconds=0.0)
+    assert len(found.plan) == 120
+    assert time.monotonic() - begun < 10
+
+
+def test_it_says_how_far_it_is():
+    told = []
+    search(costing(some_tables(5), world=2), ROOM, 5.0, told=lambda words, so_far, of: told.append((words, of)))
+    assert told[0] == ("pricing tables", 5.0)
+
+
+def test_no_rank_holds_more_than_it_has_room_for():
+    tables = [Table(f"t{n}", 1_000_000, 64) for n in range(12)]
+    room = 3.5 * tables[0].nbytes
+    found = search(costing(tables, world=4), room, seconds=5)
+    assert found.estimate.memory.max() <= room
+
+
+def test_a_table_that_fits_on_no_rank_is_split():
+    tables = [Table("large", 10_000_000, 128), *some_tables(6)]
+    found = search(costing(tables, world=4), 0.5 * tables[0].nbytes, seconds=5)
+    assert found.plan[0].kind in ("row_wise", "column_wise")
+
+
+def test_what_fits_nowhere_is_named_with_what_would_help():
+    large = Table("large", 100_000_000, 128)
+    with pytest.raises(
+        ForetraceError, match=r"table large fits on no rank.*GB more than.*What would help: \d+ ranks"
+    ) as said:
+        search(costing([large, *some_tables(3)], world=2), 5e9, seconds=1)
+    assert "GB" in str(said.value)
+
+
+def test_tables_that_are_too_many_are_told_by_their_sum():
+    tables = [Table(f"t{n}", 10_000_000, 64) for n in range(8)]
+    with pytest.raises(ForetraceError, match=r"the tables need .* more than the .* of 2 ranks.*fp16 tables"):
+        search(costing(tables, world=2), 6e9, seconds=1)
+
+
+def test_forbidden_row_wise_is_part_of_the_advice():
+    large = Table("large", 100_000_000, 128, kinds=("table_wise",))
+    with pytest.raises(ForetraceError, match="to allow row_wise"):
+        search(costing([large], world=8), 20e9, seconds=1)
+
+
+def test_nothing_moves_where_there_is_one_rank():
+    found = search(costing(some_tables(3), world=1), ROOM, seconds=1)
+    assert {placement.ranks for placement in found.plan} == {(0,)}

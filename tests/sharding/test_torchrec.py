@@ -1,0 +1,106 @@
+"""TorchRec both ways: its tables in, a plan that it loads out, and our models in its planner."""
+
+import warnings
+
+import pytest
+
+from foretrace.graph import ForetraceError
+from foretrace.sharding.job import Ranks
+from foretrace.sharding.plan import Placement
+from foretrace.sharding.tables import Table
+
+warnings.simplefilter("ignore")
+torch = pytest.importorskip("torch")
+torchrec = pytest.importorskip("torchrec")
+
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology  # noqa: E402
+
+from foretrace.planning import shard  # noqa: E402
+from foretrace.sharding.torchrec_plan import plan_of, sharding_plan, tables_of  # noqa: E402
+
+PLACED = {
+    "t0": Placement("table_wise", (3,)),
+    "t1": Placement("column_wise", (0, 2)),
+    "t2": Placement("row_wise", (0, 1, 2, 3)),
+    "t3": Placement("table_row_wise", (2, 3)),
+    "t4": Placement("data_parallel", (0, 1, 2, 3)),
+}
+TWO_NODES = Ranks(world=4, per_node=2, batch=64)
+
+
+def model(count=5):
+    configs = [
+        torchrec.EmbeddingBagConfig(
+            name=f"t{place}", num_embeddings=10_000 * (place + 1), embedding_dim=64, feature_names=[f"f{place}"]
+        )
+        for place in range(count)
+    ]
+    return torch.nn.Sequential(torchrec.EmbeddingBagCollection(tables=configs, device=torch.device("meta")))
+
+
+def test_tables_are_read_with_their_constraints():
+    told = {"t1": ParameterConstraints(pooling_factors=[7.0], sharding_types=["row_wise", "table_column_wise"])}
+    tables = tables_of(model(2), told)
+    assert tables[0] == Table("t0", 10_000, 64)
+    assert (tables[1].pooling, tables[1].kinds) == (7.0, ("row_wise", "column_wise"))
+
+
+def test_a_model_without_tables_is_refused():
+    with pytest.raises(ForetraceError, match="no embedding tables"):
+        tables_of(torch.nn.Linear(2, 2))
+
+
+def test_a_plan_comes_back_from_torchrec_as_it_went():
+    tables = tables_of(model())
+    made = sharding_plan(model(), tuple(PLACED.values()), tables, TWO_NODES)
+    assert plan_of(made, tables) == tuple(PLACED.values())
+    how = made.plan["0"]
+    assert [list(s.shard_sizes) for s in how["t1"].sharding_spec.shards] == [[20_000, 32], [20_000, 32]]
+    assert [str(s.placement.rank()) for s in how["t3"].sharding_spec.shards] == ["2", "3"]
+
+
+def test_a_plan_for_another_model_is_refused():
+    tables = tables_of(model(2))
+    with pytest.raises(ForetraceError, match="nothing of table t2"):
+        sharding_plan(model(3), tuple(PLACED.values())[:2], tables, TWO_NODES)
+
+
+def test_torchrec_loads_a_plan_of_ours(tmp_path):
+    import torch.distributed as dist
+    from torchrec.distributed import DistributedModelParallel
+
+    configs = [
+        torchrec.EmbeddingBagConfig(name=f"t{n}", num_embeddings=100, embedding_dim=16, feature_names=[f"f{n}"])
+        for n in range(3)
+    ]
+    whole = torch.nn.Sequential(torchrec.EmbeddingBagCollection(tables=configs, device=torch.device("cpu")))
+    found = shard(whole, world=1)
+    plan = sharding_plan(whole, found.plan, found.tables, found.ranks, device="cpu")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    try:
+        sharded = DistributedModelParallel(whole, device=torch.device("cpu"), plan=plan)
+        ids = torchrec.KeyedJaggedTensor.from_offsets_sync(
+            keys=["f0", "f1", "f2"], values=torch.arange(6), offsets=torch.arange(0, 7)
+        )
+        assert sharded(ids).values().shape == (2, 48)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_our_models_guide_its_planner():
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+    from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+
+    from foretrace.sharding.torchrec_estimator import ForetraceEstimator
+
+    topology = Topology(world_size=2, compute_device="cuda", hbm_cap=10**11, local_world_size=2)
+    constraints = {f"t{n}": ParameterConstraints(pooling_factors=[1.0 + 20 * (n % 2)]) for n in range(4)}
+    ours = ForetraceEstimator(topology, constraints)
+    enumerator = EmbeddingEnumerator(
+        topology, 512, constraints, estimator=[ours, EmbeddingStorageEstimator(topology, constraints)]
+    )
+    planner = EmbeddingShardingPlanner(topology, 512, enumerator=enumerator, constraints=constraints, debug=False)
+    plan = plan_of(planner.plan(model(4), [EmbeddingBagCollectionSharder()]), tables_of(model(4)))
+    heavy = [placement for n, placement in enumerate(plan) if n % 2]
+    assert len({placement.ranks for placement in heavy}) == 2 or any(len(p.ranks) > 1 for p in heavy)
