@@ -11,10 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretrace import edits as edits
     from foretrace.calibrating import calibrate_host as calibrate_host
     from foretrace.forecast.difference import difference as difference
     from foretrace.forecast.observe import observe as observe
+    from foretrace.graph.edits.parallel.parallelize import parallelize as parallelize
     from foretrace.loading import load as load
+    from foretrace.planning import shard as shard
     from foretrace.platforms import platform as platform
     from foretrace.predicting import predict as predict
     from foretrace.record.session import record as record
@@ -23,31 +26,39 @@ if TYPE_CHECKING:
     from foretrace.record.sketch import sketch as sketch
     from foretrace.replaying import benchmark as benchmark
     from foretrace.replaying import replay as replay
+    from foretrace.report.notebook import as_html as as_html
+    from foretrace.sweeping import sweep as sweep
+    from foretrace.whatifs import whatif as whatif
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "as_html": "foretrace.report.notebook",
     "benchmark": "foretrace.replaying",
     "calibrate_host": "foretrace.calibrating",
     "load": "foretrace.loading",
     "observe": "foretrace.forecast.observe",
     "difference": "foretrace.forecast.difference",
+    "parallelize": "foretrace.graph.edits.parallel.parallelize",
     "predict": "foretrace.predicting",
     "recording": "foretrace.record.session",
+    "shard": "foretrace.planning",
     "sketch": "foretrace.record.sketch",
     "step": "foretrace.record.session",
+    "sweep": "foretrace.sweeping",
+    "whatif": "foretrace.whatifs",
 }
 """Where each public name lives: imported when first asked for, so that `import foretrace` costs nothing."""
 
 __all__ = [
-    "benchmark", "calibrate_host", "difference", "load", "observe", "platform", "predict", "record", "recording",
-    "replay", "sketch", "step",
+    "as_html", "benchmark", "calibrate_host", "difference", "edits", "load", "observe", "parallelize", "platform",
+    "predict", "record", "recording", "replay", "shard", "sketch", "step", "sweep", "whatif",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("platform", "record", "replay"):
-        return import_module(f"foretrace.{name}")  # a package that can be called
+    if name in ("edits", "platform", "record", "replay"):
+        return import_module(f"foretrace.{name}")  # but for edits, a package that can be called
     if name not in _HOME:
         raise AttributeError(f"module 'foretrace' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

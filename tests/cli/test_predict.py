@@ -84,3 +84,35 @@ def test_every_option_is_in_its_page(foretrace, request):
     shown = foretrace("predict", "--help").out
     options = {word for word in shown.replace(",", " ").split() if word.startswith("--")} - {"--help"}
     assert options and all(option in page for option in options)
+
+
+def test_a_profiled_job_keeps_its_own_machine(foretrace, shared, tmp_path):
+    job, out = shared / "public" / "megatron_tp2_2xV100", tmp_path / "timeline.json"
+    ran = foretrace("predict", job, "--slow-host", "1=1.5", "--trace", out, "--json")
+    assert ran.code == 0, ran.err
+    words = json.loads(ran.out)
+    assert (words["platform"], words["fabric"]) == ("its own machine", "v100-2x-pcie")
+    assert set(words["wait_ms"]) == {"0", "1"} and len(words["ranks"]) == 2
+    assert any("nobody measured it" in note for note in words["notes"])
+    assert '"rank 1' in out.read_text() or "rank 1" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--slow-host", "fast"], "'fast' names no rank"),
+        (["--slow-link", "0=0"], "positive"),
+        (["--world", "many"], "'many' is no number of ranks"),
+        (["--fabric", "string", "--world", "2"], "no fabric is called 'string'"),
+    ],
+)
+def test_options_of_a_job_that_make_no_sense_are_refused(foretrace, words, said):
+    ran = foretrace("predict", RECORDING, "--on", "h200", *words)
+    assert ran.code == 2 and said in " ".join(ran.err.split()) and "Traceback" not in ran.err
+
+
+def test_several_worlds_make_a_curve(foretrace):
+    ran = foretrace("predict", RECORDING, "--on", "h200", "--world", "1,2,...,8", "--json")
+    assert ran.code == 0, ran.err
+    assert [row["world"] for row in json.loads(ran.out)["scaling"]] == [1, 2, 4, 8]
+    assert "Scaling" in foretrace("predict", RECORDING, "--on", "h200", "--world", "1,8").out

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
+import foretrace as ft
 from foretrace.forecast.forecast import Forecast
-from foretrace.graph import ForetraceError, Graph, Op, OpTable
-from foretrace.report.page import page, write_page
-
-HOSTILE = "<script>alert(1)</script>"
+from foretrace.forecast.observe import observe
+from foretrace.graph import ForetraceError, Graph, Timings
+from foretrace.report.page import measured_beside, write_comparison, write_observation, write_page
+from foretrace.report.pages.forecast import forecast_page
+from report.steps import HOSTILE, rank, sketched
 
 
 class Tags(HTMLParser):
@@ -16,48 +19,80 @@ class Tags(HTMLParser):
         super().__init__()
         self.names: list[str] = []
         self.addresses: list[str] = []
+        self.handlers: list[str] = []
 
     def handle_starttag(self, tag, attrs):
         self.names.append(tag)
         self.addresses += [value for name, value in attrs if name in ("src", "href")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def forecast() -> Forecast:
-    ops = [Op(HOSTILE, phase="forward", start_us=0.0, end_us=500.0), Op("aten::mm", start_us=600.0, end_us=900.0)]
-    row = {"name": HOSTILE, "device_ms": 0.5, "host_ms": 0.5, "count": 1, "share": 0.5}
-    part = {"what": "T2", "name": HOSTILE, "rank": 0, "ms": 0.5, "share": 0.5}
-    return Forecast(
-        source=HOSTILE,
-        platform="h200",
-        step_ms=1.0,
-        coverage={"measured": 0.0, "model": 1.0, "fallback": 0.0},
-        critical_path=[part],
-        by_op=[row, row],
-        notes=[HOSTILE],
-        timeline=Graph(OpTable.of(ops)),
-    )
+    return ft.predict(sketched(), on="h200")
 
 
-def test_a_page_loads_nothing_and_runs_nothing(forecast):
+def test_a_page_loads_nothing_and_no_name_becomes_markup(forecast):
+    text = forecast_page(forecast).html()
     tags = Tags()
-    tags.feed(page(forecast))
-    assert not tags.addresses
-    assert {"script", "link", "img", "iframe"}.isdisjoint(tags.names)
+    tags.feed(text)
+    assert {"link", "img", "iframe"}.isdisjoint(tags.names) and tags.names.count("script") == 3
+    assert all(address.startswith("#") for address in tags.addresses) and not tags.handlers
+    assert HOSTILE not in text
 
 
-def test_names_with_html_in_them_stay_text(forecast):
-    text = page(forecast)
-    assert HOSTILE not in text and "&lt;script&gt;" in text
+def test_everything_that_the_forecast_knows_is_drawn(forecast):
+    charts = forecast_page(forecast).charts
+    drawn = {name for name, chart in charts.items() if chart is not None}
+    assert drawn == {"distribution", "parts", "views", "timeline", "roofline", "memory", "sources"}
+    assert charts["memory"]["peak"] == forecast.peak_memory_bytes
 
 
-def test_the_timeline_is_drawn(forecast):
-    text = page(forecast)
-    assert "thread 0" in text and ">forward<" in text
+def test_a_forecast_of_which_only_the_words_are_left_has_a_page(forecast):
+    kept = Forecast(**{**forecast.to_dict(), "workings": None})
+    page = forecast_page(kept)
+    assert page.charts["timeline"] is None and page.charts["views"] is not None
+    assert page.html().startswith("<!doctype html>")
+
+
+def test_where_the_step_was_measured_that_stands_beside_the_forecast():
+    measured = replace(rank(0, 50.0, world=1), device="NVIDIA H200", plain=Timings(synced_ms=(0.2, 0.3)))
+    forecast = ft.predict(measured, on="h200", kernels="measured")
+    seen, check = measured_beside(forecast)
+    assert seen.step_ms[0] > 0 and check.step_ms[1] == 0.25
+    page = forecast_page(forecast, (seen, check))
+    assert [one["title"] for one in page.charts["timeline"]["timelines"]] == ["predicted", "measured"]
+    assert "Measured beside predicted" in page.html()
+
+
+def test_what_was_measured_on_another_device_is_no_truth_to_hold_the_forecast_against():
+    measured = replace(rank(0, 50.0, world=1), device="NVIDIA V100", plain=Timings(synced_ms=(0.2, 0.3)))
+    forecast = ft.predict(measured, on="h200", kernels="measured")
+    seen, check = measured_beside(forecast)
+    titles = [one["title"] for one in forecast_page(forecast, (seen, check)).charts["timeline"]["timelines"]]
+    assert check is None and titles == ["predicted", "measured elsewhere"]
+
+
+def test_of_a_sketch_nothing_was_measured(forecast):
+    assert measured_beside(forecast) is None
+
+
+def test_pages_of_all_kinds_are_written(forecast, tmp_path):
+    write_page(forecast, tmp_path / "new" / "forecast.html")
+    write_comparison(forecast, forecast, tmp_path / "both.html")
+    write_observation(observe(rank(0, 50.0, world=1)), tmp_path / "seen.html")
+    for name in ("new/forecast.html", "both.html", "seen.html"):
+        assert (tmp_path / name).read_text().endswith("</html>")
 
 
 def test_a_file_that_cannot_be_written_is_named(forecast, tmp_path):
-    with pytest.raises(ForetraceError, match="can't be written"):
-        write_page(forecast, tmp_path / "nowhere" / "page.html")
-    write_page(forecast, tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ForetraceError, match="cannot be written"):
+        write_page(forecast, tmp_path / "file" / "page.html")
+
+
+def test_a_notebook_shows_a_summary_in_which_names_stay_text(forecast):
+    text = forecast._repr_html_()
+    assert f"{forecast.step_ms:.2f}"[:3] in text and "<script" not in text and HOSTILE not in text
+    seen: Graph = rank(0, 50.0, world=1)
+    assert "host-bound" in observe(seen)._repr_html_() or "device" in observe(seen)._repr_html_()

@@ -24,7 +24,11 @@ from foretrace.cli.platform import platform
 from foretrace.cli.predict import predict
 from foretrace.cli.record import record
 from foretrace.cli.replay import replay
+from foretrace.cli.shard import shard
 from foretrace.cli.show import show
+from foretrace.cli.sweep import sweep
+from foretrace.cli.ui import ui
+from foretrace.cli.whatif import whatif
 from foretrace.report.names import printable
 
 BAD_INPUT, BUG, INTERRUPTED = 2, 70, 130
@@ -33,12 +37,16 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 app.command(context_settings={"allow_interspersed_args": False})(record)
 app.command()(show)
 app.command()(predict)
+app.command()(whatif)
+app.command()(sweep)
 app.command()(check)
 app.command()(diff)
 app.command()(export)
 app.command()(benchmark)
 app.command()(replay)
+app.command()(shard)
 app.command()(calibrate)
+app.command()(ui)
 app.add_typer(platform, name="platform")
 
 

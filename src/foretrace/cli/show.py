@@ -16,6 +16,7 @@ def show(
         typer.Argument(metavar="PATH", help="A recording, a trace, a folder of them, or the traces of several ranks."),
     ],
     json: AsJson = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")] = None,
     step: Annotated[str | None, typer.Option(help="Name of the step, for instance ProfilerStep#3.")] = None,
     ranks: Annotated[str | None, typer.Option(help="Only these ranks, for instance 0-2,4.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 10,
@@ -27,6 +28,10 @@ def show(
     import foretrace as ft
 
     observation = ft.observe(ft.load(*paths, ranks=rank_numbers(ranks)), step)
+    if html is not None:
+        from foretrace.report.page import write_observation
+
+        write_observation(observation, html)
     if json:
         from foretrace.report.json import as_json
 

@@ -27,6 +27,11 @@ def changes(words: Words, top: int) -> Iterator[RenderableType]:
             ("device", change(*words["device_active_ms"]), "active, on the busiest rank"),
         ],
     )
+    yield from by_op_and_family(words, top)
+
+
+def by_op_and_family(words: Words, top: int) -> Iterator[RenderableType]:
+    """What got slower and what faster: by op, by kernel family, by phase; and which ops only one of the two has."""
     slower = [row for row in words["by_op"] if row["change_ms"] >= LEAST_MS]
     faster = [row for row in reversed(words["by_op"]) if row["change_ms"] <= -LEAST_MS]
     if slower:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from foretrace.report.headline import HOST_BOUND
+from foretrace.report.job import is_job, job_blocks, job_rows
 from foretrace.report.names import short
 from foretrace.report.numbers import bytes_, ms, percent, plural
 from foretrace.report.sections import OVERHEADS, time_by
@@ -26,7 +27,10 @@ FAMILIES_NAMED = 3
 
 def forecast_blocks(words: Words, top: int) -> Iterator[RenderableType]:
     """The headline and every table that has something to say, at most ``top`` rows each."""
-    yield lines(f"{words['source'] or 'the step'} on {words['platform']}", headline_rows(words))
+    ranks = f", {plural(words['world'], 'rank')}" if words["world"] > 1 else ""
+    yield lines(f"{words['source'] or 'the step'} on {words['platform']}{ranks}", headline_rows(words))
+    if is_job(words):
+        yield from job_blocks(words, top)
     if words["look_at"]:
         yield _look_at(words, top)
     if words["device_idle_ms"] and words["kernels"]:
@@ -44,12 +48,16 @@ def headline_rows(words: Words) -> Iterator[tuple[str, str, str]]:
     """What a reader wants to know first: a name, a figure, what it means."""
     step = words["step_ms"]
     yield "step", f"{ms(step)} ms", f"({ms(words['low_ms'])} – {ms(words['high_ms'])}) {_verdict(words)}"
-    yield "next", f"{ms(words['step_ms_back_to_back'])} ms", "from step to step, where the host may run ahead"
-    yield "device", f"{ms(words['device_active_ms'])} ms", f"active in {_kernels(words)}"
+    if words["step_ms_back_to_back"] is not None:
+        yield "next", f"{ms(words['step_ms_back_to_back'])} ms", "from step to step, where the host may run ahead"
+    if words["kernels"]:
+        yield "device", f"{ms(words['device_active_ms'])} ms", f"active in {_kernels(words)}"
     if words["exposed_communication_ms"] or words["hidden_communication_ms"]:
         hidden = f"exposed; {ms(words['hidden_communication_ms'])} ms more behind other work"
         yield "comm", f"{ms(words['exposed_communication_ms'])} ms", hidden
-    if words["peak_memory_bytes"] is not None:
+    if is_job(words):
+        yield from job_rows(words)
+    if words["peak_memory_bytes"] is not None and words["fits"] is not None:
         fits = "fits in" if words["fits"] else "does NOT fit in"
         yield "memory", bytes_(words["peak_memory_bytes"]), f"peak, {fits} the device's {bytes_(words['memory_bytes'])}"
     if words["mfu"] is not None:
@@ -62,6 +70,8 @@ def headline_rows(words: Words) -> Iterator[tuple[str, str, str]]:
 def _verdict(words: Words) -> str:
     if not words["kernels"]:
         return "all of it on the host"
+    if is_job(words):
+        return "from the first thing that a rank does to the last"
     idle = words["device_idle_ms"] / words["step_ms"] if words["step_ms"] else 0.0
     return f"{'host' if idle > HOST_BOUND else 'device'}-bound: the device idles {percent(idle)} of it"
 
@@ -107,9 +117,15 @@ def _causes(words: Words) -> RenderableType:
 
 
 def _critical_path(words: Words, top: int) -> RenderableType:
+    title, columns = "Critical path: only what is on it shortens the step", ["share", "ms", "rank", "<what", "<name…"]
     rows = [
-        [percent(part["share"]), ms(part["ms"]), str(part["what"]), short(part["name"])]
+        [percent(part["share"]), ms(part["ms"]), _rank(part), str(part["what"]), short(part["name"])]
         for part in words["critical_path"]
     ]
-    title = "Critical path: only what is on it shortens the step"
-    return table(title, ["share", "ms", "<what", "<name…"], rows, top)
+    if is_job(words):
+        return table(title, columns, rows, top)
+    return table(title, columns[:2] + columns[3:], [row[:2] + row[3:] for row in rows], top)
+
+
+def _rank(part: Words) -> str:
+    return "all" if part["rank"] is None else str(part["rank"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from foretrace.report.job import path_kinds
 from foretrace.report.numbers import bytes_, listed, ms, percent, plural, spread
 from foretrace.report.tables import lines
 
@@ -18,19 +19,21 @@ HOST_BOUND = 0.3
 
 def headline(words: Words) -> RenderableType:
     """What the step is, how long it takes, and why."""
-    return lines(_title(words), _lines(words))
+    return lines(f"{words['source']}: {which_step(words)}", observed_rows(words))
 
 
-def _title(words: Words) -> str:
+def which_step(words: Words) -> str:
+    """Which of the source's steps is shown, and of how many ranks."""
     seen, world = len(words["step_ms"]), words["world"]
     step = words["step"] or "the whole trace"
     if words["steps"] > 1:
         step += f", one of {words['steps']} steps"
     ranks = f"{seen} of {plural(world, 'rank')}" if seen < world else plural(world, "rank")
-    return f"{words['source']}: {step}, {ranks}"
+    return f"{step}, {ranks}"
 
 
-def _lines(words: Words) -> Iterator[tuple[str, str, str]]:
+def observed_rows(words: Words) -> Iterator[tuple[str, str, str]]:
+    """What a reader wants to know first: a name, a figure, what it means."""
     on_device = bool(words["device_span_ms"])
     if any(words["step_ms"].values()):
         yield "step", spread(words["step_ms"].values()), _verdict(words)
@@ -88,12 +91,7 @@ def _communication(words: Words) -> str:
 
 def _path(words: Words) -> str:
     """What the critical path goes through, by kind, and on which ranks."""
-    kinds: dict[str, float] = {}
-    for part in words["critical_path"]:
-        kind = "host" if part["what"] in words["overheads"] else part["what"]
-        kinds[kind] = kinds.get(kind, 0.0) + part["share"]
-    largest = sorted(kinds.items(), key=lambda item: -item[1])[:3]
-    said = ", ".join(f"{what} {percent(share)}" for what, share in largest if share > 0.005)
+    said = path_kinds(words)
     by_rank = sorted(words["critical_path_ranks"].items(), key=lambda item: -item[1])
     if len(words["step_ms"]) == 1 or not by_rank:
         return said

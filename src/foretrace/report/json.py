@@ -21,15 +21,19 @@ def as_json(document: Document) -> str:
     >>> print(as_json(Step()).replace("\\n", ""))
     { "notes": [  "a" ], "step_ms": {  "2": null,  "10": 2.5 }}
     """
-    return json.dumps(_plain(document.to_dict()), indent=1, allow_nan=False)
+    return json.dumps(tidy(document.to_dict()), indent=1, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
-    """The value in JSON's own types, sorted; numpy's scalars become Python's, nan and infinity null."""
+def tidy(value: Any) -> Any:
+    """The value in JSON's own types, sorted; numpy's scalars become Python's, nan and infinity null.
+
+    >>> tidy({"b": float("inf"), "a": (1,)})
+    {'a': [1], 'b': None}
+    """
     if isinstance(value, dict):
-        return {key: _plain(value[key]) for key in sorted(value, key=_as_number_or_word)}
+        return {key: tidy(value[key]) for key in sorted(value, key=_as_number_or_word)}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [tidy(item) for item in value]
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):

@@ -1,55 +1,62 @@
-"""A forecast as a page: one file that opens from disk and loads nothing."""
+"""What was found as a page: one file that opens from disk and loads nothing."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from foretrace.forecast.forecast import Forecast
-from foretrace.graph import ForetraceError
-from foretrace.report.forecast import CAUSES, headline_rows
-from foretrace.report.names import short
-from foretrace.report.numbers import bytes_, ms, percent
-from foretrace.report.strips import COLUMNS, WAITING, strips
+import numpy as np
 
-TEMPLATE = Path(__file__).parent / "forecast.html"
-ROWS = 30
+from foretrace.forecast.check import check
+from foretrace.forecast.forecast import Forecast
+from foretrace.forecast.jobs.scaling import Scaling
+from foretrace.forecast.observation import Observation
+from foretrace.forecast.observe import observe
+from foretrace.report.json import Document
+from foretrace.report.pages.comparison import comparison_page
+from foretrace.report.pages.forecast import Measured, forecast_page, measured_there
+from foretrace.report.pages.observation import observation_page
+from foretrace.report.pages.scaling import scaling_page
+from foretrace.report.pages.sharding import sharding_page
 
 
 def write_page(forecast: Forecast, path: Path) -> None:
-    """Write the page of a forecast; names stay text whatever they hold."""
-    try:
-        path.write_text(page(forecast), encoding="utf-8")
-    except OSError as error:
-        raise ForetraceError(
-            f"{path} can't be written ({error.strerror})", "Name a file in a folder that exists."
-        ) from None
+    """Write the page of a forecast; where its job was measured as well, that is shown beside. Folders are made."""
+    forecast_page(forecast, measured_beside(forecast)).write(path)
 
 
-def page(forecast: Forecast) -> str:
-    """The page's text.
+def write_observation(seen: Observation, path: Path) -> None:
+    """Write the page of a measured step."""
+    observation_page(seen).write(path)
 
-    >>> "<h1>train.py on h200</h1>" in page(Forecast(source="train.py", platform="h200"))
+
+def write_comparison(
+    before: Forecast, after: Forecast, path: Path, names: tuple[str, str] = ("before", "after")
+) -> None:
+    """Write the page of two forecasts held against each other."""
+    comparison_page(before, after, names).write(path)
+
+
+def write_scaling(curve: Scaling, path: Path) -> None:
+    """Write the page of a scaling curve."""
+    scaling_page(curve).write(path)
+
+
+def write_sharding(sharding: Document, path: Path) -> None:
+    """Write the page of a sharding plan."""
+    sharding_page(sharding.to_dict()).write(path)
+
+
+def measured_beside(forecast: Forecast) -> Measured | None:
+    """What was measured of the job that was predicted; None for a sketch, of which nothing was.
+
+    >>> measured_beside(Forecast()) is None
     True
     """
-    import jinja2
-
-    # Everything a template is given is escaped: names come from others' files.
-    made = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {"ms": ms, "percent": percent, "short": short, "bytes": bytes_}
-    words = forecast.to_dict()
-    lanes = strips(forecast.timeline, forecast.step_ms * 1e3) if forecast.timeline is not None else []
-    kinds = sorted({piece.what for lane in lanes for piece in lane.pieces})
-    return made.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        words=words,
-        headline=list(headline_rows(words)) if words["coverage"] else [],
-        lanes=lanes,
-        columns=COLUMNS,
-        colours={kind: _colour(place, len(kinds), kind) for place, kind in enumerate(kinds)},
-        causes=CAUSES,
-        rows=ROWS,
-    )
-
-
-def _colour(place: int, count: int, kind: str) -> str:
-    """Hues as far apart as they can be; waiting is grey."""
-    return "hsl(0 0% 65%)" if kind == WAITING else f"hsl({round(360 * place / count)} 60% 55%)"
+    made_of = forecast.workings
+    if made_of is None or made_of.job is None:
+        return None
+    job = made_of.job
+    if not any(np.isfinite(graph.ops.start).any() for graph in job.graphs):
+        return None
+    plain = len(job.graphs) == 1 and job.graphs[0].plain.synced_ms and measured_there(forecast)
+    return observe(job, made_of.step), check(forecast, job) if plain else None

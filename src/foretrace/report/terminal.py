@@ -10,11 +10,15 @@ from foretrace.report.changes import changes
 from foretrace.report.check import check_blocks
 from foretrace.report.forecast import forecast_blocks
 from foretrace.report.headline import headline
+from foretrace.report.job import scaling_blocks
 from foretrace.report.json import Document
-from foretrace.report.platform import compared, fabric_list, one_fabric, one_platform, platform_list
+from foretrace.report.platform import compared, device_list, fabric_list, one_fabric, one_platform, platform_list
 from foretrace.report.replay import replay_blocks
 from foretrace.report.sections import sections
+from foretrace.report.sharding import sharding_blocks
 from foretrace.report.suite import suite_blocks
+from foretrace.report.sweep import sweep_blocks
+from foretrace.report.whatif import whatif_blocks
 
 
 def print_observation(observation: Document, top: int, console: Console | None = None) -> None:
@@ -33,6 +37,21 @@ def print_forecast(forecast: Document, top: int, console: Console | None = None)
     _print(forecast_blocks(forecast.to_dict(), top), console)
 
 
+def print_scaling(scaling: Document, console: Console | None = None) -> None:
+    """Print how a step takes longer as its job grows."""
+    _print(scaling_blocks(scaling.to_dict()), console)
+
+
+def print_whatif(whatif: Document, top: int, console: Console | None = None) -> None:
+    """Print what a change of a step changes, with at most ``top`` rows a table."""
+    _print(whatif_blocks(whatif.to_dict(), top), console)
+
+
+def print_sweep(sweep: Document, top: int, console: Console | None = None) -> None:
+    """Print the points of a sweep, with at most ``top`` rows a table."""
+    _print(sweep_blocks(sweep.to_dict(), top), console)
+
+
 def print_check(check: Document, top: int, console: Console | None = None) -> None:
     """Print how far a forecast is off, with at most ``top`` rows a table."""
     _print(check_blocks(check.to_dict(), top), console)
@@ -48,6 +67,11 @@ def print_suite(suite: Document, top: int, console: Console | None = None) -> No
     _print(suite_blocks(suite.to_dict(), top), console)
 
 
+def print_sharding(sharding: Document, top: int, console: Console | None = None) -> None:
+    """Print a plan for embedding tables, with at most ``top`` rows a table."""
+    _print(sharding_blocks(sharding.to_dict(), top), console)
+
+
 def print_platform(summary: Document, top: int) -> None:
     """Print what a platform is, with at most ``top`` rows of a long table."""
     _print(one_platform(summary.to_dict(), top), None)
@@ -59,9 +83,10 @@ def print_fabric(summary: Document, top: int) -> None:
 
 
 def print_platforms(listing: Document) -> None:
-    """Print which platforms and fabrics there are."""
+    """Print which platforms, GPUs and fabrics there are."""
     words = listing.to_dict()
-    _print([platform_list(words["platforms"]), fabric_list(words["fabrics"])], None)
+    tables = [platform_list(words["platforms"]), device_list(words["devices"]), fabric_list(words["fabrics"])]
+    _print(tables, None)
 
 
 def print_comparison(comparison: Document) -> None:

@@ -1,0 +1,102 @@
+"""Claim: the step of real distributed jobs on CPUs is predicted within 8 % (geomean), and none is off by over 20 %.
+
+A hybrid DLRM (all_to_all and all_reduce), an MLP under DDP and a GPT under FSDP2, on 2, 4 and 8 processes that exchange
+through gloo on one machine, which was calibrated in the same call. Each is predicted three ways:
+
+- on its own machine: hosts as recorded in the same job, collectives from the fabric;
+- from 2 ranks: what a rank of the recorded job of two does, in a job of 4 or 8, collectives from the fabric;
+- sketched: the job has never run; its calls cost what they were measured to cost, one by one.
+
+All are held against steps that were timed after the recording, which no forecast has seen. How far these are from the
+steps that were timed before it is the noise: what two measurements of the same job differ by.
+
+    python -m benchmarks.gloo_accuracy OUT      (of `python -m benchmarks.gloo_truth OUT`)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from benchmarks.accuracy_single import geomean
+from benchmarks.gloo_jobs import JOBS
+from benchmarks.gloo_truth import WORLDS
+from benchmarks.table import keep
+from foretrace import predict
+from foretrace.fitting import fit
+from foretrace.forecast.forecast import Forecast
+from foretrace.graph import Job
+from foretrace.loading import load
+from foretrace.platform.folder import INDEX
+from foretrace.record.sketch import sketch
+
+GEOMEAN, MOST = 0.08, 0.20
+RECORDED = WORLDS[0]
+WAYS = ("own machine", f"from {RECORDED} ranks", "sketched")
+
+
+def step_ms(forecast: Forecast) -> float:
+    """A rank's step, the mean over the ranks: they start one after the other, and wait for each other once a step."""
+    return mean(row["step_ms"] for row in forecast.ranks)
+
+
+def timed_ms(job: Job) -> float:
+    """The same as measured with nothing attached."""
+    return mean(median(graph.plain.synced_ms) for graph in job.graphs)
+
+
+def row(out: Path, name: str, world: int) -> dict[str, Any]:
+    """One job of so many ranks."""
+    fabric, folder = out / f"platform-{world}" / "fabric.json", out / f"{name}-{world}"
+    job, again = load(folder / "recording"), float(json.loads((folder / "again.json").read_text()))
+    first = timed_ms(job)
+    found: dict[str, Any] = {"job": name, "ranks": world, "measured ms": again, "before": first}
+    found["noise"] = abs(first / again - 1)
+    said = {WAYS[0]: step_ms(predict(job, fabric=fabric))}
+    if world != RECORDED:
+        small = load(out / f"{name}-{RECORDED}" / "recording")
+        said[WAYS[1]] = step_ms(predict(small, fabric=fabric, world=world))
+    forecast = on_platform(out / f"platform-{world}", name, world)
+    said[WAYS[2]] = step_ms(forecast)
+    for way in WAYS:
+        found[way] = said.get(way)
+        found[f"{way} off"] = abs(said[way] / again - 1) if way in said else None
+    found["calls measured"] = forecast.coverage["measured"]
+    return found
+
+
+def on_platform(platform: Path, name: str, world: int) -> Forecast:
+    """The sketch of a job on the calibrated machine."""
+    if not (platform / INDEX).exists():  # measured where nothing can be fitted
+        fit(platform)
+    return predict(sketch(JOBS[name], world=world), on=platform, world=world)
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Geometric means of what all jobs are off by."""
+    columns = ["noise", *(f"{way} off" for way in WAYS)]
+    each = {column: [one[column] for one in rows if one[column] is not None] for column in columns}
+    means = {column: geomean(off) for column, off in each.items() if off}
+    return {**dict.fromkeys(rows[0]), "job": "geomean", **means}
+
+
+def holds(rows: list[dict[str, Any]], total: dict[str, Any]) -> bool:
+    """Whether the claim does, for each way."""
+    worst = [one[f"{way} off"] or 0.0 for one in rows for way in WAYS]
+    return max(worst) <= MOST and all((total[f"{way} off"] or 0.0) <= GEOMEAN for way in WAYS)
+
+
+def main() -> int:
+    out = Path(sys.argv[1])
+    there = [(name, world) for name in JOBS for world in WORLDS if (out / f"{name}-{world}" / "again.json").exists()]
+    rows = [row(out, name, world) for name, world in there]
+    total = summary(rows)
+    keep("gloo_accuracy", [total, *rows])
+    return int(not holds(rows, total))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

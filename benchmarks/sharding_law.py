@@ -1,0 +1,69 @@
+"""Fits the law of lookups of many tables on loads that `benchmarks.sharding_truth` timed and `sharding` does not score.
+
+python -m benchmarks.sharding_law          (writes src/foretrace/sharding/laws/h200.json)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import nnls
+
+from benchmarks.sharding_loads import EXTRA, Load, loads
+from foretrace.platform.device import Device
+from foretrace.sharding.hits import Floats
+from foretrace.sharding.laws import LAWS, TERMS, terms
+from foretrace.sharding.pieces import Pieces
+
+FILE = LAWS / "h200.json"
+
+
+def calls_of(load: Load) -> Pieces:
+    """The calls that a rank makes: one for pieces that are alike."""
+    groups, group = np.unique(load.pieces.kind, return_inverse=True)
+    return load.pieces.together(group.ravel(), len(groups))
+
+
+def rows_of(found: list[Load]) -> tuple[Floats, Floats]:
+    """What the calls of each load have of each term, and microseconds of both phases."""
+    calls = [calls_of(load) for load in found]
+    moved = np.array([terms(call).sum(axis=0) for call in calls])
+    return moved, np.array([load.us for load in found])
+
+
+def fitted(moved: Floats, us: Floats) -> Floats:
+    """Rates, none below zero, by least relative squares."""
+    unit = np.maximum(moved.max(axis=0), 1e-12)
+    rates, _ = nnls(moved / unit / us[:, None], np.ones(len(us)))
+    return np.asarray(rates / unit)
+
+
+def main() -> None:
+    found = [load for load in loads() if load.task.startswith(EXTRA) and not load.pieces.everywhere.any()]
+    moved, us = rows_of(found)
+    forward, backward = (fitted(moved, us[:, phase]) for phase in (0, 1))
+    tasks = np.array([load.task for load in found])
+    off = []
+    for task in np.unique(tasks):  # each task by a law that was fitted on the others
+        mine = tasks == task
+        other = np.stack([fitted(moved[~mine], us[~mine, phase]) for phase in (0, 1)], axis=1)
+        off.append((moved[mine] @ other).sum(axis=1) / us[mine].sum(axis=1) - 1)
+    missed = np.abs(np.concatenate(off))
+    count = len(np.unique(tasks))
+    print(f"{len(found)} loads of {count} tasks, each task left out in turn: {missed.mean():.2%} on average")
+    words = {
+        "forward": [float(f"{rate:.4g}") for rate in forward],
+        "backward": [float(f"{rate:.4g}") for rate in backward],
+        "memory_gbps": Device.named("h200").memory_gbps,
+        "spread": float(f"{np.quantile(missed, 0.9):.3g}"),
+        "provenance": f"fitted by benchmarks/sharding_law.py on {len(found)} loads of one H200 (torch 2.11); terms: "
+        + ", ".join(TERMS),
+    }
+    FILE.write_text(json.dumps(words, indent=1) + "\n")
+    print(FILE.relative_to(Path.cwd()) if FILE.is_relative_to(Path.cwd()) else FILE)
+
+
+if __name__ == "__main__":
+    main()

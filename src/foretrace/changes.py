@@ -1,0 +1,118 @@
+"""Changes of a step as a user writes them, ``batch=64`` or ``rows:tables.3=1000000``, and the edits that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from foretrace.graph import ForetraceError, Graph
+from foretrace.graph.edits.attention import attention, implementation
+from foretrace.graph.edits.batch import batches
+from foretrace.graph.edits.checkpointing import checkpointing
+from foretrace.graph.edits.names import unknown
+from foretrace.graph.edits.precision import dtype, floating
+from foretrace.graph.edits.resize import Resizable
+from foretrace.graph.edits.sequence import sequences
+from foretrace.graph.edits.tables import pooling, table_dim, table_rows
+from foretrace.graph.edits.texts import size_of
+from foretrace.graph.edits.width import width
+from foretrace.optimizers import chosen, optimizer
+
+SIZES: dict[str, Callable[..., Graph]] = {"rows": table_rows, "dim": table_dim, "pooling": pooling, "width": width}
+BY_NAME: dict[str, Callable[[Graph, str], Graph]] = {
+    "dtype": lambda graph, name: dtype(graph, floating(name)),
+    "optimizer": optimizer,
+    "attention": attention,
+    "checkpoint": checkpointing,
+}
+SETS = ("batch", "seq", *SIZES, *BY_NAME)
+CHECKS: dict[str, Callable[[str], object]] = {"dtype": floating, "optimizer": chosen, "attention": implementation}
+"""What refuses a name that makes no sense."""
+OF_SOME = ("rows", "pooling", "width")
+"""Changes that may be of some tables or layers only."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change: what, of which, to what.
+
+    >>> str(Change.read("rows:tables.3=1000"))
+    'rows:tables.3=1000'
+    """
+
+    name: str
+    value: str
+    where: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> Change:
+        """The change that a text like ``batch=64`` says; refuses one that makes no sense."""
+        key, equals, value = text.partition("=")
+        name, colon, where = key.partition(":")
+        if not equals or not value or (colon and not where):
+            raise ForetraceError(f"{text!r} is no change", "Write what to set to what, as in batch=64.")
+        if name not in SETS:
+            raise unknown("setting", name, SETS)
+        if name == "width" and not where:
+            raise ForetraceError("a width is that of a layer", f"Name it: width:top.0={value}.")
+        if where and name not in OF_SOME:
+            raise ForetraceError(f"{name} is of the whole step", f"Write {name}={value}.")
+        if name in CHECKS:
+            CHECKS[name](value)
+        elif name not in BY_NAME:
+            size_of(name, value)
+        return cls(name, value, where)
+
+    def __str__(self) -> str:
+        return f"{self.name}{':' if self.where else ''}{self.where}={self.value}"
+
+
+class Edited:
+    """A step and what becomes of it; what was found once serves for every later change of the same kind.
+
+    Parameters
+    ----------
+    graph
+        The step.
+    longest
+        The longest sequence that will be asked for.
+    """
+
+    def __init__(self, graph: Graph, longest: int = 0) -> None:
+        self._graphs: dict[tuple[Change, ...], Graph] = {(): graph}
+        self._sizes: dict[tuple[tuple[Change, ...], str, int | None], Resizable] = {}
+        self._longest = longest
+
+    def by(self, changes: Sequence[Change]) -> Graph:
+        """The step after these changes, in their order."""
+        done = tuple(changes)
+        if done in self._graphs:
+            return self._graphs[done]
+        made = self._changed(done[:-1], done[-1])
+        self._graphs = {key: graph for key, graph in self._graphs.items() if key == done[: len(key)]}
+        self._graphs[done] = made
+        return made
+
+    def _changed(self, before: tuple[Change, ...], change: Change) -> Graph:
+        if change.name in ("batch", "seq"):
+            return self._resized(before, change)
+        graph = self.by(before)
+        if change.name in BY_NAME:
+            return BY_NAME[change.name](graph, change.value)
+        size, _ = size_of(change.name, change.value)
+        return SIZES[change.name](graph, size, *([change.where] if change.where else []))
+
+    def _resized(self, before: tuple[Change, ...], change: Change) -> Graph:
+        new, old = size_of(change.name, change.value)
+        key = (before, change.name, old)
+        if key not in self._sizes:
+            graph = self.by(before)
+            longest = max(new, self._longest)
+            self._sizes[key] = batches(graph, old) if change.name == "batch" else sequences(graph, longest, old)
+        return self._sizes[key].to(new)
+
+
+def edited(graph: Graph, changes: Iterable[Change | str]) -> Graph:
+    """A step after some changes, in their order; texts as in ``batch=64``."""
+    read = [change if isinstance(change, Change) else Change.read(change) for change in changes]
+    return Edited(graph).by(read)

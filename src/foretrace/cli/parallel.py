@@ -1,0 +1,71 @@
+"""``--parallel data=8,tensor=2,…``: how many ranks shall share a step, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from foretrace.graph import ForetraceError, Job
+from foretrace.graph.edits.parallel.parallelize import parallelize
+from foretrace.platforms import platform
+from foretrace.predicting import USUAL, read
+
+if TYPE_CHECKING:
+    from foretrace.calibrating import Told
+
+NUMBERS = ("data", "tensor", "pipeline", "experts", "microbatches", "chunks")
+FLAGS = ("overlap", "sequence", "sharded", "mixed", "tables")
+KNOWN = (*NUMBERS, *FLAGS, "schedule", "bucket_mb")
+
+
+def shared(what: str, words: str, on: str | None, told: Told) -> Job:
+    """The job that the step of one rank becomes.
+
+    Parameters
+    ----------
+    what
+        A recording, a trace or a script, as for `foretrace predict`.
+    words
+        Options of `foretrace.parallelize`, with commas between them: ``data=8,tensor=2,sharded``.
+    on
+        The platform that a script shall find itself on.
+    told
+        Told how far the measuring is, where that was never measured.
+    """
+    ways = options(words)
+    job = read(what, platform(on or USUAL, told=told).device.kind)
+    if len(job.graphs) != 1:
+        raise ForetraceError(f"{what} has {len(job.graphs)} ranks already", "Leave out --parallel.")
+    return parallelize(job.graphs[0], **ways)
+
+
+def options(words: str) -> dict[str, Any]:
+    """What the words say.
+
+    >>> options("data=8,schedule=interleaved,sharded")
+    {'data': 8, 'schedule': 'interleaved', 'sharded': True}
+    """
+    found: dict[str, Any] = {}
+    for word in filter(None, (word.strip() for word in words.split(","))):
+        name, given, value = word.partition("=")
+        if name not in KNOWN:
+            raise ForetraceError(f"--parallel knows no {name!r}", f"It knows {', '.join(KNOWN)}.")
+        if bool(given) == (name in FLAGS):
+            raise ForetraceError(
+                f"--parallel {word}: {name} {'takes no value' if given else 'needs a value'}", _EXAMPLE
+            )
+        found[name] = True if name in FLAGS else _read(name, value)
+    if not found:
+        raise ForetraceError("--parallel says nothing", _EXAMPLE)
+    return found
+
+
+def _read(name: str, value: str) -> int | float | str:
+    if name == "schedule":
+        return value
+    try:
+        return int(value) if name in NUMBERS else float(value)
+    except ValueError:
+        raise ForetraceError(f"--parallel {name}={value}: {value!r} is no number", _EXAMPLE) from None
+
+
+_EXAMPLE = "For instance: --parallel data=8,tensor=2,pipeline=4,microbatches=16."

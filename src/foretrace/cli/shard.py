@@ -1,0 +1,83 @@
+"""`foretrace shard`: where embedding tables should lie."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli.choices import AsJson
+from foretrace.cli.progress import progress_bar
+
+
+class Kernels(StrEnum):
+    """How a rank looks up its tables."""
+
+    fused = "fused"
+    single = "single"
+    tbe = "tbe"
+
+
+class SentAs(StrEnum):
+    """What embeddings travel in."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+    fp8 = "fp8"
+    int8 = "int8"
+
+
+def shard(
+    tables: Annotated[
+        str,
+        typer.Argument(metavar="TABLES", help="A YAML or CSV file of tables; a recording, a trace, or a script."),
+    ],
+    world: Annotated[int, typer.Option(min=1, help="Ranks to place them on.")],
+    on: Annotated[str, typer.Option(help="The platform: its name, or its folder.")] = "h200",
+    fabric: Annotated[
+        str | None, typer.Option(help="What joins the ranks: a fabric's name, its file, or a platform that has one.")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GB", help="What a rank has for tables; nine tenths of its memory.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples of each rank; those of the step, or 4096.")] = None,
+    kernels: Annotated[
+        Kernels, typer.Option(help="One call for tables with rows as long, one each, or FBGEMM's batched ones.")
+    ] = Kernels.fused,
+    sent_as: Annotated[
+        SentAs, typer.Option(help="What embeddings and their gradients are exchanged in.")
+    ] = SentAs.fp32,
+    per_node: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of a node; as many as the fabric's nodes have.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Search no longer than this.")] = 30.0,
+    seed: Annotated[int, typer.Option(min=0, help="What decides chances: the same one gives the same plan.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
+    json: AsJson = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 10,
+) -> None:
+    """Find the fastest way to shard embedding tables among ranks, before any GPU runs.
+
+    Tables may stay whole, be split by rows or by columns, or be copied to all ranks.
+    """
+    from foretrace.calibrating import Stage
+    from foretrace.planning import shard as plan
+    from foretrace.report.json import as_json
+    from foretrace.report.terminal import print_sharding
+
+    with progress_bar(hidden=json) as told:
+        found = plan(
+            tables, world, on, fabric, batch, memory, kernels.value, sent_as.value, per_node, seconds, seed,
+            told=lambda words, so_far, of: told(Stage(words, so_far, of)),
+        )  # fmt: skip
+    if out is not None:
+        found.write(out)
+    if html is not None:
+        from foretrace.report.page import write_sharding
+
+        write_sharding(found, html)
+    print(as_json(found)) if json else print_sharding(found, top)

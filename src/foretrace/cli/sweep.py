@@ -1,0 +1,93 @@
+"""`foretrace sweep`: a step with many settings on many platforms, and the best of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli.choices import AsJson
+from foretrace.cli.predict import print_frames
+from foretrace.cli.progress import progress_bar
+
+GIGA = 2**30
+
+
+def sweep(
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="A recording, a trace, or a script with a make_step function.")
+    ],
+    on: Annotated[str, typer.Option(metavar="PLATFORM,…", help="Platforms: names or folders.")] = "h200",
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE,…", help="Values of a setting; may be repeated.")
+    ] = None,
+    price: Annotated[
+        list[str] | None, typer.Option(metavar="PLATFORM=DOLLARS", help="What an hour of a platform costs.")
+    ] = None,
+    memory: Annotated[float | None, typer.Option(metavar="GIB", help="What the best point may take.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep each point in this file (JSON lines), and go on from what it holds.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; without it one for each core.")] = None,
+    json: AsJson = False,
+    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 20,
+) -> None:
+    """Predict a step with every combination of some settings on several platforms: a table, its front, the best."""
+    from foretrace.calibrating import Stage
+    from foretrace.graph import ForetraceError
+    from foretrace.sweeping import sweep as predict_all
+
+    values = dict(_split(text, "--set", "batch=256,512") for text in sets or ())
+    prices = dict(_price(text) for text in price or ())
+    limit = None if memory is None else round(memory * GIGA)
+    try:
+        with progress_bar() as told:
+            found = predict_all(
+                Path(what), platforms(on), values, prices, limit, out, workers,
+                lambda done, of: told(Stage("points", done, of)),
+            )  # fmt: skip
+    except ForetraceError as error:
+        print_frames(error)
+        raise
+    if json:
+        from foretrace.report.json import as_json
+
+        print(as_json(found))
+    else:
+        from foretrace.report.terminal import print_sweep
+
+        print_sweep(found, top)
+
+
+def platforms(text: str) -> list[str]:
+    """Names between commas; what follows a comma inside ``h200:hbm=1.5,host=2`` belongs to the platform.
+
+    >>> platforms("h200,a100"), platforms("h200:hbm=1.5,host=2,a100")
+    (['h200', 'a100'], ['h200:hbm=1.5,host=2', 'a100'])
+    """
+    names: list[str] = []
+    for part in text.split(","):
+        if "=" in part and ":" not in part and names:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    return names
+
+
+def _split(text: str, option: str, example: str) -> tuple[str, list[str]]:
+    name, _, values = text.partition("=")
+    if not values:
+        raise typer.BadParameter(f"{text!r} sets nothing; write it like {example}", param_hint=option)
+    return name, values.split(",")
+
+
+def _price(text: str) -> tuple[str, float]:
+    name, _, dollars = text.rpartition("=")
+    try:
+        cost = float(dollars)
+    except ValueError:
+        cost = -1.0
+    if not name or not 0 <= cost < float("inf"):
+        raise typer.BadParameter(f"{text!r} is no price; write it like h200=3.5", param_hint="--price")
+    return name, cost

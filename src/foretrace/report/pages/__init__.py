@@ -1,0 +1,1 @@
+"""Pages: one file each, with their data and all that draws it inside."""

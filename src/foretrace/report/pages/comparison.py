@@ -1,0 +1,98 @@
+"""The page of two forecasts held against each other: what changed, by how much, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from foretrace.forecast.difference import compared
+from foretrace.forecast.forecast import Forecast
+from foretrace.report.numbers import bytes_, ms, percent
+from foretrace.report.pages import charts
+from foretrace.report.pages.forecast import marks
+from foretrace.report.pages.lanes import timeline
+from foretrace.report.pages.sheet import Chart, Sheet
+
+SAME = 0.0005
+"""Share below which a change is none."""
+
+TOLD = (
+    ("step", "step_ms", ms),
+    ("from step to step", "step_ms_back_to_back", ms),
+    ("device active", "device_active_ms", ms),
+    ("device idle", "device_idle_ms", ms),
+    ("exposed communication", "exposed_communication_ms", ms),
+    ("kernels", "kernels", "{:,}".format),
+    ("peak memory", "peak_memory_bytes", bytes_),
+    ("of peak arithmetic (MFU)", "mfu", percent),
+)
+BETTER_HIGHER = ("mfu",)
+
+
+class Line(NamedTuple):
+    """One figure of both forecasts."""
+
+    name: str
+    before: str
+    after: str
+    change: str
+    verdict: str
+    """``good``, ``bad``, or nothing."""
+
+
+def comparison_page(before: Forecast, after: Forecast, names: tuple[str, str] = ("before", "after")) -> Sheet:
+    """The page: ``names`` tell the two apart.
+
+    >>> page = comparison_page(Forecast(platform="h200", step_ms=10.0), Forecast(platform="h200", step_ms=5.0))
+    >>> "-50.0 %" in page.html()
+    True
+    """
+    pair = (before, after)
+    rows = compared(before.by_op, after.by_op)
+    return Sheet(
+        "comparison.html",
+        f"{names[0]} and {names[1]}",
+        {
+            "distribution": _distributions(pair, names),
+            "by_op": charts.changes(rows),
+            "by_family": charts.changes(compared(before.by_family, after.by_family)),
+            "by_phase": charts.changes(compared(before.by_phase, after.by_phase)),
+            "timeline": _timelines(pair, names),
+        },
+        {
+            "pair": pair,
+            "names": names,
+            "lines": list(_lines(before, after)),
+            "notes": list(dict.fromkeys([*before.notes, *after.notes])),
+            "rows": rows,
+        },
+    )
+
+
+def _lines(before: Forecast, after: Forecast) -> Iterator[Line]:
+    for name, word, told in TOLD:
+        old, new = getattr(before, word), getattr(after, word)
+        if old is None or new is None or not (old or new):
+            continue
+        share = new / old - 1 if old else 0.0
+        verdict = ""
+        if abs(share) > SAME and word != "kernels":
+            verdict = "good" if (share < 0) != (word in BETTER_HIGHER) else "bad"
+        unit = " ms" if told is ms else ""
+        yield Line(
+            name, told(old) + unit, told(new) + unit, f"{share:+.1%}".replace("%", " %") if old else "–", verdict
+        )
+
+
+def _distributions(pair: tuple[Forecast, Forecast], names: tuple[str, str]) -> Chart | None:
+    found: list[Any] = []
+    for forecast, name in zip(pair, names):
+        if forecast.workings is not None:
+            middle = next(mark for mark in marks(forecast) if mark["name"] == "step")
+            found.append((name, forecast.workings.draws_ms, [{**middle, "name": ms(forecast.step_ms)}]))
+    return charts.distribution(found)
+
+
+def _timelines(pair: tuple[Forecast, Forecast], names: tuple[str, str]) -> Chart | None:
+    drawn = [timeline(one.workings, name) for one, name in zip(pair, names) if one.workings is not None]
+    return {"kind": "timeline", "timelines": drawn} if drawn else None

@@ -1,0 +1,65 @@
+"""The page of a sharding plan: what each rank has to do and to hold, and how other plans compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foretrace.report.numbers import plural
+from foretrace.report.pages.sheet import Chart, Sheet
+from foretrace.report.sharding import EXCHANGES, KINDS, sharding_rows
+
+Words = dict[str, Any]
+
+ROWS = 3000
+"""Tables that the page lists."""
+
+
+def sharding_page(words: Words) -> Sheet:
+    """The page of what `foretrace shard --json` says."""
+    (_, step, meaning), *facts = sharding_rows(words)
+    of = f"{plural(words['tables'], 'table')} on {plural(words['world'], 'rank')} of {words['platform']}"
+    return Sheet(
+        "sharding.html",
+        f"{words['source']}: {of}",
+        {"loads": _loads(words), "alternatives": _alternatives(words)},
+        {
+            "words": words,
+            "of": of,
+            "step": step.removesuffix(" ms"),
+            "meaning": meaning,
+            "facts": facts,
+            "exchanges": [(EXCHANGES[what], spent) for what, spent in words["exchange_ms"].items() if spent],
+            "tables": [(name, KINDS[placed["kind"]], placed["ranks"]) for name, placed in words["plan"].items()],
+            "rows": ROWS,
+        },
+    )
+
+
+def _loads(words: Words) -> Chart:
+    ranks = words["ranks"]
+    return {
+        "kind": "loads",
+        "ranks": [rank["rank"] for rank in ranks],
+        "forward": [rank["forward_ms"] for rank in ranks],
+        "backward": [rank["backward_ms"] for rank in ranks],
+        "bytes": [rank["memory_bytes"] for rank in ranks],
+        "sent": [rank["sent_bytes"] for rank in ranks],
+        "tables": [rank["tables"] for rank in ranks],
+        "room": words["room_bytes"],
+    }
+
+
+def _alternatives(words: Words) -> Chart | None:
+    """The plan and what the heuristics found, the fastest first."""
+    rows = [(other["name"], other["step_ms"], other["fits"]) for other in words["alternatives"]]
+    if not rows:
+        return None
+    found = [("this plan", words["step_ms"], True), *rows]
+    return {
+        "kind": "stacked",
+        "rows": [name for name, _, _ in found],
+        "parts": ["step"],
+        "kinds": ["matrix product"],
+        "ms": [[step for _, step, _ in found]],
+        "about": ["" if fits else "does not fit into the ranks' memory" for *_, fits in found],
+    }

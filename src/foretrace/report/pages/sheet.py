@@ -1,0 +1,108 @@
+"""A page: a template, the data of its charts as JSON, and all that draws them, in one file that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretrace import __version__
+from foretrace.formats.output import replaced
+from foretrace.report.json import tidy
+from foretrace.report.names import short
+from foretrace.report.numbers import bytes_, ms, percent
+
+if TYPE_CHECKING:
+    import jinja2
+
+Chart = dict[str, Any]
+"""What a chart is drawn from; ``kind`` names the function of assets/charts.js that draws it."""
+
+SCRIPTS = ("echarts.js", "base.js", "timeline.js", "charts.js", "tables.js")
+
+
+@dataclass
+class Sheet:
+    """A page before it is written."""
+
+    template: str
+    """Its file in report/templates; everything that it is given is escaped."""
+    title: str
+    charts: dict[str, Chart | None] = field(default_factory=dict)
+    """By the id that the template gives their place; None for one that there is nothing to draw of."""
+    words: dict[str, Any] = field(default_factory=dict)
+    """What else the template tells."""
+
+    def html(self, home: str = "") -> str:
+        """The text of the page; ``home`` is where its name leads to, for one that a server shows."""
+        drawn = {name: chart for name, chart in self.charts.items() if chart is not None}
+        theme, script = _asset("theme.js"), _script()
+        return fragment(
+            self.template,
+            title=self.title,
+            home=home,
+            charts=drawn,
+            data=_embedded(drawn),
+            theme=theme,
+            script=script,
+            # The browser is told what may run: these scripts, and nothing that a name might smuggle in.
+            allowed=" ".join(map(_digest, (theme, script))),
+            style=_asset("page.css"),
+            version=__version__,
+            **self.words,
+        )
+
+    def write(self, path: Path) -> None:
+        """Write it; the file is whole or not there, and folders around it are made."""
+        with replaced(path) as file:
+            file.write(self.html().encode())
+
+
+def fragment(template: str, **words: Any) -> str:
+    """A template's text: for a notebook, which is somebody else's page, without the scripts."""
+    return _environment().get_template(template).render(**words)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+    import markupsafe
+
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("foretrace.report", "templates"),
+        autoescape=True,  # names come from others' files
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"ms": ms, "percent": percent, "short": short, "bytes": bytes_, "ours": markupsafe.Markup}
+    return made
+
+
+def _embedded(charts: dict[str, Chart]) -> str:
+    r"""JSON that can stand in a page: nothing in it ends the element around it.
+
+    >>> _embedded({"a": {"name": "</script>"}})
+    '{"a":{"name":"\\u003c/script>"}}'
+    """
+    return json.dumps(tidy(charts), separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
+
+
+@cache
+def _digest(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+@cache
+def _script() -> str:
+    return "\n".join(_asset(name) for name in SCRIPTS)
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("foretrace.report") / "assets" / name).read_text(encoding="utf-8")

@@ -1,0 +1,114 @@
+"""What lies in the folder that is shown, and the only way from a name to a path: nothing outside of it is read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from foretrace.graph import ForetraceError
+from foretrace.record.folder import is_recording
+
+RECORDING, TRACE, DOCUMENT = "recording", "trace", "document"
+TRACES = (".json.gz", ".et", ".et.gz", ".chakra", ".chakra.gz")
+DEEPEST, MOST = 4, 1000
+"""How far down and up to how many things are listed."""
+SMALL = 8 << 20
+"""Bytes up to which a plain JSON file may be a forecast or a plan; a larger one is a trace."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something in the folder that can be opened."""
+
+    name: str
+    """Its path from the folder on."""
+    kind: str
+    nbytes: int
+    changed: str
+
+
+class Folder:
+    """A folder, and what may be read of it.
+
+    >>> import tempfile
+    >>> folder = Folder(Path(tempfile.mkdtemp()))
+    >>> folder.path("../somewhere")
+    Traceback (most recent call last):
+    foretrace.graph.errors.ForetraceError: ../somewhere is not in the folder. Open what the list shows.
+    """
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise ForetraceError(f"{root} is no folder", "Name one that holds recordings, traces or forecasts.")
+        self.root = root.resolve()
+
+    def path(self, name: str) -> Path:
+        """The path of something in the folder; what leads out of it, by dots or by links, is refused."""
+        refused = ForetraceError(f"{name} is not in the folder", "Open what the list shows.")
+        if not name or "\0" in name or Path(name).is_absolute():
+            raise refused
+        path = self.root / name
+        try:
+            inside = self._holds(path) and path.exists()
+        except (OSError, RuntimeError):  # a loop of links
+            inside = False
+        if not inside:
+            raise refused
+        if path.is_dir() and not all(self._holds(file) for file in _below(path)):
+            raise ForetraceError(f"{name} holds links that lead out of the folder", "Open the files they lead to.")
+        return path
+
+    def _holds(self, path: Path) -> bool:
+        real = path.resolve()
+        return real != self.root and real.is_relative_to(self.root)
+
+    def items(self) -> list[Item]:
+        """What can be opened, the newest first; links are left out."""
+        found = []
+        for path, kind in self._found(self.root, 0):
+            found.append((path.stat().st_mtime, path, kind))
+            if len(found) == MOST:
+                break
+        return [self._item(path, kind, when) for when, path, kind in sorted(found, key=lambda one: -one[0])]
+
+    def _found(self, folder: Path, depth: int) -> Iterator[tuple[Path, str]]:
+        with os.scandir(folder) as entries:
+            visible = [e for e in entries if not e.name.startswith(".") and not e.is_symlink()]
+        for entry in sorted(visible, key=lambda entry: entry.name):
+            path = Path(entry.path)
+            if entry.is_file():
+                if kind := _kind(path, entry.stat().st_size):
+                    yield path, kind
+            elif is_recording(path):
+                yield path, RECORDING
+            elif entry.is_dir() and _holds_traces(path):
+                yield path, TRACE
+            elif entry.is_dir() and depth < DEEPEST:
+                yield from self._found(path, depth + 1)
+
+    def _item(self, path: Path, kind: str, when: float) -> Item:
+        files = [path] if path.is_file() else [file for file in _below(path) if file.is_file()]
+        changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+        return Item(str(path.relative_to(self.root)), kind, sum(file.stat().st_size for file in files), changed)
+
+
+def _kind(path: Path, nbytes: int) -> str | None:
+    if path.name.lower().endswith(TRACES):
+        return TRACE
+    if path.suffix.lower() != ".json":
+        return None
+    return DOCUMENT if nbytes <= SMALL else TRACE
+
+
+def _holds_traces(folder: Path) -> bool:
+    """Whether it holds the traces of a job: files of all ranks, or a folder for each."""
+    return any(file.name.lower().endswith(TRACES) for file in _below(folder))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """As far down as traces and recordings go."""
+    yield from folder.glob("*")
+    yield from folder.glob("*/*")

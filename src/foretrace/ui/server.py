@@ -1,0 +1,179 @@
+"""The server: asks the guard, reads the request, shows the page."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import traceback
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from foretrace.graph import ForetraceError
+from foretrace.report.names import printable
+from foretrace.report.pages.sheet import Sheet
+from foretrace.ui.answers import Fields, answer
+from foretrace.ui.folder import Folder
+from foretrace.ui.guard import COOKIE, Guard, is_loopback
+
+LARGEST_BODY = 64 << 10
+"""Bytes of a form; nothing else is ever sent here."""
+MOST_FIELDS = 100
+PATIENCE_S = 20.0
+"""How long a caller may take to say what it wants."""
+HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with none at all, browsers no longer say on which page a form is
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+TOO_LARGE = HTTPStatus(413)  # under a name that all versions of Python know
+WHY = {
+    HTTPStatus.FORBIDDEN: "Not for you",
+    HTTPStatus.NOT_FOUND: "Nothing here",
+    TOO_LARGE: "Too large",
+    HTTPStatus.BAD_REQUEST: "Not understood",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "That did not work",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "A bug of Foretrace",
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Shows one folder."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Folder, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), Handler)
+        self.folder = folder
+        if is_loopback(host):
+            self.guard = Guard(host, self.server_port)
+        else:
+            names = (socket.gethostname(), socket.getfqdn())
+            self.guard = Guard(host, self.server_port, secrets.token_urlsafe(24), names)
+
+    @property
+    def address(self) -> str:
+        """What to open in a browser, the token in it where one is needed."""
+        host = "localhost" if self.guard.host in ("0.0.0.0", "::", "") else self.guard.host
+        host = f"[{host}]" if ":" in host else host
+        return f"http://{host}:{self.server_port}/" + (f"?token={self.guard.token}" if self.guard.token else "")
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that went away in the middle is nobody's mistake."""
+        if os.environ.get("FORETRACE_DEBUG"):
+            traceback.print_exc()
+
+
+class RefusedError(Exception):
+    """A request that gets no page, and why."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status, self.why = status, why
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Server
+    timeout = PATIENCE_S
+    server_version, sys_version = "foretrace", ""
+
+    def do_GET(self) -> None:
+        """Show a page."""
+        self._answer("GET")
+
+    def do_POST(self) -> None:
+        """Do what a form asks for, and show the page of it."""
+        self._answer("POST")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the address may hold the token."""
+
+    def _answer(self, method: str) -> None:
+        try:
+            where, fields = self._asked(method)
+            if "token" in fields:
+                return self._let_in(where, fields)
+            sheet = answer(self.server.folder, method, where, fields)
+            if sheet is None:
+                raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no page at {where}")
+            self._show(HTTPStatus.OK, sheet.html(home="/"))
+        except RefusedError as refused:
+            self._tell(refused.status, refused.why)
+        except ForetraceError as error:
+            self._tell(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except (BrokenPipeError, ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            self._tell(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+        return None
+
+    def _asked(self, method: str) -> tuple[str, Fields]:
+        """Where and what; refused where the guard says so."""
+        address = urlsplit(self.path)
+        fields = _fields(address.query)
+        # Read whatever happens: a caller that is still talking would not hear why it is refused.
+        body = self._body() if method == "POST" else ""
+        if why := self.server.guard.refusal(self.headers, fields.get("token")):  # type: ignore[arg-type]
+            raise RefusedError(HTTPStatus.FORBIDDEN, why)
+        if method == "GET":
+            return address.path, fields
+        if self.headers.get("Origin") is None and self.headers.get("Sec-Fetch-Site") != "same-origin":
+            raise RefusedError(HTTPStatus.FORBIDDEN, "a form must say which page it is on")
+        return address.path, _fields(body)
+
+    def _body(self) -> str:
+        said = self.headers.get("Content-Length", "")
+        if not said.isdecimal():
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "the form does not say how long it is")
+        if int(said) > LARGEST_BODY:
+            self.close_connection = True
+            raise RefusedError(TOO_LARGE, f"a form may hold {LARGEST_BODY >> 10} KiB, and this is {int(said):,} bytes")
+        return self.rfile.read(int(said)).decode("utf-8", "replace")
+
+    def _let_in(self, where: str, fields: Fields) -> None:
+        """Keep the token as a cookie, and lead on to the address without it."""
+        rest = urlencode({name: value for name, value in fields.items() if name != "token"})
+        self.send_response(HTTPStatus.SEE_OTHER)
+        self.send_header("Set-Cookie", f"{COOKIE}={self.server.guard.token}; HttpOnly; SameSite=Strict; Path=/")
+        # One slash only: two would lead to another host.
+        self.send_header("Location", f"/{where.lstrip('/')}" + (f"?{rest}" if rest else ""))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _tell(self, status: HTTPStatus, why: str) -> None:
+        words = {"why": printable(why), "heading": WHY.get(status, status.phrase)}
+        self._show(status, Sheet("refusal.html", words["heading"], {}, words).html(home="/"))
+
+    def _show(self, status: HTTPStatus, text: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        for name, value in (HEADERS | {"Content-Length": str(len(data))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def _fields(text: str) -> Fields:
+    """What a query or a form says; of a name that comes twice, the values on lines of their own.
+
+    >>> _fields("what=run&set=batch%3D8&set=dtype%3Dbf16")
+    {'what': 'run', 'set': 'batch=8\\ndtype=bf16'}
+    """
+    fields: Fields = {}
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except ValueError:
+        raise RefusedError(HTTPStatus.BAD_REQUEST, f"more than {MOST_FIELDS} fields") from None
+    for name, value in pairs:
+        fields[name] = f"{fields[name]}\n{value}" if name in fields else value
+    return fields

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from foretrace.cli.main import app
+from foretrace.cli.parallel import options
+from foretrace.graph import ForetraceError
+
+SCRIPT = """
+import torch
+
+def make_step():
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(8, 64, device="cuda")).square().mean().backward()
+        optimizer.step()
+
+    return step
+"""
+
+
+def test_words_become_options() -> None:
+    assert options("data=8, pipeline=4,microbatches=16,schedule=interleaved,chunks=2,bucket_mb=50") == {
+        "data": 8,
+        "pipeline": 4,
+        "microbatches": 16,
+        "schedule": "interleaved",
+        "chunks": 2,
+        "bucket_mb": 50.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("tensr=2", "knows no 'tensr'"),
+        ("data", "data needs a value"),
+        ("sharded=1", "sharded takes no value"),
+        ("data=many", "'many' is no number"),
+        ("", "says nothing"),
+    ],
+)
+def test_words_that_say_nothing_are_refused(words: str, message: str) -> None:
+    with pytest.raises(ForetraceError, match=message):
+        options(words)
+
+
+@given(st.text(alphabet="adtensorshrixpl=,.-0123456789 \n\t", max_size=30) | st.text(max_size=12))
+def test_any_words_are_understood_or_refused_with_advice(words: str) -> None:
+    try:
+        found = options(words)
+    except ForetraceError as error:
+        assert error.advice
+    else:
+        assert found
+
+
+def test_predict_shares_a_script_between_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = CliRunner().invoke(app, ["predict", str(script), "--parallel", "data=2,sharded", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["world"] == 2

@@ -1,0 +1,50 @@
+"""`foretrace whatif` and `foretrace sweep` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import torch
+
+def make_step():
+    with torch.device("cuda"):
+        model, given = torch.nn.Linear(64, 8), torch.randn(32, 64)
+    update = torch.optim.AdamW(model.parameters())
+
+    def step():
+        update.zero_grad()
+        model(given).sum().backward()
+        update.step()
+
+    return step
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_what_if_shows_before_and_after(foretrace, script):
+    ran = foretrace("whatif", script, "--set", "batch=512", "--set", "optimizer=fused")
+    assert ran.code == 0, ran.err
+    assert "with batch=512, optimizer=fused" in ran.out and "times as fast" in ran.out
+
+
+def test_a_sweep_gives_every_point(foretrace, script):
+    ran = foretrace("sweep", script, "--set", "batch=512,1024", "--price", "h200=3.5", "--workers", "1", "--json")
+    assert ran.code == 0, ran.err
+    words = json.loads(ran.out)
+    assert len(words["points"]) == 2 and words["best"]["cost"] > 0
+
+
+@pytest.mark.parametrize(("verb", "text"), [("whatif", "batch=0"), ("whatif", "bacth=8"), ("sweep", "batch=8,x")])
+def test_a_change_that_makes_no_sense_is_told_in_one_line(foretrace, script, verb, text):
+    ran = foretrace(verb, script, "--set", text)
+    assert ran.code == 2 and ran.err.startswith("foretrace: ") and "Traceback" not in ran.err

@@ -1,0 +1,156 @@
+"""Pages in a real browser: they load without a complaint, and zoom, hover and filter do what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+import foretrace as ft
+from benchmarks.browser import MISSING, chromium, opened
+from foretrace.forecast.observe import observe
+from foretrace.graph import Job
+from foretrace.report.page import write_comparison, write_observation, write_page
+from report.steps import HOSTILE, rank, sketched
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+
+TIMELINE = "#timeline"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    forecast = ft.predict(sketched(), on="h200")
+    write_page(forecast, folder / "forecast.html")
+    write_comparison(forecast, ft.predict(sketched(10), on="h200"), folder / "comparison.html", (HOSTILE, "after"))
+    write_observation(observe(Job([rank(0, 100.0), rank(1, 50.0)], HOSTILE)), folder / "observation.html")
+    return {path.stem: path.as_uri() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def page(browser, files):
+    page, complaints = opened(browser, files["forecast"])
+    yield page
+    assert not complaints
+    page.context.close()
+
+
+def window(page) -> tuple[float, float]:
+    box = page.locator(TIMELINE)
+    return float(box.get_attribute("data-from")), float(box.get_attribute("data-to"))
+
+
+def wait_for(page, moved) -> None:
+    """Until the window is as it should be; the page itself lets no test's script run."""
+    for _ in range(200):
+        if moved(*window(page)):
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(window(page))
+
+
+def drawn(page) -> int:
+    """How much of the timeline is drawn and not dimmed."""
+    return int(page.locator(TIMELINE).get_attribute("data-bright"))
+
+
+@pytest.mark.parametrize("name", ["forecast", "comparison", "observation"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_page_opens_from_disk_without_a_complaint_and_asks_for_nothing(browser, files, name, theme):
+    page, complaints = opened(browser, files[name], theme)
+    assert not complaints
+    assert page.locator("html").get_attribute("data-theme") == theme
+    for chart in page.locator("[data-chart]").all():
+        assert chart.locator("canvas").count() == 1 and chart.bounding_box()["height"] > 50
+    assert page.evaluate("document.querySelectorAll('img, main script').length") == 0
+    page.context.close()
+
+
+def test_it_fits_a_narrow_screen(browser, files):
+    page, complaints = opened(browser, files["forecast"], width=390, height=800)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390 and not complaints
+    page.context.close()
+
+
+def test_the_switch_turns_the_page_dark(page):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.click("#theme")
+    assert page.locator("html").get_attribute("data-theme") == "dark" and page.evaluate(ground) != light
+
+
+def test_the_timeline_zooms_by_button_by_wheel_and_by_key(page):
+    start, end = window(page)
+    page.click("[data-timeline=in]")
+    wait_for(page, lambda start, _: start > 0)
+    nearer = window(page)
+    assert nearer[1] - nearer[0] == pytest.approx((end - start) / 2, rel=0.01)
+    page.locator(TIMELINE).hover()
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -300)
+    page.keyboard.up("Control")
+    wait_for(page, lambda _, end: end < nearer[1])
+    page.click("[data-timeline=whole]")
+    wait_for(page, lambda start, _: start == 0)
+    page.locator(TIMELINE).focus()
+    page.keyboard.press("+")
+    wait_for(page, lambda start, _: start > 0)
+
+
+def point_at(page, name: str) -> None:
+    """Move the mouse over the first piece whose name begins so."""
+    page.locator(TIMELINE).scroll_into_view_if_needed()
+    box = page.locator(TIMELINE).bounding_box()
+    across, down = page.evaluate(
+        """(name) => {
+            const { timeline } = document.querySelector("#timeline");
+            const one = timeline.drawn.find((piece) => piece.what[0].startsWith(name) && piece.count === 1);
+            return timeline.chart.convertToPixel("grid", [(one.start + one.end) / 2, one.row]);
+        }""",
+        name,
+    )
+    page.mouse.move(box["x"] + across, box["y"] + down)
+
+
+def test_pointing_at_a_piece_tells_its_name(page):
+    point_at(page, "aten::mm")
+    page.wait_for_selector(".tip:has-text('aten::mm')", timeout=5000)
+
+
+def test_a_name_that_is_markup_stays_text_where_it_is_pointed_at(page):
+    point_at(page, "mine::<img")
+    page.wait_for_selector(".tip:has-text('mine::<img src=x')", timeout=5000)
+    assert page.locator(".tip img, .tip script").count() == 0
+
+
+def test_the_timeline_is_filtered_by_name_by_kind_and_by_the_critical_path(page):
+    everything = drawn(page)
+    page.fill("[data-timeline=filter]", "aten::mm")
+    assert 0 < drawn(page) < everything
+    page.fill("[data-timeline=filter]", "")
+    page.click("[data-timeline=path]")
+    assert 0 < drawn(page) < everything
+    page.click("[data-timeline=path]")
+    page.click(".key button[data-kind='matrix product']")
+    assert drawn(page) < everything
+
+
+def test_tables_are_filtered_and_shown_in_full(page):
+    rows = "#ops tbody tr:visible"
+    page.fill("input[data-table=ops]", "aten::add")
+    assert page.locator(rows).count() == 1
+    page.fill("input[data-table=ops]", "")
+    assert page.locator(rows).count() == page.locator("#ops tbody tr:not(.rest)").count()
+
+
+def test_where_the_time_goes_is_shown_from_several_sides(page):
+    buttons = page.locator("#goes .tabs button")
+    assert buttons.all_text_contents() == ["by phase", "by family", "by module", "by op"]
+    for button in buttons.all():
+        button.click()
+        assert button.get_attribute("aria-pressed") == "true"

@@ -1,0 +1,103 @@
+"""Predicting what a user has at hand."""
+
+import pytest
+
+from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Tensor
+from foretrace.predicting import at_hand, predict, scaling
+from tests.forecast import builders
+
+SQUARE = Tensor((2048, 2048), "bfloat16", "cuda:0", id=0, storage=0)
+
+
+def rank(number: int = 0, world: int = 8, ranks: tuple[int, ...] = ()) -> Graph:
+    """A product, an all_reduce of its result, and a product that needs it."""
+    ops = [
+        Op("aten::mm", (SQUARE, SQUARE), outputs=(SQUARE,), phase="backward"),
+        Op("c10d::allreduce_", ([SQUARE],), outputs=([SQUARE],), phase="backward"),
+        Op("aten::mm", (SQUARE, SQUARE), outputs=(SQUARE,), phase="backward"),
+    ]
+    reduce = Collective("all_reduce", "0", SQUARE.nbytes, -1, 1, ranks or tuple(range(world)))
+    return Graph(OpTable.of(ops), rank=number, world=world, collectives=[reduce], source="train.py")
+
+
+def test_one_rank_of_a_job_is_priced_on_the_fabric_that_fits_its_gpus() -> None:
+    forecast = predict(rank(), on="h200")
+    assert forecast.fabric == "h200-nvswitch" and forecast.exposed_communication_ms > 0.01
+    assert any("predicted alone" in note for note in forecast.notes)
+
+
+def test_all_ranks_of_a_job_are_predicted_together() -> None:
+    forecast = predict(Job([rank(number, 2) for number in range(2)]), on="h200")
+    assert [row["rank"] for row in forecast.ranks] == [0, 1]
+    assert not any("alone" in note for note in forecast.notes)
+
+
+def test_a_named_fabric_is_taken() -> None:
+    fast, slow = (predict(rank(), on="h200", fabric=name) for name in ("h100-8x", "v100-8x"))
+    assert (fast.fabric, slow.fabric) == ("h100-8x", "v100-8x")
+    assert slow.step_ms > fast.step_ms
+
+
+def test_more_ranks_take_longer_to_agree() -> None:
+    curve = scaling(rank(), [1, 8, 64, 1024], on="h200")
+    steps = [row["step_ms"] for row in curve.rows]
+    assert steps == sorted(steps) and curve.rows[0]["exposed_communication_ms"] == 0.0
+    assert curve.rows[-1]["efficiency"] < 1.0
+
+
+def test_a_job_in_nodes_of_its_own_size_uses_the_network() -> None:
+    inside = predict(rank(), on="h200", fabric="h100-2x8-p5")
+    between = predict(rank(), on="h200", fabric="h100-2x8-p5", gpus_per_node=4)
+    assert between.step_ms > inside.step_ms
+
+
+def test_a_slow_link_slows_its_collectives() -> None:
+    usual = predict(rank(), on="h200", world=8)
+    slow = predict(rank(), on="h200", world=8, slow_link={5: 0.25})
+    assert slow.step_ms > usual.step_ms
+    assert any("rank 5's link" in note for note in slow.notes)
+
+
+def test_a_graph_is_a_job_of_one() -> None:
+    assert at_hand(rank()).source == "train.py"
+
+
+def measured_rank(number: int = 0, host: float = 100.0) -> Graph:
+    """A call on the host, and an all_reduce of two A100s that took 50 us."""
+    graph = builders.rank(
+        builders.Call("c10d::allreduce_", 0, host),
+        builders.all_reduce(host - 10, host - 5, (host, host + 50.0)),
+        number=number,
+    )
+    graph.world, graph.device = 2, "NVIDIA A100-SXM4-80GB"
+    return graph
+
+
+def test_one_rank_of_a_measured_job_stands_for_a_larger_one_on_its_own_machine() -> None:
+    job = Job([measured_rank(), measured_rank(1, host=300.0)])
+    alone, eight = (predict(job, world=world) for world in (1, 8))
+    assert eight.platform == alone.platform == "its own machine" and eight.world == 8
+    assert alone.step_ms == pytest.approx(0.1, rel=0.1), "rank 0's host, and nobody to talk to"
+    assert eight.step_ms > alone.step_ms and eight.coverage["measured"] == 0.0, "no transfer is the trace's"
+    assert predict(measured_rank(), world=8).step_ms == pytest.approx(eight.step_ms)
+
+
+def test_one_of_the_ranks_that_a_measured_one_stands_for_may_be_slow() -> None:
+    usual, slow = (predict(measured_rank(), world=8, slow_host=slow) for slow in ({}, {3: 2.0}))
+    assert slow.step_ms == pytest.approx(usual.step_ms + 0.1, rel=0.1)
+    assert [row["stands_for"] for row in slow.ranks] == [7, 1]
+
+
+def test_a_curve_stays_on_the_machine_too() -> None:
+    curve = scaling(Job([measured_rank(), measured_rank(1)]), [1, 2, 8])
+    assert curve.platform == "its own machine"
+    assert [row["fabric"] for row in curve.rows] == [None, "a100-8x-nvswitch", "a100-8x-nvswitch"]
+    assert scaling(rank(), [2]).platform == "h200", "nobody measured it"
+
+
+def test_a_machine_whose_fabric_nobody_knows_has_to_be_given_one() -> None:
+    graph = measured_rank()
+    graph.device = ""
+    with pytest.raises(ForetraceError, match="no shipped fabric is known for a CPU"):
+        predict(graph, world=4)
+    assert predict(graph, world=4, fabric="a100-8x-nvswitch").platform == "its own machine"

@@ -1,0 +1,66 @@
+"""Sweeps: all points, the best of them, and going on where one stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import dlrm
+from foretrace.graph import ForetraceError
+from foretrace.sweeping import sweep
+from tests.graph.edits.agreement import sketched
+
+SETS = {"batch": [64, 256], "pooling": [2, 4]}
+
+
+def test_every_combination_is_a_point_of_each_platform() -> None:
+    found = sweep(sketched(dlrm), ["h200", "h200:host=2"], SETS, {"h200": 3.6})
+    assert len(found.points) == 8
+    assert found.best is not None and "batch=256" in found.best.changes and found.best.platform == "h200:host=2"
+    priced = next(point for point in found.points if point.platform == "h200")
+    assert priced.cost == pytest.approx(3.6 * priced.sample_us / 3600)
+    assert [point.sample_us for point in found.points] == sorted(point.sample_us for point in found.points)
+
+
+def test_nobody_beats_a_point_of_the_front() -> None:
+    points = sweep(sketched(dlrm), ["h200"], SETS).points
+    for mine in (point for point in points if point.front):
+        assert not any(o.sample_us < mine.sample_us and o.memory_bytes < mine.memory_bytes for o in points)
+
+
+def test_the_best_point_keeps_to_a_limit_of_memory() -> None:
+    free = sweep(sketched(dlrm), ["h200"], SETS)
+    least = min(point.memory_bytes for point in free.points)
+    assert sweep(sketched(dlrm), ["h200"], SETS, memory_limit=least).best.memory_bytes == least
+    assert sweep(sketched(dlrm), ["h200"], SETS, memory_limit=1).best is None
+
+
+def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    out = tmp_path / "points.jsonl"
+    step = sketched(dlrm)
+    whole = sweep(step, ["h200"], SETS, out=out)
+    lines = out.read_text().splitlines()
+    out.write_text("\n".join(lines[:2]) + "\n" + lines[2][: len(lines[2]) // 2])  # killed in the middle of a line
+    done: list[int] = []
+    again = sweep(step, ["h200"], SETS, out=out, told=lambda number, of: done.append(of))
+    assert done == [2, 2] and again.to_dict() == whole.to_dict()
+    assert sum("point" in line for line in out.read_text().splitlines()) >= 4
+
+
+def test_a_file_of_another_sweep_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "points.jsonl"
+    out.write_text(json.dumps({"source": "other", "point": {"changes": [], "platform": "h200"}}) + "\n")
+    with pytest.raises(ForetraceError, match="holds a sweep of other"):
+        sweep(sketched(dlrm), ["h200"], SETS, out=out)
+
+
+def test_a_point_that_can_not_be_made_says_why_and_the_others_stay() -> None:
+    found = sweep(sketched(dlrm), ["h200"], {"seq": [8], "batch": [64]})
+    assert found.best is None and "does not show its sequence length" in found.points[0].error
+
+
+def test_a_price_of_nobody_is_refused() -> None:
+    with pytest.raises(ForetraceError, match="a price is given for a100"):
+        sweep(sketched(dlrm), ["h200"], SETS, {"a100": 1.0})

@@ -1,0 +1,48 @@
+"""What-ifs: forecasts before and after a change."""
+
+from __future__ import annotations
+
+import pytest
+
+import dlrm
+import foretrace as ft
+import gpt
+from foretrace.changes import Change, edited
+from foretrace.graph import ForetraceError
+from tests.graph.edits.agreement import assert_same, sketched
+
+
+def test_an_edited_step_is_predicted_as_the_step_itself() -> None:
+    small, large = (sketched(gpt, batch=size) for size in (4, 64))
+    told = ft.whatif(small, batch=64)
+    assert told.after.step_ms == pytest.approx(ft.predict(large, on="h200").step_ms, rel=0.01)
+    assert told.after.peak_memory_bytes == ft.predict(large, on="h200").peak_memory_bytes
+    words = told.to_dict()
+    assert words["changes"] == ["batch=64"] and words["difference"]["by_op"]
+
+
+def test_changes_are_made_one_after_the_other() -> None:
+    step = edited(sketched(dlrm), ["batch=64", "rows:0=77", "pooling=2"])
+    assert_same(step, sketched(dlrm, batch=64, rows=(77, 10_000, 10_000, 10_000), pooling=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("batch=0", "is no batch"),
+        ("batch", "is no change"),
+        ("bacth=8", "Near to it are batch"),
+        ("batch:x=8", "of the whole step"),
+        ("dtype=int3", "can't run in"),
+        ("optimizer=adamv", "Near to it are .*adamw"),
+        ("attention=fast", "There are efficient"),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused_before_anything_runs(text: str, why: str) -> None:
+    with pytest.raises(ForetraceError, match=why):
+        Change.read(text)
+
+
+def test_nothing_to_change_is_told() -> None:
+    with pytest.raises(ForetraceError, match="nothing is to be changed"):
+        ft.whatif(sketched(dlrm))

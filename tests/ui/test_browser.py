@@ -1,0 +1,41 @@
+"""The server in a real browser: the list leads to pages, and forms are answered."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from report.steps import sketched
+
+from benchmarks.browser import MISSING, chromium
+from foretrace.graph import Job
+from foretrace.ui import answers
+from foretrace.ui.folder import Folder
+from foretrace.ui.server import Server
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "job.json").write_text("{}")
+    monkeypatch.setattr(answers, "load", lambda path: Job([sketched(4)], "sketch"))
+    with Server(Folder(tmp_path)) as server, chromium() as browser:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        page = browser.new_page()
+        page.goto(server.address)
+        yield page
+        server.shutdown()
+
+
+def test_from_the_list_to_a_what_if_and_back(page):
+    page.click("text=what if")
+    page.fill("textarea[name=changes]", "dtype=fp32")
+    page.click("text=Predict both")
+    page.wait_for_selector("html[data-drawn]")
+    assert "dtype=fp32" in page.inner_text("h1") and page.locator("#by_op canvas").count() == 1
+    page.click("a.brand")
+    page.click("text=predict >> nth=0")
+    page.wait_for_selector("html[data-drawn]")
+    assert page.locator("#timeline canvas").count() == 1

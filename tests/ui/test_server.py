@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import socket
+import threading
+from urllib.parse import urlencode
+
+import pytest
+from cli.samples import step_of_two_ops
+from report.steps import sketched
+
+from foretrace.forecast.forecast import Forecast
+from foretrace.forecast.jobs.scaling import scaling_of
+from foretrace.graph import Job
+from foretrace.report.json import as_json
+from foretrace.ui import answers
+from foretrace.ui.folder import Folder
+from foretrace.ui.server import LARGEST_BODY, Server
+from foretrace.whatifs import WhatIf
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "shown"
+    root.mkdir()
+    for name, us in (("one", 40.0), ("two", 80.0)):
+        (root / name).mkdir()
+        (root / name / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps(step_of_two_ops(HOSTILE, us)).encode()))
+    coverage = {"measured": 0.0, "model": 1.0, "fallback": 0.0}
+    for name, step in (("before.json", 2.0), ("after.json", 1.0)):
+        forecast = Forecast(source=HOSTILE, platform="h200", step_ms=step, coverage=coverage)
+        (root / name).write_text(as_json(forecast))
+    (tmp_path / "secret.json").write_text(as_json(Forecast(source="secret", platform="h200", coverage=coverage)))
+    return root
+
+
+@pytest.fixture
+def server(root):
+    with Server(Folder(root)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def ask(server, path, method="GET", body=None, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer, text
+
+
+def test_the_list_shows_what_is_there(server):
+    answer, text = ask(server, "/")
+    assert answer.status == 200
+    assert all(f">{name}</a>" in text for name in ("one", "two", "before.json", "after.json"))
+    assert answer.headers["X-Content-Type-Options"] == "nosniff" and answer.headers["Cache-Control"] == "no-store"
+
+
+def test_a_trace_is_opened_and_names_stay_text(server):
+    answer, text = ask(server, "/open?what=one")
+    assert answer.status == 200 and "ProfilerStep#1" in text and HOSTILE not in text
+
+
+def test_forecasts_are_opened_and_compared(server):
+    answer, text = ask(server, "/open?what=before.json")
+    assert answer.status == 200 and "2.00" in text
+    answer, text = ask(server, "/compare?a=before.json&b=after.json")
+    assert answer.status == 200 and "-50.0 %" in text and HOSTILE not in text
+
+
+def test_curves_and_what_ifs_are_opened_too(server, root):
+    curve = scaling_of([Forecast(world=1, step_ms=4.0), Forecast(world=2, step_ms=5.0)])
+    (root / "curve.json").write_text(as_json(curve))
+    (root / "whatif.json").write_text(as_json(WhatIf(["batch=64"], Forecast(step_ms=2.0), Forecast(step_ms=1.0))))
+    assert "80 % of the speed" in ask(server, "/open?what=curve.json")[1]
+    assert "-50.0 %" in ask(server, "/open?what=whatif.json")[1]
+
+
+def test_a_document_that_somebody_damaged_is_named(server, root):
+    words = json.loads((root / "before.json").read_text())
+    (root / "bad.json").write_text(json.dumps(words | {"by_op": [1, 2]}))
+    (root / "plan.json").write_text('{"step_ms": 1, "plan": {}, "ranks": []}')
+    for name in ("bad.json", "plan.json"):
+        answer, text = ask(server, f"/open?what={name}")
+        assert answer.status == 422 and f"{name} is damaged" in text
+
+
+@pytest.mark.parametrize(
+    "what", ["../secret.json", "..%2fsecret.json", "/etc/passwd", "one/../../secret.json", "nothing"]
+)
+def test_paths_outside_the_folder_are_refused(server, what):
+    answer, text = ask(server, f"/open?what={what}")
+    assert answer.status == 422 and "not in the folder" in text and "secret</" not in text
+
+
+def test_links_out_of_the_folder_are_refused(server, root):
+    (root / "link.json").symlink_to(root.parent / "secret.json")
+    answer, text = ask(server, "/open?what=link.json")
+    assert answer.status == 422 and "not in the folder" in text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec_Fetch_Site": "cross-site"},
+    ],
+)
+def test_others_pages_are_refused(server, headers):
+    answer, text = ask(server, "/open?what=before.json", **headers)
+    assert answer.status == 403 and "2.00" not in text
+
+
+def test_a_form_must_come_from_the_servers_own_page(server):
+    own = f"http://127.0.0.1:{server.server_port}"
+    form = {"Content_Type": "application/x-www-form-urlencoded"}
+    assert ask(server, "/nowhere", "POST", "a=b", **form)[0].status == 403
+    assert ask(server, "/nowhere", "POST", "a=b", Origin="http://evil.example", **form)[0].status == 403
+    assert ask(server, "/nowhere", "POST", "a=b", Origin=own, **form)[0].status == 404
+
+
+def announced(server, length: object) -> bytes:
+    """The status of a form that says how long it is, and of which nothing is ever sent."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as caller:
+        host = f"127.0.0.1:{server.server_port}"
+        head = ["POST /whatif HTTP/1.1", f"Host: {host}", f"Origin: http://{host}", f"Content-Length: {length}"]
+        caller.sendall("\r\n".join([*head, "", ""]).encode())
+        return caller.recv(1000).split()[1]
+
+
+def test_an_upload_that_is_too_large_is_refused_before_it_is_read(server):
+    assert announced(server, LARGEST_BODY + 1) == b"413"
+
+
+@pytest.mark.parametrize("length", ["-1", "many", ""])
+def test_a_form_of_unknown_length_is_refused(server, length):
+    assert announced(server, length) == b"400"
+
+
+def test_very_many_fields_are_refused(server):
+    answer, _ = ask(server, "/?" + urlencode([("a", 1)] * 500))
+    assert answer.status == 400
+
+
+def test_an_address_without_a_page_says_so(server):
+    answer, text = ask(server, f"/{HOSTILE.replace('<', '%3C')}")
+    assert answer.status == 404 and HOSTILE not in text
+
+
+def test_no_folder_of_platforms_elsewhere_is_read(server):
+    answer, text = ask(server, "/predict?what=one&on=/etc")
+    assert answer.status == 422 and "no platform is called" in text
+
+
+@pytest.fixture
+def sketch(monkeypatch):
+    """Whatever is opened, it is this step."""
+    monkeypatch.setattr(answers, "load", lambda path: Job([sketched(4)], "sketch"))
+    answers._loaded.cache_clear()
+    yield
+    answers._loaded.cache_clear()
+
+
+def asked_for(server, **fields):
+    own = f"http://127.0.0.1:{server.server_port}"
+    return ask(server, "/whatif", "POST", urlencode(fields, doseq=True), Origin=own)
+
+
+def test_a_what_if_is_asked_by_a_form(server, sketch):
+    answer, text = ask(server, "/whatif?what=one")
+    assert answer.status == 200 and 'name="changes"' in text
+    answer, text = asked_for(server, what="one", changes="dtype=fp32\n\n", on="h200")
+    assert answer.status == 200 and "dtype=fp32" in text and HOSTILE not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"), [("", "nothing is to be changed"), ("colour=red", "colour"), ("batch", "is no change")]
+)
+def test_a_change_that_makes_no_sense_is_said(server, sketch, changes, said):
+    answer, text = asked_for(server, what="one", changes=changes)
+    assert answer.status == 422 and "That did not work" in text and said in text
+
+
+def test_a_recording_is_predicted_and_compared_with_itself_elsewhere(server, sketch):
+    answer, text = ask(server, "/predict?what=one&on=h200")
+    assert answer.status == 200 and "ms a step" in text
+    answer, text = ask(server, "/compare?a=one&b=one&a_on=h200&b_on=h200:hbm=2")
+    assert answer.status == 200 and "h200:hbm=2" in text
+    assert ask(server, "/compare?a=one&b=one")[0].status == 422
+
+
+def test_listening_for_others_asks_for_a_token(root):
+    with Server(Folder(root), "0.0.0.0") as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        assert ask(server, "/")[0].status == 403
+        assert ask(server, "/?token=wrong")[0].status == 403
+        answer, _ = ask(server, server.address.removeprefix(f"http://localhost:{server.server_port}"))
+        assert answer.status == 303 and answer.headers["Location"] == "/"
+        cookie = answer.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        assert ask(server, "/", Cookie=cookie.partition(";")[0])[0].status == 200
+        server.shutdown()
+
+
+def test_the_token_never_leads_to_another_host(root):
+    with Server(Folder(root), "0.0.0.0") as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        answer, _ = ask(server, f"//evil.example/?token={server.guard.token}")
+        assert answer.headers["Location"].startswith("/") and not answer.headers["Location"].startswith("//")
+        server.shutdown()
