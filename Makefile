@@ -12,8 +12,7 @@ LINT := $(VENV)/.lint
 # Those that need no GPU.
 BENCHMARKS := start_up all_sets against_hta large_trace sketch_speed recorder_cost simulate_speed predict_speed \
 	kernel_models device_time collectives host_time job_accuracy job_speed other_gpus other_gpu_kernels pipelines vtrain \
-	vtrain_whole \
-	sharding sharding_search
+	vtrain_whole sharding sharding_search
 
 .PHONY: demo test lint bench clean
 
@@ -24,7 +23,9 @@ demo: $(BASE)
 	@echo
 	@echo "Nothing of this ran: both steps were sketched. Open demo/dlrm.html and demo/gpt.html; demo/gpt.json opens on"
 	@echo "ui.perfetto.dev. Go on with:"
-	@echo "  $(BIN)/foretrace platform show h200"
+	@echo "  $(BIN)/foretrace predict examples/gpt.py --on a100              another GPU; platform list shows all"
+	@echo "  $(BIN)/foretrace predict examples/gpt.py --parallel data=8      on eight of them"
+	@echo "  $(BIN)/foretrace whatif examples/gpt.py --set batch=32          a larger batch"
 	@echo "  $(BIN)/foretrace record --out mine -- python your_training.py    then: show mine, predict mine, check mine, replay mine"
 
 test: $(TESTS)

@@ -130,9 +130,8 @@ class _Plan:
 
 def _written(draft: Draft, lines: Sequence[Line], group: Group, splitting: Splitting, plan: _Plan) -> list[Line]:
     written: list[Line] = []
-    sums = _Sums(
-        draft, group, splitting, AlongSequence(draft, group, splitting, plan.blocks) if plan.sequence else None
-    )
+    along = AlongSequence(draft, group, splitting, plan.blocks) if plan.sequence else None
+    sums = _Sums(draft, group, splitting, along)
     last = max(row for row, line in enumerate(lines) if line.op.phase == "backward")
     for row, line in enumerate(lines):
         op = line.op
