@@ -1,238 +1,67 @@
 """Claim: of 12 hybrid DLRM jobs on 4 and 8 gloo ranks, the plan picked is within 10 % of the fastest in 90 %.
 
 Each candidate plan is run end to end on the CPUs of one machine: ids to the tables, lookups, embeddings back, dense
-layers, gradients the other way, updates; the slowest rank's median step. The plan is picked by the models of the same
-machine: its lookups and its gloo, calibrated for a minute.
+layers, gradients the other way, updates; the median step. The plan is picked by the models of the same machine: its
+gloo, and its lookups while as many processes look up at once, calibrated for half a minute. Nothing is exchanged ahead
+here, so that ranks wait for the slowest after the lookups and after the updates, each by itself.
 
-    python -m benchmarks.sharding_gloo --truth OUT.jsonl --seconds 120     (runs the jobs)
-    python -m benchmarks.sharding_gloo --score OUT.jsonl PLATFORM          (a folder of foretrace calibrate)
+    python -m benchmarks.sharding_gloo OUT          (of `python -m benchmarks.sharding_gloo_truth OUT`)
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import statistics
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.multiprocessing.spawn import spawn
 
-WORLDS, EACH = (4, 8), 6
-BATCH = 256
-THREADS = 1
-STEPS, WARM = 9, 2
+from benchmarks.sharding_gloo_costs import predicted
+from benchmarks.sharding_gloo_jobs import BATCH, PHASES, WORLDS, jobs, owners
+from benchmarks.table import keep
+from foretrace.fitting import fit
+from foretrace.platform.folder import INDEX
+
 WITHIN, OF = 0.10, 0.90
-PORT = 29541
 
 
-class Spec(NamedTuple):
-    """A table of a job."""
-
-    name: str
-    rows: int
-    dim: int
-    pooling: int
-    zipf: float
+def measured(out: Path) -> dict[str, dict[str, Any]]:
+    """What was timed of each job."""
+    files = [out / f"jobs-{world}.jsonl" for world in WORLDS]
+    lines = [json.loads(line) for file in files if file.exists() for line in file.read_text().splitlines()]
+    return {line["job"]: line for line in lines}
 
 
-def jobs() -> list[tuple[str, int, list[Spec]]]:
-    """Tables of each job, drawn: a few heavy ones among many light."""
-    made = []
-    for world in WORLDS:
-        for number in range(EACH):
-            draw = np.random.default_rng([world, number])
-            count = int(draw.integers(3 * world, 5 * world + 1))
-            tables = [
-                Spec(
-                    f"t{place}",
-                    int(np.exp(draw.uniform(np.log(1e3), np.log(4e5)))),
-                    int(draw.choice([16, 32, 64, 128])),
-                    int(np.exp(draw.uniform(0, np.log(60)))),
-                    float(draw.choice([0.0, 0.8, 1.1])),
-                )
-                for place in range(count)
-            ]
-            made.append((f"g{world}-{number}", world, tables))
-    return made
+def places(values: list[float]) -> np.ndarray:
+    return np.argsort(np.argsort(values))
 
 
-def owners(tables: Sequence[Spec], world: int) -> dict[str, list[int]]:
-    """Candidate plans: for each, the rank of each table."""
-
-    def greedy(size: Any) -> list[int]:
-        weights = [float(size(table)) for table in tables]
-        so_far, found = [0.0] * world, [0] * len(tables)
-        for place in sorted(range(len(tables)), key=lambda p: -weights[p]):
-            found[place] = so_far.index(min(so_far))
-            so_far[found[place]] += weights[place]
-        return found
-
-    draw = np.random.default_rng(len(tables))
+def score(name: str, told: dict[str, Any], expected: dict[str, float]) -> dict[str, Any]:
+    """A job: the plan that was picked against the fastest, and where the picked one's step went."""
+    ms = told["ms"]
+    pick, fastest = min(expected, key=lambda plan: expected[plan]), min(ms.values())
+    order = np.corrcoef(places(list(expected.values())), places([ms[plan] for plan in expected]))
     return {
-        "size-greedy": greedy(lambda t: t.rows * t.dim),
-        "dim-greedy": greedy(lambda t: t.dim),
-        "lookup-greedy": greedy(lambda t: t.dim * t.pooling),
-        "pooling-greedy": greedy(lambda t: t.pooling),
-        "size-lookup-greedy": greedy(lambda t: t.dim * t.pooling * np.log10(t.rows)),
-        "in turn": [place % world for place in range(len(tables))],
-        "at random 1": draw.integers(world, size=len(tables)).tolist(),
-        "at random 2": draw.integers(world, size=len(tables)).tolist(),
-    }
-
-
-class Exchanged(torch.autograd.Function):
-    """Embeddings to the ranks of their samples; gradients back."""
-
-    @staticmethod
-    def forward(ctx: Any, sent: torch.Tensor, give: list[int], take: list[int]) -> torch.Tensor:
-        ctx.give, ctx.take = give, take
-        got = sent.new_empty(sum(take))
-        dist.all_to_all_single(got, sent, take, give)
-        return got
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        back = gradients[0].new_empty(sum(ctx.give))
-        dist.all_to_all_single(back, gradients[0].contiguous(), ctx.give, ctx.take)
-        return back, None, None
-
-
-class Job:
-    """One rank of a hybrid DLRM: some tables whole, the dense layers copied."""
-
-    def __init__(self, tables: Sequence[Spec], owner: Sequence[int], rank: int, world: int) -> None:
-        torch.manual_seed(1)
-        self.world = world
-        mine = [table for table, where in zip(tables, owner) if where == rank]
-        self.mine = mine
-        self.bags = nn.ModuleList(nn.EmbeddingBag(t.rows, t.dim, mode="sum", sparse=True) for t in mine)
-        width = sum(table.dim for table in tables)
-        self.dense = nn.Sequential(nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 1))
-        self.updates = [
-            torch.optim.SGD(part.parameters(), lr=0.01) for part in (self.bags, self.dense) if list(part.parameters())
-        ]
-        # Ids of this rank's samples for all tables, those of one owner after the other.
-        order = [place for q in range(world) for place in range(len(tables)) if owner[place] == q]
-        self.ids = torch.cat([drawn(tables[place], BATCH) for place in order])
-        per_owner = [sum(t.pooling for t, o in zip(tables, owner) if o == q) * BATCH for q in range(world)]
-        self.give_ids, self.take_ids = per_owner, [per_owner[rank]] * world
-        dims = [sum(t.dim for t, o in zip(tables, owner) if o == q) * BATCH for q in range(world)]
-        self.give, self.take = [dims[rank]] * world, dims
-        self.offsets = [torch.arange(0, BATCH * world * t.pooling, t.pooling) for t in mine]
-
-    def step(self) -> None:
-        """Forward, backward, updates."""
-        got = self.ids.new_empty(sum(self.take_ids))
-        dist.all_to_all_single(got, self.ids, self.take_ids, self.give_ids)
-        by_rank = got.view(self.world, -1)
-        pooled, at = [], 0
-        for table, bag, offsets in zip(self.mine, self.bags, self.offsets):
-            ids = by_rank[:, at : at + BATCH * table.pooling].reshape(-1)
-            at += BATCH * table.pooling
-            pooled.append(bag(ids, offsets).view(self.world, BATCH * table.dim))
-        sent = torch.cat(pooled, dim=1).view(-1) if pooled else torch.zeros(0, requires_grad=True)
-        looked_up = Exchanged.apply(sent, self.give, self.take)
-        out = self.dense(looked_up.view(-1).reshape(BATCH, -1))
-        out.square().mean().backward()
-        flat = torch.cat([p.grad.view(-1) for p in self.dense.parameters() if p.grad is not None])
-        dist.all_reduce(flat)
-        for update in self.updates:
-            update.step()
-            update.zero_grad()
-
-
-def drawn(table: Spec, batch: int) -> torch.Tensor:
-    """Ids of a batch."""
-    uniform = torch.rand(batch * table.pooling, dtype=torch.float64)
-    if not table.zipf:
-        return (uniform * table.rows).long()
-    flat = 1 - table.zipf
-    ranks = (uniform * (table.rows**flat - 1) + 1) ** (1 / flat) - 1
-    return ranks.clamp(0, table.rows - 1).long() * 2654435761 % table.rows
-
-
-def run_rank(rank: int, world: int, out: str, until: float) -> None:
-    """All jobs of so many ranks, candidate by candidate; the first rank writes what was measured."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(PORT + world))
-    torch.set_num_threads(THREADS)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
-    for name, size, tables in jobs():
-        late = torch.tensor([float(time.time() > until)])
-        dist.all_reduce(late)
-        if size != world or late.item():
-            continue
-        candidates = {plan: Job(tables, owner, rank, world) for plan, owner in owners(tables, world).items()}
-        times: dict[str, list[float]] = {plan: [] for plan in candidates}
-        for number in range(WARM + STEPS):  # by turns, so that a noisy moment meets all of them
-            for plan, job in candidates.items():
-                dist.barrier()
-                begun = time.perf_counter()
-                job.step()
-                dist.barrier()
-                if number >= WARM:
-                    times[plan].append((time.perf_counter() - begun) * 1e3)
-        if rank == 0:
-            found = {plan: round(statistics.median(ms), 4) for plan, ms in times.items()}
-            with Path(out).open("a") as file:
-                file.write(json.dumps({"job": name, "ms": found}) + "\n")
-            print(name, found, flush=True)
-    dist.destroy_process_group()
-
-
-def truth(out: Path, seconds: float) -> None:
-    """Run all jobs, as far as the time does."""
-    begun = time.time()
-    for number, world in enumerate(WORLDS):
-        until = begun + seconds * (number + 1) / len(WORLDS)
-        spawn(run_rank, (world, str(out), until), nprocs=world)
-
-
-def score(measured: Path, folder: Path) -> int:
-    """Hold the plans that the models pick against the fastest."""
-    from benchmarks.sharding_gloo_costs import predicted
-    from benchmarks.table import keep
-
-    told = {line["job"]: line["ms"] for line in map(json.loads, measured.read_text().splitlines())}
-    rows = []
-    for name, world, tables in jobs():
-        if name not in told:
-            continue
-        expected = predicted(tables, owners(tables, world), world, folder, BATCH)
-        ms = told[name]
-        pick = min(expected, key=lambda plan: expected[plan])
-        order = [list(expected), [expected[p] for p in expected], [ms[p] for p in expected]]
-        rows.append({
-            "job": name, "tables": len(tables), "fastest ms": min(ms.values()), "picked ms": ms[pick],
-            "loss": ms[pick] / min(ms.values()) - 1,
-            "spearman": float(np.corrcoef(np.argsort(np.argsort(order[1])), np.argsort(np.argsort(order[2])))[0, 1]),
-            "spread": max(ms.values()) / min(ms.values()) - 1,
-        })  # fmt: skip
-    within = float(np.mean([row["loss"] <= WITHIN for row in rows]))
-    keep("sharding_gloo", [{"job": "all", "tables": None, "fastest ms": None, "picked ms": None,
-                            "loss": float(np.mean([row["loss"] for row in rows])),
-                            "spearman": float(np.mean([row["spearman"] for row in rows])),
-                            "spread": None, "within 10 %": within}, *rows])  # fmt: skip
-    return int(within < OF)
+        "job": name, "fastest ms": fastest, "picked": pick, "picked ms": ms[pick], "predicted ms": expected[pick],
+        "loss": ms[pick] / fastest - 1, "spearman": float(order[0, 1]), "spread": max(ms.values()) / fastest - 1,
+        **{phase: max(told["phases"][pick][phase]) for phase in PHASES},
+    }  # fmt: skip
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--truth", type=Path)
-    options.add_argument("--score", type=Path, nargs=2)
-    options.add_argument("--seconds", type=float, default=120.0)
-    chosen = options.parse_args()
-    if chosen.truth:
-        truth(chosen.truth, chosen.seconds)
-    return score(*chosen.score) if chosen.score else 0
+    out = Path(sys.argv[1])
+    told, rows = measured(out), []
+    for name, world, tables in jobs():
+        if name in told:
+            platform = out / f"platform-{world}"
+            if not (platform / INDEX).exists():  # measured where nothing can be fitted
+                fit(platform)
+            rows.append(score(name, told[name], predicted(tables, owners(tables, world), world, platform, BATCH)))
+    within = float(np.mean([row["loss"] <= WITHIN for row in rows]))
+    means = {what: float(np.mean([row[what] for row in rows])) for what in ("loss", "spearman", "spread")}
+    keep("sharding_gloo", [*rows, {**dict.fromkeys(rows[0]), "job": f"all: {within:.0%} within 10 %", **means}])
+    return int(within < OF)
 
 
 if __name__ == "__main__":

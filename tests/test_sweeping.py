@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +67,35 @@ def test_a_point_that_can_not_be_made_says_why_and_the_others_stay() -> None:
 def test_a_price_of_nobody_is_refused() -> None:
     with pytest.raises(ForetraceError, match="a price is given for a100"):
         sweep(sketched(dlrm), ["h200"], SETS, {"a100": 1.0})
+
+
+def below(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    started = [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()]
+    return [*started, *(each for child in started for each in below(child))]
+
+
+def test_a_ray_cluster_gives_the_same_points_and_loses_none_with_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    script = tmp_path / "step.py"
+    script.write_text("import dlrm\n\ndef make_step(device='cuda'):\n    return dlrm.make_step('tiny', device=device)\n")
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    here = sweep(script, ["h200"], SETS, workers=1)
+    ray.init(num_cpus=2, log_to_driver=False)
+    lost: list[int] = []
+
+    def kill_a_worker(done: int, of: int) -> None:
+        if not lost:
+            lost.append(next(pid for pid in below(os.getpid()) if b"Swept" in Path(f"/proc/{pid}/cmdline").read_bytes()))
+            os.kill(lost[0], signal.SIGKILL)
+
+    monkeypatch.setattr("foretrace.on_ray._connected", lambda address: ray)
+    there = sweep(script, ["h200"], SETS, workers=2, ray="local", told=kill_a_worker)
+    assert lost and there.to_dict() == here.to_dict()
+
+
+def test_a_step_at_hand_stays_here() -> None:
+    with pytest.raises(ForetraceError, match="can't be sent to a Ray cluster"):
+        sweep(sketched(dlrm), ["h200"], SETS, ray="local")

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.edits.attention import attention, implementation
 from foretrace.graph.edits.batch import batches
+from foretrace.graph.edits.chains import fused_elementwise
 from foretrace.graph.edits.checkpointing import checkpointing
+from foretrace.graph.edits.lookups import fused_lookups
 from foretrace.graph.edits.names import unknown
 from foretrace.graph.edits.precision import dtype, floating
 from foretrace.graph.edits.resize import Resizable
@@ -19,14 +21,40 @@ from foretrace.graph.edits.width import width
 from foretrace.optimizers import chosen, optimizer
 
 SIZES: dict[str, Callable[..., Graph]] = {"rows": table_rows, "dim": table_dim, "pooling": pooling, "width": width}
+FUSES: dict[str, Callable[[Graph], Graph]] = {
+    "lookups": fused_lookups,
+    "elementwise": fused_elementwise,
+    "optimizer": lambda graph: optimizer(graph, "fused"),
+}
+"""What can be made of many calls."""
+
+
+def fuse(graph: Graph, what: str) -> Graph:
+    """The step with many calls as one: ``"lookups"``, ``"elementwise"`` chains, or those of the ``"optimizer"``."""
+    return FUSES[fusable(what)](graph)
+
+
+def fusable(what: str) -> str:
+    """The name, if that can be fused."""
+    if what not in FUSES:
+        raise ForetraceError(f"nobody can fuse {what!r}", f"What can be fused is {', '.join(FUSES)}.")
+    return what
+
+
 BY_NAME: dict[str, Callable[[Graph, str], Graph]] = {
     "dtype": lambda graph, name: dtype(graph, floating(name)),
     "optimizer": optimizer,
     "attention": attention,
     "checkpoint": checkpointing,
+    "fuse": fuse,
 }
 SETS = ("batch", "seq", *SIZES, *BY_NAME)
-CHECKS: dict[str, Callable[[str], object]] = {"dtype": floating, "optimizer": chosen, "attention": implementation}
+CHECKS: dict[str, Callable[[str], object]] = {
+    "dtype": floating,
+    "optimizer": chosen,
+    "attention": implementation,
+    "fuse": fusable,
+}
 """What refuses a name that makes no sense."""
 OF_SOME = ("rows", "pooling", "width")
 """Changes that may be of some tables or layers only."""

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from foretrace.changes import fuse
 from foretrace.graph.edits.attention import attention
 from foretrace.graph.edits.batch import batch
 from foretrace.graph.edits.checkpointing import checkpointing
@@ -25,6 +26,7 @@ __all__ = [
     "batch",
     "checkpointing",
     "dtype",
+    "fuse",
     "optimizer",
     "pooling",
     "sequence",

@@ -91,7 +91,8 @@ def predict(
     where = None if on is None else platform(on, host, told=told)
     job = at_hand(what, where.device.kind if where else "cuda")
     if where is None and host is None and kernels != "model" and _is_measured(job, world):
-        forecast = on_own_machine(job, step, fabric, gpus_per_node, world, supposed)
+        grown = job if world is None else at_world(job, world)
+        forecast = _on_own_machine(grown, fabric, gpus_per_node, step, supposed)
     else:
         where = where or platform(USUAL, host, told=told)
         forecast = on_platform(job, where, kernels, step, fabric, gpus_per_node, world, supposed)
@@ -126,22 +127,14 @@ def scaling(
     return scaling_of([predict(job, where, world=world, **options) for world in worlds])  # type: ignore[arg-type]
 
 
-def on_own_machine(
-    job: Job,
-    step: str | None,
-    fabric: Fabric | Platform | str | Path | None,
-    gpus_per_node: int | None,
-    world: int | None,
-    supposed: Supposed,
+def _on_own_machine(
+    job: Job, fabric: Fabric | Platform | str | Path | None, gpus_per_node: int | None, step: str | None, but: Supposed
 ) -> Forecast:
-    """A measured job where it was measured; the rest is as in `predict`."""
-    if world is not None:
-        job = at_world(job, world)
-    notes: list[str] = []
-    joined = NO_FABRIC
+    """A measured job where it was measured, but for what is supposed of it."""
+    joined, notes = NO_FABRIC, list[str]()
     if fabric is not None or job.world > 1:
         joined, notes = joined_by(fabric, None, job.graphs[0].device, job.world, gpus_per_node)
-    return _noted(keep_machine(job, joined, step, supposed, gpus_per_node), notes)
+    return _noted(keep_machine(job, joined, step, but, gpus_per_node), notes)
 
 
 def on_platform(

@@ -24,6 +24,8 @@ from foretrace.whatifs import one_step
 FEW = 4
 """Combinations that are not worth starting processes for."""
 Combination = tuple[Change, ...]
+Task = tuple[Combination, list[str]]
+"""A combination, and the platforms on which it is to be predicted."""
 
 
 @dataclass
@@ -80,6 +82,7 @@ def sweep(
     memory_limit: int | None = None,
     out: Path | None = None,
     workers: int | None = None,
+    ray: str | None = None,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Sweep:
     """Predict a step with every combination of some settings, on several platforms.
@@ -100,6 +103,9 @@ def sweep(
         A file of JSON lines that takes each point as it is done; points that it already holds are not predicted again.
     workers
         Processes; as many as there are cores where it is left out.
+    ray
+        The address of a Ray cluster that shall do it, ``"local"`` for one on this machine; every machine of it has to
+        be able to read ``what``.
     told
         Told how many combinations are done, of how many.
 
@@ -125,7 +131,7 @@ def sweep(
     todo = [(combination, names) for combination, names in wanted if names]
     points = [known[key] for key in ((*map(str, c), name) for c in combinations for name in on) if key in known]
     longest = max((size_of("seq", c.value)[0] for each in combinations for c in each if c.name == "seq"), default=0)
-    for number, made in enumerate(_predicted(what, on, todo, workers, longest), 1):
+    for number, made in enumerate(_predicted(what, on, todo, workers, longest, ray), 1):
         points += made
         if out:
             _keep(out, source, made)
@@ -143,10 +149,18 @@ def _combinations(sets: Mapping[str, Sequence[object]]) -> list[Combination]:
 def _predicted(
     what: Graph | Job | str | Path,
     on: Sequence[str],
-    todo: Sequence[tuple[Combination, list[str]]],
+    todo: Sequence[Task],
     workers: int | None,
     longest: int,
+    ray: str | None,
 ) -> Iterator[list[Point]]:
+    if ray is not None:
+        from foretrace.on_ray import predicted_on_ray
+
+        if isinstance(what, (Graph, Job)):
+            raise ForetraceError("a step at hand can't be sent to a Ray cluster", "Give the path of a recording.")
+        yield from predicted_on_ray(ray, str(what), on, todo, workers, longest) if todo else ()
+        return
     count = min(workers or cpu_count() or 1, len(todo))
     if isinstance(what, (Graph, Job)) or count < 2 or (workers is None and len(todo) <= FEW):
         if todo:
@@ -190,7 +204,7 @@ def _start(what: str, on: list[str], longest: int) -> None:
     _swept.append(Swept(what, on, longest))
 
 
-def _work(task: tuple[Combination, list[str]]) -> list[Point]:
+def _work(task: Task) -> list[Point]:
     return _swept[0].points(*task)
 
 
@@ -201,7 +215,7 @@ def _judged(found: Sweep, prices: Mapping[str, float]) -> Sweep:
             point.sample_us = point.next_ms * 1e3 / point.samples
             if point.platform in prices:
                 point.cost = prices[point.platform] * point.sample_us / 3600
-    found.points.sort(key=lambda point: (point.sample_us is None, point.sample_us or 0.0, point.step_ms or 0.0))
+    found.points.sort(key=lambda p: (p.sample_us is None, p.sample_us or 0.0, p.step_ms or 0.0, p.key))
     least: list[tuple[float, ...]] = []
     for point in found.points:
         figures_ = _goals(point)

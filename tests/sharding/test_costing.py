@@ -100,3 +100,48 @@ def test_all_optimizers_and_dtypes_have_a_price(optimizer, dtype):
 
 def test_ranks_are_counted_by_node():
     assert list(Ranks(12, per_node=8).of_node(1)) == [8, 9, 10, 11]
+
+
+def in_a_node(dim, batch=1024):
+    """A table of so many columns by the rows of the second of two nodes."""
+    cost = costing([Table("t", 100_000, dim, pooling=4)], world=16, batch=batch)
+    return cost.estimate((Placement("table_row_wise", tuple(range(8, 16))),))
+
+
+def test_longer_rows_take_longer_inside_and_across_nodes():
+    short, long = in_a_node(64, batch=65536), in_a_node(256, batch=65536)
+    assert short.exchanged["node sums"] < long.exchanged["node sums"]
+    assert short.exchanged["across nodes"] < long.exchanged["across nodes"]
+    assert short.step < long.step
+
+
+def test_the_ranks_of_the_other_node_look_up_nothing():
+    lookups = in_a_node(64).lookups
+    assert np.all(lookups[:8] == 0)
+    assert np.all(lookups[8:] > 0)
+
+
+def test_sums_inside_a_node_are_the_sums_of_a_job_of_one_node():
+    node = costing([Table("t", 100_000, 64, pooling=4)], world=8, batch=2048)
+    alone = node.estimate((Placement("row_wise", tuple(range(8))),))
+    assert in_a_node(64).exchanged["node sums"] == pytest.approx(alone.exchanged["sums"])
+
+
+def test_a_sequence_sends_a_row_for_each_id():
+    sums, rows = (Table("t", 100_000, 64, pooling=4, sequence=sequence) for sequence in (False, True))
+    less, more = (costing([table], world=2).estimate(whole(0)) for table in (sums, rows))
+    assert more.sent[0] == 4 * less.sent[0]
+
+
+def test_rows_of_a_sequence_go_straight_to_their_samples():
+    cost = costing([Table("t", 100_000, 64, pooling=4, sequence=True)], world=16)
+    for kind, ranks in (("row_wise", range(16)), ("table_row_wise", range(8))):
+        found = cost.estimate((Placement(kind, tuple(ranks)),))
+        assert set(found.exchanged) == {"ids", "pooled"}
+        assert found.sent.sum() == 16 * 256 * 4 * 64 * 4
+
+
+def test_sequences_are_not_looked_up_together_with_sums():
+    tables = [Table(f"t{n}", 50_000, 64, pooling=4, sequence=n == 1) for n in range(2)]
+    pieces, _ = costing(tables, world=1).held(whole(0, 0))
+    assert len(set(pieces.kind.tolist())) == 2

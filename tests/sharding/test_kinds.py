@@ -53,3 +53,26 @@ def test_short_rows_are_not_cut_into_slivers():
 def test_a_table_may_forbid_ways():
     only = Table("t", 10_000, 64, kinds=(ROW,))
     assert ways(only, TWO_NODES) == [Way(ROW, 16)]
+
+
+def test_a_sequence_makes_a_row_for_each_id():
+    words = Table("words", rows=10_000, dim=64, pooling=5, sequence=True)
+    whole, part, copy = (
+        KINDS[kind].piece(words, TWO_NODES, parts) for kind, parts in ((TABLE, 1), (ROW, 16), (DATA, 16))
+    )
+    assert (whole.bags, part.bags, copy.bags) == (8000, 500, 500)
+
+
+def test_rows_in_a_node_are_rows_among_all_ranks_of_a_job_of_one_node():
+    one_node = Ranks(world=8, per_node=8, batch=200)
+    inside, among_all = KINDS[TABLE_ROW].piece(USERS, TWO_NODES, 8), KINDS[ROW].piece(USERS, one_node, 8)
+    assert inside[:-2] == among_all[:-2]
+    assert inside.reuse.tolist() == among_all.reuse.tolist()
+
+
+def test_all_rows_in_one_part_are_the_whole_table():
+    assert KINDS[ROW].piece(USERS, TWO_NODES, 1)[:-2] == piece(TABLE, 1)[:-2]
+
+
+def test_only_whole_tables_and_columns_lie_anywhere():
+    assert [kind for kind, way in KINDS.items() if way.anywhere] == [TABLE, COLUMN]

@@ -44,3 +44,12 @@ def test_tables_of_one_module_get_names_of_their_own():
 def test_a_step_without_lookups_is_refused():
     with pytest.raises(ForetraceError, match="looks up no embedding tables"):
         tables_of_graph(Graph(OpTable.of([Op("aten::relu")])))
+
+
+def test_rows_that_nobody_adds_up_are_a_sequence():
+    words, ids = Tensor((1000, 16), "float32", storage=1), Tensor((64, 20), "int64")
+    rows = Op("aten::embedding", (words, ids), module="words")
+    for ops in ([rows], [rows, lookup(2, 50, 32, 64, 64)]):
+        graph = Graph(OpTable.of(ops))
+        table = tables_of_graph(graph)[0]
+        assert (table.pooling, table.sequence, batch_of_graph(graph)) == (20.0, True, 64)

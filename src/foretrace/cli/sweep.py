@@ -30,6 +30,9 @@ def sweep(
         Path | None, typer.Option(help="Keep each point in this file (JSON lines), and go on from what it holds.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; without it one for each core.")] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Work on the Ray cluster at this address; local starts one.")
+    ] = None,
     json: AsJson = False,
     top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 20,
 ) -> None:
@@ -44,7 +47,7 @@ def sweep(
     try:
         with progress_bar() as told:
             found = predict_all(
-                Path(what), platforms(on), values, prices, limit, out, workers,
+                Path(what), platforms(on), values, prices, limit, out, workers, ray,
                 lambda done, of: told(Stage("points", done, of)),
             )  # fmt: skip
     except ForetraceError as error:

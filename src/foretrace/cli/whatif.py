@@ -19,6 +19,11 @@ Sets = Annotated[
     ),
 ]
 
+Fuses = Annotated[
+    list[str] | None,
+    typer.Option("--fuse", metavar="WHAT", help="lookups, elementwise or optimizer, after --set; may be repeated."),
+]
+
 
 def whatif(
     what: Annotated[
@@ -26,6 +31,7 @@ def whatif(
     ],
     on: Annotated[str, typer.Option(help="The platform: its name, or its folder.")] = "h200",
     sets: Sets = None,
+    fuse: Fuses = None,
     world: Annotated[int | None, typer.Option(min=1, help="Ranks that all do the same.")] = None,
     step: Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")] = None,
     json: AsJson = False,
@@ -34,13 +40,14 @@ def whatif(
 ) -> None:
     """Change a step on paper, predict it before and after, and explain the difference by op.
 
-    Changes are made in the order in which they are written.
+    Changes are made in the order in which they are written; what is fused is fused after them.
     """
     from foretrace.graph import ForetraceError
     from foretrace.whatifs import whatif as ask
 
+    changes = [*(sets or ()), *(f"fuse={name}" for name in fuse or ())]
     try:
-        told = ask(Path(what), on, sets or (), step, world)
+        told = ask(Path(what), on, changes, step, world)
     except ForetraceError as error:
         print_frames(error)
         raise

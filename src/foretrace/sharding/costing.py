@@ -18,7 +18,7 @@ from foretrace.sharding.exchange import Exchange
 from foretrace.sharding.hits import DOUBLINGS, Floats
 from foretrace.sharding.job import Ranks
 from foretrace.sharding.kernels import Batched, Kernels
-from foretrace.sharding.kinds import COLUMN, DATA, KINDS, ROW, TABLE, TABLE_ROW, Way
+from foretrace.sharding.kinds import COPIES, KINDS, NODE_SUMS, POOLED, ROW, SUMS, TABLE_ROW, Way, exchange_of
 from foretrace.sharding.memory import ID, OUTPUT, memory
 from foretrace.sharding.pieces import Longs, Piece, Pieces, summed
 from foretrace.sharding.plan import Plan
@@ -148,26 +148,24 @@ class Costing:
     def _exchanged(self, plan: Plan, pieces: Pieces, rank: Longs) -> tuple[dict[str, float], Floats]:
         """Bytes that decide how long each exchange takes, and the pooled ones that each rank gives away."""
         world, batch, sent_bytes = self.ranks.world, self.ranks.global_batch, self.ranks.sent_bytes
-        kind = np.array([list(KINDS).index(p.kind) for p in plan for _ in p.ranks])
-        free = np.isin(kind, [list(KINDS).index(TABLE), list(KINDS).index(COLUMN)])
-        away = kind != list(KINDS).index(DATA)
-        pooled = np.where(free, pieces.bags * pieces.dim * sent_bytes, 0.0)
-        asked = np.where(away, pieces.count * ID + pieces.bags * LENGTH, 0.0)
+        of_table = [exchange_of(table, placed.kind) for table, placed in zip(self.tables, plan)]
+        of_piece = np.repeat(of_table, [len(placed.ranks) for placed in plan])
+        pooled = np.where(of_piece == POOLED, pieces.bags * pieces.dim * sent_bytes, 0.0)
+        asked = np.where(of_piece != COPIES, pieces.count * ID + pieces.bags * LENGTH, 0.0)
         sent = summed(rank, pooled, world)
-        dims = {k: sum(t.dim for t, p in zip(self.tables, plan) if p.kind == k) for k in (ROW, TABLE_ROW)}
-        in_node = [
-            sum(t.dim for t, p in zip(self.tables, plan) if p.kind == TABLE_ROW and p.ranks[0] in self.ranks.of_node(n))
-            for n in range(self.ranks.nodes)
-        ]
-        busiest = max(in_node) * batch * sent_bytes
-        copies = sum(t.rows * t.dim * OUTPUT for t, p in zip(self.tables, plan) if p.kind == DATA)
+        in_node = np.zeros(self.ranks.nodes)
+        for table, placed, what in zip(self.tables, plan, of_table):
+            in_node[placed.ranks[0] // self.ranks.per_node] += table.dim * (what == NODE_SUMS)
+        busiest = float(in_node.max()) * batch * sent_bytes
+        sums = sum(table.dim for table, what in zip(self.tables, of_table) if what == SUMS)
+        copies = sum(table.rows * table.dim for table, what in zip(self.tables, of_table) if what == COPIES)
         return {
             "ids": float(summed(rank, asked, world).max(initial=0.0)),
-            "pooled": float(sent.max(initial=0.0)),
-            "sums": dims[ROW] * batch * sent_bytes,
-            "node sums": busiest,
+            POOLED: float(sent.max(initial=0.0)),
+            SUMS: sums * batch * sent_bytes,
+            NODE_SUMS: busiest,
             "across nodes": busiest / self.ranks.per_node,
-            "copies": float(copies),
+            COPIES: float(copies * OUTPUT),
         }, sent
 
     def _quantising(self, sent: float) -> float:

@@ -12,8 +12,8 @@ import numpy as np
 
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.hits import Floats
-from foretrace.sharding.kinds import COLUMN, KINDS, TABLE
-from foretrace.sharding.options import LOAD, MEMORY, NEEDS, Option, Options, first_of
+from foretrace.sharding.kinds import KINDS
+from foretrace.sharding.options import LOAD, MEMORY, Option, Options, first_of
 from foretrace.sharding.plan import Placement, Plan
 from foretrace.sharding.state import State
 
@@ -66,7 +66,7 @@ class _Program:
     def __init__(self, costing: Costing, room: float, options: Options) -> None:
         self.options, self.ranks = options, costing.ranks
         world, groups = self.ranks.world, len(options.call)
-        self.needed = sorted({NEEDS[option.way.kind] for option in options.options})
+        self.needed = sorted(set(options.needs))
         count = len(options.options)
         self.on = np.arange(count * world).reshape(count, world)
         self.chosen = self.on.size + np.arange(count)
@@ -108,11 +108,11 @@ class _Program:
             self._add([(self.chosen[of_table], 1.0)], 1, 1)
         for place, (_, way) in enumerate(self.options.options):
             self._add([(self.on[place], 1.0), (self.chosen[place], -float(way.parts))], 0, 0)
-            if way.kind not in (TABLE, COLUMN):
+            if not KINDS[way.kind].anywhere:
                 for spot in KINDS[way.kind].where(self.ranks):
                     for rank in spot[1:]:
                         self._add([(self.on[place, rank], 1.0), (self.on[place, spot[0]], -1.0)], 0, 0)
-            needs = self.first[self.needed.index(NEEDS[way.kind])]
+            needs = self.first[self.needed.index(self.options.needs[place])]
             self._add([(needs, 1.0), (self.chosen[place], -1.0)], 0, np.inf)
             for rank in range(self.ranks.world):
                 call = self.call[rank, self.options.group[place]]

@@ -3,7 +3,7 @@
 | what | when | by whom |
 | --- | --- | --- |
 | ids | before the lookup: to those that hold the rows | all_to_all |
-| pooled | after it: whole and column-wise embeddings to the samples' ranks; their gradients back | all_to_all, twice |
+| pooled | after it: embeddings, whole or by columns, to the samples' ranks; gradients back | all_to_all, twice |
 | sums | row-wise: parts of sums are added up at the samples' ranks; gradients go to all | reduce_scatter, all_gather |
 | node sums | table-row-wise: the same inside a node, then between nodes | those in a node, and all_to_all across |
 | copies | data-parallel: dense gradients are added up everywhere | all_reduce |

@@ -1,7 +1,4 @@
-"""The ways to shard a table: a new one is a function that says what each rank then holds, and a line in `KINDS`.
-
-What the ranks exchange follows from ``Way``: `foretrace.sharding.exchange` prices it.
-"""
+"""The ways to shard a table: a new one is a function that says what each rank then holds, and a line in `KINDS`."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from foretrace.sharding.tables import Table
 TABLE, COLUMN, ROW, TABLE_ROW, DATA = (
     "table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"
 )  # fmt: skip
+POOLED, SUMS, NODE_SUMS, COPIES = "pooled", "sums", "node sums", "copies"
 NARROWEST = 16
 """Columns that a piece has at least: narrower rows fill no 32-byte sector at 2 bytes each."""
 MOST_PARTS = 8
@@ -39,6 +37,22 @@ class Kind:
     """What a rank that has one of so many parts holds."""
     where: Callable[[Ranks], list[tuple[int, ...]]]
     """The groups of ranks that may hold parts; of those free to go anywhere, each rank by itself."""
+    exchange: str
+    """What ranks exchange of sums then, as `foretrace.sharding.exchange` calls it."""
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether each part may lie on any rank."""
+        return self.where is _each
+
+
+def exchange_of(table: Table, kind: str) -> str:
+    """What ranks exchange of a table: rows by themselves go straight to their samples, wherever they lie.
+
+    >>> exchange_of(Table("t", 100, 8), ROW), exchange_of(Table("t", 100, 8, sequence=True), ROW)
+    ('sums', 'pooled')
+    """
+    return POOLED if table.sequence and kind != DATA else KINDS[kind].exchange
 
 
 def ways(table: Table, ranks: Ranks) -> list[Way]:
@@ -81,20 +95,20 @@ def _copies(table: Table, ranks: Ranks) -> Iterator[int]:
 def _by_columns(table: Table, ranks: Ranks, parts: int) -> Piece:
     """All ids, and of each row a part; a whole table is one part."""
     seen = hits(table, ranks.global_batch * table.pooling)
-    return Piece(table, table.rows, table.dim // parts, ranks.global_batch, *seen)
+    return Piece(table, table.rows, table.dim // parts, table.made_for(ranks.global_batch), *seen)
 
 
 def _by_rows(table: Table, ranks: Ranks, parts: int) -> Piece:
-    """The ids of its rows, popular ones being scattered; of each sample a part of the sum."""
+    """The ids of its rows, popular ones being scattered; of each sample a part of the sum, or the rows found there."""
     count, unique, reuse = hits(table, ranks.global_batch * table.pooling)
-    rows = -(-table.rows // parts)
-    return Piece(table, rows, table.dim, ranks.global_batch, count / parts, unique / parts, reuse / parts)
+    rows, made = -(-table.rows // parts), count / parts if table.sequence else ranks.global_batch
+    return Piece(table, rows, table.dim, made, count / parts, unique / parts, reuse / parts)
 
 
 def _by_samples(table: Table, ranks: Ranks, parts: int) -> Piece:
     """The ids of its own samples."""
     seen = hits(table, ranks.batch * table.pooling)
-    return Piece(table, table.rows, table.dim, ranks.batch, *seen, everywhere=True)
+    return Piece(table, table.rows, table.dim, table.made_for(ranks.batch), *seen, everywhere=True)
 
 
 def _each(ranks: Ranks) -> list[tuple[int, ...]]:
@@ -110,10 +124,10 @@ def _nodes(ranks: Ranks) -> list[tuple[int, ...]]:
 
 
 KINDS = {
-    TABLE: Kind(_whole, _by_columns, _each),
-    COLUMN: Kind(_columns, _by_columns, _each),
-    TABLE_ROW: Kind(_in_a_node, _by_rows, _nodes),
-    ROW: Kind(_among_all, _by_rows, _all),
-    DATA: Kind(_copies, _by_samples, _all),
+    TABLE: Kind(_whole, _by_columns, _each, POOLED),
+    COLUMN: Kind(_columns, _by_columns, _each, POOLED),
+    TABLE_ROW: Kind(_in_a_node, _by_rows, _nodes, NODE_SUMS),
+    ROW: Kind(_among_all, _by_rows, _all, SUMS),
+    DATA: Kind(_copies, _by_samples, _all, COPIES),
 }
 """By the name that a plan and TorchRec call it."""

@@ -61,9 +61,9 @@ class Law:
 
 
 def holds(pieces: Pieces) -> NDArray[np.bool_]:
-    """Whether laws hold for pieces: of float32, updated by SGD, each on one rank."""
+    """Whether laws hold for pieces: sums of float32 rows, updated by SGD, each on one rank."""
     plain = (pieces.dtype == DTYPES.index("float32")) & (pieces.optimizer == OPTIMIZERS.index("sgd"))
-    return np.asarray(plain & ~pieces.everywhere)
+    return np.asarray(plain & ~pieces.everywhere & ~pieces.sequence)
 
 
 def terms(pieces: Pieces) -> Floats:

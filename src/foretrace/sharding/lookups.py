@@ -1,7 +1,7 @@
 """What looking up pieces of tables takes on a device: forward, and backward with the optimizer's update.
 
-A piece is priced as the calls that PyTorch makes of it: ``_embedding_bag``, its gradient, and the update of the rows
-that were hit, each by the platform's fitted model of lookups, which knows how often rows are hit.
+A piece is priced as the calls that PyTorch makes of it: ``_embedding_bag`` or ``embedding``, its gradient, and the
+update of the rows that were hit, each by the platform's fitted model of lookups, which knows how often rows are hit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def price(pieces: Pieces, platform: Platform) -> Priced:
     ops = [op for column in range(3) for made in calls for op in made[column : column + 1]]
     owner = np.array([place for column in range(3) for place, made in enumerate(calls) if len(made) > column])
     phase = np.array([min(column, BACKWARD) for column in range(3) for made in calls if len(made) > column])
-    known = [_spread(pieces, place) for place in range(len(pieces))]
+    known = [_spread(pieces, int(place), row) for row, place in enumerate(owner)]
     graph = Graph(OpTable.of(ops), indices=known)
     costs = price_kernels(graph, np.arange(len(ops), dtype=np.int32), platform)
     where = owner[costs.op] * 2 + phase[costs.op]
@@ -66,7 +66,7 @@ def price(pieces: Pieces, platform: Platform) -> Priced:
 
 
 def calls_of(pieces: Pieces, place: int) -> list[Op]:
-    """The calls that a step makes for a piece; the update of what has no call of its own is priced by its traffic."""
+    """The calls that a step makes for a piece; an update that has no call of its own is priced by its traffic."""
     dtype, dim = DTYPES[pieces.dtype[place]], int(pieces.dim[place])
     if dtype == "int8":
         dtype, dim = "bfloat16", max(1, dim // 2)  # rows of as many bytes
@@ -77,16 +77,22 @@ def calls_of(pieces: Pieces, place: int) -> list[Op]:
         return Tensor(shape, of, "cuda:0", storage=next(number), layout=layout)
 
     sparse = not pieces.everywhere[place]
-    weight, ids, offsets = tensor((rows, dim), dtype), tensor((count,)), tensor((bags,))
-    pooled, bag_of_id, sizes, maxima = tensor((bags, dim), dtype), tensor((count,)), tensor((bags,)), tensor((0,))
+    weight, ids, made = tensor((rows, dim), dtype), tensor((count,)), tensor((bags, dim), dtype)
     gradient = tensor((rows, dim), dtype, "sparse_coo" if sparse else "strided")
-    calls = [
-        Op("aten::_embedding_bag", (weight, ids, offsets, False, 0, sparse, None, False),
-           outputs=(pooled, bag_of_id, sizes, maxima), overload="default"),
-        Op("aten::_embedding_bag_backward",
-           (tensor((bags, dim), dtype), ids, offsets, bag_of_id, sizes, maxima, rows, False, 0, sparse, None),
-           outputs=(gradient,), overload="default"),
-    ]  # fmt: skip
+    if pieces.sequence[place]:
+        calls = [Op("aten::embedding", (weight, ids, -1, False, sparse), outputs=(made,), overload="default")]
+        if not sparse:  # a sparse gradient is made of what is there already
+            calls.append(Op("aten::embedding_dense_backward", (made, ids, rows, -1, False),
+                            outputs=(gradient,), overload="default"))  # fmt: skip
+    else:
+        offsets, bag_of_id, sizes, maxima = tensor((bags,)), tensor((count,)), tensor((bags,)), tensor((0,))
+        calls = [
+            Op("aten::_embedding_bag", (weight, ids, offsets, False, 0, sparse, None, False),
+               outputs=(made, bag_of_id, sizes, maxima), overload="default"),
+            Op("aten::_embedding_bag_backward",
+               (tensor((bags, dim), dtype), ids, offsets, bag_of_id, sizes, maxima, rows, False, 0, sparse, None),
+               outputs=(gradient,), overload="default"),
+        ]  # fmt: skip
     if sparse and pieces.optimizer[place] == SGD:
         calls.append(Op("aten::add_", (weight, gradient), {"alpha": -0.01}, outputs=(weight,), overload="Tensor"))
     elif sparse:
@@ -94,11 +100,11 @@ def calls_of(pieces: Pieces, place: int) -> list[Op]:
     return calls
 
 
-def _spread(pieces: Pieces, place: int) -> Indices:
-    """How a piece's ids are spread."""
+def _spread(pieces: Pieces, place: int, op: int) -> Indices:
+    """How a piece's ids are spread, said of a call."""
     reuse = np.trim_zeros(np.rint(pieces.reuse[place]).astype(int), "b").tolist()
     count, unique = round(pieces.count[place]), round(pieces.unique[place])
-    return Indices(place, round(pieces.rows[place]), max(1, count), max(1, unique), round(pieces.bags[place]),
+    return Indices(op, round(pieces.rows[place]), max(1, count), max(1, unique), round(pieces.bags[place]),
                    tuple(reuse))  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from foretrace.sharding.costing import LENGTH, Costing
 from foretrace.sharding.exchange import Line
 from foretrace.sharding.hits import Floats
-from foretrace.sharding.kinds import COLUMN, DATA, ROW, TABLE, TABLE_ROW, Way, ways
+from foretrace.sharding.kinds import COPIES, DATA, NODE_SUMS, POOLED, SUMS, Way, exchange_of, ways
 from foretrace.sharding.memory import ID, OUTPUT, memory
 from foretrace.sharding.pieces import Longs, Pieces
 
@@ -25,8 +25,6 @@ WORTH_COPYING = 1 << 28
 """Bytes of the largest table that is copied to all ranks."""
 WORTH_TRYING = 400
 """Tables, the largest loads first, whose other ways are looked at."""
-NEEDS = {TABLE: "pooled", COLUMN: "pooled", ROW: "sums", TABLE_ROW: "node sums", DATA: "copies"}
-"""What tables that are sharded so have to exchange."""
 LOAD, SENT, ASKED, MEMORY = range(4)
 """What a piece adds to its rank: microseconds, pooled bytes that it sends, bytes of ids that it gets, memory."""
 
@@ -62,6 +60,8 @@ class Options:
     """Pieces of one group on a rank are looked up by one call."""
     call: Floats
     """By group: microseconds that the call takes besides."""
+    needs: list[str]
+    """What ranks exchange."""
     lines: Lines
     of_table: list[list[int]]
     """For each table its options; first, whole, where it may be."""
@@ -84,7 +84,12 @@ class Options:
         lines = _lines(costing, loads)
         shared = np.array([_shared(costing, option, lines) for option in options])
         call = costing.kernels.fixed(pieces.pick(first)).sum(axis=1)
-        return cls(options, adds, shared, group.ravel(), call, lines, of_table)
+        needs = [_needs(costing, option) for option in options]
+        return cls(options, adds, shared, group.ravel(), call, needs, lines, of_table)
+
+
+def _needs(costing: Costing, option: Option) -> str:
+    return exchange_of(costing.tables[option.table], option.way.kind)
 
 
 def _plainest(costing: Costing, table: int) -> Way:
@@ -122,11 +127,10 @@ def _adds(costing: Costing, options: list[Option]) -> Floats:
     if not options:
         return np.zeros((0, 4))
     pieces = _pieces(costing, options)
-    free = np.array([option.way.kind in (TABLE, COLUMN) for option in options])
-    copied = np.array([option.way.kind == DATA for option in options])
+    needs = np.array([_needs(costing, option) for option in options])
     load = costing.adds(options).sum(axis=1)
-    sent = np.where(free, pieces.bags * pieces.dim * costing.ranks.sent_bytes, 0.0)
-    asked = np.where(copied, 0.0, pieces.count * ID + pieces.bags * LENGTH)
+    sent = np.where(needs == POOLED, pieces.bags * pieces.dim * costing.ranks.sent_bytes, 0.0)
+    asked = np.where(needs == COPIES, 0.0, pieces.count * ID + pieces.bags * LENGTH)
     return np.stack([load, sent, asked, memory(pieces, costing.sparse_gradients)], axis=1)
 
 
@@ -136,26 +140,27 @@ def _lines(costing: Costing, adds: Floats) -> Lines:
     line = costing.exchange.line
     some = costing.ranks.global_batch * costing.ranks.sent_bytes * 128.0
     ids = line("ids", asked) if not costing.dense_us else Line(0.0, 0.0)  # hidden behind the dense part
-    return Lines(line("pooled", sent), ids, line("sums", some), line("node sums", some),
-                 line("across nodes", some / costing.ranks.per_node), line("copies", 2.0**24))  # fmt: skip
+    return Lines(line(POOLED, sent), ids, line(SUMS, some), line(NODE_SUMS, some),
+                 line("across nodes", some / costing.ranks.per_node), line(COPIES, 2.0**24))  # fmt: skip
 
 
 def _shared(costing: Costing, option: Option, lines: Lines) -> float:
     """What a way adds to the exchange of all, but for what the first such table adds."""
     table, ranks = costing.tables[option.table], costing.ranks
     pooled = table.dim * ranks.global_batch * ranks.sent_bytes
-    if option.way.kind == ROW:
+    needs = _needs(costing, option)
+    if needs == SUMS:
         return lines.sums.per_byte * pooled
-    if option.way.kind == TABLE_ROW:
+    if needs == NODE_SUMS:
         # Nodes exchange at the same time: a table adds its part where they have as many.
         return (lines.node_sums.per_byte * pooled + lines.across.per_byte * pooled / ranks.per_node) / ranks.nodes
-    if option.way.kind == DATA:
+    if needs == COPIES:
         return lines.copies.per_byte * table.rows * table.dim * OUTPUT
     return 0.0
 
 
 def first_of(exchange: str, lines: Lines) -> float:
     """What the first table that needs an exchange adds to the step: collectives that were not there before."""
-    fixed = {"pooled": lines.sent.fixed, "sums": lines.sums.fixed, "copies": lines.copies.fixed,
-             "node sums": lines.node_sums.fixed + lines.across.fixed}  # fmt: skip
+    fixed = {POOLED: lines.sent.fixed, SUMS: lines.sums.fixed, COPIES: lines.copies.fixed,
+             NODE_SUMS: lines.node_sums.fixed + lines.across.fixed}  # fmt: skip
     return fixed[exchange]

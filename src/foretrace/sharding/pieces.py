@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     rows: float
     dim: int
     bags: float
-    """Pooled embeddings that it makes."""
+    """Embeddings that it makes: sums, or rows by themselves."""
     ids: float
     """Those that it looks up."""
     unique: float
@@ -61,6 +61,7 @@ class Pieces:
     dtype: Longs
     optimizer: Longs
     everywhere: NDArray[np.bool_]
+    sequence: NDArray[np.bool_]
 
     @classmethod
     def of(cls, pieces: list[Piece]) -> Pieces:
@@ -75,6 +76,7 @@ class Pieces:
             dtype=np.array([DTYPES.index(p.table.dtype) for p in pieces], np.int64),
             optimizer=np.array([OPTIMIZERS.index(p.table.optimizer) for p in pieces], np.int64),
             everywhere=np.array([p.everywhere for p in pieces], np.bool_),
+            sequence=np.array([p.table.sequence for p in pieces], np.bool_),
         )
 
     def __len__(self) -> int:
@@ -94,8 +96,8 @@ class Pieces:
     @property
     def kind(self) -> Longs:
         """Equal for pieces that one call may look up: rows as long, of one dtype, updated alike."""
-        return np.asarray(((self.dim * len(DTYPES) + self.dtype) * len(OPTIMIZERS) + self.optimizer) * 2
-                          + self.everywhere)  # fmt: skip
+        return np.asarray(((self.dim * len(DTYPES) + self.dtype) * len(OPTIMIZERS) + self.optimizer) * 4
+                          + 2 * self.sequence + self.everywhere)  # fmt: skip
 
     def pick(self, rows: Longs | NDArray[np.bool_]) -> Pieces:
         """Some of them, by their places or by a mask."""
@@ -105,7 +107,7 @@ class Pieces:
         """Each so many times over, in one call."""
         grown = {name: getattr(self, name) * copies for name in ("rows", "bags", "count", "unique")}
         return Pieces(**grown, reuse=self.reuse * copies[:, None], dim=self.dim, dtype=self.dtype,
-                      optimizer=self.optimizer, everywhere=self.everywhere)  # fmt: skip
+                      optimizer=self.optimizer, everywhere=self.everywhere, sequence=self.sequence)  # fmt: skip
 
     def together(self, group: Longs, groups: int) -> Pieces:
         """Those of a group, which must be of one kind, looked up in one call."""
@@ -117,4 +119,4 @@ class Pieces:
             summed(group, column, groups) for column in (self.rows, self.bags, self.count, self.unique)
         )
         return Pieces(rows, self.dim[first], bags, count, unique, reuse, self.dtype[first], self.optimizer[first],
-                      self.everywhere[first])  # fmt: skip
+                      self.everywhere[first], self.sequence[first])  # fmt: skip

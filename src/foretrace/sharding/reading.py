@@ -17,6 +17,7 @@ from foretrace.sharding.kinds import KINDS
 from foretrace.sharding.tables import DTYPES, Table, check
 
 MOST_TABLES = 1_000_000
+YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 YAML, CSV = (".yaml", ".yml", ".yaml.gz", ".yml.gz"), (".csv", ".csv.gz")
 
 
@@ -177,6 +178,12 @@ def _kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
+def _yes_or_no(text: str) -> bool:
+    if text.lower() not in YES + NO:
+        raise ValueError(text)
+    return text.lower() in YES
+
+
 def _optimizer(text: str) -> str:
     return text.lower()
 
@@ -191,6 +198,7 @@ FIELDS: dict[str, Callable[[str], Any]] = {
     "reuse": _shares,
     "optimizer": _optimizer,
     "kinds": _kinds,
+    "sequence": _yes_or_no,
     "count": _whole,
 }
 """What a file may say of a table, and how each is read."""
@@ -198,6 +206,7 @@ NUMBER, WHOLE = "It should be a number.", "It should be a whole number."
 EXPECTED = {
     "rows": WHOLE, "dim": WHOLE, "count": WHOLE, "pooling": NUMBER, "zipf": NUMBER,
     "reuse": "It should be shares of the rows that a batch hits once, 2-3 times, 4-7 times, …: 0.5; 0.3; 0.2.",
+    "sequence": "It should be yes or no.",
     "kinds": f"Known are: {', '.join(KINDS)}.",
 }  # fmt: skip
 PLANNER = {"fqn": "name", "hash_size": "rows", "emb_dim": "dim", "sum_pooling_factor": "pooling"}

@@ -22,6 +22,7 @@ def tables_of_graph(graph: Graph) -> list[Table]:
     >>> [(t.rows, t.dim, t.pooling) for t in found]
     [(1000, 16, 4.0)]
     """
+    batch = batch_of_graph(graph)
     known = {indices.op: indices for indices in graph.indices}
     found: dict[object, Table] = {}
     for row, op in enumerate(graph.ops):
@@ -30,7 +31,7 @@ def tables_of_graph(graph: Graph) -> list[Table]:
         weight = op.tensors[0]
         key = weight.storage if weight.storage >= 0 else (op.module, weight.shape, len(found))
         if key not in found and weight.dtype in ITEMSIZE:
-            found[key] = _table(op, len(found), known.get(row))
+            found[key] = _table(op, len(found), batch, known.get(row))
     if not found:
         raise ForetraceError(
             f"{graph.source or 'the step'} looks up no embedding tables",
@@ -40,22 +41,21 @@ def tables_of_graph(graph: Graph) -> list[Table]:
 
 
 def batch_of_graph(graph: Graph) -> int:
-    """Samples of the step: as many as most of its lookups have bags."""
-    bags = [_bags(op) for op in graph.ops if op.name in LOOKUPS and len(op.tensors) > 1]
-    return max(set(bags), key=bags.count, default=1)
+    """Samples of the step: as many as most of its lookups make sums for; first dimensions of ids, where none does."""
+    found = [op for op in graph.ops if op.name in LOOKUPS and len(op.tensors) > 1]
+    samples = [op.tensors[2].numel for op in found if op.name in BAGS and len(op.tensors) > 2]
+    samples = samples or [(*op.tensors[1].shape, 1)[0] for op in found]
+    return max(1, max(sorted(set(samples)), key=samples.count, default=1))
 
 
-def _table(op: Op, number: int, seen: Indices | None) -> Table:
+def _table(op: Op, number: int, batch: int, seen: Indices | None) -> Table:
     weight, ids = op.tensors[:2]
     rows, dim = weight.shape
-    pooling = ids.numel / max(1, _bags(op))
+    pooled = op.name in BAGS and len(op.tensors) > 2
+    pooling = ids.numel / max(1, op.tensors[2].numel if pooled else batch)
     zipf = exponent_of(rows, seen.count, seen.unique) if seen and seen.count else 0.0
-    return Table(op.module or f"table {number}", rows, dim, pooling, weight.dtype, zipf=zipf)
-
-
-def _bags(op: Op) -> int:
-    tensors = op.tensors
-    return tensors[2].numel if op.name in BAGS and len(tensors) > 2 else tensors[1].numel
+    name = op.module or f"table {number}"
+    return Table(name, rows, dim, pooling, weight.dtype, zipf=zipf, sequence=not pooled)
 
 
 def _named(tables: list[Table]) -> list[Table]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretrace.sharding.kinds import COLUMN, TABLE
+from foretrace.sharding.kinds import KINDS
 from foretrace.sharding.moves import improve
 from foretrace.sharding.options import ASKED, LOAD, MEMORY, SENT
 from foretrace.sharding.state import State
@@ -68,6 +68,6 @@ def best_spot(state: State, option: int) -> tuple[int, ...]:
     then = state.has + adds
     busy = state.value_of(then[:, LOAD], then[:, SENT], then[:, ASKED]) + state.over_of(then)
     way = state.options.options[option].way
-    if way.kind in (TABLE, COLUMN):
+    if KINDS[way.kind].anywhere:
         return tuple(sorted(np.argsort(busy, kind="stable")[: way.parts].tolist()))
     return min(state.spots(option), key=lambda spot: float(busy[list(spot)].max()))

@@ -8,8 +8,8 @@ import numpy as np
 
 from foretrace.sharding.hits import Floats
 from foretrace.sharding.job import Ranks
-from foretrace.sharding.kinds import COLUMN, KINDS, TABLE
-from foretrace.sharding.options import ASKED, LOAD, MEMORY, NEEDS, SENT, Options, first_of
+from foretrace.sharding.kinds import KINDS
+from foretrace.sharding.options import ASKED, LOAD, MEMORY, SENT, Options, first_of
 from foretrace.sharding.pieces import Longs
 from foretrace.sharding.plan import Placement, Plan
 
@@ -101,7 +101,7 @@ class State:
     def shared(self) -> float:
         """What the chosen ways add to the exchange of all."""
         placed = self.choice[self.choice >= 0]
-        needed = {NEEDS[self.options.options[option].way.kind] for option in np.unique(placed)}
+        needed = {self.options.needs[option] for option in np.unique(placed)}
         first = sum(first_of(exchange, self.options.lines) for exchange in needed)
         return float(self.options.shared[placed].sum() + first)
 
@@ -115,7 +115,7 @@ class State:
 
     def movable(self, table: int) -> bool:
         """Whether its parts may lie on any rank."""
-        return self.options.options[self.choice[table]].way.kind in (TABLE, COLUMN)
+        return KINDS[self.options.options[self.choice[table]].way.kind].anywhere
 
     def spots(self, option: int) -> list[tuple[int, ...]]:
         """The groups of ranks that may hold an option's parts."""

@@ -45,11 +45,21 @@ class Table:
     """Where known: the share of the hit rows that a batch hits once, 2-3 times, 4-7 times, and so on."""
     kinds: tuple[str, ...] = ()
     """The ways in which it may be sharded; any where empty."""
+    sequence: bool = False
+    """Whether a sample gets a row for each of its ids, as of ``nn.Embedding``, and not their sum."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of its weights."""
         return self.rows * self.dim * ITEMSIZE[self.dtype]
+
+    def made_for(self, samples: float) -> float:
+        """Embeddings that so many samples get.
+
+        >>> Table("words", 1000, 64, pooling=20).made_for(10), Table("words", 1000, 64, 20, sequence=True).made_for(10)
+        (10, 200)
+        """
+        return samples * self.pooling if self.sequence else samples
 
 
 def check(table: Table) -> None:

@@ -19,9 +19,8 @@ from foretrace.sharding.costing import Costing
 from foretrace.sharding.exchange import Exchange
 from foretrace.sharding.job import Ranks
 from foretrace.sharding.kernels import Batched
-from foretrace.sharding.kinds import DATA, KINDS, TABLE, Way
+from foretrace.sharding.kinds import DATA, KINDS, POOLED, TABLE, Way
 from foretrace.sharding.memory import OUTPUT
-from foretrace.sharding.options import NEEDS
 from foretrace.sharding.tables import Table
 from foretrace.sharding.torchrec_plan import ALSO
 
@@ -71,6 +70,7 @@ def _exchanged(table: Table, way: Way, exchange: Exchange) -> tuple[float, float
     if way.kind == DATA:
         copied = float(table.rows * table.dim * OUTPUT)
         return 0.0, exchange.line("copies", copied).per_byte * copied
-    part = pooled / (way.parts if NEEDS[way.kind] == "pooled" else 1)
-    both = exchange.line(NEEDS[way.kind], part).per_byte * part
+    what = KINDS[way.kind].exchange
+    part = pooled / (way.parts if what == POOLED else 1)
+    both = exchange.line(what, part).per_byte * part
     return both / 2, both / 2

@@ -36,7 +36,16 @@ def test_ranks_are_numbered_as_megatron_numbers_them(job: Job) -> None:
 def test_tensor_ranks_sum_the_activations_of_a_part_of_the_batch(job: Job) -> None:
     part = 2 * 32 * 64 * 4
     sums = {c.nbytes for graph in job.graphs for c in graph.collectives if c.group == "tensor"}
-    assert max(sums) == part
+    assert sums == {part, part // 64}  # those of the loss have one number a word
+
+
+def test_parts_of_a_batch_and_of_its_sequences_go_together() -> None:
+    job = parallelize(gpt_step(), data=2, tensor=2, pipeline=2, microbatches=4, sequence=True, overlap=True)
+    part = 2 * 32 * 64 * 4
+    for graph in job.graphs:
+        sizes = {(c.kind, c.nbytes) for c in graph.collectives}
+        assert {("all_gather", part), ("reduce_scatter", part)} <= sizes
+        assert sum(c.group == "tensor" and graph.ops[c.op].phase == "optimizer" for c in graph.collectives) == 1
 
 
 def test_gradients_are_shared_after_the_last_part_of_the_batch(job: Job) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from foretrace.graph.edits.frees import refree
+from foretrace.graph.edits.on_meta import is_pointwise
 from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
-from foretrace.graph.operators import target
 from foretrace.graph.tensor import Tensor
 
 ALSO = ("aten::_to_copy", "aten::native_dropout")
@@ -108,18 +107,7 @@ def _is_elementwise(op: Op) -> bool:
         return False
     if len({tensor.device for tensor in (*op.tensors, *op.produced) if tensor.shape}) != 1 or not op.produced[0].shape:
         return False
-    return op.name in ALSO or _is_marked(op)
-
-
-def _is_marked(op: Op) -> bool:
-    """Whether PyTorch says of an operator that it goes element by element."""
-    import torch
-
-    known = target(op.name, op.overload)
-    function: Any = torch.ops
-    for word in known.split(".") if known else ():
-        function = getattr(function, word, None)
-    return torch.Tag.pointwise in getattr(function, "tags", ())
+    return op.name in ALSO or is_pointwise(op.name, op.overload)
 
 
 def _readers(ops: Sequence[Op]) -> dict[int, list[int]]:

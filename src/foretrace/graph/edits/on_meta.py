@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable
+from functools import cache
 from typing import Any, NamedTuple
 
 from foretrace.graph.op import Constant
@@ -72,9 +73,7 @@ def _answer(name: str, overload: str, args: Any, kwargs: Any) -> Any:
     import torch
 
     try:
-        function: Any = torch.ops
-        for word in known.split("."):
-            function = getattr(function, word)
+        function = _function(known, torch)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it says of results that would be resized is a no here
             made = function(*[_on_meta(value, torch) for value in args], **_on_meta(kwargs, torch))
@@ -84,6 +83,31 @@ def _answer(name: str, overload: str, args: Any, kwargs: Any) -> Any:
     except Exception as error:
         text = str(error).strip().partition("\n")[0] or type(error).__name__
         return UnknownOnMetaError(name) if any(words in text for words in CAN_NOT_TELL) else ValueError(text)
+
+
+def _function(known: str, torch: Any) -> Any:
+    function = torch.ops
+    for word in known.split("."):
+        function = getattr(function, word)
+    return function
+
+
+@cache
+def is_pointwise(name: str, overload: str) -> bool:
+    """Whether PyTorch says of an operator that it goes element by element.
+
+    >>> is_pointwise("aten::gelu", "default"), is_pointwise("aten::mm", "default"), is_pointwise("my::own", "")
+    (True, False, False)
+    """
+    known = target(name, overload)
+    if known is None:
+        return False
+    import torch
+
+    try:
+        return torch.Tag.pointwise in getattr(_function(known, torch), "tags", ())
+    except AttributeError:  # an operator of another PyTorch
+        return False
 
 
 def _told(value: Any, torch: Any) -> Any:

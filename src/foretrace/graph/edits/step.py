@@ -109,8 +109,10 @@ def _storages(known: dict[int, Storage], ops: Sequence[Op]) -> dict[int, Storage
         for tensor in (*op.tensors, *op.produced):
             number = tensor.storage
             if number >= 0 and number not in storages:
-                device = known[number].device if number in known else tensor.device
-                storages[number] = Storage(number, 0, device, -1 if number in given else row)
+                was = known.get(number)
+                # A compiler's kernel is given what it writes: that was born in the step before, and still is.
+                born = row if was or number not in given else -1
+                storages[number] = Storage(number, 0, was.device if was else tensor.device, born)
     for number, nbytes in reaches(ops).items():
         storages[number].nbytes = max(nbytes, known[number].nbytes if number in known else 0)
     return storages

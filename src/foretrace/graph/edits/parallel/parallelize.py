@@ -137,16 +137,17 @@ def parallelize(
         return tables_on_ranks(graph, data, bucket_mb=bucket_mb)
     ranks = Ranks(tensor, data, pipeline)
     draft = lines_of(graph, "parallelize")
-    lines = divided(draft, draft.lines, ranks.group(TENSOR, 0), overlap, sequence) if tensor > 1 else draft.lines
-    own: set[int] = set()
-    if experts > 1:
-        _check_experts(experts, data, bool(sharded))
-        lines, own = with_experts(draft, lines, ranks.group(EXPERTS, 0, experts))
     notes = _told(ranks, sharded, bucket_mb)
+    lines, own = draft.lines, set[int]()
     in_parts = pipeline > 1 or microbatches > 1
     if in_parts:
         lines = of_one_part(draft, lines, microbatches)
         notes.append(told(pipeline, microbatches, schedule, chunks))
+    if tensor > 1:
+        lines = divided(draft, lines, ranks.group(TENSOR, 0), overlap, sequence)
+    if experts > 1:
+        _check_experts(experts, data, bool(sharded))
+        lines, own = with_experts(draft, lines, ranks.group(EXPERTS, 0, experts))
     if sharded:  # each part of the batch gathers and scatters anew
         lines = in_shards(draft, lines, ranks.group(DATA, 0), None if sharded is True else list(sharded), mixed)
     firsts = tuple(ranks.at(stage) for stage in range(pipeline))

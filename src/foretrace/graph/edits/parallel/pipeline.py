@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretrace.graph import Graph, Job, Op, Tensor
+from foretrace.graph import Graph, Job, Tensor
 from foretrace.graph.edits.parallel.batches import part_of_batch
 from foretrace.graph.edits.parallel.draft import RESIZE, Draft, Group, Line, called, lines_of, with_tensors
 from foretrace.graph.edits.parallel.schedules import check, turns
@@ -54,7 +54,7 @@ def told(stages: int, microbatches: int, schedule: str, chunks: int) -> str:
 def of_one_part(draft: Draft, lines: Sequence[Line], microbatches: int) -> list[Line]:
     """The lines of a step on one of the parts of its batch."""
     part = part_of_batch([line.op for line in lines], microbatches, draft.graph.source)
-    return [_over(line, op) for line, op in zip(lines, part)]
+    return [replace(line, op=op) for line, op in zip(lines, part)]
 
 
 def pipelined(
@@ -68,15 +68,6 @@ def pipelined(
         _Stage(draft, lines, cut, ranks, stage, apart).written(turns(schedule, stage, len(ranks), microbatches, chunks))
         for stage in range(len(ranks))
     ]
-
-
-def _over(line: Line, op: Op) -> Line:
-    """A line with another call in it; a collective moves as much less as its first tensor is smaller."""
-    said = line.collective
-    if said is not None:
-        before, after = line.op.tensors[0].nbytes, op.tensors[0].nbytes
-        said = replace(said, nbytes=said.nbytes * after // before)
-    return replace(line, op=op, collective=said)
 
 
 class _Stage:
@@ -193,10 +184,10 @@ class _Stage:
         merged = {t.gradient for t in self.cut.tied}
         owned = dict.fromkeys(everybodys | theirs | merged, False)
         owned |= dict.fromkeys(weights | gradients | local.keys(), True)
-        ops = [self.lines[row].op for row in self.cut.update]
-        spread(ops, owned)
-        for row, op in zip(self.cut.update, ops):
-            kept = only(op, owned)
+        lines = [self.lines[row] for row in self.cut.update]
+        spread([line.op for line in lines if line.collective is None], owned)
+        for line in lines:
+            kept = only(line.op, owned) if line.collective is None else line.op
             if kept is not None:
                 kept = with_tensors(kept, lambda t: replace(local[t.storage], id=t.id) if t.storage in local else t)
-                self._emit(Line(kept, self.lines[row].row))
+                self._emit(Line(kept, line.row, line.collective))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.edits.parallel.blocks import block_of
 from foretrace.graph.edits.parallel.draft import Draft, Group, Line, empty, with_tensors
-from foretrace.graph.edits.parallel.splitting import PARTIAL, Splitting, key_of
+from foretrace.graph.edits.parallel.splitting import PARTIAL, ConflictError, Splitting, key_of
 
 SEQUENCE = -2
 """What led to the division of a tensor, where it was no weight."""
@@ -115,6 +115,8 @@ class AlongSequence:
         like = written[-1].op
         self.splitting.cause = SEQUENCE
         for storage, offset, shape, stride in looks:
+            if shape not in dims:
+                raise ConflictError(like, tensor, f"its sequences can't be followed into {list(shape)}")
             dim, lead = dims[shape]
             look = replace(tensor, storage=storage, offset=offset, shape=shape, stride=stride)
             self.splitting.set(look, dim, like, lead)
@@ -149,10 +151,10 @@ class AlongSequence:
         ]
 
     def last_sums(self, like: Op) -> list[Line]:
-        """All sums that are due before the optimizer, in one."""
+        """All sums that are due before the optimizer, in one; once a step, however many parts its batch has."""
         if not self.sums:
             return []
         count, first = sum(tensor.numel for tensor in self.sums), self.sums[0]
         self.sums.clear()
         room = self.draft.tensor((count,), first.dtype, first.device)
-        return [self.draft.collective("all_reduce", self.group, room, room, like)]
+        return [self.draft.collective("all_reduce", self.group, room, room, replace(like, phase="optimizer"))]

@@ -296,7 +296,7 @@ class _Sharding:
         frees = tuple(s for s in op.frees if s not in self.dying) + tuple(self.frees.get(row, ()))
         op = replace(op, frees=frees)
         if op.phase == "optimizer":
-            return with_tensors(op, self._updated)
+            return with_tensors(op, self._updated) if not op.name.startswith("c10d::") else op
         for span, storages in self.spans:
             if row in span and any(t.storage in storages for t in (*op.tensors, *op.produced)):
                 op = with_tensors(op, partial(_stored, storages))
