@@ -12,7 +12,7 @@ LINT := $(VENV)/.lint
 # Those that need no GPU.
 BENCHMARKS := start_up all_sets against_hta large_trace sketch_speed recorder_cost simulate_speed predict_speed \
 	kernel_models device_time collectives host_time job_accuracy job_speed other_gpus other_gpu_kernels pipelines vtrain \
-	vtrain_whole sharding sharding_search
+	vtrain_whole sharding sharding_search edits
 
 .PHONY: demo test lint bench clean
 

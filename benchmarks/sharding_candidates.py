@@ -21,7 +21,7 @@ from foretrace.platform.platform import Platform
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.exchange import Exchange
 from foretrace.sharding.kernels import Fused
-from foretrace.sharding.kinds import COLUMN, TABLE, ways
+from foretrace.sharding.kinds import KINDS, ways
 from foretrace.sharding.plan import Placement, Plan
 from foretrace.sharding.search import search
 from foretrace.sharding.tables import Table
@@ -62,7 +62,7 @@ def split_at_random(task: Task, seed: int) -> Plan:
         made = [way for way in ways(table, task.ranks) if way.kind != "data_parallel" or table.rows <= 200_000]
         way = made[int(draw.integers(len(made)))] if draw.random() < MIXED else made[0]
         anywhere = draw.permutation(task.ranks.world)[: way.parts].tolist()
-        ranks = anywhere if way.kind in (TABLE, COLUMN) else range(way.parts)
+        ranks = anywhere if KINDS[way.kind].anywhere else range(way.parts)
         plan.append(Placement(way.kind, tuple(sorted(ranks))))
     return tuple(plan)
 

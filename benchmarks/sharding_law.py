@@ -12,7 +12,6 @@ import numpy as np
 from scipy.optimize import nnls
 
 from benchmarks.sharding_loads import EXTRA, Load, loads
-from foretrace.platform.device import Device
 from foretrace.sharding.hits import Floats
 from foretrace.sharding.laws import LAWS, TERMS, terms
 from foretrace.sharding.pieces import Pieces
@@ -56,7 +55,6 @@ def main() -> None:
     words = {
         "forward": [float(f"{rate:.4g}") for rate in forward],
         "backward": [float(f"{rate:.4g}") for rate in backward],
-        "memory_gbps": Device.named("h200").memory_gbps,
         "spread": float(f"{np.quantile(missed, 0.9):.3g}"),
         "provenance": f"fitted by benchmarks/sharding_law.py on {len(found)} loads of one H200 (torch 2.11); terms: "
         + ", ".join(TERMS),

@@ -28,7 +28,7 @@ from benchmarks.workloads import DLRM, DLRM_SHAPES
 BATCH, ROUNDS, STEPS = 2048, 15, 10
 MOST = 0.05
 WIDER = [2048, 1024, 1024]
-EDITS = {"another top MLP": ["width:top.0=2048"]}
+EDITS = {"lookups fused": ["fuse=lookups"], "another top MLP": ["width:top.0=2048"]}
 """Changes that `foretrace whatif` makes of the step before."""
 
 

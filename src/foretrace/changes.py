@@ -18,6 +18,7 @@ from foretrace.graph.edits.sequence import sequences
 from foretrace.graph.edits.tables import pooling, table_dim, table_rows
 from foretrace.graph.edits.texts import size_of
 from foretrace.graph.edits.width import width
+from foretrace.graph.edits.without import without
 from foretrace.optimizers import chosen, optimizer
 
 SIZES: dict[str, Callable[..., Graph]] = {"rows": table_rows, "dim": table_dim, "pooling": pooling, "width": width}
@@ -47,6 +48,7 @@ BY_NAME: dict[str, Callable[[Graph, str], Graph]] = {
     "attention": attention,
     "checkpoint": checkpointing,
     "fuse": fuse,
+    "without": without,
 }
 SETS = ("batch", "seq", *SIZES, *BY_NAME)
 CHECKS: dict[str, Callable[[str], object]] = {

@@ -19,6 +19,7 @@ from foretrace.graph.edits.precision import dtype
 from foretrace.graph.edits.sequence import sequence
 from foretrace.graph.edits.tables import pooling, table_dim, table_rows
 from foretrace.graph.edits.width import width
+from foretrace.graph.edits.without import without
 from foretrace.optimizers import optimizer
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "table_dim",
     "table_rows",
     "width",
+    "without",
 ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from foretrace.costs.collectives import assumptions
 from foretrace.costs.families import family_of
+from foretrace.forecast.flat import flat
 from foretrace.forecast.predict import predict
 from foretrace.graph import ForetraceError, Graph, Job, OpTable
 from foretrace.platform.fabric import Fabric
@@ -103,6 +103,7 @@ def shard(
     joined, notes = joined_by(fabric, where.fabric, where.device.matches, world, ranks_per_node)
     ranks = Ranks(world, ranks_per_node or joined.gpus_per_node, batch or given.batch, sent_as)
     check_ranks(ranks)
+    _check_nodes(ranks, joined)
     notes += assumptions(joined, world, ranks.per_node) if world > 1 else []
     if kernels not in KERNELS:
         raise ForetraceError(f"nothing looks up tables {kernels!r}", f"Known are: {', '.join(KERNELS)}.")
@@ -136,6 +137,15 @@ def _at_hand(what: Sequence[Table] | Graph | Job | Module | str | Path, device: 
     return AtHand(what, f"{len(what)} tables")
 
 
+def _check_nodes(ranks: Ranks, fabric: Fabric) -> None:
+    """Refuse more ranks in a node than it has GPUs."""
+    if fabric.links and min(ranks.world, ranks.per_node) > fabric.gpus_per_node:
+        raise ForetraceError(
+            f"a node of fabric {fabric.name} has {fabric.gpus_per_node} GPUs, not {ranks.per_node}",
+            f"Give {fabric.gpus_per_node} ranks of a node at most (--per-node), or another fabric (--fabric).",
+        )
+
+
 def _room(where: Platform, memory_gb: float | None) -> float:
     if memory_gb is not None and not memory_gb > 0:
         raise ForetraceError(f"a rank can't have {memory_gb} GB for tables", "Give more than none.")
@@ -145,8 +155,8 @@ def _room(where: Platform, memory_gb: float | None) -> float:
 def _dense_us(step: Graph, where: Platform) -> float:
     """What a step takes without its lookups, their gradients and updates."""
     others = [
-        replace(op, parent=-1)
-        for op in step.ops
+        op
+        for op in flat(step).calls.ops
         if (family := family_of(op)) is None or family.name != "lookups"
     ]  # fmt: skip
     if not others:

@@ -12,7 +12,7 @@ from foretrace.platform.fabric import Fabric
 from foretrace.platform.folder import HERE, find, is_described_only, platforms, read_about, user_folder
 from foretrace.platform.host import Host
 from foretrace.platform.platform import Platform, read_fabric, read_host
-from foretrace.platform.scaling import read_factors
+from foretrace.platform.scaling import PARTS, read_factors
 from foretrace.platform.summary import OnPaper, Summary
 
 if TYPE_CHECKING:
@@ -69,9 +69,10 @@ def summary_of(name: str) -> Summary | OnPaper:
 
 
 def _with_factors(on: str) -> tuple[str, dict[str, float]]:
-    """A platform's name, and by how much parts of it are scaled: all after a colon that an equals sign follows."""
+    """A platform's name, and by how much parts of it are scaled, which a colon parts; folders may have one as well."""
     name, _, said = on.rpartition(":")
-    return (name, read_factors(said)) if name and "=" in said else (on, {})
+    scaled = name and ("=" in said or said.partition(",")[0] in PARTS) and not Path(on).is_dir()
+    return (name, read_factors(said)) if scaled else (on, {})
 
 
 def _named(on: str, told: Told | None) -> Platform:

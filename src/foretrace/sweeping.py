@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import signal
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from os import cpu_count
 from pathlib import Path
 from typing import Any
@@ -131,11 +135,12 @@ def sweep(
     todo = [(combination, names) for combination, names in wanted if names]
     points = [known[key] for key in ((*map(str, c), name) for c in combinations for name in on) if key in known]
     longest = max((size_of("seq", c.value)[0] for each in combinations for c in each if c.name == "seq"), default=0)
-    for number, made in enumerate(_predicted(what, on, todo, workers, longest, ray), 1):
-        points += made
-        if out:
-            _keep(out, source, made)
-        told(number, len(todo))
+    with closing(_predicted(what, on, todo, workers, longest, ray)) as predicted:
+        for number, made in enumerate(predicted, 1):
+            points += made
+            if out:
+                _keep(out, source, made)
+            told(number, len(todo))
     return _judged(Sweep(source, points, memory_limit), prices or {})
 
 
@@ -153,7 +158,8 @@ def _predicted(
     workers: int | None,
     longest: int,
     ray: str | None,
-) -> Iterator[list[Point]]:
+) -> Generator[list[Point], None, None]:
+    """The points of each task, as they are done."""
     if ray is not None:
         from foretrace.on_ray import predicted_on_ray
 
@@ -167,8 +173,37 @@ def _predicted(
             swept = Swept(what, on, longest)
             yield from (swept.points(*task) for task in todo)
         return
-    with ProcessPoolExecutor(count, get_context("spawn"), _start, (str(what), list(on), longest)) as pool:
-        yield from pool.map(_work, todo)
+    yield from _in_processes(count, todo, str(what), list(on), longest)
+
+
+def _in_processes(count: int, todo: Sequence[Task], what: str, on: list[str], longest: int) -> Iterator[list[Point]]:
+    others = set(active_children())
+    pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (what, on, longest))
+    try:
+        with _uninterrupted():
+            tasks = [pool.submit(_work, task) for task in todo]
+        for task in as_completed(tasks):
+            yield task.result()
+    except BrokenProcessPool:
+        raise ForetraceError(
+            "a process of the sweep was killed", "Memory may have run out: give fewer --workers."
+        ) from None
+    finally:
+        # What is still to be done when somebody interrupts is not waited for.
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(active_children()) - others:
+            process.terminate()
+        pool.shutdown()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes started meanwhile never hear of Ctrl-C, which a terminal sends to all of them; this one does later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Swept:
@@ -193,7 +228,7 @@ class Swept:
         return [Point(changes, name, **figures(graph, self._platforms[name])._asdict(), samples=samples) for name in on]
 
 
-_swept: list[Swept] = []
+_given: list[tuple[str, list[str], int]] = []
 """What a process of a sweep works on."""
 
 
@@ -201,11 +236,17 @@ def _start(what: str, on: list[str], longest: int) -> None:
     import gc
 
     gc.disable()  # as the command line does: objects are made, and looking through them finds nothing
-    _swept.append(Swept(what, on, longest))
+    _given.append((what, on, longest))
+
+
+@cache
+def _swept() -> Swept:
+    """Read with the first task and not before: what is wrong with a file is then told like any other error."""
+    return Swept(*_given[0])
 
 
 def _work(task: Task) -> list[Point]:
-    return _swept[0].points(*task)
+    return _swept().points(*task)
 
 
 def _judged(found: Sweep, prices: Mapping[str, float]) -> Sweep:

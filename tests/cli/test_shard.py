@@ -65,6 +65,12 @@ def test_what_cannot_be_is_told_in_one_line(foretrace, tables, options, said):
     assert said in ran.err and ran.err.count("\n") == 1
 
 
+def test_more_ranks_than_a_node_has_gpus_are_refused(foretrace, tables):
+    ran = foretrace("shard", tables, "--world", 16, "--fabric", "h200-nvswitch", "--per-node", 16)
+    assert ran.code == 2
+    assert "a node of fabric h200-nvswitch has 8 GPUs, not 16" in ran.err
+
+
 def test_a_world_that_the_fabric_cannot_hold_is_refused(foretrace, tables, tmp_path):
     pair = Fabric("pair", (Curve("all_to_all", 2, 1, 10.0, 100.0, 1.0, ((1024.0, 1.0),), 0.02),), "made up")
     pair.write(tmp_path / "pair.json")

@@ -50,11 +50,11 @@ def test_links_of_no_fabric_can_not_be_scaled():
     ("name", "said"),
     [
         ("h200:hmb=1.5", "no part of a platform is called 'hmb'. Did you mean hbm?"),
-        ("h200:hbm=0", "hbm can't be scaled by 0. Give a factor above 0"),
+        ("h200:hbm=0", "hbm can't be scaled by 0. Give a factor from 0.01 to 100"),
         ("h200:hbm=-1", "hbm can't be scaled by -1"),
         ("h200:hbm=nan", "hbm can't be scaled by nan"),
-        ("h200:hbm=much", "'hbm=much' says by how much nothing is scaled"),
-        ("h200:hbm=2,", "'' says by how much nothing is scaled"),
+        ("h200:hbm=much", "'hbm=much' is no part of a platform with its factor"),
+        ("h200:hbm=2,", "'' is no part of a platform with its factor"),
         ("h2000:hbm=2", "no platform is called 'h2000'.*Did you mean h200"),
     ],
 )
@@ -70,3 +70,8 @@ def test_a_described_gpu_can_be_scaled_too():
 
 def test_factors_are_read_from_a_name():
     assert read_factors("hbm=1.5, host=2") == {"hbm": 1.5, "host": 2.0}
+
+
+def test_a_faster_memory_is_reached_as_well():
+    h200 = Platform.named("h200")
+    assert h200.scaled(hbm=2).device.measured.memory_gbps == 2 * h200.device.measured.memory_gbps

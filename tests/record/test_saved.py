@@ -74,3 +74,13 @@ def test_a_real_step_has_no_detach_that_the_script_did_not_write() -> None:
         hidden.sum().backward()
         hidden.detach().mul(2)
     assert [op.name for op in watch.ops].count("aten::detach") == 1
+
+
+def test_modules_entered_at_a_detach_are_those_of_the_next_call() -> None:
+    x, saved, y = (Tensor((4,), "float32", id=number, storage=min(number, 1)) for number in (1, 2, 3))
+    ops = [
+        Op("aten::relu", outputs=(x,)),
+        Op("aten::detach", (x,), outputs=(saved,), entered=2),
+        Op("aten::add", (x,), outputs=(y,), entered=1),
+    ]
+    assert [op.entered for op in without_saves(ops, {})] == [0, 3]

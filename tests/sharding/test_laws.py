@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from foretrace.platform.device import Device
+from foretrace.platform.platform import Platform
 from foretrace.sharding.job import Ranks
+from foretrace.sharding.kernels import Fused
 from foretrace.sharding.kinds import DATA, KINDS, TABLE
 from foretrace.sharding.laws import TERMS, WIDE, Law, holds, terms
 from foretrace.sharding.pieces import Pieces
@@ -24,21 +26,24 @@ def test_a_law_adds_up_over_the_tables_of_a_call():
     law = Law.of(H200)
     two = pieces(Table("a", 10_000, 64, pooling=3), Table("b", 100_000, 64, pooling=20))
     together = two.together(np.zeros(2, np.int64), 1)
-    apart = law.us(two, H200).sum(axis=0) - law.call_us()
-    assert law.us(together, H200)[0] == pytest.approx(apart)
+    apart = law.us(two).sum(axis=0) - law.call_us()
+    assert law.us(together)[0] == pytest.approx(apart)
 
 
 def test_a_tensor_with_very_many_elements_is_slower_to_update():
     law = Law.of(H200)
     rows = WIDE // 64
-    narrow, wide = law.us(pieces(*(Table("t", rows + more, 64, pooling=20, zipf=1.0) for more in (-1, 1))), H200)
+    narrow, wide = law.us(pieces(*(Table("t", rows + more, 64, pooling=20, zipf=1.0) for more in (-1, 1))))
     assert wide[1] > 1.1 * narrow[1]
     assert wide[0] == pytest.approx(narrow[0], rel=0.1)
 
 
-def test_a_faster_memory_makes_all_of_it_faster():
-    law, one = Law.of(H200), pieces(Table("t", 10_000, 64))
-    assert law.us(one, replace(H200, memory_gbps=2 * H200.memory_gbps)) == pytest.approx(law.us(one, H200) / 2)
+def test_a_device_on_paper_is_asked_of_the_models():
+    some, ids = pieces(Table("t", 10_000_000, 128, pooling=40)), 1e6
+    here, on_paper = (Fused(Platform.named("h200").scaled(hbm=factor)).each(some, ids) for factor in (1.0, 2.0))
+    assert here == pytest.approx(Law.of(H200).us(some) - Law.of(H200).call_us())
+    assert (on_paper > 0).all()
+    assert (on_paper < here).all()
 
 
 def test_it_holds_for_plain_tables_alone():

@@ -15,15 +15,17 @@ def written(folder, text, name="tables.csv"):
 
 
 def test_csv_and_yaml_say_the_same(tmp_path):
-    header = "name,rows,dim,pooling,dtype,reuse,optimizer,count\n"
-    csv = f"{header}users,1000,64,2.5,fp16,0.5;0.3;0.2,adam,\nitems,1e6,32,,,,,2\n"
+    header = "name,rows,dim,pooling,dtype,reuse,optimizer,sequence,count\n"
+    csv = f"{header}users,1000,64,2.5,fp16,0.5;0.3;0.2,adam,yes,\nitems,1e6,32,,,,,,2\n"
     yaml = """tables:
-  - {name: users, rows: 1000, dim: 64, pooling: 2.5, dtype: fp16, reuse: [0.5, 0.3, 0.2], optimizer: adam}
+  - {name: users, rows: 1000, dim: 64, pooling: 2.5, dtype: fp16, reuse: [0.5, 0.3, 0.2], optimizer: adam,
+     sequence: yes}
   - {name: items, rows: 1e6, dim: 32, count: 2}
 """
     one, other = read_tables(written(tmp_path, csv)), read_tables(written(tmp_path, yaml, "tables.yaml"))
     assert one == other
     assert [table.name for table in one] == ["users", "items.0", "items.1"]
+    assert one[0].sequence and not one[1].sequence
     assert one[0].dtype == "float16" and one[0].reuse == (0.5, 0.3, 0.2)
 
 
@@ -45,6 +47,7 @@ def test_a_compressed_file_is_read_too(tmp_path):
         ("name,rows,dim\na,5,2\na,5,2\n", "two tables that are called a"),
         ("name,rows,dim,count\na,5,2,0\n", "line 2: table a has a count of 0"),
         ("name,rows,dim,kinds\na,5,2,diagonal\n", "line 2: kinds is 'diagonal'"),
+        ("name,rows,dim,sequence\na,5,2,maybe\n", "line 2: sequence is 'maybe'.*yes or no"),
         ("name,rows,dim\na,1.5,2\n", "line 2: rows is '1.5'"),
         ("", "lists no tables"),
     ],
@@ -65,6 +68,8 @@ def test_what_is_wrong_in_a_csv_is_told_with_its_line(tmp_path, text, said):
         ("- {name: a\n- b", "line .: did not find"),
         ("just words", "is no list of tables"),
         ("- 5\n", "line 1: no table"),
+        ("- {name: a, rows: 5,\n  dim: {a: 1}}\n", "line 2: neither a number, a word nor a list"),
+        ("- {name: a, rows: 5, dim: 2, reuse: &a [*a]}\n", "line 1: neither a number, a word nor a list"),
     ],
 )
 def test_what_is_wrong_in_a_yaml_is_told_with_its_line(tmp_path, text, said):

@@ -2,12 +2,14 @@
 
 import itertools
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from foretrace.graph import ForetraceError
 from foretrace.sharding.exact import gap, solve, state_of
+from foretrace.sharding.kinds import COLUMN, KINDS
 from foretrace.sharding.moves import improve
 from foretrace.sharding.options import Options
 from foretrace.sharding.plan import check_placement
@@ -132,3 +134,11 @@ def test_forbidden_row_wise_is_part_of_the_advice():
 def test_nothing_moves_where_there_is_one_rank():
     found = search(costing(some_tables(3), world=1), ROOM, seconds=1)
     assert {placement.ranks for placement in found.plan} == {(0,)}
+
+
+def test_a_new_way_is_searched_once_it_is_in_kinds(monkeypatch):
+    halves = replace(KINDS[COLUMN], parts=lambda table, ranks: iter((2,)))
+    monkeypatch.setitem(KINDS, "halves", halves)
+    tables = [Table(**{**table.__dict__, "kinds": ("halves",)}) for table in some_tables(6)]
+    found = search(costing(tables, world=4), ROOM, seconds=5)
+    assert {(placement.kind, len(placement.ranks)) for placement in found.plan} == {("halves", 2)}

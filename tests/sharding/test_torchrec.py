@@ -50,6 +50,15 @@ def test_a_model_without_tables_is_refused():
         tables_of(torch.nn.Linear(2, 2))
 
 
+def test_tables_of_sequences_are_read_and_planned_too():
+    config = torchrec.EmbeddingConfig(name="words", num_embeddings=1000, embedding_dim=64, feature_names=["f"])
+    words = torch.nn.Sequential(torchrec.EmbeddingCollection(tables=[config], device=torch.device("meta")))
+    tables = tables_of(words)
+    assert tables == [Table("words", 1000, 64, sequence=True)]
+    plan = (Placement("table_wise", (1,)),)
+    assert plan_of(sharding_plan(words, plan, tables, TWO_NODES), tables) == plan
+
+
 def test_a_plan_comes_back_from_torchrec_as_it_went():
     tables = tables_of(model())
     made = sharding_plan(model(), tuple(PLACED.values()), tables, TWO_NODES)

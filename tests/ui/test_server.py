@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import os
 import socket
 import threading
 from urllib.parse import urlencode
@@ -111,6 +112,7 @@ def test_links_out_of_the_folder_are_refused(server, root):
         {"Host": "evil.example"},
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
         {"Sec_Fetch_Site": "cross-site"},
     ],
 )
@@ -138,11 +140,74 @@ def announced(server, length: object) -> bytes:
 
 def test_an_upload_that_is_too_large_is_refused_before_it_is_read(server):
     assert announced(server, LARGEST_BODY + 1) == b"413"
+    assert announced(server, "9" * 5000) == b"413"
 
 
 @pytest.mark.parametrize("length", ["-1", "many", ""])
 def test_a_form_of_unknown_length_is_refused(server, length):
     assert announced(server, length) == b"400"
+
+
+def said(server, line: str) -> bytes:
+    """What is answered to a request line that no client would write."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as caller:
+        caller.sendall(f"{line}\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        return b"".join(iter(lambda: caller.recv(65536), b""))
+
+
+@pytest.mark.parametrize("line", ["GET http://[ HTTP/1.1", "GET / / HTTP/1.1"])
+def test_a_request_that_is_none_is_refused_in_our_words(server, capfd, line):
+    answer = said(server, line)
+    assert b" 400 " in answer.splitlines()[0] and b"Not understood" in answer
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "BREW"])
+def test_what_is_neither_reading_nor_a_form_is_refused(server, method):
+    answer, text = ask(server, "/", method)
+    assert answer.status == 405 and answer.headers["Allow"] == "GET, HEAD, POST" and "Not done here" in text
+
+
+def test_head_is_get_without_the_page(server):
+    answer, text = ask(server, "/", "HEAD")
+    assert answer.status == 200 and not text
+    # Footers hold nothing that changes: the page is as long as it was said to be.
+    assert int(answer.headers["Content-Length"]) == len(ask(server, "/")[1].encode())
+    assert ask(server, "/nowhere", "HEAD")[0].status == 404
+
+
+def test_pages_without_charts_do_not_carry_the_program_that_draws_them(server):
+    for path in ("/", "/nowhere", "/open?what=nothing"):
+        assert len(ask(server, path)[1]) < 40_000, path
+    assert len(ask(server, "/", Host="evil.example")[1]) < 40_000
+
+
+def test_a_pipe_is_refused_and_holds_nobody_up(server, root):
+    os.mkfifo(root / "fifo.json")
+    (root / "piped").mkdir()
+    os.mkfifo(root / "piped" / "kineto.json.gz")
+    for name in ("fifo.json", "piped"):
+        answer, text = ask(server, f"/open?what={name}")
+        assert answer.status == 422 and "neither file nor folder" in text
+    answer, text = ask(server, "/")
+    assert answer.status == 200 and "fifo" not in text and "piped" not in text
+
+
+def test_the_list_and_documents_do_not_wait_for_a_trace_that_is_read(server):
+    with answers._working:
+        assert ask(server, "/")[0].status == 200
+        assert ask(server, "/open?what=before.json")[0].status == 200
+
+
+def test_a_bug_is_told_in_one_line(server, monkeypatch, capfd):
+    def broken(folder, fields):
+        raise KeyError("no such thing")
+
+    monkeypatch.delenv("FORETRACE_DEBUG", raising=False)
+    monkeypatch.setitem(answers.ANSWERS, ("GET", "/"), broken)
+    answer, text = ask(server, "/?what=secret")
+    assert answer.status == 500 and "A bug of Foretrace" in text
+    assert capfd.readouterr().err == "foretrace: GET /: KeyError: 'no such thing'\n"
 
 
 def test_very_many_fields_are_refused(server):
@@ -208,6 +273,11 @@ def test_listening_for_others_asks_for_a_token(root):
         assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
         assert ask(server, "/", Cookie=cookie.partition(";")[0])[0].status == 200
         server.shutdown()
+
+
+def test_a_token_that_nobody_asked_for_is_passed_over(server):
+    answer, _ = ask(server, "/?token=x")
+    assert answer.status == 200 and "Set-Cookie" not in answer.headers
 
 
 def test_the_token_never_leads_to_another_host(root):

@@ -24,6 +24,11 @@ Fuses = Annotated[
     typer.Option("--fuse", metavar="WHAT", help="lookups, elementwise or optimizer, after --set; may be repeated."),
 ]
 
+Without = Annotated[
+    list[str] | None,
+    typer.Option("--without", metavar="OP[@MODULE]", help="Take calls out, before --fuse; may be repeated."),
+]
+
 
 def whatif(
     what: Annotated[
@@ -31,6 +36,7 @@ def whatif(
     ],
     on: Annotated[str, typer.Option(help="The platform: its name, or its folder.")] = "h200",
     sets: Sets = None,
+    without: Without = None,
     fuse: Fuses = None,
     world: Annotated[int | None, typer.Option(min=1, help="Ranks that all do the same.")] = None,
     step: Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")] = None,
@@ -40,12 +46,12 @@ def whatif(
 ) -> None:
     """Change a step on paper, predict it before and after, and explain the difference by op.
 
-    Changes are made in the order in which they are written; what is fused is fused after them.
+    Changes are made in the order in which they are written; then calls are taken out, then fused.
     """
     from foretrace.graph import ForetraceError
     from foretrace.whatifs import whatif as ask
 
-    changes = [*(sets or ()), *(f"fuse={name}" for name in fuse or ())]
+    changes = [*(sets or ()), *(f"without={op}" for op in without or ()), *(f"fuse={name}" for name in fuse or ())]
     try:
         told = ask(Path(what), on, changes, step, world)
     except ForetraceError as error:

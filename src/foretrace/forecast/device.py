@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.forecast.collectives import Meetings
 from foretrace.forecast.intervals import shared, total
@@ -39,22 +40,24 @@ def overlap(graph: Graph, position: int, meetings: list[Meetings]) -> dict[str, 
     collective = kernels.kind == COLLECTIVE
     communication = (kernels.start[collective], kernels.end[collective])
     compute = (kernels.start[~collective], kernels.end[~collective])
-    waiting = _waiting(position, meetings)
+    start, end, on_device = waiting(position, meetings)
+    waits = start[on_device], end[on_device]
     hidden, all_of_it = shared(communication, compute), total(*communication)
     return {
         "communication_ms": all_of_it / 1e3,
         "hidden_ms": hidden / 1e3,
         "exposed_ms": (all_of_it - hidden) / 1e3,
-        "exposed_wait_ms": (total(*waiting) - shared(waiting, compute)) / 1e3,
+        "exposed_wait_ms": (total(*waits) - shared(waits, compute)) / 1e3,
     }
 
 
-def _waiting(position: int, meetings: list[Meetings]) -> tuple[Floats, Floats]:
-    starts, ends = [np.zeros(0)], [np.zeros(0)]
+def waiting(position: int, meetings: list[Meetings]) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """From when to when the rank at a position waits for others, and whether its device does; waits may overlap."""
+    starts, ends, devices = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, bool)]
     for group in meetings:
         if position in group.members:
             column = group.members.index(position)
-            on_device = group.kernel[:, column] >= 0
-            starts.append(group.start[on_device, column])
-            ends.append((group.start + group.wait)[on_device, column])
-    return np.concatenate(starts), np.concatenate(ends)
+            starts.append(group.start[:, column])
+            ends.append((group.start + group.wait)[:, column])
+            devices.append(group.kernel[:, column] >= 0)
+    return np.concatenate(starts), np.concatenate(ends), np.concatenate(devices)

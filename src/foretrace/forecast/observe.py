@@ -14,6 +14,7 @@ from foretrace.forecast.host import OVERHEADS, Segments, host_segments
 from foretrace.forecast.measured import measured
 from foretrace.forecast.memory import peak_memory
 from foretrace.forecast.observation import Observation
+from foretrace.forecast.ranks import device_span, wait_ms
 from foretrace.forecast.steps import chosen_step, cut_to_step
 from foretrace.forecast.stragglers import stragglers
 from foretrace.forecast.totals import by_family, by_module, by_op, by_phase
@@ -155,19 +156,15 @@ def _add_device(seen: Observation, graphs: list[Graph], uncut: list[Graph]) -> N
         seen.ranks[graph.rank]["queue_depth"] = dict(zip(("mean", "max"), depths[-1]))
         # Storages live by the numbers of the uncut graph's ops.
         seen.peak_memory_bytes[graph.rank] = peak_memory(graph if graph.allocated else whole)
-    busy = [graph.kernels for graph in graphs if len(graph.kernels)]
-    if busy:
-        seen.device_span_ms = float(max(k.end.max() for k in busy) - min(k.start.min() for k in busy)) / 1e3
+    seen.device_span_ms = device_span(graphs)
     if depths:
         seen.queue_depth = {"mean": sum(d for d, _ in depths) / len(depths), "max": max(m for _, m in depths)}
 
 
 def _add_communication(seen: Observation, graphs: list[Graph], met: list[Meetings]) -> None:
-    seen.wait_ms = {graph.rank: 0.0 for graph in graphs}
+    seen.wait_ms = wait_ms(graphs, met)
     alike: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for group in met:
-        for member, wait in zip(group.members, group.wait.sum(axis=0).tolist()):
-            seen.wait_ms[graphs[member].rank] += wait / 1e3
         columns = (group.kinds, group.nbytes.tolist(), group.transfer.tolist(), group.wait.sum(axis=1).tolist())
         for kind, nbytes, transfer, wait in zip(*columns):
             alike[kind, nbytes].append((transfer / 1e3, wait / 1e3))

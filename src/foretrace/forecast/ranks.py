@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from foretrace.forecast.collectives import Meetings
-from foretrace.forecast.device import active_and_idle, overlap
+from foretrace.forecast.device import active_and_idle, overlap, waiting
+from foretrace.forecast.intervals import total
 from foretrace.forecast.observation import PerRank, Rows
 from foretrace.graph import Graph
 
@@ -51,11 +52,11 @@ def device_span(graphs: list[Graph]) -> float:
 
 
 def wait_ms(graphs: list[Graph], met: list[Meetings]) -> PerRank:
-    """For each rank, how long it waits in collectives for others."""
-    waits = {graph.rank: 0.0 for graph in graphs}
-    for group in met:
-        for member, us in zip(group.members, group.wait.sum(axis=0).tolist()):
-            waits[graphs[member].rank] += us / 1e3
+    """For each rank, how long it waits for others: in several collectives at a time, it waits once."""
+    waits = {}
+    for position, graph in enumerate(graphs):
+        start, end, _ = waiting(position, met)
+        waits[graph.rank] = total(start, end) / 1e3
     return waits
 
 

@@ -10,6 +10,8 @@ from foretrace.platform.device import Device
 from foretrace.platform.files import Positive, read_as
 
 CONSTANTS = Path(__file__).with_suffix(".json")
+ISSUED = {"nvidia": 4 * 32, "amd": 4 * 16}
+"""Lanes that a processor gives an instruction in a clock: four warps of 32; four units, each a quarter of a wave of 64."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Carry:
             source,
             products=held_clock(device, known.energy_pj) if ours else known.other_maker,
             plain=known.narrow if ours and 2 * device.lanes <= source.lanes else 1.0,
+            issue=ISSUED[device.maker] / ISSUED[source.maker],
             start=clocks * (known.start if ours else known.other_start),
             spread=known.spread,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -25,7 +24,9 @@ def _compute(device: Device, factor: float) -> Device:
 
 
 def _hbm(device: Device, factor: float) -> Device:
-    return replace(device, memory_gbps=device.memory_gbps * factor)
+    known = device.measured.memory_gbps
+    measured = replace(device.measured, memory_gbps=known * factor if known else None)
+    return replace(device, memory_gbps=device.memory_gbps * factor, measured=measured)
 
 
 def _cache(device: Device, factor: float) -> Device:
@@ -45,6 +46,8 @@ DEVICE: dict[str, Callable[[Device, float], Device]] = {
 }
 """Rate of its memory; peak rates; clock, and peak rates with it; size of the shared cache; size of its memory."""
 PARTS = (*DEVICE, "host", "nvlink", "network")
+LEAST, MOST = 0.01, 100.0
+"""Factors beyond these make another machine, not one like it."""
 Times = TypeVar("Times", CallCost, Before, Rested)
 
 
@@ -56,12 +59,14 @@ def read_factors(text: str) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for one in text.split(","):
-        part, _, factor = one.partition("=")
+        part, _, factor = (text.strip() for text in one.partition("="))
+        if part in found:
+            raise ForetraceError(f"{part} is scaled twice", "Give one factor for each part.")
         try:
-            found[part.strip()] = float(factor)
+            found[part] = float(factor)
         except ValueError:
             raise ForetraceError(
-                f"{one!r} says by how much nothing is scaled", "Say for instance h200:hbm=1.5,host=2."
+                f"{one!r} is no part of a platform with its factor", "Say for instance h200:hbm=1.5,host=2."
             ) from None
     return found
 
@@ -101,8 +106,11 @@ def _check(part: str, factor: float) -> None:
         near = get_close_matches(part, PARTS, n=1)
         meant = f"Did you mean {near[0]}? " if near else ""
         raise ForetraceError(f"no part of a platform is called {part!r}", f"{meant}Known are: {', '.join(PARTS)}.")
-    if not math.isfinite(factor) or factor <= 0:
-        raise ForetraceError(f"{part} can't be scaled by {factor:g}", "Give a factor above 0: 2 is twice as fast.")
+    if not LEAST <= factor <= MOST:
+        raise ForetraceError(
+            f"{part} can't be scaled by {factor:g}",
+            f"Give a factor from {LEAST:g} to {MOST:g}: 2 is twice as fast, or as large.",
+        )
 
 
 def faster_host(host: Host, factor: float) -> Host:

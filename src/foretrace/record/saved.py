@@ -15,7 +15,7 @@ GENERATED_NODE = re.compile(r"Backward\d+$")
 
 
 def without_saves(ops: list[Op], storages: dict[int, Storage]) -> list[Op]:
-    """The ops less autograd's own detaches; births, deaths and frees are moved to the ops that stay.
+    """The ops less autograd's own detaches; births, deaths, frees and entered modules go to the ops that stay.
 
     >>> from foretrace.graph import Tensor
     >>> y, saved = Tensor((4,), "float32", id=1, storage=1), Tensor((4,), "float32", id=2, storage=1)
@@ -31,12 +31,15 @@ def without_saves(ops: list[Op], storages: dict[int, Storage]) -> list[Op]:
     kept: list[Op] = []
     place: list[int] = []
     pending: tuple[int, ...] = ()
+    entered = 0
     for row, op in enumerate(ops):
         place.append(len(kept))
         if row in saves:
             pending += op.frees
+            entered += op.entered
             continue
         op.frees, pending = pending + op.frees, ()
+        op.entered, entered = entered + op.entered, 0
         kept.append(op)
     place.append(len(kept))
     for storage in storages.values():

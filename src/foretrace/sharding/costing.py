@@ -18,7 +18,7 @@ from foretrace.sharding.exchange import Exchange
 from foretrace.sharding.hits import DOUBLINGS, Floats
 from foretrace.sharding.job import Ranks
 from foretrace.sharding.kernels import Batched, Kernels
-from foretrace.sharding.kinds import COPIES, KINDS, NODE_SUMS, POOLED, ROW, SUMS, TABLE_ROW, Way, exchange_of
+from foretrace.sharding.kinds import COPIES, KINDS, NODE_SUMS, POOLED, SUMS, Way, exchange_of
 from foretrace.sharding.memory import ID, OUTPUT, memory
 from foretrace.sharding.pieces import Longs, Piece, Pieces, summed
 from foretrace.sharding.plan import Plan
@@ -136,7 +136,7 @@ class Costing:
 
         Who splits a table by rows does not know which rank gets them: its part of the ids is uneven by chance.
         """
-        parts = np.array([len(p.ranks) if p.kind in (ROW, TABLE_ROW) else 1 for p in plan for _ in p.ranks])
+        parts = np.array([len(p.ranks) if KINDS[p.kind].by_rows else 1 for p in plan for _ in p.ranks])
         if parts.max(initial=1) == 1:
             return float(us.max())
         often = (pieces.reuse * TIMES**2).sum(axis=1) * (1 - 1 / parts)

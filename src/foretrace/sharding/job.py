@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretrace.graph import MOST_RANKS, ForetraceError
+from foretrace.graph import ForetraceError
 
 COMMUNICATED = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0}
 """Bytes of an element on its way between ranks, by what it is sent as."""
+MOST_PLACES = 4096
+"""Ranks among which a search still finds its way in the time it is given."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class Ranks:
 
 def check_ranks(ranks: Ranks) -> None:
     """Refuse what no job is."""
-    if not 0 < ranks.world < MOST_RANKS:
-        raise ForetraceError(f"a job can't have {ranks.world} ranks", "Give 1 or more.")
+    if not 0 < ranks.world <= MOST_PLACES:
+        raise ForetraceError(f"tables can't be placed on {ranks.world:,} ranks", f"Give from 1 to {MOST_PLACES:,}.")
     if ranks.batch < 1:
         raise ForetraceError(f"a batch can't have {ranks.batch} samples", "Give those of one rank, 1 or more.")
     if ranks.per_node < 1:

@@ -96,14 +96,15 @@ class Fused(Kernels):
 
     @cached_property
     def _law(self) -> Law | None:
-        return Law.of(self.platform.device)
+        # A device on paper is another one: what its memory or clock would change, the models tell.
+        return None if self.platform.carry else Law.of(self.platform.device)
 
     def each(self, pieces: Pieces, ids: float) -> Floats:
         """Its part of a call that looks up as many like it as a rank may have."""
         lawful, result = self._lawful(pieces), np.zeros((len(pieces), 2))
         if self._law and lawful.any():
             some = pieces.pick(lawful)
-            result[lawful] = self._law.us(some, self.platform.device) - self._law.call_us()
+            result[lawful] = self._law.us(some) - self._law.call_us()
         others = pieces.pick(~lawful)
         if len(others):
             copies = np.clip(np.round(ids / np.maximum(others.count, 1)), 1, MOST_COPIES)
@@ -132,7 +133,7 @@ class Fused(Kernels):
         calls = pieces.together(group.ravel(), len(groups))
         lawful, priced = self._lawful(calls), np.zeros((3, len(calls), 2))
         if self._law and lawful.any():
-            us, doubt = self._law.us(calls.pick(lawful), self.platform.device), 1 + self._law.spread
+            us, doubt = self._law.us(calls.pick(lawful)), 1 + self._law.spread
             priced[:, lawful] = us / doubt, us, us * doubt
         if not lawful.all():
             added = _by_rank(each, group.ravel(), len(groups))

@@ -45,6 +45,11 @@ class Kind:
         """Whether each part may lie on any rank."""
         return self.where is _each
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether parts have other rows, and so other ids."""
+        return self.piece is _by_rows
+
 
 def exchange_of(table: Table, kind: str) -> str:
     """What ranks exchange of a table: rows by themselves go straight to their samples, wherever they lie.

@@ -34,8 +34,6 @@ class Law:
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    memory_gbps: Positive
-    """Of the device that it was fitted on: on the same one with a faster memory, all takes less."""
     spread: Positive
     """How far calls that were not fitted lay off, as a share, in nine of ten."""
     provenance: str
@@ -44,16 +42,15 @@ class Law:
     def of(cls, device: Device) -> Law | None:
         """The one of a device, where there is one.
 
-        >>> Law.of(Device.named("h200")).memory_gbps
-        4800
+        >>> Law.of(Device.named("a100")) is None
+        True
         """
         path = LAWS / f"{device.name}.json"
         return read_as(cls, path) if path.is_file() else None
 
-    def us(self, pieces: Pieces, device: Device) -> Floats:
+    def us(self, pieces: Pieces) -> Floats:
         """Forward and backward of each call."""
-        slower = self.memory_gbps / device.memory_gbps
-        return np.asarray(slower * terms(pieces) @ np.array([self.forward, self.backward]).T)
+        return np.asarray(terms(pieces) @ np.array([self.forward, self.backward]).T)
 
     def call_us(self) -> Floats:
         """What of that a call takes however little it looks up."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from foretrace.graph import ForetraceError
 from foretrace.sharding.job import Ranks
-from foretrace.sharding.kinds import COLUMN, KINDS, TABLE, Way, ways
+from foretrace.sharding.kinds import KINDS, Way, ways
 from foretrace.sharding.tables import Table
 
 VERSION = 1
@@ -81,7 +81,7 @@ def check_placement(table: Table, placement: Placement, ranks: Ranks) -> None:
         raise ForetraceError(
             f"table {table.name} lies on rank {outside[0] if outside else 'none'}", f"There are {ranks.world} ranks."
         )
-    free = placement.kind in (TABLE, COLUMN)
+    free = KINDS[placement.kind].anywhere
     if placement.way not in ways(table, ranks) or not (free or placement.ranks in KINDS[placement.kind].where(ranks)):
         raise ForetraceError(
             f"table {table.name} can't be sharded {placement.kind} on {len(placement.ranks)} of {ranks.world} ranks",

@@ -9,7 +9,7 @@ import numpy as np
 
 from foretrace.sharding.costing import Costing, Estimate
 from foretrace.sharding.hits import Floats
-from foretrace.sharding.kinds import COLUMN, TABLE
+from foretrace.sharding.kinds import KINDS
 from foretrace.sharding.memory import memory
 from foretrace.sharding.pieces import Longs, Pieces, summed
 from foretrace.sharding.plan import Placement, Plan
@@ -38,7 +38,7 @@ class Held:
         pieces, rank = costing.held(plan)
         table = np.array([table for table, p in enumerate(plan) for _ in p.ranks], np.int64)
         each = costing.adds([(number, plan[number].way) for number in table.tolist()])
-        free = np.flatnonzero([plan[number].kind in (TABLE, COLUMN) for number in table.tolist()])
+        free = np.flatnonzero([KINDS[plan[number].kind].anywhere for number in table.tolist()])
         return cls(pieces, each, rank, table, free, memory(pieces, costing.sparse_gradients))
 
 

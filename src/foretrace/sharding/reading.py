@@ -118,15 +118,22 @@ def _yaml_entries(path: Path, text: str) -> Iterator[Entry]:
         line = node.start_mark.line + 1
         if not isinstance(node, yaml.MappingNode):
             raise ForetraceError(f"{path}, line {line}: no table", "Write it as {name: …, rows: …, dim: …}.")
-        words = {str(key.value): _plain(value) for key, value in node.value}
         for key, _ in node.value:
             _check_columns(path, key.start_mark.line + 1, {str(key.value): ""})
-        yield Entry(line, words)
+        yield Entry(line, {str(key.value): _plain(path, value) for key, value in node.value})
 
 
-def _plain(node: Any) -> str:
-    """A scalar's text; those of a list, one after the other."""
-    return " ".join(_plain(item) for item in node.value) if isinstance(node.value, list) else str(node.value)
+def _plain(path: Path, node: Any) -> str:
+    """A scalar's text; those of a list, one after the other. Lists in lists may have no end: aliases lead anywhere."""
+    import yaml
+
+    items = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    if not all(isinstance(item, yaml.ScalarNode) for item in items):
+        line = node.start_mark.line + 1
+        raise ForetraceError(
+            f"{path}, line {line}: neither a number, a word nor a list of these", "Write it as in {name: users, rows: 1000}."
+        )
+    return " ".join(str(item.value) for item in items)
 
 
 def _check_columns(path: Path, line: int, names: Mapping[str, str]) -> None:
@@ -149,7 +156,7 @@ def _tables(words: Mapping[str, str], number: int) -> list[Table]:
     table = Table(**{"name": f"table {number}", **values})
     check(table)
     if not 0 < count <= MOST_TABLES:
-        raise ForetraceError(f"table {table.name} has a count of {count}", "Give how many are like it, 1 or more.")
+        raise ForetraceError(f"table {table.name} has a count of {count}", f"Give how many are like it, from 1 to {MOST_TABLES:,}.")
     return [table] if count == 1 else [replace(table, name=f"{table.name}.{copy}") for copy in range(count)]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from foretrace.graph import ForetraceError
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.hits import Floats
-from foretrace.sharding.kinds import COLUMN, TABLE
+from foretrace.sharding.kinds import KINDS
 from foretrace.sharding.options import ASKED, LOAD, MEMORY, SENT
 from foretrace.sharding.pieces import Longs
 from foretrace.sharding.state import State
@@ -83,7 +83,7 @@ def _first_fit(state: State, table: int, so_far: Floats) -> None:
     for option in state.options.of_table[table]:
         free = state.has[:, MEMORY] + state.options.adds[option, MEMORY] <= state.room
         way = state.options.options[option].way
-        if way.kind in (TABLE, COLUMN):
+        if KINDS[way.kind].anywhere:
             order = np.argsort(np.where(free, so_far, np.inf), kind="stable")[: way.parts]
             if len(order) == way.parts and free[order].all():
                 return state.put(table, option, tuple(sorted(order.tolist())))

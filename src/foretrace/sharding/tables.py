@@ -21,7 +21,7 @@ STATE: dict[str, tuple[int, int]] = {
 """Bytes that an optimizer keeps: for each element, and for each row."""
 ADDS_UP = 0.02
 """So far the shares of a histogram may be from one, having been rounded."""
-MOST_ROWS = 1 << 40
+MOST_ROWS, MOST_DIM = 10**12, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,15 @@ def check(table: Table) -> None:
 
     >>> check(Table("users", rows=0, dim=64))
     Traceback (most recent call last):
-    foretrace.graph.errors.ForetraceError: table users has 0 rows. Give the number of its embeddings, 1 or more.
+    foretrace.graph.errors.ForetraceError: table users has 0 rows. Give the number of its embeddings, from 1 to 1e+12.
     """
-    what = f"table {table.name}"
+    what = table.name if table.name.startswith("table") else f"table {table.name}"
     if not 0 < table.rows <= MOST_ROWS:
-        raise ForetraceError(f"{what} has {table.rows} rows", "Give the number of its embeddings, 1 or more.")
-    if not 0 < table.dim <= 1 << 16:
-        raise ForetraceError(f"{what} has rows of {table.dim} elements", "Give the length of an embedding.")
+        raise ForetraceError(f"{what} has {table.rows} rows", f"Give the number of its embeddings, from 1 to {MOST_ROWS:g}.")
+    if not 0 < table.dim <= MOST_DIM:
+        raise ForetraceError(
+            f"{what} has rows of {table.dim} elements", f"Give the length of an embedding, from 1 to {MOST_DIM:,}."
+        )
     if not (math.isfinite(table.pooling) and 0 <= table.pooling <= 1e6):
         raise ForetraceError(f"{what} has a pooling of {table.pooling}", "Give the ids of a sample, on average.")
     if table.dtype not in ITEMSIZE:

@@ -7,7 +7,7 @@ model = DistributedModelParallel(model, plan=sharding_plan(model, found.plan, fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretrace.graph import ForetraceError
@@ -30,7 +30,7 @@ def tables_of(
     Parameters
     ----------
     module
-        A model with ``EmbeddingBagCollection`` in it.
+        A model with ``EmbeddingBagCollection`` or ``EmbeddingCollection`` in it.
     constraints
         ``ParameterConstraints`` by the name of a table, as TorchRec's planner takes them.
     optimizer
@@ -39,19 +39,22 @@ def tables_of(
         How ids are spread: TorchRec does not say.
     """
     found = []
-    for _, config in _configs(module):
-        told = (constraints or {}).get(config.name)
-        allowed = [ALSO.get(kind, kind) for kind in (getattr(told, "sharding_types", None) or ())]
-        pooling = sum(getattr(told, "pooling_factors", None) or [1.0] * len(config.feature_names))
-        found.append(
-            Table(
-                config.name, config.num_embeddings, config.embedding_dim, float(pooling), _dtype(config), optimizer,
-                zipf, kinds=tuple(dict.fromkeys(kind for kind in allowed if kind in KINDS)),
-            )
-        )  # fmt: skip
+    for collection in _collections(module).values():
+        for config in _configs(collection):
+            told = (constraints or {}).get(config.name)
+            allowed = [ALSO.get(kind, kind) for kind in (getattr(told, "sharding_types", None) or ())]
+            pooling = sum(getattr(told, "pooling_factors", None) or [1.0] * len(config.feature_names))
+            found.append(
+                Table(
+                    config.name, config.num_embeddings, config.embedding_dim, float(pooling), _dtype(config), optimizer,
+                    zipf, kinds=tuple(dict.fromkeys(kind for kind in allowed if kind in KINDS)),
+                    sequence=not hasattr(collection, "embedding_bag_configs"),
+                )
+            )  # fmt: skip
     if not found:
         raise ForetraceError(
-            f"{type(module).__name__} has no embedding tables of TorchRec", "Give a model with EmbeddingBagCollection."
+            f"{type(module).__name__} has no embedding tables of TorchRec",
+            "Give one with EmbeddingBagCollection.",
         )
     return found
 
@@ -63,8 +66,8 @@ def sharding_plan(module: Any, plan: Plan, tables: Sequence[Table], ranks: Ranks
 
     by_name = {table.name: placement for table, placement in zip(tables, plan)}
     found: dict[str, Any] = {}
-    for path, collection in _collections(module):
-        names = [config.name for config in collection.embedding_bag_configs()]
+    for path, collection in _collections(module).items():
+        names = [config.name for config in _configs(collection)]
         absent = [name for name in names if name not in by_name]
         if absent:
             raise ForetraceError(f"the plan says nothing of table {absent[0]}", "It was made for another model.")
@@ -106,18 +109,18 @@ def _placement(table: Table, told: Any) -> Placement:
     return Placement(kind, tuple(told.ranks))
 
 
-def _collections(module: Any) -> Iterator[tuple[str, Any]]:
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+def _collections(module: Any) -> dict[str, Any]:
+    """The modules in it that hold tables: those of sums, and those of sequences."""
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-    for path, child in module.named_modules():
-        if isinstance(child, EmbeddingBagCollection):
-            yield path, child
+    kinds = (EmbeddingBagCollection, EmbeddingCollection)
+    return {path: child for path, child in module.named_modules() if isinstance(child, kinds)}
 
 
-def _configs(module: Any) -> Iterator[tuple[str, Any]]:
-    for path, collection in _collections(module):
-        for config in collection.embedding_bag_configs():
-            yield path, config
+def _configs(collection: Any) -> Sequence[Any]:
+    bags = hasattr(collection, "embedding_bag_configs")
+    found: Sequence[Any] = collection.embedding_bag_configs() if bags else collection.embedding_configs()
+    return found
 
 
 def _dtype(config: Any) -> str:

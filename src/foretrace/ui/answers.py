@@ -34,7 +34,7 @@ USUAL = "h200"
 OWN = "its own machine"
 """Where a job was measured: hosts and kernels stay as they were."""
 _working = Lock()
-"""One at a time: a large trace takes all the memory there is room for."""
+"""Traces are read and predicted one at a time: a large one takes all the memory there is room for."""
 
 
 def listing(folder: Folder, fields: Fields) -> Sheet:
@@ -49,7 +49,10 @@ def opened(folder: Folder, fields: Fields) -> Sheet:
     name = _asked(fields, "what")
     path = folder.path(name)
     made = _document(path, name)
-    return _drawn(made, name) if made else observation_page(ft.observe(_job(path)))
+    if made:
+        return _drawn(made, name)
+    with _working:
+        return observation_page(ft.observe(_job(path)))
 
 
 def _document(path: Path, name: str) -> Callable[[], Sheet] | None:
@@ -67,9 +70,10 @@ def _document(path: Path, name: str) -> Callable[[], Sheet] | None:
 
 def predicted(folder: Folder, fields: Fields) -> Sheet:
     """The forecast of a recording or a trace on a platform, beside what was measured."""
-    job = _job(folder.path(_asked(fields, "what")))
-    forecast = predict(job, _machine(fields, "on"))
-    return forecast_page(forecast, measured_beside(forecast))
+    path, on = folder.path(_asked(fields, "what")), _machine(fields, "on")
+    with _working:
+        forecast = predict(_job(path), on)
+        return forecast_page(forecast, measured_beside(forecast))
 
 
 def compared(folder: Folder, fields: Fields) -> Sheet:
@@ -77,8 +81,9 @@ def compared(folder: Folder, fields: Fields) -> Sheet:
     sides = [(_asked(fields, what), _machine(fields, on)) for what, on in (("a", "a_on"), ("b", "b_on"))]
     if sides[0] == sides[1]:
         raise ForetraceError("both sides are the same", "Choose another recording, or another platform.")
-    before, after = (_forecast(folder, name, on) for name, on in sides)
-    return comparison_page(before, after, (sides[0][0], sides[1][0]))
+    with _working:
+        before, after = (_forecast(folder, name, on) for name, on in sides)
+        return comparison_page(before, after, (sides[0][0], sides[1][0]))
 
 
 def asking(folder: Folder, fields: Fields) -> Sheet:
@@ -93,8 +98,10 @@ def changed(folder: Folder, fields: Fields) -> Sheet:
     """A step before and after the changes that the form asks for, one a line."""
     name = _asked(fields, "what")
     changes = [line.strip() for line in fields.get("changes", "").splitlines() if line.strip()]
-    told = whatif(_job(folder.path(name)), _platform(fields, "on"), changes)
-    return comparison_page(told.before, told.after, (name, ", ".join(told.changes)))
+    path, on = folder.path(name), _platform(fields, "on")
+    with _working:
+        told = whatif(_job(path), on, changes)
+        return comparison_page(told.before, told.after, (name, ", ".join(told.changes)))
 
 
 ANSWERS: dict[tuple[str, str], Callable[[Folder, Fields], Sheet]] = {
@@ -110,10 +117,7 @@ ANSWERS: dict[tuple[str, str], Callable[[Folder, Fields], Sheet]] = {
 def answer(folder: Folder, method: str, where: str, fields: Fields) -> Sheet | None:
     """The page at an address; None where there is none."""
     made = ANSWERS.get((method, where))
-    if made is None:
-        return None
-    with _working:
-        return made(folder, fields)
+    return made(folder, fields) if made else None
 
 
 def known_platforms() -> list[str]:

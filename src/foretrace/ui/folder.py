@@ -53,10 +53,13 @@ class Folder:
         path = self.root / name
         try:
             inside = self._holds(path) and path.exists()
+            readable = inside and all(_is_plain(file) for file in [path, *_below(path)])
         except (OSError, RuntimeError):  # a loop of links
-            inside = False
+            inside = readable = False
         if not inside:
             raise refused
+        if not readable:
+            raise ForetraceError(f"{name} is, or holds, what is neither file nor folder", "Open what the list shows.")
         if path.is_dir() and not all(self._holds(file) for file in _below(path)):
             raise ForetraceError(f"{name} holds links that lead out of the folder", "Open the files they lead to.")
         return path
@@ -105,7 +108,12 @@ def _kind(path: Path, nbytes: int) -> str | None:
 
 def _holds_traces(folder: Path) -> bool:
     """Whether it holds the traces of a job: files of all ranks, or a folder for each."""
-    return any(file.name.lower().endswith(TRACES) for file in _below(folder))
+    return any(file.name.lower().endswith(TRACES) and file.is_file() for file in _below(folder))
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether it is a file or a folder, or a link to nothing: who reads a pipe or a device may wait for ever."""
+    return path.is_file() or path.is_dir() or not path.exists()
 
 
 def _below(folder: Path) -> Iterator[Path]:

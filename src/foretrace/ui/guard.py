@@ -67,7 +67,7 @@ class Guard:
         if not self._is_ours(asked):
             return f"this server is not called {asked or 'nothing'}"
         origin = headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != asked:
+        if origin is not None and origin.partition("://")[2] != asked:
             return "another site's page asked"
         if headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             return "another site's page led here: type the address instead"

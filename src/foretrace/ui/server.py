@@ -20,7 +20,10 @@ from foretrace.ui.guard import COOKIE, Guard, is_loopback
 
 LARGEST_BODY = 64 << 10
 """Bytes of a form; nothing else is ever sent here."""
+MOST_DIGITS = 18
+"""Of a form's length; Python refuses to read thousands of them."""
 MOST_FIELDS = 100
+METHODS = "GET, HEAD, POST"
 PATIENCE_S = 20.0
 """How long a caller may take to say what it wants."""
 HEADERS = {
@@ -36,6 +39,7 @@ TOO_LARGE = HTTPStatus(413)  # under a name that all versions of Python know
 WHY = {
     HTTPStatus.FORBIDDEN: "Not for you",
     HTTPStatus.NOT_FOUND: "Nothing here",
+    HTTPStatus.METHOD_NOT_ALLOWED: "Not done here",
     TOO_LARGE: "Too large",
     HTTPStatus.BAD_REQUEST: "Not understood",
     HTTPStatus.UNPROCESSABLE_ENTITY: "That did not work",
@@ -90,6 +94,10 @@ class Handler(BaseHTTPRequestHandler):
         """Show a page."""
         self._answer("GET")
 
+    def do_HEAD(self) -> None:
+        """Tell what a page would be, without it."""
+        self._answer("GET")
+
     def do_POST(self) -> None:
         """Do what a form asks for, and show the page of it."""
         self._answer("POST")
@@ -97,10 +105,17 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: the address may hold the token."""
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse in our own words what Python's server refuses: methods and requests that it does not know."""
+        if code == HTTPStatus.NOT_IMPLEMENTED:
+            self._tell(HTTPStatus.METHOD_NOT_ALLOWED, f"pages are read and forms are sent here: {METHODS}")
+        else:
+            self._tell(HTTPStatus(code), message or HTTPStatus(code).description)
+
     def _answer(self, method: str) -> None:
         try:
             where, fields = self._asked(method)
-            if "token" in fields:
+            if "token" in fields and self.server.guard.token is not None:
                 return self._let_in(where, fields)
             sheet = answer(self.server.folder, method, where, fields)
             if sheet is None:
@@ -113,13 +128,20 @@ class Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionError, TimeoutError):
             raise
         except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            self._tell(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            # Without what follows the question mark, where the token may be.
+            print(printable(f"foretrace: {self.command} {self.path.partition('?')[0]}: {why}"), file=sys.stderr)
+            if os.environ.get("FORETRACE_DEBUG"):
+                traceback.print_exc()
+            self._tell(HTTPStatus.INTERNAL_SERVER_ERROR, why)
         return None
 
     def _asked(self, method: str) -> tuple[str, Fields]:
         """Where and what; refused where the guard says so."""
-        address = urlsplit(self.path)
+        try:
+            address = urlsplit(self.path)
+        except ValueError:
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "the address is none") from None
         fields = _fields(address.query)
         # Read whatever happens: a caller that is still talking would not hear why it is refused.
         body = self._body() if method == "POST" else ""
@@ -135,9 +157,9 @@ class Handler(BaseHTTPRequestHandler):
         said = self.headers.get("Content-Length", "")
         if not said.isdecimal():
             raise RefusedError(HTTPStatus.BAD_REQUEST, "the form does not say how long it is")
-        if int(said) > LARGEST_BODY:
+        if len(said) > MOST_DIGITS or int(said) > LARGEST_BODY:
             self.close_connection = True
-            raise RefusedError(TOO_LARGE, f"a form may hold {LARGEST_BODY >> 10} KiB, and this is {int(said):,} bytes")
+            raise RefusedError(TOO_LARGE, f"a form may hold {LARGEST_BODY >> 10} KiB, and this is longer")
         return self.rfile.read(int(said)).decode("utf-8", "replace")
 
     def _let_in(self, where: str, fields: Fields) -> None:
@@ -159,8 +181,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in (HEADERS | {"Content-Length": str(len(data))}).items():
             self.send_header(name, value)
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", METHODS)
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
 
 
 def _fields(text: str) -> Fields:

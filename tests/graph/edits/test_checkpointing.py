@@ -18,6 +18,7 @@ def test_a_step_computes_its_blocks_again_as_pytorch_does(dtype: str) -> None:
     plain, truth = (sketched(gpt, options={"dtype": dtype, "recompute": again}) for again in (False, True))
     edited = checkpointing(plain)
     assert_same(edited, truth)
+    assert [op.entered for op in edited.ops] == [op.entered for op in truth.ops]
     assert peak_memory(edited) < peak_memory(plain)
     times = [ft.predict(graph, on="h200").step_ms for graph in (edited, truth)]
     assert times[0] == pytest.approx(times[1], rel=0.05)

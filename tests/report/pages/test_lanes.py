@@ -4,7 +4,7 @@ import numpy as np
 
 from foretrace.forecast.observe import observe
 from foretrace.graph import Graph, Job, Op, OpTable
-from foretrace.report.pages.lanes import FOR_RANKS, MOST_RANKS, timeline
+from foretrace.report.pages.lanes import FOR_RANKS, RANKS_DRAWN, timeline
 from report.steps import rank
 
 
@@ -42,8 +42,8 @@ def test_the_critical_path_goes_over_to_the_rank_that_arrives_last():
 def test_of_very_many_ranks_some_are_drawn_and_the_rest_counted():
     job = Job([rank(number, 50.0, world=40) for number in range(40)])
     drawn = timeline(observe(job).workings, "measured")
-    assert len(drawn["ranks"]) == MOST_RANKS and drawn["ranks"][0] == 0 and drawn["ranks"][-1] == 39
-    assert drawn["left_out"] == 40 - MOST_RANKS
+    assert len(drawn["ranks"]) == RANKS_DRAWN and drawn["ranks"][0] == 0 and drawn["ranks"][-1] == 39
+    assert drawn["left_out"] == 40 - RANKS_DRAWN
 
 
 def test_ops_inside_a_call_are_not_drawn_over_it():

@@ -28,22 +28,24 @@ def add_range(forecast: Forecast, done: Simulated) -> None:
 
 
 def _doubt(done: Simulated) -> Doubt:
-    """Each rank has its own luck with its host; the models of kernels and of the fabric are off for all alike."""
+    """Calls and kernels of a rank vary by themselves; the models of host, kernels and fabric are off for all alike.
+
+    Ranks that drew the factor of their whole host each by themselves would make every job as slow as its unluckiest
+    rank: most of that factor is how far the host's model is off, and they share that.
+    """
     each = [rank.doubt() for rank in done.ranks]
     sizes = np.cumsum([0] + [len(one.down) for one in each])
     transfers = done.transfers
     _, example = np.unique(transfers.alike, return_index=True)
     low, typical, high = (np.maximum(some[example], 1e-9) for some in transfers[:3])
-    # Number 0 of a rank is its host's; the families' follow those, and the fabric's comes last.
-    families = 1 + max((int(one.common.max(initial=0)) for one in each), default=0)
-    common = [np.where(one.common == 0, families + at, one.common) for at, one in enumerate(each)]
-    fabric = np.zeros(len(example), np.int64)  # number 0 is free now
+    # Number 0 is the hosts', those of the families follow, and the fabric's comes last.
+    fabric = 1 + max((int(one.common.max(initial=0)) for one in each), default=0)
     return Doubt(
         group=np.concatenate(
             [one.group + size for one, size in zip(each, sizes)] + [transfers.alike + sizes[-1]]
         ).astype(np.int32),
         down=np.concatenate([one.down for one in each] + [np.log(typical / np.minimum(low, typical)) / TENTH]),
         up=np.concatenate([one.up for one in each] + [np.log(np.maximum(high, typical) / typical) / TENTH]),
-        common=np.concatenate([*common, fabric]).astype(np.int32),
+        common=np.concatenate([one.common for one in each] + [np.full(len(example), fabric)]).astype(np.int32),
         weight=np.concatenate([one.weight for one in each] + [np.ones(len(example))]),
     )

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from foretrace.graph.edits.on_meta import Made, UnknownOnMetaError
+from foretrace.graph.edits.relayout import relaid
 from foretrace.graph.edits.resize import META
-from foretrace.graph.edits.step import Row, assembled, flattened
+from foretrace.graph.edits.step import assembled, flattened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
@@ -80,20 +81,20 @@ def suited(q: Tensor, bias: object) -> str:
 
 def _swapped(graph: Graph, wanted: Callable[[Tensor, object], str]) -> Graph:
     graph = flattened(graph)
-    ops = list(graph.ops)
-    everything = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]
-    numbers = _Numbers(everything)
+    before, ops = list(graph.ops), list(graph.ops)
+    numbers = _Numbers([tensor for op in ops for tensor in (*op.tensors, *op.produced)])
     saved: dict[int, dict[str, Any]] = {}
     extra: dict[int, tuple[int, ...]] = {}
-    rows = []
-    for row, op in enumerate(ops):
+    after = []
+    for op in ops:
         op.frees += tuple(number for freed in op.frees for number in extra.get(freed, ()))
         kind = _kind(op.name)
         if kind is not None and op.name.endswith("_backward"):
             op = _backward(op, kind, wanted, saved, numbers)
         elif kind is not None:
             op = _forward(op, kind, wanted, saved, numbers, extra)
-        rows.append(Row(op, row))
+        after.append(op)
+    rows = relaid(before, after, META)
     return assembled(graph, rows)
 
 

@@ -113,10 +113,6 @@ class _Again:
         op = _with(call, new, call.op)
         op.outputs = _outputs(call, new)
         op.phase, op.node, op.thread, op.frees = "backward", beside.node, beside.thread, ()
-        if _saves(call):
-            op.entered = (
-                0  # what saves its arguments for backward detaches them first, and a watch counts modules there
-            )
         return op
 
     def rows(self) -> list[Row]:
@@ -146,13 +142,6 @@ class _Again:
             for old, new in zip(self._ops[row].tensors, op.tensors)
             if old.storage != new.storage
         }
-
-
-def _saves(call: Call) -> bool:
-    """Whether a call keeps something for its backward: views and casts do not."""
-    given = {tensor.storage for tensor in call.op.tensors}
-    views = all(tensor.storage in given for tensor in call.made.values())
-    return not views and call.op.name != "aten::_to_copy"
 
 
 def _with(call: Call, new: dict[int, Tensor], op: Op) -> Op:

@@ -22,7 +22,7 @@ from foretrace.graph.tables import SYNC, Floats, Ints, Longs
 from foretrace.report.names import short
 
 FOR_DEVICE, FOR_RANKS = "waits for the device", "waits for other ranks"
-MOST_RANKS = 16
+RANKS_DRAWN = 16
 """Ranks that one picture holds: of more, the first, the last, and some between."""
 CALLS = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step", "other": "other calls"}
 """Kinds of what threads do, apart from the families of kernels that are called alike."""
@@ -105,7 +105,7 @@ def timeline(workings: Workings, title: str) -> dict[str, Any]:
 
 
 def _shown(ranks: int) -> list[int]:
-    return list(np.unique(np.linspace(0, ranks - 1, min(ranks, MOST_RANKS)).round().astype(int)).tolist())
+    return list(np.unique(np.linspace(0, ranks - 1, min(ranks, RANKS_DRAWN)).round().astype(int)).tolist())
 
 
 def _threads(graph: Graph, words: _Words) -> Iterator[tuple[int, Lane]]:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 Chart = dict[str, Any]
 """What a chart is drawn from; ``kind`` names the function of assets/charts.js that draws it."""
 
-SCRIPTS = ("echarts.js", "base.js", "timeline.js", "charts.js", "tables.js")
+PLAIN = ("base.js", "tables.js")
+DRAWING = ("echarts.js", "base.js", "timeline.js", "charts.js", "tables.js")
+"""Scripts of a page without and with charts: the charts' program is most of a page's weight."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Sheet:
     def html(self, home: str = "") -> str:
         """The text of the page; ``home`` is where its name leads to, for one that a server shows."""
         drawn = {name: chart for name, chart in self.charts.items() if chart is not None}
-        theme, script = _asset("theme.js"), _script()
+        theme, script = _asset("theme.js"), _script(DRAWING if drawn else PLAIN)
         return fragment(
             self.template,
             title=self.title,
@@ -99,8 +101,8 @@ def _digest(script: str) -> str:
 
 
 @cache
-def _script() -> str:
-    return "\n".join(_asset(name) for name in SCRIPTS)
+def _script(names: tuple[str, ...]) -> str:
+    return "\n".join(_asset(name) for name in names)
 
 
 @cache

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from foretrace.graph import Graph, Op, Tensor
 from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, lines_of
-from foretrace.graph.edits.parallel.weights import Gradient, weights_of
+from foretrace.graph.edits.parallel.weights import Gradient, refuse_sparse, weights_of
 
 MIB = 2**20
 FIRST_BUCKET = MIB
@@ -31,6 +31,7 @@ def data_parallel(graph: Graph, ways: int, bucket_mb: float = 25.0) -> Graph:
         Size of DDP's buckets; infinity for one all_reduce of everything, after backward.
     """
     draft = lines_of(graph, "data parallel")
+    refuse_sparse(draft.ops, graph.source)
     group = Group("data", tuple(range(ways)))
     note = f"data parallel over {ways} ranks, in buckets of {bucket_mb:g} MB, was not in the step that was given"
     return draft.graph_of(reduced(draft, draft.lines, group, bucket_mb), 0, ways, note)

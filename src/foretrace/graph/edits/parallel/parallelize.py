@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.graph import Graph, Job
 from foretrace.graph.edits.parallel.data import reduced
 from foretrace.graph.edits.parallel.draft import Draft, Group, Line, lines_of
 from foretrace.graph.edits.parallel.experts import with_experts
@@ -13,7 +13,8 @@ from foretrace.graph.edits.parallel.hybrid import tables_on_ranks
 from foretrace.graph.edits.parallel.pipeline import of_one_part, pipelined, told
 from foretrace.graph.edits.parallel.sharded import sharded as in_shards
 from foretrace.graph.edits.parallel.tensor import divided
-from foretrace.graph.edits.parallel.weights import weights_of
+from foretrace.graph.edits.parallel.ways import Ways
+from foretrace.graph.edits.parallel.weights import refuse_sparse, weights_of
 
 TENSOR, DATA, EXPERTS = "tensor", "data", "experts"
 
@@ -121,22 +122,16 @@ def parallelize(
     >>> job.world, [c.kind for c in job.graphs[0].collectives]
     (4, ['all_reduce'])
     """
-    _check_counts(
-        data=data, tensor=tensor, pipeline=pipeline, microbatches=microbatches, experts=experts, chunks=chunks
-    )
-    _check_shards(bool(sharded), mixed, data, pipeline)
-    if (overlap or sequence) and tensor == 1:
-        asked = "overlap" if overlap else "sequence"
-        raise ForetraceError(
-            f"{asked} is about tensor parallel ranks, and there is one", "Give tensor, or leave it out."
-        )
-    if not bucket_mb > 0:
-        raise ForetraceError(f"bucket_mb can't be {bucket_mb:g}", "Give a size in MB, or infinity for one bucket.")
+    Ways(
+        data, tensor, pipeline, overlap, sequence, sharded, mixed, experts, tables, microbatches, schedule, chunks,
+        bucket_mb,
+    )  # fmt: skip
     if tables:
-        _check_tables(data, tensor, pipeline, bool(sharded), microbatches, experts)
         return tables_on_ranks(graph, data, bucket_mb=bucket_mb)
     ranks = Ranks(tensor, data, pipeline)
     draft = lines_of(graph, "parallelize")
+    if data > 1:
+        refuse_sparse(draft.ops, graph.source)
     notes = _told(ranks, sharded, bucket_mb)
     lines, own = draft.lines, set[int]()
     in_parts = pipeline > 1 or microbatches > 1
@@ -146,7 +141,6 @@ def parallelize(
     if tensor > 1:
         lines = divided(draft, lines, ranks.group(TENSOR, 0), overlap, sequence)
     if experts > 1:
-        _check_experts(experts, data, bool(sharded))
         lines, own = with_experts(draft, lines, ranks.group(EXPERTS, 0, experts))
     if sharded:  # each part of the batch gathers and scatters anew
         lines = in_shards(draft, lines, ranks.group(DATA, 0), None if sharded is True else list(sharded), mixed)
@@ -185,39 +179,3 @@ def _told(ranks: Ranks, sharded: bool | Sequence[str], bucket_mb: float) -> list
     ways = [f"{n} {word}" for n, word in ((ranks.tensor, "tensor"), (ranks.data, "data")) if n > 1]
     how = ", weights in shards" if sharded else f", buckets of {bucket_mb:g} MB" if ranks.data > 1 else ""
     return [f"parallel over {' x '.join(ways)} ranks{how}, made from the step of one rank"] if ways else []
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise ForetraceError(f"{name} can't be {count}", "Give 1 or more.")
-
-
-def _check_shards(sharded: bool, mixed: bool, data: int, pipeline: int) -> None:
-    if mixed and not sharded:
-        raise ForetraceError("mixed says how shards are kept, and there are none", "Give sharded too, or leave it out.")
-    if sharded and data == 1:
-        raise ForetraceError("weights can't be in shards on one rank", "Give data, the number of ranks to share them.")
-    if sharded and pipeline > 1:
-        raise ForetraceError(
-            "weights in shards together with a pipeline are not known: how often a stage gathers is a script's choice",
-            "Leave out sharded, or pipeline; or sketch a script that does both.",
-        )
-
-
-def _check_experts(experts: int, data: int, sharded: bool) -> None:
-    if data % experts:
-        raise ForetraceError(
-            f"{experts} ranks that share experts can't be made of {data} data parallel ones", "Give a data they divide."
-        )
-    if sharded:
-        raise ForetraceError("experts together with weights in shards are not known", "Leave out sharded, or experts.")
-
-
-def _check_tables(data: int, tensor: int, pipeline: int, sharded: bool, microbatches: int, experts: int) -> None:
-    if data == 1:
-        raise ForetraceError("tables need several ranks to lie on", "Give data, the number of ranks.")
-    if sharded or max(tensor, pipeline, microbatches, experts) > 1:
-        raise ForetraceError(
-            "tables on ranks of their own go together with data parallel only", "Leave out everything but data."
-        )

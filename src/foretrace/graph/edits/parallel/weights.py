@@ -63,6 +63,23 @@ def weights_of(ops: Sequence[Op], source: str = "") -> Weights:
     return found
 
 
+def refuse_sparse(ops: Sequence[Op], source: str = "") -> None:
+    """Refuse a step with sparse gradients for data parallel ranks, as DDP over NCCL and FSDP do.
+
+    >>> x = Tensor((4,), "float32", id=0, storage=0)
+    >>> refuse_sparse([Op("aten::relu", (x,), outputs=(x,), phase="backward")])
+    """
+    made = {t.id for op in ops if op.phase == "backward" for t in op.produced if t.layout != "strided"}
+    read = {t.id for op in ops if op.phase == "optimizer" for t in op.tensors} & made
+    if read:
+        raise ForetraceError(
+            f"{source or 'the graph'} has {len(read)} sparse gradients, and data parallel ranks can't share them: NCCL "
+            "has no all_reduce of sparse tensors",
+            "Add tables, which keeps each embedding table on one rank (--parallel data=8,tables), or make the tables "
+            "with sparse=False.",
+        )
+
+
 class _Watch:
     """Goes through a step, call by call."""
 
