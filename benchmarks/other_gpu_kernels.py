@@ -4,7 +4,8 @@ Published profiler traces of single ranks: every call whose shapes and dtypes it
 description and held against its kernels; so much of the device time is told. By family: share of the device time, sum
 predicted over sum measured, and the mean error of calls. The mean over a trace is weighted by time. Traces of other
 GPUs stand below, with no limit: their software is years older than the H200's (an A100 in 2022 rounded float32 products
-to tf32 unasked), and nothing of the MI300X was fitted but how short its kernels get. None of the constants saw an H100.
+to tf32 unasked), and nothing of the MI300X was fitted but how short its kernels get and how wide its range is. No
+constant was fitted on an H100; how long kernels take to start was set by hand, with all these traces in sight.
 
     python -m benchmarks.other_gpu_kernels
 """

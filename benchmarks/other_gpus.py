@@ -199,7 +199,7 @@ def write_constants(rows: Sequence[Row], table: Sequence[dict[str, Any]]) -> Non
         spread=float(spread),
         provenance=f"products: {len(rows)} times of whole models on {len({row.published for row in rows})} GPUs that "
         "NeuSight published (sitar-lab/NeuSight); start: the shorter kernels of two published V100 traces (a DLRM, a "
-        "Megatron), and of one of an MI300X",
+        "Megatron), and of one of an MI300X; other_spread: by how much that one's kernels were off",
     )
     write(CONSTANTS, {key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in asdict(known).items()})
 

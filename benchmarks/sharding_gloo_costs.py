@@ -11,9 +11,9 @@ from foretrace.platform.folder import FABRIC, read_about
 from foretrace.platform.platform import Platform, read_device
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.exchange import Exchange
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kernels import Kernels
 from foretrace.sharding.plan import Placement
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from benchmarks.table import keep
 from foretrace.planning import shard
 from foretrace.platform.platform import Platform
 from foretrace.sharding.exact import gap
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kinds import TABLE
 from foretrace.sharding.pieces import Pieces
 from foretrace.sharding.plan import Placement
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.reading import read_tables
 from foretrace.sharding.search import search
 from foretrace.sharding.tables import Table

@@ -32,10 +32,28 @@ def test_all_ranks_of_a_job_are_predicted_together() -> None:
     assert not any("alone" in note for note in forecast.notes)
 
 
+def test_ranks_share_how_far_the_model_of_their_host_is_off() -> None:
+    small = Tensor((64, 64), "bfloat16", "cuda:0", id=1, storage=1)
+    ops = [Op("aten::mm", (small, small), outputs=(small,))] * 200 + [Op("c10d::allreduce_", ([small],))]
+    reduce = Collective("all_reduce", "0", small.nbytes, -1, 200, tuple(range(8)))
+    forecast = predict(Job([Graph(OpTable.of(ops), rank=n, world=8, collectives=[reduce]) for n in range(8)]), "h200")
+    assert forecast.workings is not None
+    faster = (forecast.workings.draws_ms < forecast.step_ms).mean()
+    assert 0.25 < faster < 0.75, "no job is as slow as the unluckiest of eight independent hosts"
+    assert forecast.low_ms < forecast.step_ms < forecast.high_ms
+
+
 def test_a_named_fabric_is_taken() -> None:
     fast, slow = (predict(rank(), on="h200", fabric=name) for name in ("h100-8x", "v100-8x"))
     assert (fast.fabric, slow.fabric) == ("h100-8x", "v100-8x")
     assert slow.step_ms > fast.step_ms
+
+
+def test_links_are_scaled_on_the_fabric_that_is_named() -> None:
+    usual, fast = (predict(rank(), on=on, fabric="h100-8x").step_ms for on in ("h200", "h200:nvlink=4"))
+    assert fast < usual
+    usual, fast = (scaling(rank(), [8], on=on, fabric="h100-8x").rows[0]["step_ms"] for on in ("h200", "h200:nvlink=4"))
+    assert fast < usual
 
 
 def test_more_ranks_take_longer_to_agree() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,8 +73,38 @@ def test_a_price_of_nobody_is_refused() -> None:
 
 def below(pid: int) -> list[int]:
     """The processes that a process has started, and those that they have."""
-    started = [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()]
+    started = [
+        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+    ]
     return [*started, *(each for child in started for each in below(child))]
+
+
+def workers(pid: int) -> list[int]:
+    return [child for child in below(pid) if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_an_interrupted_sweep_ends_without_a_word(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "foretrace",
+        "sweep",
+        str(tmp_path),
+        "--set",
+        "batch=" + ",".join(map(str, range(1, 99))),
+    ]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, "--workers", "2"], start_new_session=True, **piped) as running:
+        patience = time.monotonic() + 30
+        while len(workers(running.pid)) < 2 and time.monotonic() < patience:
+            time.sleep(0.002)
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the workers as well
+        assert running.communicate(timeout=30) == (b"", b"") and running.returncode == 130
+
+
+def test_what_is_wrong_with_a_file_is_told_by_whichever_process_reads_it(tmp_path: Path) -> None:
+    with pytest.raises(ForetraceError, match="nowhere does not exist"):
+        sweep(tmp_path / "nowhere", ["h200"], SETS, workers=2)
 
 
 def test_a_ray_cluster_gives_the_same_points_and_loses_none_with_a_worker(
@@ -80,7 +112,9 @@ def test_a_ray_cluster_gives_the_same_points_and_loses_none_with_a_worker(
 ) -> None:
     ray = pytest.importorskip("ray")
     script = tmp_path / "step.py"
-    script.write_text("import dlrm\n\ndef make_step(device='cuda'):\n    return dlrm.make_step('tiny', device=device)\n")
+    script.write_text(
+        "import dlrm\n\ndef make_step(device='cuda'):\n    return dlrm.make_step('tiny', device=device)\n"
+    )
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     here = sweep(script, ["h200"], SETS, workers=1)
     ray.init(num_cpus=2, log_to_driver=False)
@@ -88,7 +122,9 @@ def test_a_ray_cluster_gives_the_same_points_and_loses_none_with_a_worker(
 
     def kill_a_worker(done: int, of: int) -> None:
         if not lost:
-            lost.append(next(pid for pid in below(os.getpid()) if b"Swept" in Path(f"/proc/{pid}/cmdline").read_bytes()))
+            lost.append(
+                next(pid for pid in below(os.getpid()) if b"Swept" in Path(f"/proc/{pid}/cmdline").read_bytes())
+            )
             os.kill(lost[0], signal.SIGKILL)
 
     monkeypatch.setattr("foretrace.on_ray._connected", lambda address: ray)

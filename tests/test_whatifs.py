@@ -26,6 +26,12 @@ def test_changes_are_made_one_after_the_other() -> None:
     assert_same(step, sketched(dlrm, batch=64, rows=(77, 10_000, 10_000, 10_000), pooling=2))
 
 
+def test_lookups_are_fused_after_another_change() -> None:
+    told = ft.whatif(sketched(dlrm), changes=["batch=64", "fuse=lookups"])
+    assert told.after.by_op and told.after.step_ms < told.before.step_ms
+    assert sum(row["count"] for row in told.after.by_op if row["name"] == "aten::_embedding_bag") == 1
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -36,6 +42,8 @@ def test_changes_are_made_one_after_the_other() -> None:
         ("dtype=int3", "can't run in"),
         ("optimizer=adamv", "Near to it are .*adamw"),
         ("attention=fast", "There are efficient"),
+        ("fuse=all", "What can be fused is lookups, elementwise, optimizer"),
+        ("depth=0", "is no depth"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_refused_before_anything_runs(text: str, why: str) -> None:

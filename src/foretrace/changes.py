@@ -10,6 +10,7 @@ from foretrace.graph.edits.attention import attention, implementation
 from foretrace.graph.edits.batch import batches
 from foretrace.graph.edits.chains import fused_elementwise
 from foretrace.graph.edits.checkpointing import checkpointing
+from foretrace.graph.edits.depth import depth
 from foretrace.graph.edits.lookups import fused_lookups
 from foretrace.graph.edits.names import unknown
 from foretrace.graph.edits.precision import dtype, floating
@@ -21,7 +22,13 @@ from foretrace.graph.edits.width import width
 from foretrace.graph.edits.without import without
 from foretrace.optimizers import chosen, optimizer
 
-SIZES: dict[str, Callable[..., Graph]] = {"rows": table_rows, "dim": table_dim, "pooling": pooling, "width": width}
+SIZES: dict[str, Callable[..., Graph]] = {
+    "rows": table_rows,
+    "dim": table_dim,
+    "pooling": pooling,
+    "width": width,
+    "depth": depth,
+}
 FUSES: dict[str, Callable[[Graph], Graph]] = {
     "lookups": fused_lookups,
     "elementwise": fused_elementwise,
@@ -60,6 +67,8 @@ CHECKS: dict[str, Callable[[str], object]] = {
 """What refuses a name that makes no sense."""
 OF_SOME = ("rows", "pooling", "width")
 """Changes that may be of some tables or layers only."""
+REPEATABLE = ("checkpoint", "fuse", "without")
+"""Changes whose value says of what they are: several make sense."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,24 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.name}{':' if self.where else ''}{self.where}={self.value}"
+
+
+def read_changes(changes: Iterable[Change | str]) -> list[Change]:
+    """Changes, texts among them read; refuses two that set the same, of which the second would undo the first.
+
+    >>> read_changes(["batch=64", "batch=32"])
+    Traceback (most recent call last):
+    foretrace.graph.errors.ForetraceError: batch is set twice. Leave batch=64 or batch=32 out.
+    """
+    read = [change if isinstance(change, Change) else Change.read(change) for change in changes]
+    first: dict[tuple[str, str, str], Change] = {}
+    for change in read:
+        # batch=64/16 and batch=8/4 are of different things.
+        before = first.setdefault((change.name, change.where, change.value.partition("/")[2]), change)
+        if before is not change and change.name not in REPEATABLE:
+            name = f"{change.name}{':' if change.where else ''}{change.where}"
+            raise ForetraceError(f"{name} is set twice", f"Leave {before} or {change} out.")
+    return read
 
 
 class Edited:
@@ -144,5 +171,4 @@ class Edited:
 
 def edited(graph: Graph, changes: Iterable[Change | str]) -> Graph:
     """A step after some changes, in their order; texts as in ``batch=64``."""
-    read = [change if isinstance(change, Change) else Change.read(change) for change in changes]
-    return Edited(graph).by(read)
+    return Edited(graph).by(read_changes(changes))

@@ -15,6 +15,7 @@ from foretrace.changes import fuse
 from foretrace.graph.edits.attention import attention
 from foretrace.graph.edits.batch import batch
 from foretrace.graph.edits.checkpointing import checkpointing
+from foretrace.graph.edits.depth import depth
 from foretrace.graph.edits.precision import dtype
 from foretrace.graph.edits.sequence import sequence
 from foretrace.graph.edits.tables import pooling, table_dim, table_rows
@@ -26,6 +27,7 @@ __all__ = [
     "attention",
     "batch",
     "checkpointing",
+    "depth",
     "dtype",
     "fuse",
     "optimizer",

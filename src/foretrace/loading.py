@@ -25,6 +25,8 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
     -------
     The graphs of all ranks, on one clock.
     """
+    if not all(map(str, paths)):
+        raise ForetraceError("the name of what to read is empty", "Give a recording or a trace.")
     wanted = None if ranks is None else set(ranks)
     recordings = [path for path in paths if is_recording(Path(path))]
     if recordings and len(paths) > 1:

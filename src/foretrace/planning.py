@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -20,12 +19,12 @@ from foretrace.sharding.answer import Sharding
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.exact import gap
 from foretrace.sharding.exchange import Exchange
-from foretrace.sharding.job import Ranks, check_ranks
 from foretrace.sharding.kernels import KERNELS, Batched
 from foretrace.sharding.memory import KEPT_FREE
+from foretrace.sharding.ranks import Ranks, check_ranks
 from foretrace.sharding.reading import is_tables, read_tables
 from foretrace.sharding.recorded import batch_of_graph, tables_of_graph
-from foretrace.sharding.search import Told, search
+from foretrace.sharding.search import Found, Told, search
 from foretrace.sharding.tables import Table, check
 
 BATCH = 4096
@@ -97,7 +96,8 @@ def shard(
     >>> len(found.plan), found.estimate.low < found.estimate.step
     (2, True)
     """
-    begun = time.monotonic()
+    if not seconds > 0:
+        raise ForetraceError(f"a search can't take {seconds} seconds", "Give more than none.")
     where = platform(on)
     given = _at_hand(tables, where.device.kind)
     joined, notes = joined_by(fabric, where.fabric, where.device.matches, world, ranks_per_node)
@@ -114,9 +114,13 @@ def shard(
     return Sharding(
         source=given.source, platform=where.name, fabric=joined.name, kernels=kernels, tables=given.tables, ranks=ranks,
         room=room, plan=found.plan, estimate=found.estimate, others=found.others, dense_ms=dense_us / 1e3,
-        seconds=time.monotonic() - begun, gap=gap(costing, room, found.plan),
-        notes=[*notes, *_assumed(given, costing)],
+        seconds=found.seconds, gap=gap(costing, room, found.plan),
+        notes=[*notes, *_assumed(given, costing), *_ended(found)],
     )  # fmt: skip
+
+
+def _ended(found: Found) -> list[str]:
+    return ["the time ran out before the search was over: more --seconds may find a faster plan"] * found.cut_short
 
 
 def _at_hand(what: Sequence[Table] | Graph | Job | Module | str | Path, device: str) -> AtHand:

@@ -88,14 +88,14 @@ def predict(
     True
     """
     supposed = Supposed(slow_host or {}, host_of or {}, slow_link or {})
-    where = None if on is None else platform(on, host, told=told)
-    job = at_hand(what, where.device.kind if where else "cuda")
+    where = None if on is None else platform(on, host, fabric, told)
+    job = at_hand(what, where.device.kind if where else "cuda", world)
     if where is None and host is None and kernels != "model" and _is_measured(job, world):
         grown = job if world is None else at_world(job, world)
         forecast = _on_own_machine(grown, fabric, gpus_per_node, step, supposed)
     else:
-        where = where or platform(USUAL, host, told=told)
-        forecast = on_platform(job, where, kernels, step, fabric, gpus_per_node, world, supposed)
+        where = where or platform(USUAL, host, fabric, told)
+        forecast = on_platform(job, where, kernels, step, gpus_per_node, world, supposed)
     if forecast.workings is not None and world is None:  # who draws it shows what was measured beside it
         forecast.workings = replace(forecast.workings, job=job, step=step)
     return forecast
@@ -122,8 +122,11 @@ def scaling(
     [1, 2]
     """
     host, told = options.pop("host", None), options.pop("told", None)
-    where = None if on is None and host is None else platform(on or USUAL, host, told=told)  # type: ignore[arg-type]
-    job = at_hand(what, where.device.kind if where else "cuda")
+    several = [world for world in worlds if world > 1]
+    where = None
+    if on is not None or host is not None:
+        where = platform(on or USUAL, host, options.pop("fabric", None), told)  # type: ignore[arg-type]
+    job = at_hand(what, where.device.kind if where else "cuda", min(several, default=None))
     return scaling_of([predict(job, where, world=world, **options) for world in worlds])  # type: ignore[arg-type]
 
 
@@ -142,7 +145,6 @@ def on_platform(
     where: Platform,
     kernels: str | None,
     step: str | None,
-    fabric: Fabric | Platform | str | Path | None,
     gpus_per_node: int | None,
     world: int | None,
     supposed: Supposed,
@@ -151,13 +153,13 @@ def on_platform(
     if world is not None:
         job = at_world(job, world)
     notes: list[str] = []
-    if fabric is not None or (where.fabric is None and any(graph.collectives for graph in job.graphs)):
+    if where.fabric is None and any(graph.collectives for graph in job.graphs):
         try:
-            joined, notes = joined_by(fabric, where.fabric, where.device.matches, job.world, gpus_per_node)
+            joined, notes = joined_by(None, None, where.device.matches, job.world, gpus_per_node)
             where = where.having(fabric=joined)
         except ForetraceError:
             # What one rank alone exchanges may take no time; what a job does may not.
-            if fabric is not None or len(job.graphs) > 1 or job.alike or supposed.ranks:
+            if len(job.graphs) > 1 or job.alike or supposed.ranks:
                 raise
     if len(job.graphs) > 1 or supposed.ranks or gpus_per_node or (job.alike and where.fabric):
         return _noted(predict_job(job, where, kernels, step, supposed, gpus_per_node), notes)
@@ -175,8 +177,8 @@ def _noted(forecast: Forecast, notes: list[str]) -> Forecast:
     return replace(forecast, notes=[*forecast.notes, *notes])
 
 
-def at_hand(what: Graph | Job | str | Path, device: str = "cuda") -> Job:
-    """What is predicted, as a job.
+def at_hand(what: Graph | Job | str | Path, device: str = "cuda", world: int | None = None) -> Job:
+    """What is predicted, as a job; the rest is as in `read`.
 
     >>> from foretrace.graph import OpTable
     >>> at_hand(Graph(OpTable.of([]), source="mine")).source
@@ -184,10 +186,10 @@ def at_hand(what: Graph | Job | str | Path, device: str = "cuda") -> Job:
     """
     if isinstance(what, Graph):
         return Job([what], what.source)
-    return what if isinstance(what, Job) else read(what, device)
+    return what if isinstance(what, Job) else read(what, device, world)
 
 
-def read(what: str | Path, device: str = "cuda") -> Job:
+def read(what: str | Path, device: str = "cuda", world: int | None = None) -> Job:
     """Read or sketch a step.
 
     Parameters
@@ -196,6 +198,8 @@ def read(what: str | Path, device: str = "cuda") -> Job:
         A recording's folder; a trace; or a script, ``train.py`` or ``train.py:function``, whose step is sketched.
     device
         The kind of device that a script shall find: ``"cuda"``, with or without a GPU, or ``"cpu"``.
+    world
+        How many ranks the process group has that a script shall find, where it asks for one.
     """
     script, _, function = str(what).partition(".py:")
     if not function and not str(what).endswith(".py"):
@@ -203,5 +207,5 @@ def read(what: str | Path, device: str = "cuda") -> Job:
     from foretrace.record.script import sketch_script  # here, since it brings torch
 
     path = Path(f"{script}.py" if function else script)
-    graph = sketch_script(path, function or None, "cuda" if device == "cuda" else None)
+    graph = sketch_script(path, function or None, "cuda" if device == "cuda" else None, world)
     return Job([graph], graph.source)

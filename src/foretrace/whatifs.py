@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from foretrace.changes import Change, Edited
+from foretrace.changes import Change, Edited, read_changes
 from foretrace.forecast.difference import difference
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.observation import Observation
@@ -98,8 +98,7 @@ def whatif(
     >>> told.after.device_active_ms > 10 * told.before.device_active_ms
     True
     """
-    texts = [*changes, *(f"{name}={value}" for name, value in sets.items())]
-    read = [change if isinstance(change, Change) else Change.read(change) for change in texts]
+    read = read_changes([*changes, *(f"{name}={value}" for name, value in sets.items())])
     if not read:
         raise ForetraceError("nothing is to be changed", "Say what, as in --set batch=64.")
     where = platform(on)

@@ -47,6 +47,7 @@ def test_words_become_options() -> None:
         ("sharded=1", "sharded takes no value"),
         ("data=many", "'many' is no number"),
         ("", "says nothing"),
+        ("data=2,data=4", "says data twice"),
     ],
 )
 def test_words_that_say_nothing_are_refused(words: str, message: str) -> None:
@@ -70,3 +71,9 @@ def test_predict_shares_a_script_between_ranks(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["predict", str(script), "--parallel", "data=2,sharded", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["world"] == 2
+
+
+@pytest.mark.parametrize("words", ["data=0", "data=2,bucket_mb=nan", "data=99999999999", "overlap"])
+def test_ways_that_make_no_sense_are_refused_before_anything_is_read(words: str) -> None:
+    done = CliRunner().invoke(app, ["predict", "nowhere.py", "--parallel", words])
+    assert isinstance(done.exception, ForetraceError) and "nowhere" not in str(done.exception)

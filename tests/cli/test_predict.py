@@ -64,6 +64,7 @@ def test_a_script_that_fails_shows_its_own_frames_and_no_others(foretrace, tmp_p
     ("words", "said"),
     [
         (["nowhere"], "nowhere"),
+        ([""], "empty"),
         ([RECORDING, "--on", "abacus"], "abacus"),
         ([RECORDING, "--step", "ProfilerStep#99"], "ProfilerStep#99"),
     ],
@@ -101,8 +102,12 @@ def test_a_profiled_job_keeps_its_own_machine(foretrace, shared, tmp_path):
     ("words", "said"),
     [
         (["--slow-host", "fast"], "'fast' names no rank"),
-        (["--slow-link", "0=0"], "positive"),
+        (["--slow-link", "0=0"], "can't have 0 times its speed"),
+        (["--slow-link", "0=5"], "can't have 5 times its speed"),
+        (["--slow-host", "0=1.2", "--slow-host", "0=2"], "rank 0 is named twice"),
         (["--world", "many"], "'many' is no number of ranks"),
+        (["--world", "1,2", "--trace", "timeline.json"], "--trace is the timeline of one job"),
+        (["--on", "h200:nvlink=2"], "Name one with --fabric"),
         (["--fabric", "string", "--world", "2"], "no fabric is called 'string'"),
     ],
 )
@@ -116,3 +121,16 @@ def test_several_worlds_make_a_curve(foretrace):
     assert ran.code == 0, ran.err
     assert [row["world"] for row in json.loads(ran.out)["scaling"]] == [1, 2, 4, 8]
     assert "Scaling" in foretrace("predict", RECORDING, "--on", "h200", "--world", "1,8").out
+
+
+def test_a_script_of_one_rank_finds_its_group(foretrace, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "def step():\n    dist.all_reduce(torch.ones(1 << 20, device='cuda') / dist.get_world_size())\n"
+    )
+    refused = foretrace("predict", script)
+    assert refused.code == 2 and "--world N" in refused.err and "torchrun" in refused.err
+    assert json.loads(foretrace("predict", script, "--world", "4", "--json").out)["exposed_communication_ms"] > 0
+    rows = json.loads(foretrace("predict", script, "--world", "1,2,8", "--json").out)["scaling"]
+    assert rows[2]["step_ms"] > rows[0]["step_ms"]

@@ -48,3 +48,18 @@ def test_a_sweep_gives_every_point(foretrace, script):
 def test_a_change_that_makes_no_sense_is_told_in_one_line(foretrace, script, verb, text):
     ran = foretrace(verb, script, "--set", text)
     assert ran.code == 2 and ran.err.startswith("foretrace: ") and "Traceback" not in ran.err
+
+
+def test_what_is_set_twice_is_refused(foretrace, script):
+    ran = foretrace("whatif", script, "--set", "batch=64", "--set", "batch=128")
+    assert ran.code == 2 and "batch is set twice. Leave batch=64 or batch=128 out." in ran.err
+    ran = foretrace("sweep", script, "--set", "batch=256", "--set", "batch=512")
+    assert ran.code == 2 and "batch is given twice" in ran.err
+    ran = foretrace("sweep", script, "--set", "batch=64", "--price", "h200=1", "--price", "h200=2")
+    assert ran.code == 2 and "h200 is given twice" in ran.err
+
+
+@pytest.mark.parametrize("memory", ["-1", "0", "nan", "inf"])
+def test_a_limit_that_holds_nothing_is_refused(foretrace, script, memory):
+    ran = foretrace("sweep", script, "--set", "batch=64", "--memory", memory)
+    assert ran.code == 2 and "no point fits in" in ran.err

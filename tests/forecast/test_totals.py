@@ -51,6 +51,13 @@ def test_a_node_that_launches_by_itself_owns_its_kernels_and_its_host_time_is_no
     assert (row["device_ms"], row["host_ms"], row["count"]) == (0.02, 0.0, 1)
 
 
+def test_a_kernel_credited_to_a_call_that_launches_nothing_is_shown_by_its_own_name() -> None:
+    quiet, loud = Call("aten::empty", 0, 5), Call("aten::empty", 5, 20)
+    rows = summed(by_op, rank(quiet, loud, launch(10, 12, (30, 40), name="fused_softmax")))
+    assert (named(rows, "fused_softmax")["device_ms"], named(rows, "fused_softmax")["count"]) == (0.01, 1)
+    assert (named(rows, "aten::empty")["device_ms"], named(rows, "aten::empty")["count"]) == (0.0, 1)
+
+
 def test_the_largest_comes_first() -> None:
     graph = rank(*(Call(n, t, t + 5) for n, t in (("a", 0), ("b", 10))), launch(1, 2, (3, 4)), launch(11, 12, (13, 90)))
     assert [row["name"] for row in summed(by_op, graph)] == ["b", "a"]

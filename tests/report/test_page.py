@@ -8,7 +8,7 @@ import pytest
 import foretrace as ft
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.observe import observe
-from foretrace.graph import ForetraceError, Graph, Timings
+from foretrace.graph import ForetraceError, Graph, Job, Timings
 from foretrace.report.page import measured_beside, write_comparison, write_observation, write_page
 from foretrace.report.pages.forecast import forecast_page
 from report.steps import HOSTILE, rank, sketched
@@ -96,3 +96,10 @@ def test_a_notebook_shows_a_summary_in_which_names_stay_text(forecast):
     assert f"{forecast.step_ms:.2f}"[:3] in text and "<script" not in text and HOSTILE not in text
     seen: Graph = rank(0, 50.0, world=1)
     assert "host-bound" in observe(seen)._repr_html_() or "device" in observe(seen)._repr_html_()
+
+
+def test_ranks_that_are_left_out_of_a_picture_are_counted():
+    job = Job([rank(number, 50.0, world=70) for number in range(70)])
+    text = forecast_page(ft.predict(job, on="h200", kernels="measured")).html()
+    assert "54 more ranks are left out of the picture" in text
+    assert "the first 64 of 70 ranks" in text

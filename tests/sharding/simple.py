@@ -6,9 +6,9 @@ from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.exchange import Exchange
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kernels import Kernels
 from foretrace.sharding.lookups import Priced
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kernels import KERNELS
 from foretrace.sharding.plan import Placement
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 from tests.sharding.simple import costing, some_tables
 

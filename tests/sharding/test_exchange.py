@@ -6,7 +6,7 @@ import pytest
 from foretrace.costs.collectives import price_collective
 from foretrace.platform.fabric import Fabric
 from foretrace.sharding.exchange import Exchange
-from foretrace.sharding.job import Ranks
+from foretrace.sharding.ranks import Ranks
 
 H100 = Fabric.named("h100-8x")
 

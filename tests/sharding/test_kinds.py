@@ -2,8 +2,8 @@
 
 import pytest
 
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kinds import COLUMN, DATA, KINDS, ROW, TABLE, TABLE_ROW, Way, ways
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 TWO_NODES = Ranks(world=16, per_node=8, batch=100)

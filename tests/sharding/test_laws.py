@@ -7,11 +7,11 @@ import pytest
 
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kernels import Fused
 from foretrace.sharding.kinds import DATA, KINDS, TABLE
 from foretrace.sharding.laws import TERMS, WIDE, Law, holds, terms
 from foretrace.sharding.pieces import Pieces
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 H200 = Device.named("h200")

@@ -3,10 +3,10 @@
 import pytest
 
 from foretrace.platform.platform import Platform
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kinds import KINDS
 from foretrace.sharding.lookups import calls_of, price
 from foretrace.sharding.pieces import Pieces
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 RANKS = Ranks(world=2, batch=2048)

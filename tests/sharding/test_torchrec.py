@@ -5,8 +5,8 @@ import warnings
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.plan import Placement
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 warnings.simplefilter("ignore")

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from foretrace.graph import ForetraceError
+from foretrace.record.folder import is_recording
 from foretrace.ui.folder import Folder
 
 
@@ -54,6 +57,26 @@ def test_a_folder_with_links_inside_that_lead_out_is_refused(folder):
 def test_a_link_that_stays_inside_may_be_opened(folder):
     (folder.root / "again.json").symlink_to(folder.root / "forecast.json")
     assert folder.path("again.json").read_text() == folder.path("forecast.json").read_text()
+
+
+def test_what_can_not_be_named_or_read_is_not_listed_and_hides_nothing(folder, monkeypatch):
+    there = {item.name for item in folder.items()}
+    (Path(os.fsdecode(os.fsencode(folder.root) + b"/bad\xff.json"))).write_text("{}")
+    (folder.root / "locked").mkdir()
+    monkeypatch.setattr("foretrace.ui.folder.is_recording", unreadable(folder.root / "locked"))
+    monkeypatch.setattr("foretrace.ui.folder.os.scandir", unreadable(folder.root / "locked", os.scandir))
+    assert {item.name for item in folder.items()} == there
+
+
+def unreadable(locked, otherwise=is_recording):
+    """As otherwise, but for one folder that this user may not read."""
+
+    def tried(path):
+        if path == locked:
+            raise PermissionError(path)
+        return otherwise(path)
+
+    return tried
 
 
 def test_what_is_no_folder_is_said(tmp_path):

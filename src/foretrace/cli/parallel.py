@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace.graph import ForetraceError, Job
 from foretrace.graph.edits.parallel.parallelize import parallelize
+from foretrace.graph.edits.parallel.ways import Ways
 from foretrace.platforms import platform
 from foretrace.predicting import USUAL, read
 
@@ -32,6 +33,7 @@ def shared(what: str, words: str, on: str | None, told: Told) -> Job:
         Told how far the measuring is, where that was never measured.
     """
     ways = options(words)
+    Ways(**ways)  # refuses what contradicts itself, before minutes of sketching
     job = read(what, platform(on or USUAL, told=told).device.kind)
     if len(job.graphs) != 1:
         raise ForetraceError(f"{what} has {len(job.graphs)} ranks already", "Leave out --parallel.")
@@ -53,6 +55,8 @@ def options(words: str) -> dict[str, Any]:
             raise ForetraceError(
                 f"--parallel {word}: {name} {'takes no value' if given else 'needs a value'}", _EXAMPLE
             )
+        if name in found:
+            raise ForetraceError(f"--parallel says {name} twice", "Say each once.")
         found[name] = True if name in FLAGS else _read(name, value)
     if not found:
         raise ForetraceError("--parallel says nothing", _EXAMPLE)

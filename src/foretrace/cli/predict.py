@@ -14,6 +14,7 @@ from foretrace.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from foretrace.forecast.forecast import Forecast
+    from foretrace.forecast.jobs.scaling import Scaling
 
 
 class Kernels(StrEnum):
@@ -23,74 +24,116 @@ class Kernels(StrEnum):
     model = "model"
 
 
+What = Annotated[
+    str, typer.Argument(metavar="WHAT", help="A recording, a trace, or a script with a make_step function.")
+]
+On = Annotated[
+    str | None,
+    typer.Option(help="The platform: its name, or its folder. Without it a profiled job keeps its own machine."),
+]
+OtherHost = Annotated[str | None, typer.Option(help="Take the host of this platform instead.")]
+OtherFabric = Annotated[
+    str | None, typer.Option(help="What joins the ranks: a fabric's or a platform's name, or a fabric's file.")
+]
+PerNode = Annotated[int | None, typer.Option(min=1, help="Ranks that share a node.")]
+Worlds = Annotated[
+    str | None,
+    typer.Option(metavar="N,…", help="Ranks that all do the same: 64, or 1,2,4,...,1024 for a scaling curve."),
+]
+Parallel = Annotated[
+    str | None,
+    typer.Option(metavar="WAYS", help="Share the step of one rank: data=8,tensor=2,pipeline=4,microbatches=16."),
+]
+SlowHosts = Annotated[
+    list[str] | None, typer.Option(metavar="RANK=TIMES", help="This rank's host takes so many times as long.")
+]
+HostsOf = Annotated[
+    list[str] | None, typer.Option(metavar="RANK=RANK", help="The first rank is given the host of the second.")
+]
+SlowLinks = Annotated[
+    list[str] | None, typer.Option(metavar="RANK=PART", help="This rank's link has so much of its speed.")
+]
+Trace = Annotated[Path | None, typer.Option(help="Write the predicted timeline to this file, for Perfetto.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")]
+KernelTimes = Annotated[
+    Kernels | None,
+    typer.Option(help="Take measured or modelled kernel times; without it measured ones where they are its own."),
+]
+Step = Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")]
+Top = Annotated[int, typer.Option(min=1, help="How many rows of each table.")]
+
+
 def predict(
-    what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="A recording, a trace, or a script with a make_step function.")
-    ],
-    on: Annotated[
-        str | None,
-        typer.Option(help="The platform: its name, or its folder. Without it a profiled job keeps its own machine."),
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Take the host of this platform instead.")] = None,
-    fabric: Annotated[
-        str | None, typer.Option(help="What joins the ranks: a fabric's or a platform's name, or a fabric's file.")
-    ] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks that share a node.")] = None,
-    world: Annotated[
-        str | None,
-        typer.Option(metavar="N,…", help="Ranks that all do the same: 64, or 1,2,4,...,1024 for a scaling curve."),
-    ] = None,
-    parallel: Annotated[
-        str | None,
-        typer.Option(metavar="WAYS", help="Share the step of one rank: data=8,tensor=2,pipeline=4,microbatches=16."),
-    ] = None,
-    slow_host: Annotated[
-        list[str] | None, typer.Option(metavar="RANK=TIMES", help="This rank's host takes so many times as long.")
-    ] = None,
-    host_of: Annotated[
-        list[str] | None, typer.Option(metavar="RANK=RANK", help="The first rank is given the host of the second.")
-    ] = None,
-    slow_link: Annotated[
-        list[str] | None, typer.Option(metavar="RANK=PART", help="This rank's link has so much of its speed.")
-    ] = None,
+    what: What,
+    on: On = None,
+    host: OtherHost = None,
+    fabric: OtherFabric = None,
+    gpus_per_node: PerNode = None,
+    world: Worlds = None,
+    parallel: Parallel = None,
+    slow_host: SlowHosts = None,
+    host_of: HostsOf = None,
+    slow_link: SlowLinks = None,
     json: AsJson = False,
-    trace: Annotated[Path | None, typer.Option(help="Write the predicted timeline to this file, for Perfetto.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")] = None,
-    kernels: Annotated[
-        Kernels | None,
-        typer.Option(help="Take measured or modelled kernel times; without it measured ones where they are its own."),
-    ] = None,
-    step: Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 10,
+    trace: Trace = None,
+    html: Html = None,
+    kernels: KernelTimes = None,
+    step: Step = None,
+    top: Top = 10,
 ) -> None:
     """Predict how long a training step takes on a platform, and why.
 
     A script is sketched, not run: train.py, or train.py:make_step to name the function that builds or does a step.
     """
-    from foretrace import predicting
-    from foretrace.cli.parallel import shared
+    sizes = _sizes(world, trace)
+    options: dict[str, Any] = {
+        "host": host, "fabric": fabric, "gpus_per_node": gpus_per_node, "step": step,
+        "kernels": kernels.value if kernels else None, **_supposed(slow_host, host_of, slow_link),
+    }  # fmt: skip
+    answer = _predicted(what, on, parallel, sizes, options)
+    if len(sizes) > 1:
+        _show_curve(answer, json, html)
+    else:
+        _show(answer, json, trace, html, top)
+
+
+def _sizes(world: str | None, trace: Path | None) -> list[int]:
+    """Numbers of ranks that are asked for."""
     from foretrace.forecast.jobs.world import worlds
     from foretrace.graph import ForetraceError
 
     sizes = worlds(world) if world else []
-    options: dict[str, Any] = {
-        "host": host, "fabric": fabric, "gpus_per_node": gpus_per_node, "step": step,
-        "kernels": kernels.value if kernels else None, "slow_host": _numbers(slow_host, float),
-        "host_of": _numbers(host_of, int), "slow_link": _numbers(slow_link, float),
-    }  # fmt: skip
+    if len(sizes) > 1 and trace is not None:
+        raise ForetraceError("--trace is the timeline of one job, and --world lists several", "Give one of them.")
+    return sizes
+
+
+def _supposed(slow_host: list[str] | None, host_of: list[str] | None, slow_link: list[str] | None) -> dict[str, Any]:
+    """What is supposed of some ranks: nonsense is refused before a script is sketched for it."""
+    from foretrace.forecast.jobs.supposed import Supposed
+
+    supposed = Supposed(_numbers(slow_host, float), _numbers(host_of, int), _numbers(slow_link, float))
+    return vars(supposed)
+
+
+def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int], options: dict[str, Any]) -> Any:
+    """The forecast; the curve, where several sizes are asked for."""
+    from foretrace import predicting
+    from foretrace.cli.parallel import shared
+    from foretrace.graph import ForetraceError
+
     try:
         with progress_bar() as told:  # a machine that was never measured is measured now
             given = shared(what, parallel, on, told) if parallel else what
-            if len(sizes) < 2:
-                forecast = predicting.predict(given, on, world=sizes[0] if sizes else None, told=told, **options)
-            else:
-                curve = predicting.scaling(given, sizes, on, told=told, **options)
+            if len(sizes) > 1:
+                return predicting.scaling(given, sizes, on, told=told, **options)
+            return predicting.predict(given, on, world=sizes[0] if sizes else None, told=told, **options)
     except ForetraceError as error:
         print_frames(error)
         raise
-    if len(sizes) < 2:
-        _show(forecast, json, trace, html, top)
-        return
+
+
+def _show_curve(curve: Scaling, json: bool, html: Path | None) -> None:
     if html is not None:
         from foretrace.report.page import write_scaling
 
@@ -134,9 +177,12 @@ def _numbers(said: list[str] | None, kind: type) -> dict[int, Any]:
     for one in said or ():
         rank, _, number = one.partition("=")
         try:
-            found[int(rank)] = kind(number)
+            named, value = int(rank), kind(number)
         except ValueError:
             raise ForetraceError(f"{one!r} names no rank and its number", "Say for instance 3=1.2.") from None
+        if named in found:
+            raise ForetraceError(f"rank {named} is named twice", "Say it once.")
+        found[named] = value
     return found
 
 

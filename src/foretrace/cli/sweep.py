@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -12,6 +13,7 @@ from foretrace.cli.predict import print_frames
 from foretrace.cli.progress import progress_bar
 
 GIGA = 2**30
+Value = TypeVar("Value")
 
 
 def sweep(
@@ -41,9 +43,9 @@ def sweep(
     from foretrace.graph import ForetraceError
     from foretrace.sweeping import sweep as predict_all
 
-    values = dict(_split(text, "--set", "batch=256,512") for text in sets or ())
-    prices = dict(_price(text) for text in price or ())
-    limit = None if memory is None else round(memory * GIGA)
+    values = _once("--set", [_split(text) for text in sets or ()], "write all its values at once, like batch=256,512")
+    prices = _once("--price", [_price(text) for text in price or ()], "a platform has one price")
+    limit = None if memory is None else _limit(memory)
     try:
         with progress_bar() as told:
             found = predict_all(
@@ -78,10 +80,24 @@ def platforms(text: str) -> list[str]:
     return names
 
 
-def _split(text: str, option: str, example: str) -> tuple[str, list[str]]:
+def _once(option: str, pairs: Sequence[tuple[str, Value]], advice: str) -> dict[str, Value]:
+    """The pairs by name; refuses a name that comes twice."""
+    names = [name for name, _ in pairs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise typer.BadParameter(f"{twice} is given twice; {advice}", param_hint=option)
+    return dict(pairs)
+
+
+def _limit(gibibytes: float) -> int:
+    if not 0 < gibibytes < float("inf"):
+        raise typer.BadParameter(f"no point fits in {gibibytes:g} GiB; write it like 80", param_hint="--memory")
+    return round(gibibytes * GIGA)
+
+
+def _split(text: str) -> tuple[str, list[str]]:
     name, _, values = text.partition("=")
     if not values:
-        raise typer.BadParameter(f"{text!r} sets nothing; write it like {example}", param_hint=option)
+        raise typer.BadParameter(f"{text!r} sets nothing; write it like batch=256,512", param_hint="--set")
     return name, values.split(",")
 
 

@@ -15,7 +15,7 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="batch, seq, rows, dim, pooling, width, dtype, optimizer, attention, checkpoint; may be repeated.",
+        help="batch, seq, rows, dim, pooling, width, depth, dtype, optimizer, attention, checkpoint; may be repeated.",
     ),
 ]
 

@@ -71,7 +71,7 @@ def _alone(job: Job, graph: Graph) -> list[str]:
     if job.world == 1:
         return []
     if job.alike and not job.missing:
-        return [f"all {job.world:,} ranks do the same{'' if graph.collectives else ', and exchange nothing'}"]
+        return [f"all {job.world:,} ranks do the same"]
     return [f"rank {graph.rank} of {job.world} is predicted alone: what it waits for other ranks is not in it"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from foretrace.forecast.device import active_and_idle, overlap, waiting
 from foretrace.forecast.intervals import total
 from foretrace.forecast.observation import PerRank, Rows
 from foretrace.graph import Graph
+from foretrace.graph.tables import Floats
 
 MOST_PAIRS = 100
 """Who waits for whom is told of so many pairs: a thousand ranks have a million."""
@@ -62,15 +64,23 @@ def wait_ms(graphs: list[Graph], met: list[Meetings]) -> PerRank:
 
 def who_waits(graphs: list[Graph], met: list[Meetings]) -> Rows:
     """Pairs of ranks of which one waits for the other, the longest first: rank, waits_for, ms, count."""
-    ms: dict[tuple[int, int], float] = defaultdict(float)
-    count: dict[tuple[int, int], int] = defaultdict(int)
+    us: dict[tuple[int, int], float] = defaultdict(float)
+    seen: dict[tuple[int, int], list[tuple[Floats, Floats]]] = defaultdict(list)
     for group in met:
         ranks = [graphs[member].rank for member in group.members]
         for column, late in enumerate(ranks):
-            held = group.wait[group.last_member == column]
-            for rank, us, times in zip(ranks, held.sum(axis=0).tolist(), np.count_nonzero(held, axis=0).tolist()):
-                if us > 0:
-                    ms[rank, late] += us / 1e3
-                    count[rank, late] += times
-    ordered = sorted(ms, key=lambda pair: (-ms[pair], pair))[:MOST_PAIRS]
-    return [{"rank": a, "waits_for": b, "ms": ms[a, b], "count": count[a, b]} for a, b in ordered]
+            rows = group.last_member == column
+            start, wait = group.start[rows], group.wait[rows]
+            for place in np.flatnonzero(wait.sum(axis=0) > 0).tolist():
+                us[ranks[place], late] += float(wait[:, place].sum())
+                seen[ranks[place], late].append((start[:, place], wait[:, place]))
+    longest = sorted(us, key=lambda pair: (-us[pair], pair))[:MOST_PAIRS]
+    rows_of = [_pair(*pair, seen[pair]) for pair in longest]
+    return sorted(rows_of, key=lambda row: (-row["ms"], row["rank"], row["waits_for"]))
+
+
+def _pair(rank: int, late: int, waits: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
+    """What a rank waits for another one; in several collectives at a time, it waits once."""
+    start, wait = (np.concatenate(column) for column in zip(*waits))
+    ms = total(start, start + wait) / 1e3
+    return {"rank": rank, "waits_for": late, "ms": ms, "count": int(np.count_nonzero(wait))}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from foretrace.forecast.families import family
 from foretrace.forecast.host import SYNC, T4, Segments
+from foretrace.forecast.labels import labels_of
 from foretrace.graph import PHASES, Graph
 from foretrace.graph.tables import CALL, Floats
 
@@ -86,14 +87,15 @@ def _added(part: _Part) -> Floats:
 
 
 def _op_parts(graph: Graph, cut: Segments) -> Iterator[_Part]:
-    names = [*graph.ops.names.items, NO_OP, EARLIER]
-    owner = np.append(graph.ops.name, len(names) - 2)[graph.kernels.op]
+    shown, known = labels_of(graph)
+    names = [*known, NO_OP, EARLIER]
+    owner = np.append(shown, len(names) - 2)[graph.kernels.op]
     owner[graph.kernels.call < 0] = len(names) - 1
     yield _Part(owner, names, device_us=graph.kernels.end - graph.kernels.start)
     counted = graph.ops.kind == CALL
     counted[graph.kernels.op[graph.kernels.op >= 0]] = True
     own = np.where(graph.ops.kind == CALL, own_time(graph), 0.0)
-    yield _Part(graph.ops.name[counted], names, host_us=own[counted], count=1)
+    yield _Part(shown[counted], names, host_us=own[counted], count=1)
 
 
 def own_time(graph: Graph) -> Floats:

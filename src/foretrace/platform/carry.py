@@ -10,8 +10,6 @@ from foretrace.platform.device import Device
 from foretrace.platform.files import Positive, read_as
 
 CONSTANTS = Path(__file__).with_suffix(".json")
-ISSUED = {"nvidia": 4 * 32, "amd": 4 * 16}
-"""Lanes that a processor gives an instruction in a clock: four warps of 32; four units, each a quarter of a wave of 64."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,8 @@ class Constants:
     """The same on another maker's GPU."""
     spread: Positive
     """Standard deviation of the logarithm of a time that is carried over by a factor of two or more."""
+    other_spread: Positive
+    """The same on another maker's GPU."""
     provenance: str
 
     @classmethod
@@ -79,9 +79,8 @@ class Carry:
             source,
             products=held_clock(device, known.energy_pj) if ours else known.other_maker,
             plain=known.narrow if ours and 2 * device.lanes <= source.lanes else 1.0,
-            issue=ISSUED[device.maker] / ISSUED[source.maker],
             start=clocks * (known.start if ours else known.other_start),
-            spread=known.spread,
+            spread=known.spread if ours else known.other_spread,
         )
 
 

@@ -151,7 +151,7 @@ def _fabric(platform: Platform, factors: Mapping[str, float]) -> Fabric | None:
     if fabric is None:
         raise ForetraceError(
             f"{platform.name} has no fabric whose links could be scaled",
-            "Give it one first: ft.platform(…, fabric=…), as `foretrace platform list` shows them.",
+            "Name one with --fabric, in Python with fabric=…: `foretrace platform list` shows them.",
         )
     links = fabric.links
     if links:

@@ -29,6 +29,10 @@ SUBCLASSED = "tensor subclasses"
 """In what PyTorch says where a tensor's values are wanted and it has none."""
 
 
+NO_GROUP = "process group has not been initialized"
+"""In what PyTorch says where a script that is started by torchrun was not."""
+
+
 class ScriptError(ForetraceError):
     """A script that failed while it was sketched, with the part of the traceback that is the script's."""
 
@@ -37,7 +41,9 @@ class ScriptError(ForetraceError):
         self.frames = frames
 
 
-def sketch_script(script: Path, function: str | None = None, device: str | None = None) -> Graph:
+def sketch_script(
+    script: Path, function: str | None = None, device: str | None = None, world: int | None = None
+) -> Graph:
     """The graph of a script's step, which never runs.
 
     Parameters
@@ -49,6 +55,8 @@ def sketch_script(script: Path, function: str | None = None, device: str | None 
         ``make_step`` or ``step`` where it is left out.
     device
         ``"cuda"`` lets the script find a GPU; left out, the machine is as it is.
+    world
+        Ranks of the process group that a script finds, which can't do without one: it is the first of them.
 
     >>> import tempfile
     >>> script = Path(tempfile.mkdtemp()) / "train.py"
@@ -66,7 +74,7 @@ def sketch_script(script: Path, function: str | None = None, device: str | None 
 
     try:
         with contextlib.redirect_stdout(sys.stderr), _without_torchs_own_traceback():
-            graph = sketch(build, device)
+            graph = _sketched(build, device, world)
     except ForetraceError as error:
         cause = error.__cause__ or error
         said = refusal(cause, str(script)) if isinstance(cause, BEYOND_PAPER) else error
@@ -76,6 +84,16 @@ def sketch_script(script: Path, function: str | None = None, device: str | None 
         raise ScriptError(what, advice_on(error, script), frames_of(error)) from None
     graph.source = str(script)
     return graph
+
+
+def _sketched(build: Callable[[], Any], device: str | None, world: int | None) -> Graph:
+    """The sketch; with a process group, where the script turns out to need one and it is said how large it is."""
+    try:
+        return sketch(build, device)
+    except (ValueError, RuntimeError) as error:
+        if NO_GROUP not in str(error) or (world or 1) == 1:
+            raise
+    return sketch(build, device, world=world or 1)
 
 
 def advice_on(error: BaseException, script: Path) -> str:
@@ -94,6 +112,11 @@ def advice_on(error: BaseException, script: Path) -> str:
         return (
             "It is loaded as a module, without arguments: give its options defaults, and keep what only a program does "
             'under `if __name__ == "__main__":`.'
+        )
+    if NO_GROUP in str(error):
+        return (
+            "It is one rank of several: `foretrace predict` finds it a group with --world N. Or record a real run: "
+            f"foretrace record --out DIR -- torchrun --nproc-per-node N {script}"
         )
     if isinstance(error, OSError):
         return f"It must find its files: start Foretrace where the script is started. Or {record}"

@@ -37,6 +37,16 @@ def percent(share: float | None) -> str:
     return f"{value:.1f} %" if 0 < abs(value) < 9.95 else f"{value:.0f} %"
 
 
+def signed(share: float) -> str:
+    """By how much something is more or less than something else, as a share of that.
+
+    >>> signed(0.184), signed(-0.05), signed(0.00001), signed(0.0)
+    ('+18 %', '-5.0 %', '<0.1 %', '0 %')
+    """
+    size = percent(abs(share))
+    return size if size in ("0 %", "<0.1 %") else f"{'-' if share < 0 else '+'}{size}"
+
+
 def bytes_(count: float | None) -> str:
     """Bytes in powers of 1024.
 

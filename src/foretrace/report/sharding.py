@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from foretrace.report.numbers import bytes_, ms, percent, plural
+from foretrace.report.numbers import bytes_, ms, percent, plural, signed
 from foretrace.report.tables import bar, lines, notes, table
 
 Words = dict[str, Any]
@@ -27,6 +27,9 @@ EXCHANGES = {
     "across nodes": "sums between nodes",
     "copies": "gradients of copies",
 }
+TAKES = {"lookups": "lookups take", "exchange": "the exchange takes", "dense": "the dense part takes"}
+NOTHING = 1e-3
+"""Share from which on one plan is shorter than another."""
 HOW = {"fused": "one call for rows as long", "single": "a call for each table", "tbe": "FBGEMM's batched kernels"}
 
 
@@ -61,13 +64,20 @@ def sharding_rows(words: Words) -> Iterator[tuple[str, str, str]]:
     full = f"of the {bytes_(words['room_bytes'])} for tables, on rank {limits['fullest_rank']}, the fullest"
     yield "memory", percent(limits["memory_share"]), full
     yield "plan", f"{words['tables']:,}", ", ".join(f"{count:,} {KINDS[kind]}" for kind, count in words["ways"].items())
-    gap = words["gap"]
-    proven = "" if gap is None else f"; {percent(max(gap, 0.0))} above the proven optimum of its sums"
-    yield "search", f"{words['seconds']:.1f} s", f"from {len(words['alternatives'])} heuristics{proven}"
+    yield "search", f"{words['seconds']:.1f} s", f"from {len(words['alternatives'])} heuristics{_proven(words['gap'])}"
 
 
 def _limit(limits: Words) -> str:
-    return f"{limits['what']} take {percent(limits['share'])} of it"
+    return f"{TAKES[limits['what']]} {percent(limits['share'])} of it"
+
+
+def _proven(gap: float | None) -> str:
+    """How near the plan is to the best one that was proven, which knows costs as plain sums only."""
+    if gap is None:
+        return ""
+    shorter = gap / (1 + gap)
+    best = "no plan is shorter" if shorter < NOTHING else f"the best plan there is would be {percent(shorter)} shorter"
+    return f"; by plain sums of costs {best}"
 
 
 def _ranks(words: Words, top: int) -> RenderableType:
@@ -100,7 +110,7 @@ def _alternatives(words: Words, top: int) -> RenderableType:
     most = max((row["step_ms"] for row in words["alternatives"]), default=1.0)
     ours = ["this plan", ms(words["step_ms"]), "", percent(words["limits"]["balance"]), bar(words["step_ms"] / most)]
     rows = [ours] + [
-        [row["name"] if row["fits"] else f"{row['name']} (too large)", ms(row["step_ms"]), f"{row['slower']:+.0%}",
+        [row["name"] if row["fits"] else f"{row['name']} (too large)", ms(row["step_ms"]), signed(row["slower"]),
          percent(row["balance"]), bar(row["step_ms"] / most)]
         for row in words["alternatives"]
     ]  # fmt: skip

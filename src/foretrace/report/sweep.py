@@ -40,26 +40,20 @@ def _named(point: Words) -> str:
 
 
 def _table(title: str, points: list[Words], top: int) -> RenderableType:
-    columns = [
-        "<changes…",
-        "<platform",
-        "step ms",
-        "next ms",
-        "device ms",
-        "us a sample",
-        "memory",
-        "<fits",
-        "$ a million",
+    """A column for each setting: points that differ in one look different, however narrow the terminal."""
+    settings = [change.rpartition("=")[0] for change in points[0]["changes"]] if points else []
+    priced = any(point["cost"] is not None for point in points)
+    figures = ["step\nms", "next\nms", "device\nms", "us a\nsample", "\nmemory", "<\nfits"]
+    columns = [*(f"\n{name}" for name in settings), "<\nplatform…", *figures, *(["$ a\nmillion"] if priced else [])]
+    return table(title, columns, [_row(point, priced) for point in points], top)
+
+
+def _row(point: Words, priced: bool) -> list[str]:
+    return [
+        *(change.rpartition("=")[2] for change in point["changes"]),
+        point["platform"],
+        *(ms(point[word]) for word in ("step_ms", "next_ms", "device_ms", "sample_us")),
+        bytes_(point["memory_bytes"]),
+        {True: "yes", False: "NO", None: UNKNOWN}[point["fits"]],
+        *([UNKNOWN if point["cost"] is None else f"{point['cost']:.3g}"] if priced else []),
     ]
-    rows = [
-        [
-            ", ".join(point["changes"]) or "as it is",
-            point["platform"],
-            *(ms(point[word]) for word in ("step_ms", "next_ms", "device_ms", "sample_us")),
-            bytes_(point["memory_bytes"]),
-            {True: "yes", False: "NO", None: UNKNOWN}[point["fits"]],
-            UNKNOWN if point["cost"] is None else f"{point['cost']:.4g}",
-        ]
-        for point in points
-    ]
-    return table(title, columns, rows, top)

@@ -99,4 +99,4 @@ def _print(blocks: Iterable[RenderableType], console: Console | None) -> None:
     for number, block in enumerate(blocks):
         if number:
             console.print()
-        console.print(block)
+        console.print(block, crop=False)

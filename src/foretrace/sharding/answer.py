@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from foretrace.sharding.costing import Estimate
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.plan import Plan, to_dict, write_plan
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 FULL = 0.9

@@ -16,12 +16,12 @@ import numpy as np
 
 from foretrace.sharding.exchange import Exchange
 from foretrace.sharding.hits import DOUBLINGS, Floats
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kernels import Batched, Kernels
 from foretrace.sharding.kinds import COPIES, KINDS, NODE_SUMS, POOLED, SUMS, Way, exchange_of
 from foretrace.sharding.memory import ID, OUTPUT, memory
 from foretrace.sharding.pieces import Longs, Piece, Pieces, summed
 from foretrace.sharding.plan import Plan
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 LENGTH = 4
@@ -146,13 +146,13 @@ class Costing:
         return float((us + spread * chances).max(axis=1).mean())
 
     def _exchanged(self, plan: Plan, pieces: Pieces, rank: Longs) -> tuple[dict[str, float], Floats]:
-        """Bytes that decide how long each exchange takes, and the pooled ones that each rank gives away."""
+        """Bytes that decide how long each exchange takes, and the embeddings and sums that each rank gives away."""
         world, batch, sent_bytes = self.ranks.world, self.ranks.global_batch, self.ranks.sent_bytes
         of_table = [exchange_of(table, placed.kind) for table, placed in zip(self.tables, plan)]
         of_piece = np.repeat(of_table, [len(placed.ranks) for placed in plan])
-        pooled = np.where(of_piece == POOLED, pieces.bags * pieces.dim * sent_bytes, 0.0)
-        asked = np.where(of_piece != COPIES, pieces.count * ID + pieces.bags * LENGTH, 0.0)
-        sent = summed(rank, pooled, world)
+        made = np.where(of_piece != COPIES, pieces.bags * pieces.dim * sent_bytes, 0.0)
+        pooled = summed(rank, np.where(of_piece == POOLED, made, 0.0), world)
+        asked = np.where(of_piece != COPIES, pieces.count * ID + batch * LENGTH, 0.0)
         in_node = np.zeros(self.ranks.nodes)
         for table, placed, what in zip(self.tables, plan, of_table):
             in_node[placed.ranks[0] // self.ranks.per_node] += table.dim * (what == NODE_SUMS)
@@ -161,12 +161,12 @@ class Costing:
         copies = sum(table.rows * table.dim for table, what in zip(self.tables, of_table) if what == COPIES)
         return {
             "ids": float(summed(rank, asked, world).max(initial=0.0)),
-            POOLED: float(sent.max(initial=0.0)),
+            POOLED: float(pooled.max(initial=0.0)),
             SUMS: sums * batch * sent_bytes,
             NODE_SUMS: busiest,
             "across nodes": busiest / self.ranks.per_node,
             COPIES: float(copies * OUTPUT),
-        }, sent
+        }, summed(rank, made, world)
 
     def _quantising(self, sent: float) -> float:
         """Microseconds in which the busiest rank makes fewer bytes of what it sends, and more of what it gets."""

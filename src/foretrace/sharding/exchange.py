@@ -20,7 +20,7 @@ import numpy as np
 from foretrace.costs.collectives import price_collective
 from foretrace.platform.fabric import Fabric
 from foretrace.sharding.hits import Floats
-from foretrace.sharding.job import Ranks
+from foretrace.sharding.ranks import Ranks
 
 SIZES = 2.0 ** np.arange(8, 41)
 """Bytes at which a collective is priced; in between, times are interpolated."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from foretrace.sharding.hits import hits
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.pieces import Piece
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 TABLE, COLUMN, ROW, TABLE_ROW, DATA = (

@@ -36,7 +36,7 @@ class Priced(NamedTuple):
 def price(pieces: Pieces, platform: Platform) -> Priced:
     """Each piece in calls of its own, with nothing of it in the device's caches.
 
-    >>> from foretrace.sharding.job import Ranks
+    >>> from foretrace.sharding.ranks import Ranks
     >>> from foretrace.sharding.kinds import KINDS, TABLE
     >>> from foretrace.sharding.tables import Table
     >>> made = [KINDS[TABLE].piece(Table("t", rows, 64, pooling=8), Ranks(2), 1) for rows in (1_000, 10_000_000)]

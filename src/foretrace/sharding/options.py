@@ -130,7 +130,7 @@ def _adds(costing: Costing, options: list[Option]) -> Floats:
     needs = np.array([_needs(costing, option) for option in options])
     load = costing.adds(options).sum(axis=1)
     sent = np.where(needs == POOLED, pieces.bags * pieces.dim * costing.ranks.sent_bytes, 0.0)
-    asked = np.where(needs == COPIES, 0.0, pieces.count * ID + pieces.bags * LENGTH)
+    asked = np.where(needs == COPIES, 0.0, pieces.count * ID + costing.ranks.global_batch * LENGTH)
     return np.stack([load, sent, asked, memory(pieces, costing.sparse_gradients)], axis=1)
 
 

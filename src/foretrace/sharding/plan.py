@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foretrace.graph import ForetraceError
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kinds import KINDS, Way, ways
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 VERSION = 1

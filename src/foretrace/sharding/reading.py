@@ -131,7 +131,8 @@ def _plain(path: Path, node: Any) -> str:
     if not all(isinstance(item, yaml.ScalarNode) for item in items):
         line = node.start_mark.line + 1
         raise ForetraceError(
-            f"{path}, line {line}: neither a number, a word nor a list of these", "Write it as in {name: users, rows: 1000}."
+            f"{path}, line {line}: neither a number, a word nor a list of these",
+            "Write it as in {name: users, rows: 1000}.",
         )
     return " ".join(str(item.value) for item in items)
 
@@ -156,7 +157,9 @@ def _tables(words: Mapping[str, str], number: int) -> list[Table]:
     table = Table(**{"name": f"table {number}", **values})
     check(table)
     if not 0 < count <= MOST_TABLES:
-        raise ForetraceError(f"table {table.name} has a count of {count}", f"Give how many are like it, from 1 to {MOST_TABLES:,}.")
+        raise ForetraceError(
+            f"table {table.name} has a count of {count}", f"Give how many are like it, from 1 to {MOST_TABLES:,}."
+        )
     return [table] if count == 1 else [replace(table, name=f"{table.name}.{copy}") for copy in range(count)]
 
 

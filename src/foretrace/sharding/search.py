@@ -45,6 +45,10 @@ class Found:
     others: dict[str, Estimate] = field(default_factory=dict)
     """Of the heuristics."""
     plans: dict[str, Plan] = field(default_factory=dict)
+    seconds: float = 0.0
+    """That it took."""
+    cut_short: bool = False
+    """Whether the time was over before the search was."""
 
 
 def search(costing: Costing, room: float, seconds: float, seed: int = 0, told: Told | None = None) -> Found:
@@ -57,7 +61,7 @@ def search(costing: Costing, room: float, seconds: float, seed: int = 0, told: T
     room
         Bytes that each rank has for tables.
     seconds
-        The search ends after so many, with the best plan so far; most end by themselves before.
+        Once tables are priced, the search ends after so many, with the best plan so far; most end by themselves before.
     seed
         The same one gives the same plan, unless time ran out.
     told
@@ -80,16 +84,18 @@ def search(costing: Costing, room: float, seconds: float, seed: int = 0, told: T
     best_name = min(others, key=lambda name: _judged(others[name], room))
     found = Found(plans[best_name], others[best_name], others, plans)
     state = min(starts.values(), key=lambda state: state.value()).copy()
+    moving = time.monotonic()
     for turn in range(ROUNDS):
         say(f"moving tables, round {turn + 1} of {ROUNDS}")
-        state = _improved(state, begun + seconds * (turn + 1) / ROUNDS, seed + turn, say)
+        state = _improved(state, moving + seconds * (turn + 1) / ROUNDS, seed + turn, say)
         estimate = costing.estimate(state.plan())
         if _judged(estimate, room) < _judged(found.estimate, room):
             found.plan, found.estimate = state.plan(), estimate
-        if time.monotonic() - begun > seconds:
+        if time.monotonic() - moving > seconds:
             break
         _put_right(state, estimate)
-    found.plan, found.estimate = polish(costing, found.plan, room, begun + seconds)
+    found.plan, found.estimate = polish(costing, found.plan, room, moving + seconds)
+    found.seconds, found.cut_short = time.monotonic() - begun, time.monotonic() - moving > seconds
     return found
 
 

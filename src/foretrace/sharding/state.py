@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretrace.sharding.hits import Floats
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kinds import KINDS
 from foretrace.sharding.options import ASKED, LOAD, MEMORY, SENT, Options, first_of
 from foretrace.sharding.pieces import Longs
 from foretrace.sharding.plan import Placement, Plan
+from foretrace.sharding.ranks import Ranks
 
 OVER = 1.0
 """Microseconds that a byte too much costs: a plan that does not fit is worse than any that does."""

@@ -71,7 +71,9 @@ def check(table: Table) -> None:
     """
     what = table.name if table.name.startswith("table") else f"table {table.name}"
     if not 0 < table.rows <= MOST_ROWS:
-        raise ForetraceError(f"{what} has {table.rows} rows", f"Give the number of its embeddings, from 1 to {MOST_ROWS:g}.")
+        raise ForetraceError(
+            f"{what} has {table.rows} rows", f"Give the number of its embeddings, from 1 to {MOST_ROWS:g}."
+        )
     if not 0 < table.dim <= MOST_DIM:
         raise ForetraceError(
             f"{what} has rows of {table.dim} elements", f"Give the length of an embedding, from 1 to {MOST_DIM:,}."

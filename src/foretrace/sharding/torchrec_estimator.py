@@ -17,10 +17,10 @@ from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.exchange import Exchange
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kernels import Batched
 from foretrace.sharding.kinds import DATA, KINDS, POOLED, TABLE, Way
 from foretrace.sharding.memory import OUTPUT
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 from foretrace.sharding.torchrec_plan import ALSO
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretrace.graph import ForetraceError
-from foretrace.sharding.job import Ranks
 from foretrace.sharding.kinds import COLUMN, DATA, KINDS, ROW, TABLE, TABLE_ROW
 from foretrace.sharding.plan import Placement, Plan
+from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 DTYPES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16", "INT8": "int8"}

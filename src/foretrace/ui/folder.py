@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from foretrace.graph import ForetraceError
@@ -71,34 +73,57 @@ class Folder:
     def items(self) -> list[Item]:
         """What can be opened, the newest first; links are left out."""
         found = []
-        for path, kind in self._found(self.root, 0):
-            found.append((path.stat().st_mtime, path, kind))
-            if len(found) == MOST:
-                break
-        return [self._item(path, kind, when) for when, path, kind in sorted(found, key=lambda one: -one[0])]
+        for path, kind in islice(_found(self.root, 0), MOST):
+            with suppress(OSError):  # it may just have been taken away
+                found.append((path.stat().st_mtime, self._item(path, kind)))
+        return [item for _, item in sorted(found, key=lambda one: -one[0])]
 
-    def _found(self, folder: Path, depth: int) -> Iterator[tuple[Path, str]]:
-        with os.scandir(folder) as entries:
-            visible = [e for e in entries if not e.name.startswith(".") and not e.is_symlink()]
-        for entry in sorted(visible, key=lambda entry: entry.name):
-            path = Path(entry.path)
-            if entry.is_file():
-                if kind := _kind(path, entry.stat().st_size):
-                    yield path, kind
-            elif is_recording(path):
-                yield path, RECORDING
-            elif entry.is_dir() and _holds_traces(path):
-                yield path, TRACE
-            elif entry.is_dir() and depth < DEEPEST:
-                yield from self._found(path, depth + 1)
-
-    def _item(self, path: Path, kind: str, when: float) -> Item:
+    def _item(self, path: Path, kind: str) -> Item:
         files = [path] if path.is_file() else [file for file in _below(path) if file.is_file()]
-        changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+        changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
         return Item(str(path.relative_to(self.root)), kind, sum(file.stat().st_size for file in files), changed)
 
 
-def _kind(path: Path, nbytes: int) -> str | None:
+def _found(folder: Path, depth: int) -> Iterator[tuple[Path, str]]:
+    for path in _visible(folder):
+        if kind := _kind(path):
+            yield path, kind
+        elif depth < DEEPEST:
+            yield from _found(path, depth + 1)
+
+
+def _visible(folder: Path) -> list[Path]:
+    """What is in a folder, by name: nothing in one that may not be read, and no name that an address can't hold."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if not e.name.startswith(".") and not e.is_symlink()]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names) if _is_text(name)]
+
+
+def _is_text(name: str) -> bool:
+    r"""Whether a file's name is UTF-8; Python keeps the bytes of one that is not as lone surrogates.
+
+    >>> _is_text("größe"), _is_text("gr\udcff")
+    (True, False)
+    """
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _kind(path: Path) -> str | None:
+    """What can be opened there; None for nothing, and for what may not be read."""
+    with suppress(OSError):
+        if path.is_file():
+            return _kind_of_file(path, path.stat().st_size)
+        if is_recording(path):
+            return RECORDING
+        if _holds_traces(path):
+            return TRACE
+    return None
+
+
+def _kind_of_file(path: Path, nbytes: int) -> str | None:
     if path.name.lower().endswith(TRACES):
         return TRACE
     if path.suffix.lower() != ".json":

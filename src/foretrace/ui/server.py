@@ -177,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
         self._show(status, Sheet("refusal.html", words["heading"], {}, words).html(home="/"))
 
     def _show(self, status: HTTPStatus, text: str) -> None:
-        data = text.encode()
+        data = text.encode("utf-8", "replace")  # names of files need not be text
         self.send_response(status)
         for name, value in (HEADERS | {"Content-Length": str(len(data))}).items():
             self.send_header(name, value)

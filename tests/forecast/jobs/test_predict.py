@@ -1,5 +1,6 @@
 """Jobs of several ranks, on their own machine and on a platform."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,19 @@ def test_a_slower_host_holds_all_ranks_up(fabric: Fabric) -> None:
 
 
 def test_what_is_supposed_of_a_rank_that_is_not_there_is_refused(fabric: Fabric) -> None:
-    for wrong in (Supposed(slow_host={2: 1.5}), Supposed(host_of={0: 9}), Supposed(slow_link={0: 0.0})):
-        with pytest.raises(ForetraceError):
+    for wrong in (Supposed(slow_host={2: 1.5}), Supposed(host_of={0: 9})):
+        with pytest.raises(ForetraceError, match="there is no rank"):
             keep_machine(two_ranks(), fabric, supposed=wrong)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])
+def test_factors_that_make_no_sense_are_refused_before_there_is_a_job(wrong: float) -> None:
+    with pytest.raises(ForetraceError, match="host of rank 1"):
+        Supposed(slow_host={1: wrong})
+    with pytest.raises(ForetraceError, match="link of rank 1"):
+        Supposed(slow_link={1: wrong})
+    with pytest.raises(ForetraceError, match="5 times its speed"):
+        Supposed(slow_link={0: 5.0})
 
 
 def test_device_time_that_nothing_explains_is_kept_and_told(fabric: Fabric) -> None:
@@ -155,6 +166,12 @@ def test_all_ranks_are_predicted_on_a_platform(platform: Any, fabric: Fabric) ->
     assert forecast.low_ms <= forecast.step_ms <= forecast.high_ms
     assert forecast.step_ms_back_to_back is not None and forecast.step_ms_back_to_back <= forecast.step_ms
     assert sum(part["ms"] for part in forecast.critical_path) == pytest.approx(forecast.step_ms)
+
+
+def test_on_its_own_machine_it_is_told_what_the_range_is_of(fabric: Fabric) -> None:
+    forecast = keep_machine(two_ranks(), fabric)
+    assert forecast.low_ms < forecast.step_ms < forecast.high_ms, "the transfer is on the path"
+    assert any("range is what transfers may be off by" in note for note in forecast.notes)
 
 
 def test_ranks_alike_are_simulated_once_and_say_so(platform: Any, fabric: Fabric) -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from foretrace.forecast.forecast import Forecast
+from foretrace.forecast.jobs.scaling import scaling_of
 from foretrace.forecast.jobs.world import at_world, worlds
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable
 
@@ -40,7 +42,7 @@ def test_worlds_that_do_not_fit_the_groups_are_refused(world: int, match: str) -
         at_world(rank(8, (0, 2, 4, 6)) if world == 3 else rank(8, (0, 1, 2, 3)), world)
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,...", "...,4", "0", "4,2,...,64", "1.5"])
+@pytest.mark.parametrize("text", ["", "a", "1,...", "...,4", "0", "4,2,...,64", "1.5", "1,1,...,3", "2,2"])
 def test_lists_of_worlds_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(ForetraceError):
         worlds(text)
@@ -49,3 +51,21 @@ def test_lists_of_worlds_that_make_no_sense_are_refused(text: str) -> None:
 def test_dots_go_on_as_the_numbers_before_them() -> None:
     assert worlds("8,16,24,...,48") == [8, 16, 24, 32, 40, 48]
     assert worlds("1,2,4,…,20") == [1, 2, 4, 8, 16, 20]
+
+
+def test_notes_tell_which_groups_grow_and_that_no_other_rank_is_looked_at() -> None:
+    small = rank(8, tuple(range(8)), (0, 1))
+    notes = at_world(Job([small.graphs[0], *rank(8).graphs]), 16).notes
+    assert any("group 0 goes from 8 to 16 ranks" in note and "group 1" not in note for note in notes)
+    assert any("what rank 0 did: how much later others came is not in the step" in note for note in notes)
+
+
+def test_a_step_that_exchanges_nothing_is_told_how_to() -> None:
+    assert any("--parallel data=N" in note for note in at_world(rank(1), 8).notes)
+    assert not any("--parallel" in note for note in [*at_world(rank(1), 1).notes, *at_world(rank(2, (0, 1)), 8).notes])
+
+
+def test_a_curve_tells_of_groups_once() -> None:
+    notes = {n: at_world(rank(8, tuple(range(8))), n).notes for n in (16, 32)}
+    curve = scaling_of([Forecast(world=n, step_ms=1.0, notes=said) for n, said in notes.items()])
+    assert [note for note in curve.notes if "goes from" in note] == [note for note in notes[32] if "goes from" in note]

@@ -9,6 +9,7 @@ import dlrm
 import dlrm_distributed
 from foretrace.graph import ForetraceError, Graph, Indices
 from foretrace.graph.edits.parallel.hybrid import tables_on_ranks
+from foretrace.graph.edits.parallel.parallelize import parallelize
 from foretrace.record.sketch import sketch
 
 
@@ -71,3 +72,11 @@ def test_placements_that_make_no_sense_are_refused(
 def test_a_model_without_tables_is_refused() -> None:
     with pytest.raises(ForetraceError, match="looks up no embedding bags"):
         tables_on_ranks(gpt_step(), 2)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_sparse_gradients_of_data_parallel_ranks_are_refused_and_tables_advised(step: Graph, sharded: bool) -> None:
+    with pytest.raises(ForetraceError, match=r"4 sparse gradients.*Add tables") as refused:
+        parallelize(step, data=2, sharded=sharded)
+    assert "sparse=False" in refused.value.advice
+    assert parallelize(step, data=2, tables=True).world == 2

@@ -23,6 +23,7 @@ from foretrace.platform.platform import Platform
 
 OWN_MACHINE = "its own machine"
 NO_FABRIC = Fabric("none", (), "nothing is exchanged")
+DRAWN = "the range is what transfers may be off by: hosts and kernels are taken as measured, and have none"
 STALLED = 0.01
 """A device that stands still unexplained for more than this part of the step is told of."""
 
@@ -60,7 +61,7 @@ def keep_machine(
     forecast.platform = OWN_MACHINE
     forecast.fabric = None if fabric is NO_FABRIC else fabric.name
     add_range(forecast, done)
-    forecast.notes = _notes(job, [*notes, *more, *_stalls(ranks, forecast.step_ms), *_slowdowns(ranks)])
+    forecast.notes = _notes(job, [*notes, *more, DRAWN, *_stalls(ranks, forecast.step_ms), *_slowdowns(ranks)])
     return forecast
 
 

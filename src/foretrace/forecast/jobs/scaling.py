@@ -29,6 +29,8 @@ class Scaling:
 
 ALIKE = re.compile(r"[\d,]+ ranks do (what others do|the same)")
 """Notes that are the same for all sizes but for the size."""
+GROWN = re.compile(r"goes from [\d,]+ to [\d,]+ ranks")
+"""Notes on groups that grow: the largest job's says enough."""
 WORDS = (
     "world", "fabric", "step_ms", "low_ms", "high_ms", "device_active_ms", "exposed_communication_ms",
     "hidden_communication_ms",
@@ -41,11 +43,17 @@ def scaling_of(forecasts: Sequence[Forecast]) -> Scaling:
     >>> scaling_of([Forecast(world=1, step_ms=4.0), Forecast(world=2, step_ms=5.0)]).rows[1]["efficiency"]
     0.8
     """
-    smallest = min(forecasts, key=lambda forecast: forecast.world)
+    ordered = sorted(forecasts, key=lambda forecast: forecast.world)
+    smallest, largest = ordered[0], ordered[-1]
     rows: Rows = []
-    for forecast in sorted(forecasts, key=lambda forecast: forecast.world):
+    for forecast in ordered:
         row = {word: getattr(forecast, word) for word in WORDS}
         row["efficiency"] = smallest.step_ms / forecast.step_ms if forecast.step_ms else 1.0
         rows.append(row)
-    notes = [note for forecast in forecasts for note in forecast.notes if not ALIKE.search(note)]
+    notes = [
+        note
+        for forecast in ordered
+        for note in forecast.notes
+        if not ALIKE.search(note) and (forecast is largest or not GROWN.search(note))
+    ]
     return Scaling(smallest.source, smallest.platform, rows, list(dict.fromkeys(notes)))

@@ -39,14 +39,22 @@ class Supposed:
         """All that something is supposed of."""
         return {*self.slow_host, *self.host_of, *self.slow_link}
 
+    def __post_init__(self) -> None:
+        for rank, factor in self.slow_host.items():
+            if not 0 < factor < float("inf"):
+                raise ForetraceError(f"the host of rank {rank} can't take {factor:g} times as long", "Say 1.2 or so.")
+        for rank, part in self.slow_link.items():
+            if not 0 < part <= 1:
+                raise ForetraceError(
+                    f"the link of rank {rank} can't have {part:g} times its speed",
+                    "Give a part of it, above 0 up to 1.",
+                )
+
     def check(self, world: int) -> None:
-        """Refuse ranks that the job does not have, and factors that make no sense."""
+        """Refuse ranks that the job does not have."""
         for rank in {*self.ranks, *self.host_of.values()}:
             if not 0 <= rank < world:
                 raise ForetraceError(f"there is no rank {rank}: the job has {world}", f"Name one of 0 to {world - 1}.")
-        for rank, factor in {**self.slow_host, **self.slow_link}.items():
-            if not 0 < factor < float("inf"):
-                raise ForetraceError(f"{factor} times is nothing that rank {rank} can be", "Give a positive number.")
 
     def words(self) -> list[str]:
         """What is supposed, for the notes."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from foretrace.graph import MOST_RANKS, Collective, ForetraceError, Graph, Job
 
 WEAK = "weak scaling: each rank's own work and the bytes of each collective stay, groups that span the job grow with it"
+NOTHING_EXCHANGED = "the step exchanges nothing: --parallel data=N makes a job of it whose ranks share their gradients"
 
 
 def at_world(job: Job, world: int) -> Job:
@@ -36,19 +37,39 @@ def at_world(job: Job, world: int) -> Job:
         raise ForetraceError(f"{job.source or 'the job'} holds no rank", "Record the job again.")
     first = job.graphs[0]
     grown: dict[tuple[int, ...], tuple[int, ...]] = {}
+    sizes: dict[str, tuple[int, int]] = {}
 
     def members(collective: Collective) -> tuple[int, ...]:
         ranks = collective.ranks or first.groups.get(collective.group, ()) or tuple(range(job.world))
         if ranks not in grown:
             grown[ranks] = _grown(ranks, first, job.world, world)
+        sizes[collective.group] = len(ranks), len(grown[ranks])
         return grown[ranks]
 
     collectives = [replace(one, ranks=members(one)) for one in first.collectives]
     graph = replace(first, rank=0, world=world, collectives=collectives, groups={})
-    notes = [*job.notes, WEAK]
+    notes = [*job.notes, WEAK, *_regrouped(sizes)]
     if len(job.graphs) > 1:
-        notes.append(f"all ranks are taken to do what rank {first.rank} did")
+        notes.append(
+            f"all ranks are taken to do what rank {first.rank} did: how much later others came is not in the step"
+        )
+    if world > 1 and not collectives:
+        notes.append(NOTHING_EXCHANGED)
     return Job([graph], job.source, notes, dict.fromkeys(range(1, world), 0))
+
+
+def _regrouped(sizes: dict[str, tuple[int, int]]) -> list[str]:
+    """Which groups have more or fewer members than they had.
+
+    >>> _regrouped({"data": (8, 16), "tensor": (2, 2)})
+    ['group data goes from 8 to 16 ranks: if it shares the work of a layer, no real job does that']
+    """
+    changed = [
+        f"group {name.removeprefix('group ') or 'without a name'} goes from {old:,} to {new:,} ranks"
+        for name, (old, new) in sizes.items()
+        if old != new
+    ]
+    return [f"{', '.join(changed)}: if it shares the work of a layer, no real job does that"] if changed else []
 
 
 def _grown(ranks: tuple[int, ...], graph: Graph, old: int, new: int) -> tuple[int, ...]:
@@ -98,6 +119,8 @@ def worlds(text: str) -> list[int]:
             found += _between(found, int(item))
             fills = False
         found.append(int(item))
+    if len(set(found)) < len(found):
+        raise ForetraceError(f"{text!r} lists a world twice", "Say for instance 1,2,4,...,1024.")
     if fills or not found:
         raise ForetraceError(f"{text!r} lists no worlds", "Say for instance 64, or 1,2,4,...,1024.")
     return found

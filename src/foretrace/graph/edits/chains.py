@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from foretrace.graph.edits.frees import refree
 from foretrace.graph.edits.on_meta import is_pointwise
-from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments
+from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments, storages_in
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
@@ -49,7 +49,7 @@ def fused_elementwise(graph: Graph) -> Graph:
     inside = {row for chain in chains for row in chain.rows}
     rows = [Row(kernels.get(row, op), row) for row, op in enumerate(ops) if row in kernels or row not in inside]
     refree(rows, ops)
-    seen = {tensor.storage for row in rows for tensor in (*row.op.tensors, *row.op.produced)}
+    seen = storages_in(row.op for row in rows)
     made = {tensor.storage for row in inside for tensor in ops[row].produced}
     storages = {number: kept for number, kept in graph.storages.items() if number in seen or number not in made}
     fused = assembled(replace(graph, storages=storages), rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from foretrace.graph.edits.inputs import BAGS
 from foretrace.graph.edits.layout import dense_strides
 from foretrace.graph.edits.linked import Call, Linked, slotted
 from foretrace.graph.edits.members import Owners, lists_of
-from foretrace.graph.edits.step import Row, assembled
+from foretrace.graph.edits.step import Row, assembled, storages_in
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
@@ -93,8 +93,8 @@ class Joined:
         parts = {call.op.produced[0].storage: self._out.storage for call in self._lookups}
         soon = {call.op.tensors[0].storage for call in self._backwards} | {self._gradient.storage}
         refree(rows, self._ops, soon, parts)
-        seen = _storages(row.op for row in rows)
-        gone = _storages(self._ops) - seen
+        seen = storages_in(row.op for row in rows)
+        gone = storages_in(self._ops) - seen
         storages = {number: storage for number, storage in self._graph.storages.items() if number not in gone}
         return replace(assembled(replace(self._graph, storages=storages), rows), contents=self._contents())
 
@@ -181,10 +181,6 @@ class Joined:
         if known is not None:
             contents[self._offsets.id] = resized_content(known, float(len(self._lookups)))
         return contents
-
-
-def _storages(ops: Iterable[Op]) -> set[int]:
-    return {tensor.storage for op in ops for tensor in (*op.tensors, *op.produced)}
 
 
 def _new(

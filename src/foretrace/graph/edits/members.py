@@ -37,8 +37,8 @@ class Owners:
 
     def _spread(self, call: Call) -> None:
         if (lists := lists_of(call)) is not None:
-            for slots, owner in zip(zip(*lists), self.places(call)):
-                self._give(slots_in(list(slots)), owner)
+            for values, owner in zip(zip(*lists), self.places(call)):
+                self._give(slots_in(list(values)), owner)
         else:
             slots = [*call.reads, *call.made]
             self._give(slots, self._only(slots))
@@ -60,8 +60,9 @@ class Owners:
             if lists_of(call) is not None:
                 waiting = []
                 continue
-            owner = self._only((*call.reads, *call.made))
-            if owner is None and call.op.phase == "optimizer" and not call.reads:
+            slots = (*call.reads, *call.made)
+            owner = self._only(slots)
+            if call.op.phase == "optimizer" and self._of.keys().isdisjoint(slots):
                 waiting.append(call.row)
             elif owner is None:
                 waiting = []
@@ -69,6 +70,10 @@ class Owners:
                 found.update(dict.fromkeys([*waiting, call.row], owner))
                 waiting = []
         return found
+
+    def slots(self, owner: int) -> set[int]:
+        """What is somebody's."""
+        return {slot for slot, of in self._of.items() if of == owner}
 
     def places(self, call: Call) -> list[int | None]:
         """For a call over lists, the owner of each place; counts of steps stand where the weights do."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from foretrace.graph.edits.frees import refree
 from foretrace.graph.edits.fresh import Fresh
 from foretrace.graph.edits.inputs import Given
-from foretrace.graph.edits.linked import Call, Linked, Slot, filled
+from foretrace.graph.edits.linked import Call, Linked, filled
 from foretrace.graph.edits.members import Owners, lists_of
-from foretrace.graph.edits.step import Row, assembled
+from foretrace.graph.edits.step import Row, assembled, storages_in
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
 from foretrace.graph.tensor import Tensor
 
+Stretches = tuple[list[Call], list[Call]]
 SECOND, OTHERS = 1, 0
 
 
@@ -32,13 +33,15 @@ class Neighbours:
         The calls of the first block and of the second.
     backward
         The calls of the second block and of the first.
+    names
+        The module of the second block, and one for what may be put before it.
     """
 
     def __init__(
-        self, graph: Graph, step: Linked, forward: tuple[list[Call], list[Call]], backward: tuple[list[Call], list[Call]]
+        self, graph: Graph, step: Linked, forward: Stretches, backward: Stretches, names: tuple[str, str]
     ) -> None:
         self._graph, self._step, self._ops = graph, step, list(graph.ops)
-        self._forward, self._backward = forward, backward
+        self._forward, self._backward, self._names = forward, backward, names
         self._like = {a: b for one, two in zip(*forward) for a, b in zip(one.made, two.made)}
         """For what the first block makes in forward, what the second does."""
         self._passed = {slot for call in backward[0] for slot in call.made}
@@ -63,75 +66,63 @@ class Neighbours:
     def with_one_more(self) -> Graph:
         """The step with a block like the second between the two."""
         image = _Image(self._ops, self._step, self._own)
-        behind, ahead = self._forward[0][-1], self._backward[1][0]
+        updates = [call for call in self._step.calls if self._owners.of_row.get(call.row) == SECOND]
+        between = {
+            id(self._forward[1][0]): [Row(image.op(call), -1) for call in self._forward[1] if call.row >= 0],
+            id(self._backward[1][0]): [
+                Row(image.op(call, self._linked(call, other)), -1)
+                for call, other in zip(*self._backward)
+                if call.row >= 0
+            ],
+        }
+        if updates:
+            between[id(updates[0])] = [Row(image.op(call), -1) for call in updates]
+        for row in (row for new in between.values() for row in new):
+            row.op.module = row.op.module.replace(*self._names, 1)
         rows: list[Row] = []
-        optimizer = iter(row for row, owner in sorted(self._owners.of_row.items()) if owner == SECOND)
-        first_update = next(optimizer, None)
         for call in self._step.calls:
-            if call is ahead:
-                rows += self._copied(zip(*self._backward), image, self._later)
-            if call.row == first_update:
-                owned = {row for row, owner in self._owners.of_row.items() if owner == SECOND}
-                rows += [Row(image.op(each), -1) for each in self._step.calls if each.row in owned]
+            rows += between.get(id(call), [])
             if call.row >= 0:
                 rows.append(Row(self._met(call, image), call.row))
-            if call is behind:
-                rows += self._copied(zip(*self._forward), image, lambda call, other, place: None, second=True)
         refree(rows, self._ops, image.storages(self._step.inputs))
         return assembled(self._graph, rows)
 
-    def _copied(
-        self, pairs: Iterator[tuple[Call, Call]], image: _Image, link: Callable[[Call, Call, int], int | None],
-        second: bool = False,
-    ) -> list[Row]:  # fmt: skip
-        rows = []
-        for one, two in pairs:
-            call, other = (two, one) if second else (one, two)
-            links = {place: slot for place in range(len(call.reads)) if (slot := link(call, other, place)) is not None}
-            op = image.op(call, links)
-            if call.row >= 0:
-                rows.append(Row(op, -1))
-        return rows
-
-    def _later(self, call: Call, other: Call, place: int) -> int | None:
-        """The gradient that the first block reads of the second: what is put between them reads it now."""
-        slot = other.reads[place] if place < len(other.reads) else -1
-        return slot if slot in self._passed else None
+    def _linked(self, call: Call, other: Call) -> dict[int, int]:
+        """Places at which the first block reads gradients of the second: what is put between them reads them now."""
+        pairs = enumerate(zip(call.reads, other.reads))
+        return {place: theirs for place, (_, theirs) in pairs if theirs in self._passed}
 
     def _met(self, call: Call, image: _Image) -> Op:
         """A call that stays: what the two blocks gave each other comes from the one between them."""
-        op = call.op.__copy__()
-        if any(call is each for each in self._forward[1]) or any(call is each for each in self._backward[0]):
-            return image.reading(call, lambda slot: self._like.get(slot))
+        if any(call is each for each in (*self._forward[1], *self._backward[0])):
+            return image.reading(call, self._like.get)
         if any(call is each for each in self._backward[1]):
             return image.reading(call, lambda slot: slot if slot in self._passed else None)
-        if (lists := lists_of(call)) and SECOND in (owners := self._owners.places(call)):
-            return image.longer(call, [owner == SECOND for owner in owners], len(lists[0]))
-        return op
+        ours = self._places(call)
+        return image.longer(call, ours) if any(ours) else call.op.__copy__()
+
+    def _places(self, call: Call) -> list[bool]:
+        """For a call over lists, which places are the second block's."""
+        return [owner == SECOND for owner in self._owners.places(call)] if lists_of(call) else []
 
     def with_one_less(self) -> Graph:
         """The step without the second block."""
         back = {theirs: ours for ours, theirs in self._like.items()}
         for one, two in zip(*self._backward):
-            for ours, theirs in zip(one.reads, two.reads):
-                if theirs in self._passed:
-                    back[theirs] = ours
-        tensors = {slot: tensor for call in self._step.calls for slot, tensor in call.made.items()}
-        gone = {call.row for part in (self._forward[1], self._backward[0]) for call in part}
-        gone |= {row for row, owner in self._owners.of_row.items() if owner == SECOND}
+            back.update((theirs, ours) for ours, theirs in zip(one.reads, two.reads) if theirs in self._passed)
         image = _Image(self._ops, self._step, set())
-        image.now = {slot: tensors[other] for slot, other in back.items() if other in tensors}
+        image.stand_in(back)
+        gone = {call.row for call in (*self._forward[1], *self._backward[0])}
+        gone |= {row for row, owner in self._owners.of_row.items() if owner == SECOND}
         rows = []
         for call in self._step.calls:
             if call.row >= 0 and call.row not in gone:
-                if (lists := lists_of(call)) and SECOND in (owners := self._owners.places(call)):
-                    rows.append(Row(image.shorter(call, [owner != SECOND for owner in owners], len(lists[0])), call.row))
-                else:
-                    rows.append(Row(image.reading(call, lambda slot: slot if slot in back else None), call.row))
+                ours = self._places(call)
+                op = image.shorter(call, ours) if any(ours) else image.reading(call, lambda slot: slot)
+                rows.append(Row(op, call.row))
         refree(rows, self._ops)
-        seen = {tensor.storage for row in rows for tensor in (*row.op.tensors, *row.op.produced)}
-        lost = {tensor.storage for op in self._ops for tensor in (*op.tensors, *op.produced)} - seen
-        kept = {number: storage for number, storage in self._graph.storages.items() if number not in lost}
+        seen, before = (storages_in(ops) for ops in ([row.op for row in rows], self._ops))
+        kept = {number: storage for number, storage in self._graph.storages.items() if number not in before - seen}
         return assembled(replace(self._graph, storages=kept), rows)
 
 
@@ -140,10 +131,11 @@ class _Image:
 
     def __init__(self, ops: list[Op], step: Linked, own: set[int]) -> None:
         self._fresh = Fresh(ops)
-        self._own, self._storage = own, dict[int, int]()
+        self._storage: dict[int, int] = {}
+        self._old = dict(_slots(step))
         self.now: dict[int, Tensor] = {}
-        theirs = {t.storage for slot, t in _slots(step) if slot not in own}
-        for slot, tensor in _slots(step):
+        theirs = {tensor.storage for slot, tensor in self._old.items() if slot not in own}
+        for slot, tensor in self._old.items():
             if slot in own:
                 self.now[slot] = self._again(tensor, theirs)
 
@@ -154,26 +146,78 @@ class _Image:
         storage = self._storage.setdefault(tensor.storage, made.storage)
         return replace(tensor, id=made.id, storage=storage)
 
+    def stand_in(self, back: dict[int, int]) -> None:
+        """Let what is in some slots stand for what was in others."""
+        self.now = {slot: self._old[other] for slot, other in back.items()}
+
     def storages(self, inputs: dict[int, Tensor]) -> set[int]:
         """Those that are made in the step."""
         given = {tensor.storage for tensor in inputs.values()}
         return {new for old, new in self._storage.items() if old not in given}
 
     def op(self, call: Call, links: dict[int, int] | None = None) -> Op:
-        """A call of the block, made for its image; at some places it is given what is in other slots."""
-        place = -1
-        given = iter(call.op.tensors)
+        """A call of the block, made for its image; at some places it is given what is in other slots as they were."""
+        places = iter(range(len(call.reads)))
+        linked = links or {}
 
-        def read(slot: int) -> Tensor:
-            nonlocal place
-            place += 1
-            old = next(given)
-            if links and place in links:
-                return self._linked[links[place]]
-            return self.now.get(slot, old)
+        def read(slot: int, old: Tensor) -> Tensor:
+            place = next(places)
+            return self._old[linked[place]] if place in linked else self.now.get(slot, old)
 
-        made = iter(call.op.produced)
-        op = call.op.__copy__()
-        op.args, op.kwargs = tuple(filled(list(call.args), read)), filled(call.kwargs, read)
-        op.outputs = tuple(filled(list(call.results), lambda slot: self.now.get(slot, next(made))))
-        return op
+        return _with(call, read, lambda slot, old: self.now.get(slot, old))
+
+    def reading(self, call: Call, other: Callable[[int], int | None]) -> Op:
+        """A call that stays, given the image of other slots where there is one."""
+
+        def read(slot: int, old: Tensor) -> Tensor:
+            known = other(slot)
+            return old if known is None else self.now.get(known, old)
+
+        return _with(call, read, lambda slot, old: old)
+
+    def longer(self, call: Call, ours: Sequence[bool]) -> Op:
+        """A call over lists, the image's places before those of the block."""
+        image = self.op(call)
+
+        def both(old: Any, new: Any) -> Any:
+            if not _is_list(old, len(ours)):
+                return old
+            first = ours.index(True)
+            return [*old[:first], *(item for item, own in zip(new, ours) if own), *old[first:]]
+
+        return _over_lists(call.op, image, both)
+
+    def shorter(self, call: Call, ours: Sequence[bool]) -> Op:
+        """A call over lists, without the places of the block."""
+
+        def without(old: Any, _: Any) -> Any:
+            return [item for item, own in zip(old, ours) if not own] if _is_list(old, len(ours)) else old
+
+        return _over_lists(call.op, call.op, without)
+
+
+def _slots(step: Linked) -> Iterator[tuple[int, Tensor]]:
+    yield from step.inputs.items()
+    for call in step.calls:
+        yield from call.made.items()
+
+
+def _with(call: Call, read: Callable[[int, Tensor], Tensor], make: Callable[[int, Tensor], Tensor]) -> Op:
+    given, made = iter(call.op.tensors), iter(call.op.produced)
+    op = call.op.__copy__()
+    op.args = tuple(filled(list(call.args), lambda slot: read(slot, next(given))))
+    op.kwargs = filled(call.kwargs, lambda slot: read(slot, next(given)))
+    op.outputs = tuple(filled(list(call.results), lambda slot: make(slot, next(made))))
+    return op
+
+
+def _over_lists(old: Op, new: Op, change: Callable[[Any, Any], Any]) -> Op:
+    op = old.__copy__()
+    op.args = tuple(map(change, old.args, new.args))
+    op.kwargs = {name: change(value, new.kwargs[name]) for name, value in old.kwargs.items()}
+    op.outputs = tuple(map(change, old.outputs, new.outputs))
+    return op
+
+
+def _is_list(value: Any, count: int) -> bool:
+    return isinstance(value, (list, tuple)) and not hasattr(value, "_fields") and len(value) == count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -116,6 +116,11 @@ def _storages(known: dict[int, Storage], ops: Sequence[Op]) -> dict[int, Storage
     for number, nbytes in reaches(ops).items():
         storages[number].nbytes = max(nbytes, known[number].nbytes if number in known else 0)
     return storages
+
+
+def storages_in(ops: Iterable[Op]) -> set[int]:
+    """Storages that calls see."""
+    return {tensor.storage for op in ops for tensor in (*op.tensors, *op.produced)}
 
 
 def needs_arguments(ops: Sequence[Op], source: str) -> None:
