@@ -66,7 +66,8 @@ def predict(
     gpus_per_node
         Ranks that share a node; as many as the fabric's nodes have, where left out.
     world
-        Predict a job of so many ranks that all do what the first one does: weak scaling.
+        Predict a job of so many ranks that all do what the first one does: weak scaling. A script that asks for a
+        process group finds one of so many.
     slow_host
         For some ranks, how many times as long their hosts take.
     host_of

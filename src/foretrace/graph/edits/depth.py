@@ -44,7 +44,7 @@ def depth(graph: Graph, blocks: int) -> Graph:
         pair = _neighbours(graph)
         graph = pair.with_one_more() if blocks > was else pair.with_one_less()
     if blocks != was:
-        graph.notes.append(f"{blocks} blocks instead of {was}: the original's figures are not comparable")
+        graph.notes.append(f"{blocks} blocks instead of {was}")
     return graph
 
 

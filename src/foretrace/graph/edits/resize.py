@@ -81,7 +81,7 @@ class Resizable:
             replace(c, nbytes=_exchanged(c.nbytes, self._graph.ops[c.op], made.ops[c.op])) if c.op >= 0 else c
             for c in made.collectives
         ]
-        made.notes.append(f"a {self._what} of {new} instead of {scale.old}: the original's figures are not comparable")
+        made.notes.append(f"a {self._what} of {new} instead of {scale.old}")
         return made
 
 
