@@ -189,8 +189,8 @@ def _in_processes(count: int, todo: Sequence[Task], what: str, on: list[str], lo
             "a process of the sweep was killed", "Memory may have run out: give fewer --workers."
         ) from None
     finally:
-        # What is still to be done when somebody interrupts is not waited for.
-        pool.shutdown(wait=False, cancel_futures=True)
+        # What is still to be done when somebody interrupts is not waited for. The pool is left to find its processes
+        # ended: were its tasks cancelled as well, it would complain of them, or still be there when Python ends.
         for process in set(active_children()) - others:
             process.terminate()
         pool.shutdown()
