@@ -39,7 +39,7 @@ def flat(graph: Graph) -> Flat:
     check_order(graph)
     rows = dispatched(graph)
     place = owner(graph, rows)
-    picked = [graph.ops[row] for row in rows.tolist()]
+    picked = list(graph.ops.rows(rows))
     nested = bool((graph.ops.parent[rows] >= 0).any())
     for row, op in zip(rows.tolist(), picked):
         op.parent, op.node = -1, op.node or node_of(graph.ops, row)

@@ -49,6 +49,7 @@ class Resizable:
             raise self._refused("NEW", f"another {what} than {scale.old}", stuck) from None
         if not self._found.inputs:
             raise ForetraceError(f"no input of {graph.source or 'the step'} holds a {what} of {scale.old}")
+        self._reached = reaches(call.op for call in step.calls if call.row >= 0)
 
     def _refused(self, new: int | str, wanted: str, stuck: StuckError) -> ForetraceError:
         return ForetraceError(
@@ -70,7 +71,7 @@ class Resizable:
             for call, reading in zip(self._step.calls, self._found.readings)
             if call.row >= 0
         ]
-        made = rewritten(self._graph, calls, tensors)
+        made = rewritten(self._graph, calls, tensors, self._reached)
         made.contents = dict(self._graph.contents)
         for slot, tensor in self._step.inputs.items():
             if tensor.id in made.contents and tensor.numel and tensors[slot].shape != tensor.shape:
@@ -93,10 +94,10 @@ class Retyped(NamedTuple):
     kwargs: dict[str, Argument]
 
 
-def rewritten(graph: Graph, calls: Sequence[Retyped], tensors: dict[int, Tensor]) -> Graph:
-    """The graph of the same calls, with what their slots hold now."""
+def rewritten(graph: Graph, calls: Sequence[Retyped], tensors: dict[int, Tensor], was: dict[int, int]) -> Graph:
+    """The graph of the same calls, with what their slots hold now; ``was`` is what they reached of each storage."""
     rows = [Row(_changed(*call, tensors), call.call.row) for call in calls]
-    was, now = reaches(call.call.op for call in calls), reaches(row.op for row in rows)
+    now = reaches(row.op for row in rows)
     storages = {
         # What was larger than all that was seen in it keeps its share.
         number: replace(storage, nbytes=round(storage.nbytes * now[number] / was[number]))

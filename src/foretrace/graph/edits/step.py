@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretrace.graph.dispatched import dispatched, node_of, owner, with_numbers
-from foretrace.graph.edits.layout import reaches
+from foretrace.graph.edits.layout import reach
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.foreign import Tidied, is_foreign
 from foretrace.graph.graph import Graph, Timings
@@ -105,16 +105,19 @@ def _storages(known: dict[int, Storage], ops: Sequence[Op]) -> dict[int, Storage
         for number in op.frees:
             if number in storages:
                 storages[number].death = row
-        given = {tensor.storage for tensor in op.tensors}
-        for tensor in (*op.tensors, *op.produced):
+        given = op.tensors
+        for tensor in (*given, *op.produced):
             number = tensor.storage
-            if number >= 0 and number not in storages:
+            if number < 0:
+                continue
+            storage = storages.get(number)
+            if storage is None:
                 was = known.get(number)
                 # A compiler's kernel is given what it writes: that was born in the step before, and still is.
-                born = row if was or number not in given else -1
-                storages[number] = Storage(number, 0, was.device if was else tensor.device, born)
-    for number, nbytes in reaches(ops).items():
-        storages[number].nbytes = max(nbytes, known[number].nbytes if number in known else 0)
+                born = row if was or all(number != other.storage for other in given) else -1
+                storage = Storage(number, was.nbytes if was else 0, was.device if was else tensor.device, born)
+                storages[number] = storage
+            storage.nbytes = max(storage.nbytes, reach(tensor))
     return storages
 
 
