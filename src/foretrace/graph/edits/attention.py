@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from foretrace.graph.edits.fresh import Fresh
 from foretrace.graph.edits.on_meta import Made, UnknownOnMetaError
 from foretrace.graph.edits.relayout import relaid
 from foretrace.graph.edits.resize import META
@@ -82,7 +83,7 @@ def suited(q: Tensor, bias: object) -> str:
 def _swapped(graph: Graph, wanted: Callable[[Tensor, object], str]) -> Graph:
     graph = flattened(graph)
     before, ops = list(graph.ops), list(graph.ops)
-    numbers = _Numbers([tensor for op in ops for tensor in (*op.tensors, *op.produced)])
+    fresh = Fresh(ops)
     saved: dict[int, dict[str, Any]] = {}
     extra: dict[int, tuple[int, ...]] = {}
     after = []
@@ -90,9 +91,9 @@ def _swapped(graph: Graph, wanted: Callable[[Tensor, object], str]) -> Graph:
         op.frees += tuple(number for freed in op.frees for number in extra.get(freed, ()))
         kind = _kind(op.name)
         if kind is not None and op.name.endswith("_backward"):
-            op = _backward(op, kind, wanted, saved, numbers)
+            op = _backward(op, kind, wanted, saved, fresh)
         elif kind is not None:
-            op = _forward(op, kind, wanted, saved, numbers, extra)
+            op = _forward(op, kind, wanted, saved, fresh, extra)
         after.append(op)
     rows = relaid(before, after, META)
     return assembled(graph, rows)
@@ -102,18 +103,11 @@ def _kind(name: str) -> str | None:
     return next((kind for kind in FORWARD if name.removesuffix("_backward") == NAME.format(kind)), None)
 
 
-class _Numbers:
-    """Numbers for tensors that nobody has yet."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._tensor = max((tensor.id for tensor in tensors), default=0)
-        self._storage = max((tensor.storage for tensor in tensors), default=0)
-
-    def made(self, made: Made, like: Tensor, known: Any) -> Tensor:
-        if isinstance(known, Tensor):
-            return Tensor(made.shape, made.dtype, known.device, made.stride, 0, known.id, known.storage)
-        self._tensor, self._storage = self._tensor + 1, self._storage + 1
-        return Tensor(made.shape, made.dtype, like.device, made.stride, 0, self._tensor, self._storage)
+def _made(made: Made, like: Tensor, known: Any, fresh: Fresh) -> Tensor:
+    """A result: the tensor that it was, or a new one."""
+    if isinstance(known, Tensor):
+        return Tensor(made.shape, made.dtype, known.device, made.stride, 0, known.id, known.storage)
+    return Tensor(made.shape, made.dtype, like.device, made.stride, 0, fresh.number(), fresh.storage())
 
 
 def _forward(
@@ -121,7 +115,7 @@ def _forward(
     kind: str,
     wanted: Callable[[Tensor, object], str],
     saved: dict[int, dict[str, Any]],
-    numbers: _Numbers,
+    fresh: Fresh,
     extra: dict[int, tuple[int, ...]],
 ) -> Op:
     takes, gives = FORWARD[kind]
@@ -132,7 +126,7 @@ def _forward(
         if new == "flash" and roles["bias"] is not None:
             raise ForetraceError(f"{op.name} has a mask, and flash attention takes none", "Choose cudnn or efficient.")
         before = {tensor.storage for tensor in op.produced}
-        op = _called(op, new, FORWARD[new], roles, numbers, "")
+        op = _called(op, new, FORWARD[new], roles, fresh, "")
         roles.update(zip(FORWARD[new][1], op.outputs))
         added = tuple(tensor.storage for tensor in op.produced if tensor.storage not in before)
         if isinstance(roles["lse"], Tensor):
@@ -147,7 +141,7 @@ def _backward(
     kind: str,
     wanted: Callable[[Tensor, object], str],
     saved: dict[int, dict[str, Any]],
-    numbers: _Numbers,
+    fresh: Fresh,
 ) -> Op:
     takes, gives = BACKWARD[kind]
     roles = {**USUAL, **dict(zip(takes, op.args)), **dict(zip(gives, op.outputs))}
@@ -158,11 +152,11 @@ def _backward(
     kept = ("lse", "seed", "offset", "cum_q", "cum_k", "max_q", "max_k")
     roles |= {role: forward.get(role) for role in kept}
     roles["needs"] = [True, True, True, False]
-    return _called(op, new, BACKWARD[new], roles, numbers, "_backward")
+    return _called(op, new, BACKWARD[new], roles, fresh, "_backward")
 
 
 def _called(
-    op: Op, kind: str, form: tuple[tuple[str, ...], tuple[str, ...]], roles: dict[str, Any], numbers: _Numbers, end: str
+    op: Op, kind: str, form: tuple[tuple[str, ...], tuple[str, ...]], roles: dict[str, Any], fresh: Fresh, end: str
 ) -> Op:
     """The call of another implementation."""
     takes, gives = form
@@ -174,7 +168,7 @@ def _called(
     except (UnknownOnMetaError, ValueError) as error:
         raise ForetraceError(f"{op.name} can't be done by {kind} attention ({error})", "Choose another.") from None
     new.outputs = tuple(
-        numbers.made(result, roles["q"], roles.get(role)) if isinstance(result, Made) and role != "mask" else None
+        _made(result, roles["q"], roles.get(role), fresh) if isinstance(result, Made) and role != "mask" else None
         for role, result in zip(gives, made)
     )
     return new

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from foretrace.graph.edits.fresh import Fresh
 from foretrace.graph.edits.linked import Call, Linked, filled
 from foretrace.graph.edits.names import unknown
 from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments
@@ -69,10 +71,9 @@ class _Again:
     def __init__(self, step: Linked, ops: list[Op]) -> None:
         self._calls = [call for call in step.calls if call.row >= 0]
         self._ops = ops
-        everything = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]
-        self._next_id = max((tensor.id for tensor in everything), default=0) + 1
-        self._first_storage = max((tensor.storage for tensor in everything), default=0) + 1
-        self._next_storage = self._first_storage
+        self._fresh = Fresh(ops)
+        self._made: list[int] = []
+        """Storages that the calls made again fill."""
         self._inserted: dict[int, list[Op]] = {}
         """New calls, by the row before which they come."""
         self._changed: dict[int, Op] = {}
@@ -103,13 +104,9 @@ class _Again:
         for slot, tensor in call.made.items():
             storage = tensor.storage
             if storage in born and storage not in storages:
-                storages[storage] = self._next_storage
-                self._next_storage += 1
-            new[slot] = Tensor(
-                tensor.shape, tensor.dtype, tensor.device, tensor.stride, tensor.offset, self._next_id,
-                storages.get(storage, storage), tensor.layout,
-            )  # fmt: skip
-            self._next_id += 1
+                storages[storage] = self._fresh.storage()
+                self._made.append(storages[storage])
+            new[slot] = replace(tensor, id=self._fresh.number(), storage=storages.get(storage, storage))
         op = _with(call, new, call.op)
         op.outputs = _outputs(call, new)
         op.phase, op.node, op.thread, op.frees = "backward", beside.node, beside.thread, ()
@@ -127,7 +124,7 @@ class _Again:
         ended = {number for op in self._ops for number in op.frees}
         early = self._halved() & ended
         freed: dict[int, list[int]] = {}
-        for storage in (*sorted(early), *range(self._first_storage, self._next_storage)):
+        for storage in (*sorted(early), *self._made):
             freed.setdefault(last[storage] + 1, []).append(storage)
         for place, row in enumerate(rows):
             kept = tuple(storage for storage in row.op.frees if storage not in early)

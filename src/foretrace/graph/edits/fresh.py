@@ -24,12 +24,20 @@ class Fresh:
         self._tensor = max((tensor.id for tensor in tensors), default=-1)
         self._storage = max((tensor.storage for tensor in tensors), default=-1)
 
+    def number(self) -> int:
+        """The number of another tensor."""
+        self._tensor += 1
+        return self._tensor
+
+    def storage(self) -> int:
+        """The number of another storage."""
+        self._storage += 1
+        return self._storage
+
     def tensor(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A dense tensor with a storage of its own, of another's type and device."""
-        self._tensor, self._storage = self._tensor + 1, self._storage + 1
-        return Tensor(shape, like.dtype, like.device, dense_strides(shape), 0, self._tensor, self._storage)
+        return Tensor(shape, like.dtype, like.device, dense_strides(shape), 0, self.number(), self.storage())
 
     def view(self, of: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Another look at a tensor without gaps."""
-        self._tensor += 1
-        return replace(of, shape=shape, stride=dense_strides(shape), id=self._tensor)
+        return replace(of, shape=shape, stride=dense_strides(shape), id=self.number())
