@@ -12,7 +12,7 @@ LINT := $(VENV)/.lint
 # Those that need no GPU.
 BENCHMARKS := start_up all_sets against_hta large_trace sketch_speed recorder_cost simulate_speed predict_speed \
 	kernel_models device_time collectives host_time job_accuracy job_speed other_gpus other_gpu_kernels pipelines vtrain \
-	vtrain_whole sharding sharding_search edits
+	vtrain_whole sharding sharding_gloo sharding_search edits cudagraph
 
 .PHONY: demo test lint bench clean
 
@@ -26,7 +26,7 @@ demo: $(BASE)
 	@echo "  $(BIN)/foretrace predict examples/gpt.py --on a100              another GPU; platform list shows all"
 	@echo "  $(BIN)/foretrace predict examples/gpt.py --parallel data=8      on eight of them"
 	@echo "  $(BIN)/foretrace whatif examples/gpt.py --set batch=32          a larger batch"
-	@echo "  $(BIN)/foretrace record --out mine -- python your_training.py    then: show mine, predict mine, check mine, replay mine"
+	@echo "  $(BIN)/foretrace record --out mine -- $(BIN)/python examples/bert.py   then: show mine, predict mine, check mine, replay mine"
 
 test: $(TESTS)
 	$(BIN)/python -m pytest -n 2
@@ -56,6 +56,7 @@ $(VENV)/.made:
 	touch $@
 
 $(BASE): $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing Foretrace and PyTorch into $(VENV): a minute or two"
 	$(INSTALL) -e '.[torch]'
 	touch $@
 

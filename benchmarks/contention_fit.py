@@ -1,4 +1,4 @@
-"""Fits how much longer kernels take beside a collective: src/foretrace/costs/contention.json.
+"""Fits how much longer kernels take beside a collective, and it beside them: src/foretrace/costs/contention.json.
 
     python -m benchmarks.contention_fit TRACE ...
 
@@ -7,6 +7,11 @@ them all the time and some with none. An op that launches a kernel several times
 which. Beside a collective a kernel takes a factor longer, and a fixed time more: it waits for its share of the device.
 
 Each trace is then predicted by what the others say. Where that is no better than no correction at all, none is kept.
+
+How much longer a collective takes beside kernels is the median of what others measured and published, each machine with
+one figure (benchmarks/data/contention_transfers.json): the time of one all_reduce with products beside it all the time
+over its time alone. Galvatron's figures are the larger one of both sides' slow-downs. Each machine is predicted by the
+others in the same way.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +35,7 @@ FEWEST = 3
 """Kernels of each kind that a pair of medians needs."""
 Medians = NDArray[np.float64]
 """Rows of microseconds, alone and beside a collective."""
+TRANSFERS = Path(__file__).parent / "data" / "contention_transfers.json"
 FACTORS, ADDED = np.linspace(1.0, 1.5, 51), np.linspace(0.0, 10.0, 101)
 
 
@@ -63,6 +70,25 @@ def off(seen: Medians, factor: float = 1.0, added: float = 0.0) -> float:
     return float(np.expm1(np.abs(np.log((alone * factor + added) / shared)).mean()))
 
 
+def transfers() -> dict[str, Any]:
+    """The factor of collectives beside kernels, and where it is from: how far machines are from what others say."""
+    rows = json.loads(TRANSFERS.read_text())
+    by_machine: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        by_machine[row["machine"]].append(row["factor"])
+    each = np.array([np.exp(np.mean(np.log(factors))) for factors in by_machine.values()])
+    others = np.array([np.median(np.delete(each, place)) for place in range(len(each))])
+    left_out, without = (float(np.expm1(np.abs(np.log(each / said)).mean())) for said in (others, np.ones(len(each))))
+    sources = ", ".join(dict.fromkeys(row["source"] for row in rows))
+    least, most = (some(row["factor"] for row in rows) for some in (min, max))
+    return {
+        "transfer": round(float(np.median(each)), 3) if left_out < without else 1.0,
+        "transfer_provenance": f"all_reduce with products beside it all the time against alone, median of {len(each)} "
+        f"machines ({least:g} to {most:g}), each predicted by the others: {left_out:.0%} off, {without:.0%} with no "
+        f"correction; {sources}",
+    }
+
+
 def main() -> int:
     graphs = [load(path).graphs[0] for path in map(Path, sys.argv[1:])]
     seen = [np.array(pairs(graph)) for graph in graphs]
@@ -78,6 +104,7 @@ def main() -> int:
         "added_us": round(added, 2),
         "provenance": f"{sum(map(len, seen))} kinds of kernels alone and beside a collective in traces published with "
         f"HolisticTraceAnalysis, each trace predicted by what the others say: {told}",
+        **transfers(),
     }
     FILE.write_text(json.dumps(kept, indent=1) + "\n")
     print(json.dumps(kept, indent=1))

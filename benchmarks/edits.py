@@ -93,6 +93,33 @@ def pairs() -> Iterator[tuple[str, str, Callable[[], Graph], Callable[[], Graph]
         "dlrm", "top MLP 32 to 256", lambda: edits.width(sketched(dlrm), 256, "top.0"),
         lambda: sketched(dlrm, top=(256, 16, 1)),
     )  # fmt: skip
+    for model in (gpt, bert):
+        for new in (32, 192):
+            yield (
+                model.__name__, f"hidden 64 to {new}",
+                lambda m=model, n=new: edits.hidden(sketched(m), n),
+                lambda m=model, n=new: sketched(m, dim=n),
+            )  # fmt: skip
+        yield (
+            model.__name__, "heads 4 to 8",
+            lambda m=model: edits.heads(sketched(m), 8),
+            lambda m=model: sketched(m, heads=8),
+        )  # fmt: skip
+    yield (
+        "dlrm", "all MLPs to 256", lambda: edits.hidden(sketched(dlrm), 256),
+        lambda: sketched(dlrm, bottom=(13, 256, 16), top=(256, 256, 1)),
+    )  # fmt: skip
+    for model in (dlrm, gpt, bert, resnet):
+        yield (
+            model.__name__, "fp32 to bf16 autocast",
+            lambda m=model: edits.autocast(sketched(m), "bf16"),
+            lambda m=model: sketched(m, options={"dtype": "bf16"}),
+        )  # fmt: skip
+    yield (
+        "gpt", "gelu taken out and put in again",
+        lambda: edits.insert(edits.without(sketched(gpt), "gelu"), "gelu", "addmm@mlp.0"),
+        lambda: sketched(gpt),
+    )  # fmt: skip
     for dtype in ("fp32", "bf16"):
         yield (
             "gpt", f"checkpointing, {dtype}",

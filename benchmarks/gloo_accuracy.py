@@ -1,11 +1,14 @@
 """Claim: the step of real distributed jobs on CPUs is predicted within 8 % (geomean), and none is off by over 20 %.
 
-A hybrid DLRM (all_to_all and all_reduce), an MLP under DDP and a GPT under FSDP2, on 2, 4 and 8 processes that exchange
-through gloo on one machine, which was calibrated in the same call. Each is predicted three ways:
+A hybrid DLRM (all_to_all and all_reduce), an MLP under DDP and a GPT under FSDP2, on 2, 4 and 8 processes of one thread
+that exchange through gloo on one machine of 16 cores, which was calibrated in the same call. Each is predicted three
+ways:
 
 - on its own machine: hosts as recorded in the same job, collectives from the fabric;
-- from 2 ranks: what a rank of the recorded job of two does, in a job of 4 or 8, collectives from the fabric;
-- sketched: the job has never run; its calls cost what they were measured to cost, one by one.
+- from 2 ranks: what a rank of the recorded job of two does, in a job of 4 or 8, collectives from the fabric. That
+  processes slow each other down is not in it, only that the last of more ranks comes later;
+- sketched: the job has never run; its calls cost what they were measured to cost, one by one, while as many processes
+  measured at once. ``calls measured`` is the part of the time that was: the rest is by roofline.
 
 All are held against steps that were timed after the recording, which no forecast has seen. How far these are from the
 steps that were timed before it is the noise: what two measurements of the same job differ by.

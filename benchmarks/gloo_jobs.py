@@ -27,7 +27,7 @@ from foretrace.record.session import record
 Step = Callable[[], torch.Tensor]
 STEPS = 16
 """That are timed, and that are timed again."""
-SMALL_GPT = gpt.Shape(layers=4, heads=4, dim=256, vocabulary=4096, seq=128, batch=4)
+SMALL_GPT = gpt.Shape(layers=4, heads=4, dim=256, vocabulary=4096, seq=128, batch=2)
 
 
 def hybrid_dlrm() -> Step:
@@ -40,7 +40,7 @@ def ddp_mlp() -> Step:
     layers = [layer for _ in range(8) for layer in (nn.Linear(768, 768), nn.ReLU())]
     model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(768, 16)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    given, wanted = torch.randn(512, 768), torch.randn(512, 16)
+    given, wanted = torch.randn(256, 768), torch.randn(256, 16)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()

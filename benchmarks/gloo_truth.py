@@ -3,8 +3,8 @@
     python -m benchmarks.gloo_truth OUT --minutes 4
 
 writes for each WORLD ``OUT/JOB-WORLD/recording`` and ``again.json``, and ``OUT/platform-WORLD``: the fabric between so
-many processes; host, and the calls of each job's sketch, while so many work at once. What is there already is left out,
-so that it can be stopped and gone on with.
+many processes; host, and the calls of each job's sketch, while so many work at once. The time is shared by the worlds;
+what one leaves is the next one's. What is there already is left out, so that it can be stopped and gone on with.
 """
 
 from __future__ import annotations
@@ -17,21 +17,30 @@ import tempfile
 import time
 from pathlib import Path
 
+from foretrace.platform.cases.recorded import EXACT
 from foretrace.platform.folder import RAW
-from foretrace.platform.host_measurements import HOST_FILE
 from foretrace.platform.journal import exists
+from foretrace.platform.measurements import SUFFIX
 
 JOBS = ("dlrm", "ddp", "fsdp")
 """As in `benchmarks.gloo_jobs`, which brings torch and the examples."""
 WORLDS = (2, 4, 8)
-THREADS = 2
-"""Of each rank: eight ranks then fill sixteen cores."""
-FABRIC_MINUTES = 0.1
+THREADS = 1
+"""Of each rank: with those of gloo, and what watches, eight ranks then fill sixteen cores, and none waits for one."""
+STARTING = 12.0
+"""Seconds that a process takes before it measures, and between what it measures."""
 
 
 def environment() -> dict[str, str]:
+    """That of the ranks: no GPU is theirs, and what they send stays on this machine."""
     paths = ["src", ".", "examples", os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "OMP_NUM_THREADS": str(THREADS), "PYTHONPATH": ":".join(filter(None, paths))}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(THREADS),
+        "CUDA_VISIBLE_DEVICES": "",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": ":".join(filter(None, paths)),
+    }
 
 
 def all_end_well(commands: list[list[str]], seconds: float) -> bool:
@@ -59,14 +68,30 @@ def torchrun(world: int, *command: str) -> list[str]:
 
 
 def fabric(platform: Path, world: int) -> list[str]:
-    options = ["calibrate", "fabric", "--minutes", str(FABRIC_MINUTES), "--out", str(platform)]
-    return torchrun(world, "--no-python", sys.executable, "-m", "foretrace", *options)
+    return torchrun(world, "-m", "benchmarks.gloo_fabric", str(platform))
 
 
-def machines(platform: Path, world: int, unread: Path) -> list[list[str]]:
+def machines(platform: Path, world: int, unread: Path, seconds: float) -> list[list[str]]:
     """Calibrations of the host and of the jobs' calls, of which the first one's is read and the others are its load."""
     places = [platform, *(unread / str(number) for number in range(1, world))]
-    return [[sys.executable, "-m", "benchmarks.gloo_machine", str(world), str(place)] for place in places]
+    words = [sys.executable, "-m", "benchmarks.gloo_machine", str(world)]
+    return [[*words, str(place), str(seconds - STARTING)] for place in places]
+
+
+def measure(out: Path, world: int, until: float) -> bool:
+    """The jobs of so many ranks, and their machine; whether all went well."""
+    platform, whole = out / f"platform-{world}", True
+    if not (platform / "fabric.json").exists():
+        whole &= all_end_well([fabric(platform, world)], until - time.monotonic())
+    left = [name for name in JOBS if not (out / f"{name}-{world}" / "again.json").exists()]
+    if left:
+        jobs = torchrun(world, "-m", "benchmarks.gloo_jobs", str(out), *left)
+        whole &= all_end_well([jobs], until - time.monotonic())
+    if not exists(platform / RAW / f"{EXACT}{SUFFIX}"):
+        seconds = until - time.monotonic()
+        with tempfile.TemporaryDirectory() as unread:
+            whole &= all_end_well(machines(platform, world, Path(unread), seconds), seconds)
+    return whole
 
 
 def main() -> int:
@@ -75,19 +100,11 @@ def main() -> int:
     options.add_argument("--minutes", type=float, default=4.0)
     options.add_argument("--worlds", type=int, nargs="*", default=list(WORLDS))
     chosen = options.parse_args()
-    end = time.monotonic() + chosen.minutes * 60
-    whole = True
-    for world in chosen.worlds:
-        platform = chosen.out / f"platform-{world}"
-        if not (platform / "fabric.json").exists():
-            whole &= all_end_well([fabric(platform, world)], end - time.monotonic())
-        left = [name for name in JOBS if not (chosen.out / f"{name}-{world}" / "again.json").exists()]
-        if left:
-            jobs = torchrun(world, "-m", "benchmarks.gloo_jobs", str(chosen.out), *left)
-            whole &= all_end_well([jobs], end - time.monotonic())
-        if not exists(platform / RAW / HOST_FILE):  # it is measured last
-            with tempfile.TemporaryDirectory() as unread:
-                whole &= all_end_well(machines(platform, world, Path(unread)), end - time.monotonic())
+    end, whole = time.monotonic() + chosen.minutes * 60, True
+    for number, world in enumerate(chosen.worlds):
+        now = time.monotonic()
+        share = (end - now) / (len(chosen.worlds) - number)
+        whole &= measure(chosen.out, world, now + share)
     return 0 if whole else 1
 
 

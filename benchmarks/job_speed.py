@@ -79,6 +79,7 @@ def step(seed: int) -> Step:
             np.concatenate([np.stack([asked - 1, asked], axis=1), np.stack([asked[:-1], asked[:-1] + 50], axis=1)]),
         ),
         stream=work.stream,
+        captured=np.zeros(CALLS, bool),
     )
 
 

@@ -25,6 +25,8 @@ from foretrace.platforms import platform
 
 LIMIT = 1e-3
 MOST_STAGES = 8
+ALONE = Contention(1.0, 0.0, "made up", 1.0, "made up")
+"""Nothing slows what runs beside it."""
 SAMPLES, WIDTH = 1 << 19, 1024
 """Rows of a microbatch and their width: products long enough that launches do not show."""
 CASES = [
@@ -78,7 +80,7 @@ def without_cost() -> Platform:
 
 def span_ms(job: Job, on: Platform) -> float:
     """From the first kernel to the last: how long the host takes to launch the first one is no bubble."""
-    with patch("foretrace.forecast.contention.contention", lambda: Contention(1.0, 0.0, "made up")):
+    with patch("foretrace.forecast.contention.contention", lambda: ALONE):
         return predict_job(job, on).device_span_ms
 
 

@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,10 @@ from typing import Any
 import torch
 
 from benchmarks import workloads
+from foretrace.graph import Op
 from foretrace.record.session import record
+from foretrace.record.watch import Watch
+from foretrace.replay.harness.measure import synced_ms
 from foretrace.replaying import benchmark
 
 Step = Callable[[], Any]
@@ -44,16 +48,19 @@ SMALL: dict[str, Callable[[], Step]] = {
 METRICS_OF = ("dlrm_default_b2048", "resnet50_b64_fp32", "gpt2_b2_s256_fp32")
 NCU_S, LONGEST_S = 90.0, 100.0
 """Seconds that Nsight Compute may take, and a stage of a workload without it."""
-PLAIN, PROFILED = 30, 5
+FEWEST_PLAIN, PLAIN, PLAIN_MS, PROFILED = 30, 300, 3000.0, 5
 """Steps of a recording: a host that is busy now and then is so in some of them."""
-FEWEST_ROUNDS, ROUNDS, ROUNDS_S = 2, 40, 8.0
+FEWEST_ROUNDS, ROUNDS, ROUNDS_S = 3, 200, 9.0
 """Rounds of original, paced and unpaced; fewer where they take long."""
-FEWEST_IN_A_ROW, IN_A_ROW, TURN_MS = 5, 30, 150.0
-"""Steps of each in a row: as many as take that long. As many again go before, since caches hold what ran last."""
+FEWEST_IN_A_ROW, IN_A_ROW, TURN_MS = 2, 10, 40.0
+"""Steps of each in a row: as many as take that long, since a host's speed changes within tenths of a second. As many
+again go before, since caches hold what ran last."""
 PROFILES, POWERED = 3, 2
 """How often kernels are profiled, and power measured, original and replay in turns."""
 
 
+TRIED = 10
+"""Steps that are timed to know about how long one takes."""
 HARNESS = ("benchmark", "comparison", "measure", "system")
 
 
@@ -71,7 +78,8 @@ def harness_of(folder: Path) -> dict[str, Any]:
 def recorded(name: str, out: Path) -> dict[str, Any]:
     """Record a workload, make its benchmark, and hold their kernels and memory against each other."""
     step = made(name)
-    recording = record(step, out / "recordings" / name, plain=PLAIN, profile=PROFILED)
+    plain = as_many(step, PLAIN_MS, FEWEST_PLAIN, PLAIN)
+    recording = record(step, out / "recordings" / name, plain=plain, profile=PROFILED)
     folder = benchmark(recording, out / "benchmarks" / name)
     tools = harness_of(folder)
     measure, comparison = tools["measure"], tools["comparison"]
@@ -97,8 +105,7 @@ def timed(name: str, out: Path) -> dict[str, Any]:
     tools = harness_of(folder)
     measure = tools["measure"]
     step = made(name)
-    first_ms = median(measure.synced_ms(step, FEWEST_IN_A_ROW))
-    in_a_row = max(FEWEST_IN_A_ROW, min(IN_A_ROW, round(TURN_MS / first_ms)))
+    in_a_row = as_many(step, TURN_MS, FEWEST_IN_A_ROW, IN_A_ROW)
     replay = tools["benchmark"].Benchmark(folder)
     variants: dict[str, Step] = {"original": step, "paced": replay.step(True), "unpaced": replay.step(False)}
     times: dict[str, list[float]] = {variant: [] for variant in variants}
@@ -116,6 +123,11 @@ def timed(name: str, out: Path) -> dict[str, Any]:
         "step_ms_back_to_back": {variant: median(found) for variant, found in rates.items()},
         "power": powered(tools, variants) if name in METRICS_OF else {},
     }
+
+
+def as_many(step: Step, ms: float, fewest: int, most: int) -> int:
+    """How many steps take that long."""
+    return max(fewest, min(most, round(ms / median(synced_ms(step, TRIED)))))
 
 
 def powered(tools: dict[str, Any], variants: dict[str, Step]) -> dict[str, dict[str, float]]:
@@ -153,6 +165,37 @@ def counted(name: str, out: Path) -> dict[str, Any]:
     return dict(zip(("original", "replay"), found))
 
 
+class CountedPlainly(Watch):
+    """Lets Nsight Compute see the calls that `Counted` lets it see, of a step that autograd takes through as if nobody
+    watched: with another mode it clones gradients."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every = every
+        self.seen: Counter[str] = Counter()
+        self._called = self._counted = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._called = True
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._called = False
+            if self._counted:
+                torch.cuda.profiler.stop()
+                self._counted = False
+
+    def note(self, name: str, overload: str, args: Any, kwargs: dict[str, Any]) -> Op:
+        """The call is about to be made."""
+        op = super().note(name, overload, args, kwargs)
+        if self._called:
+            self.seen[f"{name}.{overload}"] += 1
+            if (self.seen[f"{name}.{overload}"] - 1) % self.every == 0:
+                torch.cuda.profiler.start()
+                self._counted = True
+        return op
+
+
 def one(name: str, out: Path) -> None:
     """One step of an original and one of its replay, for somebody who counts."""
     torch.manual_seed(0)
@@ -161,7 +204,7 @@ def one(name: str, out: Path) -> None:
     tools = harness_of(folder)
     replay = tools["benchmark"].Benchmark(folder)
     calls = len(replay.source.numbers)
-    tools["system"].counted_step(step, calls)
+    tools["system"].counted_step(step, calls, CountedPlainly)
     tools["system"].divide()
     tools["system"].counted_step(replay.step(paced=False), calls)
 

@@ -2,37 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from foretrace.platform.fabric import Fabric
-from foretrace.platform.folder import FABRIC, read_about
-from foretrace.platform.platform import Platform, read_device
+from benchmarks.sharding_gloo_jobs import BATCH, Spec
+from benchmarks.sharding_gloo_machine import table_of
+from foretrace.fitting import fit
+from foretrace.platform.cases.recorded import EXACT, case_key
+from foretrace.platform.folder import RAW
+from foretrace.platform.measurements import SUFFIX, Batch, Measurement, close_batch, open_batch
+from foretrace.platform.platform import Platform, read_fabric
+from foretrace.platform.rates import read_all
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.exchange import Exchange
-from foretrace.sharding.kernels import Kernels
+from foretrace.sharding.kernels import Single
 from foretrace.sharding.plan import Placement
 from foretrace.sharding.ranks import Ranks
-from foretrace.sharding.tables import Table
-
-if TYPE_CHECKING:
-    from benchmarks.sharding_gloo_jobs import Spec
 
 
-def predicted(
-    tables: Sequence[Spec], owners: Mapping[str, Sequence[int]], world: int, folder: Path, batch: int
-) -> dict[str, float]:
+def machine(out: Path, world: int, folder: Path) -> Platform:
+    """The machine with so many processes at work, fitted into a folder: host, fabric, each call as all timed it."""
+    raw = out / f"machine-{world}" / RAW
+    if not raw.exists():
+        first = out / f"platform-{world}"
+        shutil.copytree(first / RAW, raw, ignore=shutil.ignore_patterns(f"{EXACT}*"))
+        found = repeated(one for place in (first, *sorted((out / f"calls-{world}").iterdir()))
+                         for one in read_all(place / RAW, EXACT))  # fmt: skip
+        file, batch = raw / f"{EXACT}{SUFFIX}", Batch(0, len(found), {}, found)
+        open_batch(file, batch)
+        close_batch(file, batch)
+    fit(folder, raw)
+    return Platform.read(folder)
+
+
+def repeated(measured: Iterable[Measurement]) -> list[Measurement]:
+    """Each call once, with the repeats of all who timed it."""
+    found: dict[str, Measurement] = {}
+    for one in measured:
+        before = found.setdefault(case_key(one.case), one)
+        if before is not one:
+            before.cold += one.cold
+            before.warm += one.warm
+    return list(found.values())
+
+
+def predicted(tables: Sequence[Spec], owners: Mapping[str, Sequence[int]], platform: Platform) -> dict[str, float]:
     """Milliseconds of each plan, without the dense layers, which are the same in all.
 
     Forward and backward each wait for their slowest rank: ids are exchanged between them.
     """
-    about = read_about(folder)
-    host = Platform.named("h200").host  # a CPU's calls are its kernels: nothing else of a host is asked for
-    platform = Platform(about.name, read_device(folder), host, None, folder, about)
-    ours = [Table(t.name, t.rows, t.dim, t.pooling, zipf=t.zipf) for t in tables]
-    ranks = Ranks(world, world, batch)
-    costing = Costing(ours, ranks, Kernels(platform), Exchange(Fabric.read(folder / FABRIC), ranks))
+    world = 1 + max(rank for owner in owners.values() for rank in owner)
+    ranks = Ranks(world, world, BATCH)
+    exchange = Exchange(read_fabric(platform.folder), ranks)
+    costing = Costing([table_of(spec) for spec in tables], ranks, Single(platform), exchange)
     plans = {name: tuple(Placement("table_wise", (rank,)) for rank in owner) for name, owner in owners.items()}
     told = {name: costing.estimate(plan) for name, plan in plans.items()}
     return {name: (one.step - one.slowest + one.forward.max() + one.backward.max()) / 1e3 for name, one in told.items()}

@@ -2,40 +2,55 @@
 
     python -m benchmarks.sharding_gloo_truth OUT --minutes 4
 
-writes for each WORLD ``OUT/platform-WORLD``, the fabric between so many processes and their lookups while so many work
-at once, and ``OUT/jobs-WORLD.jsonl``, a line a job: the median step of each candidate plan, and of each rank's phases.
-What is there already is left out, so that it can be stopped and gone on with.
+writes for each WORLD ``OUT/platform-WORLD``, the fabric between so many processes and their host, ``OUT/calls-WORLD``,
+their lookups as each of so many measured them while all worked at once, and ``OUT/jobs-WORLD.jsonl``, a line a job: the
+steps of each candidate plan, one of each by turns, and of each rank's phases the median. All ranks have one thread. The
+time is shared by the jobs. What is there already is left out, so that it can be stopped and gone on with.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
-import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.gloo_truth import all_end_well, fabric, torchrun
 from benchmarks.sharding_gloo_jobs import PHASES, WORLDS, Job, Spec, jobs, owners
-from foretrace.platform.folder import RAW
 
-STEPS, WARM = 9, 2
-LOOKUPS_MINUTES = 0.5
-STARTING = 15.0
-"""Seconds that torchrun and a calibration take before they measure."""
+WARM, FEWEST, MOST = 2, 6, 60
+"""Rounds that are not counted, and of those that are."""
+ENDING = 5.0
+"""Seconds in which the last round of a job ends, and its processes."""
+
+MACHINES = 0.55
+"""Of the time for a world, after its fabric: calls are measured for so long at most."""
+
+Times = dict[str, list[list[float]]]
 
 
-def time_job(tables: list[Spec], rank: int, world: int) -> dict[str, list[list[float]]]:
+def agree(over: bool) -> bool:
+    """Whether any rank says so."""
+    said = torch.tensor([float(over)])
+    dist.all_reduce(said)
+    return bool(said.item())
+
+
+def time_job(tables: list[Spec], rank: int, world: int, until: float) -> Times:
     """Milliseconds of each candidate's steps: the step, between barriers, and each of `PHASES` on this rank."""
     candidates = {plan: Job(tables, owner, rank, world) for plan, owner in owners(tables, world).items()}
-    times: dict[str, list[list[float]]] = {plan: [] for plan in candidates}
-    for number in range(WARM + STEPS):  # by turns, so that a noisy moment meets all of them
+    times: Times = {plan: [] for plan in candidates}
+    for number in range(WARM + MOST):  # by turns, so that a noisy moment meets all of them
+        if agree(number >= WARM + FEWEST and time.time() > until):
+            break
         for plan, job in candidates.items():
             dist.barrier()
             begun = time.perf_counter()
@@ -47,42 +62,50 @@ def time_job(tables: list[Spec], rank: int, world: int) -> dict[str, list[list[f
     return times
 
 
+def told(name: str, everybody: list[Times]) -> dict[str, Any]:
+    """A job's line: all steps as the first rank timed them, and the phases of all ranks."""
+    first = everybody[0]
+    return {
+        "job": name,
+        "steps": {plan: [round(step[0], 4) for step in steps] for plan, steps in first.items()},
+        "phases": {
+            plan: {
+                phase: [round(statistics.median(step[place] for step in one[plan]), 4) for one in everybody]
+                for place, phase in enumerate(PHASES, 1)
+            }
+            for plan in first
+        },
+    }
+
+
 def run_rank(out: Path, until: float) -> None:
     """All jobs of so many ranks as torchrun started; the first one writes what was measured."""
+    gc.disable()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     done = {json.loads(line)["job"] for line in out.open()} if out.exists() else set()
     dist.barrier()
-    for name, size, tables in jobs():
-        late = torch.tensor([float(time.time() > until)])
-        dist.all_reduce(late)
-        if size != world or name in done or late.item():
-            continue
-        mine = {plan: [statistics.median(column) for column in zip(*ms)]
-                for plan, ms in time_job(tables, rank, world).items()}  # fmt: skip
-        everybody: list[dict[str, list[float]]] = [{}] * world
-        dist.all_gather_object(everybody, mine)
+    left = [(name, tables) for name, size, tables in jobs() if size == world and name not in done]
+    for number, (name, tables) in enumerate(left):
+        if agree(time.time() > until):
+            break
+        share = (until - time.time()) / (len(left) - number)
+        everybody: list[Times] = [{}] * world
+        dist.all_gather_object(everybody, time_job(tables, rank, world, time.time() + share))
+        gc.collect()
         if rank == 0:
-            found = {
-                "job": name,
-                "ms": {plan: round(ms[0], 4) for plan, ms in mine.items()},
-                "phases": {
-                    plan: {phase: [round(one[plan][place], 4) for one in everybody]
-                           for place, phase in enumerate(PHASES, 1)}
-                    for plan in mine
-                },
-            }  # fmt: skip
             with out.open("a") as file:
-                file.write(json.dumps(found) + "\n")
-            print(name, found["ms"], flush=True)
+                file.write(json.dumps(told(name, everybody)) + "\n")
+            medians = {plan: round(statistics.median(s[0] for s in steps), 1) for plan, steps in everybody[0].items()}
+            print(name, f"{len(everybody[0]['in turn'])} rounds", medians, file=sys.stderr, flush=True)
     dist.destroy_process_group()
 
 
-def machines(platform: Path, world: int, unread: Path) -> list[list[str]]:
-    """Calibrations of lookups, of which the first one's is read and the others are its load."""
-    places = [platform, *(unread / str(number) for number in range(1, world))]
-    words = ["calibrate", "device", "--family", "lookups", "--on", "cpu", "--minutes", str(LOOKUPS_MINUTES)]
-    return [[sys.executable, "-m", "foretrace", *words, "--out", str(place)] for place in places]
+def machines(out: Path, world: int) -> list[list[str]]:
+    """Calibrations of the calls, all at once; the first one's also of the host."""
+    words = ["-m", "benchmarks.sharding_gloo_machine", str(world)]
+    places = [out / f"platform-{world}", *(out / f"calls-{world}" / str(number) for number in range(1, world))]
+    return [[sys.executable, *words, str(number), str(place)] for number, place in enumerate(places)]
 
 
 def main() -> int:
@@ -98,14 +121,13 @@ def main() -> int:
     chosen.out.mkdir(parents=True, exist_ok=True)
     end, whole = time.time() + chosen.minutes * 60, True
     for number, world in enumerate(chosen.worlds):
-        platform, left = chosen.out / f"platform-{world}", len(chosen.worlds) - number
-        mine = time.time() + (end - time.time()) / left
+        platform = chosen.out / f"platform-{world}"
+        mine = time.time() + (end - time.time()) / (len(chosen.worlds) - number)
         if not (platform / "fabric.json").exists():
             whole &= all_end_well([fabric(platform, world)], end - time.time())
-        if not (platform / RAW / "lookups.jsonl.gz").exists():
-            with tempfile.TemporaryDirectory() as unread:
-                whole &= all_end_well(machines(platform, world, Path(unread)), 60 * LOOKUPS_MINUTES + 2 * STARTING)
-        words = [str(chosen.out / f"jobs-{world}.jsonl"), "--until", str(mine - STARTING)]
+        if not (platform / "raw" / "exact.jsonl.gz").exists():
+            whole &= all_end_well(machines(chosen.out, world), (mine - time.time()) * MACHINES)
+        words = [str(chosen.out / f"jobs-{world}.jsonl"), "--until", str(mine - ENDING)]
         whole &= all_end_well([torchrun(world, "-m", "benchmarks.sharding_gloo_truth", *words)], end - time.time())
     return 0 if whole else 1
 

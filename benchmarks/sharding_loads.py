@@ -57,7 +57,7 @@ def fresh() -> dict[str, Any]:
     timed = {line["task"]: line for line in map(json.loads, gzip.decompress(TIMES.read_bytes()).splitlines())}
     told = json.loads(gzip.decompress(FRESH.read_bytes()))["tasks"]
     return {
-        "tasks": [task | {"ranks": timed[task["name"]]["ranks"]} for task in told if task["name"] in timed],
+        "tasks": [task | timed[task["name"]] for task in told if task["name"] in timed],
         "spreads": timed["spreads"]["cases"] if "spreads" in timed else [],
     }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.browser import chromium, opened
 
-WIDTH, HEIGHT = 1180, 1370
+WIDTH, HEIGHT = 1180, 1500
 
 
 def main(page: str, picture: str, section: str | None = None) -> None:

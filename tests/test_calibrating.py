@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import foretrace as ft
@@ -208,3 +210,19 @@ def test_what_is_measured_for_seconds_is_fitted_for_real(tmp_path, monkeypatch):
     platform = Platform.read(tmp_path / "mine")
     assert platform.device.kind == "cpu" and (platform.models / "fills.npz").exists()
     assert Summary(tmp_path / "mine").to_dict()["families"]["fills"]["gmae"] > 0
+
+
+def test_a_call_that_does_nothing_is_not_measured_but_tells_what_ids_a_later_one_is_given(tmp_path: Path) -> None:
+    ids, rows = Tensor((1, 64), "int64", "cpu", id=0, storage=0), Tensor((64, 8), "float32", "cpu", id=1, storage=1)
+    table = Tensor((1000, 8), "float32", "cpu", id=2, storage=2)
+    gradient = Tensor((1000, 8), "float32", "cpu", id=3, storage=-1, layout="sparse_coo")
+    ops = [
+        Op("aten::_sparse_coo_tensor_unsafe", (ids, rows, [1000, 8]), outputs=(gradient,), overload="default"),
+        Op("aten::add_", (table, gradient), {"alpha": -0.1}, (table,), "Tensor", phase="optimizer"),
+    ]
+    outcome = calibrating.Outcome()
+    calibrating.measure_like(tmp_path, "cpu", 1.0, Graph(OpTable.of(ops)), outcome, lambda stage: None)
+    (batch,) = read_batches(tmp_path / "exact.jsonl.gz")
+    (found,) = batch.measurements
+    assert (found.case.op.name, found.error) == ("aten::add_", "")
+    assert found.case.ids is not None and found.case.ids.count == 64

@@ -1,9 +1,15 @@
 """Sharding what a user has at hand."""
 
+from dataclasses import replace
+
 import pytest
 
+import dlrm
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.planning import shard
+from foretrace.platform.platform import Platform
+from foretrace.record.sketch import sketch
+from foretrace.sharding.dense import dense_bytes
 from foretrace.sharding.tables import Table
 
 TABLE = Tensor((10_000, 64), "float32", "cuda")
@@ -40,4 +46,76 @@ def test_no_time_at_all_is_refused():
 def test_ranks_send_the_sums_of_tables_by_rows():
     by_rows = Table("t", rows=10_000_000, dim=64, kinds=("row_wise",))
     found = shard([by_rows], on="h200", world=4, batch=1024)
-    assert found.estimate.sent.min() == 4 * 1024 * 64 * 4
+    assert found.estimate.sent.min() == 3 * 1024 * 64 * 4
+
+
+@pytest.fixture
+def unmeasured(monkeypatch, tmp_path):
+    """A machine that nobody measured, and that must not be now."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+    def measured(*_, **__):
+        raise AssertionError("the machine is measured")
+
+    monkeypatch.setattr("foretrace.calibrating.calibrate", measured)
+
+
+@pytest.mark.parametrize(
+    ("on", "fabric", "said"),
+    [
+        ("cpu", None, "nobody measured what joins the processes.*calibrate fabric --out DIR.*--fabric"),
+        ("cpu:host=2", None, "nobody measured what joins the processes"),
+        ("cpu", "nowhere", "no fabric is called 'nowhere'"),
+    ],
+)
+def test_ranks_that_nothing_joins_are_refused_before_anything_is_measured(unmeasured, on, fabric, said):
+    with pytest.raises(ForetraceError, match=said):
+        shard([Table("t", 1000, 64)], world=2, on=on, fabric=fabric)
+
+
+@pytest.mark.parametrize(("told", "kernels", "said"), [
+    ({"optimizer": "adam", "zipf": 1.1}, "fused", True), ({"optimizer": "adam", "zipf": 1.1}, "tbe", False),
+    ({"zipf": 1.1}, "fused", False), ({"optimizer": "adam"}, "fused", False),
+])  # fmt: skip
+def test_rows_that_hold_up_their_update_are_told(told, kernels, said):
+    found = shard([Table("t", 100_000, 64, **told)], world=2, kernels=kernels)
+    assert any("before an update" in note for note in found.notes) == said
+
+
+def test_one_rank_needs_no_fabric():
+    h200 = Platform.named("h200")
+    cpu = replace(h200, device=replace(h200.device, kind="cpu", matches=""))
+    found = shard([Table("t", 1000, 64)], world=1, on=cpu)
+    assert (found.fabric, found.estimate.exchanged) == ("no fabric", {})
+
+
+def test_what_the_dense_part_holds_is_no_room_for_tables():
+    step = sketch(lambda: dlrm.make_step("tiny", device="cuda"), device="cuda")
+    tables, whole = (shard(what, world=2, seconds=0.2) for what in ([Table("t", 1000, 64)], step))
+    held = dense_bytes(step)
+    assert held and whole.room == tables.room - held
+    assert any("less" in note and "that the dense part holds" in note for note in whole.notes)
+    assert shard(step, world=2, seconds=0.2, memory_gb=50).room == 50e9
+
+
+def test_a_dense_part_that_leaves_no_room_is_refused():
+    h200 = Platform.named("h200")
+    small = replace(h200, device=replace(h200.device, memory_gb=1e-5))
+    step = sketch(lambda: dlrm.make_step("tiny", device="cuda"), device="cuda")
+    with pytest.raises(ForetraceError, match=r"nothing is left for tables.*smaller --batch"):
+        shard(step, world=2, on=small)
+
+
+def test_another_batch_is_that_of_the_whole_step():
+    step = sketch(lambda: dlrm.make_step("tiny", device="cuda"), device="cuda")
+    small, large = (shard(step, world=2, seconds=1, batch=batch) for batch in (128, 2**21))
+    assert large.ranks.batch == 2**21
+    assert large.dense_ms > 1.5 * small.dense_ms
+    assert large.step_ms > small.step_ms
+
+
+def test_a_step_whose_batch_can_not_be_changed_says_so():
+    ops = [LOOKUP, Op("aten::addmm", PRODUCT, outputs=(GIVEN,))]
+    found = shard(Graph(OpTable.of(ops)), on="h200", world=2, seconds=0.2, batch=512)
+    assert found.ranks.batch == 512
+    assert any("the rest of the step stays at 1,024" in note for note in found.notes)

@@ -77,6 +77,11 @@ def test_the_machine_at_hand_is_measured_on_first_use_and_kept(home, monkeypatch
     assert "foretrace: it was warm\n" in said
 
 
+def test_the_machine_at_hand_is_not_measured_for_a_fabric_that_one_process_cannot_see(home):
+    with pytest.raises(ForetraceError, match="nobody measured what joins the processes"):
+        ft.platform("h200", fabric="cpu")
+
+
 def test_where_nothing_can_be_fitted_nothing_is_measured(home, monkeypatch):
     monkeypatch.setattr("foretrace.fitting.can_fit", lambda: False)
     with pytest.raises(ForetraceError, match=r"not installed. `pip install 'foretrace\[fit\]'`"):

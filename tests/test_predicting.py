@@ -69,6 +69,13 @@ def test_a_job_in_nodes_of_its_own_size_uses_the_network() -> None:
     assert between.step_ms > inside.step_ms
 
 
+def test_nodes_and_curves_of_nothing_are_refused() -> None:
+    with pytest.raises(ForetraceError, match="a node can't have 0 GPUs"):
+        predict(rank(), on="h200", gpus_per_node=0)
+    with pytest.raises(ForetraceError, match="no worlds"):
+        scaling(rank(), [])
+
+
 def test_a_slow_link_slows_its_collectives() -> None:
     usual = predict(rank(), on="h200", world=8)
     slow = predict(rank(), on="h200", world=8, slow_link={5: 0.25})

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from foretrace.planning import shard as shard
     from foretrace.platforms import platform as platform
     from foretrace.predicting import predict as predict
+    from foretrace.questions.sweeping import sweep as sweep
+    from foretrace.questions.whatifs import whatif as whatif
     from foretrace.record.session import record as record
     from foretrace.record.session import recording as recording
     from foretrace.record.session import step as step
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from foretrace.replaying import benchmark as benchmark
     from foretrace.replaying import replay as replay
     from foretrace.report.notebook import as_html as as_html
-    from foretrace.sweeping import sweep as sweep
-    from foretrace.whatifs import whatif as whatif
 
 __version__ = "0.1.0"
 
@@ -45,8 +45,8 @@ _HOME = {
     "shard": "foretrace.planning",
     "sketch": "foretrace.record.sketch",
     "step": "foretrace.record.session",
-    "sweep": "foretrace.sweeping",
-    "whatif": "foretrace.whatifs",
+    "sweep": "foretrace.questions.sweeping",
+    "whatif": "foretrace.questions.whatifs",
 }
 """Where each public name lives: imported when first asked for, so that `import foretrace` costs nothing."""
 

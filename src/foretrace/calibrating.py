@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from foretrace.costs.silent import launches_nothing
 from foretrace.fitting import can_fit, fit
 from foretrace.graph import Graph
 from foretrace.graph.dispatched import dispatched
 from foretrace.platform.cases import FAMILIES
 from foretrace.platform.cases.compiled import COMPILED
+from foretrace.platform.cases.recorded import case_key, case_of_each
 from foretrace.platform.device_facts import DeviceFacts, describe
 from foretrace.platform.fabric_measurements import FABRIC_FILE
 from foretrace.platform.folder import RAW
@@ -189,16 +191,19 @@ def _seconds_planned(families: Sequence[str], seconds: float) -> float:
 
 
 def measure_like(raw: Path, on: str | None, seconds: float, like: Graph, outcome: Outcome, told: Told) -> None:
-    """Measure each distinct call of a step; those that were measured before are left out."""
-    from foretrace.platform.measure.exact import measure_ops
+    """Measure each distinct call of a step that does something; those that were measured before are left out."""
+    from foretrace.platform.measure.exact import measure_cases
     from foretrace.platform.measure.machine import find_device
 
-    rows = dispatched(like)
+    device, rows = find_device(on), dispatched(like)
     ops = [like.ops[int(row)] for row in rows]
     places = {int(row): place for place, row in enumerate(rows)}
     indices = [replace(found, op=places[found.op]) for found in like.indices if found.op in places]
+    # All calls are looked at: one that does nothing itself may tell what ids a later one is given.
+    each = zip(ops, case_of_each(ops, indices, like.tf32))
+    cases = {case_key(case): case for op, case in each if case and not launches_nothing(op, device.type)}
     report = _reporter(told, time.monotonic(), seconds)
-    outcome.families.append(measure_ops(ops, raw, find_device(on), seconds / 60, report, indices, like.tf32))
+    outcome.families.append(measure_cases(cases.values(), raw, device, seconds / 60, report))
 
 
 def _reporter(told: Told, begun: float, seconds: float) -> Callable[[Progress], None]:

@@ -11,28 +11,44 @@
 
 from __future__ import annotations
 
-from foretrace.changes import fuse
 from foretrace.graph.edits.attention import attention
 from foretrace.graph.edits.batch import batch
+from foretrace.graph.edits.buckets import buckets
 from foretrace.graph.edits.checkpointing import checkpointing
+from foretrace.graph.edits.cudagraph import cudagraph
 from foretrace.graph.edits.depth import depth
+from foretrace.graph.edits.heads import heads
+from foretrace.graph.edits.hidden import hidden
+from foretrace.graph.edits.overlap import overlap
 from foretrace.graph.edits.precision import dtype
 from foretrace.graph.edits.sequence import sequence
+from foretrace.graph.edits.shards import shards
 from foretrace.graph.edits.tables import pooling, table_dim, table_rows
 from foretrace.graph.edits.width import width
 from foretrace.graph.edits.without import without
-from foretrace.optimizers import optimizer
+from foretrace.questions.autocasting import autocast
+from foretrace.questions.changes import fuse
+from foretrace.questions.inserting import insert
+from foretrace.questions.optimizers import optimizer
 
 __all__ = [
     "attention",
+    "autocast",
     "batch",
+    "buckets",
     "checkpointing",
+    "cudagraph",
     "depth",
     "dtype",
     "fuse",
+    "heads",
+    "hidden",
+    "insert",
     "optimizer",
+    "overlap",
     "pooling",
     "sequence",
+    "shards",
     "table_dim",
     "table_rows",
     "width",

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from foretrace.costs.collectives import assumptions
-from foretrace.costs.families import family_of
-from foretrace.forecast.flat import flat
-from foretrace.forecast.predict import predict
-from foretrace.graph import ForetraceError, Graph, Job, OpTable
+from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.graph.edits.batch import batch as with_batch
 from foretrace.platform.fabric import Fabric
+from foretrace.platform.folder import HERE
 from foretrace.platform.platform import Platform
-from foretrace.platforms import joined_by, platform
+from foretrace.platforms import fabric_named, joined_by, platform
 from foretrace.predicting import at_hand
 from foretrace.sharding.answer import Sharding
 from foretrace.sharding.costing import Costing
+from foretrace.sharding.dense import dense_bytes, dense_us
 from foretrace.sharding.exact import gap
 from foretrace.sharding.exchange import Exchange
 from foretrace.sharding.kernels import KERNELS, Batched
@@ -25,11 +25,24 @@ from foretrace.sharding.ranks import Ranks, check_ranks
 from foretrace.sharding.reading import is_tables, read_tables
 from foretrace.sharding.recorded import batch_of_graph, tables_of_graph
 from foretrace.sharding.search import Found, Told, search
-from foretrace.sharding.tables import Table, check
+from foretrace.sharding.simulated import Simulated, simulate_plan
+from foretrace.sharding.tables import Table, check, gigabytes
 
 BATCH = 4096
 """Samples of a rank, where nobody says."""
 SECONDS = 30.0
+MOST_CALLS = 200_000
+"""Of all ranks together, up to which a plan is simulated as a whole job: that takes half a minute."""
+ALONE = Fabric("no fabric", (), "one rank exchanges nothing")
+NO_MODEL = "no model was given: the step is lookups and their exchange, with nothing to hide the latter behind"
+SIMULATED = (
+    "the step is simulated with all its ranks, one step after the other; what heuristics take longer is added up"
+)
+COALESCED = (
+    "but for SGD, PyTorch adds up the gradients of each row before an update, one after the other: a row that is hit "
+    "often holds it up; FBGEMM (--kernels tbe) does not"
+)
+ADDED_UP = "the step is lookups, exchange and dense part added up"
 
 
 @runtime_checkable
@@ -80,7 +93,8 @@ def shard(
     batch
         Samples of each rank: those of the step, or 4,096, where left out.
     memory_gb
-        What each rank has for tables; nine tenths of the device's memory where left out.
+        What each rank has for tables. Where left out, nine tenths of the device's memory, less what the rest of the
+        step holds where that is known.
     kernels
         ``fused`` looks up all tables with rows as long by one call, ``single`` each by its own, ``tbe`` by FBGEMM.
     sent_as
@@ -98,25 +112,40 @@ def shard(
     """
     if not seconds > 0:
         raise ForetraceError(f"a search can't take {seconds} seconds", "Give more than none.")
+    named = _fabric_first(on, fabric, world)
     where = platform(on)
-    given = _at_hand(tables, where.device.kind)
-    joined, notes = joined_by(fabric, where.fabric, where.device.matches, world, ranks_per_node)
-    ranks = Ranks(world, ranks_per_node or joined.gpus_per_node, batch or given.batch, sent_as)
+    given, resized = _at_batch(_at_hand(tables, where.device.kind), batch)
+    joined, notes = joined_by(named, where.fabric, where.device.matches, world, ranks_per_node)
+    ranks = Ranks(world, ranks_per_node or joined.gpus_per_node, given.batch, sent_as)
     check_ranks(ranks)
     _check_nodes(ranks, joined)
     notes += assumptions(joined, world, ranks.per_node) if world > 1 else []
     if kernels not in KERNELS:
         raise ForetraceError(f"nothing looks up tables {kernels!r}", f"Known are: {', '.join(KERNELS)}.")
-    dense_us = _dense_us(given.step, where) if given.step else 0.0
-    costing = Costing(given.tables, ranks, KERNELS[kernels](where), Exchange(joined, ranks), dense_us)
-    room = _room(where, memory_gb)
+    dense = dense_us(given.step, where) if given.step else 0.0
+    costing = Costing(given.tables, ranks, KERNELS[kernels](where), Exchange(joined, ranks), dense)
+    room, of_room = _room(where, memory_gb, given.step)
     found = search(costing, room, seconds, seed, told)
+    whole, said = _simulated(given.step, costing, found, told) if given.step else (None, [NO_MODEL])
     return Sharding(
         source=given.source, platform=where.name, fabric=joined.name, kernels=kernels, tables=given.tables, ranks=ranks,
-        room=room, plan=found.plan, estimate=found.estimate, others=found.others, dense_ms=dense_us / 1e3,
-        seconds=found.seconds, gap=gap(costing, room, found.plan),
-        notes=[*notes, *_assumed(given, costing), *_ended(found)],
+        room=room, plan=found.plan, estimate=found.estimate, others=found.others, dense_ms=dense / 1e3,
+        seconds=found.seconds, gap=gap(costing, room, found.plan), simulated=whole,
+        notes=[*notes, *resized, *of_room, *_assumed(given, costing), *said, *_ended(found)],
     )  # fmt: skip
+
+
+def _simulated(step: Graph, costing: Costing, found: Found, told: Told | None) -> tuple[Simulated | None, list[str]]:
+    """The plan as a whole job, and what to say of that."""
+    calls = costing.ranks.world * len(step.ops)
+    if calls > MOST_CALLS:
+        return None, [f"{ADDED_UP}: {calls:,} calls of all ranks are too many to simulate together"]
+    if told:
+        told("simulating all ranks", found.seconds, found.seconds)
+    try:
+        return simulate_plan(step, costing, found.plan), [SIMULATED]
+    except ForetraceError as error:
+        return None, [f"{ADDED_UP}, for as a job it can't be simulated: {error.what}"]
 
 
 def _ended(found: Found) -> list[str]:
@@ -141,6 +170,31 @@ def _at_hand(what: Sequence[Table] | Graph | Job | Module | str | Path, device: 
     return AtHand(what, f"{len(what)} tables")
 
 
+def _at_batch(given: AtHand, batch: int | None) -> tuple[AtHand, list[str]]:
+    """The same with so many samples of a rank, where they are asked for; and what to say of that."""
+    if batch is None or batch == given.batch:
+        return given, []
+    other = given._replace(batch=batch)
+    if given.step is None or batch < 1:
+        return other, []
+    try:
+        return other._replace(step=with_batch(given.step, batch, given.batch)), []
+    except ForetraceError as error:
+        return other, [
+            f"lookups have a batch of {batch:,}, the rest of the step stays at {given.batch:,}: {error.what}"
+        ]
+
+
+def _fabric_first(on: Platform | str | Path, said: Fabric | Platform | str | Path | None, world: int) -> Fabric | None:
+    """The fabric, where one is named or none is needed: before the machine at hand, which has none, is measured."""
+    if said is not None:
+        return fabric_named(said)
+    if world == 1:
+        return ALONE
+    here = not isinstance(on, Platform) and str(on).partition(":")[0] == HERE
+    return fabric_named(HERE) if here else None
+
+
 def _check_nodes(ranks: Ranks, fabric: Fabric) -> None:
     """Refuse more ranks in a node than it has GPUs."""
     if fabric.links and min(ranks.world, ranks.per_node) > fabric.gpus_per_node:
@@ -150,23 +204,27 @@ def _check_nodes(ranks: Ranks, fabric: Fabric) -> None:
         )
 
 
-def _room(where: Platform, memory_gb: float | None) -> float:
-    if memory_gb is not None and not memory_gb > 0:
-        raise ForetraceError(f"a rank can't have {memory_gb} GB for tables", "Give more than none.")
-    return memory_gb * 1e9 if memory_gb is not None else (1 - KEPT_FREE) * where.device.memory_gb * 1e9
-
-
-def _dense_us(step: Graph, where: Platform) -> float:
-    """What a step takes without its lookups, their gradients and updates."""
-    others = [
-        op
-        for op in flat(step).calls.ops
-        if (family := family_of(op)) is None or family.name != "lookups"
-    ]  # fmt: skip
-    if not others:
-        return 0.0
-    rest = Graph(OpTable.of(others), settings=step.settings)
-    return predict(Job([rest], step.source), where, "model").step_ms * 1e3
+def _room(where: Platform, memory_gb: float | None, step: Graph | None) -> tuple[float, list[str]]:
+    """Bytes that a rank has for tables, and what to say of that."""
+    if memory_gb is not None:
+        if not memory_gb > 0:
+            raise ForetraceError(f"a rank can't have {memory_gb} GB for tables", "Give more than none.")
+        return memory_gb * 1e9, []
+    usable = (1 - KEPT_FREE) * where.device.memory_gb * 1e9
+    if step is None:
+        return usable, []
+    dense = dense_bytes(step)
+    if dense is None:
+        return usable, ["nothing is known of the memory of the dense part: tables may take nine tenths of a device's"]
+    if dense >= usable:
+        raise ForetraceError(
+            f"the dense part holds {gigabytes(dense)} of the {gigabytes(usable)} of a rank: nothing is left for tables",
+            "Give a smaller --batch; or --memory, what each rank has for tables.",
+        )
+    kept = f"{gigabytes(dense)} that the dense part holds"
+    return usable - dense, [
+        f"a rank has {gigabytes(usable - dense)} for tables: nine tenths of its memory, less {kept}"
+    ]
 
 
 def _assumed(given: AtHand, costing: Costing) -> list[str]:
@@ -176,12 +234,8 @@ def _assumed(given: AtHand, costing: Costing) -> list[str]:
         notes.append("nothing is known of how often rows are hit: ids are taken to be spread evenly (zipf, reuse)")
     if isinstance(costing.kernels, Batched):
         notes.append("FBGEMM's kernels are carried over from one H100 by the rate of the memory")
-    if given.step is None:
-        notes.append(
-            "no model was given: the step is lookups and their exchange, with nothing to hide the latter behind"
-        )
-    else:
-        notes.append("ids travel behind the dense part, and its gradients are added up behind its own backward")
+    elif any(table.optimizer != "sgd" and (table.reuse or table.zipf) for table in given.tables):
+        notes.append(COALESCED)
     if any(table.dtype == "int8" for table in given.tables):
         notes.append("int8 rows are priced as 16-bit rows of as many bytes")
     return notes

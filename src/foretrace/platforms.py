@@ -53,7 +53,7 @@ def platform(
     base = name if isinstance(name, Platform) else _named(name, told)
     whole = base.having(
         host=host if host is None or isinstance(host, Host) else _host(host, told),
-        fabric=fabric if fabric is None or isinstance(fabric, Fabric) else fabric_named(fabric, told),
+        fabric=fabric if fabric is None or isinstance(fabric, Fabric) else fabric_named(fabric),
     )
     return whole.scaled(**factors) if factors else whole
 
@@ -83,7 +83,7 @@ def _host(of: Platform | str | Path, told: Told | None) -> Host:
     return of.host if isinstance(of, Platform) else read_host(_checked(_folder(of, told)))
 
 
-def fabric_named(of: Fabric | Platform | str | Path, told: Told | None = None) -> Fabric:
+def fabric_named(of: Fabric | Platform | str | Path) -> Fabric:
     """A fabric by its own name, by its file, or by the platform whose it is.
 
     >>> fabric_named("v100-8x").gpus_per_node
@@ -96,8 +96,13 @@ def fabric_named(of: Fabric | Platform | str | Path, told: Told | None = None) -
             raise ForetraceError(f"{of.name} has no fabric", "Name a platform whose fabric was measured.")
         return of.fabric
     path = Path(of)
-    if str(of) in (HERE, *platforms()) or path.is_dir():
-        return read_fabric(_checked(_folder(of, told)))
+    if str(of) == HERE and HERE not in platforms():
+        raise ForetraceError(
+            "nobody measured what joins the processes of this machine",
+            "Start `foretrace calibrate fabric --out DIR` with torchrun, and name DIR (--fabric).",
+        )
+    if str(of) in platforms() or path.is_dir():
+        return read_fabric(_checked(find(of)))
     return Fabric.read(path) if path.is_file() else Fabric.named(str(of))
 
 

@@ -89,6 +89,8 @@ def predict(
     True
     """
     supposed = Supposed(slow_host or {}, host_of or {}, slow_link or {})
+    if gpus_per_node is not None and gpus_per_node < 1:
+        raise ForetraceError(f"a node can't have {gpus_per_node} GPUs", "Give one at least.")
     where = None if on is None else platform(on, host, fabric, told)
     job = at_hand(what, where.device.kind if where else "cuda", world)
     if where is None and host is None and kernels != "model" and _is_measured(job, world):
@@ -112,7 +114,7 @@ def scaling(
     what, on
         As in `predict`.
     worlds
-        Numbers of ranks.
+        Numbers of ranks, one at least.
     options
         The others of `predict`.
 
@@ -122,6 +124,8 @@ def scaling(
     >>> [row["world"] for row in scaling(step, [1, 2]).rows]
     [1, 2]
     """
+    if not worlds:
+        raise ForetraceError("a curve of no worlds has nothing to show", "Give some, for instance [1, 2, 4, 8].")
     host, told = options.pop("host", None), options.pop("told", None)
     several = [world for world in worlds if world > 1]
     where = None
@@ -153,18 +157,28 @@ def on_platform(
     """A job at hand on a platform at hand; the rest is as in `predict`."""
     if world is not None:
         job = at_world(job, world)
-    notes: list[str] = []
-    if where.fabric is None and any(graph.collectives for graph in job.graphs):
-        try:
-            joined, notes = joined_by(None, None, where.device.matches, job.world, gpus_per_node)
-            where = where.having(fabric=joined)
-        except ForetraceError:
-            # What one rank alone exchanges may take no time; what a job does may not.
-            if len(job.graphs) > 1 or job.alike or supposed.ranks:
-                raise
+    try:
+        where, notes = with_fabric(where, job, gpus_per_node)
+    except ForetraceError:
+        # What one rank alone exchanges may take no time; what a job does may not.
+        if len(job.graphs) > 1 or job.alike or supposed.ranks:
+            raise
+        notes = []
     if len(job.graphs) > 1 or supposed.ranks or gpus_per_node or (job.alike and where.fabric):
         return _noted(predict_job(job, where, kernels, step, supposed, gpus_per_node), notes)
     return _noted(predict_rank(job, where, kernels, step), notes)
+
+
+def with_fabric(where: Platform, job: Job, gpus_per_node: int | None) -> tuple[Platform, list[str]]:
+    """The platform with what joins its devices, where a job exchanges anything; and what to say of that.
+
+    >>> from foretrace.graph import OpTable
+    >>> with_fabric(platform("h200"), Job([Graph(OpTable.of([]))]), None)[0].fabric
+    """
+    if where.fabric is not None or not any(graph.collectives for graph in job.graphs):
+        return where, []
+    joined, notes = joined_by(None, None, where.device.matches, job.world, gpus_per_node)
+    return where.having(fabric=joined), notes
 
 
 def _is_measured(job: Job, world: int | None) -> bool:

@@ -146,7 +146,7 @@ def test_a_profiler_s_trace_alone_has_no_arguments(foretrace, recording):
         (("--ranks", 0), "0 ranks are none to replay"),
         (("--ranks", 2), "has one rank, not 2"),
         (("--device", "tpu"), "can't run on 'tpu'. It runs on cpu, cuda, meta."),
-        (("--batch", "64/7"), "was not recorded with a batch of 7"),
+        (("--batch", "64/7"), "makes its data itself: no input holds a batch"),
     ],
 )
 def test_what_can_t_be_done_is_said_before_anything_runs(foretrace, recording, monkeypatch, options, said):

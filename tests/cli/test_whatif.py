@@ -44,6 +44,32 @@ def test_a_sweep_gives_every_point(foretrace, script):
     assert len(words["points"]) == 2 and words["best"]["cost"] > 0
 
 
+def test_a_sweep_is_written_as_a_page(foretrace, script, tmp_path):
+    page = tmp_path / "sweep.html"
+    ran = foretrace("sweep", script, "--set", "batch=512,1024", "--workers", "1", "--html", page)
+    assert ran.code == 0, ran.err
+    assert "batch=1024 on h200" in page.read_text()
+
+
+def test_a_job_is_asked_what_if(foretrace, script):
+    ran = foretrace(
+        "whatif", script, "--parallel", "data=4", "--set", "overlap=off", "--set", "world=8", "--set", "data=8"
+    )
+    assert ran.code == 0, ran.err
+    assert "4 → 8" in ran.out and "exposed" in ran.out
+
+
+def test_a_sweep_of_jobs_tells_what_it_left_out(foretrace, script):
+    ran = foretrace("sweep", script, "--world", "4,8", "--set", "data=4", "--fabric", "h100-8x", "--workers", "1")
+    assert ran.code == 0, ran.err
+    assert "data=4 makes 4 ranks, not 8" in ran.out and "joined by h100-8x" in ran.out and ": 1 point" in ran.out
+
+
+def test_ways_that_contradict_each_other_are_refused_before_a_script_is_read(foretrace, tmp_path):
+    ran = foretrace("whatif", tmp_path / "nowhere.py", "--world", "8", "--set", "tensor=3")
+    assert ran.code == 2 and "tensor=3 does not divide 8 ranks" in ran.err
+
+
 @pytest.mark.parametrize(("verb", "text"), [("whatif", "batch=0"), ("whatif", "bacth=8"), ("sweep", "batch=8,x")])
 def test_a_change_that_makes_no_sense_is_told_in_one_line(foretrace, script, verb, text):
     ran = foretrace(verb, script, "--set", text)
@@ -57,6 +83,13 @@ def test_what_is_set_twice_is_refused(foretrace, script):
     assert ran.code == 2 and "batch is given twice" in ran.err
     ran = foretrace("sweep", script, "--set", "batch=64", "--price", "h200=1", "--price", "h200=2")
     assert ran.code == 2 and "h200 is given twice" in ran.err
+
+
+def test_an_option_that_says_half_is_refused(foretrace, script):
+    ran = foretrace("whatif", script, "--insert", "dropout")
+    assert ran.code == 2 and "write it like dropout:gelu" in ran.err
+    ran = foretrace("sweep", script, "--set", "batch=64", "--on", "h200,")
+    assert ran.code == 2 and "names no platform" in ran.err
 
 
 @pytest.mark.parametrize("memory", ["-1", "0", "nan", "inf"])

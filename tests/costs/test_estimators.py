@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from foretrace.costs.estimators import ResidualTrees, ScaledRoofline
+from foretrace.costs.nets import ResidualNet
 from foretrace.costs.rows import Rows
 
 
@@ -47,3 +48,28 @@ def test_arrays_make_the_same_estimator(rows, kind):
     fitted = kind().fit(rows)
     again = kind.from_arrays({**fitted.arrays(), "columns": np.array(["op", "size"])})
     np.testing.assert_array_equal(again.predict_both(rows), fitted.predict_both(rows))
+
+
+def _nets(rows: Rows, *answers: float) -> ResidualNet:
+    """Nets that say one number each, whatever they are asked."""
+    made, width = ResidualNet(), rows.features.shape[1] + 1
+    made.kinds_, made.middle_, made.width_ = np.zeros((0, 2)), np.zeros(width), np.ones(width)
+    made.layers_ = [
+        (np.zeros((len(answers), width, 3)), np.zeros((len(answers), 1, 3))),
+        (np.ones((len(answers), 3, 1)), np.array(answers).reshape(-1, 1, 1)),
+    ]
+    return made
+
+
+def test_several_nets_are_averaged(rows):
+    said = _nets(rows, 0.2, 0.4).predict_both(rows)
+    np.testing.assert_allclose(said, np.exp(0.3) * np.repeat(rows.floored_us[:, None], 2, axis=1), rtol=1e-6)
+
+
+def test_a_net_is_kept_in_steps_that_hardly_move_its_answers(rows):
+    fitted, random = _nets(rows, 0.2, 0.4), np.random.default_rng(0)
+    fitted.layers_ = [(random.normal(size=weights.shape), biases) for weights, biases in fitted.layers_]
+    kept = fitted.arrays()
+    assert kept["net.weights0"].dtype == np.int8
+    again, said = ResidualNet.from_arrays(kept).predict_both(rows), fitted.predict_both(rows)
+    assert 0 < np.abs(np.log(again / said)).mean() < 0.05 * np.abs(np.log(said / rows.floored_us[:, None])).mean()

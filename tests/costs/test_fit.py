@@ -125,6 +125,23 @@ def test_a_model_that_would_run_code_is_not_read(tmp_path):
 def test_models_are_read_once(fitted):
     folder, _ = fitted
     assert models(folder / "models") is models(folder / "models")
+    families = models(folder / "models").families
+    assert families["elementwise"] is families["elementwise"]
+
+
+def test_a_model_that_no_call_asks_for_is_not_read(fitted, tmp_path):
+    folder, _ = fitted
+    for path in (folder / "models").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "matrix.npz").write_bytes(b"damaged")
+    families = models(tmp_path).families
+    assert list(families) == ["matrix", "elementwise"]
+    assert "matrix" in families and "attention" not in families
+    assert families["elementwise"].family is FAMILIES["elementwise"]
+    with pytest.raises(ForetraceError, match=r"matrix\.npz is not a fitted model"):
+        families["matrix"]
+    with pytest.raises(KeyError):
+        families["attention"]
 
 
 def _damaged(folder, tmp_path, **changed):

@@ -30,6 +30,28 @@ def test_arrays_of_a_forest_make_the_same_forest():
     assert again.predict(rows).tolist() == forest.predict(rows).tolist() == [4.0, 9.0]
 
 
+def test_where_right_branches_begin_follows_from_the_order_of_the_nodes():
+    leaf = {"leaf_value": 1.0}
+    low = {"split_feature": 0, "threshold": 1.0, "left_child": leaf, "right_child": {"leaf_value": 2.0}}
+    high = {"split_feature": 0, "threshold": 9.0, "left_child": {"leaf_value": 3.0}, "right_child": {"leaf_value": 4.0}}
+    forest = Forest.of([{"split_feature": 0, "threshold": 5.0, "left_child": low, "right_child": high}, low, leaf])
+    kept = forest.arrays("some")
+    assert "some.right" not in kept
+    again = Forest.from_arrays(kept, "some", columns=1)
+    assert again.right.tolist() == forest.right.tolist() == [4, 2, 0, 0, 2, 0, 0, 2, 0, 0, 0]
+
+
+def test_a_tree_that_ends_before_its_leaves_is_refused():
+    kept = Forest.of([{"split_feature": 0, "threshold": 1.0, "left_child": {"leaf_value": 1.0},
+                       "right_child": {"leaf_value": 2.0}}]).arrays("some")  # fmt: skip
+    cut = {**kept, "some.feature": kept["some.feature"][:2], "some.leaf": kept["some.leaf"][:1]}
+    with pytest.raises(ValueError, match="lead nowhere"):
+        Forest.from_arrays(cut, "some", columns=1)
+    flat = {**kept, "some.feature": kept["some.feature"][None]}
+    with pytest.raises(ValueError, match="no list of nodes"):
+        Forest.from_arrays(flat, "some", columns=1)
+
+
 def test_a_threshold_is_kept_once_however_many_nodes_split_there():
     ends = {"left_child": {"leaf_value": 1.0}, "right_child": {"leaf_value": 2.0}}
     forest = Forest.of([{"split_feature": n % 2, "threshold": float(n % 3), **ends} for n in range(60)])

@@ -39,6 +39,7 @@ class Call:
     """Whether all kernels come with one launch, as those of a CUDA graph do."""
     rested: float = 0.0
     spread: float = 0.0
+    captured: bool = False
 
 
 def step(*calls: Call, streams: Sequence[tuple[int, int]] = (), common: float = 0.0, error: float = 0.0) -> Step:
@@ -80,6 +81,7 @@ def step(*calls: Call, streams: Sequence[tuple[int, int]] = (), common: float = 
         work=work,
         waits=Waits(np.array([call.waits for call in calls], np.int8), np.array(streams, np.int32).reshape(-1, 2)),
         stream=np.array([call.stream for call in calls], np.int32),
+        captured=np.array([call.captured for call in calls], bool),
     )  # fmt: skip
 
 

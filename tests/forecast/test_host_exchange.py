@@ -55,6 +55,13 @@ def test_only_who_waits_is_held_up_by_a_collective_of_the_host(fabric: Fabric, w
     assert not forecast.kernels and forecast.device_span_ms == 0.0
 
 
+def test_what_calls_do_beside_a_collective_of_the_host_hides_it_and_the_rest_is_exposed(fabric: Fabric) -> None:
+    forecast = keep_machine(Job([rank(0), rank(1)]), fabric)
+    assert forecast.hidden_communication_ms == pytest.approx(0.05, rel=0.01)  # relu
+    assert forecast.exposed_communication_ms == pytest.approx((TAKES - 50) / 1e3, rel=0.01)
+    assert [row["bubble_ms"] for row in forecast.ranks] == [0.0, 0.0]
+
+
 def test_a_rank_waits_for_the_one_that_asks_later(fabric: Fabric) -> None:
     forecast = keep_machine(Job([rank(0, late=300.0), rank(1, late=300.0)]), fabric)
     assert forecast.wait_ms == {0: pytest.approx(0.3, rel=0.01), 1: pytest.approx(0.0, abs=1e-6)}

@@ -1,6 +1,8 @@
 """Who holds the others back."""
 
-from foretrace.forecast.collectives import meetings
+import numpy as np
+
+from foretrace.forecast.collectives import Meetings, meetings
 from foretrace.forecast.stragglers import stragglers
 from foretrace.graph import Graph
 from tests.forecast.builders import Call, Runtime, all_reduce, job, launch, rank
@@ -73,6 +75,18 @@ def test_held_is_how_long_each_of_the_others_waited() -> None:
     graphs = job(paced(-10), paced(-20), paced(40, launched=38)).graphs
     (late,) = stragglers(graphs, meetings(graphs)[0], step_ms=1.0)
     assert late["held_ms"] == len(STEPS) * (50 + 60) / 2 / 1e3
+
+
+def test_others_that_wait_in_two_collectives_at_a_time_lose_that_time_once() -> None:
+    """Two asynchronous collectives of two groups, in which ranks 0 and 1 wait for rank 2 from 10 and from 60 to 200."""
+    graphs = job(*(rank(Call("aten::view", 0, 1)) for _ in range(3))).graphs
+    start, end = np.array([[10.0, 60.0, 200.0]]), np.full((1, 3), 210.0)
+    both = [
+        Meetings(name, [0, 1, 2], ["all_reduce"], np.array([1024]), np.full((1, 3), -1), at, end)
+        for name, at in (("one", start), ("other", start[:, [1, 0, 2]]))
+    ]
+    (late,) = stragglers(graphs, both, step_ms=0.21)
+    assert (late["rank"], late["held_ms"]) == (2, 190 / 1e3)
 
 
 def test_two_slow_ranks_are_both_named_the_slower_one_first() -> None:

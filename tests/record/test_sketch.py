@@ -172,6 +172,15 @@ def test_views_and_changes_of_a_real_model_stay_in_its_storages() -> None:
     assert lives(sketch(step)) == lives(watch)
 
 
+def test_a_look_at_a_copied_weight_lies_where_the_weight_does() -> None:
+    def build() -> Callable[[], None]:
+        layer, data = copy.deepcopy(torch.nn.Linear(4, 8)), torch.ones(2, 4)
+        return lambda: layer(data).sum().backward()
+
+    turned = next(op for op in sketch(build).ops if op.name == "aten::t")
+    assert turned.tensors[0].storage == turned.produced[0].storage
+
+
 def test_a_step_that_fails_leaves_the_model_too() -> None:
     weight = torch.ones(4, requires_grad=True)
     optimizer = torch.optim.Adam([weight])

@@ -13,7 +13,7 @@ import gpt
 from foretrace.graph import ForetraceError, Graph, OpTable
 from foretrace.graph.edits.batch import batch
 from foretrace.replay.folder import Choices
-from foretrace.replay.memory import peak_memory
+from foretrace.replay.memory import footprint
 from foretrace.replay.planning import plan_of
 from tests.record.reexecution import watched
 
@@ -32,7 +32,7 @@ def test_a_step_of_another_batch_runs(loaded: Callable[..., Any]) -> None:
 
 def test_memory_follows_the_batch() -> None:
     small, large = (graph_of(gpt.make_step(batch=size)) for size in (6, 12))
-    assert peak_memory(plan_of(batch(small, 12))) == pytest.approx(peak_memory(plan_of(large)), rel=0.02)
+    assert footprint(plan_of(batch(small, 12))).peak == pytest.approx(footprint(plan_of(large)).peak, rel=0.02)
 
 
 @pytest.mark.parametrize("text", ["0", "x", "8/", "8/0", "-1"])

@@ -8,48 +8,9 @@ import torch
 from foretrace.replay.harness import host
 
 
-class Clock:
-    """A clock that goes on by a microsecond whenever it is looked at."""
-
-    def __init__(self) -> None:
-        self.ns = 0
-
-    def __call__(self) -> int:
-        self.ns += 1000
-        return self.ns
-
-
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "here", host.Here())
-    monkeypatch.setattr(host, "perf_counter_ns", made)
-    return made
-
-
-def test_a_call_is_not_made_before_it_is_due(clock: Clock) -> None:
-    host.begin()
-    host.pace(3000.0)
-    host.pace(3000.0)
-    assert 6.0e6 <= clock.ns < 6.01e6
-
-
-def test_whoever_is_late_catches_up(clock: Clock) -> None:
-    host.begin()
-    host.spend(8000.0)
-    late = clock.ns
-    host.pace(2000.0)
-    host.pace(2000.0)
-    assert clock.ns - late < 0.01e6
-
-
-def test_after_a_wait_the_pace_goes_on_from_where_it_ended(clock: Clock) -> None:
-    host.begin()
-    host.spend(8000.0)
-    host.resume()
-    resumed = clock.ns
-    host.pace(3000.0)
-    assert 3.0e6 <= clock.ns - resumed < 3.01e6
 
 
 def test_a_device_is_replaced_by_the_one_that_was_chosen() -> None:

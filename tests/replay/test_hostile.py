@@ -77,6 +77,7 @@ BAD_NAMES = [
     "aten::__class__",
     "aten::from_file",
     "aten::save",
+    "aten::zfill",
     "builtins::exec",
     "aten::relu\n    __import__('os').system('touch {mark}')",
     "torch::hub::load",
@@ -117,6 +118,7 @@ BAD_VALUES: list[Any] = [
     Constant("layout", "system"),
     Constant("complex", "(1+2j).__class__"),
     Constant("stream", "1); import os"),
+    Constant("stream", "9" * 5000),
     Constant("generator", "__import__('os')"),
     Constant("object", "__import__('os')"),
     Constant("anything", "x\ny"),
@@ -198,6 +200,22 @@ def test_notes_and_paths_can_not_write_a_page(tmp_path: Path) -> None:
     files = written(graph, tmp_path / "one")
     assert not re.search(r"<script|<img|\[x\]|\x1b|^# (b|Title)", files["README.md"], re.MULTILINE)
     assert "\x1b" not in files["calls.json"]
+
+
+@pytest.mark.parametrize("name", ["cuda::event_record", "cuda::stream_wait_event", "storage::resize_"])
+def test_a_stream_of_no_number_is_not_named(name: str, tmp_path: Path) -> None:
+    number = Constant("stream", "9" * 5000)
+    relu = Op("aten::relu", (tensor(0),), outputs=(tensor(1),), overload="default")
+    assert "999" not in written(graph_of(Op(name, (number, number, 1)), relu), tmp_path / "one")["step.py"]
+
+
+@pytest.mark.parametrize("shape", [(1 << 70,), (int(1e308),) * 20])
+def test_a_shape_beyond_every_memory_is_said(shape: tuple[int, ...], tmp_path: Path) -> None:
+    relu = Op("aten::relu", (tensor(0, shape=shape, stride=None),), outputs=(tensor(1),), overload="default")
+    with pytest.raises(ForetraceError, match="a number that no operator takes"):
+        written(graph_of(relu), tmp_path / "input")
+    zeros = Op("aten::zeros", ([4],), outputs=(tensor(1, shape=shape, stride=None),), overload="default")
+    assert json.loads(written(graph_of(zeros), tmp_path / "made")["calls.json"])["memory"]["peak"] == 1 << 62
 
 
 def test_a_step_larger_than_memory_is_refused_before_it_is_made(tmp_path: Path, loaded: Callable[..., Any]) -> None:

@@ -69,11 +69,26 @@ def replaced(name: str, old: str, new: str) -> Callable[[Path], object]:
         (lambda folder: (folder / "calls.json").write_text('{"device": "cp'), "calls.json is damaged .*; write the"),
         (lambda folder: (folder / "calls.json").write_text("{}"), "bench/calls.json has no device, .*; write the"),
         (lambda folder: (folder / "original.json").unlink(), "bench/original.json is missing; write the"),
+        (
+            replaced("calls.json", '"memory":{', '"memory":3,"old":{'),
+            "TypeError: .*: a file of this benchmark is damaged",
+        ),
+        (
+            replaced("step.py", "import torch", "import gone"),
+            r"line \d+: No module named 'gone'; install what is missing",
+        ),
+        (lambda folder: (folder / "harness/pace.py").unlink(), "No module named 'harness.pace'; write the"),
+        (lambda folder: (folder / "harness/main.py").unlink(), "No module named 'harness.main'; write the"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_a_line(folder: Path, damage: Callable[[Path], object], line: str) -> None:
     damage(folder)
     assert re.search(line, said(folder))
+
+
+def test_a_call_that_the_machine_has_no_room_for_is_named_with_its_arguments(folder: Path) -> None:
+    replaced("step.py", "aten.neg.default(t1)", "aten.repeat.default(t1, [1 << 50])")(folder)
+    assert re.search(r"bench/step.py, line \d+: .*aten.repeat.default\(t1, \[1 << 50\]\).*: .*", said(folder, code=1))
 
 
 def test_a_gpu_that_is_not_there_is_said_in_a_line(folder: Path) -> None:
@@ -88,6 +103,13 @@ def test_of_several_ranks_one_says_what_is_wrong(tmp_path: Path) -> None:
     for path in job.glob("rank-*/original.json"):
         path.unlink()
     assert said(job) == "rank-0/original.json is missing; write the benchmark again with foretrace benchmark"
+
+
+def test_a_rank_that_crashes_is_named(tmp_path: Path) -> None:
+    ops = OpTable.of([Op("aten::relu", (tensor(0),), outputs=(tensor(1),), overload="default")])
+    job = write_job(Job([Graph(ops, rank=rank, world=2) for rank in (0, 1)], "job"), tmp_path / "job", Choices())
+    replaced("harness/late.py", "delays = Delays()", "import os; os.abort()")(job)
+    assert re.fullmatch(r"rank [01] was ended by SIGABRT", said(job, code=1).splitlines()[-1])
 
 
 def test_a_rank_that_is_not_there_is_refused(folder: Path) -> None:

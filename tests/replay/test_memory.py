@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foretrace.graph import Content, Tensor
 from foretrace.replay.literals import Name
-from foretrace.replay.memory import main_device, peak_memory
+from foretrace.replay.memory import Footprint, footprint, main_device
 from foretrace.replay.plan import Call, Input, Memory, Plan
 
 T0, T1, T2 = (Name(f"t{number}") for number in range(3))
@@ -23,14 +23,21 @@ def plan(*calls: Call, device: str = "cpu") -> Plan:
 def test_what_is_freed_is_held_no_longer() -> None:
     first = Call(0, "aten::relu", made={T1: made(1, 50)})
     second = Call(1, "aten::neg", made={T2: made(2, 70)}, frees=(T1,))
-    assert peak_memory(plan(first, second)) == 170
+    assert footprint(plan(first, second)).peak == 170
 
 
 def test_a_view_of_what_is_there_adds_nothing() -> None:
-    assert peak_memory(plan(Call(0, "aten::t", made={T1: made(0, 100)}))) == 100
+    assert footprint(plan(Call(0, "aten::t", made={T1: made(0, 100)}))).peak == 100
 
 
 def test_the_device_counts_where_a_step_uses_one() -> None:
     on_host = Call(0, "aten::_to_copy", made={T1: made(1, 1000, "cpu")})
     assert main_device(plan(on_host, device="cuda:0")) == "cuda"
-    assert peak_memory(plan(on_host, device="cuda:0")) == 100
+    assert footprint(plan(on_host, device="cuda:0")).peak == 100
+
+
+def test_gradients_and_what_was_there_before_are_the_same_in_any_batch() -> None:
+    activation, gradient = (
+        Call(n, "aten::x", made={name: made(n + 1, nbytes)}) for n, name, nbytes in ((0, T1, 70), (1, T2, 100))
+    )
+    assert footprint(plan(activation, gradient)) == Footprint(peak=270, lasting=200)

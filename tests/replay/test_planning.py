@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor, Timings
+from foretrace.graph import ForetraceError, Graph, KernelTable, Op, OpTable, Tensor, Timings
+from foretrace.graph.tables import Names
 from foretrace.replay.planning import plan_of
 from foretrace.replay.selection import Selection
 
@@ -43,3 +45,17 @@ def test_a_trace_without_arguments_can_not_be_replayed() -> None:
 def test_a_busy_host_is_noted() -> None:
     graph = Graph(OpTable.of(ops()), plain=Timings((10.0, 15.0, 21.0, 11.0, 18.0)))
     assert any("busy" in note for note in plan_of(graph).notes)
+
+
+def test_device_time_of_no_call_is_noted_and_is_not_covered() -> None:
+    owned, count = np.array([0, -1], np.int32), 2
+    numbers = {word: np.zeros(count, np.int64) for word in ("nbytes", "grid", "block")}
+    kernels = KernelTable(
+        name=np.zeros(count, np.int32), start=np.array([0.0, 40.0]), end=np.array([30.0, 50.0]), op=owned, call=owned,
+        stream=np.zeros(count, np.int32), kind=np.zeros(count, np.int8), names=Names(["k"]), **numbers,
+    )  # fmt: skip
+    graph = Graph(OpTable.of(ops()), kernels=kernels)
+    plan = plan_of(graph)
+    assert plan.unowned_us == 10.0 and plan.calls[0].device_us == 30.0
+    assert "0.010 ms of device time are of no call: that part is not replayed" in plan.notes
+    assert plan_of(graph, Selection(phase="forward")).unowned_us == 0.0

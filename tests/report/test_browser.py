@@ -6,9 +6,21 @@ import pytest
 
 import foretrace as ft
 from benchmarks.browser import MISSING, chromium, opened
+from foretrace.forecast.forecast import Forecast
+from foretrace.forecast.jobs.scaling import scaling_of
 from foretrace.forecast.observe import observe
 from foretrace.graph import Job
-from foretrace.report.page import write_comparison, write_observation, write_page
+from foretrace.planning import shard
+from foretrace.questions.sweep_points import Point, Sweep
+from foretrace.report.page import (
+    write_comparison,
+    write_observation,
+    write_page,
+    write_scaling,
+    write_sharding,
+    write_sweep,
+)
+from foretrace.sharding.tables import Table
 from report.steps import HOSTILE, rank, sketched
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
@@ -29,6 +41,15 @@ def files(tmp_path_factory):
     write_page(forecast, folder / "forecast.html")
     write_comparison(forecast, ft.predict(sketched(10), on="h200"), folder / "comparison.html", (HOSTILE, "after"))
     write_observation(observe(Job([rank(0, 100.0), rank(1, 50.0)], HOSTILE)), folder / "observation.html")
+    sizes = [Forecast(HOSTILE, "h200", world=world, step_ms=4.0, low_ms=3.0, high_ms=6.0) for world in (1, 2, 1024)]
+    write_scaling(scaling_of(sizes), folder / "scaling.html")
+    points = [
+        Point([f"batch={8 * n}"], HOSTILE, step_ms=4.0, sample_us=1.0 / n, memory_bytes=n << 30, cost=0.1, fits=n > 1)
+        for n in (1, 2, 3)
+    ]
+    write_sweep(Sweep(HOSTILE, points, memory_limit=2**31), folder / "sweep.html")
+    tables = [Table(f"{HOSTILE} {number}", 1000 * (number + 1), 64, 4.0) for number in range(6)]
+    write_sharding(shard(tables, 2, on="h200", seconds=0.2), folder / "sharding.html")
     return {path.stem: path.as_uri() for path in folder.iterdir()}
 
 
@@ -59,20 +80,21 @@ def drawn(page) -> int:
     return int(page.locator(TIMELINE).get_attribute("data-bright"))
 
 
-@pytest.mark.parametrize("name", ["forecast", "comparison", "observation"])
+@pytest.mark.parametrize("name", ["forecast", "comparison", "observation", "scaling", "sweep", "sharding"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_page_opens_from_disk_without_a_complaint_and_asks_for_nothing(browser, files, name, theme):
     page, complaints = opened(browser, files[name], theme)
     assert not complaints
     assert page.locator("html").get_attribute("data-theme") == theme
     for chart in page.locator("[data-chart]").all():
-        assert chart.locator("canvas").count() == 1 and chart.bounding_box()["height"] > 50
+        assert chart.locator("canvas").count() == 1 and chart.bounding_box()["height"] > 40
     assert page.evaluate("document.querySelectorAll('img, main script').length") == 0
     page.context.close()
 
 
-def test_it_fits_a_narrow_screen(browser, files):
-    page, complaints = opened(browser, files["forecast"], width=390, height=800)
+@pytest.mark.parametrize("name", ["forecast", "observation", "sweep"])
+def test_it_fits_a_narrow_screen(browser, files, name):
+    page, complaints = opened(browser, files[name], width=390, height=800)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390 and not complaints
     page.context.close()
 
@@ -154,3 +176,12 @@ def test_where_the_time_goes_is_shown_from_several_sides(page):
     for button in buttons.all():
         button.click()
         assert button.get_attribute("aria-pressed") == "true"
+
+
+def test_the_points_of_a_sweep_are_seen_by_memory_and_by_cost(browser, files):
+    page, complaints = opened(browser, files["sweep"])
+    memory, cost = page.locator("#front .tabs button").all()
+    assert (memory.get_attribute("aria-pressed"), cost.get_attribute("aria-pressed")) == ("true", "false")
+    cost.click()
+    assert cost.get_attribute("aria-pressed") == "true" and not complaints
+    page.context.close()

@@ -60,7 +60,11 @@ def test_a_scaling_curve_is_a_line_a_size(page):
         }
         for world, ms, efficiency in sizes
     ]  # fmt: skip
-    print_scaling(Told({"source": "train.py", "platform": "h200", "scaling": rows, "notes": ["weak scaling"]}), page)
+    print_scaling(
+        Told({"source": "train.py", "platform": "h200", "scaling": rows, "notes": ["weak scaling"]}), None, page
+    )
     text = page.file.getvalue()
     assert "1 to 1024 ranks" in text and "80 % of the speed of 1 rank" in text
     assert "1,024" in text and "weak scaling" in text
+    print_scaling(Told({"source": "train.py", "platform": "h200", "scaling": rows, "notes": []}), 1, page)
+    assert "… and 1 row more" in page.file.getvalue().removeprefix(text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from foretrace.questions.sweep_points import Point, Sweep
 from foretrace.report.terminal import print_sweep
-from foretrace.sweeping import Point, Sweep
 
 
 def points(platforms, **figures):

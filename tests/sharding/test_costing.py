@@ -1,9 +1,15 @@
 """What plans cost: the slowest rank, what is exchanged, memory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from foretrace.sharding.kernels import KERNELS
+from foretrace.platform.platform import Platform
+from foretrace.sharding.kernels import KERNELS, Single
+from foretrace.sharding.kinds import KINDS
+from foretrace.sharding.options import ASKED, LOAD, SENT, Options
+from foretrace.sharding.pieces import Pieces
 from foretrace.sharding.plan import Placement
 from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
@@ -37,6 +43,13 @@ def test_what_is_sent_in_fewer_bytes_takes_less():
     assert narrow.step < wide.step
 
 
+@pytest.mark.parametrize("sent_as", ["fp32", "bf16", "int8"])
+def test_lookups_and_exchange_add_up_to_the_step(sent_as):
+    found = costing(some_tables(4), world=2, sent_as=sent_as).estimate(whole(0, 1, 0, 1))
+    assert ("conversion" in found.exchanged) == (sent_as != "fp32")
+    assert found.slowest + sum(found.exchanged.values()) == pytest.approx(found.step)
+
+
 def test_each_way_exchanges_what_it_must():
     table = Table("t", 100_000, 64, pooling=4)
     said = {
@@ -52,7 +65,45 @@ def test_each_way_exchanges_what_it_must():
 
 
 def test_one_rank_exchanges_nothing():
-    assert costing([Table("t", 1000, 64)], world=1).estimate(whole(0)).exchanged == {}
+    found = costing([Table("t", 1000, 64)], world=1, sent_as="bf16").estimate(whole(0))
+    assert found.exchanged == {}
+    assert found.sent.tolist() == [0.0]
+
+
+def test_what_a_rank_makes_for_its_own_samples_does_not_leave_it():
+    cost = costing([Table("t", 100_000, 64)], world=16, batch=256)
+    made = 16 * 256 * 64 * 4
+    for kind, ranks in (("table_wise", (3,)), ("row_wise", range(16)), ("table_row_wise", range(8, 16))):
+        sent = cost.estimate((Placement(kind, tuple(ranks)),)).sent
+        assert sent.max() == made * 15 / 16, kind
+        assert np.count_nonzero(sent) == len(ranks)
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_table_of_three_features_is_three_tables_that_share_their_rows(kind, sequence):
+    one = Table("t", 100_000, 64, pooling=4, sequence=sequence)
+    ranks = {"table_wise": (0,), "column_wise": (0, 5), "table_row_wise": tuple(range(8))}.get(kind, tuple(range(16)))
+    shared = costing([replace(one, features=3)], world=16)
+    alike = costing([replace(one, name=f"t{n}") for n in range(3)], world=16)
+    found, apart = shared.estimate((Placement(kind, ranks),)), alike.estimate((Placement(kind, ranks),) * 3)
+    assert found.lookups == pytest.approx(apart.lookups)
+    assert found.sent == pytest.approx(apart.sent)
+    for what in {*found.exchanged} - {"copies"}:
+        assert found.exchanged[what] == pytest.approx(apart.exchanged[what]), what
+    weights = KINDS[kind].piece(one, shared.ranks, len(ranks)).rows * 64 * 4 / (2 if kind == "column_wise" else 1)
+    less = 2 * weights * (2 if kind == "data_parallel" else 1)
+    assert apart.memory[0] - found.memory[0] == pytest.approx(less)
+
+
+def test_sums_of_costs_count_features_as_the_models_do():
+    tables = [Table("t", 100_000, 64, pooling=4, features=3), Table("u", 100_000, 64, pooling=4)]
+    options = Options.of(costing(tables, world=4), room=1e12, every=True)
+    whole_ones = options.adds[:2]
+    for column in (LOAD, SENT, ASKED):
+        assert whole_ones[0, column] == pytest.approx(3 * whole_ones[1, column])
+    by_rows = {option.table: row for row, option in enumerate(options.options) if option.way.kind == "row_wise"}
+    assert options.shared[by_rows[0]] == pytest.approx(3 * options.shared[by_rows[1]])
 
 
 def test_memory_holds_weights_state_and_what_a_step_makes():
@@ -87,6 +138,18 @@ def test_tables_with_rows_as_long_cost_less_together_than_alone():
     fused = costing(tables, world=1, kernels=KERNELS["fused"]).estimate(whole(*[0] * 16))
     single = costing(tables, world=1, kernels=KERNELS["single"]).estimate(whole(*[0] * 16))
     assert fused.lookups[0] < 0.5 * single.lookups[0]
+
+
+def test_a_cpu_does_its_calls_and_its_kernels_one_after_the_other():
+    h200 = Platform.named("h200")
+    cpu = replace(h200, device=replace(h200.device, kind="cpu"))
+    pieces = Pieces.of([KINDS["table_wise"].piece(Table("t", 50_000, 64, pooling=20), Ranks(2), 1)])
+    gpu_us, cpu_us = (Single(where).each(pieces, 0.0) for where in (h200, cpu))
+    alone = Single(h200).alone(pieces).typical
+    assert np.all(gpu_us >= alone)
+    assert np.all(cpu_us > gpu_us)
+    held = Single(cpu).ranks(pieces, cpu_us, np.zeros(1, np.int64), 1)
+    assert held.typical == pytest.approx(cpu_us)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
@@ -138,7 +201,7 @@ def test_rows_of_a_sequence_go_straight_to_their_samples():
     for kind, ranks in (("row_wise", range(16)), ("table_row_wise", range(8))):
         found = cost.estimate((Placement(kind, tuple(ranks)),))
         assert set(found.exchanged) == {"ids", "pooled"}
-        assert found.sent.sum() == 16 * 256 * 4 * 64 * 4
+        assert found.sent.sum() == 15 / 16 * 16 * 256 * 4 * 64 * 4
 
 
 def test_sequences_are_not_looked_up_together_with_sums():

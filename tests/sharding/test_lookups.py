@@ -1,13 +1,15 @@
 """What lookups cost as the calls that PyTorch makes of them."""
 
+import numpy as np
 import pytest
 
 from foretrace.platform.platform import Platform
 from foretrace.sharding.kinds import KINDS
-from foretrace.sharding.lookups import calls_of, price
+from foretrace.sharding.lookups import calls_of, graph_of, price
 from foretrace.sharding.pieces import Pieces
 from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
+from foretrace.sharding.tbe import price_tbe
 
 RANKS = Ranks(world=2, batch=2048)
 
@@ -38,3 +40,26 @@ def test_an_update_depends_on_the_rows_that_were_hit_not_on_those_there_are():
         for rows in (1_000_000, 100_000_000)
     )
     assert many < 2 * few
+
+
+def test_calls_of_all_pieces_come_phase_by_phase_with_what_is_known_of_their_ids():
+    one = pieces()
+    both = one.together(np.array([0]), 1).pick(np.array([0, 0]))
+    graph, owner, phase = graph_of(both)
+    assert [op.name for op in graph.ops][::2] == ["aten::_embedding_bag", "aten::_embedding_bag_backward", "aten::add_"]
+    assert owner.tolist() == [0, 1] * 3
+    assert phase.tolist() == [0, 0, 1, 1, 1, 1]
+    assert {known.count for known in graph.indices} == {8 * 2 * 2048}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "priced", "times"),
+    [("rowwise_adagrad", price, 4), ("adam", price, 4), ("sgd", price, 1), ("adam", price_tbe, 1)],
+)
+def test_a_row_that_is_hit_often_holds_up_what_adds_up_gradients_before_the_update(optimizer, priced, times):
+    where = Platform.named("h200")
+    even, skewed = (
+        priced(pieces(optimizer=optimizer, zipf=zipf), where.device if priced is price_tbe else where).typical[0, 1]
+        for zipf in (0.0, 1.1)
+    )
+    assert skewed > times * even if times > 1 else skewed < 1.2 * even

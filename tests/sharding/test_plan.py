@@ -17,6 +17,7 @@ PLAN = (Placement("column_wise", (1, 3)), Placement("row_wise", (0, 1, 2, 3)))
 def test_a_plan_is_read_as_it_was_written(tmp_path):
     write_plan(PLAN, TABLES, FOUR, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json", TABLES, FOUR) == PLAN
+    assert read_plan(str(tmp_path / "plan.json"), TABLES, FOUR) == PLAN
 
 
 @pytest.mark.parametrize(
@@ -44,9 +45,15 @@ def test_a_plan_for_other_tables_is_refused(tmp_path):
         read_plan(tmp_path / "plan.json", [*TABLES, Table("c", 10, 16)], FOUR)
 
 
-def test_a_folder_that_is_absent_takes_no_plan(tmp_path):
+def test_folders_are_made_for_a_plan(tmp_path):
+    write_plan(PLAN, TABLES, FOUR, tmp_path / "absent" / "plan.json")
+    assert read_plan(tmp_path / "absent" / "plan.json", TABLES, FOUR) == PLAN
+
+
+def test_a_plan_can_not_be_written_into_a_file(tmp_path):
+    (tmp_path / "file").touch()
     with pytest.raises(ForetraceError, match="can't be written"):
-        write_plan(PLAN, TABLES, FOUR, tmp_path / "absent" / "plan.json")
+        write_plan(PLAN, TABLES, FOUR, tmp_path / "file" / "plan.json")
 
 
 @pytest.mark.parametrize("ranks", [Ranks(0), Ranks(2, batch=0), Ranks(2, per_node=0), Ranks(2, sent_as="fp64")])

@@ -15,17 +15,18 @@ def written(folder, text, name="tables.csv"):
 
 
 def test_csv_and_yaml_say_the_same(tmp_path):
-    header = "name,rows,dim,pooling,dtype,reuse,optimizer,sequence,count\n"
-    csv = f"{header}users,1000,64,2.5,fp16,0.5;0.3;0.2,adam,yes,\nitems,1e6,32,,,,,,2\n"
+    header = "name,rows,dim,pooling,dtype,reuse,optimizer,sequence,features,count\n"
+    csv = f"{header}users,1000,64,2.5,fp16,0.5;0.3;0.2,adam,yes,3,\nitems,1e6,32,,,,,,,2\n"
     yaml = """tables:
   - {name: users, rows: 1000, dim: 64, pooling: 2.5, dtype: fp16, reuse: [0.5, 0.3, 0.2], optimizer: adam,
-     sequence: yes}
+     sequence: yes, features: 3}
   - {name: items, rows: 1e6, dim: 32, count: 2}
 """
     one, other = read_tables(written(tmp_path, csv)), read_tables(written(tmp_path, yaml, "tables.yaml"))
     assert one == other
     assert [table.name for table in one] == ["users", "items.0", "items.1"]
     assert one[0].sequence and not one[1].sequence
+    assert [table.features for table in one] == [3, 1, 1]
     assert one[0].dtype == "float16" and one[0].reuse == (0.5, 0.3, 0.2)
 
 
@@ -44,10 +45,13 @@ def test_a_compressed_file_is_read_too(tmp_path):
         ("name,rows,dim,reuse\na,5,2,0.5;0.2\n", "line 2: the reuse histogram of table a adds up to 0.7"),
         ("name,rows,dim\na,5\n", "line 2: 2 cells under 3 columns"),
         ("name,rows\na,5\n", "line 2: a table without dim"),
-        ("name,rows,dim\na,5,2\na,5,2\n", "two tables that are called a"),
+        ("name,rows,dim\na,5,2\na,5,2\n", "line 3: a table is called a already, in line 2"),
         ("name,rows,dim,count\na,5,2,0\n", "line 2: table a has a count of 0"),
         ("name,rows,dim,kinds\na,5,2,diagonal\n", "line 2: kinds is 'diagonal'"),
         ("name,rows,dim,sequence\na,5,2,maybe\n", "line 2: sequence is 'maybe'.*yes or no"),
+        ("name,rows,dim,features\na,5,2,0\n", "line 2: table a has 0 features"),
+        ("name,rows,dim,features\na,5,2,few\n", "line 2: features is 'few'.*whole number"),
+        ("fqn,hash_size,emb_dim,sum_pooling_factor,features\na,5,2,many,4\n", "line 2: pooling is 'many'"),
         ("name,rows,dim\na,1.5,2\n", "line 2: rows is '1.5'"),
         ("", "lists no tables"),
     ],
@@ -90,3 +94,4 @@ def test_the_listing_of_torchrecs_planner_is_read(shared):
     tables = read_tables(shared / "public" / "sharding" / "production_like_1935_tables.csv.gz")
     assert len(tables) == 1935
     assert tables[0].rows == 80_000_000 and tables[0].dim == 128
+    assert tables[0].features == 4 and tables[0].ids == 6066

@@ -131,6 +131,25 @@ def test_forbidden_row_wise_is_part_of_the_advice():
         search(costing([large], world=8), 20e9, seconds=1)
 
 
+@pytest.mark.parametrize(
+    ("table", "world"),
+    [
+        (Table("t", 10, 64, kinds=("row_wise",)), 16),
+        (Table("t", 1000, 24, kinds=("column_wise", "row_wise")), 1),
+        (Table("t", 1000, 24, kinds=("table_row_wise",)), 12),
+    ],
+)
+def test_a_table_that_can_be_sharded_in_none_of_its_ways_is_refused(table, world):
+    with pytest.raises(ForetraceError, match=rf"on {world} ranks table t can't be sharded .*Allow table_wise"):
+        search(costing([table], world=world), ROOM, seconds=1)
+
+
+def test_more_ranks_than_a_table_has_rows_are_no_advice():
+    short = Table("short", 3, 64, kinds=("row_wise",))
+    with pytest.raises(ForetraceError, match="What would help: more --memory"):
+        search(costing([short], world=2), 1e3, seconds=1)
+
+
 def test_nothing_moves_where_there_is_one_rank():
     found = search(costing(some_tables(3), world=1), ROOM, seconds=1)
     assert {placement.ranks for placement in found.plan} == {(0,)}

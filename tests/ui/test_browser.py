@@ -16,17 +16,40 @@ from foretrace.ui.server import Server
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
 
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
 @pytest.fixture
-def page(tmp_path, monkeypatch):
+def page(browser, tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "job.json").write_text("{}")
     monkeypatch.setattr(answers, "load", lambda path: Job([sketched(4)], "sketch"))
-    with Server(Folder(tmp_path)) as server, chromium() as browser:
+    with Server(Folder(tmp_path)) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         page = browser.new_page()
         page.goto(server.address)
         yield page
+        page.close()
         server.shutdown()
+
+
+def test_long_work_says_what_it_does_and_for_how_long(page):
+    page.route("**/predict*", lambda asked: asked.fulfill(status=204))  # stays on the page, as while it is worked on
+    assert page.locator("#waiting").is_hidden()
+    page.click("text=predict >> nth=0")
+    page.wait_for_selector("#waiting:has-text('Predicting run … 1 s')", timeout=8000)
+    page.evaluate("dispatchEvent(new Event('pageshow'))")  # as for who comes back
+    assert page.locator("#waiting").is_hidden()
+
+
+def test_a_change_that_makes_no_sense_leaves_the_form_as_it_was(page):
+    page.click("text=what if")
+    page.fill("textarea[name=changes]", "colour=red")
+    page.click("text=Predict both")
+    assert "colour" in page.inner_text("[role=alert]") and page.input_value("textarea") == "colour=red"
 
 
 def test_from_the_list_to_a_what_if_and_back(page):

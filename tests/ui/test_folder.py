@@ -82,3 +82,10 @@ def unreadable(locked, otherwise=is_recording):
 def test_what_is_no_folder_is_said(tmp_path):
     with pytest.raises(ForetraceError, match="is no folder"):
         Folder(tmp_path / "nowhere")
+
+
+def test_a_small_json_file_is_a_trace_where_it_begins_as_one(tmp_path):
+    (tmp_path / "kineto.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    (tmp_path / "forecast.json").write_text('{"step_ms": 1.0}')
+    kinds = {item.name: item.kind for item in Folder(tmp_path).items()}
+    assert kinds == {"kineto.json": "trace", "forecast.json": "document"}

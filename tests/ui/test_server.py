@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlencode
 
 import pytest
@@ -15,11 +16,12 @@ from report.steps import sketched
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.jobs.scaling import scaling_of
 from foretrace.graph import Job
+from foretrace.questions.sweep_points import Point, Sweep
+from foretrace.questions.whatifs import WhatIf
 from foretrace.report.json import as_json
 from foretrace.ui import answers
 from foretrace.ui.folder import Folder
 from foretrace.ui.server import LARGEST_BODY, Server
-from foretrace.whatifs import WhatIf
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -72,7 +74,7 @@ def test_forecasts_are_opened_and_compared(server):
     answer, text = ask(server, "/open?what=before.json")
     assert answer.status == 200 and "2.00" in text
     answer, text = ask(server, "/compare?a=before.json&b=after.json")
-    assert answer.status == 200 and "-50.0 %" in text and HOSTILE not in text
+    assert answer.status == 200 and "-50 %" in text and HOSTILE not in text
 
 
 def test_curves_and_what_ifs_are_opened_too(server, root):
@@ -80,7 +82,38 @@ def test_curves_and_what_ifs_are_opened_too(server, root):
     (root / "curve.json").write_text(as_json(curve))
     (root / "whatif.json").write_text(as_json(WhatIf(["batch=64"], Forecast(step_ms=2.0), Forecast(step_ms=1.0))))
     assert "80 % of the speed" in ask(server, "/open?what=curve.json")[1]
-    assert "-50.0 %" in ask(server, "/open?what=whatif.json")[1]
+    assert "-50 %" in ask(server, "/open?what=whatif.json")[1]
+
+
+def test_a_sweep_is_opened_as_well(server, root):
+    points = [
+        Point([f"batch={HOSTILE}"], "h200", step_ms=4.0, sample_us=us, memory_bytes=1, fits=True) for us in (1.0, 2.0)
+    ]
+    (root / "sweep.json").write_text(as_json(Sweep(HOSTILE, points)))
+    answer, text = ask(server, "/open?what=sweep.json")
+    assert answer.status == 200 and "2 points" in text and HOSTILE not in text
+
+
+def test_a_recording_that_somebody_damaged_is_named(server, root):
+    (root / "one" / "one.json.gz").write_bytes((root / "one" / "one.json.gz").read_bytes()[:60])
+    answer, text = ask(server, "/open?what=one")
+    assert answer.status == 422 and "one.json.gz" in text
+    assert ask(server, "/")[0].status == ask(server, "/open?what=two")[0].status == 200
+
+
+def test_an_empty_folder_says_how_to_make_the_first_recording(tmp_path):
+    with Server(Folder(tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        answer, text = ask(server, "/")
+        assert answer.status == 200 and "Nothing here yet" in text and "foretrace record" in text
+        server.shutdown()
+
+
+def test_what_was_said_about_a_step_is_not_predicted_again(server, root):
+    (root / "curve.json").write_text(as_json(scaling_of([Forecast(world=1, step_ms=4.0)])))
+    for path in ("/predict?what=before.json", "/compare?a=curve.json&b=after.json"):
+        answer, text = ask(server, path)
+        assert answer.status == 422 and "Open it from the list" in text
 
 
 def test_a_document_that_somebody_damaged_is_named(server, root):
@@ -199,6 +232,13 @@ def test_the_list_and_documents_do_not_wait_for_a_trace_that_is_read(server):
         assert ask(server, "/open?what=before.json")[0].status == 200
 
 
+def test_two_tabs_that_ask_at_once_are_both_answered(server):
+    with ThreadPoolExecutor() as tabs:
+        pages = list(tabs.map(lambda name: ask(server, f"/open?what={name}"), ("one", "two") * 2))
+    assert [answer.status for answer, _ in pages] == [200] * 4
+    assert pages[0][1] == pages[2][1] != pages[1][1] == pages[3][1]
+
+
 def test_a_bug_is_told_in_one_line(server, monkeypatch, capfd):
     def broken(folder, fields):
         raise KeyError("no such thing")
@@ -250,8 +290,10 @@ def test_a_what_if_is_asked_by_a_form(server, sketch):
     ("changes", "said"), [("", "nothing is to be changed"), ("colour=red", "colour"), ("batch", "is no change")]
 )
 def test_a_change_that_makes_no_sense_is_said(server, sketch, changes, said):
-    answer, text = asked_for(server, what="one", changes=changes)
-    assert answer.status == 422 and "That did not work" in text and said in text
+    answer, text = asked_for(server, what="one", changes=changes, on="a100")
+    assert answer.status == 422 and said in text and HOSTILE not in text
+    # The form is there again, as it was filled in.
+    assert f">{changes}</textarea>" in text and 'value="a100"' in text
 
 
 def test_a_recording_is_predicted_and_compared_with_itself_elsewhere(server, sketch):

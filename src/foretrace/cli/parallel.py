@@ -63,6 +63,18 @@ def options(words: str) -> dict[str, Any]:
     return found
 
 
+def as_changes(words: str) -> list[str]:
+    """The same words as changes that `foretrace whatif` can set.
+
+    >>> as_changes("data=8,sharded,bucket_mb=100")
+    ['data=8', 'sharded=on', 'buckets=100']
+    """
+    found = options(words)
+    if "bucket_mb" in found:
+        found["buckets"] = f"{found.pop('bucket_mb'):g}"
+    return [f"{name}={'on' if name in FLAGS else value}" for name, value in found.items()]
+
+
 def _read(name: str, value: str) -> int | float | str:
     if name == "schedule":
         return value

@@ -60,7 +60,8 @@ KernelTimes = Annotated[
     typer.Option(help="Take measured or modelled kernel times; without it measured ones where they are its own."),
 ]
 Step = Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")]
-Top = Annotated[int, typer.Option(min=1, help="How many rows of each table.")]
+Top = Annotated[int | None, typer.Option(min=1, help="How many rows of each table: 10, and of a curve all.")]
+ROWS = 10
 
 
 def predict(
@@ -79,7 +80,7 @@ def predict(
     html: Html = None,
     kernels: KernelTimes = None,
     step: Step = None,
-    top: Top = 10,
+    top: Top = None,
 ) -> None:
     """Predict how long a training step takes on a platform, and why.
 
@@ -92,9 +93,9 @@ def predict(
     }  # fmt: skip
     answer = _predicted(what, on, parallel, sizes, options)
     if len(sizes) > 1:
-        _show_curve(answer, json, html)
+        _show_curve(answer, json, html, top)
     else:
-        _show(answer, json, trace, html, top)
+        _show(answer, json, trace, html, top or ROWS)
 
 
 def _sizes(world: str | None, trace: Path | None) -> list[int]:
@@ -102,7 +103,7 @@ def _sizes(world: str | None, trace: Path | None) -> list[int]:
     from foretrace.forecast.jobs.world import worlds
     from foretrace.graph import ForetraceError
 
-    sizes = worlds(world) if world else []
+    sizes = worlds(world) if world is not None else []
     if len(sizes) > 1 and trace is not None:
         raise ForetraceError("--trace is the timeline of one job, and --world lists several", "Give one of them.")
     return sizes
@@ -124,7 +125,7 @@ def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int]
 
     try:
         with progress_bar() as told:  # a machine that was never measured is measured now
-            given = shared(what, parallel, on, told) if parallel else what
+            given = what if parallel is None else shared(what, parallel, on, told)
             if len(sizes) > 1:
                 return predicting.scaling(given, sizes, on, told=told, **options)
             return predicting.predict(given, on, world=sizes[0] if sizes else None, told=told, **options)
@@ -133,7 +134,7 @@ def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int]
         raise
 
 
-def _show_curve(curve: Scaling, json: bool, html: Path | None) -> None:
+def _show_curve(curve: Scaling, json: bool, html: Path | None, top: int | None) -> None:
     if html is not None:
         from foretrace.report.page import write_scaling
 
@@ -145,7 +146,7 @@ def _show_curve(curve: Scaling, json: bool, html: Path | None) -> None:
     else:
         from foretrace.report.terminal import print_scaling
 
-        print_scaling(curve)
+        print_scaling(curve, top)
 
 
 def _show(forecast: Forecast, json: bool, trace: Path | None, html: Path | None, top: int) -> None:
@@ -179,7 +180,8 @@ def _numbers(said: list[str] | None, kind: type) -> dict[int, Any]:
         try:
             named, value = int(rank), kind(number)
         except ValueError:
-            raise ForetraceError(f"{one!r} names no rank and its number", "Say for instance 3=1.2.") from None
+            example = "3=1 for the host of rank 1" if kind is int else "3=0.5"
+            raise ForetraceError(f"{one!r} names no rank and its number", f"Say for instance {example}.") from None
         if named in found:
             raise ForetraceError(f"rank {named} is named twice", "Say it once.")
         found[named] = value

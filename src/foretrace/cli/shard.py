@@ -41,7 +41,7 @@ def shard(
         str | None, typer.Option(help="What joins the ranks: a fabric's name, its file, or a platform that has one.")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(metavar="GB", help="What a rank has for tables; nine tenths of its memory.")
+        float | None, typer.Option(metavar="GB", help="What a rank has for tables; what the rest of the step leaves.")
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples of each rank; those of the step, or 4096.")] = None,
     kernels: Annotated[

@@ -1,4 +1,4 @@
-"""`foretrace sweep`: a step with many settings on many platforms, and the best of them."""
+"""`foretrace sweep`: a step or a job with many settings on many platforms, and the best of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from foretrace.cli.choices import AsJson
-from foretrace.cli.predict import print_frames
+from foretrace.cli.predict import OtherFabric, PerNode, print_frames
 from foretrace.cli.progress import progress_bar
 
 GIGA = 2**30
@@ -25,9 +25,16 @@ def sweep(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE,…", help="Values of a setting; may be repeated.")
     ] = None,
     price: Annotated[
-        list[str] | None, typer.Option(metavar="PLATFORM=DOLLARS", help="What an hour of a platform costs.")
+        list[str] | None, typer.Option(metavar="PLATFORM=DOLLARS", help="What an hour of one device costs.")
     ] = None,
-    memory: Annotated[float | None, typer.Option(metavar="GIB", help="What the best point may take.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GIB", help="What the best point may take on a device.")
+    ] = None,
+    world: Annotated[
+        str | None, typer.Option(metavar="N,…", help="Numbers of ranks, like 8,16 or 1,2,4,...,64; as --set world.")
+    ] = None,
+    fabric: OtherFabric = None,
+    gpus_per_node: PerNode = None,
     out: Annotated[
         Path | None, typer.Option(help="Keep each point in this file (JSON lines), and go on from what it holds.")
     ] = None,
@@ -36,25 +43,35 @@ def sweep(
         str | None, typer.Option(metavar="ADDRESS", help="Work on the Ray cluster at this address; local starts one.")
     ] = None,
     json: AsJson = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 20,
 ) -> None:
-    """Predict a step with every combination of some settings on several platforms: a table, its front, the best."""
-    from foretrace.calibrating import Stage
-    from foretrace.graph import ForetraceError
-    from foretrace.sweeping import sweep as predict_all
+    """Predict a step with every combination of some settings on several platforms: a table, its front, the best.
 
-    values = _once("--set", [_split(text) for text in sets or ()], "write all its values at once, like batch=256,512")
+    Settings are those of `foretrace whatif`, those of a job among them: --set tensor=1,2,4 --world 8.
+    """
+    from foretrace.calibrating import Stage
+    from foretrace.forecast.jobs.world import worlds
+    from foretrace.graph import ForetraceError
+    from foretrace.questions.sweeping import sweep as predict_all
+
+    pairs = [*map(_split, sets or ()), *([("world", [str(size) for size in worlds(world)])] if world else [])]
+    values = _once("--set", pairs, "write all its values at once, like batch=256,512")
     prices = _once("--price", [_price(text) for text in price or ()], "a platform has one price")
     limit = None if memory is None else _limit(memory)
     try:
         with progress_bar() as told:
             found = predict_all(
-                Path(what), platforms(on), values, prices, limit, out, workers, ray,
+                what, platforms(on), values, prices, limit, out, workers, ray, fabric, gpus_per_node,
                 lambda done, of: told(Stage("points", done, of)),
             )  # fmt: skip
     except ForetraceError as error:
         print_frames(error)
         raise
+    if html is not None:
+        from foretrace.report.page import write_sweep
+
+        write_sweep(found, html)
     if json:
         from foretrace.report.json import as_json
 
@@ -77,6 +94,8 @@ def platforms(text: str) -> list[str]:
             names[-1] += f",{part}"
         else:
             names.append(part)
+    if not all(names):
+        raise typer.BadParameter(f"{text!r} names no platform between two commas", param_hint="--on")
     return names
 
 

@@ -8,20 +8,26 @@ from typing import Annotated
 import typer
 
 from foretrace.cli.choices import AsJson
-from foretrace.cli.predict import print_frames
+from foretrace.cli.predict import OtherFabric, Parallel, PerNode, print_frames
 
 Sets = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="batch, seq, rows, dim, pooling, width, depth, dtype, optimizer, attention, checkpoint; may be repeated.",
+        help="batch, seq, hidden, depth, dtype, autocast, optimizer, …; of a job data, tensor, sharded, …, world, "
+        "buckets, overlap; may be repeated.",
     ),
 ]
 
 Fuses = Annotated[
     list[str] | None,
-    typer.Option("--fuse", metavar="WHAT", help="lookups, elementwise or optimizer, after --set; may be repeated."),
+    typer.Option("--fuse", metavar="WHAT", help="lookups, elementwise, optimizer or launches; may be repeated."),
+]
+
+Inserts = Annotated[
+    list[str] | None,
+    typer.Option("--insert", metavar="OP:AFTER[@MODULE]", help="Put an op behind others; may be repeated."),
 ]
 
 Without = Annotated[
@@ -36,24 +42,32 @@ def whatif(
     ],
     on: Annotated[str, typer.Option(help="The platform: its name, or its folder.")] = "h200",
     sets: Sets = None,
+    insert: Inserts = None,
     without: Without = None,
     fuse: Fuses = None,
-    world: Annotated[int | None, typer.Option(min=1, help="Ranks that all do the same.")] = None,
+    world: Annotated[int | None, typer.Option(min=1, help="Ranks that all do the same, before and after.")] = None,
+    parallel: Parallel = None,
+    fabric: OtherFabric = None,
+    gpus_per_node: PerNode = None,
     step: Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")] = None,
     json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 10,
 ) -> None:
-    """Change a step on paper, predict it before and after, and explain the difference by op.
+    """Change a step or a job on paper, predict it before and after, and explain the difference by op.
 
-    Changes are made in the order in which they are written; then calls are taken out, then fused.
+    Changes are made in the order in which they are written; then ops are put in, calls taken out, others fused. What is
+    set of a job comes last: how ranks share the step, how many they are, how they exchange gradients.
     """
+    from foretrace.cli.parallel import as_changes
     from foretrace.graph import ForetraceError
-    from foretrace.whatifs import whatif as ask
+    from foretrace.questions.whatifs import whatif as ask
 
-    changes = [*(sets or ()), *(f"without={op}" for op in without or ()), *(f"fuse={name}" for name in fuse or ())]
+    changes = [*(sets or ()), *map(_inserted, insert or ())]
+    changes += [*(f"without={op}" for op in without or ()), *(f"fuse={name}" for name in fuse or ())]
     try:
-        told = ask(Path(what), on, changes, step, world)
+        shared = as_changes(parallel) if parallel else []
+        told = ask(what, on, changes, step, world, shared, fabric, gpus_per_node)
     except ForetraceError as error:
         print_frames(error)
         raise
@@ -69,3 +83,17 @@ def whatif(
         from foretrace.report.terminal import print_whatif
 
         print_whatif(told, top)
+
+
+def _inserted(text: str) -> str:
+    """What ``--insert`` says, as a change.
+
+    >>> _inserted("dropout:gelu@mlp.1")
+    'insert:gelu@mlp.1=dropout'
+    """
+    op, _, after = text.partition(":")
+    if not op or not after:
+        raise typer.BadParameter(
+            f"{text!r} does not say what comes behind what; write it like dropout:gelu", param_hint="--insert"
+        )
+    return f"insert:{after}={op}"

@@ -1,4 +1,4 @@
-"""How much longer a kernel takes while a collective runs beside it."""
+"""How much longer a kernel takes while a collective runs beside it, and the collective beside kernels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FILE = Path(__file__).parent / "contention.json"
 class Contention:
     """A collective takes some of the device's processors and of its memory's bandwidth.
 
-    ``benchmarks/contention_fit.py`` fits it. What compute kernels take from a collective is not in it: no published
-    trace of all ranks shows the same transfer with and without work beside it.
+    And kernels take these from it. ``benchmarks/contention_fit.py`` fits both: kernels on traces, transfers on what
+    others measured, since no published trace of all ranks shows the same transfer with and without work beside it.
     """
 
     factor: Positive
@@ -25,15 +25,22 @@ class Contention:
     added_us: float
     """And how much longer than that."""
     provenance: str
+    transfer: Positive
+    """How many times as long a transfer takes with kernels beside it all the time."""
+    transfer_provenance: str
 
     def longer(self, us: Floats, share: Floats) -> Floats:
         """Microseconds by which kernels take longer with a collective beside them for a share of their time.
 
         >>> import numpy as np
-        >>> Contention(1.5, 2.0, "made up").longer(np.array([10.0, 10.0]), np.array([1.0, 0.0])).tolist()
-        [7.0, 0.0]
+        >>> contention().longer(np.array([10.0]), np.array([0.0])).tolist()
+        [0.0]
         """
         return ((self.factor - 1) * us + self.added_us) * share
+
+    def transfer_longer(self, us: Floats, share: Floats) -> Floats:
+        """Microseconds by which transfers take longer with kernels beside them for a share of their time."""
+        return (self.transfer - 1) * us * share
 
 
 @cache

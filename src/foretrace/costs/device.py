@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -74,13 +74,29 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     calls = [ops[place] for place in working]
     device, carry, fitted = platform.device, platform.carry, models(platform.models)
     warm = residency(calls, device.l2_mb * 1e6)
-    costs = _priced(calls, known, graph.tf32, carry.source if carry else device, fitted, warm)
+    timed = _timed(graph, rows, ops, platform)
+    known_times = [timed[place] for place in working]
+    costs = _priced(calls, known, graph.tf32, carry.source if carry else device, fitted, warm, known_times)
     if carry:
         start = fitted.fallback.start_us
         work = np.bincount(costs.op, np.maximum(costs.typical - start, 0.0), len(calls)).astype(np.float64)
         factor = factors(calls, work, known, graph.tf32, warm, device, carry)
         costs = _carried(costs, factor[costs.op], start, carry)
     return replace(costs, op=row_of[costs.op])
+
+
+def _timed(graph: Graph, rows: NDArray[np.int32], ops: Sequence[Op], platform: Platform) -> list[Timed | None]:
+    """What each call was seen to take: in the step that was recorded on this very device, or when it was measured.
+
+    All calls are looked at: one that does nothing itself may tell what ids a later one is given.
+    """
+    place_of = {row: place for place, row in enumerate(rows.tolist())}
+    known = [replace(found, op=place_of[found.op]) for found in graph.indices if found.op in place_of]
+    timed = models(platform.models).exact.of(ops, known, graph.tf32)
+    if not graph.seen or platform.carry or graph.device != platform.device.matches:
+        return timed
+    recorded = [graph.seen.get(signature(op)) for op in ops]
+    return [Timed.as_recorded(launched) if launched else other for launched, other in zip(recorded, timed)]
 
 
 def _nothing_to_price(source: str, ops: Sequence[Op]) -> ForetraceError:
@@ -95,11 +111,36 @@ def _nothing_to_price(source: str, ops: Sequence[Op]) -> ForetraceError:
     )
 
 
+class FamilyModels(Mapping[str, Model]):
+    """The models of a folder by family, each read when first asked for: a step has calls of some families only."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._names = [name for name in FAMILIES if (folder / f"{name}.npz").exists()]
+        self._read: dict[str, Model] = {}
+
+    def __getitem__(self, name: str) -> Model:
+        if name not in self._read:
+            if name not in self._names:
+                raise KeyError(name)
+            self._read[name] = Model.read(self._folder, name)
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @dataclass(frozen=True)
 class Models:
     """All models of a device."""
 
-    families: dict[str, Model]
+    families: Mapping[str, Model]
     fallback: Fallback
     exact: Exact
 
@@ -112,8 +153,7 @@ def models(folder: Path) -> Models:
 
 @lru_cache(maxsize=8)
 def _read(folder: Path, changed: int) -> Models:
-    families = {name: Model.read(folder, name) for name in FAMILIES if (folder / f"{name}.npz").exists()}
-    return Models(families, Fallback.read(folder), Exact.read(folder))
+    return Models(FamilyModels(folder), Fallback.read(folder), Exact.read(folder))
 
 
 @dataclass
@@ -130,14 +170,20 @@ class _Calls:
 
 
 def _priced(
-    ops: Sequence[Op], known: Sequence[Indices], tf32: Tf32, device: Device, fitted: Models, warm: Floats
+    ops: Sequence[Op],
+    known: Sequence[Indices],
+    tf32: Tf32,
+    device: Device,
+    fitted: Models,
+    warm: Floats,
+    seen_to_take: Sequence[Timed | None],
 ) -> KernelCosts:
     """The kernels of each call: as they were timed, as a model says, or by the roofline."""
     ids = spread_of_ids(ops, known)
     parts: list[KernelCosts] = []
     groups: defaultdict[Way, _Calls] = defaultdict(_Calls)
     seen: dict[Hashable, tuple[_Calls, int]] = {}
-    for place, (op, timed) in enumerate(zip(ops, fitted.exact.of(ops, known, tf32))):
+    for place, (op, timed) in enumerate(zip(ops, seen_to_take)):
         if timed is not None:
             parts.append(_as_timed(place, timed, float(warm[place])))
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,12 +52,16 @@ class Forest:
 
     def predict(self, rows: Floats) -> Floats:
         """The sum of all trees' answers for each row."""
-        return _walker()(rows, self.feature, self.threshold, self.right, self.root)
+        from foretrace.costs.walker import answers  # numba takes a third of a second to import
+
+        found: Floats = answers(rows, self.feature, self.threshold, self.right, self.root)
+        return found
 
     def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
         """Its arrays as a file holds them: splits and leaves apart, since leaves need less.
 
-        A column has few thresholds, and many nodes split at each: they are kept once, and by number in the nodes.
+        A column has few thresholds, and many nodes split at each: they are kept once, and by number in the nodes. Where
+        right branches begin follows from the order of the nodes.
         """
         leaf = self.feature < 0
         column, threshold = self.feature[~leaf], self.threshold[~leaf]
@@ -73,20 +77,20 @@ class Forest:
             f"{prefix}.levels": np.concatenate(levels or [np.zeros(0, np.float32)]),
             f"{prefix}.level": level.astype(np.min_scalar_type(int(level.max(initial=0)))),
             f"{prefix}.leaf": self.threshold[leaf].astype(np.float16),
-            f"{prefix}.right": self.right[~leaf],
             f"{prefix}.root": self.root,
         }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) -> Forest:
         """What `arrays` gave, for rows of so many columns."""
-        feature, level, leaf, right, root = (
-            arrays[f"{prefix}.{name}"] for name in ("feature", "level", "leaf", "right", "root")
-        )
-        split = feature >= 0
-        threshold, ahead = np.empty(len(feature), np.float32), np.zeros(len(feature), np.int16)
-        threshold[~split], threshold[split], ahead[split] = leaf, _levels(arrays, prefix, feature[split], level), right
-        made = cls(feature.astype(np.int16), threshold, ahead, root)
+        from foretrace.costs.walker import right_of
+
+        feature, level, leaf, root = (arrays[f"{prefix}.{name}"] for name in ("feature", "level", "leaf", "root"))
+        if feature.ndim != 1:
+            raise ValueError(f"the trees of {prefix!r} are no list of nodes")
+        split, threshold = feature >= 0, np.empty(len(feature), np.float32)
+        threshold[~split], threshold[split] = leaf, _levels(arrays, prefix, feature[split], level)
+        made = cls(feature.astype(np.int16), threshold, right_of(feature.astype(np.int16)), root)
         made.check(prefix, columns)
         return made
 
@@ -125,15 +129,3 @@ def _flatten(node: Mapping[str, Any], nodes: list[tuple[int, float, int]]) -> No
         # Rounded up: a value that equals the threshold must still go left.
         threshold = np.nextafter(threshold, np.float32(np.inf))
     nodes[place] = (int(node["split_feature"]), float(threshold), right - place)
-
-
-_COMPILED: list[Callable[..., Floats]] = []
-
-
-def _walker() -> Callable[..., Floats]:
-    """The compiled loop: numba takes a third of a second to import, which only those pay who ask a forest."""
-    if not _COMPILED:
-        from foretrace.costs.walker import answers
-
-        _COMPILED.append(answers)
-    return _COMPILED[0]

@@ -1,4 +1,4 @@
-"""The loop over rows, trees and nodes, compiled."""
+"""The loops over rows, trees and nodes, compiled."""
 
 from __future__ import annotations
 
@@ -31,3 +31,22 @@ def answers(
                     node += 1 if rows[row, feature[node]] <= threshold[node] else right[node]
                 result[row] += threshold[node]
     return result
+
+
+@compiled
+def right_of(feature: NDArray[np.int16]) -> Any:
+    """For each split, how far ahead the node is that it sends rows to which do not go to the next one.
+
+    A split is followed by all of its left branch: where that ends, the right one begins.
+    """
+    right = np.zeros(len(feature), np.int16)
+    waiting = np.empty(len(feature), np.int64)
+    count = 0
+    for node in range(len(feature)):
+        if feature[node] >= 0:
+            waiting[count] = node
+            count += 1
+        elif count:
+            count -= 1
+            right[waiting[count]] = node + 1 - waiting[count]
+    return right

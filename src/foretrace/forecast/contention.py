@@ -1,8 +1,9 @@
-"""Kernels that run beside a collective take longer: simulated again until what overlaps no longer changes.
+"""Kernels and collectives that run beside each other take longer: simulated again until nothing changes any more.
 
-Kernel models know kernels alone: what overlap adds comes on top, in a job and in one rank of it that is predicted
-alone. Measured kernels already hold what it added in the measured run: on their own machine only what the overlap is
-more or less by counts, and on another they stay as they are. So does what a CPU does: only GPUs were fitted.
+Kernel models know kernels alone, and fabrics transfers alone: what overlap adds comes on top, in a job and in one rank
+of it that is predicted alone. Measured kernels already hold what it added in the measured run: on their own machine
+only what the overlap is more or less by counts, and on another they stay as they are. So does what a CPU does: only
+GPUs were fitted.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def contends(calls: Graph, platform: Platform, kernels: str | None) -> bool:
 
 
 def run_alone(table: Timetable, work: Work, slowed: bool) -> tuple[Timetable, Timeline]:
-    """One rank and when all of it runs; kernels beside its own collectives are slowed where they shall be."""
+    """One rank and when all of it runs; kernels and collectives beside each other are slowed where they shall be."""
     device = np.flatnonzero(table.kind == KERNEL)
     talks = work.kind[table.kernel[device]] == COLLECTIVE
     if not slowed or not talks.any():
@@ -62,6 +63,7 @@ def run_alone(table: Timetable, work: Work, slowed: bool) -> tuple[Timetable, Ti
     def slow(timeline: Timeline) -> Floats:
         start, end, duration = timeline.start, timeline.end, alone.copy()
         duration[rows] = longer(alone[rows], beside(start[rows], end[rows], start[met], end[met]))
+        duration[met] = transfer_longer(alone[met], beside(start[met], end[met], start[rows], end[rows]))
         return duration
 
     program, timeline = settled(table.program, slow)
@@ -71,6 +73,11 @@ def run_alone(table: Timetable, work: Work, slowed: bool) -> tuple[Timetable, Ti
 def longer(us: Floats, share: Floats) -> Floats:
     """What kernels take when a collective runs beside them for a share of their time more than it did."""
     return np.maximum(us + contention().longer(us, share), 0.0)
+
+
+def transfer_longer(us: Floats, share: Floats) -> Floats:
+    """What transfers take when kernels run beside them for a share of their time."""
+    return us + contention().transfer_longer(us, share)
 
 
 def settled(program: Program, slowed: Callable[[Timeline], Floats]) -> tuple[Program, Timeline]:

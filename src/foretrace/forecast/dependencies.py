@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.forecast.flat import EXCHANGES
 from foretrace.forecast.host import SYNC, Segments
 from foretrace.forecast.intervals import previous_on_lane
 from foretrace.graph import Graph
+from foretrace.graph.collectives import EXCHANGES
 from foretrace.graph.tables import COLLECTIVE, WAIT_EVENT, CallTable, Floats, KernelTable, Longs
 
 Pairs = NDArray[np.int32]

@@ -8,7 +8,11 @@ from numpy.typing import NDArray
 from foretrace.forecast.collectives import Meetings
 from foretrace.forecast.intervals import shared, total
 from foretrace.graph import Graph
-from foretrace.graph.tables import COLLECTIVE, Floats
+from foretrace.graph.collectives import EXCHANGES
+from foretrace.graph.tables import CALL, COLLECTIVE, Floats
+
+Stretches = tuple[Floats, Floats]
+"""Starts and ends."""
 
 
 def active_and_idle(graph: Graph) -> tuple[float, float]:
@@ -35,13 +39,14 @@ def queue_depth(graph: Graph) -> tuple[float, int]:
 
 
 def overlap(graph: Graph, position: int, meetings: list[Meetings]) -> dict[str, float]:
-    """Milliseconds of communication, hidden behind other device work or exposed, and what of the exposed is waiting."""
-    kernels = graph.kernels
-    collective = kernels.kind == COLLECTIVE
-    communication = (kernels.start[collective], kernels.end[collective])
-    compute = (kernels.start[~collective], kernels.end[~collective])
-    start, end, on_device = waiting(position, meetings)
-    waits = start[on_device], end[on_device]
+    """Milliseconds of communication, hidden behind other work or exposed, and what of the exposed is waiting.
+
+    Where nothing ran on a device, the host's threads exchange (gloo), and what hides that are other calls.
+    """
+    on_device = len(graph.kernels) > 0
+    communication, compute = _on_device(graph) if on_device else _on_host(graph)
+    start, end, device_waits = waiting(position, meetings)
+    waits = start[device_waits == on_device], end[device_waits == on_device]
     hidden, all_of_it = shared(communication, compute), total(*communication)
     return {
         "communication_ms": all_of_it / 1e3,
@@ -49,6 +54,25 @@ def overlap(graph: Graph, position: int, meetings: list[Meetings]) -> dict[str, 
         "exposed_ms": (all_of_it - hidden) / 1e3,
         "exposed_wait_ms": (total(*waits) - shared(waits, compute)) / 1e3,
     }
+
+
+def _on_device(graph: Graph) -> tuple[Stretches, Stretches]:
+    """When kernels exchange, and when others compute."""
+    kernels = graph.kernels
+    talks = kernels.kind == COLLECTIVE
+    return (kernels.start[talks], kernels.end[talks]), (kernels.start[~talks], kernels.end[~talks])
+
+
+def _on_host(graph: Graph) -> tuple[Stretches, Stretches]:
+    """When threads exchange, and when calls do something else."""
+    ops = graph.ops
+    asks = ops.names.matching(lambda name: name.startswith(EXCHANGES))
+    timed = np.isfinite(ops.start) & np.isfinite(ops.end) & ~asks[ops.name]
+    talks = np.zeros(len(ops), bool)
+    talks[[collective.op for collective in graph.collectives if collective.op >= 0]] = True
+    works = timed & ~talks & (ops.kind == CALL)
+    talks &= timed
+    return (ops.start[talks], ops.end[talks]), (ops.start[works], ops.end[works])
 
 
 def waiting(position: int, meetings: list[Meetings]) -> tuple[Floats, Floats, NDArray[np.bool_]]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.formats.collectives import collective_kind
 from foretrace.graph import Collective, ForetraceError, Graph, OpTable
+from foretrace.graph.collectives import asked_for
 from foretrace.graph.dispatched import dispatched, node_of, owner, with_numbers
-from foretrace.graph.tables import Ints, Longs
-
-EXCHANGES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
-"""How the names of calls begin that ask for a collective."""
+from foretrace.graph.tables import Ints
 
 
 class Flat(NamedTuple):
@@ -69,27 +65,6 @@ def _issued(graph: Graph, place: Ints, rows: Ints) -> list[Collective]:
         replace(c, op=int(place[c.op] if place[c.op] >= 0 else place[asked.get(number, -1)]))
         for number, c in enumerate(graph.collectives)
     ]
-
-
-def asked_for(graph: Graph, rows: Ints | Longs) -> dict[int, int]:
-    """For collectives that a backend does on a thread of its own, as gloo, the rows of the calls that ask for them.
-
-    Those are the calls of the same kind and turn.
-    """
-    ops, names = graph.ops, graph.ops.names
-    done_by = {c.op for c in graph.collectives}
-    asks = names.matching(lambda name: name.startswith(EXCHANGES) and "wait" not in name)
-    free = [row for row in rows.tolist() if asks[ops.name[row]] and row not in done_by]
-    turns: dict[str, Iterator[int]] = {}
-    found = {}
-    for number, collective in enumerate(graph.collectives):
-        kind = collective.kind
-        if collective.op < 0 or names[ops.name[collective.op]].startswith(EXCHANGES):
-            continue
-        if kind not in turns:
-            turns[kind] = iter([row for row in free if collective_kind(names[ops.name[row]]) == kind])
-        found[number] = next(turns[kind], -1)
-    return {number: row for number, row in found.items() if row >= 0}
 
 
 def _owners(graph: Graph, place: Ints, rows: Ints) -> Ints:

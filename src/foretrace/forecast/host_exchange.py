@@ -12,10 +12,10 @@ from dataclasses import fields, replace
 import numpy as np
 
 from foretrace.forecast.dependencies import Pairs, pairs
-from foretrace.forecast.flat import EXCHANGES, asked_for
 from foretrace.forecast.host import Segments
 from foretrace.forecast.waits import WAIT
 from foretrace.graph import Constant, Graph, KernelTable, Names
+from foretrace.graph.collectives import EXCHANGES, asked_for
 from foretrace.graph.tables import ANNOTATION, CALL, COLLECTIVE, Longs
 
 

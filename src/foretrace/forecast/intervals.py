@@ -26,7 +26,8 @@ def merged(start: Floats, end: Floats) -> tuple[Floats, Floats, Longs]:
     >>> merged(np.array([5.0, 0.0, 1.0]), np.array([6.0, 2.0, 3.0]))
     (array([0., 5.]), array([3., 6.]), array([1, 0]))
     """
-    order = np.lexsort((-end, start))
+    in_order = bool((start[1:] > start[:-1]).all())
+    order = np.arange(len(start)) if in_order else np.lexsort((-end, start))
     first = np.flatnonzero(outermost(start[order], end[order]))
     if not len(first):
         return start, end, order

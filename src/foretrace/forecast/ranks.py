@@ -41,7 +41,7 @@ def rank_rows(graphs: list[Graph], host_us: Sequence[float], met: list[Meetings]
             "wait_ms": waits[graph.rank],
             "communication_ms": talk["communication_ms"],
             "exposed_communication_ms": talk["exposed_ms"],
-            "bubble_ms": max(span - active + talk["exposed_wait_ms"], 0.0),
+            "bubble_ms": max(span - active + talk["exposed_wait_ms"], 0.0) if span else 0.0,
             "host_ms": float(host) / 1e3,
         })  # fmt: skip
     return rows

@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.costs.host import HostCosts, price_host
+from foretrace.forecast.captured import captured_calls, launched_at_once
 from foretrace.forecast.flat import Flat
 from foretrace.forecast.host import T1, T2, T3, T4, T5
 from foretrace.forecast.waits import Waits, waits
 from foretrace.forecast.work import Work, device_work
 from foretrace.graph import Graph
 from foretrace.graph.tables import Floats, Ints, Longs
+from foretrace.platform.capture import Capture
 from foretrace.platform.platform import Platform
 
 
@@ -37,6 +39,8 @@ class Step:
     waits: Waits
     stream: Ints
     """The stream that each call works on."""
+    captured: NDArray[np.bool_]
+    """Whether each call is in a CUDA graph, with those around it."""
 
     def __len__(self) -> int:
         return len(self.thread)
@@ -81,6 +85,7 @@ class Step:
             work=Work(**columns),
             waits=Waits(np.tile(self.waits.host, times), *pairs),
             stream=np.tile(self.stream, times),
+            captured=np.tile(self.captured, times),
         )
 
 
@@ -105,6 +110,11 @@ def priced(graph: Graph, step: Flat, platform: Platform, kernels: str | None) ->
     calls, count = step.calls, len(step.rows)
     work, notes = device_work(step, platform, kernels)
     host = price_host(calls, np.arange(count, dtype=np.int32), work.launches(count), platform.host)
+    inside = captured_calls(graph, step)
+    if inside.any():
+        launched = int(inside[work.call].sum())
+        host = launched_at_once(host, inside, launched, platform.host.before.forward_call)
+        notes = [*notes, f"{launched:,} kernels are one CUDA graph; its cost: {Capture.shipped().provenance}"]
     return Step(
         thread=calls.ops.thread,
         beside=_beside(calls),
@@ -115,6 +125,7 @@ def priced(graph: Graph, step: Flat, platform: Platform, kernels: str | None) ->
         work=work,
         waits=waits(graph, step),
         stream=_streams(work, count),
+        captured=inside,
     ), notes
 
 

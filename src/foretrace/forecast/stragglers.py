@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretrace.forecast.collectives import Meetings
+from foretrace.forecast.intervals import total
 from foretrace.graph import Graph
 from foretrace.graph.tables import COLLECTIVE, Floats, Longs
 
@@ -27,11 +28,12 @@ SLOWER_KERNELS = "slower kernels"
 def stragglers(graphs: list[Graph], meetings: list[Meetings], step_ms: float) -> list[dict[str, Any]]:
     """Who arrives last so often and so late that it matters; the one that holds the others longest comes first.
 
-    ``held_ms`` is how long each rank that meets it waited for it, on average.
+    ``held_ms`` is how long each rank that meets it waited for it, on average; in several collectives at a time, a rank
+    waits once.
     """
-    caused, partners = np.zeros(len(graphs)), [{position} for position in range(len(graphs))]
+    caused = np.array([_held_up(position, meetings) for position in range(len(graphs))])
+    partners = [{position} for position in range(len(graphs))]
     for group in meetings:
-        caused[group.members] += np.bincount(group.last_member, group.wait.sum(axis=1), len(group.members))
         for member in group.members:
             partners[member].update(group.members)
     held_ms = caused / np.array([max(len(p) - 1, 1) for p in partners]) / 1e3
@@ -41,6 +43,24 @@ def stragglers(graphs: list[Graph], meetings: list[Meetings], step_ms: float) ->
         {"rank": graphs[position].rank, "held_ms": float(held_ms[position]), "why": _why(position, graphs, meetings)}
         for position in late[np.argsort(-held_ms[late])].tolist()
     ]
+
+
+def _held_up(late: int, meetings: list[Meetings]) -> float:
+    """How long others waited for a rank, added up over them."""
+    waiter, start, end = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
+    for group in meetings:
+        if late not in group.members:
+            continue
+        rows = group.last_member == group.members.index(late)
+        begins, waits = group.start[rows], group.wait[rows]
+        row, column = np.nonzero(waits > 0)
+        waiter.append(np.array(group.members, float)[column])
+        start.append(begins[row, column])
+        end.append((begins + waits)[row, column])
+    began, ended = np.concatenate(start), np.concatenate(end)
+    # Waits of different ranks are moved apart, so that only those of one rank overlap.
+    apart = np.concatenate(waiter) * (ended.max(initial=0.0) - began.min(initial=0.0) + 1.0)
+    return total(began + apart, ended + apart)
 
 
 class _Spent(NamedTuple):

@@ -25,6 +25,7 @@ from foretrace.forecast.intervals import previous_on_lane
 from foretrace.forecast.step import Step
 from foretrace.forecast.waits import ALL_STREAMS, NOBODY
 from foretrace.graph.tables import COLLECTIVE, Floats, Ints, Longs, Small
+from foretrace.platform.capture import Capture
 from foretrace.platform.device import Device
 from foretrace.simulate.program import Program
 
@@ -139,7 +140,9 @@ def _device_rules(step: Step, places: Places, device: Device) -> Iterator[tuple[
     yield pairs(np.repeat(places.launch, places.kernels), places.kernel), pace.launch_latency_us
     previous = previous_on_lane(work.stream, np.arange(len(work), dtype=np.float64))
     later = np.flatnonzero(previous >= 0)
-    yield pairs(places.kernel[previous[later]], places.kernel[later]), pace.kernel_gap_us
+    inside = step.captured[work.call[later]]
+    for some, gap in ((later[~inside], pace.kernel_gap_us), (later[inside], Capture.shipped().gap_us)):
+        yield pairs(places.kernel[previous[some]], places.kernel[some]), gap
     before, after = step.waits.streams.T
     last, first = step.last_kernel(before), step.first_kernel(after)
     known = (last >= 0) & (first >= 0) & (last < first)
@@ -155,7 +158,7 @@ def _waiting_rules(step: Step, places: Places, device: Device) -> Iterator[tuple
         yield pairs(places.kernel[last[known]], places.wait[known]), 0.0
     if device.measured.queue_depth is not None:
         ahead = places.first_kernel - device.measured.queue_depth
-        full = ahead >= 0
+        full = (ahead >= 0) & ~step.captured[places.launch_call]  # a graph waits in the queue as one
         yield pairs(places.kernel[ahead[full]], places.launch[full]), 0.0
     if device.kind == "cpu":  # there a call does its work itself, but for collectives, which threads of their own do
         last = places.first_kernel + places.kernels - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ def device_work(step: Flat, platform: Platform, kernels: str | None = None) -> t
         Where the step shall run.
     kernels
         ``"measured"`` takes the times in the graph, ``"model"`` what the platform's models say. Left out, the graph's
-        times are taken where it was recorded on this very device.
+        times are taken where it was recorded on this very device; of an edited one those of calls that are unchanged.
     """
     if kernels not in (None, *CHOICES):
         raise ForetraceError(f"kernel times can't be {kernels!r}", "Say model or measured.")
@@ -81,7 +81,17 @@ def device_work(step: Flat, platform: Platform, kernels: str | None = None) -> t
         here = calls.device == platform.device.matches
         other = [] if here else [f"kernel times are those measured on {calls.device or 'another device'}"]
         return measured_work(calls), [*other, *_left_out(calls)]
-    return modelled_work(step, platform)
+    if kernels == "model":
+        return modelled_work(step._replace(calls=replace(calls, seen={})), platform)
+    work, notes = modelled_work(step, platform)
+    return work, [*notes, *_kept(calls, platform)]
+
+
+def _kept(calls: Graph, platform: Platform) -> list[str]:
+    """What an edit left of the recorded kernels."""
+    if not calls.seen or calls.device != platform.device.matches or platform.carry:
+        return []
+    return ["calls that are still as they were recorded take what they took, the others what models say"]
 
 
 def as_measured(calls: Graph, platform: Platform, kernels: str | None) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.forecast.collectives import Meetings
 from foretrace.forecast.host import Segments
 from foretrace.forecast.measured import HOST, Measured
 from foretrace.forecast.memory import held_bytes
@@ -51,6 +52,8 @@ class Workings:
     """Of a forecast, for each rank, how the time of each kernel is known: the codes of `foretrace.forecast.work`."""
     draws_ms: Floats = field(default_factory=lambda: np.zeros(0))
     """Steps of a forecast whose durations were drawn anew."""
+    met: list[Meetings] = field(default_factory=list)
+    """Of a simulated job, how its ranks meet in collectives, sends and receives among them."""
     job: Job | None = None
     """What was looked at or predicted, as it was read."""
     step: str | None = None

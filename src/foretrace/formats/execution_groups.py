@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from foretrace.formats.collectives import collective_kind
 from foretrace.formats.dtypes import dtype_name
 from foretrace.formats.execution_nodes import Node
 from foretrace.formats.values import tensors_among
 from foretrace.graph import Collective
+from foretrace.graph.collectives import collective_kind
 from foretrace.graph.tables import Ints
 from foretrace.graph.tensor import ITEMSIZE
 

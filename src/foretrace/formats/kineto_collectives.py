@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.collectives import collective_kind
 from foretrace.formats.dtypes import dtype_name
 from foretrace.formats.kineto_arguments import Arguments, decoded, values
 from foretrace.formats.kineto_columns import Comm
 from foretrace.graph import Collective, KernelTable, OpTable, tensors_in
+from foretrace.graph.collectives import collective_kind
 from foretrace.graph.tables import COLLECTIVE
 from foretrace.graph.tensor import ITEMSIZE
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from foretrace.formats.collectives import collective_kind
 from foretrace.formats.files import pieces
 from foretrace.graph import ForetraceError
+from foretrace.graph.collectives import collective_kind
 
 _TEST = re.compile(r"\b(\w+?)_perf\b")
 _SETTINGS = re.compile(r"nThread\s+\d+\s+nGpus\s+\d+")

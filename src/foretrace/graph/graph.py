@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
@@ -85,6 +87,19 @@ class Timings:
     """Without one: the host runs ahead."""
     peak_memory_bytes: int | None = None
     """The most that the device's allocator had given out during them."""
+    turn_ns: tuple[float, ...] = ()
+    """What a turn of an idle loop took before each of the synced ones: how fast the host was."""
+
+    @property
+    def typical_turn_ns(self) -> float | None:
+        """What such a turn took around steps of the middle half; None where nobody knows.
+
+        >>> Timings(synced_ms=(5.0, 5.1, 9.0, 4.9), turn_ns=(70.0, 80.0, 300.0, 50.0)).typical_turn_ns
+        75.0
+        """
+        known = sorted(zip(self.synced_ms, self.turn_ns))
+        middle = known[len(known) // 4 : -(len(known) // 4) or None]
+        return mean(turn for _, turn in middle) if middle else None
 
 
 class Tf32(NamedTuple):
@@ -125,6 +140,9 @@ class Graph:
     """When the profiler noted something of the step's host, in order: each time it took time off the step."""
     allocated: tuple[tuple[float, int], ...] = ()
     """Bytes the allocator had given out over time, where the source says."""
+    seen: Mapping[Hashable, tuple[tuple[str, float], ...]] = field(default_factory=dict)
+    """What calls took when they were recorded, kernels with their microseconds by `signature`: of an edited graph,
+    whose own kernels nobody measured."""
     notes: list[str] = field(default_factory=list)
     """What the source lacks or what was assumed, for the reader."""
 

@@ -9,8 +9,14 @@ from collections.abc import Iterable
 NAMESPACES = {"aten": "", "prims": "", "c10d": "", "_c10d_functional": "", "fsdp": "torch.distributed.fsdp"}
 """Operators that come with PyTorch, and what has to be imported for them."""
 
-REFUSED = frozenset({"aten::save", "aten::from_file", "aten::_print", "aten::warn"})
-"""Operators of these namespaces that open files or speak to the user."""
+REFUSED = frozenset(
+    f"aten::{name}"
+    for name in (
+        "save", "from_file", "_print", "warn",
+        "format", "percentFormat", "join", "replace", "expandtabs", "center", "ljust", "rjust", "zfill",
+    )
+)  # fmt: skip
+"""Operators of these namespaces that open files, speak to the user, or write texts as long as one likes."""
 
 COMMUNICATES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
 """How the names of collectives begin."""

@@ -129,7 +129,7 @@ class OpTable(Table):
     """The profiler's own number of each call, the same in every trace taken at once; -1 or None where unknown."""
 
     def __getitem__(self, row: int) -> Op:
-        return self._op(*(column[row].item() for column in self._columns()))
+        return self._op(*[column.item(row) for column in self._columns()])
 
     def __iter__(self) -> Iterator[Op]:
         # From lists: numbers taken out of an array one by one would cost as much as all the rest.

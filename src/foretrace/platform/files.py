@@ -9,6 +9,7 @@ import json
 import math
 import types
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -106,8 +107,14 @@ def _dataclass(kind: Any, facts: Any, where: str) -> Any:
     for name, field in known.items():
         if name not in facts and _needed(field):
             raise FieldError(_inside(where, name), "is missing")
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     return kind(**{name: _value(hints[name], value, _inside(where, name)) for name, value in facts.items()})
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields: slow to find out, and the same every time."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def _inside(where: str, name: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foretrace.formats.collectives import collective_kind
 from foretrace.graph import Collective, Constant, Op, Tensor, tensors_in
+from foretrace.graph.collectives import collective_kind
 
 NAMESPACES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
 BY_OUTPUT = ("all_gather", "gather")

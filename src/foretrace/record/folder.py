@@ -26,6 +26,7 @@ VERSION = 1
 RANK, OPS, STORAGES, INDICES = "rank.json", "ops.jsonl.gz", "storages.json.gz", "indices.json"
 PROFILE, EXECUTION_TRACE, JOB, CONTENTS = "profile.json.gz", "et.json.gz", "job.json", "contents.json.gz"
 NOT_FINITE = ("inf", "-inf", "nan")
+MOST_BYTES = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ def _storage(row: Any, calls: int) -> Storage:
     number, nbytes, device, birth, death = row
     if not (-1 <= birth < calls and -1 <= death <= calls):
         raise ValueError(f"storage {number} lives from call {birth} to {death} of {calls}")
+    if not 0 <= nbytes < MOST_BYTES:
+        raise ValueError(f"storage {number} has {nbytes} bytes")
     return Storage(int(number), int(nbytes), str(device), int(birth), int(death))
 
 
@@ -170,13 +173,14 @@ def read_rank(folder: Path) -> Rank:
     with _read_soundly(folder / RANK) as facts:
         _check_version(facts, folder / RANK)
         synced, back_to_back = (tuple(map(float, facts[name])) for name in ("synced_ms", "back_to_back_ms"))
+        turns = tuple(map(float, facts.get("turn_ns", ())))
         peak = facts.get("peak_memory_bytes")
         return Rank(
             rank=int(facts["rank"]),
             world=int(facts["world"]),
             device=str(facts["device"]),
             groups={name: tuple(int(member) for member in members) for name, members in facts["groups"].items()},
-            plain=Timings(synced, back_to_back, None if peak is None else int(peak)),
+            plain=Timings(synced, back_to_back, None if peak is None else int(peak), turns),
             slowdown=float(facts["slowdown"]["profile"] or 1.0),
             settings={str(name): value for name, value in facts.get("settings", {}).items()},
         )

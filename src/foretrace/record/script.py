@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import os
 import runpy
 import sys
@@ -73,7 +72,7 @@ def sketch_script(
             return found()
 
     try:
-        with contextlib.redirect_stdout(sys.stderr), _without_torchs_own_traceback():
+        with contextlib.redirect_stdout(sys.stderr):
             graph = _sketched(build, device, world)
     except ForetraceError as error:
         cause = error.__cause__ or error
@@ -157,18 +156,6 @@ def _step_function(names: dict[str, Any], script: Path, function: str | None) ->
             "Give the parameters defaults, or write a function without any that calls it.",
         )
     return found  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _without_torchs_own_traceback() -> Iterator[None]:
-    """PyTorch logs a page of its own insides when a call on a fake tensor fails, besides raising it."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextlib.contextmanager

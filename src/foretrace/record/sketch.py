@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -60,6 +62,9 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int = 1
     """
     _check(step_fn, device, world, rank)
     with ExitStack() as stack:
+        stack.enter_context(_without_torchs_own_traceback())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # whoever copies a model does
         stack.enter_context(no_collector())  # it would walk a growing heap again and again, and find nothing
         paper = stack.enter_context(Paper())
         device_name = stack.enter_context(pretended_cuda(paper.copied)) if device == "cuda" else None
@@ -150,6 +155,10 @@ class Paper(FakeTensorMode):
         self._copies: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         """Real tensors, held so that their identity stays theirs, and what stands for them."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Paper:
+        """Itself: a copied weight is on the same paper, or what looks at it would seem to lie somewhere else."""
+        return self
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _refuse_a_real_gpu(kwargs or {})
         args, kwargs = self.given(func, args), self.given(func, kwargs)
@@ -235,6 +244,18 @@ class Moving:
                 made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
             self._moved[id(tensor)] = (tensor, made)
         return self._moved[id(tensor)][1]
+
+
+@contextmanager
+def _without_torchs_own_traceback() -> Iterator[None]:
+    """PyTorch logs a page of its own insides when a call on a fake tensor fails, besides raising it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -164,9 +164,9 @@ def _input(entry: Input, on_memory: dict[Name, int], made: set[Name]) -> Iterato
         return
     if memory.name not in made:
         made.add(memory.name)
-        yield f"{memory.name} = memory({int(memory.nbytes)}, {where})"
+        yield f"{memory.name} = memory({literal(int(memory.nbytes))}, {where})"
     stride = _numbers(tensor.stride or dense_strides(tensor.shape))
-    yield f"{entry.name} = view({memory.name}, {shape}, {stride}, {int(tensor.offset)}, {dtype}, {content})"
+    yield f"{entry.name} = view({memory.name}, {shape}, {stride}, {literal(int(tensor.offset))}, {dtype}, {content})"
 
 
 def _dtype(tensor: Tensor) -> str:
@@ -176,7 +176,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _numbers(numbers: Iterable[int]) -> str:
-    return f"[{', '.join(str(int(n)) for n in numbers)}]"
+    return literal([int(number) for number in numbers])
 
 
 def content_text(content: Content) -> str:

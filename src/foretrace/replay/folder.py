@@ -6,13 +6,13 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from foretrace import __version__
 from foretrace.graph import ForetraceError, Graph, Tensor
-from foretrace.graph.edits.batch import batch
+from foretrace.graph.edits.batch import batch, batch_of
 from foretrace.graph.edits.precision import floating, in_precision
 from foretrace.graph.edits.texts import size_of
 from foretrace.graph.operators import LAYOUTS
@@ -21,21 +21,25 @@ from foretrace.replay.code import Code, code_of
 from foretrace.replay.groups import groups_of
 from foretrace.replay.lines import harmless
 from foretrace.replay.literals import DEVICE, NotWritableError
-from foretrace.replay.memory import main_device, peak_memory
+from foretrace.replay.memory import footprint, main_device
 from foretrace.replay.original import original_of
 from foretrace.replay.plan import Call, Plan, Result
 from foretrace.replay.planning import plan_of
 from foretrace.replay.selection import Selection
 from foretrace.replay.texts import sentence
 
-LONGEST_US = 60e6
+LONGEST_US, MOST_BYTES = 60e6, 1 << 62
 HARNESS = Path(__file__).parent / "harness"
 RUN = '''"""Run this benchmark: python run.py --help."""
 
 import sys
 from pathlib import Path
 
-from harness.main import main
+try:
+    from harness.main import main
+except ImportError as missing:
+    print(f"run.py: {missing}; write the benchmark again with foretrace benchmark", file=sys.stderr)
+    sys.exit(2)
 
 if __name__ == "__main__":
     sys.exit(main(Path(__file__).resolve().parent))
@@ -76,8 +80,9 @@ class Files:
 
 def files_of(graph: Graph, choices: Choices, kept: Sequence[int] = ()) -> Files:
     """What a benchmark of one rank consists of; ``kept`` are the ranks that are replayed together."""
-    plan = plan_of(_changed(graph, choices), choices.selection, graph)
-    plan.kept = tuple(kept)
+    changed = _changed(graph, choices)
+    plan = plan_of(changed, choices.selection, graph)
+    plan.kept, plan.batch = tuple(kept), batch_of(changed)
     if len(kept) in range(1, plan.world):
         plan.notes.append(f"{len(kept)} of the {plan.world} ranks: each collective is among those of them it had")
     called = {call.name.partition("::")[0] for call in plan.recorded}
@@ -141,12 +146,14 @@ def facts(plan: Plan, code: Code) -> dict[str, Any]:
         }
     return {
         "device": main_device(plan),
-        "memory": peak_memory(plan),
+        "memory": {word: min(nbytes, MOST_BYTES) for word, nbytes in asdict(footprint(plan)).items()}
+        | {"batch": plan.batch},
         "rank": plan.rank,
         "world": plan.world,
         "groups": groups_of(plan),
         "settings": plan.settings,
         "threads": plan.threads,
+        "unowned_us": _time(plan.unowned_us),
         "numbers": [call.number for call in plan.recorded if not call.is_side_call],
         "stand_ins": {str(number): " ".join(map(harmless, why.split())) for number, why in code.stand_ins.items()},
         "notes": [sentence(note) for note in plan.notes],
@@ -216,6 +223,7 @@ there before it. No model code and no data: inputs are made up like the original
 | `harness/` | what runs all this |
 
 `pace(12.3)` in `step.py`: the original's host took 12.3 microseconds from the last such line to here, in calls,
-modules, autograd and Python. A replay that comes earlier waits; one that is late catches up.
+modules, autograd and Python. A replay that comes earlier waits; one that is late catches up. Where this host is slower
+or faster than the original's, so is the pace.
 
 {notes}"""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from foretrace.graph import Constant
-from foretrace.graph.operators import is_word, target
-from foretrace.replay.literals import Name, NotWritableError, describe, literal
+from foretrace.graph.operators import NAMESPACES, is_word, target
+from foretrace.replay.literals import NUMBER, Name, NotWritableError, describe, literal
 from foretrace.replay.opaque import Opaque
 from foretrace.replay.plan import Argument, Call, Result
 
@@ -126,7 +126,9 @@ class Lines:
             return HELPED[call.name]
         found = target(call.name, call.overload, self._allowed)
         if found is None:
-            raise NotWritableError("an operator that is not allowed")
+            namespace = call.name.partition("::")[0]
+            custom = is_word(namespace) and namespace not in NAMESPACES
+            raise NotWritableError(f"needs --ops {namespace}" if custom else "an operator that is not allowed")
         self.namespaces.add(found.partition(".")[0])
         return found
 
@@ -144,7 +146,7 @@ class Lines:
 
     def _side_call(self, call: Call) -> Iterator[str]:
         word = WORDS[call.name]
-        arguments = [int(a.value) if isinstance(a, Constant) and a.value.isdecimal() else a for a in call.args]
+        arguments = [int(a.value) if isinstance(a, Constant) and NUMBER.fullmatch(a.value) else a for a in call.args]
         if any(not isinstance(a, (int, Name)) for a in arguments):
             return  # nobody has a variable on that storage
         self.words.add(word)

@@ -11,6 +11,8 @@ from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS
 from foretrace.graph.tensor import ITEMSIZE
 
 DEVICE = re.compile(r"(cpu|cuda|meta)(?::(\d{1,3}))?", re.ASCII)
+NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+"""Of a stream, an event or a work."""
 
 
 class Name(str):
@@ -67,7 +69,7 @@ def _constant(value: Constant) -> str:
         return f"torch.{text}"
     if kind == "device":
         return device_name(text)
-    if kind in ("stream", "event") and text.isdecimal() and text.isascii():
+    if kind in ("stream", "event") and NUMBER.fullmatch(text):
         return str(int(text))
     if kind == "generator":
         return "None"  # the device's own: a benchmark's random numbers need not be the original's

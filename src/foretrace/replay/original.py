@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from foretrace.graph import Graph, Storage
 from foretrace.replay.harness.comparison import MOST_LETTERS, hidden
+from foretrace.replay.memory import main_kind
 from foretrace.replay.plan import Plan
 from foretrace.replay.texts import printable
 
@@ -21,14 +21,16 @@ def original_of(graph: Graph, plan: Plan, obfuscate: bool = False) -> dict[str, 
     """
     kernels = _kernels(graph, None if plan.whole else {call.row for call in plan.recorded}, obfuscate)
     synced, rate = graph.plain.synced_ms, graph.plain.back_to_back_ms
-    peak = graph.plain.peak_memory_bytes or _peak(list(graph.storages.values()), len(graph.ops))
+    storages = list(graph.storages.values())
+    peak = graph.plain.peak_memory_bytes or _peak(storages, len(graph.ops))
     return {
         "step_ms": median(synced) if synced and plan.whole else None,
         "step_ms_back_to_back": median(rate) if rate and plan.whole else None,
         "kernel_ms": sum(ms for _, ms in kernels.values()) if kernels else None,
         "launches": int(sum(count for count, _ in kernels.values())) if kernels else None,
         "peak_memory_bytes": peak if plan.whole else None,
-        "device": printable(_kind(graph.storages.values()) if obfuscate else graph.device or "cpu"),
+        "turn_ns": graph.plain.typical_turn_ns,
+        "device": printable(main_kind(storage.device for storage in storages) if obfuscate else graph.device or "cpu"),
         "kernels": kernels,
         "why": None if synced and plan.whole else _why(plan),
     }
@@ -56,15 +58,9 @@ def _kernels(graph: Graph, rows: set[int] | None, obfuscate: bool) -> dict[str, 
     return {hidden(name) if obfuscate else printable(name)[:MOST_LETTERS]: entry for name, entry in found.items()}
 
 
-def _kind(storages: Iterable[Storage]) -> str:
-    """The kind of device that the step uses: an accelerator where it uses one at all."""
-    kinds = {storage.device.partition(":")[0] for storage in storages}
-    return next(iter(sorted(kinds - {"cpu", "meta"})), "cpu")
-
-
 def _peak(storages: list[Storage], calls: int) -> int | None:
     """Most bytes alive at once on the step's own kind of device, by births and deaths of storages."""
-    main = _kind(storages)
+    main = main_kind(storage.device for storage in storages)
     held = [storage for storage in storages if storage.device.partition(":")[0] == main]
     if not held:
         return None

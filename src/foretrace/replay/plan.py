@@ -119,6 +119,10 @@ class Plan:
     """Bytes of each storage, by its number in the recording."""
     threads: int = 1
     """Threads that called matrix products."""
+    unowned_us: float = 0.0
+    """Device time of the step that none of its calls launched, and that nobody can replay."""
+    batch: int | None = None
+    """Samples in the step's batch, where that shows."""
     whole: bool = True
     """Whether all of the step is in it."""
     notes: list[str] = field(default_factory=list)

@@ -21,6 +21,7 @@ from foretrace.replay.variables import Variables
 from foretrace.replay.works import under_way, with_waits, work_name
 
 RESIZE = "storage::resize_"
+SHORTEST_UNOWNED_US = 1.0
 PRODUCTS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"))
 
 
@@ -51,22 +52,11 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
         ops, groups = tidied.ops, tidied.groups
         notes += tidied.notes
     measured = graph if original is None else original
-    measured_rows = call_rows(measured)
-    schedule = schedule_of(measured, measured_rows)
-    device = _device_us(measured, measured_rows)
     chosen = select(ops, selection or Selection())
+    whole = len(chosen) == len(ops)
     variables = Variables(graph.storages, sparse_parts(ops))
     calls = _calls_of(ops, chosen, variables)
-    for call in calls:
-        if call.number >= 0:
-            call.row, call.device_us = measured_rows[call.number], float(device[call.number])
-            call.gap_us, call.host_us = float(schedule.gap_us[call.number]), float(schedule.call_us[call.number])
-            call.waits = bool(schedule.waits[call.number])
-    for place, us in under_way(measured, measured_rows, ops).items():
-        took = next((call for call in calls if call.number == place), None)
-        if took is not None:
-            took.took_us = us
-    whole = len(chosen) == len(ops)
+    tail_us, unowned_us = _timed(calls, measured, ops)
     plan = Plan(
         memories=list({memory.name: memory for memory in variables.memories.values()}.values()),
         inputs=variables.inputs,
@@ -76,16 +66,32 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
         world=graph.world,
         groups=groups,
         settings=graph.settings,
-        tail_us=schedule.tail_us if whole else 0.0,
+        tail_us=tail_us if whole else 0.0,
         sizes={number: storage.nbytes for number, storage in graph.storages.items()},
         threads=len({op.thread for op in ops if op.name in PRODUCTS}) or 1,
+        unowned_us=unowned_us if whole else 0.0,
         whole=whole,
         notes=notes,
     )
+    if plan.unowned_us >= SHORTEST_UNOWNED_US:
+        plan.notes.append(f"{plan.unowned_us / 1e3:.3f} ms of device time are of no call: that part is not replayed")
     unsure = doubt(measured.plain.synced_ms)
     if unsure is not None:
         plan.notes.append(unsure)
     return with_contents(plan, graph, ops, rows)
+
+
+def _timed(calls: Sequence[Call], measured: Graph, ops: Sequence[Op]) -> tuple[float, float]:
+    """Give the calls their measured times. What is left: the host's after the last call, the device's of no call."""
+    rows = call_rows(measured)
+    schedule, device = schedule_of(measured, rows), _device_us(measured, rows)
+    took = under_way(measured, rows, ops)
+    for call in calls:
+        if call.number >= 0:
+            call.row, call.device_us = rows[call.number], float(device[call.number])
+            call.gap_us, call.host_us = float(schedule.gap_us[call.number]), float(schedule.call_us[call.number])
+            call.waits, call.took_us = bool(schedule.waits[call.number]), took.get(call.number, 0.0)
+    return schedule.tail_us, float((measured.kernels.end - measured.kernels.start).sum() - device.sum())
 
 
 def _device_us(graph: Graph, rows: Sequence[int]) -> Floats:

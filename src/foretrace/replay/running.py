@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -102,14 +103,21 @@ def _output(folder: Path, options: Sequence[str]) -> str:
     done = subprocess.run([sys.executable, str(folder / "run.py"), *options], capture_output=True, text=True)
     if done.returncode == 0:
         return done.stdout
-    lines = done.stderr.strip().splitlines()
-    last = (
-        lines[-1].removeprefix("run.py: ").removeprefix("error: ")
-        if lines
-        else f"it ended with exit code {done.returncode}"
-    )
+    last = _last_words(done.returncode, done.stderr)
     if done.returncode == REFUSED:
         raise ForetraceError(last)
     raise ForetraceError(
         f"the benchmark failed: {last}", f"Write it with foretrace benchmark, and see {folder.name}/step.py."
     )
+
+
+def _last_words(code: int, complaints: str) -> str:
+    """Why a run ended as it did.
+
+    >>> _last_words(1, "a warning\\nrun.py: no room"), _last_words(-9, "a warning"), _last_words(3, "")
+    ('no room', 'it was ended by SIGKILL', 'it ended with exit code 3')
+    """
+    if code < 0:  # it had no time to say anything itself
+        return f"it was ended by {signal.Signals(-code).name}"
+    lines = complaints.strip().splitlines()
+    return lines[-1].removeprefix("run.py: ").removeprefix("error: ") if lines else f"it ended with exit code {code}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from foretrace.graph import Constant, Graph, Op
 from foretrace.graph.dispatched import owner
-from foretrace.replay.literals import Name
+from foretrace.replay.literals import NUMBER, Name
 from foretrace.replay.plan import Call, Input
 
 WAIT = "c10d::wait"
@@ -25,7 +25,7 @@ def work_name(value: Constant) -> Name | None:
     >>> work_name(Constant("work", "3")), work_name(Constant("dtype", "int8"))
     ('w3', None)
     """
-    return Name(f"w{value.value}") if value.kind == "work" and re.fullmatch(r"\d{1,9}", value.value) else None
+    return Name(f"w{value.value}") if value.kind == "work" and NUMBER.fullmatch(value.value) else None
 
 
 def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:

@@ -83,8 +83,8 @@ def named(row: Words) -> str:
     return f"{row['rank']} and {alike} more" if alike else str(row["rank"])
 
 
-def scaling_blocks(words: Words) -> Iterator[RenderableType]:
-    """A scaling curve as a table, with a bar for each step."""
+def scaling_blocks(words: Words, top: int | None) -> Iterator[RenderableType]:
+    """A scaling curve as a table of at most ``top`` rows, all where it is None, with a bar for each step."""
     rows = words["scaling"]
     smallest, largest = rows[0], rows[-1]
     said = f"{percent(largest['efficiency'])} of the speed of {plural(smallest['world'], 'rank')}"
@@ -99,6 +99,7 @@ def scaling_blocks(words: Words) -> Iterator[RenderableType]:
         ]
         for row in rows
     ]  # fmt: skip
-    yield table("Scaling", ["ranks", "step ms", "range", "exposed", "hidden", "efficiency", "<", "<fabric…"], cells)
+    columns = ["ranks", "step ms", "range", "exposed", "hidden", "efficiency", "<", "<fabric…"]
+    yield table("Scaling", columns, cells, top)
     if words["notes"]:
         yield notes(words["notes"])

@@ -9,14 +9,9 @@ from foretrace.forecast.observation import Observation
 from foretrace.report.forecast import headline_rows
 from foretrace.report.headline import observed_rows, which_step
 from foretrace.report.pages.charts import parts
-from foretrace.report.pages.sheet import fragment
+from foretrace.report.pages.sheet import fragment, painted
 
 SHOWN = 5
-COLOURS = (
-    "#4c78a8", "#7a55a3", "#b3541e", "#2f8a7a", "#7fa33a", "#c9a227", "#a8475f", "#5f8fbf", "#d07f4f", "#8a7f3a",
-    "#569a5f", "#c2556f", "#9aa0a6", "#6a6fc0", "#7d8288",
-)  # fmt: skip
-"""Those of the pages, that can be told apart on light and on dark ground."""
 
 
 def as_html(what: Forecast | Observation) -> str:
@@ -35,5 +30,5 @@ def as_html(what: Forecast | Observation) -> str:
 
 def _summary(title: str, rows: list[tuple[str, str, str]], bar: list[Any], look_at: list[Any]) -> str:
     total = sum(piece["ms"] for piece in bar) or 1.0
-    pieces = [{**piece, "share": piece["ms"] / total, "colour": COLOURS[piece["place"]]} for piece in bar]
+    pieces = [{**piece, "share": piece["ms"] / total, "colour": painted(piece["name"])} for piece in bar]
     return fragment("summary.html", title=title, rows=rows, bar=pieces, look_at=look_at)

@@ -17,6 +17,7 @@ from foretrace.report.pages.forecast import Measured, forecast_page, measured_th
 from foretrace.report.pages.observation import observation_page
 from foretrace.report.pages.scaling import scaling_page
 from foretrace.report.pages.sharding import sharding_page
+from foretrace.report.pages.sweep import sweep_page
 
 
 def write_page(forecast: Forecast, path: Path) -> None:
@@ -44,6 +45,11 @@ def write_scaling(curve: Scaling, path: Path) -> None:
 def write_sharding(sharding: Document, path: Path) -> None:
     """Write the page of a sharding plan."""
     sharding_page(sharding.to_dict()).write(path)
+
+
+def write_sweep(sweep: Document, path: Path) -> None:
+    """Write the page of a sweep."""
+    sweep_page(sweep.to_dict()).write(path)
 
 
 def measured_beside(forecast: Forecast) -> Measured | None:

@@ -26,6 +26,7 @@ EXCHANGES = {
     "node sums": "parts of sums in nodes",
     "across nodes": "sums between nodes",
     "copies": "gradients of copies",
+    "conversion": "conversion, there and back",
 }
 TAKES = {"lookups": "lookups take", "exchange": "the exchange takes", "dense": "the dense part takes"}
 NOTHING = 1e-3
@@ -52,6 +53,8 @@ def sharding_rows(words: Words) -> Iterator[tuple[str, str, str]]:
     """What a reader wants to know first: a name, a figure, what it means."""
     limits = words["limits"]
     yield "step", f"{ms(words['step_ms'])} ms", f"({ms(words['low_ms'])} – {ms(words['high_ms'])}) {_limit(limits)}"
+    if words["summed_ms"] != words["step_ms"]:
+        yield "added up", f"{ms(words['summed_ms'])} ms", "lookups, exchange and dense part one after the other"
     slowest = f"on rank {limits['slowest_rank']}, the slowest; {HOW[words['kernels']]}"
     yield (
         "lookups",

@@ -1,4 +1,4 @@
-"""A sweep in the terminal: the best point first, then the front, then all points."""
+"""A sweep in the terminal: the best point first, then the front, all points, and what was left out."""
 
 from __future__ import annotations
 
@@ -15,43 +15,78 @@ Words = dict[str, Any]
 
 def sweep_blocks(words: Words, top: int) -> Iterator[RenderableType]:
     """The best point, the points that no other beats in everything, and all of them; at most ``top`` rows each."""
-    yield lines(f"{words['source'] or 'the step'}: {plural(len(words['points']), 'point')}", _headline(words))
-    front = [point for point in words["points"] if point["front"]]
+    made = [point for point in words["points"] if not point["error"]]
+    always = _always(words["points"])
+    title = f"{words['source'] or 'the step'}{', with ' if always else ''}{', '.join(always)}"
+    yield lines(f"{title}: {plural(len(made), 'point')}", _headline(words))
+    front = [point for point in made if point["front"]]
     if front:
-        best = "time, memory and cost" if any(point["cost"] is not None for point in front) else "time and memory"
-        yield _table(f"Front: no other point is better in {best}", front, top)
-    yield _table("All points, fastest for a sample first", words["points"], top)
-    failed = [f"{_named(point)}: {point['error']}" for point in words["points"] if point["error"]]
-    if failed or words["notes"]:
-        yield notes([*words["notes"], *failed[:top]])
+        yield _table(f"Front: no other point is better in {_goals(front)}", front, always, top)
+    if made:
+        yield _table("All points, fastest for a sample first", made, always, top)
+    if left := [point for point in words["points"] if point["error"]]:
+        yield _left_out(left, top)
+    if words["notes"]:
+        yield notes(words["notes"])
+
+
+def _always(points: list[Words]) -> list[str]:
+    """Changes that all points have in common, where they are several: no table needs them in every row."""
+    first = points[0]["changes"] if len(points) > 1 else []
+    return [change for change in first if all(change in point["changes"] for point in points)]
+
+
+def _goals(front: list[Words]) -> str:
+    if any(point["cost"] is not None for point in front):
+        return "time, memory and cost"
+    return "time, memory and time of all ranks" if _is_job(front) else "time and memory"
+
+
+def _is_job(points: list[Words]) -> bool:
+    return any(point["ranks"] > 1 for point in points)
+
+
+def _left_out(points: list[Words], top: int) -> RenderableType:
+    """Combinations of which there is no forecast, by the reason: one often holds for many."""
+    reasons: dict[str, list[Words]] = {}
+    for point in points:
+        reasons.setdefault(point["error"], []).append(point)
+    rows = [(f"{len(some)}", "", f"{reason} ({named(some[0])})") for reason, some in reasons.items()]
+    return lines(f"Left out: {plural(len(points), 'point')}", rows[:top])
 
 
 def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
     best = words["best"]
     if best is None:
-        yield "best", "none", f"no point fits in {bytes_(words['memory_limit'])}"
+        limit = bytes_(words["memory_limit"]) if words["memory_limit"] else "its device's memory"
+        yield "best", "none", f"no point fits in {limit}"
         return
     limit = f"in {bytes_(words['memory_limit'])}" if words["memory_limit"] else "in its device's memory"
-    yield "best", f"{ms(best['step_ms'])} ms", f"{_named(best)}: the fastest for a sample that fits {limit}"
+    many = f" of {best['ranks']:,} ranks" if best["ranks"] > 1 else ""
+    yield "best", f"{ms(best['step_ms'])} ms{many}", f"{named(best)}: the fastest for a sample that fits {limit}"
 
 
-def _named(point: Words) -> str:
+def named(point: Words) -> str:
+    """What tells a point from others, in words."""
     return f"{', '.join(point['changes']) or 'as it is'} on {point['platform']}"
 
 
-def _table(title: str, points: list[Words], top: int) -> RenderableType:
+def _table(title: str, points: list[Words], always: list[str], top: int) -> RenderableType:
     """A column for each setting: points that differ in one look different, however narrow the terminal."""
-    settings = [change.rpartition("=")[0] for change in points[0]["changes"]] if points else []
+    settings = [change.rpartition("=")[0] for change in points[0]["changes"] if change not in always]
     priced = any(point["cost"] is not None for point in points)
+    ranks = len({point["ranks"] for point in points}) > 1 and "world" not in settings
     figures = ["step\nms", "next\nms", "device\nms", "us a\nsample", "\nmemory", "<\nfits"]
-    columns = [*(f"\n{name}" for name in settings), "<\nplatform…", *figures, *(["$ a\nmillion"] if priced else [])]
-    return table(title, columns, [_row(point, priced) for point in points], top)
+    figures = [*(["\nranks"] if ranks else []), *figures, *(["$ a\nmillion"] if priced else [])]
+    columns = [*(f"\n{name}" for name in settings), "<\nplatform…", *figures]
+    return table(title, columns, [_row(point, always, priced, ranks) for point in points], top)
 
 
-def _row(point: Words, priced: bool) -> list[str]:
+def _row(point: Words, always: list[str], priced: bool, ranks: bool) -> list[str]:
     return [
-        *(change.rpartition("=")[2] for change in point["changes"]),
+        *(change.rpartition("=")[2] for change in point["changes"] if change not in always),
         point["platform"],
+        *([f"{point['ranks']:,}"] if ranks else []),
         *(ms(point[word]) for word in ("step_ms", "next_ms", "device_ms", "sample_us")),
         bytes_(point["memory_bytes"]),
         {True: "yes", False: "NO", None: UNKNOWN}[point["fits"]],

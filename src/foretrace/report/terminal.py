@@ -37,9 +37,9 @@ def print_forecast(forecast: Document, top: int, console: Console | None = None)
     _print(forecast_blocks(forecast.to_dict(), top), console)
 
 
-def print_scaling(scaling: Document, console: Console | None = None) -> None:
-    """Print how a step takes longer as its job grows."""
-    _print(scaling_blocks(scaling.to_dict()), console)
+def print_scaling(scaling: Document, top: int | None = None, console: Console | None = None) -> None:
+    """Print how a step takes longer as its job grows, with at most ``top`` rows where a number is given."""
+    _print(scaling_blocks(scaling.to_dict(), top), console)
 
 
 def print_whatif(whatif: Document, top: int, console: Console | None = None) -> None:

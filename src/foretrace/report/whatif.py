@@ -30,7 +30,13 @@ def _headline(before: Words, after: Words, speedup: float) -> Iterator[tuple[str
     rates = (before["step_ms_back_to_back"], after["step_ms_back_to_back"])
     if None not in rates:
         yield "next", change(*rates), "from step to step, where the host may run ahead"
+    if before["world"] != after["world"]:
+        yield "ranks", f"{before['world']:,} → {after['world']:,}", "that do a step together"
     yield "device", change(before["device_active_ms"], after["device_active_ms"]), "active"
+    talk = [side["exposed_communication_ms"] or 0.0 for side in (before, after)]
+    if any(talk):
+        hidden = " → ".join(ms(side["hidden_communication_ms"]) for side in (before, after))
+        yield "comm", change(*talk), f"exposed; {hidden} ms more behind other work"
     if before["peak_memory_bytes"] is not None and after["peak_memory_bytes"] is not None:
         held = f"{bytes_(before['peak_memory_bytes'])} → {bytes_(after['peak_memory_bytes'])}"
         fits = "fits in" if after["fits"] else "does NOT fit in"

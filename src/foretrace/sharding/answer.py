@@ -13,10 +13,8 @@ import numpy as np
 from foretrace.sharding.costing import Estimate
 from foretrace.sharding.plan import Plan, to_dict, write_plan
 from foretrace.sharding.ranks import Ranks
+from foretrace.sharding.simulated import Simulated
 from foretrace.sharding.tables import Table
-
-FULL = 0.9
-"""A rank whose memory is fuller limits where tables can go."""
 
 
 @dataclass
@@ -39,12 +37,20 @@ class Sharding:
     seconds: float = 0.0
     gap: float | None = None
     """By how much the plan is longer than the shortest there is, by the sums that the search goes by; of few tables."""
+    simulated: Simulated | None = None
+    """The whole job, where the model is known."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def step(self) -> Simulated:
+        """The whole job's where there is one; else what was added up."""
+        sums = self.estimate.step, self.estimate.low, self.estimate.high
+        return self.simulated or Simulated(*(us / 1e3 for us in sums))
 
     @property
     def step_ms(self) -> float:
         """The step, about."""
-        return self.estimate.step / 1e3
+        return self.step.step_ms
 
     def write(self, path: str | Path) -> None:
         """Write the plan to a file."""
@@ -64,9 +70,10 @@ class Sharding:
             "tables": len(self.tables),
             "table_bytes": sum(table.nbytes for table in self.tables),
             "room_bytes": self.room,
-            "step_ms": self.step_ms,
-            "low_ms": self.estimate.low / 1e3,
-            "high_ms": self.estimate.high / 1e3,
+            "step_ms": self.step.step_ms,
+            "low_ms": self.step.low_ms,
+            "high_ms": self.step.high_ms,
+            "summed_ms": self.estimate.step / 1e3,
             "lookup_ms": self.estimate.slowest / 1e3,
             "exchange_ms": {what: us / 1e3 for what, us in self.estimate.exchanged.items()},
             "dense_ms": self.dense_ms,
@@ -87,7 +94,7 @@ class Sharding:
         what = max(parts, key=lambda name: parts[name])
         return {
             "what": what,
-            "share": parts[what] / self.estimate.step if self.estimate.step else 0.0,
+            "share": min(1.0, parts[what] / (self.step_ms * 1e3)) if self.step_ms else 0.0,
             "slowest_rank": int(self.estimate.lookups.argmax()),
             "balance": float(self.estimate.lookups.mean()) / lookups if lookups else 1.0,
             "fullest_rank": int(self.estimate.memory.argmax()),
@@ -106,11 +113,13 @@ class Sharding:
         }
 
     def _alternatives(self) -> list[dict[str, Any]]:
+        """How much longer the heuristics' plans take, added up; that much longer than this plan they are."""
+        longer = {name: (other.step - self.estimate.step) / 1e3 for name, other in self.others.items()}
         rows: list[dict[str, Any]] = [
             {
                 "name": name,
-                "step_ms": other.step / 1e3,
-                "slower": other.step / self.estimate.step - 1,
+                "step_ms": self.step_ms + longer[name],
+                "slower": longer[name] / self.step_ms if self.step_ms else 0.0,
                 "balance": float(other.lookups.mean() / max(other.lookups.max(), 1e-9)),
                 "fits": bool(np.all(other.memory <= self.room)),
             }

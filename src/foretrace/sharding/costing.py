@@ -17,7 +17,7 @@ import numpy as np
 from foretrace.sharding.exchange import Exchange
 from foretrace.sharding.hits import DOUBLINGS, Floats
 from foretrace.sharding.kernels import Batched, Kernels
-from foretrace.sharding.kinds import COPIES, KINDS, NODE_SUMS, POOLED, SUMS, Way, exchange_of
+from foretrace.sharding.kinds import ACROSS, CONVERSION, COPIES, IDS, KINDS, NODE_SUMS, POOLED, SUMS, Way, exchange_of
 from foretrace.sharding.memory import ID, OUTPUT, memory
 from foretrace.sharding.pieces import Longs, Piece, Pieces, summed
 from foretrace.sharding.plan import Plan
@@ -46,11 +46,11 @@ class Estimate:
     memory: Floats
     """By rank."""
     sent: Floats
-    """Bytes of pooled embeddings that each rank gives away."""
+    """Bytes of embeddings and parts of sums that leave each rank in the forward; as many gradients come back."""
     slowest: float
     """What the slowest rank takes for lookups, wherever rows that are hit often happen to lie."""
     exchanged: dict[str, float] = field(default_factory=dict)
-    """What the ranks exchange, as `foretrace.sharding.exchange` calls it."""
+    """What the ranks exchange, as `foretrace.sharding.exchange` calls it; and its conversion into fewer bytes."""
 
     @property
     def lookups(self) -> Floats:
@@ -86,7 +86,7 @@ class Costing:
     def ids_of_a_call(self) -> float:
         """Ids that a call looks up on a rank, were all spread evenly over the ranks and the kinds of rows."""
         kinds = {(table.dim, table.dtype, table.optimizer) for table in self.tables}
-        return self.ranks.batch * sum(table.pooling for table in self.tables) / max(1, len(kinds))
+        return self.ranks.batch * sum(table.ids for table in self.tables) / max(1, len(kinds))
 
     def piece(self, table: int, way: Way) -> Piece:
         """What a rank that has a part of a table holds."""
@@ -108,27 +108,34 @@ class Costing:
         made = [(self.piece(t, p.way), rank) for t, p in enumerate(plan) for rank in p.ranks]
         return Pieces.of([piece for piece, _ in made]), np.array([rank for _, rank in made], np.int64)
 
+    def each(self, plan: Plan) -> Floats:
+        """What each of them adds to its rank: microseconds, forward and backward."""
+        return self.adds([(table, p.way) for table, p in enumerate(plan) for _ in p.ranks])
+
     def estimate(self, plan: Plan) -> Estimate:
         """What a plan costs, by the models themselves."""
         pieces, rank = self.held(plan)
-        each = self.adds([(table, p.way) for table, p in enumerate(plan) for _ in p.ranks])
+        each = self.each(plan)
         low, typical, high = self.kernels.ranks(pieces, each, rank, self.ranks.world)
         slowest = int(typical.sum(axis=1).argmax())
-        nbytes, sent = self._exchanged(plan, pieces, rank)
-        times = {what: self.exchange.us(what, size) for what, size in nbytes.items()}
+        nbytes, made = self.exchanged(plan, pieces, rank)
+        times = {what: self.exchange.us(what, float(size.max())) for what, size in nbytes.items()}
         # Ids of the next step travel while the dense part of this one runs.
-        times["ids"] = np.maximum(times["ids"] - self.dense_us, 0.0)
+        times[IDS] = np.maximum(times[IDS] - self.dense_us, 0.0)
         lookup = self._slowest(plan, pieces, each, rank, typical.sum(axis=1))
-        others = sum(t[1] for t in times.values()) + self.dense_us + self._quantising(sent.max(initial=0.0))
+        exchanged = {what: float(t[1]) for what, t in times.items()}
+        exchanged[CONVERSION] = self._conversion(float(made.max(initial=0.0)))
         spread = [
             np.sqrt(((bound - typical)[slowest] ** 2).sum() + sum((t[end] - t[1]) ** 2 for t in times.values()))
             for bound, end in ((low, 0), (high, 2))
         ]
-        step = float(lookup + others)
+        step = lookup + sum(exchanged.values()) + self.dense_us
         return Estimate(
             step, step - float(spread[0]), step + float(spread[1]), typical[:, 0], typical[:, 1],
-            summed(rank, memory(pieces, self.sparse_gradients), self.ranks.world), sent, lookup,
-            {what: float(t[1]) for what, t in times.items() if t[1] > 0},
+            summed(rank, memory(pieces, self.sparse_gradients), self.ranks.world),
+            made * (1 - 1 / self.ranks.world),  # the samples are spread evenly, and a rank's own stay there
+            lookup,
+            {what: us for what, us in exchanged.items() if us > 0},
         )  # fmt: skip
 
     def _slowest(self, plan: Plan, pieces: Pieces, each: Floats, rank: Longs, us: Floats) -> float:
@@ -145,34 +152,34 @@ class Costing:
         chances = np.random.default_rng(0).standard_normal((CHANCES, self.ranks.world))
         return float((us + spread * chances).max(axis=1).mean())
 
-    def _exchanged(self, plan: Plan, pieces: Pieces, rank: Longs) -> tuple[dict[str, float], Floats]:
-        """Bytes that decide how long each exchange takes, and the embeddings and sums that each rank gives away."""
+    def exchanged(self, plan: Plan, pieces: Pieces, rank: Longs) -> tuple[dict[str, Floats], Floats]:
+        """Bytes of each rank in each exchange, where the busiest decides; and of all embeddings that it makes."""
         world, batch, sent_bytes = self.ranks.world, self.ranks.global_batch, self.ranks.sent_bytes
         of_table = [exchange_of(table, placed.kind) for table, placed in zip(self.tables, plan)]
         of_piece = np.repeat(of_table, [len(placed.ranks) for placed in plan])
-        made = np.where(of_piece != COPIES, pieces.bags * pieces.dim * sent_bytes, 0.0)
-        pooled = summed(rank, np.where(of_piece == POOLED, made, 0.0), world)
-        asked = np.where(of_piece != COPIES, pieces.count * ID + batch * LENGTH, 0.0)
+        made = np.where((of_piece != COPIES) & (world > 1), pieces.bags * pieces.dim * sent_bytes, 0.0)
+        lengths = batch * LENGTH * np.repeat([t.features for t in self.tables], [len(placed.ranks) for placed in plan])
+        asked = np.where(of_piece != COPIES, pieces.count * ID + lengths, 0.0)
         in_node = np.zeros(self.ranks.nodes)
         for table, placed, what in zip(self.tables, plan, of_table):
-            in_node[placed.ranks[0] // self.ranks.per_node] += table.dim * (what == NODE_SUMS)
-        busiest = float(in_node.max()) * batch * sent_bytes
-        sums = sum(table.dim for table, what in zip(self.tables, of_table) if what == SUMS)
+            in_node[placed.ranks[0] // self.ranks.per_node] += table.dim * table.features * (what == NODE_SUMS)
+        of_node = in_node[np.arange(world) // self.ranks.per_node] * batch * sent_bytes
+        sums = sum(table.dim * table.features for table, what in zip(self.tables, of_table) if what == SUMS)
         copies = sum(table.rows * table.dim for table, what in zip(self.tables, of_table) if what == COPIES)
         return {
-            "ids": float(summed(rank, asked, world).max(initial=0.0)),
-            POOLED: float(pooled.max(initial=0.0)),
-            SUMS: sums * batch * sent_bytes,
-            NODE_SUMS: busiest,
-            "across nodes": busiest / self.ranks.per_node,
-            COPIES: float(copies * OUTPUT),
+            IDS: summed(rank, asked, world),
+            POOLED: summed(rank, np.where(of_piece == POOLED, made, 0.0), world),
+            SUMS: np.full(world, sums * batch * sent_bytes),
+            NODE_SUMS: of_node,
+            ACROSS: of_node / self.ranks.per_node,
+            COPIES: np.full(world, float(copies * OUTPUT)),
         }, summed(rank, made, world)
 
-    def _quantising(self, sent: float) -> float:
-        """Microseconds in which the busiest rank makes fewer bytes of what it sends, and more of what it gets."""
+    def _conversion(self, made: float) -> float:
+        """Microseconds in which the busiest rank makes fewer bytes of what is exchanged, and more of what it gets."""
         narrow = self.ranks.sent_bytes
-        if narrow >= OUTPUT:
+        if narrow >= OUTPUT or self.ranks.world < 2:
             return 0.0
         device = self.kernels.platform.device
-        moved = 4 * sent / narrow * (OUTPUT + narrow)  # there and back, at both ends
+        moved = 4 * made / narrow * (OUTPUT + narrow)  # there and back, at both ends
         return moved / (device.measured.memory_gbps or device.memory_gbps) / 1e3

@@ -20,6 +20,7 @@ import numpy as np
 from foretrace.costs.collectives import price_collective
 from foretrace.platform.fabric import Fabric
 from foretrace.sharding.hits import Floats
+from foretrace.sharding.kinds import ACROSS, COPIES, IDS, NODE_SUMS, POOLED, SUMS
 from foretrace.sharding.ranks import Ranks
 
 SIZES = 2.0 ** np.arange(8, 41)
@@ -51,12 +52,12 @@ class Exchange:
         everybody, node = range(self.ranks.world), self.ranks.of_node(0)
         across = range(0, self.ranks.world, self.ranks.per_node)
         collectives = {
-            "ids": [("all_to_all", everybody)],
-            "pooled": [("all_to_all", everybody)] * 2,
-            "sums": [("reduce_scatter", everybody), ("all_gather", everybody)],
-            "node sums": [("reduce_scatter", node), ("all_gather", node)],
-            "across nodes": [("all_to_all", across)] * 2,
-            "copies": [("all_reduce", everybody)],
+            IDS: [("all_to_all", everybody)],
+            POOLED: [("all_to_all", everybody)] * 2,
+            SUMS: [("reduce_scatter", everybody), ("all_gather", everybody)],
+            NODE_SUMS: [("reduce_scatter", node), ("all_gather", node)],
+            ACROSS: [("all_to_all", across)] * 2,
+            COPIES: [("all_reduce", everybody)],
         }
         return {what: sum(self._curve(kind, members) for kind, members in calls) for what, calls in collectives.items()}  # type: ignore[misc]
 
@@ -66,7 +67,9 @@ class Exchange:
 
     def us(self, what: str, nbytes: Floats | float) -> Floats:
         """Low, typical and high; nothing where there is nothing to exchange."""
-        sizes = np.asarray(nbytes if self.ranks.world > 1 else 0.0, np.float64)
+        sizes = np.asarray(nbytes, np.float64)
+        if self.ranks.world < 2:
+            return np.zeros((3, *sizes.shape))
         place = np.log2(np.clip(sizes, SIZES[0], SIZES[-1]))
         times = [np.exp(np.interp(place, np.log2(SIZES), np.log(np.maximum(c, 1e-6)))) for c in self._priced[what]]
         return np.where(sizes > 0, times, 0.0)

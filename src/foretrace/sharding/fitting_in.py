@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from foretrace.graph import ForetraceError
 from foretrace.sharding.costing import Costing
-from foretrace.sharding.kinds import DATA, KINDS, ROW, Way, ways
+from foretrace.sharding.kinds import DATA, KINDS, NARROWEST, ROW, Way, ways
 from foretrace.sharding.memory import memory
 from foretrace.sharding.pieces import Pieces
 from foretrace.sharding.ranks import Ranks
@@ -26,6 +26,8 @@ def check_room(costing: Costing, room: float) -> None:
     room
         Bytes of each rank.
     """
+    for table in costing.tables:
+        _check_ways(table, costing.ranks)
     least = [_least(table, costing.ranks, costing.sparse_gradients) for table in costing.tables]
     for table, (piece, _, way) in zip(costing.tables, least):
         if piece > room:
@@ -44,6 +46,17 @@ def check_room(costing: Costing, room: float) -> None:
         )
 
 
+def _check_ways(table: Table, ranks: Ranks) -> None:
+    """Refuse a table that may be sharded only in ways in which it can't be."""
+    if not ways(table, ranks):
+        raise ForetraceError(
+            f"on {ranks.world} ranks table {table.name} can't be sharded {' or '.join(table.kinds)}, "
+            f"as it should be: it has {table.rows:,} rows of {table.dim}",
+            f"Allow table_wise too. Splits need two ranks; by rows, as many rows as ranks, and full nodes if in nodes; "
+            f"by columns, parts of {NARROWEST} columns or more.",
+        )
+
+
 def no_room(costing: Costing, room: float, table: Table) -> ForetraceError:
     """Of tables that would fit by their sum, and for one of which no rank has a gap that is large enough."""
     return ForetraceError(
@@ -54,7 +67,8 @@ def no_room(costing: Costing, room: float, table: Table) -> ForetraceError:
 
 def _least(table: Table, ranks: Ranks, gradients: bool) -> tuple[float, float, Way]:
     """The least that a rank must hold of a table, what all hold then, and the way that does it."""
-    made = [way for way in ways(table, ranks) if way.kind != DATA or table.kinds == (DATA,)]
+    allowed = ways(table, ranks)
+    made = [way for way in allowed if way.kind != DATA] or allowed
     sizes = [_bytes(table, ranks, way, gradients) for way in made]
     smallest = min(range(len(made)), key=lambda place: sizes[place])
     return sizes[smallest], min(s * w.parts for s, w in zip(sizes, made)), made[smallest]
@@ -81,6 +95,8 @@ def _advice(costing: Costing, room: float, tables: list[Table]) -> str:
 
 
 def _fits(costing: Costing, room: float, tables: list[Table], ranks: Ranks) -> bool:
+    if not all(ways(table, ranks) for table in tables):
+        return False
     least = [_least(table, ranks, costing.sparse_gradients) for table in tables]
     return all(piece <= room for piece, *_ in least) and sum(t for _, t, _ in least) <= room * ranks.world
 

@@ -44,7 +44,16 @@ class Kernels:
 
     def ranks(self, pieces: Pieces, each: Floats, rank: Longs, world: int) -> Priced:
         """What each rank takes for the pieces that it holds, given what each adds."""
+        return self.devices(pieces, each, rank, world)
+
+    def devices(self, pieces: Pieces, each: Floats, rank: Longs, world: int) -> Priced:
+        """What the device of each rank has to do for that."""
         return Priced(*(_by_rank(us, rank, world) for us in self.alone(pieces)))
+
+    def calls(self, pieces: Pieces) -> Pieces:
+        """What one rank looks up by a call each: pieces with rows as long, of one dtype and optimizer, together."""
+        kinds, kind = np.unique(pieces.kind, return_inverse=True)
+        return pieces.together(kind.ravel(), len(kinds))
 
     def alone(self, pieces: Pieces) -> Priced:
         """Each piece in a call of its own."""
@@ -60,17 +69,28 @@ class Batched(Kernels):
 
 
 class Single(Kernels):
-    """One ``nn.EmbeddingBag`` a piece: the host may take longer for the calls than the device does."""
+    """One ``nn.EmbeddingBag`` a piece: the host may take longer for the calls than the device does.
+
+    A CPU is both, and does one after the other.
+    """
 
     def each(self, pieces: Pieces, ids: float) -> Floats:
         """The longer of the two."""
-        return np.asarray(np.maximum(self.alone(pieces).typical, self._host_us))
+        return self._with_host(self.alone(pieces).typical, np.ones((len(pieces), 1)))
 
     def ranks(self, pieces: Pieces, each: Floats, rank: Longs, world: int) -> Priced:
         """The longer of the two, on each rank."""
-        device = super().ranks(pieces, each, rank, world)
-        held = np.bincount(rank, minlength=world)[:, None]
-        return Priced(*(np.maximum(us, held * self._host_us) for us in device))
+        device = self.devices(pieces, each, rank, world)
+        held = np.bincount(rank, minlength=world)[:, None].astype(np.float64)
+        return Priced(*(self._with_host(us, held) for us in device))
+
+    def calls(self, pieces: Pieces) -> Pieces:
+        """Each by itself."""
+        return pieces
+
+    def _with_host(self, us: Floats, held: Floats) -> Floats:
+        host = held * self._host_us
+        return np.asarray(us + host if self.platform.device.kind == "cpu" else np.maximum(us, host))
 
     @cached_property
     def _host_us(self) -> Floats:
@@ -125,7 +145,7 @@ class Fused(Kernels):
             result[~lawful] = few[group.ravel()]
         return result
 
-    def ranks(self, pieces: Pieces, each: Floats, rank: Longs, world: int) -> Priced:
+    def devices(self, pieces: Pieces, each: Floats, rank: Longs, world: int) -> Priced:
         """Each rank's calls, one after the other."""
         if not len(pieces):
             return Priced(*(np.zeros((world, 2)) for _ in range(3)))

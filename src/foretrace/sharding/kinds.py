@@ -14,7 +14,10 @@ from foretrace.sharding.tables import Table
 TABLE, COLUMN, ROW, TABLE_ROW, DATA = (
     "table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"
 )  # fmt: skip
-POOLED, SUMS, NODE_SUMS, COPIES = "pooled", "sums", "node sums", "copies"
+IDS, POOLED, SUMS, NODE_SUMS, ACROSS, COPIES = "ids", "pooled", "sums", "node sums", "across nodes", "copies"
+"""What ranks exchange: `foretrace.sharding.exchange` says when, and by which collectives."""
+CONVERSION = "conversion"
+"""What they do besides, where it is sent in fewer bytes."""
 NARROWEST = 16
 """Columns that a piece has at least: narrower rows fill no 32-byte sector at 2 bytes each."""
 MOST_PARTS = 8
@@ -99,20 +102,20 @@ def _copies(table: Table, ranks: Ranks) -> Iterator[int]:
 
 def _by_columns(table: Table, ranks: Ranks, parts: int) -> Piece:
     """All ids, and of each row a part; a whole table is one part."""
-    seen = hits(table, ranks.global_batch * table.pooling)
+    seen = hits(table, ranks.global_batch * table.ids)
     return Piece(table, table.rows, table.dim // parts, table.made_for(ranks.global_batch), *seen)
 
 
 def _by_rows(table: Table, ranks: Ranks, parts: int) -> Piece:
     """The ids of its rows, popular ones being scattered; of each sample a part of the sum, or the rows found there."""
-    count, unique, reuse = hits(table, ranks.global_batch * table.pooling)
-    rows, made = -(-table.rows // parts), count / parts if table.sequence else ranks.global_batch
+    count, unique, reuse = hits(table, ranks.global_batch * table.ids)
+    rows, made = -(-table.rows // parts), table.made_for(ranks.global_batch) / (parts if table.sequence else 1)
     return Piece(table, rows, table.dim, made, count / parts, unique / parts, reuse / parts)
 
 
 def _by_samples(table: Table, ranks: Ranks, parts: int) -> Piece:
     """The ids of its own samples."""
-    seen = hits(table, ranks.batch * table.pooling)
+    seen = hits(table, ranks.batch * table.ids)
     return Piece(table, table.rows, table.dim, table.made_for(ranks.batch), *seen, everywhere=True)
 
 

@@ -14,7 +14,7 @@ from foretrace.costs.device import price_kernels
 from foretrace.graph import Graph, Indices, Op, OpTable, Tensor
 from foretrace.platform.platform import Platform
 from foretrace.sharding.hits import Floats
-from foretrace.sharding.pieces import DTYPES, OPTIMIZERS, Pieces, summed
+from foretrace.sharding.pieces import DTYPES, OPTIMIZERS, Longs, Pieces, summed
 from foretrace.sharding.tables import STATE
 
 FORWARD, BACKWARD = 0, 1
@@ -47,13 +47,8 @@ def price(pieces: Pieces, platform: Platform) -> Priced:
     if not len(pieces):
         none = np.zeros((0, 2))
         return Priced(none, none, none)
-    calls = [calls_of(pieces, place) for place in range(len(pieces))]
-    ops = [op for column in range(3) for made in calls for op in made[column : column + 1]]
-    owner = np.array([place for column in range(3) for place, made in enumerate(calls) if len(made) > column])
-    phase = np.array([min(column, BACKWARD) for column in range(3) for made in calls if len(made) > column])
-    known = [_spread(pieces, int(place), row) for row, place in enumerate(owner)]
-    graph = Graph(OpTable.of(ops), indices=known)
-    costs = price_kernels(graph, np.arange(len(ops), dtype=np.int32), platform)
+    graph, owner, phase = graph_of(pieces)
+    costs = price_kernels(graph, np.arange(len(owner), dtype=np.int32), platform)
     where = owner[costs.op] * 2 + phase[costs.op]
     gap = platform.device.measured.kernel_gap_us
     low, typical, high = (
@@ -63,6 +58,16 @@ def price(pieces: Pieces, platform: Platform) -> Priced:
     for column, share in ((low, 1 / (1 + UPDATE_SPREAD)), (typical, 1.0), (high, 1 + UPDATE_SPREAD)):
         column[:, BACKWARD] += share * moved
     return Priced(low, typical, high)
+
+
+def graph_of(pieces: Pieces) -> tuple[Graph, Longs, Longs]:
+    """The calls of all pieces, all forwards, all backwards, then all updates; and of each call its piece and phase."""
+    calls = [calls_of(pieces, place) for place in range(len(pieces))]
+    ops = [op for column in range(3) for made in calls for op in made[column : column + 1]]
+    owner = np.array([place for column in range(3) for place, made in enumerate(calls) if len(made) > column])
+    phase = np.array([min(column, BACKWARD) for column in range(3) for made in calls if len(made) > column])
+    known = [_spread(pieces, int(place), row) for row, place in enumerate(owner)]
+    return Graph(OpTable.of(ops), indices=known), owner, phase
 
 
 def calls_of(pieces: Pieces, place: int) -> list[Op]:

@@ -15,7 +15,7 @@ import numpy as np
 from foretrace.sharding.costing import LENGTH, Costing
 from foretrace.sharding.exchange import Line
 from foretrace.sharding.hits import Floats
-from foretrace.sharding.kinds import COPIES, DATA, NODE_SUMS, POOLED, SUMS, Way, exchange_of, ways
+from foretrace.sharding.kinds import ACROSS, COPIES, DATA, IDS, NODE_SUMS, POOLED, SUMS, Way, exchange_of, ways
 from foretrace.sharding.memory import ID, OUTPUT, memory
 from foretrace.sharding.pieces import Longs, Pieces
 
@@ -130,7 +130,8 @@ def _adds(costing: Costing, options: list[Option]) -> Floats:
     needs = np.array([_needs(costing, option) for option in options])
     load = costing.adds(options).sum(axis=1)
     sent = np.where(needs == POOLED, pieces.bags * pieces.dim * costing.ranks.sent_bytes, 0.0)
-    asked = np.where(needs == COPIES, 0.0, pieces.count * ID + costing.ranks.global_batch * LENGTH)
+    features = np.array([costing.tables[option.table].features for option in options])
+    asked = np.where(needs == COPIES, 0.0, pieces.count * ID + costing.ranks.global_batch * LENGTH * features)
     return np.stack([load, sent, asked, memory(pieces, costing.sparse_gradients)], axis=1)
 
 
@@ -139,15 +140,15 @@ def _lines(costing: Costing, adds: Floats) -> Lines:
     _, sent, asked, _ = adds.sum(axis=0) / costing.ranks.world
     line = costing.exchange.line
     some = costing.ranks.global_batch * costing.ranks.sent_bytes * 128.0
-    ids = line("ids", asked) if not costing.dense_us else Line(0.0, 0.0)  # hidden behind the dense part
+    ids = line(IDS, asked) if not costing.dense_us else Line(0.0, 0.0)  # hidden behind the dense part
     return Lines(line(POOLED, sent), ids, line(SUMS, some), line(NODE_SUMS, some),
-                 line("across nodes", some / costing.ranks.per_node), line(COPIES, 2.0**24))  # fmt: skip
+                 line(ACROSS, some / costing.ranks.per_node), line(COPIES, 2.0**24))  # fmt: skip
 
 
 def _shared(costing: Costing, option: Option, lines: Lines) -> float:
     """What a way adds to the exchange of all, but for what the first such table adds."""
     table, ranks = costing.tables[option.table], costing.ranks
-    pooled = table.dim * ranks.global_batch * ranks.sent_bytes
+    pooled = table.dim * table.features * ranks.global_batch * ranks.sent_bytes
     needs = _needs(costing, option)
     if needs == SUMS:
         return lines.sums.per_byte * pooled

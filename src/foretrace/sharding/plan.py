@@ -45,12 +45,13 @@ def write_plan(plan: Plan, tables: Sequence[Table], ranks: Ranks, path: Path) ->
     """Write it to a file."""
     words = {"version": VERSION, "world": ranks.world, "batch": ranks.batch, "plan": to_dict(plan, tables)}
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(words, indent=1) + "\n")
     except OSError as error:
         raise ForetraceError(f"{path} can't be written ({error.strerror})", "Name another file.") from None
 
 
-def read_plan(path: Path, tables: Sequence[Table], ranks: Ranks) -> Plan:
+def read_plan(path: str | Path, tables: Sequence[Table], ranks: Ranks) -> Plan:
     """What `write_plan` wrote, for these tables and ranks.
 
     >>> import tempfile; path = Path(tempfile.mkdtemp()) / "plan.json"
@@ -59,7 +60,7 @@ def read_plan(path: Path, tables: Sequence[Table], ranks: Ranks) -> Plan:
     True
     """
     try:
-        words = json.loads(path.read_text())["plan"]
+        words = json.loads(Path(path).read_text())["plan"]
         found = {name: Placement(str(p["kind"]), tuple(map(int, p["ranks"]))) for name, p in words.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForetraceError(f"{path} is no plan ({error})", "`foretrace shard --out` writes one.") from None

@@ -48,16 +48,18 @@ def read_tables(path: Path) -> list[Table]:
     text = _text(path)
     entries = _yaml_entries(path, text) if path.name.endswith(YAML) else _csv_entries(path, text)
     tables: list[Table] = []
+    lines: dict[str, int] = {}
     for number, entry in enumerate(entries):
         try:
-            tables += _tables(entry.words, number)
+            found = _tables(entry.words, number)
+            _check_names(found, entry.line, lines)
+            tables += found
         except ForetraceError as error:
             raise ForetraceError(f"{path}, line {entry.line}: {error.what}", error.advice) from None
         if len(tables) > MOST_TABLES:
             raise ForetraceError(f"{path}, line {entry.line}: more than {MOST_TABLES:,} tables", "Is count right?")
     if not tables:
         raise ForetraceError(f"{path} lists no tables", f"A table has rows and dim, and may have: {', '.join(FIELDS)}.")
-    _check_names(path, tables)
     return tables
 
 
@@ -76,10 +78,10 @@ def _csv_entries(path: Path, text: str) -> Iterator[Entry]:
     try:
         header = [column.strip().lower() for column in next(reader, [])]
         listing = PLANNER.keys() <= set(header)  # which may name two tables alike
-        names = {
-            column: PLANNER[column] if listing else column for column in header if column in PLANNER or not listing
-        }
-        if not listing:
+        names = {column: column for column in header}
+        if listing:
+            names = {column: name for column, name in (PLANNER | BESIDES).items() if column in header}
+        else:
             _check_columns(path, 1, names)
         for cells in reader:
             if not any(cell.strip() for cell in cells):
@@ -90,12 +92,25 @@ def _csv_entries(path: Path, text: str) -> Iterator[Entry]:
                     "Quote cells that have commas in them.",
                 )
             words = {names[c]: x.strip() for c, x in zip(header, cells) if c in names}
-            if listing and words["name"] in seen:
-                words["name"] += f"#{reader.line_num}"
+            if listing:
+                words = _of_each_feature(words)
+                words["name"] += f"#{reader.line_num}" * (words["name"] in seen)
             seen.add(words.get("name", ""))
             yield Entry(reader.line_num, words)
     except csv.Error as error:
         raise ForetraceError(f"{path}, line {reader.line_num}: {error}", "It should be plain CSV.") from None
+
+
+def _of_each_feature(words: dict[str, str]) -> dict[str, str]:
+    """A table of a planner's listing, which adds up the ids of all features.
+
+    >>> _of_each_feature({"pooling": "60.0", "features": "4"})["pooling"]
+    '15.0'
+    """
+    try:
+        return words | {"pooling": str(float(words["pooling"]) / float(words.get("features") or 1))}
+    except (ValueError, ZeroDivisionError):
+        return words  # what is wrong is told where they are read
 
 
 def _yaml_entries(path: Path, text: str) -> Iterator[Entry]:
@@ -209,23 +224,28 @@ FIELDS: dict[str, Callable[[str], Any]] = {
     "optimizer": _optimizer,
     "kinds": _kinds,
     "sequence": _yes_or_no,
+    "features": _whole,
     "count": _whole,
 }
 """What a file may say of a table, and how each is read."""
 NUMBER, WHOLE = "It should be a number.", "It should be a whole number."
 EXPECTED = {
-    "rows": WHOLE, "dim": WHOLE, "count": WHOLE, "pooling": NUMBER, "zipf": NUMBER,
+    "rows": WHOLE, "dim": WHOLE, "features": WHOLE, "count": WHOLE, "pooling": NUMBER, "zipf": NUMBER,
     "reuse": "It should be shares of the rows that a batch hits once, 2-3 times, 4-7 times, …: 0.5; 0.3; 0.2.",
     "sequence": "It should be yes or no.",
     "kinds": f"Known are: {', '.join(KINDS)}.",
 }  # fmt: skip
 PLANNER = {"fqn": "name", "hash_size": "rows", "emb_dim": "dim", "sum_pooling_factor": "pooling"}
-"""What TorchRec's planner calls them in the listing that it writes; of that, nothing else is read."""
+"""What TorchRec's planner calls them in the listing that it writes."""
+BESIDES = {"features": "features"}
+"""What such a listing may have besides; nothing else of it is read."""
 
 
-def _check_names(path: Path, tables: list[Table]) -> None:
-    seen: set[str] = set()
-    for table in tables:
-        if table.name in seen:
-            raise ForetraceError(f"{path} has two tables that are called {table.name}", "Give each a name of its own.")
-        seen.add(table.name)
+def _check_names(found: list[Table], line: int, lines: dict[str, int]) -> None:
+    """Refuse a table with the name of one before it; lines are kept by name."""
+    for table in found:
+        before = lines.setdefault(table.name, line)
+        if before != line:
+            raise ForetraceError(
+                f"a table is called {table.name} already, in line {before}", "Give each a name of its own."
+            )

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from foretrace.sharding.ceilings import below_ceilings
 from foretrace.sharding.costing import Costing, Estimate
 from foretrace.sharding.fitting_in import check_room, no_room
 from foretrace.sharding.moves import improve
@@ -34,6 +35,8 @@ ROUNDS = 3
 """How often the models are asked, and the sums put right by what they say."""
 CAREFUL = 0.7
 """Part of a correction that is made."""
+CHOOSING = 0.1
+"""Part of the time in which it is found out from which of the split plans to begin."""
 
 
 @dataclass
@@ -83,19 +86,15 @@ def search(costing: Costing, room: float, seconds: float, seed: int = 0, told: T
     others = {name: costing.estimate(plan) for name, plan in plans.items()}
     best_name = min(others, key=lambda name: _judged(others[name], room))
     found = Found(plans[best_name], others[best_name], others, plans)
-    state = min(starts.values(), key=lambda state: state.value()).copy()
     moving = time.monotonic()
-    for turn in range(ROUNDS):
-        say(f"moving tables, round {turn + 1} of {ROUNDS}")
-        state = _improved(state, moving + seconds * (turn + 1) / ROUNDS, seed + turn, say)
-        estimate = costing.estimate(state.plan())
-        if _judged(estimate, room) < _judged(found.estimate, room):
-            found.plan, found.estimate = state.plan(), estimate
-        if time.monotonic() - moving > seconds:
-            break
-        _put_right(state, estimate)
-    found.plan, found.estimate = polish(costing, found.plan, room, moving + seconds)
-    found.seconds, found.cut_short = time.monotonic() - begun, time.monotonic() - moving > seconds
+    best = min(starts.values(), key=lambda state: state.value()).copy()
+    begin = [best, *_furthest(below_ceilings(empty), moving + CHOOSING * seconds)]
+    climbs = [found, *(Found(split.plan(), costing.estimate(split.plan())) for split in begin[1:])]
+    for number, (climb, state) in enumerate(zip(climbs, begin), 1):
+        _climb(climb, state, costing, seed, moving + seconds * number / len(begin), say)
+    shortest = min(climbs, key=lambda climb: _judged(climb.estimate, room))
+    found.plan, found.estimate = shortest.plan, shortest.estimate
+    found.seconds, found.cut_short = time.monotonic() - begun, any(climb.cut_short for climb in climbs)
     return found
 
 
@@ -113,6 +112,32 @@ def _starts(costing: Costing, empty: State, room: float, seed: int) -> dict[str,
     if not made:
         raise no_room(costing, room, costing.tables[last.table])
     return made
+
+
+def _furthest(starts: list[State], until: float) -> list[State]:
+    """Of some starts the one that moves and other ways take furthest; none of none."""
+    for start in starts:
+        improve(start)
+    return sorted((improve_ways(start, until) for start in starts), key=lambda state: state.pressed())[:1]
+
+
+def _climb(found: Found, state: State, costing: Costing, seed: int, until: float, say: Callable[[str], None]) -> None:
+    """Improve a plan by its sums, ask the models, put the sums right, and again; then by the models alone.
+
+    The best is kept in `found`.
+    """
+    begun = time.monotonic()
+    for turn in range(ROUNDS):
+        say(f"moving tables, round {turn + 1} of {ROUNDS}")
+        state = _improved(state, begun + (until - begun) * (turn + 1) / ROUNDS, seed + turn, say)
+        estimate = costing.estimate(state.plan())
+        if _judged(estimate, state.room) < _judged(found.estimate, state.room):
+            found.plan, found.estimate = state.plan(), estimate
+        if time.monotonic() > until:
+            break
+        _put_right(state, estimate)
+    found.plan, found.estimate = polish(costing, found.plan, state.room, until)
+    found.cut_short = time.monotonic() > until
 
 
 def _judged(estimate: Estimate, room: float) -> float:

@@ -18,14 +18,14 @@ Weigh = Callable[[Costing, State], Floats]
 
 
 def _by(size: Callable[[int, int, float], float]) -> Weigh:
-    """A heuristic that knows rows, dim and pooling of a table."""
-    return lambda costing, state: np.array([size(t.rows, t.dim, t.pooling) for t in costing.tables])
+    """A heuristic that knows rows, dim and the ids of a sample of a table."""
+    return lambda costing, state: np.array([size(t.rows, t.dim, t.ids) for t in costing.tables])
 
 
 def _norm(costing: Costing, state: State) -> Floats:
     """Length of the vector of size and lookups, each over its mean."""
     size = np.array([t.rows * t.dim for t in costing.tables], np.float64)
-    lookups = np.array([t.pooling * t.dim for t in costing.tables], np.float64)
+    lookups = np.array([t.ids * t.dim for t in costing.tables], np.float64)
     return np.asarray(np.hypot(size / size.mean(), lookups / lookups.mean()))
 
 
@@ -37,10 +37,10 @@ def _cost(costing: Costing, state: State) -> Floats:
 
 
 HEURISTICS: dict[str, Weigh] = {
-    "size-greedy": _by(lambda rows, dim, pooling: rows * dim),
-    "dim-greedy": _by(lambda rows, dim, pooling: dim),
-    "lookup-greedy": _by(lambda rows, dim, pooling: dim * pooling),
-    "size-lookup-greedy": _by(lambda rows, dim, pooling: dim * pooling * np.log10(rows + 1.0)),
+    "size-greedy": _by(lambda rows, dim, ids: rows * dim),
+    "dim-greedy": _by(lambda rows, dim, ids: dim),
+    "lookup-greedy": _by(lambda rows, dim, ids: dim * ids),
+    "size-lookup-greedy": _by(lambda rows, dim, ids: dim * ids * np.log10(rows + 1.0)),
     "norm-greedy": _norm,
     "cost-greedy": _cost,
 }

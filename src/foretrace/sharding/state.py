@@ -59,21 +59,19 @@ class State:
 
     def put(self, table: int, option: int, ranks: tuple[int, ...]) -> None:
         """Place a table that has no place."""
-        group, added = self.options.group[option], self.adds(option)
-        for rank in ranks:
-            self.has[rank] += added
-            self.has[rank, LOAD] += self.options.call[group] * (self.calls[rank, group] == 0)
-            self.calls[rank, group] += 1
+        group, there = self.options.group[option], list(ranks)
+        self.has[there] += self.adds(option)
+        self.has[there, LOAD] += self.options.call[group] * (self.calls[there, group] == 0)
+        self.calls[there, group] += 1
         self.choice[table], self.places[table] = option, ranks
 
     def take(self, table: int) -> None:
         """Away from where it is."""
         option = int(self.choice[table])
-        group, added = self.options.group[option], self.adds(option)
-        for rank in self.places[table]:
-            self.calls[rank, group] -= 1
-            self.has[rank] -= added
-            self.has[rank, LOAD] -= self.options.call[group] * (self.calls[rank, group] == 0)
+        group, there = self.options.group[option], list(self.places[table])
+        self.calls[there, group] -= 1
+        self.has[there] -= self.adds(option)
+        self.has[there, LOAD] -= self.options.call[group] * (self.calls[there, group] == 0)
         self.choice[table], self.places[table] = -1, ()
 
     def set_load(self, load: Floats) -> None:
@@ -101,8 +99,8 @@ class State:
     def shared(self) -> float:
         """What the chosen ways add to the exchange of all."""
         placed = self.choice[self.choice >= 0]
-        needed = {self.options.needs[option] for option in np.unique(placed)}
-        first = sum(first_of(exchange, self.options.lines) for exchange in needed)
+        needed = set(map(self.options.needs.__getitem__, placed.tolist()))
+        first = sum(first_of(exchange, self.options.lines) for exchange in sorted(needed))  # sums depend on the order
         return float(self.options.shared[placed].sum() + first)
 
     def over(self) -> float:

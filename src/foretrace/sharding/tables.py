@@ -21,7 +21,7 @@ STATE: dict[str, tuple[int, int]] = {
 """Bytes that an optimizer keeps: for each element, and for each row."""
 ADDS_UP = 0.02
 """So far the shares of a histogram may be from one, having been rounded."""
-MOST_ROWS, MOST_DIM = 10**12, 1 << 16
+MOST_ROWS, MOST_DIM, MOST_FEATURES = 10**12, 1 << 16, 10**6
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Table:
     rows: int
     dim: int
     pooling: float = 1.0
-    """Ids of a sample, on average."""
+    """Ids of a sample in each feature, on average."""
     dtype: str = "float32"
     optimizer: str = "sgd"
     zipf: float = 0.0
@@ -47,6 +47,13 @@ class Table:
     """The ways in which it may be sharded; any where empty."""
     sequence: bool = False
     """Whether a sample gets a row for each of its ids, as of ``nn.Embedding``, and not their sum."""
+    features: int = 1
+    """Of a sample, that are looked up in it: each has ids of its own, and gets an embedding of its own."""
+
+    @property
+    def ids(self) -> float:
+        """Of a sample, on average, in all features."""
+        return self.pooling * self.features
 
     @property
     def nbytes(self) -> int:
@@ -58,8 +65,10 @@ class Table:
 
         >>> Table("words", 1000, 64, pooling=20).made_for(10), Table("words", 1000, 64, 20, sequence=True).made_for(10)
         (10, 200)
+        >>> Table("words", 1000, 64, pooling=20, features=3).made_for(10)
+        30
         """
-        return samples * self.pooling if self.sequence else samples
+        return samples * (self.ids if self.sequence else self.features)
 
 
 def check(table: Table) -> None:
@@ -80,6 +89,11 @@ def check(table: Table) -> None:
         )
     if not (math.isfinite(table.pooling) and 0 <= table.pooling <= 1e6):
         raise ForetraceError(f"{what} has a pooling of {table.pooling}", "Give the ids of a sample, on average.")
+    if not 0 < table.features <= MOST_FEATURES:
+        raise ForetraceError(
+            f"{what} has {table.features} features",
+            f"Give how many of a sample are looked up in it, from 1 to {MOST_FEATURES:,}.",
+        )
     if table.dtype not in ITEMSIZE:
         raise ForetraceError(f"{what} is of dtype {table.dtype!r}", f"Known are: {', '.join(DTYPES)}.")
     if table.optimizer not in STATE:
@@ -105,7 +119,9 @@ def _check_histogram(table: Table, what: str) -> None:
 def gigabytes(nbytes: float) -> str:
     """Bytes as this room says them.
 
-    >>> gigabytes(256_000_000)
-    '0.26 GB'
+    >>> gigabytes(256_000_000), gigabytes(12_300)
+    ('0.26 GB', '0.012 MB')
     """
+    if nbytes < 1e7:
+        return f"{nbytes / 1e6:.2g} MB"
     return f"{nbytes / 1e9:,.{2 if nbytes < 1e10 else 1}f} GB"

@@ -8,6 +8,7 @@ model = DistributedModelParallel(model, plan=sharding_plan(model, found.plan, fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from foretrace.graph import ForetraceError
@@ -40,15 +41,17 @@ def tables_of(
     """
     found = []
     for collection in _collections(module).values():
-        for config in _configs(collection):
+        for config in configs_of(collection):
             told = (constraints or {}).get(config.name)
             allowed = [ALSO.get(kind, kind) for kind in (getattr(told, "sharding_types", None) or ())]
-            pooling = sum(getattr(told, "pooling_factors", None) or [1.0] * len(config.feature_names))
+            pooling = fmean(getattr(told, "pooling_factors", None) or [1.0])
             found.append(
                 Table(
-                    config.name, config.num_embeddings, config.embedding_dim, float(pooling), _dtype(config), optimizer,
+                    config.name, config.num_embeddings, config.embedding_dim, pooling,
+                    _dtype(config.name, config.data_type), optimizer,
                     zipf, kinds=tuple(dict.fromkeys(kind for kind in allowed if kind in KINDS)),
                     sequence=not hasattr(collection, "embedding_bag_configs"),
+                    features=len(config.feature_names),
                 )
             )  # fmt: skip
     if not found:
@@ -60,14 +63,25 @@ def tables_of(
 
 
 def sharding_plan(module: Any, plan: Plan, tables: Sequence[Table], ranks: Ranks, device: str = "cuda") -> Any:
-    """A plan as TorchRec's ``ShardingPlan``, for ``DistributedModelParallel``."""
+    """A plan as TorchRec's ``ShardingPlan``, for ``DistributedModelParallel``.
+
+    Parameters
+    ----------
+    module
+        The model that the plan is for. Tables whose optimizer TorchRec's ``apply_optimizer_in_backward`` has set are
+        looked up by FBGEMM's fused kernels; others by dense ones, whose gradients are as large as the tables.
+    plan, tables, ranks
+        As `foretrace.planning.shard` answers them.
+    device
+        The kind of device that it will run on.
+    """
     from torchrec.distributed.sharding_plan import construct_module_sharding_plan
     from torchrec.distributed.types import ShardingPlan
 
     by_name = {table.name: placement for table, placement in zip(tables, plan)}
     found: dict[str, Any] = {}
     for path, collection in _collections(module).items():
-        names = [config.name for config in _configs(collection)]
+        names = [config.name for config in configs_of(collection)]
         absent = [name for name in names if name not in by_name]
         if absent:
             raise ForetraceError(f"the plan says nothing of table {absent[0]}", "It was made for another model.")
@@ -117,11 +131,17 @@ def _collections(module: Any) -> dict[str, Any]:
     return {path: child for path, child in module.named_modules() if isinstance(child, kinds)}
 
 
-def _configs(collection: Any) -> Sequence[Any]:
-    bags = hasattr(collection, "embedding_bag_configs")
-    found: Sequence[Any] = collection.embedding_bag_configs() if bags else collection.embedding_configs()
-    return found
+def configs_of(collection: Any) -> Sequence[Any]:
+    """Of the tables of such a module; none of another."""
+    for name in ("embedding_bag_configs", "embedding_configs"):
+        if hasattr(collection, name):
+            found: Sequence[Any] = getattr(collection, name)()
+            return found
+    return ()
 
 
-def _dtype(config: Any) -> str:
-    return DTYPES.get(getattr(config.data_type, "name", str(config.data_type)), "float32")
+def _dtype(table: str, told: Any) -> str:
+    name = getattr(told, "name", str(told))
+    if name not in DTYPES:
+        raise ForetraceError(f"table {table} is of dtype {name}", f"Known are: {', '.join(DTYPES)}.")
+    return DTYPES[name]

@@ -8,13 +8,15 @@ from pathlib import Path
 from threading import Lock
 
 import foretrace as ft
-from foretrace.changes import SETS
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.jobs.scaling import Scaling
 from foretrace.graph import ForetraceError, Job
 from foretrace.loading import load
 from foretrace.platform.folder import HERE, machines, platforms
 from foretrace.predicting import predict
+from foretrace.questions.changes import SETS
+from foretrace.questions.job_words import OF_JOBS
+from foretrace.questions.whatifs import whatif
 from foretrace.report.page import measured_beside
 from foretrace.report.pages.comparison import comparison_page
 from foretrace.report.pages.forecast import forecast_page
@@ -22,9 +24,18 @@ from foretrace.report.pages.observation import observation_page
 from foretrace.report.pages.scaling import scaling_page
 from foretrace.report.pages.sharding import sharding_page
 from foretrace.report.pages.sheet import Sheet
-from foretrace.ui.documents import Words, is_curve, is_forecast, is_plan, is_whatif, read_forecast, read_words
-from foretrace.ui.folder import SMALL, Folder
-from foretrace.whatifs import whatif
+from foretrace.report.pages.sweep import sweep_page
+from foretrace.ui.documents import (
+    Words,
+    is_curve,
+    is_forecast,
+    is_plan,
+    is_sweep,
+    is_whatif,
+    read_forecast,
+    read_words,
+)
+from foretrace.ui.folder import MOST, SMALL, Folder
 
 Fields = dict[str, str]
 """What an address or a form says."""
@@ -40,7 +51,7 @@ _working = Lock()
 def listing(folder: Folder, fields: Fields) -> Sheet:
     """Everything that can be opened."""
     choices = [OWN, *known_platforms()]
-    words = {"items": folder.items(), "root": str(folder.root), "platforms": choices, "usual": USUAL}
+    words = {"items": folder.items(), "most": MOST, "root": str(folder.root), "platforms": choices, "usual": USUAL}
     return Sheet("listing.html", folder.root.name or str(folder.root), {}, words)
 
 
@@ -60,6 +71,8 @@ def _document(path: Path, name: str) -> Callable[[], Sheet] | None:
     words = _words(path)
     if is_plan(words):
         return lambda: sharding_page(words)
+    if is_sweep(words):
+        return lambda: sweep_page(words)
     if is_whatif(words):
         return lambda: comparison_page(read_forecast(words["before"], name), read_forecast(words["after"], name))
     if is_curve(words):
@@ -70,7 +83,7 @@ def _document(path: Path, name: str) -> Callable[[], Sheet] | None:
 
 def predicted(folder: Folder, fields: Fields) -> Sheet:
     """The forecast of a recording or a trace on a platform, beside what was measured."""
-    path, on = folder.path(_asked(fields, "what")), _machine(fields, "on")
+    path, on = _step(folder, _asked(fields, "what")), _machine(fields, "on")
     with _working:
         forecast = predict(_job(path), on)
         return forecast_page(forecast, measured_beside(forecast))
@@ -88,17 +101,33 @@ def compared(folder: Folder, fields: Fields) -> Sheet:
 
 def asking(folder: Folder, fields: Fields) -> Sheet:
     """The form that asks what would become of a step."""
-    name = _asked(fields, "what")
-    folder.path(name)
-    words = {"what": name, "platforms": known_platforms(), "usual": USUAL, "settings": SETS}
-    return Sheet("whatif.html", f"What if: {name}", {}, words)
+    folder.path(_asked(fields, "what"))
+    return _form(fields)
+
+
+def again(method: str, where: str, fields: Fields, why: str) -> Sheet | None:
+    """The form that was answered with an error, as it was filled in; None where no form was."""
+    return _form(fields, why) if (method, where) == ("POST", "/whatif") and fields.get("what") else None
+
+
+def _form(fields: Fields, wrong: str = "") -> Sheet:
+    words = {
+        "what": fields["what"],
+        "platforms": known_platforms(),
+        "chosen": fields.get("on") or USUAL,
+        "changes": fields.get("changes", ""),
+        "settings": [name for name in SETS if name not in OF_JOBS],
+        "of_jobs": list(OF_JOBS),
+        "wrong": wrong,
+    }
+    return Sheet("whatif.html", f"What if: {fields['what']}", {}, words)
 
 
 def changed(folder: Folder, fields: Fields) -> Sheet:
     """A step before and after the changes that the form asks for, one a line."""
     name = _asked(fields, "what")
     changes = [line.strip() for line in fields.get("changes", "").splitlines() if line.strip()]
-    path, on = folder.path(name), _platform(fields, "on")
+    path, on = _step(folder, name), _platform(fields, "on")
     with _working:
         told = whatif(_job(path), on, changes)
         return comparison_page(told.before, told.after, (name, ", ".join(told.changes)))
@@ -130,9 +159,16 @@ def known_platforms() -> list[str]:
 
 
 def _forecast(folder: Folder, name: str, on: str | None) -> Forecast:
+    words = _words(folder.path(name))
+    return read_forecast(words, name) if is_forecast(words) else predict(_job(_step(folder, name)), on)
+
+
+def _step(folder: Folder, name: str) -> Path:
+    """The path of something that holds a step to predict; what Foretrace wrote about one does not."""
     path = folder.path(name)
-    words = _words(path)
-    return read_forecast(words, name) if is_forecast(words) else predict(_job(path), on)
+    if _document(path, name):
+        raise ForetraceError(f"{name} is no step but what Foretrace said about one", "Open it from the list.")
+    return path
 
 
 def _words(path: Path) -> Words:
@@ -161,12 +197,12 @@ def _asked(fields: Fields, name: str) -> str:
 
 def _machine(fields: Fields, name: str) -> str | None:
     """A platform's name; None for a job's own machine."""
-    return None if fields.get(name) == OWN else _platform(fields, name)
+    return None if fields.get(name, "").strip() == OWN else _platform(fields, name)
 
 
 def _platform(fields: Fields, name: str) -> str:
     """A platform by its name alone, or scaled as in ``h200:hbm=1.5``: no folder elsewhere is read."""
-    on = fields.get(name) or USUAL
+    on = fields.get(name, "").strip() or USUAL
     if on.partition(":")[0] not in known_platforms():
         near = f"Known are: {', '.join(known_platforms())}."
         raise ForetraceError(f"no platform is called {on!r}", near if on != HERE else f"Measure it first. {near}")

@@ -1,4 +1,4 @@
-"""What Foretrace wrote as JSON, read again: forecasts, what-ifs, scaling curves, sharding plans."""
+"""What Foretrace wrote as JSON, read again: forecasts, what-ifs, scaling curves, sharding plans, sweeps."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ def is_plan(words: Words) -> bool:
 def is_curve(words: Words) -> bool:
     """Whether `foretrace predict --world 1,2,… --json` wrote it."""
     return isinstance(words.get("scaling"), list)
+
+
+def is_sweep(words: Words) -> bool:
+    """Whether `foretrace sweep --json` wrote it."""
+    return isinstance(words.get("points"), list) and {"source", "best", "memory_limit"} <= words.keys()
 
 
 def is_whatif(words: Words) -> bool:

@@ -19,6 +19,8 @@ DEEPEST, MOST = 4, 1000
 """How far down and up to how many things are listed."""
 SMALL = 8 << 20
 """Bytes up to which a plain JSON file may be a forecast or a plan; a larger one is a trace."""
+OF_TRACES = (b'"traceEvents"', b'"nodes"', b'"ctrl_deps"')
+BEGINNING = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,14 @@ def _kind_of_file(path: Path, nbytes: int) -> str | None:
         return TRACE
     if path.suffix.lower() != ".json":
         return None
-    return DOCUMENT if nbytes <= SMALL else TRACE
+    return DOCUMENT if nbytes <= SMALL and not _begins_as_trace(path) else TRACE
+
+
+def _begins_as_trace(path: Path) -> bool:
+    """Whether a JSON file is a profiler's or an execution trace, by its beginning."""
+    with path.open("rb") as file:
+        beginning = file.read(BEGINNING)
+    return any(word in beginning for word in OF_TRACES)
 
 
 def _holds_traces(folder: Path) -> bool:

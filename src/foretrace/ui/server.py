@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from foretrace.graph import ForetraceError
 from foretrace.report.names import printable
 from foretrace.report.pages.sheet import Sheet
-from foretrace.ui.answers import Fields, answer
+from foretrace.ui.answers import Fields, again, answer
 from foretrace.ui.folder import Folder
 from foretrace.ui.guard import COOKIE, Guard, is_loopback
 
@@ -113,6 +113,7 @@ class Handler(BaseHTTPRequestHandler):
             self._tell(HTTPStatus(code), message or HTTPStatus(code).description)
 
     def _answer(self, method: str) -> None:
+        where, fields = "", Fields()
         try:
             where, fields = self._asked(method)
             if "token" in fields and self.server.guard.token is not None:
@@ -124,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
         except RefusedError as refused:
             self._tell(refused.status, refused.why)
         except ForetraceError as error:
-            self._tell(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+            self._tell(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), again(method, where, fields, printable(str(error))))
         except (BrokenPipeError, ConnectionError, TimeoutError):
             raise
         except Exception as error:
@@ -172,9 +173,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def _tell(self, status: HTTPStatus, why: str) -> None:
+    def _tell(self, status: HTTPStatus, why: str, instead: Sheet | None = None) -> None:
+        """Say why there is no page; ``instead`` of doing so on a page of its own."""
         words = {"why": printable(why), "heading": WHY.get(status, status.phrase)}
-        self._show(status, Sheet("refusal.html", words["heading"], {}, words).html(home="/"))
+        self._show(status, (instead or Sheet("refusal.html", words["heading"], {}, words)).html(home="/"))
 
     def _show(self, status: HTTPStatus, text: str) -> None:
         data = text.encode("utf-8", "replace")  # names of files need not be text

@@ -36,3 +36,24 @@ def test_planes_that_are_not_channels_last_are_turned_around():
 def test_a_channel_alone_in_its_group_does_not_run_on_the_matrix_units():
     alone = forward(groups=64, w=Tensor((64, 1, 3, 3), "bfloat16"))
     assert CONVOLUTIONS.describe(alone, FACTS).work.rate == "float32"
+
+
+def _column(op: Op, name: str) -> float:
+    return CONVOLUTIONS.describe(op, FACTS).features[CONVOLUTIONS.columns.index(name)]
+
+
+def test_what_lies_unlike_the_image_is_copied_first():
+    last = Tensor(IMAGE.shape, "bfloat16", stride=(200704, 1, 3584, 64))
+    filters_last = Tensor(FILTERS.shape, "bfloat16", stride=(576, 1, 192, 64))
+    assert _column(forward(), "copied") == 0
+    assert _column(forward(x=last, w=filters_last), "copied") == 0
+    assert _column(forward(x=last), "copied") == _column(forward(x=last), "copied_filter") > 0
+    assert _column(forward(w=filters_last), "innermost") and _column(forward(w=filters_last), "copied_x") > 0
+
+
+def test_a_gradient_that_lies_unlike_the_image_is_copied_first():
+    op = backward([True, True, False])
+    grad = Tensor((8, 128, 56, 56), "bfloat16", stride=(401408, 1, 7168, 128))
+    turned = Op(op.name, (grad, *op.args[1:]))
+    assert _column(op, "copied_grad") == 0 < _column(turned, "copied_grad")
+    assert _column(turned, "grad_says") and not _column(turned, "innermost")

@@ -27,7 +27,8 @@ FIRST, COLLECTIVE, OTHER = range(3)
 
 @pytest.fixture(autouse=True)
 def half_as_long_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contention, "contention", lambda: Contention(1.5, 2.0, "made up"))
+    made_up = Contention(1.5, 2.0, "made up", 1.25, "made up")
+    monkeypatch.setattr(contention, "contention", lambda: made_up)
 
 
 def job(overlaps: bool, transfer: float = 100.0) -> Together:
@@ -42,6 +43,19 @@ def test_a_kernel_beside_a_collective_takes_longer() -> None:
     program, timeline = with_contention(job(overlaps=True), [ALONE])
     assert program.program.duration[OTHER] == pytest.approx(1.5 * 20 + 2)
     assert timeline.end[OTHER] == pytest.approx(10 + 32)
+
+
+def test_a_collective_beside_kernels_takes_longer_for_as_long_as_they_run() -> None:
+    program, timeline = with_contention(job(overlaps=True), [ALONE])
+    share = (timeline.end[OTHER] - 10) / (timeline.end[-1] - 10)
+    assert program.program.duration[-1] == pytest.approx(100 * (1 + share * 0.25), rel=0.01)
+
+
+def test_a_collective_is_as_slow_as_at_the_rank_with_most_beside_it() -> None:
+    busy, idle = (job(overlaps).parts[0] for overlaps in (True, False))
+    both = [Meeting("all_reduce", 8, (0, 1), (Call(0, 0), Call(1, 0)))]
+    program, _ = with_contention(together([busy, idle], both, np.array([20.0])), [ALONE, ALONE])
+    assert program.program.duration[-1] == pytest.approx(25.0), "the first rank computes beside all of it"
 
 
 def test_kernels_before_and_after_it_do_not() -> None:
@@ -67,7 +81,7 @@ def test_what_was_measured_beside_a_collective_is_not_slowed_again() -> None:
 
 def test_kernels_that_shall_stay_as_they_are_do() -> None:
     program, _ = with_contention(job(overlaps=True), [None])
-    assert program.program.duration[OTHER] == 20.0
+    assert program.program.duration[OTHER] == 20.0 and program.program.duration[-1] == 100.0
 
 
 def test_one_rank_of_a_job_and_the_job_agree(platform: Any) -> None:

@@ -1,6 +1,7 @@
 """Jobs of several ranks, on their own machine and on a platform."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from foretrace.forecast.fabric_of import fabric_of
 from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.jobs.predict import keep_machine, predict_job
+from foretrace.forecast.jobs.predict import NO_FABRIC, keep_machine, predict_job
 from foretrace.forecast.jobs.supposed import Supposed
 from foretrace.forecast.observe import observe
 from foretrace.formats.load import load
@@ -131,6 +132,28 @@ def test_collectives_of_which_nobody_knows_the_kind_stay_as_they_were(fabric: Fa
     assert any("2 collectives of which nothing tells the kind" in note for note in forecast.notes)
 
 
+def test_nobody_waits_for_collectives_that_no_device_shows(fabric: Fabric) -> None:
+    seen, unseen = one_rank(100.0), one_rank(400.0, number=1)
+    unseen.collectives[0] = replace(unseen.collectives[0], kernel=-1, group="another")
+    forecast = keep_machine(Job([seen, unseen]), fabric)
+    assert any("the device of rank 1 shows nothing of some collectives" in note for note in forecast.notes)
+    assert forecast.wait_ms[0] == 0.0
+
+
+def test_one_rank_alone_rests_on_no_fabric() -> None:
+    alone = one_rank(100.0)
+    alone.world, alone.collectives[0].ranks = 1, (0,)
+    assert not any("fabric none" in note for note in keep_machine(Job([alone]), NO_FABRIC).notes)
+
+
+@pytest.mark.parametrize(
+    "supposed", [{"slow_host": {0: 1e300}}, {"slow_host": {0: 0.0}}, {"slow_link": {0: 1e-300}}, {"host_of": {1: 1}}]
+)
+def test_nonsense_is_not_supposed_of_a_rank(supposed: dict[str, Any]) -> None:
+    with pytest.raises(ForetraceError, match=r"can't|already"):
+        Supposed(**supposed)
+
+
 def _late() -> list[Any]:
     return [Call("c10d::allreduce_", 0, 10), all_reduce(2, 8, (10, 40))]
 
@@ -171,7 +194,7 @@ def test_all_ranks_are_predicted_on_a_platform(platform: Any, fabric: Fabric) ->
 def test_on_its_own_machine_it_is_told_what_the_range_is_of(fabric: Fabric) -> None:
     forecast = keep_machine(two_ranks(), fabric)
     assert forecast.low_ms < forecast.step_ms < forecast.high_ms, "the transfer is on the path"
-    assert any("range is what transfers may be off by" in note for note in forecast.notes)
+    assert any("in the range the host varies by" in note for note in forecast.notes)
 
 
 def test_ranks_alike_are_simulated_once_and_say_so(platform: Any, fabric: Fabric) -> None:
@@ -184,9 +207,11 @@ def test_ranks_alike_are_simulated_once_and_say_so(platform: Any, fabric: Fabric
 def test_one_slow_rank_of_many_alike_gets_a_program_of_its_own(platform: Any, fabric: Fabric) -> None:
     platform.fabric = fabric
     alike = Job([asked(4, (0, 1, 2, 3), 0)], alike={1: 0, 2: 0, 3: 0})
-    slow = predict_job(alike, platform, supposed=Supposed(slow_host={3: 2.0}))
+    usual, slow = (predict_job(alike, platform, supposed=Supposed(slow)) for slow in ({}, {3: 2.0}))
     assert [(row["rank"], row["stands_for"]) for row in slow.ranks] == [(0, 3), (3, 1)]
     assert slow.wait_ms[0] > 0 and slow.wait_ms[3] == 0.0
+    assert slow.step_ms_back_to_back is not None and usual.step_ms_back_to_back is not None
+    assert slow.step_ms_back_to_back > 1.4 * usual.step_ms_back_to_back, "it is slow in every step"
 
 
 def test_a_platform_without_a_fabric_is_refused(platform: Any) -> None:

@@ -36,16 +36,25 @@ def test_a_job_of_one_rank_has_nobody_to_talk_to() -> None:
     assert members(at_world(rank(8, tuple(range(8))), 1)) == [(0,)]
 
 
-@pytest.mark.parametrize(("world", "match"), [(0, "can't have"), (3, "no whole groups"), (2, "reaches over 4")])
+@pytest.mark.parametrize(("world", "match"), [(0, "can't have"), (3, "2 apart"), (2, "reaches over 4")])
 def test_worlds_that_do_not_fit_the_groups_are_refused(world: int, match: str) -> None:
     with pytest.raises(ForetraceError, match=match):
         at_world(rank(8, (0, 2, 4, 6)) if world == 3 else rank(8, (0, 1, 2, 3)), world)
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,...", "...,4", "0", "4,2,...,64", "1.5", "1,1,...,3", "2,2"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "1,...", "...,4", "0", "4,2,...,64", "1.5", "1,1,...,3", "2,2", "1,2,4,...,3"]
+)
 def test_lists_of_worlds_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(ForetraceError):
         worlds(text)
+
+
+def test_a_stage_of_a_pipeline_does_not_stand_for_others() -> None:
+    send = Collective("send", "stages", 1024, -1, 0, (0, 1), peer=1)
+    stage = Graph(OpTable.of([Op("c10d::send")]), world=2, collectives=[send])
+    with pytest.raises(ForetraceError, match="rank 0 sends to single ranks"):
+        at_world(Job([stage]), 4)
 
 
 def test_dots_go_on_as_the_numbers_before_them() -> None:
@@ -63,6 +72,12 @@ def test_notes_tell_which_groups_grow_and_that_no_other_rank_is_looked_at() -> N
 def test_a_step_that_exchanges_nothing_is_told_how_to() -> None:
     assert any("--parallel data=N" in note for note in at_world(rank(1), 8).notes)
     assert not any("--parallel" in note for note in [*at_world(rank(1), 1).notes, *at_world(rank(2, (0, 1)), 8).notes])
+
+
+def test_a_curve_tells_once_what_differs_in_numbers_alone() -> None:
+    said = [[f"fabric a100-8x is carried over to {n} nodes", f"{n} ranks do the same"] for n in (2, 4)]
+    curve = scaling_of([Forecast(world=n, step_ms=1.0, notes=notes) for n, notes in zip((16, 32), said)])
+    assert curve.notes == ["fabric a100-8x is carried over to 4 nodes"]
 
 
 def test_a_curve_tells_of_groups_once() -> None:

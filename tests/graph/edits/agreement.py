@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -12,13 +12,27 @@ import torch
 
 from foretrace.forecast.memory import peak_memory
 from foretrace.graph import Graph
+from foretrace.graph.edits.readings import NORMS
 from foretrace.record.sketch import sketch
 
 
 def sketched(
     model: ModuleType, dtype: torch.dtype = torch.float32, options: dict[str, Any] | None = None, **shape: Any
 ) -> Graph:
-    """A tiny step of an example on a pretended GPU, with parts of its shape set."""
+    """A tiny step of an example on a pretended GPU, with parts of its shape set. Made once: no edit changes it."""
+    key = (model.__name__, dtype, tuple(sorted((options or {}).items())), tuple(sorted(shape.items())))
+    if key not in SKETCHES:
+        SKETCHES[key] = sketched_now(model, dtype, options, **shape)
+    return SKETCHES[key]
+
+
+SKETCHES: dict[Hashable, Graph] = {}
+
+
+def sketched_now(
+    model: ModuleType, dtype: torch.dtype = torch.float32, options: dict[str, Any] | None = None, **shape: Any
+) -> Graph:
+    """The same of a model that a test has changed."""
 
     def build() -> Callable[[], Any]:
         torch.set_default_dtype(dtype)
@@ -32,9 +46,18 @@ def sketched(
 
 
 def calls(graph: Graph) -> list[tuple[Any, ...]]:
-    """Every call with what it was given and what it made: shapes, strides, places in their storages, types."""
+    """Every call with what it was given and what it made: shapes, strides, places in their storages, types.
+
+    Of norms also the sizes that they go over: no shape tells them.
+    """
     return [
-        (op.name, op.overload, op.phase, *((t.shape, t.stride, t.offset, t.dtype) for t in (*op.tensors, *op.produced)))
+        (
+            op.name,
+            op.overload,
+            op.phase,
+            *((t.shape, t.stride, t.offset, t.dtype) for t in (*op.tensors, *op.produced)),
+            *(value for value in op.args if op.name in NORMS and isinstance(value, list)),
+        )
         for op in graph.ops
     ]
 

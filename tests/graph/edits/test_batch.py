@@ -13,7 +13,7 @@ import gpt
 import resnet
 from foretrace.graph import Constant, ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.graph.edits.batch import batch, batch_of, batches
-from tests.graph.edits.agreement import assert_same, sketched
+from tests.graph.edits.agreement import assert_same, sketched, sketched_now
 
 
 @pytest.mark.parametrize(("model", "old", "new"), [(dlrm, 48, 96), (gpt, 8, 64), (bert, 4, 16), (resnet, 3, 5)])
@@ -32,7 +32,7 @@ def test_what_was_found_once_serves_for_every_batch() -> None:
 def test_a_step_is_not_changed_by_its_edits() -> None:
     step = sketched(dlrm, batch=48)
     batch(step, 96)
-    assert_same(step, sketched(dlrm, batch=48))
+    assert_same(step, sketched_now(dlrm, batch=48))
 
 
 def test_what_can_not_be_carried_through_is_said_with_its_call() -> None:
@@ -94,3 +94,11 @@ def test_a_trace_of_others_takes_another_batch(shared, name: str) -> None:  # ty
 
 def test_many_ids_for_a_sample_do_not_hide_the_batch() -> None:
     assert batch_of(sketched(dlrm, batch=64, pooling=100, rows=(50,) * 12)) == 64
+
+
+@pytest.mark.parametrize("old", [None, 32])
+def test_a_step_that_makes_its_data_itself_says_so(old: int | None) -> None:
+    made = Tensor((32, 4), "float32", "cpu", (4, 1), id=0, storage=0)
+    step = Graph(OpTable.of([Op("aten::randn", ([32, 4],), outputs=(made,), overload="default", phase="forward")]))
+    with pytest.raises(ForetraceError, match="makes its data itself"):
+        batch(step, 8, old)

@@ -13,7 +13,7 @@ import dlrm
 import gpt
 from foretrace.graph import ForetraceError, Graph, Indices
 from foretrace.graph.edits.lookups import fused_lookups
-from tests.graph.edits.agreement import assert_same, sketched
+from tests.graph.edits.agreement import assert_same, sketched, sketched_now
 
 
 class Joined(nn.Module):
@@ -32,7 +32,7 @@ class Joined(nn.Module):
 
 def joined(**shape: Any) -> Graph:
     with patch.object(dlrm, "DLRM", Joined):
-        return sketched(dlrm, **shape)
+        return sketched_now(dlrm, **shape)
 
 
 def test_tables_of_different_sizes_become_one() -> None:
@@ -46,7 +46,7 @@ def test_the_optimizer_keeps_the_state_of_one_table() -> None:
 
     adagrad = {"optimizer": "adagrad"}  # walks lists, and counts the steps of each weight
     with patch.object(dlrm, "table", dense):
-        assert_same(fused_lookups(sketched(dlrm, options=adagrad)), joined(options=adagrad))
+        assert_same(fused_lookups(sketched_now(dlrm, options=adagrad)), joined(options=adagrad))
 
 
 def test_what_is_known_of_the_ids_of_all_tables_is_known_of_the_one() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from unittest.mock import patch
+
 import pytest
+import torch
+from torch import Tensor
 
 import dlrm
 import gpt
 from foretrace.graph import ForetraceError
 from foretrace.graph.edits.tables import pooling, table_dim, table_rows
-from tests.graph.edits.agreement import assert_same, sketched
+from tests.graph.edits.agreement import assert_same, sketched, sketched_now
 
 
 def test_all_tables_get_other_rows() -> None:
@@ -27,6 +32,27 @@ def test_one_table_gets_other_rows() -> None:
 
 def test_layers_follow_the_dimension_of_the_tables() -> None:
     assert_same(table_dim(sketched(dlrm), 24), sketched(dlrm, dim=24, bottom=(13, 32, 24)))
+
+
+def test_layers_follow_the_dimension_of_any_number_of_tables() -> None:
+    many = (100,) * 12  # more than the inputs that are changed otherwise for a call that can't go on
+    assert_same(table_dim(sketched(dlrm, rows=many), 24), sketched(dlrm, rows=many, dim=24, bottom=(13, 32, 24)))
+
+
+class Joined(dlrm.Dense):
+    """Vectors put side by side and cut up again, as some DLRMs have it."""
+
+    def forward(self, features: Tensor, looked_up: Sequence[Tensor]) -> Tensor:
+        x = self.bottom(features)
+        vectors = torch.cat([x, *looked_up], dim=1).view(len(x), -1, x.shape[1])
+        products = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+        return self.top(torch.cat([x, products], dim=1))
+
+
+def test_layers_follow_where_all_that_is_joined_has_to_be_as_wide() -> None:
+    with patch.object(dlrm, "Dense", Joined):
+        before, truth = sketched_now(dlrm), sketched_now(dlrm, dim=24, bottom=(13, 32, 24))
+    assert_same(table_dim(before, 24), truth)
 
 
 def test_bags_hold_other_numbers_of_ids() -> None:

@@ -11,12 +11,12 @@ import bert
 import gpt
 from foretrace.graph import ForetraceError
 from foretrace.graph.edits.without import without
-from tests.graph.edits.agreement import assert_same, shapes, sketched
+from tests.graph.edits.agreement import assert_same, shapes, sketched, sketched_now
 
 
 def test_a_step_without_its_activations_is_that_of_a_model_without_them() -> None:
     with patch.object(gpt.nn, "GELU", nn.Identity):
-        truth = sketched(gpt)
+        truth = sketched_now(gpt)
     assert_same(without(sketched(gpt), "gelu"), truth)
 
 

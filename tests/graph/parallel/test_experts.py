@@ -65,6 +65,23 @@ def test_gradients_of_experts_are_shared_by_those_who_keep_them(step: Graph) -> 
     assert sum(c.nbytes for c in job.graphs[0].collectives if c.group == "expert replicas") == 2 * 2 * expert * 4
 
 
+def test_experts_are_in_shards_over_those_who_keep_the_same_and_the_rest_over_all(step: Graph) -> None:
+    graph = parallelize(step, data=8, experts=4, sharded=True).graphs[0]
+    sizes = {(c.kind, c.group): (c.nbytes, c.ranks) for c in graph.collectives}
+    expert, gate = 2 * WIDTH * 4 * WIDTH, WIDTH * EXPERTS + EXPERTS
+    for kind in ("all_gather", "reduce_scatter"):
+        assert sizes[kind, "expert replicas"] == (2 * expert * 4, (0, 4))
+        assert sizes[kind, "data"] == (gate * 4, tuple(range(8)))
+    changed = {t.shape for op in graph.ops if op.phase == "optimizer" for t in op.tensors}
+    assert changed == {(1, WIDTH, 4 * WIDTH), (1, 4 * WIDTH, WIDTH), (1, WIDTH), (1,)}
+
+
+def test_experts_that_one_rank_alone_keeps_stay_whole(step: Graph) -> None:
+    graph = parallelize(step, data=4, experts=4, sharded=True).graphs[0]
+    assert {c.group for c in graph.collectives} == {"data", "experts"}
+    assert (2, WIDTH, 4 * WIDTH) in {t.shape for op in graph.ops if op.phase == "optimizer" for t in op.tensors}
+
+
 def test_experts_that_do_not_divide_are_named(step: Graph) -> None:
     with pytest.raises(ForetraceError, match=r"the 8 experts of Sequential.0 can't be divided over 3 ranks"):
         expert_parallel(step, 3)

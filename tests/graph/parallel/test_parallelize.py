@@ -97,7 +97,7 @@ def test_notes_tell_that_nobody_ran_it(job: Job) -> None:
     [
         ({"data": 0}, "data can't be 0"),
         ({"sharded": True}, "can't be in shards on one rank"),
-        ({"data": 2, "sharded": True, "pipeline": 2}, "together with a pipeline"),
+        ({"data": 2, "sharded": ["nowhere"], "pipeline": 2}, "no module is called 'nowhere'"),
         ({"data": 2, "mixed": True}, "mixed says how shards are kept"),
         ({"data": 2, "overlap": True}, "overlap is about tensor parallel ranks"),
         ({"chunks": 0}, "chunks can't be 0"),

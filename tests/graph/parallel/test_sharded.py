@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -12,9 +13,10 @@ import gpt
 from foretrace.forecast.flat import flat
 from foretrace.forecast.memory import peak_memory
 from foretrace.forecast.waits import waits
-from foretrace.graph import ForetraceError
+from foretrace.graph import ForetraceError, Job
+from foretrace.graph.edits.parallel.draft import Group, lines_of
 from foretrace.graph.edits.parallel.parallelize import parallelize
-from foretrace.graph.edits.parallel.sharded import COMPUTE, sharded_data_parallel
+from foretrace.graph.edits.parallel.sharded import COMPUTE, sharded, sharded_data_parallel
 from foretrace.record.sketch import sketch
 
 
@@ -115,3 +117,61 @@ def test_units_can_be_named() -> None:
 def test_a_unit_that_is_not_there_is_refused() -> None:
     with pytest.raises(ForetraceError, match=r"no module is called 'GPT.layers'"):
         sharded_data_parallel(gpt_step(), 8, ["GPT.layers"])
+
+
+def bytes_of(job: Job, kind: str) -> list[int]:
+    """Of the data parallel ranks' collectives, for each stage."""
+    return [sum(c.nbytes for c in g.collectives if c.kind == kind and c.group == "data") for g in job.graphs]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_stage_gathers_its_weights_once_a_step_and_scatters_their_gradients_once(schedule: str) -> None:
+    job = parallelize(gpt_step(), 4, 1, 2, microbatches=4, schedule=schedule, sharded=True)
+    whole = parallelize(gpt_step(), 4, 1, 2, microbatches=4, schedule=schedule, bucket_mb=math.inf)
+    # As many bytes as the gradients that stages without shards sum, but for shards of equal size.
+    for kind in ("all_gather", "reduce_scatter"):
+        assert bytes_of(job, kind) == pytest.approx(bytes_of(whole, "all_reduce"), rel=0.001)
+    kinds = [[c.kind for c in g.collectives if c.group == "data"] for g in job.graphs]
+    assert kinds == [["all_gather"] * 2 + ["reduce_scatter"] * 2] * 2, "of a block, and of what is in none"
+
+
+def test_stages_pass_on_the_same_whether_their_weights_are_in_shards_or_not() -> None:
+    jobs = [parallelize(gpt_step(), 4, 2, 2, microbatches=4, sharded=some) for some in (False, True)]
+    passed = [
+        [(c.kind, c.nbytes, c.ranks) for g in job.graphs for c in g.collectives if c.group != "data"] for job in jobs
+    ]
+    assert passed[0] == passed[1]
+
+
+def test_a_stage_changes_its_shards_of_its_own_weights() -> None:
+    job = parallelize(gpt_step(), data=4, pipeline=2, microbatches=4, sharded=True)
+    for graph in job.graphs:
+        shapes = {t.shape for op in graph.ops if op.phase == "optimizer" for t in op.tensors}
+        assert (256 // 4, 64) in shapes and (256, 64) not in shapes
+    whole = parallelize(gpt_step(), data=4, pipeline=2, microbatches=4)
+    held, more = (peak_memory(some.graphs[0]) for some in (job, whole))
+    assert held is not None and more is not None and held < more
+
+
+def test_units_that_stay_gathered_are_what_fsdp2_calls_without_resharding() -> None:
+    draft = lines_of(gpt_step(), "a test")
+    group = Group("sharded", tuple(range(8)))
+    ours = draft.graph_of(sharded(draft, draft.lines, group, stays=True), 0, 8, "")
+    theirs = sketch(without_resharding, device="cuda", world=8)
+    assert exchanged(ours) == exchanged(theirs)
+
+
+def without_resharding() -> Callable[[], None]:
+    with torch.device("cuda"):
+        model = gpt.GPT(gpt.PRESETS["tiny"], recompute=False)
+        text = torch.randint(512, (8, 33))
+    for part in (*model.blocks, model):
+        fully_shard(part, reshard_after_forward=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
+        optimizer.step()
+
+    return step

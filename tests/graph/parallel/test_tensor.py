@@ -12,8 +12,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from foretrace.forecast.memory import peak_memory
-from foretrace.graph import ForetraceError, Graph
+from foretrace.graph import ForetraceError, Graph, Op, Tensor
 from foretrace.graph.edits.parallel.parallelize import parallelize
+from foretrace.graph.edits.parallel.split_views import join
+from foretrace.graph.edits.parallel.splitting import Splitting, key_of
 from foretrace.graph.edits.parallel.tensor import tensor_parallel
 from foretrace.record.sketch import sketch
 
@@ -174,3 +176,21 @@ def test_a_model_without_blocks_is_refused() -> None:
     graph = sketch(trained(lambda: (nn.Linear(8, 8), torch.randn(4, 8)), "cpu"))
     with pytest.raises(ForetraceError, match="repeats no block"):
         tensor_parallel(graph, 2)
+
+
+def test_blocks_without_linear_layers_are_refused() -> None:
+    def build() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Sequential(*(nn.LayerNorm(8) for _ in range(4))), torch.randn(4, 8)
+
+    with pytest.raises(ForetraceError, match=r"no linear layers in the blocks .* Sequential.0"):
+        tensor_parallel(sketch(trained(build, "cpu")), 2)
+
+
+def test_an_empty_vector_that_is_joined_with_anything_is_no_part_to_divide() -> None:
+    """As caches of keys begin: cat([], keys)."""
+    rules = Splitting(2, {}, join)
+    keys, nothing = Tensor((4, 8, 16), "float32", id=0, storage=0), Tensor((0,), "float32", id=1, storage=1)
+    joined = Tensor((4, 8, 16), "float32", id=2, storage=2)
+    rules.states[key_of(keys)] = 1
+    join(rules, Op("aten::cat", ([nothing, keys], -2), outputs=(joined,)))
+    assert rules.split(joined) == 1

@@ -27,6 +27,19 @@ def test_the_parts_of_a_step_add_up_to_it():
     assert parts["device computes"] == 4.5 and parts["waits for other ranks"] == 1.5 and "host launching" not in parts
 
 
+def test_ranks_that_are_done_before_others_are_told_apart_from_latency():
+    ranks = [{"start_ms": 0.0, "step_ms": 10.0}, {"start_ms": 1.0, "step_ms": 5.0}]
+    forecast = Forecast(step_ms=10.0, kernels=3, device_active_ms=7.0, idle_causes={"latency": 3.0}, ranks=ranks)
+    parts = {part["name"]: part["ms"] for part in charts.parts(forecast.to_dict())["parts"]}
+    assert parts == {"device computes": 7.0, "latency": 1.0, "done before others": 2.0}
+
+
+def test_what_of_the_communication_is_waiting_is_shown_apart():
+    families = [row("matrix product", 9.0), row("communication", 6.0)]
+    words = Forecast(by_family=families, wait_ms={0: 8.0, 1: 0.0}).to_dict()
+    assert [one.get("wait_ms") for one in charts.views(words)["views"][0]["rows"]] == [None, 4.0]
+
+
 def test_a_step_without_kernels_has_no_such_bar():
     assert charts.parts(Forecast(step_ms=1.0).to_dict()) is None
 
@@ -36,19 +49,6 @@ def test_views_are_those_with_something_to_tell_apart():
     found = charts.views(words)["views"]
     assert [view["title"] for view in found] == ["phase"]
     assert [one["name"] for one in found[0]["rows"]] == ["backward", "forward"]
-
-
-def test_a_model_that_is_one_module_is_shown_as_what_is_inside():
-    rows = [row(f"Net.layer.{i}.{part}", 1.0) for i in range(5) for part in ("mlp", "attention")]
-    tree = charts.module_tree(rows)
-    assert [branch["name"] for branch in tree] == [f"Net.layer.{i}" for i in range(5)]
-    assert [child["name"] for child in tree[0]["children"]] == ["mlp", "attention"]
-
-
-def test_a_module_keeps_its_own_time_apart_from_that_of_those_inside():
-    tree = charts.module_tree([row("a", 9.0), row("a.b", 1.0), row("c", 40.0)])
-    inside = next(branch for branch in tree if branch["name"] == "a")["children"]
-    assert {one["name"]: one["value"] for one in inside} == {"b": 2.0, "(itself)": 10.0}
 
 
 def test_the_distribution_holds_all_but_the_farthest_draws():
@@ -64,13 +64,29 @@ def test_a_step_whose_draws_are_all_the_same_has_no_distribution():
 def test_memory_keeps_its_peak_however_few_points_are_drawn():
     nbytes = np.arange(10_000) % 777
     nbytes[4321] = 10**9
-    chart = charts.memory([("rank 0", Memory(np.arange(10_000.0), nbytes))], 0.0, 2 * 10**9)
-    series = chart["series"][0]
+    chart = charts.memory([(0, Memory(np.arange(10_000.0), nbytes))], 0.0, 2 * 10**9)
+    (series,) = chart["series"]
     assert len(series["ms"]) == charts.POINTS and max(series["bytes"]) == chart["peak"] == 10**9
+    assert chart["band"] is None
+
+
+def test_of_many_ranks_the_fullest_and_the_least_full_are_lines_and_all_of_them_a_band():
+    curves = [(rank, Memory(np.array([0.0, 5.0]), np.array([rank, 10 * rank]))) for rank in range(1, 71)]
+    chart = charts.memory(curves, 0.0, None)
+    assert [one["name"] for one in chart["series"]] == ["rank 70, the fullest", "rank 1, the least full"]
+    assert chart["band"]["name"] == "all 70 ranks"
+    assert max(chart["band"]["high"]) == 700 and max(chart["band"]["low"]) == 10
+
+
+def test_ranks_that_hold_the_same_have_one_line():
+    curves = [(rank, Memory(np.array([0.0, 5.0]), np.array([7, 9]))) for rank in range(3)]
+    assert [one["name"] for one in charts.memory(curves, 0.0, None)["series"]] == ["rank 0, the fullest"]
 
 
 def test_changes_show_the_largest_and_leave_out_rounding():
     rows = [{"name": str(i), "change_ms": (-1) ** i * i / 10} for i in range(60)]
-    shown = charts.changes([*rows, {"name": "same", "change_ms": 0.0001}])["rows"]
+    chart = charts.changes([*rows, {"name": "same", "change_ms": 0.0001}])
+    shown = chart["rows"]
+    assert chart["of"] == 59
     assert len(shown) == charts.ROWS and shown[0]["name"] == "58" and shown[-1]["name"] == "59"
     assert charts.changes([{"name": "same", "change_ms": 0.0}]) is None

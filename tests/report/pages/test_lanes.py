@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from foretrace.forecast.collectives import meetings
 from foretrace.forecast.observe import observe
 from foretrace.graph import Graph, Job, Op, OpTable
-from foretrace.report.pages.lanes import FOR_RANKS, RANKS_DRAWN, timeline
+from foretrace.report.pages.lanes import FOR_RANKS, RANKS_DRAWN, timeline, waits_for_ranks
 from report.steps import rank
 
 
@@ -31,6 +34,14 @@ def test_a_rank_that_arrives_early_waits_before_it_transfers():
         (FOR_RANKS, 50.0, 100.0),
         ("communication", 100.0, 150.0),
     ]
+
+
+def test_what_only_the_simulation_knows_to_meet_waits_as_well():
+    graphs = [rank(0, 100.0), rank(1, 50.0)]
+    workings = observe(Job([replace(graph, collectives=[]) for graph in graphs])).workings
+    assert not any(wait.any() for wait in waits_for_ranks(workings))
+    waits = waits_for_ranks(replace(workings, met=meetings(graphs)[0]))
+    assert [wait.tolist() for wait in waits] == [[0.0, 0.0], [0.0, 50.0]]
 
 
 def test_the_critical_path_goes_over_to_the_rank_that_arrives_last():

@@ -20,3 +20,9 @@ def test_one_rank_needs_no_such_bar():
 def test_a_graph_without_times_still_has_a_page():
     page = observation_page(observe(Graph(OpTable.of([Op(HOSTILE)]), source=HOSTILE)))
     assert page.charts["timeline"] is None and HOSTILE not in page.html()
+
+
+def test_a_step_that_launches_nothing_has_no_time_before_its_launches():
+    graph = Graph(OpTable.of([Op("aten::mm", phase="forward", start_us=0.0, end_us=9.0)]))
+    text = observation_page(observe(graph)).html()
+    assert "inside ops" in text and "op start to first launch" not in text

@@ -15,7 +15,7 @@ HOSTILE = "</script><script>alert(1)</script>"
 
 @pytest.fixture
 def page() -> str:
-    charts = {"a": {"kind": "x", "name": HOSTILE}}
+    charts = {"a": {"kind": "stacked", "name": HOSTILE}}
     return Sheet("refusal.html", HOSTILE, charts, {"heading": "no", "why": HOSTILE}).html()
 
 

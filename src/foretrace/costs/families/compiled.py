@@ -47,7 +47,7 @@ class Compiled(Family):
 
     name = "compiled"
     ops = ()
-    fewest = 1000  # random chains differ widely: models of a hundred kernels are further off than what stands in
+    fewest = 1000  # random chains differ widely: models of a few hundred kernels are further off than what stands in
     one_kernel = True
     columns = ("kind", "elements", "rows", "along", "bytes", "tensors", "whole", "broadcast", "gathered", "largest",
                "dtype", "last_dtype", "itemsize", "uneven", "arithmetic", "selecting", "words", "row_aligned",

@@ -11,6 +11,7 @@ from foretrace.costs.families.values import (
     argument,
     bits,
     channels_last,
+    dense,
     dtype_code,
     flag,
     integer,
@@ -56,7 +57,9 @@ class Convolutions(Family):
                "padding", "dilation", "groups", "transposed", "channels_last", "filter_last", "biased", "mask",
                "flops", "bytes", "roof", "inputs_aligned", "outputs_aligned", "group_inputs", "group_outputs",
                "height", "width", "width_aligned", "intensity", "m", "n", "k", "turned", "kind",
-               *(f"waves_{a}x{b}" for a, b in TILES), *(f"ragged_{a}x{b}" for a, b in TILES), "deepest")  # fmt: skip
+               *(f"waves_{a}x{b}" for a, b in TILES), *(f"ragged_{a}x{b}" for a, b in TILES), "deepest",
+               "innermost", "filter_says", "grad_says", "copied_x", "copied_filter", "copied_grad",
+               "copied")  # fmt: skip
 
     def takes(self, op: Op) -> bool:
         """Calls whose tensors are known."""
@@ -84,9 +87,56 @@ class Convolutions(Family):
             x.shape[2] if len(x.shape) > 3 else 1, x.shape[-1], alignment(x.shape[-1]),
             log(64 * work.flops / max(1.0, work.bytes)), log(m), log(n), log(k), log(turned), kind,
             *(log(64 * t) for t in tiles), *(ragged(t) for t in tiles),
-            log(k / 64 / max(1.0, sms / max(1.0, tiles[2] * sms))),
+            log(k / 64 / max(1.0, sms / max(1.0, tiles[2] * sms))), *_copied(s, op),
         ]  # fmt: skip
         return Described(features, work)
+
+
+def _copied(s: Shapes, op: Op) -> tuple[float, ...]:
+    """Whether channels are innermost for the library, by what the filter and the gradient say; and what that copies.
+
+    PyTorch hands all tensors over with the channels innermost where the image or the filter lies so, else none, and
+    copies those that lie otherwise.
+    """
+    given = [s.x, s.w, *([tensors_of(op)[0]] if op.name == BACKWARD else [])]
+    says = [_says_last(tensor) for tensor in given]
+    last = says[0] or says[1]
+    copied = [0.0 if _lies(tensor, last) else log(tensor.nbytes) for tensor in given]
+    grad_says, copied_grad = (says[2], copied[2]) if len(given) > 2 else (False, 0.0)
+    return last, says[1], grad_says, copied[0], copied[1], copied_grad, max(copied)
+
+
+def _says_last(tensor: Tensor) -> bool:
+    """Whether PyTorch reads from the strides that channels are innermost; of those that could mean both, it does not.
+
+    >>> _says_last(Tensor((8, 4, 1, 1), "int8", stride=(4, 1, 4, 4))), _says_last(Tensor((8, 4, 1, 1), "int8"))
+    (True, False)
+    """
+    shape, stride = tensor.shape, tensor.stride
+    if stride is None or len(shape) not in (4, 5) or len(stride) != len(shape) or stride[1] == 0:
+        return False
+    least = 0
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        if stride[dim] < least or (dim == 0 and least == stride[1]):
+            return False
+        least = stride[dim] * max(1, shape[dim])
+    return True
+
+
+def _lies(tensor: Tensor, last: bool) -> bool:
+    """Whether a tensor is dense with its channels innermost, or outermost.
+
+    >>> _lies(Tensor((8, 4, 1, 1), "int8"), last=True), _lies(Tensor((8, 4, 2, 2), "int8"), last=True)
+    (True, False)
+    """
+    shape = tensor.shape
+    stride = tensor.stride if tensor.stride is not None and len(tensor.stride) == len(shape) else dense(shape)
+    step = 1
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0) if last else range(len(shape) - 1, -1, -1):
+        if shape[dim] != 1 and stride[dim] != step:
+            return False
+        step *= shape[dim]
+    return True
 
 
 def _shapes(op: Op) -> Shapes:

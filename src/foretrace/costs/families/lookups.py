@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from foretrace.costs.families.family import Described, Facts, Family, Work
 from foretrace.costs.families.reuse import COLUMNS as REUSE
-from foretrace.costs.families.reuse import evenly, hottest, reuse
+from foretrace.costs.families.reuse import evenly, most_hits, reuse
 from foretrace.costs.families.values import (
     alignment,
     argument,
@@ -19,7 +19,7 @@ from foretrace.costs.families.values import (
     ragged,
     tensors_of,
 )  # fmt: skip
-from foretrace.graph import Op, Tensor
+from foretrace.graph import Indices, Op, Tensor
 
 BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 ROWS = ("aten::embedding", "aten::index_select")
@@ -40,6 +40,14 @@ SERIAL = 0.4
 """Trips to memory for each of the rows that are added up one after the other."""
 FEW = 3072
 """Ids up to which a dense gradient is added up without sorting them."""
+NO_COPY, BY_FEW, BY_BLOCK, BY_ELEMENT, BY_ADDING = range(5)
+"""The kernel that copies or adds rows: none; one for a few ids; one with a block for each row; one for rows that begin
+anywhere; one that adds in memory."""
+FEW_IDS = 16
+BLOCK_TRIPS = 4.4
+"""Trips to memory that a block lasts which copies a row; an SM has as many of them at once as a warp has lanes."""
+ADDED, ADDED_TO_ONE = 640, 140
+"""Additions in memory while a trip there takes: of an SM, and to one and the same place."""
 ONE_TILE = 5888
 """Ids up to which one block sorts them."""
 
@@ -62,7 +70,8 @@ class Lookups(Family):
     ops = (*BAGS, *ROWS, *NUM_WEIGHTS, *UPDATES, COALESCE)
     columns = ("op", "dtype", "rows", "dim", "bags", "pooling", "sparse", "mode", "dim_aligned", "stepped",
                "table_bytes", "moved", "from_memory", "flag", "count", "wide", "rounds", "rounds_ragged", "length",
-               "sorted_in", "digits", "roof", "in_cache", "waves", "weighted", *REUSE)  # fmt: skip
+               "sorted_in", "digits", "roof", "in_cache", "waves", "weighted", "kernel", *REUSE,
+               "most_hits")  # fmt: skip
 
     def takes(self, op: Op) -> bool:
         """Of additions, those of a sparse gradient."""
@@ -75,18 +84,26 @@ class Lookups(Family):
         first = tensors[0]
         count = facts.indices.count if facts.indices and op.name in BY_VALUE else _count(op, tensors)
         rows, dim, bags = _sizes(op, tensors, count)
-        found = facts.indices or evenly(rows, count)
         item = first.itemsize
         sparse = flag(op, 9, "sparse") or "sparse_backward" in op.name
+        found = facts.indices or evenly(rows, count)
+        if sparse and op.name in NUM_WEIGHTS:
+            rows, found = bags, _each_bag_as_often(bags, count)
         row_bytes = dim * item
         chunks = bags * per(dim, WARP)
         pooling = count / max(1, bags)
         rounds = chunks / (WARPS * BLOCKS)
         fetched = per(row_bytes, SECTOR) * SECTOR
-        stepped = first.stride is not None and len(first.stride) == 2 and first.stride[0] > max(1, first.shape[1])
-        wide = alignment(row_bytes) >= LOAD and not stepped
+        step = first.stride[0] if first.stride is not None and len(first.stride) == 2 else dim
+        stepped = step > max(1, dim)
+        wide = alignment(row_bytes) >= LOAD and (not stepped or alignment(step * item) >= LOAD)
+        kernel = _copying_kernel(op.name, sparse, count, wide)
         sizes = Sizes(found.count or count, found.unique, rows, dim, bags, item)
-        chain = SERIAL * hottest(found) if op.name == COALESCE else math.ceil(rounds) * pooling / 8
+        chain = math.ceil(rounds) * pooling / 8
+        if op.name == COALESCE:
+            chain = SERIAL * most_hits(found)
+        elif kernel != NO_COPY:
+            chain = _trips(kernel, sizes, most_hits(found), facts.device.sms)
         work = _work(op.name, sizes, sparse, chain)
         ways = 0 if op.name not in NUM_WEIGHTS or sparse else 1 if count <= FEW else 2 if count <= ONE_TILE else 3
         features = [
@@ -97,12 +114,45 @@ class Lookups(Family):
             math.ceil(rounds) * pooling, ways, per(log(rows), 8), log(64 * work.us(facts.device)),
             found.unique * fetched / (facts.device.l2_mb * 1e6),
             log(64 * count * row_bytes / LOAD / (facts.device.sms * 2048)),
-            isinstance(argument(op, 6, "per_sample_weights"), Tensor) if op.name in BAGS else 0, *reuse(found),
+            isinstance(argument(op, 6, "per_sample_weights"), Tensor) if op.name in BAGS else 0, kernel, *reuse(found),
+            log(most_hits(found)),
         ]  # fmt: skip
         return Described(features, work)
 
 
 PLACE = {name: place for place, name in enumerate(Lookups.ops)}
+
+
+def _copying_kernel(name: str, sparse: bool, count: int, wide: bool) -> int:
+    """Which one copies the rows of a table, or of the gradient of each bag, or adds them."""
+    if name not in (*ROWS, *UPDATES) and not (sparse and name in NUM_WEIGHTS):
+        return NO_COPY
+    if count <= FEW_IDS:
+        return BY_FEW
+    if name in UPDATES:
+        return BY_ADDING
+    return BY_BLOCK if wide else BY_ELEMENT
+
+
+def _trips(kernel: int, sizes: Sizes, hottest: float, sms: int) -> float:
+    """Trips to memory that copying or adding rows takes, one after the other.
+
+    >>> _trips(BY_FEW, Sizes(ids=9, unique=9, rows=9, dim=64, bags=9, item=4), hottest=1.0, sms=132)
+    9.0
+    """
+    if kernel == BY_FEW:
+        return float(sizes.ids)  # one id after the other
+    if kernel == BY_BLOCK:
+        return BLOCK_TRIPS * sizes.ids / (sms * WARP)
+    if kernel == BY_ADDING:
+        return max(sizes.ids * sizes.dim / (sms * ADDED), hottest * (4 / sizes.item) / ADDED_TO_ONE)
+    return 0.0
+
+
+def _each_bag_as_often(bags: int, count: int) -> Indices:
+    """A sparse gradient copies the gradient of each bag for each of its ids, whatever they are."""
+    often = max(1, count // max(1, bags))
+    return Indices(op=-1, rows=bags, count=count, unique=bags, bags=bags, reuse=(*[0] * int(math.log2(often)), bags))
 
 
 def _count(op: Op, tensors: list[Tensor]) -> int:
@@ -137,10 +187,10 @@ def _work(name: str, sizes: Sizes, sparse: bool, chain: float) -> Work:
     if name in BAGS:
         return Work(flops=count * dim, bytes=whole * unique + row * bags + 8 * count, trips=chain)
     if name in ROWS:
-        return Work(bytes=whole * unique + row * count + 8 * count)
+        return Work(bytes=whole * unique + row * count + 8 * count, trips=chain)
     if name == COALESCE:
         return Work(bytes=row * (count + unique) + 8 * count * per(log(count), 8), trips=chain)
     if name in UPDATES:
-        return Work(flops=count * dim, bytes=2 * whole * unique + row * count + 8 * count)
+        return Work(flops=count * dim, bytes=2 * whole * unique + row * count + 8 * count, trips=chain)
     cleared = 0 if sparse else rows * row
-    return Work(bytes=cleared + row * (count + bags) + 8 * count)
+    return Work(bytes=cleared + row * (count + bags) + 8 * count, trips=chain if sparse else 0.0)

@@ -28,7 +28,7 @@ class MatrixProduct(Family):
         "op", "groups", "rate", "turned_a", "turned_b", "added", "batched", "batch", "m", "n", "k", "flops", "bytes",
         "roof", "intensity",
         "m_aligned", "n_aligned", "k_aligned", "row_a_aligned", "row_b_aligned", "least_aligned", "rows", "results",
-        "m_exact", "n_exact", "k_exact", "m_left", "n_left", "k_left", "same",
+        "m_exact", "n_exact", "k_exact", "m_left", "n_left", "k_left", "same", "repeated",
         *(f"{what}_{a}x{b}" for a, b in TILES for what in ("tiles", "ragged", "filled")),
     )  # fmt: skip
 
@@ -48,13 +48,14 @@ class MatrixProduct(Family):
         turned_b, row_b = _layout(b)
         work = Work(2 * batch * m * n * k, a.itemsize * batch * (m * k + k * n + m * n), rate)
         added = 1 + len(tensors[0].shape) if first else 0
+        repeated = log(batch * m * n / max(1, tensors[0].numel)) if first else 0.0
         features: list[float] = [
             self.ops.index(op.name), log(groups), RATES.index(rate) if rate in RATES else -1, turned_a, turned_b, added,
             len(a.shape) == 3, log(batch), log(m), log(n), log(k), log(work.flops), log(work.bytes),
             log(work.us(facts.device)), log(work.flops / max(1.0, work.bytes)),
             alignment(m), alignment(n), alignment(k), alignment(row_a), alignment(row_b),
             min(alignment(row_a), alignment(row_b), alignment(n)), log(batch * m), log(batch * m * n), m, n, k, m % 128,
-            n % 128, k % 64, a.storage >= 0 and a.storage == b.storage,
+            n % 128, k % 64, a.storage >= 0 and a.storage == b.storage, repeated,
         ]  # fmt: skip
         for tile_m, tile_n in TILES:
             tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n) * batch

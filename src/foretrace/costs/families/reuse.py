@@ -26,12 +26,25 @@ def reuse(found: Indices) -> tuple[float, ...]:
 
 
 def hottest(found: Indices) -> float:
-    """Hits of the row that is hit most, about.
+    """Hits of the row that is hit most, by the doubling that it lies in.
 
     >>> hottest(Indices(op=-1, rows=9, count=12, unique=3, bags=12, reuse=(0, 0, 3)))
     6.0
     """
     return 1.5 * 2 ** (len(found.reuse) - 1) if len(found.reuse) > 1 else 1.0
+
+
+def most_hits(found: Indices) -> float:
+    """The same more closely: what the other rows leave of all hits to those in the last doubling.
+
+    >>> most_hits(Indices(op=-1, rows=9, count=107, unique=3, bags=107, reuse=(2, 0, 0, 0, 0, 0, 1)))
+    105.0
+    """
+    last = len(found.reuse) - 1
+    if last < 1 or not found.reuse[last]:
+        return 1.0
+    others = sum(rows * 1.5 * 2**k if k else rows for k, rows in enumerate(found.reuse[:last]))
+    return float(min(max((found.count - others) / found.reuse[last], 2**last), 2 ** (last + 1) - 1))
 
 
 def evenly(rows: int, count: int) -> Indices:

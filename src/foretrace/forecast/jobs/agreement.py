@@ -96,7 +96,7 @@ class _Groups:
         graph = self.job.graphs[position]
         members = ranks or graph.groups.get(name, ())
         if not members and self.job.world > 1:
-            called = f"group {name!r}" if name else "the group of some collectives"
+            called = f"group {name.removeprefix('group ')!r}" if name else "the group of some collectives"
             self.notes.append(f"no trace defines {called}: it is taken to be all {self.job.world} ranks")
         _check_member(graph, name, members, self.job.world)
         if any(rank in self.job.alike for rank in members):
@@ -205,5 +205,6 @@ def _site(job: Job, call: Call, collective: Collective) -> str:
 def _hang(one: str, other: str) -> ForetraceError:
     return ForetraceError(
         f"the ranks do not agree on their collectives, and would wait for each other forever: {one}; {other}",
-        "All members of a group must make the same calls in the same order: look at what the two ranks do differently.",
+        "All members of a group must make the same calls in the same order: look at what the two ranks do differently, "
+        "or record them again where a trace may have lost one.",
     )

@@ -1,4 +1,4 @@
-"""Kernels of all ranks that run beside a collective take longer."""
+"""Kernels of all ranks that run beside a collective take longer, and so does the collective."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretrace.forecast.contention import beside, longer, settled
+from foretrace.forecast.contention import beside, longer, settled, transfer_longer
 from foretrace.forecast.jobs.together import Part, Together
 from foretrace.forecast.measured import KERNEL
 from foretrace.graph.tables import Floats, Longs
@@ -17,7 +17,9 @@ NONE = np.zeros(0, np.int64)
 
 
 def with_contention(program: Together, measured: Sequence[Floats | None]) -> tuple[Together, Timeline]:
-    """The program with kernels as slow as what runs beside them makes them, and when all of it runs.
+    """The program with kernels and transfers as slow as what runs beside them makes them, and when all of it runs.
+
+    A transfer is as slow as at the rank where most runs beside it: all wait for the slowest.
 
     Parameters
     ----------
@@ -31,11 +33,17 @@ def with_contention(program: Together, measured: Sequence[Floats | None]) -> tup
     tasks = [_kernels(part) if known is not None else NONE for part, known in zip(program.parts, measured)]
 
     def slowed(timeline: Timeline) -> Floats:
-        duration = alone.copy()
+        duration, shares = alone.copy(), np.zeros(len(alone))
         for position, (rows, known) in enumerate(zip(tasks, measured)):
-            if known is not None and len(rows) and (program.transfer[position] >= 0).any():
+            moved = program.transfer[position]
+            moved = moved[moved >= 0]
+            if known is not None and len(rows) and len(moved):
                 ours = program.first[position] + rows
                 duration[ours] = longer(alone[ours], _share(program, position, timeline, rows) - known)
+                start, end = timeline.start, timeline.end
+                shares[moved] = np.maximum(shares[moved], beside(start[moved], end[moved], start[ours], end[ours]))
+        transfers = slice(program.first[-1], None)
+        duration[transfers] = transfer_longer(alone[transfers], shares[transfers])
         return duration
 
     slower, timeline = settled(program.program, slowed)

@@ -13,6 +13,7 @@ from foretrace.forecast.jobs.shown import shown_by_all
 from foretrace.forecast.jobs.simulated import simulate_job
 from foretrace.forecast.jobs.supposed import Supposed, with_own_graphs
 from foretrace.forecast.jobs.unrolled import back_to_back
+from foretrace.forecast.jobs.variation import words_of
 from foretrace.forecast.jobs.words import told
 from foretrace.forecast.rates import add_rates, totals
 from foretrace.forecast.steps import chosen_step
@@ -23,7 +24,6 @@ from foretrace.platform.platform import Platform
 
 OWN_MACHINE = "its own machine"
 NO_FABRIC = Fabric("none", (), "nothing is exchanged")
-DRAWN = "the range is what transfers may be off by: hosts and kernels are taken as measured, and have none"
 STALLED = 0.01
 """A device that stands still unexplained for more than this part of the step is told of."""
 
@@ -61,7 +61,8 @@ def keep_machine(
     forecast.platform = OWN_MACHINE
     forecast.fabric = None if fabric is NO_FABRIC else fabric.name
     add_range(forecast, done)
-    forecast.notes = _notes(job, [*notes, *more, DRAWN, *_stalls(ranks, forecast.step_ms), *_slowdowns(ranks)])
+    kept_as = [words_of(job.graphs), *_stalls(ranks, forecast.step_ms), *_slowdowns(ranks)]
+    forecast.notes = _notes(job, [*notes, *more, *kept_as])
     return forecast
 
 
@@ -104,7 +105,8 @@ def predict_job(
     done, notes = simulate_job(cut, list(ranks), joined, supposed, gpus_per_node)
     forecast = told(job, done, platform.device)
     forecast.platform, forecast.fabric = platform.name, platform.fabric.name if platform.fabric else None
-    forecast.step_ms_back_to_back = back_to_back(ranks, done.met, done.transfers.typical, platform.device)
+    us = done.transfers.typical
+    forecast.step_ms_back_to_back = back_to_back(ranks, done.met, us, platform.device, supposed.slow_host)
     add_rates(forecast, [totals(rank.flat.calls, rank.step, platform.device) for rank in ranks])
     add_range(forecast, done)
     forecast.notes = _notes(job, [*(note for rank in ranks for note in rank.notes), *notes])
@@ -145,7 +147,8 @@ def _slowdowns(ranks: list[KeptRank]) -> list[str]:
 def _notes(job: Job, more: list[str]) -> list[str]:
     said = [*job.notes, *(note for graph in job.graphs for note in graph.notes)]
     if job.missing:
-        said.append(f"{len(job.missing)} of the {job.world} ranks have no graph: nobody waits for them")
+        have = "has" if len(job.missing) == 1 else "have"
+        said.append(f"{len(job.missing)} of the {job.world} ranks {have} no graph: nobody waits for them")
     if job.alike:
-        said.append(f"{len(job.alike):,} ranks do what others do: these stand for them")
+        said.append(f"ranks that do the same are simulated once: {len(job.graphs):,} for all {job.world:,}")
     return list(dict.fromkeys([*said, *more]))

@@ -16,6 +16,7 @@ from foretrace.forecast.host import Segments, host_segments
 from foretrace.forecast.host_exchange import with_lanes
 from foretrace.forecast.jobs.kept import at_new_times, kept
 from foretrace.forecast.jobs.together import Part
+from foretrace.forecast.jobs.variation import host_spread, kernel_spreads
 from foretrace.forecast.measured import HOST
 from foretrace.forecast.measured import KERNEL as KERNEL_TASK
 from foretrace.forecast.predicted import predicted
@@ -51,6 +52,10 @@ class Rank(Protocol):
     def beside(self) -> Floats | None:
         """The share of each of its kernels that has a collective beside it as it is; None where they shall stay so."""
 
+    @property
+    def uneven(self) -> float:
+        """How far ranks that do the same lie apart: standard deviation of the logarithm; 0 where a device leads."""
+
     def at(self, times: Timeline) -> tuple[Graph, Segments]:
         """Its graph and its host time at simulated times."""
 
@@ -77,6 +82,8 @@ class KeptRank:
     beside: Floats | None
     slowdown: float
     """How many times as long the step took as it does with nothing attached: host times are taken down by that."""
+    on_host: bool
+    """Whether processors do the work of its calls themselves."""
 
     @classmethod
     def of(cls, whole: Graph, step: str | None) -> KeptRank:
@@ -91,23 +98,32 @@ class KeptRank:
             )
         part, stall, beside = kept(graph, segments)
         slowdown = _slowdown(whole, step)
-        # What profiling added is on the host.
-        part = part.scaled(np.where(part.kind == HOST, 1 / slowdown, 1.0))
-        return cls(graph, segments, part, stall, beside, slowdown)
+        part = part.with_slower_host(1 / slowdown)  # what profiling added is on the host
+        return cls(graph, segments, part, stall, beside, slowdown, on_host=not len(cut.kernels))
 
     @property
     def stalled_us(self) -> float:
         """How long it stood still with nothing seen to hold it up, what may be latency apart."""
         return float(self.stall[self.stall > LATENCY_US].sum())
 
+    @property
+    def uneven(self) -> float:
+        """On processors alone: as its steps lie apart."""
+        return host_spread(self.graph) if self.on_host else 0.0
+
     def at(self, times: Timeline) -> tuple[Graph, Segments]:
         """Its graph and its host time at simulated times."""
         return at_new_times(self.graph, self.segments, self.part, times)
 
     def doubt(self) -> Doubt:
-        """None: what was measured is taken as it is."""
-        sure, nobody = np.zeros(1), np.zeros(1, np.int32)
-        return Doubt(np.zeros(len(self.part.program), np.int32), sure, sure, nobody, sure)
+        """What it may take when it runs once more: its host all in all, kernels of a kind alike."""
+        kind, spreads = kernel_spreads(self.graph.kernels)
+        on_device = np.flatnonzero(self.part.kind == KERNEL_TASK)
+        group = np.zeros(len(self.part.program), np.int32)
+        group[on_device] = kind[self.part.row[on_device]] + 1
+        spread = np.append(host_spread(self.graph), spreads)
+        shared = np.append(1.0, np.zeros(len(spreads)))
+        return Doubt(group, spread, spread, np.zeros(len(spread), np.int32), shared)
 
     @property
     def sources(self) -> Small:
@@ -141,6 +157,8 @@ class PricedRank:
     part: Part
     notes: tuple[str, ...]
     beside: Floats | None
+    on_host: bool
+    """Whether processors do the work of its calls themselves."""
 
     @classmethod
     def of(cls, whole: Graph, step: str | None, platform: Platform, kernels: str | None) -> PricedRank:
@@ -157,7 +175,13 @@ class PricedRank:
         collectives = [replace(c, kernel=int(kernel)) for c, kernel in zip(alone.calls.collectives, row)]
         graph = replace(alone.calls, collectives=collectives)
         shares = ALONE if contends(alone.calls, platform, kernels) else None
-        return cls(graph, whole, alone, costs, table, part_of(table, row), tuple(notes), shares)
+        on_host = platform.device.kind == "cpu"
+        return cls(graph, whole, alone, costs, table, part_of(table, row), tuple(notes), shares, on_host)
+
+    @property
+    def uneven(self) -> float:
+        """On processors alone: as whole steps lie apart on this host."""
+        return self.step.common if self.on_host else 0.0
 
     def at(self, times: Timeline) -> tuple[Graph, Segments]:
         """Its graph and its host time at simulated times."""

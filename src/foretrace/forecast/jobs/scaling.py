@@ -27,10 +27,10 @@ class Scaling:
         return {"source": self.source, "platform": self.platform, "scaling": plain(self.rows), "notes": self.notes}
 
 
-ALIKE = re.compile(r"[\d,]+ ranks do (what others do|the same)")
-"""Notes that are the same for all sizes but for the size."""
-GROWN = re.compile(r"goes from [\d,]+ to [\d,]+ ranks")
-"""Notes on groups that grow: the largest job's says enough."""
+ALIKE = re.compile(r"ranks (that )?do the same")
+"""Notes that a curve says by its first column."""
+NUMBER = re.compile(r"(?<![\w-])\d[\d,.]*(?![\w-])")
+"""A number by itself; those of a name, as a100-8x, are none."""
 WORDS = (
     "world", "fabric", "step_ms", "low_ms", "high_ms", "device_active_ms", "exposed_communication_ms",
     "hidden_communication_ms",
@@ -44,16 +44,20 @@ def scaling_of(forecasts: Sequence[Forecast]) -> Scaling:
     0.8
     """
     ordered = sorted(forecasts, key=lambda forecast: forecast.world)
-    smallest, largest = ordered[0], ordered[-1]
+    smallest = ordered[0]
     rows: Rows = []
     for forecast in ordered:
         row = {word: getattr(forecast, word) for word in WORDS}
         row["efficiency"] = smallest.step_ms / forecast.step_ms if forecast.step_ms else 1.0
         rows.append(row)
-    notes = [
-        note
-        for forecast in ordered
-        for note in forecast.notes
-        if not ALIKE.search(note) and (forecast is largest or not GROWN.search(note))
-    ]
-    return Scaling(smallest.source, smallest.platform, rows, list(dict.fromkeys(notes)))
+    return Scaling(smallest.source, smallest.platform, rows, _notes_of(ordered))
+
+
+def _notes_of(ordered: Sequence[Forecast]) -> list[str]:
+    """What they all say: of notes that differ in numbers alone the largest job's, which says enough.
+
+    >>> _notes_of([Forecast(notes=["a100-8x on 2 nodes"]), Forecast(notes=["a100-8x on 4 nodes", "a100-4x on 4"])])
+    ['a100-8x on 4 nodes', 'a100-4x on 4']
+    """
+    said = {NUMBER.sub("N", note): note for forecast in ordered for note in forecast.notes if not ALIKE.search(note)}
+    return list(said.values())

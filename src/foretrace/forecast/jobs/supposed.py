@@ -15,6 +15,8 @@ from foretrace.graph import ForetraceError, Job
 from foretrace.graph.tables import Floats
 
 UNMEASURED = "nobody measured it"
+MOST_TIMES = 1e6
+"""How many times slower than it is a host or a link may be supposed to be."""
 SAME_CALLS = 0.95
 """Ranks of whose host time this part is for the same calls do the same; what takes no time is not seen on all."""
 
@@ -41,13 +43,16 @@ class Supposed:
 
     def __post_init__(self) -> None:
         for rank, factor in self.slow_host.items():
-            if not 0 < factor < float("inf"):
+            if not 1 / MOST_TIMES <= factor <= MOST_TIMES:
                 raise ForetraceError(f"the host of rank {rank} can't take {factor:g} times as long", "Say 1.2 or so.")
+        for rank, other in self.host_of.items():
+            if rank == other:
+                raise ForetraceError(f"rank {rank} has its own host already", "Name the host of another rank.")
         for rank, part in self.slow_link.items():
-            if not 0 < part <= 1:
+            if not 1 / MOST_TIMES <= part <= 1:
                 raise ForetraceError(
                     f"the link of rank {rank} can't have {part:g} times its speed",
-                    "Give a part of it, above 0 up to 1.",
+                    "Give a part of it, as 0.5; 1 is all of it.",
                 )
 
     def check(self, world: int) -> None:
@@ -94,8 +99,7 @@ def supposed_parts(ranks: list[Rank], supposed: Supposed) -> tuple[list[Part], l
         parts[number], how = _with_host_of(*(_there(by_number, one) for one in (number, other)))
         notes.append(how)
     for number, factor in supposed.slow_host.items():
-        part = parts[_there(by_number, number).graph.rank]
-        parts[number] = part.scaled(np.where(part.kind == HOST, factor, 1.0))
+        parts[number] = parts[_there(by_number, number).graph.rank].with_slower_host(factor)
     return [parts[rank.graph.rank] for rank in ranks], notes
 
 

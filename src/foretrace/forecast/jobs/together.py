@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from foretrace.forecast.jobs.agreement import Meeting
-from foretrace.forecast.measured import TRANSFER, Measured
+from foretrace.forecast.measured import HOST, TRANSFER, Measured
 from foretrace.graph.tables import Floats, Ints, Longs, Small
 from foretrace.simulate.program import Program, Timeline
 
@@ -34,6 +34,10 @@ class Part:
         """The same with all tasks that many times as long."""
         return replace(self, program=replace(self.program, duration=self.program.duration * factor))
 
+    def with_slower_host(self, times: float) -> Part:
+        """The same with a host that takes so many times as long."""
+        return self.scaled(np.where(self.kind == HOST, times, 1.0))
+
 
 @dataclass(frozen=True)
 class Together:
@@ -53,6 +57,12 @@ class Together:
         """The position of each task's graph; that of a transfer is told by who came last."""
         positions = np.arange(len(self.parts), dtype=np.int32)
         return np.repeat(positions, np.diff(self.first))
+
+    def delayed(self, us: Floats) -> Together:
+        """The same with each transfer so much later than the last arrival."""
+        lag, arriving = self.program.lag.copy(), [len(tasks) for tasks in self.arrivals]
+        lag[len(lag) - sum(arriving) :] = np.repeat(us, arriving)
+        return replace(self, program=replace(self.program, lag=lag))
 
     def measured(self, timeline: Timeline) -> Measured:
         """The tasks as those of a measured job: a transfer is told of with the rank that arrived last."""
@@ -125,7 +135,7 @@ def _joined(parts: Sequence[Part], first: Longs, transfer: list[Longs], arrivals
         np.add(program.before, np.int32(first[position]), out=before[there])
         alike = id(program.before), id(part.arrival)
         if alike not in waits_for:
-            waits_for[alike] = _waits_for_arrivals(part)
+            waits_for[alike] = waits_for_arrivals(part)
         # Whoever waits for an arrival waits for the transfer.
         edge, which = waits_for[alike]
         met = transfer[position][which] >= 0
@@ -141,7 +151,7 @@ def _joined(parts: Sequence[Part], first: Longs, transfer: list[Longs], arrivals
     return Program(duration, lane, begins, before, lag, release, rows)
 
 
-def _waits_for_arrivals(part: Part) -> tuple[Longs, Longs]:
+def waits_for_arrivals(part: Part) -> tuple[Longs, Longs]:
     """The edges from a rank's arrivals, and which of its collectives each is from."""
     number = np.full(len(part.program), -1)
     there = np.flatnonzero(part.arrival >= 0)

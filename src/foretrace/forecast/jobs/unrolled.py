@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,8 +20,26 @@ MOST_TASKS = 2_000_000
 """Of a step, over all ranks: for larger jobs nobody waits for this figure."""
 
 
-def back_to_back(ranks: Sequence[PricedRank], met: Sequence[Meeting], us: Floats, device: Device) -> float | None:
-    """Milliseconds from the end of one step to the end of the next; None where the job is too large to unroll."""
+def back_to_back(
+    ranks: Sequence[PricedRank],
+    met: Sequence[Meeting],
+    us: Floats,
+    device: Device,
+    slow_host: Mapping[int, float] | None = None,
+) -> float | None:
+    """Milliseconds from the end of one step to the end of the next; None where the job is too large to unroll.
+
+    Parameters
+    ----------
+    ranks, met
+        The ranks of a step, and their collectives.
+    us
+        What each of these takes from the last arrival on.
+    device
+        On which every rank runs.
+    slow_host
+        For some ranks, how many times as long their hosts take.
+    """
     if sum(len(rank.part.program) for rank in ranks) > MOST_TASKS:
         return None
     parts, ends = [], []
@@ -29,7 +47,8 @@ def back_to_back(ranks: Sequence[PricedRank], met: Sequence[Meeting], us: Floats
         table = timetable(rank.step.repeated(UNROLLED), device)
         kernel = np.array([c.kernel for c in rank.graph.collectives], np.int64)
         shift = np.arange(UNROLLED)[:, None] * len(rank.step.work)
-        parts.append(part_of(table, np.where(kernel >= 0, kernel + shift, -1).ravel()))
+        part = part_of(table, np.where(kernel >= 0, kernel + shift, -1).ravel())
+        parts.append(part.with_slower_host((slow_host or {}).get(rank.graph.rank, 1.0)))
         ends.append(np.searchsorted(table.call, np.arange(1, UNROLLED + 1) * len(rank.step)))
     again = [_in_step(one, turn, ranks) for turn in range(UNROLLED) for one in met]
     program, timeline = with_contention(together(parts, again, np.tile(us, UNROLLED)), [rank.beside for rank in ranks])

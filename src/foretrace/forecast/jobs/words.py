@@ -45,7 +45,7 @@ def told(job: Job, done: Simulated, device: Device | None) -> Forecast:
     _add_communication(forecast, shown, host_us, met, job.alike)
     _add_memory(forecast, job, done, device)
     sources = [rank.sources for rank in done.ranks]
-    forecast.workings = Workings(tasks, done.graphs, done.segments, device, sources)
+    forecast.workings = Workings(tasks, done.graphs, done.segments, device, sources, met=met)
     return forecast
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from foretrace.forecast.collectives import ONE_SIDED
 from foretrace.graph import MOST_RANKS, Collective, ForetraceError, Graph, Job
 
 WEAK = "weak scaling: each rank's own work and the bytes of each collective stay, groups that span the job grow with it"
@@ -36,6 +37,11 @@ def at_world(job: Job, world: int) -> Job:
     if not job.graphs:
         raise ForetraceError(f"{job.source or 'the job'} holds no rank", "Record the job again.")
     first = job.graphs[0]
+    if any(one.kind in ONE_SIDED for one in first.collectives):
+        raise ForetraceError(
+            f"rank {first.rank} sends to single ranks, as a stage of a pipeline does: others do not do the same",
+            "Leave out --world. In --parallel, data=N says how many ranks each stage has.",
+        )
     grown: dict[tuple[int, ...], tuple[int, ...]] = {}
     sizes: dict[str, tuple[int, int]] = {}
 
@@ -78,7 +84,7 @@ def _grown(ranks: tuple[int, ...], graph: Graph, old: int, new: int) -> tuple[in
     if distance and distance * len(ranks) == old:
         if new % distance:
             raise ForetraceError(
-                f"a job of {new} ranks has no whole groups of every {distance}th rank",
+                f"a job of {new} ranks can't be cut into groups whose members are {distance} apart",
                 f"Give a multiple of {distance}.",
             )
         return tuple(range(0, new, distance))
@@ -113,7 +119,8 @@ def worlds(text: str) -> list[int]:
             continue
         if not item.strip().isdecimal() or not 1 <= int(item) <= MOST_RANKS:
             raise ForetraceError(
-                f"{item.strip()!r} is no number of ranks", f"Say for instance 64, or 1,2,4,...,{1024}."
+                f"{item.strip()!r} is no number of ranks from 1 to {MOST_RANKS:,}",
+                "Say for instance 64, or 1,2,4,...,1024.",
             )
         if fills:
             found += _between(found, int(item))
@@ -132,8 +139,8 @@ def _between(found: list[int], last: int) -> list[int]:
         raise ForetraceError("nothing stands before the dots", "Say for instance 1,2,4,...,1024.")
     latest = found[-1]
     step = latest - found[-2] if len(found) > 1 and latest != 2 * found[-2] else 0
-    if step < 0:
-        raise ForetraceError("worlds before dots must grow", "Say for instance 1,2,4,...,1024.")
+    if step < 0 or last <= latest:
+        raise ForetraceError("worlds around dots must grow", "Say for instance 1,2,4,...,1024.")
     more = []
     while (latest := latest + step if step else latest * 2) < last:
         more.append(latest)

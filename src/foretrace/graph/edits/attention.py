@@ -48,7 +48,7 @@ def attention(graph: Graph, kind: str) -> Graph:
     """The step with its attention computed by ``"cudnn"``, ``"flash"`` or ``"efficient"``."""
     implementation(kind)
     made = _swapped(graph, lambda q, bias: kind)
-    if not any(_kind(op.name) for op in made.ops):
+    if not any(kind_of(op.name) for op in made.ops):
         raise ForetraceError(
             f"{graph.source or 'the step'} calls none of {', '.join(FORWARD)} attention", "There is nothing to swap."
         )
@@ -89,7 +89,7 @@ def _swapped(graph: Graph, wanted: Callable[[Tensor, object], str]) -> Graph:
     after = []
     for op in ops:
         op.frees += tuple(number for freed in op.frees for number in extra.get(freed, ()))
-        kind = _kind(op.name)
+        kind = kind_of(op.name)
         if kind is not None and op.name.endswith("_backward"):
             op = _backward(op, kind, wanted, saved, fresh)
         elif kind is not None:
@@ -99,7 +99,12 @@ def _swapped(graph: Graph, wanted: Callable[[Tensor, object], str]) -> Graph:
     return assembled(graph, rows)
 
 
-def _kind(name: str) -> str | None:
+def kind_of(name: str) -> str | None:
+    """The implementation of attention that an op is of; None for another op.
+
+    >>> kind_of("aten::_scaled_dot_product_flash_attention_backward"), kind_of("aten::mm")
+    ('flash', None)
+    """
     return next((kind for kind in FORWARD if name.removesuffix("_backward") == NAME.format(kind)), None)
 
 

@@ -50,6 +50,8 @@ def batches(graph: Graph, old: int | None = None) -> Resizable:
     if old is not None:
         _check(graph, data, sound("batch", old))
     found = old or given.batch
+    if found is None and not _firsts(data):
+        raise _without_data(graph)
     if found is None:
         raise ForetraceError(f"{graph.source or 'the step'} does not show its batch", "Say what it was: batch=NEW/OLD.")
     scale = Scale(found, found)
@@ -80,11 +82,25 @@ def _leads(tensor: Tensor, scale: Scale) -> bool:
 
 def _check(graph: Graph, data: dict[int, Tensor], old: int) -> None:
     """Refuse a recorded batch that no input has as a size, or begins with a multiple of."""
-    firsts = [tensor.shape[0] for tensor in data.values() if tensor.shape and not is_statistic(tensor)]
+    firsts = _firsts(data)
     if any(old in tensor.shape for tensor in data.values()) or (old > 1 and any(n and n % old == 0 for n in firsts)):
         return
-    sizes = ", ".join(str(size) for size, _ in Counter(firsts).most_common(5)) or "nothing that holds a batch"
+    if not firsts:
+        raise _without_data(graph)
+    sizes = ", ".join(str(size) for size, _ in Counter(firsts).most_common(5))
     raise ForetraceError(
         f"{graph.source or 'the step'} was not recorded with a batch of {old}: its inputs begin with {sizes}",
         "Leave out what was recorded, and it is found: batch=NEW.",
+    )
+
+
+def _firsts(data: dict[int, Tensor]) -> list[int]:
+    """What the inputs that may hold a batch begin with."""
+    return [tensor.shape[0] for tensor in data.values() if tensor.shape and not is_statistic(tensor)]
+
+
+def _without_data(graph: Graph) -> ForetraceError:
+    return ForetraceError(
+        f"{graph.source or 'the step'} makes its data itself: no input holds a batch",
+        "Record it with data that is there before the step begins.",
     )

@@ -142,22 +142,33 @@ class _Search:
 
     def _restart(self, until: int) -> int | None:
         self._shapes.take(self._dims())
+        self._shapes.scale.sums.clear()  # what was joined with other inputs may hold the size more often now
         for place in self._places:
             place.first = 0
         return self._advance(0, until)
 
-    def _repair(self, place: int, depth: int) -> bool:
-        """Change so many inputs in another way that a call can go on; near ones first. They stay if that helps."""
-        for choice in self._before(self._calls[place])[1][:NEAREST]:
+    def _repair(self, place: int, depth: int, held: Sequence[Choice] = ()) -> bool:
+        """Change so many inputs in another way that a call can go on; near ones first. They stay if that helps.
+
+        Those that are held were just changed for this: changing them back would lead in circles.
+        """
+        near = self._before(self._calls[place])[1]
+        free = [choice for choice in near if len(choice.options) > 1 and choice not in held]
+        before = [choice.taken for choice in self._choices]
+        for choice in free[:NEAREST]:
             was = choice.taken
             for option in range(len(choice.options)):
                 if option == was or self._tries > MOST_TRIES:
                     continue
                 choice.taken = option
-                where = self._restart(place)
-                if where is None or (depth > 1 and self._repair(where, depth - 1) and self._restart(place) is None):
-                    return True
-            choice.taken = was
+                if self._dims():  # of a step that nothing of the size is in any more, nobody learns anything
+                    where = self._restart(place)
+                    if where is None:
+                        return True
+                    if depth > 1 and self._repair(where, depth - 1, [*held, choice]) and self._restart(place) is None:
+                        return True
+                for one, taken in zip(self._choices, before):
+                    one.taken = taken
         return False
 
     def _back(self, call: Call) -> int | None:
@@ -249,12 +260,12 @@ class _Search:
         return (call.op.name, call.op.overload, reading, tuple(given), numbers, makes)
 
 
-def carried(step: Linked, found: Found, scale: Scale, meta: MetaDevice) -> dict[int, Tensor]:
+def carried(shapes: Shapes, found: Found, scale: Scale) -> dict[int, Tensor]:
     """What every slot looks like with a size; raises `StuckError` where a call does not take it."""
-    shapes = Shapes(step, scale, meta, certain=True)
+    shapes.scale = scale
     shapes.take(found.inputs)
     alike: dict[int, list[Made]] = {}
-    for call, reading, kind in zip(step.calls, found.readings, found.kinds):
+    for call, reading, kind in zip(shapes.step.calls, found.readings, found.kinds):
         if kind < 0:
             shapes.now.update(call.made)
         elif kind in alike:

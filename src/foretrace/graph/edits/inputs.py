@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import log2
 
-from foretrace.graph.edits.linked import Linked
+from foretrace.graph.edits.linked import RESIZE, Linked
 from foretrace.graph.tensor import Tensor
 
 
@@ -37,11 +37,13 @@ class Given:
         self.data: dict[int, Tensor] = {}
         self.weights: dict[int, Tensor] = {}
         self.state: dict[int, Tensor] = {}
+        # What is given room in the step holds nothing before it: weights that FSDP gathers.
+        roomy = {call.op.args[1] for call in step.calls if call.op.name == RESIZE}
         early = {step.inputs[slot].storage for slot, phase in first.items() if slot in step.inputs and phase in BEFORE}
         for slot, tensor in step.inputs.items():
             if tensor.storage in trained:
                 (self.weights if tensor.storage in early else self.state)[slot] = tensor
-            elif first[slot] in BEFORE and tensor.layout == "strided":
+            elif first[slot] in BEFORE and tensor.layout == "strided" and tensor.storage not in roomy:
                 self.data[slot] = tensor
         self._ids = {call.reads[1] for call in step.calls if call.op.name in BAGS and len(call.reads) > 1}
 

@@ -172,13 +172,12 @@ def filled(value: Any, tensors: Callable[[int], Any]) -> Any:
     >>> filled(([Slot(3), 5], None), {3: "x"}.get)
     [['x', 5], None]
     """
-    if isinstance(value, Slot):
+    kind = type(value)  # neither a slot nor a constant is of type tuple: a sweep asks for this millions of times
+    if kind is Slot:
         return tensors(value.number)
-    if isinstance(value, Constant):
-        return value
-    if isinstance(value, (list, tuple)):
+    if kind is list or kind is tuple:
         return [filled(item, tensors) for item in value]
-    if isinstance(value, dict):
+    if kind is dict:
         return {key: filled(item, tensors) for key, item in value.items()}
     return value
 

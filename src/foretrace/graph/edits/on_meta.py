@@ -73,7 +73,7 @@ def _answer(name: str, overload: str, args: Any, kwargs: Any) -> Any:
     import torch
 
     try:
-        function = _function(known, torch)
+        function = operator(known)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it says of results that would be resized is a no here
             made = function(*[_on_meta(value, torch) for value in args], **_on_meta(kwargs, torch))
@@ -85,8 +85,11 @@ def _answer(name: str, overload: str, args: Any, kwargs: Any) -> Any:
         return UnknownOnMetaError(name) if any(words in text for words in CAN_NOT_TELL) else ValueError(text)
 
 
-def _function(known: str, torch: Any) -> Any:
-    function = torch.ops
+def operator(known: str) -> Any:
+    """The operator of PyTorch that is called by a name like ``aten.relu.default``; raises AttributeError for none."""
+    import torch
+
+    function: Any = torch.ops
     for word in known.split("."):
         function = getattr(function, word)
     return function
@@ -105,7 +108,7 @@ def is_pointwise(name: str, overload: str) -> bool:
     import torch
 
     try:
-        return torch.Tag.pointwise in getattr(_function(known, torch), "tags", ())
+        return torch.Tag.pointwise in getattr(operator(known), "tags", ())
     except AttributeError:  # an operator of another PyTorch
         return False
 
@@ -122,17 +125,28 @@ def _told(value: Any, torch: Any) -> Any:
 def _on_meta(value: Any, torch: Any) -> Any:
     """An argument, its tensors on the meta device."""
     if isinstance(value, Tensor):
-        if value.dtype not in ITEMSIZE:
-            raise ValueError(f"there is no type {value.dtype!r}")
-        dtype = getattr(torch, value.dtype)
-        if value.stride is None:
-            return torch.empty(value.shape, dtype=dtype, device="meta")
-        return torch.empty_strided(value.shape, value.stride, dtype=dtype, device="meta")
+        return empty(value, "meta")
     if isinstance(value, Constant):
         return _constant(value, torch)
     if isinstance(value, (list, tuple)):
         return [_on_meta(item, torch) for item in value]
     return {key: _on_meta(item, torch) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def empty(tensor: Tensor, device: str) -> Any:
+    """A tensor of PyTorch with another's shape, strides and type, and nothing in it.
+
+    >>> empty(Tensor((2, 3), "bfloat16", stride=(1, 2)), "meta").stride()
+    (1, 2)
+    """
+    import torch
+
+    if tensor.dtype not in ITEMSIZE:
+        raise ValueError(f"there is no type {tensor.dtype!r}")
+    dtype = getattr(torch, tensor.dtype)
+    if tensor.stride is None:
+        return torch.empty(tensor.shape, dtype=dtype, device=device)
+    return torch.empty_strided(tensor.shape, tensor.stride, dtype=dtype, device=device)
 
 
 def _constant(value: Constant, torch: Any) -> Any:

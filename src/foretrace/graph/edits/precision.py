@@ -8,10 +8,9 @@ from typing import Any
 
 from foretrace.graph.edits.attention import suited_attention
 from foretrace.graph.edits.casts import without_idle_casts
-from foretrace.graph.edits.layout import reaches
 from foretrace.graph.edits.linked import Call, Linked, filled, slots_in
 from foretrace.graph.edits.on_meta import Made, UnknownOnMetaError
-from foretrace.graph.edits.resize import META, Retyped, rewritten
+from foretrace.graph.edits.resize import META, Retyped, Script
 from foretrace.graph.edits.step import flattened, needs_arguments
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
@@ -52,7 +51,8 @@ def in_precision(graph: Graph, dtype: str) -> Graph:
         now.update(_made(call, args, kwargs, now, dtype))
         if call.row >= 0:
             calls.append(Retyped(call, tuple(args), kwargs))
-    made = rewritten(graph, calls, now, reaches(call.call.op for call in calls))
+    whole = [call.call for call in calls]
+    made = Script(graph, whole, whole).over(calls, now)
     made.notes.append(f"floating tensors are {dtype}, whatever they were")
     return made
 

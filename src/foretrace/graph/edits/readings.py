@@ -18,6 +18,7 @@ from foretrace.graph.tensor import Tensor
 Reading: TypeAlias = frozenset[int]
 VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_alias")
 EXPANDS, SLICES = "aten::expand", "aten::slice"
+NORMS = tuple(f"aten::{name}{end}" for name in ("native_layer_norm", "_fused_rms_norm") for end in ("", "_backward"))
 MOST_READINGS = 40
 """Ways to read the numbers of one call."""
 NOTHING: Reading = frozenset()
@@ -42,6 +43,9 @@ def readings(call: Call, was: Tensor | None, now: Tensor | None, scale: Scale) -
                 return
     if call.op.name == SLICES and was is not None and now is not None:
         yield from _of_slice(list(numbers(call.args)), was, now, scale)
+        return
+    if call.op.name in NORMS and was is not None and now is not None:
+        yield _of_norm(call, was, now)
         return
     yield from _free(NOTHING, scale.likely(enumerate(numbers(call.args))))
 
@@ -130,6 +134,13 @@ def _of_slice(args: list[int], was: Tensor, now: Tensor, scale: Scale) -> Iterat
     ends = [place for place in (2, 3) if place < len(args) and args[place] > 0 and scale.holds(args[place])]
     for count in range(len(ends), -1, -1):
         yield from map(frozenset, combinations(ends, count))
+
+
+def _of_norm(call: Call, was: Tensor, now: Tensor) -> Reading:
+    """The sizes over which a norm goes are the last ones of what it is given."""
+    first = next((place for place, value in enumerate(call.args) if isinstance(value, list)), 0)
+    start = len(was.shape) - len(list(numbers(call.args[first : first + 1])))
+    return frozenset(first + dim - start for dim in range(start, len(was.shape)) if was.shape[dim] != now.shape[dim])
 
 
 def numbers(args: Any) -> Iterator[int]:

@@ -13,14 +13,17 @@ from foretrace.graph.edits.linked import Argument, Call, Linked, filled
 from foretrace.graph.edits.on_meta import MetaDevice
 from foretrace.graph.edits.readings import read
 from foretrace.graph.edits.scale import Scale
+from foretrace.graph.edits.shapes import Shapes
 from foretrace.graph.edits.step import Row, assembled
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph, Indices
 from foretrace.graph.op import Op
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.tensor import Storage, Tensor
 
 META = MetaDevice()
 """Asked by all edits of a process: what it answered once it never has to compute again."""
+GUESSED = ("batch", "seq", "hidden")
+"""Sizes that no single input tells: what was recorded may be said."""
 
 
 class Resizable:
@@ -43,19 +46,24 @@ class Resizable:
     def __init__(self, graph: Graph, step: Linked, what: str, scale: Scale, choices: Sequence[Choice]) -> None:
         self._graph, self._step, self._what, self._scale = graph, step, what, scale
         sizes = {size for call in step.calls for tensor in call.made.values() for size in tensor.shape}
+        probe = scale.probe(sizes)
         try:
-            self._found = search(step, choices, scale.probe(sizes), META)
+            self._found = search(step, choices, probe, META)
         except StuckError as stuck:
             raise self._refused("NEW", f"another {what} than {scale.old}", stuck) from None
         if not self._found.inputs:
             raise ForetraceError(f"no input of {graph.source or 'the step'} holds a {what} of {scale.old}")
-        self._reached = reaches(call.op for call in step.calls if call.row >= 0)
+        rows = [place for place, call in enumerate(step.calls) if call.row >= 0]
+        self._shapes = Shapes(step, probe, META, certain=True)
+        tensors = carried(self._shapes, self._found, probe)
+        self._moving = [p for p in rows if self._found.kinds[p] >= 0 or _moves(step.calls[p], tensors)]
+        self._script = Script(graph, [step.calls[place] for place in rows], [step.calls[p] for p in self._moving])
 
     def _refused(self, new: int | str, wanted: str, stuck: StuckError) -> ForetraceError:
-        return ForetraceError(
-            f"{wanted} can't be carried through {stuck}",
-            f"The {self._what} was taken to be {self._scale.old}; say another with {self._what}={new}/OLD.",
-        )
+        advice = f"The {self._what} was taken to be {self._scale.old}"
+        if self._what in GUESSED:
+            advice += f"; say another with {self._what}={new}/OLD"
+        return ForetraceError(f"{wanted} can't be carried through {stuck}", f"{advice}.")
 
     def to(self, new: int) -> Graph:
         """The step with that size."""
@@ -63,15 +71,14 @@ class Resizable:
         if new == scale.old:
             return self._graph
         try:
-            tensors = carried(self._step, self._found, scale, META)
+            tensors = carried(self._shapes, self._found, scale)
         except StuckError as stuck:
             raise self._refused(new, f"a {self._what} of {new}", stuck) from None
-        calls = [
-            Retyped(call, read(call.args, reading, scale), call.kwargs)
-            for call, reading in zip(self._step.calls, self._found.readings)
-            if call.row >= 0
+        retyped = [
+            Retyped(call, read(call.args, self._found.readings[place], scale), call.kwargs)
+            for place, call in ((place, self._step.calls[place]) for place in self._moving)
         ]
-        made = rewritten(self._graph, calls, tensors, self._reached)
+        made = self._script.over(retyped, tensors)
         made.contents = dict(self._graph.contents)
         for slot, tensor in self._step.inputs.items():
             if tensor.id in made.contents and tensor.numel and tensors[slot].shape != tensor.shape:
@@ -86,6 +93,16 @@ class Resizable:
         return made
 
 
+def _moves(call: Call, tensors: dict[int, Tensor]) -> bool:
+    """Whether something that a call reads or makes lies elsewhere now, or otherwise."""
+    seen = (*zip(call.reads, call.op.tensors), *call.made.items())
+    return any(_place(tensors[slot]) != _place(was) for slot, was in seen)
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride, tensor.offset, tensor.dtype
+
+
 class Retyped(NamedTuple):
     """A call with other arguments."""
 
@@ -94,18 +111,54 @@ class Retyped(NamedTuple):
     kwargs: dict[str, Argument]
 
 
-def rewritten(graph: Graph, calls: Sequence[Retyped], tensors: dict[int, Tensor], was: dict[int, int]) -> Graph:
-    """The graph of the same calls, with what their slots hold now; ``was`` is what they reached of each storage."""
-    rows = [Row(_changed(*call, tensors), call.call.row) for call in calls]
-    now = reaches(row.op for row in rows)
-    storages = {
-        # What was larger than all that was seen in it keeps its share.
-        number: replace(storage, nbytes=round(storage.nbytes * now[number] / was[number]))
-        if was.get(number, 0) != now.get(number, 0) and was.get(number)
-        else storage
-        for number, storage in graph.storages.items()
-    }
-    return assembled(replace(graph, storages=storages), rows)
+class Script:
+    """A flat step that is written again over other tensors; what these do not change is found once.
+
+    Parameters
+    ----------
+    graph
+        The step.
+    calls
+        All its calls.
+    moving
+        Those of them whose tensors may be others.
+    """
+
+    def __init__(self, graph: Graph, calls: Sequence[Call], moving: Sequence[Call]) -> None:
+        self._known = graph.storages
+        self._template = assembled(graph, [Row(call.op, call.row) for call in calls])
+        self._ops = [call.op for call in calls]
+        places = {call.row: place for place, call in enumerate(calls)}
+        self._places = [places[call.row] for call in moving]
+        still = set(range(len(calls))) - set(self._places)
+        self._still = reaches(self._ops[place] for place in still)
+        self._was = _largest(self._still, reaches(call.op for call in moving))
+
+    def over(self, moving: Sequence[Retyped], tensors: dict[int, Tensor]) -> Graph:
+        """The graph of the same calls, with what the slots of the moving ones hold now."""
+        changed = [_changed(*call, tensors) for call in moving]
+        ops = list(self._ops)
+        for place, op in zip(self._places, changed):
+            ops[place] = op
+        now, like = _largest(self._still, reaches(changed)), self._template
+        return replace(
+            like,
+            ops=replace(like.ops, detail=lambda row: ops[row].__copy__()),
+            storages={n: self._sized(storage, now.get(n, 0)) for n, storage in like.storages.items()},
+            notes=list(like.notes),
+        )
+
+    def _sized(self, storage: Storage, now: int) -> Storage:
+        """A storage that calls see so many bytes of; what was larger than all that was seen in it keeps its share."""
+        was, known = self._was.get(storage.id, 0), self._known.get(storage.id)
+        nbytes = known.nbytes if known else 0
+        if was and was != now:
+            nbytes = round(nbytes * now / was)
+        return Storage(storage.id, max(nbytes, now), storage.device, storage.birth, storage.death)
+
+
+def _largest(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
+    return {**one, **{number: max(size, one.get(number, 0)) for number, size in other.items()}}
 
 
 def _changed(call: Call, args: tuple[Argument, ...], kwargs: dict[str, Argument], tensors: dict[int, Tensor]) -> Op:
@@ -114,14 +167,11 @@ def _changed(call: Call, args: tuple[Argument, ...], kwargs: dict[str, Argument]
 
     def now(old: Tensor, slot: int) -> Tensor:
         is_ = tensors[slot]
-        if (is_.shape, is_.stride, is_.offset, is_.dtype) == (old.shape, old.stride, old.offset, old.dtype):
+        if _place(is_) == _place(old):
             return old
         return Tensor(is_.shape, is_.dtype, old.device, is_.stride, is_.offset, old.id, old.storage, old.layout)
 
     new = call.op.__copy__()
-    seen = (*zip(call.reads, call.op.tensors), *call.made.items())
-    if args is call.args and kwargs is call.kwargs and all(tensors[slot] is was for slot, was in seen):
-        return new
     new.args = tuple(filled(list(args), lambda slot: now(next(given), slot)))
     new.kwargs = filled(kwargs, lambda slot: now(next(given), slot))
     new.outputs = tuple(filled(list(call.results), lambda slot: now(next(made), slot)))

@@ -19,7 +19,7 @@ class Scale:
     last: bool = False
     """Of several numbers that may hold the size, the last one is the likelier: a batch comes first, a width last."""
     parts: bool = False
-    """Whether the size may be cut into factors: a width into heads and their dimensions."""
+    """Whether the size may be cut into factors: a width into heads and their size, which changes if `last` is set."""
     sums: dict[int, int] = field(default_factory=dict)
     """Sizes that hold it so many times and something else besides, as joined tensors have them: found on the way."""
 
@@ -54,7 +54,13 @@ class Scale:
         holding = [(place, size) for place, size in sizes if self.holds(size)]
         if self.last:
             holding.reverse()
-        return [place for place, _ in sorted(holding, key=lambda item: self._unlike(item[1]))]
+        if not self.parts:
+            holding.sort(key=lambda item: self._unlike(item[1]))
+        elif not self.last:
+            # Whole widths come last among sizes; where it is cut, what counts its parts comes first.
+            whole = [item for item in reversed(holding) if item[1] % self.old == 0]
+            holding = [*whole, *(item for item in holding if item not in whole)]
+        return [place for place, _ in holding]
 
     def _unlike(self, size: int) -> int:
         return 0 if size == self.old else 1 if size % self.old == 0 else 2

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from foretrace.graph.collectives import asked_for
 from foretrace.graph.dispatched import dispatched, node_of, owner, with_numbers
 from foretrace.graph.edits.layout import reach
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.foreign import Tidied, is_foreign
-from foretrace.graph.graph import Graph, Timings
+from foretrace.graph.graph import Collective, Graph, Timings
 from foretrace.graph.op import Op
 from foretrace.graph.tables import SYNC, KernelTable, OpTable
 from foretrace.graph.tensor import Storage
@@ -52,8 +53,17 @@ def flattened(graph: Graph) -> Graph:
     for op, node in zip(ops, nodes):
         op.parent, op.node, op.args = -1, op.node or node, with_numbers(op.args)
     place = owner(graph, np.array(rows, np.int32))
+    graph = replace(graph, collectives=_asked(graph, rows, place.tolist()))
     made = assembled(graph, [Row(op, row) for op, row in zip(ops, rows)], place.tolist())
     return replace(made, groups=groups, notes=notes)
+
+
+def _asked(graph: Graph, rows: Sequence[int], place: Sequence[int]) -> list[Collective]:
+    """The collectives; those that a backend does on a thread of its own, as gloo, with the calls that ask for them."""
+    if all(place[one.op] >= 0 for one in graph.collectives):
+        return graph.collectives
+    asked = asked_for(graph, np.array(rows, np.int32))
+    return [replace(one, op=asked.get(number, one.op)) for number, one in enumerate(graph.collectives)]
 
 
 def assembled(graph: Graph, rows: Sequence[Row], place: Sequence[int] | None = None) -> Graph:

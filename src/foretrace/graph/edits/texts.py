@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from foretrace.graph.errors import ForetraceError
 
+MOST_DIGITS = 9
+"""Of a size: no step has a larger one, and sizes that are multiplied still fit in 64 bits."""
+
 
 def size_of(what: str, text: str) -> tuple[int, int | None]:
     """The new size, and the recorded one where it is told.
@@ -12,7 +15,12 @@ def size_of(what: str, text: str) -> tuple[int, int | None]:
     ((64, None), (64, 16))
     """
     new, slash, old = text.partition("/")
-    sizes = [int(part) if part.isdecimal() and part.isascii() and len(part) < 10 else 0 for part in (new, old or "1")]
+    sizes = [
+        int(part) if part.isdecimal() and part.isascii() and len(part) <= MOST_DIGITS else 0
+        for part in (new, old or "1")
+    ]
     if not all(sizes) or (slash and not old):
-        raise ForetraceError(f"{text!r} is no {what}", "Write a number, like 64, or 64/16 for 64 instead of 16.")
+        raise ForetraceError(
+            f"{text!r} is no {what}", f"Write a whole number from 1 to {10**MOST_DIGITS - 1:,}, like {what}=64."
+        )
     return sizes[0], sizes[1] if old else None

@@ -62,6 +62,27 @@ def following(step: Linked, chosen: Collection[int], dim: int, weights: Collecti
     return choices
 
 
+def hidden_layers(graph: Graph) -> list[str]:
+    """The modules of linear layers whose outputs another one reads, with nothing but activations between them."""
+    step = Linked(list(flattened(graph).ops))
+    layers = _layers(step, Given(step).weights)
+    of_output: dict[int, str] = {}
+    found: dict[str, None] = {}
+    for call in step.calls:
+        if call.op.phase != "forward":
+            continue
+        behind = next((of_output[slot] for slot in call.reads if slot in of_output), None)
+        multiplies = call.op.name in PRODUCTS
+        if multiplies:
+            if behind is not None:
+                found[behind] = None
+            behind = call.op.module if call.op.module in layers else None
+        if behind is not None:
+            given = {tensor.shape for tensor in call.op.tensors}
+            of_output.update({slot: behind for slot, made in call.made.items() if multiplies or made.shape in given})
+    return list(found)
+
+
 def _layers(step: Linked, weights: Collection[int]) -> dict[str, set[int]]:
     """The weight and the bias of each linear layer, by its module."""
     turned = {slot: call.reads[0] for call in step.calls if call.op.name == "aten::t" for slot in call.made}

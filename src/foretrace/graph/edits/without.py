@@ -34,7 +34,7 @@ def without(graph: Graph, what: str) -> Graph:
     called = [row for row, op in enumerate(ops) if name in (op.name, op.name.partition("::")[2])]
     if not called:
         raise unknown("op", name, {op.name for op in ops})
-    meant = [row for row in called if not where or _is_in(ops[row], where)]
+    meant = [row for row in called if not where or is_in(ops[row], where)]
     if not meant:
         raise unknown(f"{name} in a module", where, {ops[row].module for row in called})
     made = removed(graph, {*meant, *_backwards(ops, meant)})
@@ -42,7 +42,12 @@ def without(graph: Graph, what: str) -> Graph:
     return made
 
 
-def _is_in(op: Op, where: str) -> bool:
+def is_in(op: Op, where: str) -> bool:
+    """Whether a call is of a module, by a pattern or by how its name ends.
+
+    >>> is_in(Op("aten::gelu", module="GPT.blocks.0.mlp.1"), "mlp.1")
+    True
+    """
     return fnmatchcase(op.module, where) or op.module.endswith(f".{where}")
 
 

@@ -11,12 +11,25 @@ import torch
 
 from .files import NotToBeRunError, read_json, told_by_line
 from .host import here
+from .pace import Pace
 from .room import refuse_what_does_not_fit
 from .source import Source, arguments, read_inputs
 from .together import join, local_rank, ranks_beside, together
 
 FILES = ("calls.json", "original.json", "inputs.py", "step.py")
-FACTS = ("device", "memory", "world", "groups", "settings", "threads", "numbers", "stand_ins", "notes", "calls")
+FACTS = (
+    "device",
+    "memory",
+    "world",
+    "groups",
+    "settings",
+    "threads",
+    "unowned_us",
+    "numbers",
+    "stand_ins",
+    "notes",
+    "calls",
+)
 
 
 class Benchmark:
@@ -50,6 +63,7 @@ class Benchmark:
         self.original: dict[str, Any] = read_json(files["original.json"], ("kernels",))
         self.notes: list[str] = list(self.facts["notes"])
         here.notes = self.notes
+        here.pace = Pace(self.original.get("turn_ns"))
         self._choose(device)
         use_settings(self.facts["settings"])
         refuse_what_does_not_fit(self.facts["memory"], self.device, ranks_beside(self.device) if groups else 1)
@@ -109,7 +123,7 @@ def use_settings(settings: dict[str, Any]) -> None:
 
     >>> use_settings({"cudnn_benchmark": False})
     """
-    if isinstance(settings.get("threads"), int):
+    if type(settings.get("threads")) is int:  # True is one for isinstance
         torch.set_num_threads(min(max(settings["threads"], 1), 4 * (os.cpu_count() or 1)))
     if settings.get("matmul_precision") in ("highest", "high", "medium"):
         torch.set_float32_matmul_precision(settings["matmul_precision"])

@@ -89,8 +89,16 @@ def coverage(calls: list[dict[str, Any]], numbers: list[int], called: set[int]) 
     return shares([weights(calls, numbers, called)])
 
 
-def weights(calls: list[dict[str, Any]], numbers: list[int], called: set[int]) -> dict[str, list[float]]:
-    """What was really called of the original, and all of it: in calls, in host time, in device time."""
+def weights(
+    calls: list[dict[str, Any]], numbers: list[int], called: set[int], unowned_us: float = 0.0
+) -> dict[str, list[float]]:
+    """What was really called of the original, and all of it: in calls, in host time, in device time.
+
+    Device time that no call owns is part of the whole.
+
+    >>> weights([{"host_us": 3.0, "device_us": 6.0}], [0], {0}, unowned_us=2.0)["device"]
+    [6.0, 8.0]
+    """
     done = [number for number in numbers if number in called]
 
     def sums(word: str) -> list[float]:
@@ -99,7 +107,8 @@ def weights(calls: list[dict[str, Any]], numbers: list[int], called: set[int]) -
     # A noisy recording has no host time for most of its calls: a share of the others' would tell nothing.
     timed = sum(calls[number]["host_us"] > 0 for number in numbers) * 2 >= len(numbers)
     host = sums("host_us") if timed else [0.0, 0.0]
-    return {"calls": [len(done), len(numbers)], "host": host, "device": sums("device_us")}
+    device, whole = sums("device_us")
+    return {"calls": [len(done), len(numbers)], "host": host, "device": [device, whole + unowned_us]}
 
 
 def shares(of_ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:

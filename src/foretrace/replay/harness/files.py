@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 OF_THE_MACHINE = ("CUDA error", "device-side assert", "out of memory", "can't allocate memory")
 """What failures say that are nobody's call: the device is lost, or full."""
 AGAIN = "write the benchmark again with foretrace benchmark"
+INSTALL = "install what is missing"
 MEND = f"mend that line, or {AGAIN}"
 MOST_LETTERS = 300
 """Of what an error says."""
@@ -53,13 +55,18 @@ def told_by_line(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         line = line_of(error, str(path))
-        if not line or any(text in str(error) for text in OF_THE_MACHINE):
+        if not line:
             raise
+        if any(text in str(error) for text in OF_THE_MACHINE):
+            call, what = linecache.getline(str(path), line).strip(), str(error).strip().splitlines()[0]
+            raise RuntimeError(f"{place(path)}, line {line}: {call[:MOST_LETTERS]}: {what}") from error
         what, advice = said(error), MEND
         if isinstance(error, SyntaxError):
             what = f"{error.msg}: {(error.text or '').strip()[:80]}"
         elif isinstance(error, NameError):
             what, advice = f"no line before it makes {error.name}", f"put back the one that did, or {AGAIN}"
+        elif isinstance(error, ImportError):
+            what, advice = str(error), INSTALL
         raise NotToBeRunError(f"{place(path)}, line {line}: {what}; {advice}") from error
 
 

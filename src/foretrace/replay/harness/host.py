@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .pace import Pace
+
 USUAL_CLOCK_KHZ = 1_500_000
 
 
@@ -24,8 +26,7 @@ class Here:
     """What was not as the benchmark asks for it."""
     streams: dict[int, Any] = field(default_factory=dict)
     events: dict[int, Any] = field(default_factory=dict)
-    due_ns: float = 0.0
-    """When the original's host would have come to the last place where that was asked for."""
+    pace: Pace = field(default_factory=Pace)
 
 
 here = Here()
@@ -41,22 +42,17 @@ def device(name: str) -> torch.device:
 
 def begin() -> None:
     """A step begins: what is due is counted from here on."""
-    here.due_ns = perf_counter_ns()
+    here.pace.begin()
 
 
 def pace(us: float) -> None:
-    """Wait until as much time has passed since the last such place as the original's host took to come here.
-
-    Whoever is late does not wait, and catches up.
-    """
-    here.due_ns += us * 1000
-    while perf_counter_ns() < here.due_ns:
-        pass
+    """Wait until as much time has passed since the last such place as the original's host took to come here."""
+    here.pace.wait(us)
 
 
 def resume() -> None:
     """The host has waited for the device: however long that was, the original's pace goes on from here."""
-    here.due_ns = max(here.due_ns, perf_counter_ns())
+    here.pace.resume()
 
 
 def spend(us: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -68,7 +69,12 @@ def launch(program: Sequence[str], world: int) -> int:
         failed = _first_failure(ranks)
         words[failed or 0].seek(0)
         sys.stderr.write(words[failed or 0].read().decode(errors="replace"))
-    return 0 if failed is None else ranks[failed].returncode
+    if failed is None:
+        return 0
+    code = int(ranks[failed].returncode)
+    if code < 0:  # it had no time to say anything itself
+        sys.stderr.write(f"run.py: rank {failed} was ended by {signal.Signals(-code).name}\n")
+    return max(code, 1)
 
 
 def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:

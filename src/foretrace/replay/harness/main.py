@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files import NotToBeRunError
+from .files import AGAIN, INSTALL, NotToBeRunError, said
 from .job import Job, job_of, launch, merged, started
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ def main(folder: Path) -> int:
         return _end(REFUSED, str(error))
     except RuntimeError as error:  # what PyTorch says where the machine is at fault
         return _end(FAILED, (str(error).strip() or repr(error)).splitlines()[0])
+    except ImportError as error:
+        return _end(REFUSED, f"{error}; {AGAIN if (error.name or '').startswith('harness') else INSTALL}")
+    except Exception as error:  # files that hold something else than they should
+        return _end(REFUSED, f"{said(error)}: a file of this benchmark is damaged; {AGAIN}")
     except KeyboardInterrupt:
         return _end(INTERRUPTED, "interrupted")
     return 0

@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,14 @@ class Counted(TorchDispatchMode):
             torch.cuda.profiler.stop()
 
 
-def counted_step(step: Callable[[], Any], calls: int) -> None:
+def counted_step(
+    step: Callable[[], Any], calls: int, watch: Callable[[int], AbstractContextManager[Any]] = Counted
+) -> None:
     """Run a step of so many calls so that `counters` can look at some of them."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    with Counted(max(calls // SAMPLES, 1)):
+    with watch(max(calls // SAMPLES, 1)):
         step()
     torch.cuda.synchronize()
 

@@ -10,17 +10,25 @@ import torch
 
 from . import comparison, measure, system
 from .benchmark import Benchmark
+from .host import here
 from .together import tell, together
 
 WARM_UP = 4
 FIGURES = ("step_ms", "step_ms_back_to_back", "kernel_ms", "launches", "peak_memory_bytes")
 """What a replay and its original both have."""
+UNSAID = ("kernels", "turn_ns", "why")
+"""What is known of an original and is no figure of its step."""
+OTHER_SPEED = 0.1
+"""A host whose speed differs by more than this share from the original's is worth a word."""
 
 
 def run(benchmark: Benchmark, iterations: int | None, paced: bool, counters: bool = False) -> dict[str, Any]:
     """Time a benchmark, and hold it against the original."""
     step = benchmark.step(paced)
     times = _times(benchmark, step, iterations)
+    slowness = here.pace.slowness
+    if paced and times["iterations"] and abs(slowness - 1) > OTHER_SPEED:
+        benchmark.notes.append(f"the host takes {slowness:.2f} times as long as the original's, and so does its pace")
     kernels = measure.kernels_of(step) if benchmark.device == "cuda" else []
     result = {
         "device": torch.cuda.get_device_name() if benchmark.device == "cuda" else benchmark.device,
@@ -32,7 +40,7 @@ def run(benchmark: Benchmark, iterations: int | None, paced: bool, counters: boo
         "system": _system(benchmark, step, counters),
         "kernels": comparison.compare_kernels(kernels, benchmark.original["kernels"]),
         **_coverage(benchmark),
-        "original": {word: value for word, value in benchmark.original.items() if word not in ("kernels", "why")},
+        "original": {word: value for word, value in benchmark.original.items() if word not in UNSAID},
         "notes": benchmark.notes,
     }
     if all(result[word] is None or benchmark.original.get(word) is None for word in FIGURES):
@@ -79,7 +87,7 @@ def _coverage(benchmark: Benchmark) -> dict[str, Any]:
     """What was called, what was not, and why."""
     facts = benchmark.facts
     return {
-        "weights": comparison.weights(facts["calls"], facts["numbers"], benchmark.called),
+        "weights": comparison.weights(facts["calls"], facts["numbers"], benchmark.called, facts["unowned_us"]),
         "ops": comparison.by_op(facts["calls"], facts["numbers"], benchmark.called),
         "failures": [vars(failure) for failure in benchmark.source.failures],
         "stand_ins": [

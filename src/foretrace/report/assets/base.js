@@ -4,33 +4,51 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const charts = []; // every chart on the page: {box, spec, chart, draw}
 const draws = {}; // how each kind of chart is drawn: kind -> (chart, spec, box) => void
 
-const PALETTES = {
-  light: ["#3f6fa8", "#7a55a3", "#b3541e", "#2f8a7a", "#7fa33a", "#c9a227", "#a8475f", "#5f8fbf", "#d07f4f",
-    "#8a7f3a", "#569a5f", "#c2556f", "#9aa0a6", "#6a6fc0", "#7d8288"],
-  dark: ["#79a7dd", "#b08fd8", "#e58e57", "#62bfae", "#a9cb68", "#e3c25a", "#dc8198", "#94bce2", "#eeb188",
-    "#c2b76c", "#85c78d", "#ea92a6", "#767c85", "#9ea3ec", "#8e949c"],
-};
-const FAMILIES = ["matrix product", "convolution", "attention", "lookup", "element-wise", "copy", "reduction", "norm",
-  "softmax", "optimizer", "sort/index", "communication", "memset", "compiled", "other"];
-// Threads are quiet, so that what the device does stands out.
-const PHASES = {
-  light: { forward: "#b9c6d3", backward: "#93a3b8", "optimizer step": "#cdbfae", "other calls": "#dcdcd6" },
-  dark: { forward: "#55636f", backward: "#6f8096", "optimizer step": "#82705d", "other calls": "#4a4d50" },
-};
+const FAMILIES = [
+  "matrix product",
+  "convolution",
+  "attention",
+  "lookup",
+  "element-wise",
+  "copy",
+  "reduction",
+  "norm",
+  "softmax",
+  "optimizer",
+  "sort/index",
+  "communication",
+  "memset",
+  "compiled",
+  "other",
+];
+const PHASES = ["forward", "backward", "optimizer step", "other calls"];
 const WAITS = ["waits for the device", "waits for other ranks"];
 
 const root = document.documentElement;
 const dark = () => root.dataset.theme === "dark";
-const token = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
-const palette = (place) => PALETTES[dark() ? "dark" : "light"][place % 15];
 
-function colour(kind) {
-  if (WAITS.includes(kind)) return dark() ? "#343a42" : "#e3dfd3";
-  const phases = PHASES[dark() ? "dark" : "light"];
-  if (kind in phases) return phases[kind];
-  if (kind === "idle") return dark() ? "#20242a" : "#f3f2ee";
-  const place = FAMILIES.indexOf(kind);
-  return palette(place < 0 ? 14 : place);
+// What a variable of the style sheets holds; kept, since a timeline asks thousands of times.
+const tokens = new Map();
+function token(name) {
+  if (!tokens.has(name)) tokens.set(name, getComputedStyle(root).getPropertyValue(`--${name}`).trim());
+  return tokens.get(name);
+}
+
+// The colour of a kind of thing, from colours.css.
+const colour = (kind) => token(`of-${kind.replace(/[^a-z]+/gi, "-")}`) || token("of-other");
+
+const channels = (hue) => [1, 3, 5].map((at) => parseInt(hue.slice(at, at + 2), 16));
+
+// A colour between two others.
+function between(one, other, share) {
+  const mixed = channels(one).map((value, place) => Math.round(value + share * (channels(other)[place] - value)));
+  return `#${mixed.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
+}
+
+// Black or white, whichever can be read on a colour.
+function inkOn(ground) {
+  const [red, green, blue] = channels(ground);
+  return 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#14161a" : "#ffffff";
 }
 
 function ms(value) {
@@ -42,6 +60,9 @@ function ms(value) {
 
 const time = (value) => (Math.abs(value) >= 1 ? `${ms(value)} ms` : `${(value * 1e3).toPrecision(3)} µs`);
 const percent = (share) => `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)} %`;
+
+const inMs = (at) => `${(+at.toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 6 })} ms`;
+const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 function bytes(count) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -69,11 +90,16 @@ function tip(name, ...lines) {
 function base(more) {
   return {
     animation: false,
-    color: PALETTES[dark() ? "dark" : "light"],
     textStyle: { fontFamily: "system-ui, sans-serif", color: token("ink") },
     tooltip: {
-      confine: true, backgroundColor: token("raised"), borderColor: token("line"), borderWidth: 1, padding: [6, 10],
-      textStyle: { color: token("ink") }, transitionDuration: 0, ...more.tooltip,
+      confine: true,
+      backgroundColor: token("raised"),
+      borderColor: token("line"),
+      borderWidth: 1,
+      padding: [6, 10],
+      textStyle: { color: token("ink") },
+      transitionDuration: 0,
+      ...more.tooltip,
     },
     ...Object.fromEntries(Object.entries(more).filter(([key]) => key !== "tooltip")),
   };
@@ -81,7 +107,8 @@ function base(more) {
 
 function axis(more) {
   return {
-    axisLine: { lineStyle: { color: token("line") } }, axisTick: { show: false },
+    axisLine: { lineStyle: { color: token("line") } },
+    axisTick: { show: false },
     axisLabel: { color: token("quiet"), fontSize: 11.5, ...more.axisLabel },
     nameTextStyle: { color: token("quiet"), fontSize: 11.5 },
     splitLine: { show: false, lineStyle: { color: token("line") }, ...more.splitLine },
@@ -90,12 +117,22 @@ function axis(more) {
 }
 
 const legend = (more) => ({
-  icon: "roundRect", itemWidth: 10, itemHeight: 10, itemGap: 14, textStyle: { color: token("quiet"), fontSize: 12 },
-  inactiveColor: token("line"), ...more,
+  icon: "roundRect",
+  itemWidth: 10,
+  itemHeight: 10,
+  itemGap: 14,
+  textStyle: { color: token("quiet"), fontSize: 12 },
+  inactiveColor: token("line"),
+  pageTextStyle: { color: token("quiet") },
+  pageIconColor: token("quiet"),
+  pageIconInactiveColor: token("line"),
+  pageIconSize: 10,
+  ...more,
 });
 
 function show(theme) {
   root.dataset.theme = theme;
+  tokens.clear();
   for (const one of charts) one.draw(one.chart, one.spec, one.box);
 }
 
@@ -107,12 +144,24 @@ function start() {
     charts.push(one);
     one.draw(chart, spec, box);
   }
-  addEventListener("resize", () => charts.forEach((one) => { one.chart.resize(); }));
+  addEventListener("resize", () =>
+    charts.forEach((one) => {
+      one.chart.resize();
+    }),
+  );
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(wantedTheme()));
   document.getElementById("theme").addEventListener("click", () => {
     const theme = dark() ? "light" : "dark";
-    try { localStorage.setItem("foretrace-theme", theme); } catch { /* opened from disk, nothing may be kept */ }
+    try {
+      localStorage.setItem("foretrace-theme", theme);
+    } catch {
+      /* opened from disk, nothing may be kept */
+    }
     show(theme);
   });
-  requestAnimationFrame(() => setTimeout(() => { root.dataset.drawn = String(Math.round(performance.now())); }));
+  requestAnimationFrame(() =>
+    setTimeout(() => {
+      root.dataset.drawn = String(Math.round(performance.now()));
+    }),
+  );
 }

@@ -2,7 +2,11 @@
 
 function wantedTheme() {
   let kept = null;
-  try { kept = localStorage.getItem("foretrace-theme"); } catch { /* opened from disk, nothing may be kept */ }
+  try {
+    kept = localStorage.getItem("foretrace-theme");
+  } catch {
+    /* opened from disk, nothing may be kept */
+  }
   return kept ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 }
 

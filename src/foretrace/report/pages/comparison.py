@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from foretrace.forecast.difference import compared
 from foretrace.forecast.forecast import Forecast
-from foretrace.report.numbers import bytes_, ms, percent
+from foretrace.report.changes import LEAST_MS
+from foretrace.report.numbers import UNKNOWN, bytes_, ms, percent, signed
 from foretrace.report.pages import charts
 from foretrace.report.pages.forecast import marks
 from foretrace.report.pages.lanes import timeline
@@ -22,11 +24,14 @@ TOLD = (
     ("device active", "device_active_ms", ms),
     ("device idle", "device_idle_ms", ms),
     ("exposed communication", "exposed_communication_ms", ms),
+    ("ranks", "world", "{:,}".format),
     ("kernels", "kernels", "{:,}".format),
     ("peak memory", "peak_memory_bytes", bytes_),
     ("of peak arithmetic (MFU)", "mfu", percent),
 )
 BETTER_HIGHER = ("mfu",)
+NEITHER = ("kernels", "world")
+"""Of which more is neither better nor worse."""
 
 
 class Line(NamedTuple):
@@ -44,11 +49,11 @@ def comparison_page(before: Forecast, after: Forecast, names: tuple[str, str] = 
     """The page: ``names`` tell the two apart.
 
     >>> page = comparison_page(Forecast(platform="h200", step_ms=10.0), Forecast(platform="h200", step_ms=5.0))
-    >>> "-50.0 %" in page.html()
+    >>> "-50 %" in page.html()
     True
     """
     pair = (before, after)
-    rows = compared(before.by_op, after.by_op)
+    rows = sorted(compared(before.by_op, after.by_op), key=lambda row: -abs(row["change_ms"]))
     return Sheet(
         "comparison.html",
         f"{names[0]} and {names[1]}",
@@ -61,27 +66,41 @@ def comparison_page(before: Forecast, after: Forecast, names: tuple[str, str] = 
         },
         {
             "pair": pair,
+            "of": _of_both(pair, names),
             "names": names,
             "lines": list(_lines(before, after)),
             "notes": list(dict.fromkeys([*before.notes, *after.notes])),
-            "rows": rows,
+            "rows": [{**row, "change": _moved(row["change_ms"])} for row in rows],
         },
     )
+
+
+def _of_both(pair: tuple[Forecast, Forecast], names: tuple[str, str]) -> str:
+    """What both are forecasts of, where their names do not say it."""
+    source, other = (forecast.source for forecast in pair)
+    return source if source == other and Path(source).name not in names else ""
+
+
+def _moved(change_ms: float) -> str:
+    """By how many milliseconds.
+
+    >>> _moved(1.5), _moved(-0.25), _moved(-0.00001)
+    ('+1.50', '-0.250', '0')
+    """
+    return "0" if abs(change_ms) < LEAST_MS else f"{'+' if change_ms > 0 else ''}{ms(change_ms)}"
 
 
 def _lines(before: Forecast, after: Forecast) -> Iterator[Line]:
     for name, word, told in TOLD:
         old, new = getattr(before, word), getattr(after, word)
-        if old is None or new is None or not (old or new):
+        if old is None or new is None or not (old or new) or (word == "world" and old == new):
             continue
         share = new / old - 1 if old else 0.0
         verdict = ""
-        if abs(share) > SAME and word != "kernels":
+        if abs(share) > SAME and word not in NEITHER:
             verdict = "good" if (share < 0) != (word in BETTER_HIGHER) else "bad"
         unit = " ms" if told is ms else ""
-        yield Line(
-            name, told(old) + unit, told(new) + unit, f"{share:+.1%}".replace("%", " %") if old else "–", verdict
-        )
+        yield Line(name, told(old) + unit, told(new) + unit, signed(share) if old else UNKNOWN, verdict)
 
 
 def _distributions(pair: tuple[Forecast, Forecast], names: tuple[str, str]) -> Chart | None:
@@ -89,7 +108,7 @@ def _distributions(pair: tuple[Forecast, Forecast], names: tuple[str, str]) -> C
     for forecast, name in zip(pair, names):
         if forecast.workings is not None:
             middle = next(mark for mark in marks(forecast) if mark["name"] == "step")
-            found.append((name, forecast.workings.draws_ms, [{**middle, "name": ms(forecast.step_ms)}]))
+            found.append((name, forecast.workings.draws_ms, [{**middle, "name": f"{ms(forecast.step_ms)} ms"}]))
     return charts.distribution(found)
 
 

@@ -20,6 +20,7 @@ from foretrace.report.pages.lanes import timeline
 from foretrace.report.pages.roofline import roofline
 from foretrace.report.pages.sheet import Chart, Sheet
 from foretrace.report.pages.sources import sources
+from foretrace.report.sections import WITHOUT_LAUNCHES
 
 ROWS = 300
 """Rows that a table holds; a click shows all of them."""
@@ -60,7 +61,7 @@ def forecast_page(forecast: Forecast, measured: Measured | None = None) -> Sheet
             "step": step.removesuffix(" ms"),
             "meaning": meaning,
             "facts": facts,
-            "causes": CAUSES,
+            "causes": CAUSES if words["kernels"] else WITHOUT_LAUNCHES,
             "rows": ROWS,
             "compared": list(_compared(check)) if check else [],
             "check": check,
@@ -116,12 +117,13 @@ def _timelines(forecast: Forecast, seen: Observation | None) -> Chart | None:
 def _memory(forecast: Forecast) -> Chart | None:
     if forecast.workings is None:
         return None
-    curves = forecast.workings.memory()[: charts.ROWS]
+    curves = forecast.workings.memory()
     peak = max((int(curve.nbytes.max()) for _, curve in curves), default=0)
     # What no storage holds, as the matrix library's workspace, is held all the time.
     besides = max((forecast.peak_memory_bytes or peak) - peak, 0)
-    told = [(f"rank {rank}", Memory(us, nbytes + besides)) for rank, (us, nbytes) in curves]
-    return charts.memory(told, 0.0, forecast.memory_bytes)
+    return charts.memory(
+        [(rank, Memory(us, nbytes + besides)) for rank, (us, nbytes) in curves], 0.0, forecast.memory_bytes
+    )
 
 
 def _misses(check: Check | None) -> Chart | None:
@@ -129,10 +131,11 @@ def _misses(check: Check | None) -> Chart | None:
     if check is None:
         return None
     turned = ("device_ms", "host_ms", "count")
-    return charts.changes([
+    rows = [
         {"name": row["name"], "change_ms": row["miss_ms"], **{word: list(row[word])[::-1] for word in turned}}
         for row in check.by_op
-    ])  # fmt: skip
+    ]
+    return charts.changes(rows, verdict=False)
 
 
 def _compared(check: Check) -> Iterator[tuple[str, str, str, str]]:

@@ -63,10 +63,15 @@ class _Words:
     """Distinct names, kinds and ops, in the order in which they came up."""
 
     rows: dict[What, int] = field(default_factory=dict)
+    known: dict[What, int] = field(default_factory=dict)
+    """Rows of those as their files call them: thousands of calls have few names."""
 
     def code(self, name: str, kind: str, op: str = "") -> int:
-        what = (short(name)[:LONGEST_NAME], kind, short(op)[:LONGEST_NAME])
-        return self.rows.setdefault(what, len(self.rows))
+        asked = (name, kind, op)
+        if asked not in self.known:
+            told = (short(name)[:LONGEST_NAME], kind, short(op)[:LONGEST_NAME])
+            self.known[asked] = self.rows.setdefault(told, len(self.rows))
+        return self.known[asked]
 
 
 def timeline(workings: Workings, title: str) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def timeline(workings: Workings, title: str) -> dict[str, Any]:
     """
     words, lanes = _Words(), list[Lane]()
     key: dict[tuple[int, bool, int], int] = {}
-    waits = waits_for_ranks(workings.graphs)
+    waits = waits_for_ranks(workings)
     shown = _shown(len(workings.graphs))
     for position in shown:
         graph = workings.graphs[position]
@@ -150,10 +155,11 @@ def _streams(graph: Graph, wait: Floats, words: _Words) -> Iterator[tuple[int, L
         )
 
 
-def waits_for_ranks(graphs: list[Graph]) -> list[Floats]:
+def waits_for_ranks(workings: Workings) -> list[Floats]:
     """How long each kernel of each rank waits for other ranks."""
-    waits = [np.zeros(len(graph.kernels)) for graph in graphs]
-    for group in meetings(graphs)[0]:
+    waits = [np.zeros(len(graph.kernels)) for graph in workings.graphs]
+    # Sends and receives meet in a simulated job only: a trace does not name their other end.
+    for group in (*meetings(workings.graphs)[0], *workings.met):
         for column, member in enumerate(group.members):
             rows = group.kernel[:, column]
             waits[member][rows[rows >= 0]] = np.maximum(group.wait[rows >= 0, column], 0.0)

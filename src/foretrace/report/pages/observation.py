@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from foretrace.forecast.observation import Observation
+from foretrace.report.forecast import CAUSES
 from foretrace.report.headline import observed_rows, which_step
 from foretrace.report.numbers import bytes_, ms
 from foretrace.report.pages import charts
 from foretrace.report.pages.lanes import timeline
 from foretrace.report.pages.roofline import roofline
 from foretrace.report.pages.sheet import Chart, Sheet
+from foretrace.report.sections import WITHOUT_LAUNCHES
 
 ROWS = 300
 """Rows that a table holds; a click shows all of them."""
@@ -46,6 +48,7 @@ def observation_page(seen: Observation) -> Sheet:
             "meaning": meaning,
             "facts": facts,
             "peak": max((peak for peak in seen.peak_memory_bytes.values() if peak), default=None),
+            "causes": CAUSES if seen.device_span_ms else WITHOUT_LAUNCHES,
             "rows": ROWS,
         },
     )
@@ -82,7 +85,7 @@ def _has_times(graph: Any) -> bool:
 def _memory(seen: Observation) -> Chart | None:
     if seen.workings is None:
         return None
-    curves = [(f"rank {rank}", curve) for rank, curve in seen.workings.memory()[: charts.ROWS]]
+    curves = seen.workings.memory()
     starts = [float(curve.us.min()) for _, curve in curves]
     device = seen.workings.device
     return charts.memory(curves, min(starts, default=0.0), round(device.memory_gb * 1e9) if device else None)

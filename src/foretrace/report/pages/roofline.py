@@ -11,6 +11,7 @@ from foretrace.forecast.families import family
 from foretrace.forecast.roofs import USUAL, Alike, Roofs, roofs
 from foretrace.forecast.workings import Workings
 from foretrace.report.names import short
+from foretrace.report.pages.charts import COMMUNICATION
 from foretrace.report.pages.sheet import Chart
 
 SHOWN = 400
@@ -28,9 +29,10 @@ def roofline(workings: Workings) -> Chart | None:
     found = roofs(workings)
     if found is None:
         return None
-    total = sum(sum(alike.us) for alike in found.calls)
-    ops = [_point(alike, total) for alike in found.calls[:SHOWN] if alike.nbytes]
-    return _framed(ops, found) if ops else None
+    # Links, not the device's memory, are what holds a collective up.
+    calls = [alike for alike in found.calls if alike.nbytes and family("", alike.op.name) != COMMUNICATION]
+    total = sum(sum(alike.us) for alike in calls)
+    return _framed([_point(alike, total) for alike in calls[:SHOWN]], found) if calls else None
 
 
 def _point(alike: Alike, total: float) -> dict[str, Any]:
@@ -63,6 +65,7 @@ def _framed(ops: list[dict[str, Any]], found: Roofs) -> Chart:
     return {
         "kind": "roofline",
         "ops": ops,
+        "none": LEAST_FLOPS_A_BYTE,
         "gbps": found.memory_gbps,
         "rates": [{"name": ", ".join(names), "tflops": tflops} for tflops, names in sorted(by_rate.items())],
         "from": _power(min(intensity), np.floor),

@@ -12,6 +12,8 @@ Words = dict[str, Any]
 
 ROWS = 3000
 """Tables that the page lists."""
+NEAR = 0.4
+"""Share of its room from which on what a rank holds is drawn beside it."""
 
 
 def sharding_page(words: Words) -> Sheet:
@@ -46,6 +48,7 @@ def _loads(words: Words) -> Chart:
         "sent": [rank["sent_bytes"] for rank in ranks],
         "tables": [rank["tables"] for rank in ranks],
         "room": words["room_bytes"],
+        "near": max((rank["memory_bytes"] for rank in ranks), default=0) > NEAR * words["room_bytes"],
     }
 
 
@@ -59,7 +62,6 @@ def _alternatives(words: Words) -> Chart | None:
         "kind": "stacked",
         "rows": [name for name, _, _ in found],
         "parts": ["step"],
-        "kinds": ["matrix product"],
         "ms": [[step for _, step, _ in found]],
         "about": ["" if fits else "does not fit into the ranks' memory" for *_, fits in found],
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     import jinja2
 
 Chart = dict[str, Any]
-"""What a chart is drawn from; ``kind`` names the function of assets/charts.js that draws it."""
+"""What a chart is drawn from; ``kind`` names the file in assets/charts that draws it."""
 
-PLAIN = ("base.js", "tables.js")
-DRAWING = ("echarts.js", "base.js", "timeline.js", "charts.js", "tables.js")
-"""Scripts of a page without and with charts: the charts' program is most of a page's weight."""
+PLAIN = ("base.js", "waiting.js", "tables.js")
+DRAWING = ("echarts.js", "base.js", "bars.js", "lanes.js")
+"""Scripts of a page without charts, and what comes first on one with: the charts' program is most of its weight."""
+STYLES = ("colours.css", "page.css")
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Sheet:
     def html(self, home: str = "") -> str:
         """The text of the page; ``home`` is where its name leads to, for one that a server shows."""
         drawn = {name: chart for name, chart in self.charts.items() if chart is not None}
-        theme, script = _asset("theme.js"), _script(DRAWING if drawn else PLAIN)
+        theme, script = _asset("theme.js"), _assets(_scripts(drawn) if drawn else PLAIN)
         return fragment(
             self.template,
             title=self.title,
@@ -54,7 +56,7 @@ class Sheet:
             script=script,
             # The browser is told what may run: these scripts, and nothing that a name might smuggle in.
             allowed=" ".join(map(_digest, (theme, script))),
-            style=_asset("page.css"),
+            style=_assets(STYLES),
             version=__version__,
             **self.words,
         )
@@ -65,9 +67,35 @@ class Sheet:
             file.write(self.html().encode())
 
 
+def _scripts(drawn: dict[str, Chart]) -> tuple[str, ...]:
+    """Those that draw these charts, in order."""
+    kinds = sorted({chart["kind"] for chart in drawn.values()})
+    return (*DRAWING, *(f"charts/{kind}.js" for kind in kinds), "tables.js")
+
+
 def fragment(template: str, **words: Any) -> str:
     """A template's text: for a notebook, which is somebody else's page, without the scripts."""
     return _environment().get_template(template).render(**words)
+
+
+def kind(name: str) -> str:
+    """The variable of assets/colours.css that holds the colour of a kind of thing.
+
+    >>> kind("sort/index")
+    '--of-sort-index'
+    """
+    return f"--of-{re.sub('[^a-z]+', '-', name)}"
+
+
+@cache
+def painted(name: str) -> str:
+    """Its colour on light ground, for who has no variables: a notebook.
+
+    >>> painted("communication") == painted("exposed transfers")
+    True
+    """
+    (colour,) = re.findall(rf"{kind(name)}: (#\w+|var\(--of-[a-z-]+\));", _asset("colours.css"))[:1]
+    return colour if colour.startswith("#") else painted(colour.removeprefix("var(--of-").removesuffix(")"))
 
 
 @cache
@@ -82,7 +110,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"ms": ms, "percent": percent, "short": short, "bytes": bytes_, "ours": markupsafe.Markup}
+    made.filters |= {"ms": ms, "percent": percent, "bytes": bytes_, "short": short, "kind": kind}
+    made.filters["ours"] = markupsafe.Markup
     return made
 
 
@@ -101,7 +130,7 @@ def _digest(script: str) -> str:
 
 
 @cache
-def _script(names: tuple[str, ...]) -> str:
+def _assets(names: tuple[str, ...]) -> str:
     return "\n".join(_asset(name) for name in names)
 
 

@@ -13,14 +13,11 @@ from foretrace.report.forecast import KNOWN
 from foretrace.report.pages.lanes import waits_for_ranks
 from foretrace.report.pages.sheet import Chart
 
-KINDS = {"measured": "lookup", "model": "matrix product", "fallback": "softmax"}
-"""Whose colours they have."""
-
 
 def sources(workings: Workings) -> Chart | None:
     """Device time by family and by how it is known, waits apart, mean over ranks; None for a measured step."""
     ms: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for graph, codes, wait in zip(workings.graphs, workings.sources, waits_for_ranks(workings.graphs)):
+    for graph, codes, wait in zip(workings.graphs, workings.sources, waits_for_ranks(workings)):
         kernels, op_names = graph.kernels, [*graph.ops.names.items, ""]
         op = np.append(graph.ops.name, len(op_names) - 1)[kernels.op]
         columns = (kernels.name.tolist(), op.tolist(), (kernels.end - kernels.start - wait).tolist(), codes.tolist())
@@ -34,6 +31,5 @@ def sources(workings: Workings) -> Chart | None:
         "kind": "stacked",
         "rows": families,
         "parts": [KNOWN[word] for word in used],
-        "kinds": [KINDS[word] for word in used],
         "ms": [[round(ms[name][word], 4) for name in families] for word in used],
     }

@@ -6,7 +6,6 @@ goes on; when backward is done, the sums are copied back.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 
 from foretrace.graph import Graph, Op, Tensor
@@ -14,11 +13,13 @@ from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, lin
 from foretrace.graph.edits.parallel.weights import Gradient, refuse_sparse, weights_of
 
 MIB = 2**20
+USUAL_MB = 25.0
+"""Size of DDP's buckets where a script does not say."""
 FIRST_BUCKET = MIB
-"""Bytes after which DDP sends its first bucket: early, so that the links have something to do."""
+"""Bytes after which DDP then sends the first one: early, so that the links have something to do."""
 
 
-def data_parallel(graph: Graph, ways: int, bucket_mb: float = 25.0) -> Graph:
+def data_parallel(graph: Graph, ways: int, bucket_mb: float = USUAL_MB) -> Graph:
     """The step of one of so many ranks that train the same model, each on its own batch.
 
     Parameters
@@ -41,12 +42,10 @@ def buckets_of(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gra
     """Gradients by bucket, in the order in which they become ready; a bucket is closed when it is full.
 
     >>> one = [Gradient(Tensor((2**18,), "float32"), row, "") for row in range(4)]
-    >>> [len(bucket) for bucket in buckets_of(one, 25.0)], [len(bucket) for bucket in buckets_of(one, math.inf)]
+    >>> [len(bucket) for bucket in buckets_of(one, 25.0)], [len(bucket) for bucket in buckets_of(one, float("inf"))]
     ([1, 3], [4])
     """
-    limits = [min(FIRST_BUCKET, bucket_mb * MIB), bucket_mb * MIB]
-    if math.isinf(bucket_mb):
-        limits = limits[1:]
+    limits = [FIRST_BUCKET, USUAL_MB * MIB] if bucket_mb == USUAL_MB else [bucket_mb * MIB]
     buckets: list[list[Gradient]] = []
     by_dtype: dict[str, list[Gradient]] = {}
     sent: dict[str, int] = {}

@@ -11,6 +11,7 @@ import numpy as np
 from foretrace.graph import Collective, Constant, ForetraceError, Graph, Op, OpTable, Storage, Tensor
 from foretrace.graph.dispatched import dispatched
 from foretrace.graph.edits.layout import dense_strides, reach
+from foretrace.graph.seen import seen_calls
 from foretrace.graph.tables import CallTable, KernelTable
 
 KIND_OF_CALL = {
@@ -150,7 +151,8 @@ def empty(tensor: Tensor, like: Op) -> Op:
 
 
 def graph_of(graph: Graph, lines: list[Line], rank: int, world: int, note: str) -> Graph:
-    """The graph of some lines, with the memory they take; what was measured of the step it came from is left behind."""
+    """The graph of some lines, with the memory they take; what was measured of the step it came from is left behind,
+    but for what the device did in calls that are still the same."""
     collectives = [replace(line.collective, op=row) for row, line in enumerate(lines) if line.collective]
     place = {line.row: row for row, line in enumerate(lines) if line.row >= 0}
     groups = {c.group: c.ranks for c in collectives}
@@ -169,7 +171,7 @@ def graph_of(graph: Graph, lines: list[Line], rank: int, world: int, note: str) 
         marks=np.zeros(0),
         allocated=(),
         plain=type(graph.plain)(),
-        notes=[*graph.notes, note],
+        notes=[*graph.notes, *filter(None, [note])],
     )
 
 
@@ -214,7 +216,7 @@ def lines_of(graph: Graph, what: str) -> Draft:
             f"{graph.source or 'the graph'} is distributed already: {seen}",
             f"{what} starts from the step of one rank alone: sketch or record it without its process group.",
         )
-    return Draft(with_ids(graph))
+    return Draft(replace(with_ids(graph), seen=seen_calls(graph)))
 
 
 def with_ids(graph: Graph) -> Graph:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from foretrace.graph import Constant, ForetraceError, Graph, Job, Op, Tensor
 from foretrace.graph.edits.contents import resized_indices
 from foretrace.graph.edits.layout import dense_strides
-from foretrace.graph.edits.parallel.data import reduced
+from foretrace.graph.edits.parallel.data import USUAL_MB, reduced
 from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, lines_of, with_tensors
 from foretrace.graph.edits.parallel.updates import only, spread
 
@@ -30,7 +30,7 @@ class Lookup:
     backward: tuple[int, ...]
 
 
-def tables_on_ranks(graph: Graph, ways: int, owners: Sequence[int] | None = None, bucket_mb: float = 25.0) -> Job:
+def tables_on_ranks(graph: Graph, ways: int, owners: Sequence[int] | None = None, bucket_mb: float = USUAL_MB) -> Job:
     """The steps of so many ranks, each with some of the tables and a copy of all the rest.
 
     Parameters

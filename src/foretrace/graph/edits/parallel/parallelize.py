@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foretrace.graph import Graph, Job
-from foretrace.graph.edits.parallel.data import reduced
+from foretrace.graph.edits.parallel.blocks import block_of
+from foretrace.graph.edits.parallel.data import USUAL_MB, reduced
 from foretrace.graph.edits.parallel.draft import Draft, Group, Line, lines_of
 from foretrace.graph.edits.parallel.experts import with_experts
 from foretrace.graph.edits.parallel.hybrid import tables_on_ranks
 from foretrace.graph.edits.parallel.pipeline import of_one_part, pipelined, told
 from foretrace.graph.edits.parallel.sharded import sharded as in_shards
+from foretrace.graph.edits.parallel.sharded import units_of
 from foretrace.graph.edits.parallel.tensor import divided
+from foretrace.graph.edits.parallel.updates import spread
 from foretrace.graph.edits.parallel.ways import Ways
 from foretrace.graph.edits.parallel.weights import refuse_sparse, weights_of
 
@@ -47,6 +50,10 @@ class Ranks:
         count = experts if name == EXPERTS else self.data
         return Group(name, tuple(self.at(stage, d, 0) for d in range(count)))
 
+    def replicas(self, stage: int, experts: int) -> Group:
+        """The ranks that keep the same experts as the first one of a stage."""
+        return Group("expert replicas", self.group(DATA, stage).ranks[::experts])
+
     @property
     def alike(self) -> dict[int, int]:
         """For each rank but the first of its stage, that one."""
@@ -69,7 +76,7 @@ def parallelize(
     microbatches: int = 1,
     schedule: str = "1f1b",
     chunks: int = 1,
-    bucket_mb: float = 25.0,
+    bucket_mb: float = USUAL_MB,
 ) -> Job:
     """The job that many ranks make of the step of one: nothing runs, and no cluster is needed.
 
@@ -91,7 +98,8 @@ def parallelize(
         sequence parallel.
     sharded
         Whether data parallel ranks keep a shard of the weights each, as FSDP2 does it; or the names of the modules that
-        are gathered together.
+        are gathered together. Stages of a pipeline gather theirs once a step, and experts are in shards over the ranks
+        that keep the same ones.
     mixed
         Whether the shards, the sums of gradients and the optimizer are float32 although the step computes in half
         precision: FSDP2's ``MixedPrecisionPolicy``.
@@ -142,8 +150,10 @@ def parallelize(
         lines = divided(draft, lines, ranks.group(TENSOR, 0), overlap, sequence)
     if experts > 1:
         lines, own = with_experts(draft, lines, ranks.group(EXPERTS, 0, experts))
-    if sharded:  # each part of the batch gathers and scatters anew
-        lines = in_shards(draft, lines, ranks.group(DATA, 0), None if sharded is True else list(sharded), mixed)
+    units = units_of(draft.ops, None if isinstance(sharded, bool) else sharded) if sharded else []
+    shards = _Shards(draft, ranks, experts, own, units, mixed)
+    if sharded and pipeline == 1:  # each part of the batch gathers and scatters anew
+        lines = shards.of(lines, 0, stays=False)
     firsts = tuple(ranks.at(stage) for stage in range(pipeline))
     staged = pipelined(draft, lines, firsts, microbatches, schedule, chunks) if in_parts else [lines]
     graphs = []
@@ -151,6 +161,8 @@ def parallelize(
         ours = [_moved(line, ranks, stage, experts) for line in ours]
         if data > 1 and not sharded:
             ours = _with_gradients(draft, ours, ranks, stage, own, experts, bucket_mb)
+        if sharded and pipeline > 1:
+            ours = shards.of(ours, stage, stays=True)
         graphs.append(draft.graph_of(ours, ranks.at(stage), ranks.world, "; ".join(notes)))
     return Job(graphs, graph.source, alike=ranks.alike)
 
@@ -160,11 +172,48 @@ def _with_gradients(
 ) -> list[Line]:
     """The lines with gradients shared: those of experts among the ranks that keep the same ones."""
     lines = reduced(draft, lines, ranks.group(DATA, stage), bucket_mb, own)
-    replicas = Group("expert replicas", ranks.group(DATA, stage).ranks[::experts])
+    replicas = ranks.replicas(stage, experts)
     if not own or replicas.size == 1:
         return lines
     others = weights_of([line.op for line in lines]).storages - own
     return reduced(draft, lines, replicas, bucket_mb, others)
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """Weights in shards over data parallel ranks, those of experts over the ranks that keep the same ones."""
+
+    draft: Draft
+    ranks: Ranks
+    experts: int
+    own: set[int]
+    """Storages of experts' gradients."""
+    units: list[str]
+    """Modules that are gathered together, of all stages."""
+    mixed: bool
+
+    def of(self, lines: list[Line], stage: int, stays: bool) -> list[Line]:
+        """The lines of a stage with its weights in shards."""
+        modules = {line.op.module for line in lines}
+        units = [unit for unit in self.units if any(block_of(module, [unit]) == 0 for module in modules)]
+        theirs, ours = self._experts_apart(lines)
+        lines = in_shards(self.draft, lines, self.ranks.group(DATA, stage), units, self.mixed, stays, theirs)
+        replicas = self.ranks.replicas(stage, self.experts)
+        if theirs and replicas.size > 1:
+            ours |= weights_of([line.op for line in lines]).storages - theirs
+            lines = in_shards(self.draft, lines, replicas, units, self.mixed, stays, ours)
+        return lines
+
+    def _experts_apart(self, lines: list[Line]) -> tuple[set[int], set[int]]:
+        """What the optimizer knows of experts, and of all the rest: weights, gradients and states."""
+        if not self.own:
+            return set(), set()
+        ops = [line.op for line in lines]
+        of_expert = {storage: storage in self.own for storage in weights_of(ops).storages}
+        spread([line.op for line in lines if line.op.phase == "optimizer" and line.collective is None], of_expert)
+        known = set(of_expert)
+        theirs = {storage for storage in known if of_expert[storage]}
+        return theirs, known - theirs
 
 
 def _moved(line: Line, ranks: Ranks, stage: int, experts: int) -> Line:

@@ -43,7 +43,13 @@ def pipeline_parallel(graph: Graph, stages: int, microbatches: int, schedule: st
 
 
 def told(stages: int, microbatches: int, schedule: str, chunks: int) -> str:
-    """What the reader should know of it."""
+    """What the reader should know of it.
+
+    >>> told(1, 4, "1f1b", 1)
+    'adding up gradients over 4 microbatches was not in the step that was given'
+    """
+    if stages == 1:
+        return f"adding up gradients over {microbatches} microbatches was not in the step that was given"
     several = f", {chunks} chunks of blocks each" if chunks > 1 else ""
     return (
         f"a pipeline of {stages} stages ({schedule}{several}) over {microbatches} microbatches was not in the step "

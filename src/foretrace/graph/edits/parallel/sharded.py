@@ -5,13 +5,16 @@ and again in backward, and given back after it; its gradients are summed and sca
 backward the unit that comes next is gathered beside the one that runs; in forward the host runs ahead, with the same
 effect.
 
+Where weights stay gathered (``reshard_after_forward=False``, as stages of a pipeline have it), each unit is gathered
+once, before it runs first, and its gradients are scattered once, after the last part of the batch.
+
 In mixed precision (`MixedPrecisionPolicy`) the shards are float32: they are cast before they are gathered, and
 gradients are summed in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -59,15 +62,35 @@ def sharded_data_parallel(graph: Graph, ways: int, units: Sequence[str] | None =
 
 
 def sharded(
-    draft: Draft, lines: Sequence[Line], group: Group, units: Sequence[str] | None = None, mixed: bool = False
+    draft: Draft,
+    lines: Sequence[Line],
+    group: Group,
+    units: Sequence[str] | None = None,
+    mixed: bool = False,
+    stays: bool = False,
+    others: Collection[int] = (),
 ) -> list[Line]:
-    """The lines of a step with its weights in shards over a group."""
+    """The lines of a step with its weights in shards over a group.
+
+    Parameters
+    ----------
+    draft, lines
+        The step.
+    group
+        Who has a shard each.
+    units, mixed
+        As in `sharded_data_parallel`.
+    stays
+        Whether a unit that was gathered stays so until its last backward.
+    others
+        Storages of weights, gradients and the optimizer's states that are in no shards of this group.
+    """
     ops = [line.op for line in lines]
-    found = weights_of(ops, draft.graph.source)
+    found = weights_of(ops, draft.graph.source).without(others)
     if mixed:
         _check_half(found, draft.graph.source)
-    cut = _units(ops, found, blocks_of(ops) if units is None else _known(ops, units))
-    return _Sharding(draft, ops, group, found, cut, mixed).written(lines)
+    cut = _units(ops, found, units_of(ops, units))
+    return _Sharding(draft, ops, group, found, cut, mixed, stays, others).written(lines)
 
 
 def _check_half(found: Weights, source: str) -> None:
@@ -81,7 +104,10 @@ def _check_half(found: Weights, source: str) -> None:
         )
 
 
-def _known(ops: Sequence[Op], units: Sequence[str]) -> list[str]:
+def units_of(ops: Sequence[Op], units: Sequence[str] | None) -> list[str]:
+    """The modules that are gathered together: those named, which there must be, or the repeated blocks."""
+    if units is None:
+        return blocks_of(ops)
     modules = {op.module for op in ops}
     for unit in units:
         if not any(block_of(module, [unit]) == 0 for module in modules):
@@ -121,9 +147,18 @@ class _Sharding:
     """What FSDP2 calls around the units of a step."""
 
     def __init__(
-        self, draft: Draft, ops: Sequence[Op], group: Group, found: Weights, units: list[Unit], mixed: bool
+        self,
+        draft: Draft,
+        ops: Sequence[Op],
+        group: Group,
+        found: Weights,
+        units: list[Unit],
+        mixed: bool,
+        stays: bool,
+        others: Collection[int],
     ) -> None:
         self.draft, self.ops, self.group, self.units, self.mixed = draft, ops, group, units, mixed
+        self.stays, self.others = stays, others
         self.before: dict[int, list[Line]] = {}
         self.behind: dict[int, list[Line]] = {}
         self.whole: dict[int, int] = {}
@@ -167,14 +202,14 @@ class _Sharding:
             if unit.weights:
                 self.before.setdefault(row, []).extend([*self._gather(unit, row), *self._copy_out(unit, row)])
             if unit is not root:
-                self._give_back(unit, unit.forward)
+                self._give_back(unit, (unit.forward[0], unit.backward[1]) if self.stays else unit.forward)
         if root.weights:
             self.spans.append((range(root.forward[0], root.backward[1] + 1), self._storages(root)))
 
     def _backward(self, root: Unit, blocks: list[Unit]) -> None:
         order = sorted(blocks, key=lambda unit: unit.backward[0])
         turns = [root, *order]
-        for place, unit in enumerate(turns):
+        for place, unit in enumerate(() if self.stays else turns):
             row = unit.backward[0]
             before = self.before.setdefault(row, [])
             if unit is not root:
@@ -306,7 +341,7 @@ class _Sharding:
         scattered = self.scattered.get(tensor.storage)
         if scattered is not None:
             return replace(scattered, id=tensor.id)
-        return self._shard(tensor)
+        return tensor if tensor.storage in self.others else self._shard(tensor)
 
 
 def _stored(storages: dict[int, int], tensor: Tensor) -> Tensor:

@@ -159,8 +159,9 @@ def join(s: Splitting, op: Op) -> Op | None:
     if not dims:
         s.set(out(op), None, op)
         return None
+    whole = max(len(part.shape) for part in parts)  # cat takes an empty vector beside anything
     for part in parts:
-        if len(part.shape) == len(parts[0].shape):
+        if len(part.shape) == whole:
             s.want(part, dims[0], op)
     shift = op.name == "aten::stack" and positive(op.args[1] if len(op.args) > 1 else 0, out(op)) <= dims[0]
     s.set(out(op), dims[0] + shift, op)

@@ -67,8 +67,15 @@ def divided(
         except ConflictError as error:
             plan.give_up(splitting, error)
         else:
-            if not splitting.again:
-                return written
+            if splitting.again:
+                continue
+            if not any(line.collective and line.collective.group == group.name for line in written):
+                raise ForetraceError(
+                    f"{draft.graph.source or 'the graph'} has no linear layers in the blocks that it repeats: "
+                    f"{plan.blocks[0]}, …",
+                    "Tensor parallel divides those. Leave out tensor.",
+                )
+            return written
 
 
 @dataclass

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from foretrace.graph import Op, Tensor
+
+Owner = TypeVar("Owner")
 
 
 def lists_in(op: Op) -> list[list[Tensor]]:
@@ -14,9 +16,9 @@ def lists_in(op: Op) -> list[list[Tensor]]:
     return [a for a in (*op.args, *op.outputs) if isinstance(a, list) and a and isinstance(a[0], Tensor)]  # type: ignore[misc]
 
 
-def spread(ops: Sequence[Op], owned: dict[int, bool]) -> None:
+def spread(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
     """Whose the optimizer's states are: of the weight or gradient that they are used with."""
-    by_length: dict[int, list[bool]] = {}
+    by_length: dict[int, list[Owner]] = {}
     for _ in range(2):
         for op in ops:
             lists = lists_in(op)

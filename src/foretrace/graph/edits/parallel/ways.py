@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from foretrace.graph import MOST_RANKS, ForetraceError
 from foretrace.graph.edits.parallel import schedules
+from foretrace.graph.edits.parallel.data import USUAL_MB
 
 COUNTS = ("data", "tensor", "pipeline", "microbatches", "experts", "chunks")
 
@@ -31,7 +32,7 @@ class Ways:
     microbatches: int = 1
     schedule: str = "1f1b"
     chunks: int = 1
-    bucket_mb: float = 25.0
+    bucket_mb: float = USUAL_MB
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -71,12 +72,6 @@ class Ways:
             raise ForetraceError(
                 "weights can't be in shards on one rank", "Give data, the number of ranks to share them."
             )
-        if self.sharded and self.pipeline > 1:
-            raise ForetraceError(
-                "weights in shards together with a pipeline are not known: how often a stage gathers is a script's "
-                "choice",
-                "Leave out sharded, or pipeline; or sketch a script that does both.",
-            )
 
     def _check_experts(self) -> None:
         if self.experts == 1:
@@ -85,10 +80,6 @@ class Ways:
             raise ForetraceError(
                 f"{self.experts} ranks that share experts can't be made of {self.data} data parallel ones",
                 "Give a data they divide.",
-            )
-        if self.sharded:
-            raise ForetraceError(
-                "experts together with weights in shards are not known", "Leave out sharded, or experts."
             )
 
     def _check_tables(self) -> None:

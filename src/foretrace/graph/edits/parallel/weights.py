@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from foretrace.graph import ForetraceError, Op, Tensor, tensors_in
@@ -34,6 +34,15 @@ class Weights:
     def storages(self) -> set[int]:
         """Of the gradients."""
         return {gradient.tensor.storage for gradient in self.gradients}
+
+    def without(self, others: Collection[int]) -> Weights:
+        """All but those in some storages."""
+        return Weights(
+            {storage: weight for storage, weight in self.weights.items() if storage not in others},
+            {storage: modules for storage, modules in self.modules.items() if storage not in others},
+            [gradient for gradient in self.gradients if gradient.tensor.storage not in others],
+            [gradient for gradient in self.in_model_order if gradient.tensor.storage not in others],
+        )
 
 
 def weights_of(ops: Sequence[Op], source: str = "") -> Weights:

@@ -1,0 +1,263 @@
+"""Sweeps: a step or a job with many values of its settings, on many platforms."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from multiprocessing import active_children, get_context
+from os import cpu_count
+from pathlib import Path
+from typing import NamedTuple
+
+from foretrace.forecast.jobs.quick import job_figures
+from foretrace.forecast.quick import figures
+from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.graph.edits.texts import size_of
+from foretrace.platforms import platform
+from foretrace.predicting import at_hand, with_fabric
+from foretrace.questions.arranging import Arrangement, Arranging
+from foretrace.questions.changes import ANY_SIZE, Change
+from foretrace.questions.job_words import OF_JOBS
+from foretrace.questions.sweep_points import Point, Sweep, judged, keep, read_kept
+from foretrace.questions.whatifs import one_step
+
+FEW = 4
+"""Combinations that are not worth starting processes for."""
+Combination = tuple[Change, ...]
+Task = tuple[Combination, list[str]]
+"""A combination, and the platforms on which it is to be predicted."""
+
+
+class Subject(NamedTuple):
+    """What is swept."""
+
+    what: Graph | Job | str | Path
+    on: tuple[str, ...]
+    fabric: str | None = None
+    gpus_per_node: int | None = None
+    longest: int = 0
+    """The longest sequence that will be asked for."""
+    world: int | None = None
+    """Ranks of the process group that a script shall find."""
+
+
+def sweep(
+    what: Graph | Job | str | Path,
+    on: Sequence[str] = ("h200",),
+    sets: Mapping[str, Sequence[object]] | None = None,
+    prices: Mapping[str, float] | None = None,
+    memory_limit: int | None = None,
+    out: Path | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    fabric: str | None = None,
+    gpus_per_node: int | None = None,
+    told: Callable[[int, int], None] = lambda done, of: None,
+) -> Sweep:
+    """Predict a step, or the job whose ranks do it, with every combination of some settings, on several platforms.
+
+    Parameters
+    ----------
+    what
+        As in `foretrace.predict`. Only a path is read by several processes; a graph at hand is swept in this one.
+    on
+        Names or folders of platforms.
+    sets
+        Values of each setting: ``{"batch": [256, 512], "tensor": [1, 2, 4], "world": [8]}``. Combinations that
+        contradict themselves, or that the step can't be made into, are left out, with the reason.
+    prices
+        Dollars for an hour of one device, by platform.
+    memory_limit
+        Bytes that the best point may take on a device; the device's memory where it is left out.
+    out
+        A file of JSON lines that takes each point as it is done; points that it already holds are not predicted again.
+    workers
+        Processes; as many as there are cores where it is left out.
+    ray
+        The address of a Ray cluster that shall do it, ``"local"`` for one on this machine; every machine of it has to
+        be able to read ``what``.
+    fabric, gpus_per_node
+        What joins the ranks of a job, as in `foretrace.predict`.
+    told
+        Told how many combinations are done, of how many.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> x, y = (Tensor((64, 1024), "float32", "cuda:0", (1024, 1), id=n, storage=n) for n in (0, 1))
+    >>> relu = Op("aten::relu", (x,), outputs=(y,), overload="default", phase="forward")
+    >>> found = sweep(Graph(OpTable.of([relu])), sets={"batch": [64, 65536]})
+    >>> found.best.changes
+    ['batch=65536']
+    """
+    combinations = _combinations(sets or {})
+    unknown = sorted(set(prices or {}) - set(on))
+    if unknown:
+        raise ForetraceError(
+            f"a price is given for {', '.join(unknown)}", f"Platforms of the sweep are {', '.join(on)}."
+        )
+    source = what.source if isinstance(what, (Graph, Job)) else str(what)
+    joined, on = (fabric, gpus_per_node), tuple(dict.fromkeys(on))
+    known = read_kept(out, source, joined) if out else {}
+    if out:
+        keep(out, source, [], joined)  # a file that can't be written is refused before anything is predicted
+    points = [known[key] for key in ((*map(str, c), name) for c in combinations for name in on) if key in known]
+    todo: list[Task] = []
+    for combination in combinations:
+        names = [name for name in on if (*map(str, combination), name) not in known]
+        try:
+            Arrangement.of(combination)
+        except ForetraceError as error:
+            points += _left_out(combination, names, error)
+        else:
+            todo += [(combination, names)] if names else []
+    subject = Subject(what, on, fabric, gpus_per_node, _longest(combinations), _smallest_world(combinations))
+    with closing(_predicted(subject, todo, workers, ray)) as predicted:
+        for number, made in enumerate(predicted, 1):
+            points += made
+            if out:
+                keep(out, source, made, joined)
+            told(number, len(todo))
+    return judged(Sweep(source, points, memory_limit), prices or {})
+
+
+def _combinations(sets: Mapping[str, Sequence[object]]) -> list[Combination]:
+    """Every combination of values; what is made of an edited step changes fastest, then sizes that are found once."""
+    names = sorted(sets, key=lambda name: (name in OF_JOBS, name in ANY_SIZE))
+    values = [[Change.read(f"{name}={value}") for value in dict.fromkeys(sets[name])] for name in names]
+    return list(product(*values))
+
+
+def _left_out(combination: Combination, on: Sequence[str], error: ForetraceError) -> list[Point]:
+    return [Point([str(change) for change in combination], name, error=error.what) for name in on]
+
+
+def _longest(combinations: Sequence[Combination]) -> int:
+    sizes = (size_of("seq", change.value)[0] for each in combinations for change in each if change.name == "seq")
+    return max(sizes, default=0)
+
+
+def _smallest_world(combinations: Sequence[Combination]) -> int | None:
+    """Ranks that a script is sketched with that asks for a process group: more of them do the same."""
+    worlds = set()
+    for combination in combinations:
+        try:
+            asked = Arrangement.of(combination)
+        except ForetraceError:
+            continue
+        worlds.add(None if asked.ways else asked.world)
+    return min((world for world in worlds if world is not None and world > 1), default=None)
+
+
+def _predicted(
+    subject: Subject, todo: Sequence[Task], workers: int | None, ray: str | None
+) -> Generator[list[Point], None, None]:
+    """The points of each task, as they are done."""
+    at_hand_already = isinstance(subject.what, (Graph, Job))
+    if ray is not None:
+        from foretrace.questions.on_ray import predicted_on_ray
+
+        if at_hand_already:
+            raise ForetraceError("a step at hand can't be sent to a Ray cluster", "Give the path of a recording.")
+        yield from predicted_on_ray(ray, subject, todo, workers) if todo else ()
+        return
+    count = min(workers or cpu_count() or 1, len(todo))
+    if at_hand_already or count < 2 or (workers is None and len(todo) <= FEW):
+        if todo:
+            swept = Swept(subject)
+            yield from (swept.points(*task) for task in todo)
+        return
+    yield from _in_processes(count, todo, subject)
+
+
+def _in_processes(count: int, todo: Sequence[Task], subject: Subject) -> Iterator[list[Point]]:
+    others = set(active_children())
+    pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (subject,))
+    try:
+        with _uninterrupted():
+            tasks = [pool.submit(_work, task) for task in todo]
+        for task in as_completed(tasks):
+            yield task.result()
+    except BrokenProcessPool:
+        raise ForetraceError(
+            "a process of the sweep was killed", "Memory may have run out: give fewer --workers."
+        ) from None
+    finally:
+        # What is still to be done when somebody interrupts is not waited for. The pool is left to find its processes
+        # ended: were its tasks cancelled as well, it would complain of them, or still be there when Python ends.
+        for process in set(active_children()) - others:
+            process.terminate()
+        pool.shutdown()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes started meanwhile never hear of Ctrl-C, which a terminal sends to all of them; this one does later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Swept:
+    """A step or a job that is read once, and predicted again and again."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._platforms = {name: platform(name, fabric=subject.fabric) for name in subject.on}
+        self._per_node = subject.gpus_per_node
+        kind = next(iter(self._platforms.values())).device.kind
+        self._arranging = Arranging(one_step(at_hand(subject.what, kind, subject.world)), subject.longest)
+
+    def points(self, combination: Combination, on: Sequence[str]) -> list[Point]:
+        """The points of a combination, one for each platform."""
+        changes = [str(change) for change in combination]
+        try:
+            job = self._arranging.by(combination)
+        except ForetraceError as error:
+            return _left_out(combination, on, error)
+        points, samples = list[Point](), self._arranging.samples(combination, job)
+        for name in on:
+            try:
+                points.append(self._point(Point(changes, name, job.world, samples=samples), job))
+            except ForetraceError as error:
+                points += _left_out(combination, [name], error)
+        return points
+
+    def _point(self, point: Point, job: Job) -> Point:
+        """The point of a job, with its figures."""
+        where, alone = self._platforms[point.platform], len(job.graphs) == 1 and not job.alike
+        try:
+            where, _ = with_fabric(where, job, self._per_node)
+        except ForetraceError:
+            if not alone:  # what one rank alone exchanges may take no time; what a job does may not
+                raise
+        found, notes = (figures(job.graphs[0], where), []) if alone else job_figures(job, where, self._per_node)
+        exchanges = any(graph.collectives for graph in job.graphs)
+        fabric = where.fabric.name if where.fabric and exchanges else None
+        return replace(point, fabric=fabric, notes=notes, **found._asdict())
+
+
+_given: list[Subject] = []
+"""What a process of a sweep works on."""
+
+
+def _start(subject: Subject) -> None:
+    import gc
+
+    gc.disable()  # as the command line does: objects are made, and looking through them finds nothing
+    _given.append(subject)
+
+
+@cache
+def _swept() -> Swept:
+    """Read with the first task and not before: what is wrong with a file is then told like any other error."""
+    return Swept(_given[0])
+
+
+def _work(task: Task) -> list[Point]:
+    return _swept().points(*task)

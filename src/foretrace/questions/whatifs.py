@@ -1,0 +1,137 @@
+"""What if: a step or a job as it is and as it would be, both predicted, and the difference explained by op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from foretrace.forecast.difference import difference
+from foretrace.forecast.forecast import Forecast
+from foretrace.forecast.observation import Observation
+from foretrace.forecast.steps import chosen_step, cut_to_step
+from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.graph.edits.step import flattened
+from foretrace.graph.foreign import is_foreign
+from foretrace.platform.fabric import Fabric
+from foretrace.platform.platform import Platform
+from foretrace.platforms import platform
+from foretrace.predicting import at_hand, predict
+from foretrace.questions.arranging import Arrangement, Arranging
+from foretrace.questions.changes import Change, read_changes
+from foretrace.questions.job_words import OF_JOBS
+
+UNSEEN = "which work waits for a collective only the profile shows: of a changed step more of it may be exposed"
+COMPARED = "both are forecasts by the platform's models, also where the step was measured: like is held against like"
+
+
+@dataclass
+class WhatIf:
+    """Two forecasts and what lies between them.
+
+    >>> WhatIf(["batch=64"], Forecast(step_ms=2.0), Forecast(step_ms=1.0)).speedup
+    2.0
+    """
+
+    changes: list[str]
+    before: Forecast
+    after: Forecast
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast a step is."""
+        return self.before.step_ms / self.after.step_ms if self.after.step_ms else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        told = difference(_seen(self.before), _seen(self.after)).to_dict()
+        return {
+            "source": self.before.source,
+            "platform": self.after.platform,
+            "changes": self.changes,
+            "speedup": round(self.speedup, 4),
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "difference": {**told, "before": self.before.source, "after": ", ".join(self.changes)},
+            "notes": self.notes,
+        }
+
+
+def _seen(forecast: Forecast) -> Observation:
+    """A forecast in the words of an observation."""
+    return Observation(
+        source=forecast.source,
+        step_ms={0: forecast.step_ms},
+        device_active_ms={0: forecast.device_active_ms},
+        by_op=forecast.by_op,
+        by_family=forecast.by_family,
+        by_phase=forecast.by_phase,
+    )
+
+
+def whatif(
+    what: Graph | Job | str | Path,
+    on: Platform | str | Path = "h200",
+    changes: Iterable[Change | str] = (),
+    step: str | None = None,
+    world: int | None = None,
+    parallel: Iterable[Change | str] = (),
+    fabric: Fabric | Platform | str | Path | None = None,
+    gpus_per_node: int | None = None,
+    **sets: object,
+) -> WhatIf:
+    """What becomes of a step's time if the step is changed, or the job whose ranks do it.
+
+    Parameters
+    ----------
+    what
+        A sketch, a loaded recording or trace, or its path, or that of a script, as in `foretrace.predict`. Of a job,
+        all ranks that have a graph are changed and predicted together.
+    on
+        A platform, its name, or its folder.
+    changes
+        Changes as texts, ``"rows:tables.3=1000"``. Those of a step are made in their order, then the step is shared
+        between ranks, then comes what is set of their exchange.
+    step
+        Which step of a trace that holds several.
+    world
+        Predict a job of so many ranks that all do the same; before and after.
+    parallel
+        How ranks share the step of one before anything is changed: ``["data=8", "tensor=2"]``.
+    fabric, gpus_per_node
+        What joins the ranks, as in `foretrace.predict`.
+    sets
+        More changes by name: ``batch=64, dtype="bf16"``.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> x = Tensor((64, 1024), "float32", "cuda:0", (1024, 1), id=0, storage=0)
+    >>> y = Tensor((64, 1024), "float32", "cuda:0", (1024, 1), id=1, storage=1)
+    >>> relu = Op("aten::relu", (x,), outputs=(y,), overload="default", phase="forward")
+    >>> told = whatif(Graph(OpTable.of([relu])), batch=65536)
+    >>> told.after.device_active_ms > 10 * told.before.device_active_ms
+    True
+    """
+    read = read_changes([*changes, *(f"{name}={value}" for name, value in sets.items())])
+    if not read:
+        raise ForetraceError("nothing is to be changed", "Say what, as in --set batch=64.")
+    already = read_changes([*parallel, *([f"world={world}"] if world is not None else [])])
+    sides = already, [*already, *read]
+    shared = any(Arrangement.of(side).ways for side in sides)  # refuses contradictions before minutes of sketching
+    where = platform(on, fabric=fabric)
+    job = one_step(at_hand(what, where.device.kind, None if shared else world), step)
+    notes = [COMPARED] if any(graph.plain.synced_ms or len(graph.kernels) for graph in job.graphs) else []
+    if any(change.name not in OF_JOBS for change in read):
+        notes += [UNSEEN] if any(graph.collectives and is_foreign(list(graph.ops)) for graph in job.graphs) else []
+        # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
+        job = replace(job, graphs=[flattened(graph) for graph in job.graphs])
+    arranging = Arranging(job)
+    before, after = (predict(arranging.by(side), where, kernels="model", gpus_per_node=gpus_per_node) for side in sides)
+    return WhatIf([str(change) for change in read], before, after, notes)
+
+
+def one_step(job: Job, step: str | None = None) -> Job:
+    """The job cut to one of its steps."""
+    name = chosen_step(job, step)
+    return replace(job, graphs=[cut_to_step(graph, name)[0] for graph in job.graphs])

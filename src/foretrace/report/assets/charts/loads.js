@@ -1,0 +1,82 @@
+// Lookups of each rank above, what it holds below.
+draws.loads = (chart, spec) => {
+  const ranks = spec.ranks.map(String),
+    grid = { left: 74, right: 16 };
+  const below = (place) =>
+    axis({
+      type: "category",
+      gridIndex: place,
+      data: ranks,
+      name: place ? "rank" : "",
+      nameLocation: "middle",
+      nameGap: 24,
+      axisLabel: { show: place === 1 },
+    });
+  const room = {
+    symbol: "none",
+    silent: true,
+    data: [{ yAxis: spec.room }],
+    lineStyle: { color: token("bad"), type: "dashed" },
+    label: {
+      formatter: `${bytes(spec.room)} for tables`,
+      position: "insideEndTop",
+      color: token("quiet"),
+      fontSize: 11,
+    },
+  };
+  const fullest = Math.max(...spec.bytes),
+    mark = inBytes(spec.near ? spec.room : fullest);
+  const bar = (name, hue, held, more) => ({
+    name,
+    type: "bar",
+    barMaxWidth: 36,
+    barCategoryGap: "30%",
+    itemStyle: { color: hue },
+    data: held,
+    ...more,
+  });
+  chart.setOption(
+    base({
+      grid: [
+        { ...grid, top: 34, height: 190 },
+        { ...grid, top: 254, height: 118 },
+      ],
+      legend: legend({ top: 0, left: 0, type: "scroll", data: ["forward lookups", "backward and update", "memory"] }),
+      axisPointer: { link: [{ xAxisIndex: "all" }] },
+      tooltip: {
+        trigger: "axis",
+        axisPointer: shadow(),
+        formatter: ([{ dataIndex: at }]) =>
+          tip(
+            `rank ${ranks[at]}`,
+            `forward ${time(spec.forward[at])}, backward and update ${time(spec.backward[at])}`,
+            `holds ${bytes(spec.bytes[at])} in ${plural(spec.tables[at], "table")}`,
+            `${percent(spec.bytes[at] / spec.room)} of its room`,
+            `sends ${bytes(spec.sent[at])}`,
+          ),
+      },
+      xAxis: [below(0), below(1)],
+      yAxis: [
+        axis({ type: "value", splitLine: { show: true }, axisLabel: { formatter: inMs, hideOverlap: true } }),
+        axis({
+          type: "value",
+          gridIndex: 1,
+          splitLine: { show: true },
+          interval: mark,
+          max: spec.near ? Math.max(fullest, spec.room) * 1.15 : Math.ceil(fullest / mark) * mark,
+          axisLabel: { formatter: bytes, showMaxLabel: !spec.near },
+        }),
+      ],
+      series: [
+        bar("forward lookups", colour("first"), spec.forward, { stack: "lookups" }),
+        bar("backward and update", colour("norm"), spec.backward, { stack: "lookups" }),
+        bar("memory", colour("third"), spec.bytes, {
+          xAxisIndex: 1,
+          yAxisIndex: 1,
+          markLine: spec.near ? room : undefined,
+        }),
+      ],
+    }),
+    true,
+  );
+};

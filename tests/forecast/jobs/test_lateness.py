@@ -1,0 +1,61 @@
+"""Ranks that do the same and are never equally fast."""
+
+import numpy as np
+import pytest
+
+from foretrace.forecast.jobs.agreement import Call, Meeting
+from foretrace.forecast.jobs.lateness import expected_last, lateness
+from foretrace.forecast.jobs.predict import keep_machine
+from foretrace.forecast.jobs.together import Part, Together, together
+from foretrace.forecast.jobs.world import at_world
+from foretrace.forecast.measured import HOST, KERNEL
+from foretrace.graph import Graph, Job, Timings
+from foretrace.platform.fabric import Curve, Fabric
+from foretrace.simulate.forward import simulate
+from foretrace.simulate.program import Program
+from tests.forecast.test_host_exchange import rank
+
+WORLD, SPREAD = 8, 0.1
+BEFORE, FIRST, BETWEEN, SECOND, BEHIND = range(5)
+
+
+def job(waits: bool) -> tuple[Together, list[Meeting]]:
+    """Work of 100 us, a collective, work of 50 that waits for it or not, another one, and work that waits for both."""
+    edges = [(BEFORE, FIRST), (BEFORE, BETWEEN), (BETWEEN, SECOND), (BETWEEN, BEHIND), (SECOND, BEHIND)]
+    edges += [(FIRST, BETWEEN)] if waits else []
+    program = Program.of([100.0, 0.0, 50.0, 0.0, 5.0], [0, 1, 0, 1, 0], edges)
+    kind = np.array([HOST, KERNEL, HOST, KERNEL, HOST], np.int8)
+    part = Part(program, kind, np.arange(5, dtype=np.int32), np.array([FIRST, SECOND]))
+    met = [Meeting("all_reduce", 8, tuple(range(WORLD)), (Call(0, number),)) for number in (0, 1)]
+    return together([part], met, np.array([20.0, 20.0])), met
+
+
+@pytest.mark.parametrize("waits, second", [(True, 50.0), (False, 150.0)])
+def test_the_last_of_many_is_behind_by_what_ranks_did_since_they_last_waited(waits: bool, second: float) -> None:
+    program, met = job(waits)
+    late = lateness(program, simulate(program.program), met, [SPREAD])
+    assert late == pytest.approx(expected_last(WORLD) * SPREAD * np.array([100.0, second]))
+    slower = simulate(program.delayed(late).program)
+    assert slower.start[-2] == pytest.approx(100 + late[0])
+
+
+def test_ranks_that_all_have_a_graph_are_as_late_as_they_are() -> None:
+    program, met = job(waits=True)
+    alone = [Meeting(one.kind, one.nbytes, (0,), one.calls) for one in met]
+    assert not lateness(program, simulate(program.program), alone, [SPREAD]).any()
+    assert not lateness(program, simulate(program.program), met, [0.0]).any()
+
+
+def recorded(number: int) -> Graph:
+    graph = rank(number)
+    graph.plain = Timings(synced_ms=tuple(0.3 * (1 + 0.02 * turn) for turn in range(-5, 6)))
+    return graph
+
+
+def test_a_job_of_more_ranks_on_processors_waits_for_the_last_of_them() -> None:
+    curves = tuple(Curve("all_reduce", ranks, 1, 100.0, 1e6, 1.0, ((64.0, 1.0),), 0.05) for ranks in (2, WORLD))
+    small = Job([recorded(0), recorded(1)])
+    forecast = keep_machine(at_world(small, WORLD), Fabric("gloo", curves, "made up"))
+    (note,) = [note for note in forecast.notes if "are taken to be apart by" in note]
+    spread = 0.16 / 2.5631
+    assert forecast.step_ms == pytest.approx((245 + expected_last(WORLD) * spread * 105) / 1e3, rel=0.02), note

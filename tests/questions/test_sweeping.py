@@ -1,0 +1,196 @@
+"""Sweeps: all points, the best of them, and going on where one stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from graph.parallel.steps import gpt_step
+
+import dlrm
+import foretrace as ft
+from foretrace.graph import ForetraceError
+from foretrace.questions.sweeping import sweep
+from tests.graph.edits.agreement import sketched
+
+SETS = {"batch": [64, 256], "pooling": [2, 4]}
+
+
+def test_every_combination_is_a_point_of_each_platform() -> None:
+    found = sweep(sketched(dlrm), ["h200", "h200:host=2"], SETS, {"h200": 3.6})
+    assert len(found.points) == 8
+    assert found.best is not None and "batch=256" in found.best.changes and found.best.platform == "h200:host=2"
+    priced = next(point for point in found.points if point.platform == "h200")
+    assert priced.cost == pytest.approx(3.6 * priced.sample_us / 3600)
+    assert [point.sample_us for point in found.points] == sorted(point.sample_us for point in found.points)
+
+
+def test_nobody_beats_a_point_of_the_front() -> None:
+    points = sweep(sketched(dlrm), ["h200"], SETS).points
+    for mine in (point for point in points if point.front):
+        assert not any(o.sample_us < mine.sample_us and o.memory_bytes < mine.memory_bytes for o in points)
+
+
+def test_the_best_point_keeps_to_a_limit_of_memory() -> None:
+    free = sweep(sketched(dlrm), ["h200"], SETS)
+    least = min(point.memory_bytes for point in free.points)
+    assert sweep(sketched(dlrm), ["h200"], SETS, memory_limit=least).best.memory_bytes == least
+    assert sweep(sketched(dlrm), ["h200"], SETS, memory_limit=1).best is None
+
+
+def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    out = tmp_path / "points.jsonl"
+    step = sketched(dlrm)
+    whole = sweep(step, ["h200"], SETS, out=out)
+    lines = out.read_text().splitlines()
+    out.write_text("\n".join(lines[:2]) + "\n" + lines[2][: len(lines[2]) // 2])  # killed in the middle of a line
+    done: list[int] = []
+    again = sweep(step, ["h200"], SETS, out=out, told=lambda number, of: done.append(of))
+    assert done == [2, 2] and again.to_dict() == whole.to_dict()
+    assert sum("point" in line for line in out.read_text().splitlines()) >= 4
+
+
+def test_a_file_of_another_sweep_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "points.jsonl"
+    out.write_text(json.dumps({"source": "other", "point": {"changes": [], "platform": "h200"}}) + "\n")
+    with pytest.raises(ForetraceError, match="holds a sweep of other"):
+        sweep(sketched(dlrm), ["h200"], SETS, out=out)
+
+
+def test_points_between_ranks_that_were_joined_otherwise_are_not_mixed(tmp_path: Path) -> None:
+    out = tmp_path / "points.jsonl"
+    sweep(sketched(dlrm), ["h200"], {"batch": [64]}, out=out)
+    with pytest.raises(ForetraceError, match="joined otherwise"):
+        sweep(sketched(dlrm), ["h200"], {"batch": [64]}, out=out, fabric="h200-nvswitch")
+
+
+def test_a_file_that_can_not_take_points_is_refused_before_any_is_predicted(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("dear diary")
+    for out, why in (
+        (tmp_path, "can't be read"),
+        (notes, "holds no sweep"),
+        (tmp_path / "no" / "p", "can't be written"),
+    ):
+        with pytest.raises(ForetraceError, match=why):
+            sweep(tmp_path / "nowhere.py", ["h200"], SETS, out=out)
+    assert notes.read_text() == "dear diary"
+
+
+def test_what_is_named_twice_is_one_point() -> None:
+    assert len(sweep(sketched(dlrm), ["h200", "h200"], {"batch": [64, 64]}).points) == 1
+
+
+def test_a_point_that_can_not_be_made_says_why_and_the_others_stay() -> None:
+    found = sweep(sketched(dlrm), ["h200"], {"seq": [8], "batch": [64]})
+    assert found.best is None and "does not show its sequence length" in found.points[0].error
+
+
+def test_ways_to_share_a_step_are_swept_and_what_does_not_fit_is_left_out() -> None:
+    sets = {"tensor": [1, 2, 3], "world": [4], "batch": [8, 16]}
+    found = sweep(gpt_step(), ["h200"], sets, {"h200": 3.6})
+    made, left = ([p for p in found.points if (p.error is None) == fine] for fine in (True, False))
+    assert len(made) == 4 and {p.ranks for p in made} == {4} and {p.fabric for p in made} == {"h200-nvswitch"}
+    assert [p.error for p in left] == ["tensor=3 does not divide 4 ranks"] * 2
+    for point in made:
+        batch, ways = (int(change.partition("=")[2]) for change in point.changes[:2])
+        assert point.samples == batch * 4 // ways
+        assert point.cost == pytest.approx(4 * 3.6 * point.sample_us / 3600)
+    assert any("joined by h200-nvswitch" in note for note in found.notes)
+
+
+def test_a_point_of_a_job_is_what_predict_says_of_it() -> None:
+    (point,) = sweep(gpt_step(), ["h200"], {"data": [2], "tensor": [2]}).points
+    forecast = ft.predict(ft.parallelize(gpt_step(), data=2, tensor=2), on="h200")
+    assert point.step_ms == pytest.approx(forecast.step_ms)
+    assert point.next_ms == pytest.approx(forecast.step_ms_back_to_back)
+    assert point.memory_bytes == forecast.peak_memory_bytes
+
+
+def test_all_ranks_of_a_job_are_swept_together() -> None:
+    job = ft.parallelize(sketched(dlrm), data=2, tables=True)
+    (point,) = sweep(job, ["h200"], {"buckets": [0.01]}).points
+    assert len(job.graphs) == point.ranks == 2
+    assert point.step_ms == pytest.approx(ft.whatif(job, buckets=0.01).after.step_ms)
+
+
+def test_more_ranks_have_to_be_worth_their_devices_where_nothing_is_priced() -> None:
+    found = sweep(gpt_step(), ["h200"], {"data": [1, 8]})
+    assert [point.front for point in found.points] == [True, True]  # the first is faster, the second has fewer devices
+
+
+def test_a_price_of_nobody_is_refused() -> None:
+    with pytest.raises(ForetraceError, match="a price is given for a100"):
+        sweep(sketched(dlrm), ["h200"], SETS, {"a100": 1.0})
+
+
+def below(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    started = [
+        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+    ]
+    return [*started, *(each for child in started for each in below(child))]
+
+
+def workers(pid: int) -> list[int]:
+    return [child for child in below(pid) if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_an_interrupted_sweep_ends_without_a_word(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "foretrace",
+        "sweep",
+        str(tmp_path),
+        "--set",
+        "batch=" + ",".join(map(str, range(1, 99))),
+    ]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, "--workers", "2"], start_new_session=True, **piped) as running:
+        patience = time.monotonic() + 30
+        while len(workers(running.pid)) < 2 and time.monotonic() < patience:
+            time.sleep(0.002)
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the workers as well
+        assert running.communicate(timeout=30) == (b"", b"") and running.returncode == 130
+
+
+def test_what_is_wrong_with_a_file_is_told_by_whichever_process_reads_it(tmp_path: Path) -> None:
+    with pytest.raises(ForetraceError, match="nowhere does not exist"):
+        sweep(tmp_path / "nowhere", ["h200"], SETS, workers=2)
+
+
+def test_a_ray_cluster_gives_the_same_points_and_loses_none_with_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    script = tmp_path / "step.py"
+    script.write_text(
+        "import dlrm\n\ndef make_step(device='cuda'):\n    return dlrm.make_step('tiny', device=device)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    here = sweep(script, ["h200"], SETS, workers=1)
+    ray.init(num_cpus=2, log_to_driver=False)
+    lost: list[int] = []
+
+    def kill_a_worker(done: int, of: int) -> None:
+        if not lost:
+            lost.append(
+                next(pid for pid in below(os.getpid()) if b"Swept" in Path(f"/proc/{pid}/cmdline").read_bytes())
+            )
+            os.kill(lost[0], signal.SIGKILL)
+
+    monkeypatch.setattr("foretrace.questions.on_ray._connected", lambda address: ray)
+    there = sweep(script, ["h200"], SETS, workers=2, ray="local", told=kill_a_worker)
+    assert lost and there.to_dict() == here.to_dict()
+
+
+def test_a_step_at_hand_stays_here() -> None:
+    with pytest.raises(ForetraceError, match="can't be sent to a Ray cluster"):
+        sweep(sketched(dlrm), ["h200"], SETS, ray="local")

@@ -1,0 +1,79 @@
+"""What-ifs: forecasts before and after a change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import dlrm
+import foretrace as ft
+import gpt
+from foretrace.forecast.forecast import Forecast
+from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Tensor
+from foretrace.predicting import predict
+from foretrace.questions import whatifs
+from foretrace.questions.changes import Change, edited
+from tests.graph.edits.agreement import assert_same, sketched
+
+
+def test_an_edited_step_is_predicted_as_the_step_itself() -> None:
+    small, large = (sketched(gpt, batch=size) for size in (4, 64))
+    told = ft.whatif(small, batch=64)
+    assert told.after.step_ms == pytest.approx(ft.predict(large, on="h200").step_ms, rel=0.01)
+    assert told.after.peak_memory_bytes == ft.predict(large, on="h200").peak_memory_bytes
+    words = told.to_dict()
+    assert words["changes"] == ["batch=64"] and words["difference"]["by_op"]
+
+
+def test_changes_are_made_one_after_the_other() -> None:
+    step = edited(sketched(dlrm), ["batch=64", "rows:0=77", "pooling=2"])
+    assert_same(step, sketched(dlrm, batch=64, rows=(77, 10_000, 10_000, 10_000), pooling=2))
+
+
+def test_lookups_are_fused_after_another_change() -> None:
+    told = ft.whatif(sketched(dlrm), changes=["batch=64", "fuse=lookups"])
+    assert told.after.by_op and told.after.step_ms < told.before.step_ms
+    assert sum(row["count"] for row in told.after.by_op if row["name"] == "aten::_embedding_bag") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("batch=0", "is no batch"),
+        ("batch", "is no change"),
+        ("bacth=8", "Near to it are batch"),
+        ("batch:x=8", "of the whole step"),
+        ("dtype=int3", "can't run in"),
+        ("optimizer=adamv", "Near to it are .*adamw"),
+        ("attention=fast", "There are efficient"),
+        ("fuse=all", "What can be fused is lookups, elementwise, optimizer"),
+        ("depth=0", "is no depth"),
+        ("batch=1000000000000", "from 1 to 999,999,999"),
+        ("dim=64/32", "Write dim=64"),
+        ("rows:tables.3=64/32", "Write rows:tables.3=64"),
+    ],
+)
+def test_a_change_that_makes_no_sense_is_refused_before_anything_runs(text: str, why: str) -> None:
+    with pytest.raises(ForetraceError, match=why):
+        Change.read(text)
+
+
+def test_nothing_to_change_is_told() -> None:
+    with pytest.raises(ForetraceError, match="nothing is to be changed"):
+        ft.whatif(sketched(dlrm))
+
+
+def test_a_trace_is_held_against_its_own_calls_without_what_a_profile_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted: list[Job] = []
+
+    def spied(job: Job, *args: Any, **kwargs: Any) -> Forecast:
+        predicted.append(job)
+        return predict(job, *args, **kwargs)
+
+    monkeypatch.setattr(whatifs, "predict", spied)
+    x, y = (Tensor((8, 4), "float32", "cuda:0", (4, 1), id=n, storage=n) for n in (0, 1))
+    inner = Op("aten::relu", (x,), outputs=(y,), phase="forward", parent=0)
+    told = whatifs.whatif(Graph(OpTable.of([Op("aten::linear"), inner])), changes=["batch=8/8"])
+    assert [[op.name for op in job.graphs[0].ops] for job in predicted] == [["aten::relu"], ["aten::relu"]]
+    assert told.speedup == 1.0
