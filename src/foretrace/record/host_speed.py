@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import median
 from time import perf_counter_ns
 
-TRIES, TURNS = 4, 25
+TRIES, TURNS = 5, 25
 
 
 def turn_ns() -> float:
     """What a turn of an idle loop takes now, where nobody interrupts it; a replay waits in such turns."""
-    return min(_timed() for _ in range(TRIES)) / TURNS
+    return median(_timed() for _ in range(TRIES)) / TURNS
 
 
 def _timed() -> int:

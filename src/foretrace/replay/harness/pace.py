@@ -11,13 +11,11 @@ from time import perf_counter_ns
 
 TURNS = 25
 """As many as the recorder times at once."""
-REMEMBERED_NS = 1e6
-"""What turns took is forgotten after about so much waiting."""
-INTERRUPTED = 3.0
-"""Turns that took so many times longer than usual were interrupted, which says nothing of the host's speed; unless
-those before them took as long."""
+ADAPTED = 1.005
+"""By so much what turns take is believed to be more, or less, each time that they took more, or less: that ends in
+their median, and turns that somebody interrupted count like any others."""
 SOUND_NS = (1.0, 1e4)
-"""What a turn can take: another figure is none. All turns at once are then far less than what is remembered."""
+"""What a turn can take: another figure is none."""
 
 
 class Pace:
@@ -38,8 +36,6 @@ class Pace:
         self._passed = 0.0
         """Time of the original, from the step's begin on: what is due, and what has passed."""
         self._seen = 0
-        self._last = 1.0
-        """What the last turns took, in times of what they took the original's host."""
 
     def begin(self) -> None:
         """A step begins: what is due is counted from here on."""
@@ -76,7 +72,5 @@ class Pace:
         began = perf_counter_ns()
         for _ in range(TURNS):
             perf_counter_ns()
-        slowness, most = (perf_counter_ns() - began) / whole, INTERRUPTED * self.slowness
-        if slowness < most or self._last >= most:
-            self.slowness += whole / REMEMBERED_NS * (min(slowness, most) - self.slowness)
-        self._last = slowness
+        slower = perf_counter_ns() - began > whole * self.slowness
+        self.slowness *= ADAPTED if slower else 1 / ADAPTED
