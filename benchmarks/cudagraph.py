@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.table import keep
+from benchmarks.table import H200, keep
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
@@ -34,6 +34,7 @@ from foretrace.graph.edits.step import Row, assembled
 from foretrace.graph.op import GRAPH_LAUNCH
 from foretrace.platform.capture import Capture
 
+MEASURED_ON = H200
 MEASURED = Path(__file__).parent / "data" / "cudagraph.json"
 MOST = 0.10
 

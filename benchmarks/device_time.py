@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.process import shared
-from benchmarks.table import keep
+from benchmarks.table import H200, keep
 from foretrace import load
 from foretrace.costs.device import FALLBACK, price_kernels
 from foretrace.forecast.flat import flat
 from foretrace.platform.platform import Platform
 
+MEASURED_ON = H200
 GEOMEAN, WORST, ROOFLINE, QUICK_MS = 0.03, 0.08, 0.01, 50.0
 REPEATS = 5
 

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.accuracy_single import geomean
 from benchmarks.gloo_jobs import JOBS
 from benchmarks.gloo_truth import WORLDS
-from benchmarks.table import keep
+from benchmarks.table import XEON, keep
 from foretrace import predict
 from foretrace.fitting import fit
 from foretrace.forecast.forecast import Forecast
@@ -36,6 +36,7 @@ from foretrace.loading import load
 from foretrace.platform.folder import INDEX
 from foretrace.record.sketch import sketch
 
+MEASURED_ON = XEON
 GEOMEAN, MOST = 0.08, 0.20
 RECORDED = WORLDS[0]
 WAYS = ("own machine", f"from {RECORDED} ranks", "sketched")

@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.table import keep
+from benchmarks.table import H200, keep
 from foretrace.costs.host import price_host
 from foretrace.costs.host_fit import fit_host
 from foretrace.graph import PHASES, Graph, Op, OpTable, Tensor
 from foretrace.platform.host import Host
 from foretrace.platform.host_measurements import HOST_FILE, HostRun, read_runs
 
+MEASURED_ON = H200
 TRUTH = "host_truth.json.gz"
 GEOMEAN, WORST = 0.05, 0.15
 SMALLEST = 1e-3

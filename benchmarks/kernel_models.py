@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.table import keep
+from benchmarks.table import H200, keep
 from foretrace.costs.device import models
 from foretrace.costs.estimators import ScaledRoofline
 from foretrace.costs.families import FAMILIES
@@ -29,6 +29,7 @@ from foretrace.platform.measurements import Measurement
 from foretrace.platform.platform import Platform
 from foretrace.platform.rates import read_all
 
+MEASURED_ON = H200
 MEASURED = Path(__file__).resolve().parents[1] / "measurements" / "h200"
 BAG_BACKWARD = ("aten::_embedding_bag_backward", "aten::embedding_dense_backward", "aten::add_")
 

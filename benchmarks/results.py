@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks import table as tables
 from benchmarks.table import RESULTS, text_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results.md"
@@ -34,12 +35,32 @@ def section(kept: dict[str, Any]) -> str:
     columns = [column for column in rows[0] if not isinstance(rows[0][column], dict)]
     lines = [columns, ["---"] * len(columns), *([text_of(row.get(column)) for column in columns] for row in rows)]
     table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-    return f"## {name}\n\n{claim(name)}\n\n{table}\n\n{machine(kept['machine'])}, {kept['date']}.\n"
+    where = f"{machine(kept['machine'])}, {kept['date']}."
+    if there := measured_on(name):
+        where = f"Measured on {there}; put together on {where}"
+    return f"## {name}\n\n{claim(name)}\n\n{table}\n\n{where}\n"
+
+
+def script(name: str) -> ast.Module:
+    """A benchmark as written."""
+    return ast.parse((Path(__file__).parent / f"{name}.py").read_text())
+
+
+def measured_on(name: str) -> str:
+    """The machine whose truth a benchmark reads; empty where it measures by itself."""
+    for line in script(name).body:
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Name) and _named(line) == "MEASURED_ON":
+            return str(getattr(tables, line.value.id))
+    return ""
+
+
+def _named(line: ast.Assign) -> str:
+    return line.targets[0].id if isinstance(line.targets[0], ast.Name) else ""
 
 
 def claim(name: str) -> str:
     """What a benchmark's docstring says, but for how to run it."""
-    said = ast.get_docstring(ast.parse((Path(__file__).parent / f"{name}.py").read_text())) or ""
+    said = ast.get_docstring(script(name)) or ""
     return "\n\n".join(part for part in said.split("\n\n") if not part.startswith("    "))
 
 

@@ -22,13 +22,14 @@ import numpy as np
 from benchmarks.sharding_candidates import costing_of
 from benchmarks.sharding_loads import EXTRA, Candidate, fresh, seen, timed_tasks
 from benchmarks.sharding_tasks import Task
-from benchmarks.table import keep
+from benchmarks.table import H200, keep
 from foretrace.platform.platform import Platform
 from foretrace.sharding.hits import DOUBLINGS, Floats
 from foretrace.sharding.lookups import price
 from foretrace.sharding.pieces import Piece, Pieces
 from foretrace.sharding.tables import Table
 
+MEASURED_ON = H200
 LIMITS = {"within 10 %": 0.97, "within 2 %": 0.85, "loss": 0.005, "rank correlation": 0.97, "slowest rank": 0.05,
           "not slower than TorchRec": 0.9, "faster than TorchRec": 0.10, "unusual spreads": 0.06}  # fmt: skip
 AT_MOST = ("loss", "slowest rank", "unusual spreads")

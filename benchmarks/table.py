@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+H200 = "one NVIDIA H200, a Xeon with 16 cores, Python 3.12, torch 2.11.0+cu130"
+XEON = "a Xeon with 16 cores, Python 3.12, torch 2.11.0"
+"""Machines that truth was measured on: a benchmark that reads it names one of them as its ``MEASURED_ON``."""
 
 
 def keep(name: str, rows: Sequence[dict[str, Any]], out: Path = RESULTS, hide: Sequence[str] = ()) -> None:

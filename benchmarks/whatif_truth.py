@@ -24,8 +24,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.table import H200, keep
 from benchmarks.workloads import DLRM, DLRM_SHAPES
 
+MEASURED_ON = H200
 BATCH, ROUNDS, STEPS = 2048, 15, 10
 MOST = 0.05
 WIDER, NARROWER = [2048] * 3, [256] * 3
@@ -132,7 +134,6 @@ def speedup(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
 def compare(truth: dict[str, list[tuple[float, float]]]) -> int:
     """Hold measured speed-ups against predicted ones."""
     import foretrace as ft
-    from benchmarks.table import keep
 
     rows = []
     old = ft.sketch(lambda: before("cuda"), device="cuda")

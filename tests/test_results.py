@@ -27,3 +27,7 @@ def test_a_result_is_kept_with_its_machine_and_becomes_a_table(tmp_path: Path):
     assert "| what | seconds | holds |" in section
     assert "| a \\| b | 0.1235 | yes |" in section
     assert "cores, Python 3." in section
+
+
+def test_a_table_of_truth_from_elsewhere_names_the_machine_it_was_measured_on():
+    assert "H200" in results.measured_on("replay") and results.measured_on("start_up") == ""
