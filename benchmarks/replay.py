@@ -94,14 +94,19 @@ def problems(rows: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__)
+def asked(about: str | None) -> tuple[dict[str, dict[str, Any]], Path]:
+    """What is on the command line: the truth, read, and where results go."""
+    options = argparse.ArgumentParser(description=about)
     options.add_argument("truth", type=Path, help="what replay_truth wrote")
     options.add_argument("--out", type=Path, default=RESULTS)
     chosen = options.parse_args()
-    found = read(chosen.truth / "results")
+    return read(chosen.truth / "results"), chosen.out
+
+
+def main() -> int:
+    found, out = asked(__doc__)
     rows = [row_of(words) for words in found.values()]
-    keep("replay", rows, chosen.out)
+    keep("replay", rows, out)
     failed = problems(rows)
     for problem in failed:
         print(problem, file=sys.stderr)

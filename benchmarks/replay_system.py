@@ -9,13 +9,11 @@ runs over and over, in turns. Reads what `benchmarks.replay_truth` measured of t
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from benchmarks.replay import off, read
-from benchmarks.table import H200, RESULTS, keep
+from benchmarks.replay import asked, off
+from benchmarks.table import H200, keep
 
 MEASURED_ON = H200
 MOST = 0.05
@@ -33,13 +31,9 @@ def metric_rows(name: str, words: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("truth", type=Path, help="what replay_truth wrote")
-    options.add_argument("--out", type=Path, default=RESULTS)
-    chosen = options.parse_args()
-    found = read(chosen.truth / "results")
+    found, out = asked(__doc__)
     rows = [row for name, words in found.items() if "counted" in words for row in metric_rows(name, words)]
-    keep("replay_system", rows, chosen.out)
+    keep("replay_system", rows, out)
     return int(not rows or any(row["off"] is None or abs(row["off"]) > MOST for row in rows))
 
 

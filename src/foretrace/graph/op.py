@@ -14,6 +14,8 @@ PHASES = ("forward", "backward", "optimizer", "other")
 SIDE_CALLS = ("cuda::", "storage::", "c10d::wait")
 """How the names of calls begin that steer streams, memory or works without passing the dispatcher."""
 
+RESIZE = "storage::resize_"
+"""A side call: a storage is given another size, as FSDP does with its weights."""
 GRAPH_LAUNCH = "cuda::graph_launch"
 """A side call: all calls of the step after it were captured as one CUDA graph, which it launches."""
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from foretrace.graph import Constant, Value
+from foretrace.graph.op import RESIZE
 from foretrace.record.communication import c10d
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _targets(watch: Watch) -> list[tuple[Any, str, str, Describe]]:
         (cuda.Event, "synchronize", "cuda::event_synchronize", lambda e: (event(e),)),
         (cuda.Stream, "synchronize", "cuda::stream_synchronize", lambda s: (stream(s),)),
         (cuda, "synchronize", "cuda::device_synchronize", lambda device=None: ()),
-        (torch.UntypedStorage, "resize_", "storage::resize_", resized),
+        (torch.UntypedStorage, "resize_", RESIZE, resized),
     ]
     if c10d is not None:
         targets.append((c10d.Work, "wait", "c10d::wait", lambda w, *_, **__: _some(watch.communication.waited(w))))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from foretrace.graph import Constant
+from foretrace.graph.op import RESIZE
 from foretrace.graph.operators import NAMESPACES, is_word, target
 from foretrace.replay.literals import NUMBER, Name, NotWritableError, describe, literal
 from foretrace.replay.opaque import Opaque
@@ -21,7 +22,7 @@ WORDS = {
     "cuda::event_synchronize": "synchronize_event",
     "cuda::stream_synchronize": "synchronize_stream",
     "cuda::device_synchronize": "synchronize",
-    "storage::resize_": "resize",
+    RESIZE: "resize",
     "c10d::wait": "wait",
 }
 """Functions of the harness for calls that do not pass the dispatcher."""

@@ -10,6 +10,7 @@ from foretrace.graph import Constant, Graph, Op, Tensor, Value
 from foretrace.graph.dispatched import owner
 from foretrace.graph.edits.step import call_rows, needs_arguments
 from foretrace.graph.foreign import Tidied, is_foreign
+from foretrace.graph.op import RESIZE
 from foretrace.graph.sparse import sparse_parts
 from foretrace.graph.tables import Floats
 from foretrace.replay.fillings import with_contents
@@ -20,7 +21,6 @@ from foretrace.replay.selection import Selection, select
 from foretrace.replay.variables import Variables
 from foretrace.replay.works import under_way, with_waits, work_name
 
-RESIZE = "storage::resize_"
 SHORTEST_UNOWNED_US = 1.0
 PRODUCTS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from foretrace.graph import PHASES, ForetraceError, Op
+from foretrace.graph.edits.names import near_to
 from foretrace.graph.operators import COMMUNICATES
 
 LOOKS_UP = ("embedding", "index_select", "lookup")
@@ -92,9 +92,5 @@ def _rows(ops: Sequence[Op], pattern: str) -> list[int]:
 
 def _unknown(ops: Sequence[Op], pattern: str) -> ForetraceError:
     """What to say of a name that no op has, with those that are like it."""
-    names = sorted({op.name for op in ops})
-    by_short = {name.rpartition("::")[2]: name for name in names}
-    near = get_close_matches(pattern, [*by_short, *names], n=3)
-    known = ", ".join(dict.fromkeys(by_short.get(name, name) for name in near))
-    advice = f"Near to it are {known}." if near else f"It has {', '.join(names[:8])}{', …' * (len(names) > 8)}."
+    advice = near_to(pattern, {op.name for op in ops}, "It has")
     return ForetraceError(f"the step has no call {pattern!r}", advice)

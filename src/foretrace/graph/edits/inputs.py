@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from math import log2
 
-from foretrace.graph.edits.linked import RESIZE, Linked
+from foretrace.graph.edits.linked import Linked
+from foretrace.graph.op import RESIZE
 from foretrace.graph.tensor import Tensor
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from foretrace.graph.op import Constant, Op, Value
+from foretrace.graph.op import RESIZE, Constant, Op, Value
 from foretrace.graph.tensor import Tensor
 
 
@@ -22,7 +22,6 @@ class Slot(NamedTuple):
 
 Argument: TypeAlias = "Value | Slot | list[Argument] | tuple[Argument, ...] | dict[str, Argument]"
 View: TypeAlias = "tuple[object, ...]"
-RESIZE = "storage::resize_"
 
 
 @dataclass(slots=True)

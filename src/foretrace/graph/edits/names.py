@@ -16,9 +16,18 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ForetraceError:
     >>> print(unknown("setting", "bacth", ["batch", "optimizer"]))
     there is no setting 'bacth'. Near to it are batch.
     """
+    return ForetraceError(f"there is no {what} {name!r}", near_to(name, known, "There are"))
+
+
+def near_to(name: str, known: Iterable[str], listing: str) -> str:
+    """Names that are like it; where there are none, those that are known.
+
+    >>> near_to("rellu", ["aten::mm", "aten::relu"], "It has"), near_to("x", ["aten::mm"], "It has")
+    ('Near to it are aten::relu.', 'It has aten::mm.')
+    """
     names = sorted(set(known))
     by_short = {full.rpartition("::")[2]: full for full in names}
     near = get_close_matches(name, [*by_short, *names], n=3)
     told = ", ".join(dict.fromkeys(by_short.get(found, found) for found in near))
-    listed = f"There are {', '.join(names[:MOST_NAMED])}{', …' * (len(names) > MOST_NAMED)}."
-    return ForetraceError(f"there is no {what} {name!r}", f"Near to it are {told}." if near else listed)
+    listed = f"{listing} {', '.join(names[:MOST_NAMED])}{', …' * (len(names) > MOST_NAMED)}."
+    return f"Near to it are {told}." if near else listed

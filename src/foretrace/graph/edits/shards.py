@@ -13,13 +13,12 @@ from math import prod
 from typing import Any
 
 from foretrace.graph.edits.layout import dense_strides
-from foretrace.graph.edits.linked import RESIZE
 from foretrace.graph.edits.parallel.draft import with_tensors
 from foretrace.graph.edits.parallel.updates import lists_in
 from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Collective, Graph
-from foretrace.graph.op import Op
+from foretrace.graph.op import RESIZE, Op
 from foretrace.graph.tensor import Tensor
 
 JOIN, COPY_IN, COPY_OUT = "fsdp::chunk_cat", "fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy"

@@ -11,6 +11,7 @@ import numpy as np
 from foretrace.graph import Collective, Constant, ForetraceError, Graph, Op, OpTable, Storage, Tensor
 from foretrace.graph.dispatched import dispatched
 from foretrace.graph.edits.layout import dense_strides, reach
+from foretrace.graph.op import RESIZE
 from foretrace.graph.seen import seen_calls
 from foretrace.graph.tables import CallTable, KernelTable
 
@@ -22,7 +23,6 @@ KIND_OF_CALL = {
     "send": "c10d::send",
     "recv": "c10d::recv_",
 }
-RESIZE = "storage::resize_"
 
 
 @dataclass(slots=True)

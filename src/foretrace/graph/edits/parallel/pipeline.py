@@ -13,10 +13,11 @@ from typing import Any
 
 from foretrace.graph import Graph, Job, Tensor
 from foretrace.graph.edits.parallel.batches import part_of_batch
-from foretrace.graph.edits.parallel.draft import RESIZE, Draft, Group, Line, called, lines_of, with_tensors
+from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, lines_of, with_tensors
 from foretrace.graph.edits.parallel.schedules import check, turns
 from foretrace.graph.edits.parallel.stages import Chunk, Stages, stages_of
 from foretrace.graph.edits.parallel.updates import only, spread
+from foretrace.graph.op import RESIZE
 
 
 def pipeline_parallel(graph: Graph, stages: int, microbatches: int, schedule: str = "1f1b", chunks: int = 1) -> Job:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretrace.graph import ForetraceError, Op, Tensor
-from foretrace.graph.edits.parallel.draft import RESIZE, with_tensors
+from foretrace.graph.edits.parallel.draft import with_tensors
+from foretrace.graph.op import RESIZE
 
 PARTIAL = -1
 """Instead of a dimension: whole in shape, but to be summed over all parts."""
