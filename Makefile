@@ -10,7 +10,7 @@ TESTS := $(VENV)/.tests
 LINT := $(VENV)/.lint
 
 # Those that need no GPU.
-BENCHMARKS := start_up all_sets against_hta large_trace sketch_speed recorder_cost simulate_speed predict_speed \
+BENCHMARKS := start_up verb_speed all_sets against_hta large_trace sketch_speed recorder_cost simulate_speed predict_speed \
 	kernel_models device_time collectives host_time job_accuracy job_speed other_gpus other_gpu_kernels pipelines vtrain \
 	vtrain_whole sharding sharding_gloo sharding_search edits cudagraph
 
@@ -58,6 +58,7 @@ $(VENV)/.made:
 $(BASE): $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing Foretrace and PyTorch into $(VENV): a minute or two"
 	$(INSTALL) -e '.[torch]'
+	$(BIN)/python -m compileall -q src  # pip does so for packages that it copies, and starts are as fast from the first
 	touch $@
 
 # TorchRec asks for the CUDA build of FBGEMM; its CPU build serves the tests, and only without their wishes.

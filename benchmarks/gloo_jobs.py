@@ -1,9 +1,9 @@
-"""One rank of distributed jobs that train on CPUs, one after the other; `benchmarks.gloo_truth` starts them.
+"""One rank of distributed jobs that train on CPUs; `benchmarks.gloo_truth` starts as many as a job has, and tells them
 
-    torchrun --nproc-per-node 4 -m benchmarks.gloo_jobs OUT dlrm ddp
-
-records each into ``OUT/JOB-4/recording``, and then times its steps again into ``OUT/JOB-4/again.json``: how far two
-measurements of the same job lie apart is what no forecast can be held to.
+- ``wait``: for each other;
+- ``fabric``: measure what exchanges between them take, into ``OUT/platform-WORLD``;
+- ``record JOB``: record a job into ``OUT/JOB-WORLD/recording``;
+- ``time JOB``: add its steps, timed with nothing attached, to ``OUT/JOB-WORLD/again.json``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -22,11 +21,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dlrm_distributed
 import gpt
+from benchmarks.gloo_turns import turns
+from foretrace.calibrating import calibrate
 from foretrace.record.session import record
 
 Step = Callable[[], torch.Tensor]
-STEPS = 16
-"""That are timed, and that are timed again."""
+PLAIN = 24
+"""Steps that are timed within a recording."""
+STEPS = 10
+"""That are timed in a turn."""
 SMALL_GPT = gpt.Shape(layers=4, heads=4, dim=256, vocabulary=4096, seq=128, batch=2)
 
 
@@ -61,33 +64,53 @@ def fsdp_transformer() -> Step:
 JOBS: dict[str, Callable[[], Step]] = {"dlrm": hybrid_dlrm, "ddp": ddp_mlp, "fsdp": fsdp_transformer}
 
 
-def timed(step: Step) -> float:
-    """Median milliseconds of some steps in a row, the mean over all ranks."""
-    dist.barrier()
-    step()
-    taken = []
-    for _ in range(STEPS):
-        began = time.perf_counter()
+class Ranks:
+    """What this rank has of each job."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._steps: dict[str, Step] = {}
+
+    def wait(self) -> None:
+        """Until all are there."""
+        dist.barrier()
+
+    def fabric(self) -> None:
+        """Measure each exchange once, and how the ranks slow each other."""
+        calibrate(self._out / f"platform-{dist.get_world_size()}", ("fabric",), 0.0)
+
+    def record(self, name: str) -> None:
+        """Make a job, and record it."""
+        torch.manual_seed(dist.get_rank())
+        self._steps[name] = JOBS[name]()
+        record(self._steps[name], self._folder(name) / "recording", plain=PLAIN, profile=3, warmup=5)
+
+    def time(self, name: str) -> None:
+        """Time some steps, each as the mean over all ranks."""
+        step = self._steps[name]
+        dist.barrier()
         step()
-        taken.append((time.perf_counter() - began) * 1e3)
-    mean = torch.tensor(median(taken) / dist.get_world_size())
-    dist.all_reduce(mean)
-    return mean.item()
+        taken = []
+        for _ in range(STEPS):
+            began = time.perf_counter()
+            step()
+            taken.append((time.perf_counter() - began) * 1e3)
+        mean = torch.tensor(taken) / dist.get_world_size()
+        dist.all_reduce(mean)
+        if dist.get_rank() == 0:
+            path = self._folder(name) / "again.json"
+            before = json.loads(path.read_text()) if path.exists() else []
+            path.write_text(json.dumps([*before, mean.tolist()]))
+
+    def _folder(self, name: str) -> Path:
+        return self._out / f"{name}-{dist.get_world_size()}"
 
 
 def main() -> int:
+    ranks = Ranks(Path(sys.argv[1]))
     dist.init_process_group("gloo")
-    for name in sys.argv[2:]:
-        out = Path(sys.argv[1]) / f"{name}-{dist.get_world_size()}"
-        torch.manual_seed(dist.get_rank())
-        step = JOBS[name]()
-        record(step, out / "recording", plain=STEPS, profile=3, warmup=5)
-        again = timed(step)
-        if dist.get_rank() == 0:
-            (out / "again.json").write_text(json.dumps(again))
-        del step
-        dist.barrier()
-    dist.destroy_process_group()
+    for what, *which in turns():
+        getattr(ranks, what)(*which)
     return 0
 
 

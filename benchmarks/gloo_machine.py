@@ -1,32 +1,40 @@
-"""One of several processes that calibrate the same CPUs at once; `benchmarks.gloo_truth` starts them.
+"""One of several processes that calibrate the same CPUs at once; `benchmarks.gloo_truth` starts as many as a job has
+ranks, since these share caches, memory and clock, and a call that is timed alone is faster than one in a job. It makes
+sketches of the first rank of each job of `benchmarks.gloo_jobs`, which never runs here, and is told
 
-    python -m benchmarks.gloo_machine WORLD OUT SECONDS
+- ``device``: describe it;
+- ``host``: measure the host;
+- ``calls JOB``: time exactly the calls of a job's sketch.
 
-measures the host; then it sketches the first rank of each job of `benchmarks.gloo_jobs`, which never runs, and measures
-exactly its calls, all within so many seconds. As many processes do so at once as the job has ranks: these share caches,
-memory and clock, and a call that is timed alone is faster than one in a job.
+    python -m benchmarks.gloo_machine WORLD PLATFORM
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 from benchmarks.gloo_jobs import JOBS
-from foretrace.calibrating import calibrate
+from benchmarks.gloo_turns import turns
+from foretrace.calibrating import Outcome, calibrate, describe_device, measure_like
+from foretrace.platform.folder import RAW
 from foretrace.record.sketch import sketch
 
 HOST_MINUTES = 0.05
+CALLS_SECONDS = 2.0
+ON = "cpu"
 
 
 def main() -> int:
-    world, out, end = int(sys.argv[1]), Path(sys.argv[2]), time.monotonic() + float(sys.argv[3])
-    calibrate(out, ("host",), HOST_MINUTES, "cpu")
-    graphs = [sketch(make, world=world) for make in JOBS.values()]
-    for number, graph in enumerate(graphs):
-        share = max(end - time.monotonic(), 1.0) / (len(graphs) - number)
-        calibrate(out, ("device",), share / 60, "cpu", like=graph)
+    world, out = int(sys.argv[1]), Path(sys.argv[2])
+    graphs = {name: sketch(make, world=world) for name, make in JOBS.items()}
+    for what, *which in turns():
+        if what == "host":
+            calibrate(out, ("host",), HOST_MINUTES, ON)
+        elif what == "device":
+            describe_device(out / RAW, ON, Outcome(), told=lambda stage: None)
+        elif what == "calls":
+            measure_like(out / RAW, ON, CALLS_SECONDS, graphs[which[0]], Outcome(), told=lambda stage: None)
     return 0
 
 

@@ -2,8 +2,9 @@
 
 The calls are drawn at random from realistic ranges, with another seed than those the models were fitted on, and were
 timed on an H200 with a cold and with a warm cache (`measurements/h200/heldout`). GMAE is the geometric mean of the
-relative error. Beside it stand what it should be, and the GMAE of a roofline with fitted rates: a family's model is
-whichever of the two does better on folds of what it was fitted on.
+relative error; after ``+-`` stands the standard error of the mean, since other calls would give another one. Beside
+them stand what they should be, and the GMAE of a roofline with fitted rates: a family's model is whichever does best on
+folds of what it was fitted on.
 
     python -m benchmarks.kernel_models
 """
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.table import H200, keep
+from foretrace.costs.composed import parts_of
 from foretrace.costs.device import models
 from foretrace.costs.estimators import ScaledRoofline
-from foretrace.costs.families import FAMILIES
+from foretrace.costs.families import FAMILIES, Described, Facts, family_of
 from foretrace.costs.fit import errors
-from foretrace.costs.rows import Rows, rows_of
+from foretrace.costs.rows import Floats, Rows, ceilings, rows_of
 from foretrace.platform.measurements import Measurement
 from foretrace.platform.platform import Platform
 from foretrace.platform.rates import read_all
@@ -100,25 +103,49 @@ CLAIMS = (
 
 def scored(claim: Claim, platform: Platform, held_out: Iterable[Measurement], fitted_on: Rows) -> dict[str, Any]:
     """A line of the table."""
-    family, model = FAMILIES[claim.family], models(platform.models).families[claim.family]
-    rows = rows_of(family, filter(claim.which, held_out), platform.device)
-    predicted = model.estimator.predict_both(rows).ravel()
-    found = errors(predicted, rows.us.ravel())
-    heuristic = errors(ScaledRoofline().fit(fitted_on).predict_both(rows).ravel(), rows.us.ravel())
-    low, high = model.spread.around(predicted)
+    family = FAMILIES[claim.family]
+    held = filter(claim.which, held_out)
+    calls = [found for found in held if found.cold and found.warm and not found.error and family.answers(found.case.op)]
+    measured = np.array([(m.us("cold"), m.us("warm")) for m in calls])
+    low, predicted, high = priced(calls, platform)
+    found = errors(predicted.ravel(), measured.ravel())
+    off = np.abs(predicted / measured - 1).mean(axis=1)
+    rows = rows_of(family, calls, platform.device)
+    roofline = rows.whole(ScaledRoofline().fit(fitted_on).predict_both(rows))
     return {
         "calls": claim.what,
-        "fitted on": len(fitted_on),
-        "held out": len(rows),
+        "fitted on": len(np.unique(fitted_on.call)),
+        "held out": len(calls),
         "GMAE %": round(100 * found["gmae"], 2),
         "should be": _percent(claim.gmae),
         "mean %": round(100 * found["mean"], 2),
+        "+-": round(100 * float(off.std()) / math.sqrt(len(off)), 2),
         "should be ": _percent(claim.mean),
         "p90 %": round(100 * found["p90"], 1),
-        "inside 10-90 %": round(100 * float(np.mean((low <= rows.us.ravel()) & (rows.us.ravel() <= high))), 1),
-        "roofline GMAE %": round(100 * heuristic["gmae"], 1),
+        "inside 10-90 %": round(100 * float(np.mean((low <= measured) & (measured <= high))), 1),
+        "roofline GMAE %": round(100 * errors(roofline.ravel(), rows.whole(rows.us).ravel())["gmae"], 1),
         "holds": found["gmae"] <= claim.gmae and found["mean"] <= claim.mean,
     }
+
+
+def priced(calls: Sequence[Measurement], platform: Platform) -> Floats:
+    """Low, typical and high of calls, a column per state: of each, the sum of what it is made of."""
+    parts: defaultdict[str, list[tuple[int, Described]]] = defaultdict(list)
+    for place, found in enumerate(calls):
+        facts = Facts(platform.device, found.indices, found.case.tf32, found.case.pinned)
+        for part in parts_of(found.case.op, platform.device.kind):
+            if family := family_of(part):
+                parts[family.name].append((place, family.describe(part, facts)))
+    whole = np.zeros((3, len(calls), 2))
+    for name, found in parts.items():
+        model = models(platform.models).families[name]
+        places, described = zip(*found)
+        features = np.array([each.features for each in described])
+        rows = Rows(features, *ceilings(described, platform.device), np.zeros((0, 2)), [])
+        us = model.estimator.predict_both(rows)
+        low, high = model.spread.around(us)
+        np.add.at(whole, (slice(None), places), [low, us, high])
+    return whole
 
 
 def _percent(share: float) -> float | str:

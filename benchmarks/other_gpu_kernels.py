@@ -5,7 +5,8 @@ description and held against its kernels; so much of the device time is told. By
 predicted over sum measured, and the mean error of calls. The mean over a trace is weighted by time. Traces of other
 GPUs stand below, with no limit: their software is years older than the H200's (an A100 in 2022 rounded float32 products
 to tf32 unasked), and nothing of the MI300X was fitted but how short its kernels get and how wide its range is. No
-constant was fitted on an H100; how long kernels take to start was set by hand, with all these traces in sight.
+constant was fitted on an H100; what products reach of both was published by others; how long kernels take to start was
+set by hand, with all these traces in sight.
 
     python -m benchmarks.other_gpu_kernels
 """

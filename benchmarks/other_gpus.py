@@ -1,9 +1,13 @@
 """Claim: on GPUs that nobody measured, whole models are met within 10 % on average by what an H200 tells of them.
 
 NeuSight published what language models take on eleven GPUs, in float32: inference, or forward and backward. Each is
-sketched, and predicted on the GPU's description. The three constants that descriptions do not tell are fitted on the
-other chips: what a GPU is scored by never saw its rows, nor those of another board with the same chip. Beside it the
-roofline of the description, and NeuSight's own predictions, which were trained on kernels of most of these GPUs.
+sketched, and predicted on the GPU's description. Of what descriptions do not tell, one constant comes from a published
+rate of products, and two are fitted on the other chips: what a GPU is scored by never saw its rows, nor those of
+another board with the same chip. Beside it the roofline of the description, and NeuSight's own predictions, which were
+trained on kernels of most of these GPUs.
+
+The form of all this, and which published rates stand in the descriptions, was decided with these rows in sight: those
+of short tests on boards that do not hold their clock (T4, P4) were not taken.
 
 Left out: models compiled with Triton, jobs of several GPUs, and one model whose sizes were not published.
 
@@ -59,6 +63,8 @@ CHIPS = {
 SHARES = np.array([0.25, 0.5, 1.0, 1.5])
 """Of the H200's reach, that products keep: times in between follow from these."""
 H200 = Platform.named("h200")
+NARROW = Device.named("a100-40gb")
+"""A GPU with half as many lanes in a processor, of which somebody published what it reaches in float32."""
 SLOT_W = 75.0
 """A board that may draw no more does not hold its clock: it tells what multiplying takes."""
 DRAWN_APART = 1.2
@@ -105,7 +111,7 @@ def curve(calls: Graph, platform: Platform) -> Any:
     assert platform.carry
     rows, times = np.arange(len(calls.ops), dtype=np.int32), []
     for share in SHARES:
-        carry = replace(platform.carry, products=float(share), plain=1.0)
+        carry = replace(platform.carry, products=float(share))
         costs = price_kernels(calls, rows, replace(platform, carry=carry))
         times.append(float((costs.typical + platform.device.measured.kernel_gap_us).sum()) / 1e3)
     return np.polyfit(np.log(SHARES), np.log(times), len(SHARES) - 1)
@@ -133,15 +139,15 @@ def fitted(rows: Sequence[Row]) -> Constants:
     shares = {gpu: float(np.median([row.best_share() for row in rows if row.published == gpu])) for gpu in gpus}
     ours = {gpu: device for gpu, device in gpus.items() if device.maker == H200.device.maker}
     slots = {gpu: device for gpu, device in ours.items() if device.power_w and device.power_w <= SLOT_W}
-    narrow = _mean([shares[gpu] for gpu, device in ours.items() if gpu not in slots and _is_narrow(device)])
     others = _mean([share for gpu, share in shares.items() if gpu not in ours])
-    held = {gpu: shares[gpu] / (narrow if _is_narrow(device) else 1.0) for gpu, device in slots.items()}
-    energy = _mean([budget_pj(device) / held[gpu] for gpu, device in slots.items()])
-    return replace(Constants.shipped(), narrow=narrow, other_maker=others, energy_pj=energy)
+    energy = _mean([budget_pj(device) / shares[gpu] for gpu, device in slots.items()])
+    return replace(Constants.shipped(), narrow=narrow(), other_maker=others, energy_pj=energy)
 
 
-def _is_narrow(device: Device) -> bool:
-    return device.maker == H200.device.maker and 2 * device.lanes <= H200.device.lanes
+def narrow() -> float:
+    """How much more of its float32 peak a GPU with half as many lanes in a processor reaches."""
+    known, ours = (device.measured.tflops["float32"] / device.peak("float32") for device in (NARROW, H200.device))
+    return known / ours
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -197,9 +203,10 @@ def write_constants(rows: Sequence[Row], table: Sequence[dict[str, Any]]) -> Non
     known = replace(
         fitted(rows),
         spread=float(spread),
-        provenance=f"products: {len(rows)} times of whole models on {len({row.published for row in rows})} GPUs that "
-        "NeuSight published (sitar-lab/NeuSight); start: the shorter kernels of two published V100 traces (a DLRM, a "
-        "Megatron), and of one of an MI300X; other_spread: by how much that one's kernels were off",
+        provenance=f"narrow: {NARROW.name}, {NARROW.measured.provenance}; energy_pj, other_maker, spread: {len(rows)} "
+        f"times of whole models on {len({row.published for row in rows})} GPUs that NeuSight published "
+        "(sitar-lab/NeuSight); start: the shorter kernels of two published V100 traces (a DLRM, a Megatron), and of "
+        "one of an MI300X; other_spread: by how much that one's kernels were off",
     )
     write(CONSTANTS, {key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in asdict(known).items()})
 

@@ -18,8 +18,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -28,6 +30,7 @@ import torch
 
 from benchmarks import workloads
 from foretrace.graph import Op
+from foretrace.record.host_speed import call_ns
 from foretrace.record.session import record
 from foretrace.record.watch import Watch
 from foretrace.replay.harness.measure import synced_ms
@@ -50,18 +53,20 @@ NCU_S, LONGEST_S = 90.0, 100.0
 """Seconds that Nsight Compute may take, and a stage of a workload without it."""
 FEWEST_PLAIN, PLAIN, PLAIN_MS, PROFILED = 30, 300, 3000.0, 5
 """Steps of a recording: a host that is busy now and then is so in some of them."""
-FEWEST_ROUNDS, ROUNDS, ROUNDS_S = 3, 200, 9.0
-"""Rounds of original, paced and unpaced; fewer where they take long."""
-FEWEST_IN_A_ROW, IN_A_ROW, TURN_MS = 2, 10, 40.0
-"""Steps of each in a row: as many as take that long, since a host's speed changes within tenths of a second. As many
-again go before, since caches hold what ran last."""
+FEWEST_ROUNDS, ROUNDS_S = 5, 6.5
+"""Rounds of original and paced replay, in turns: as many as fit."""
+FEWEST_IN_A_ROW, IN_A_ROW, TURN_MS = 1, 5, 15.0
+"""Steps of each in a row: as many as take that long, since a host's speed changes within tenths of a second. One more
+goes before, since caches hold what ran last."""
+SELDOM = 5
+"""In every so many of the rounds the unpaced replay is timed too, and each of them without a wait between steps."""
 PROFILES, POWERED = 3, 2
 """How often kernels are profiled, and power measured, original and replay in turns."""
 
 
 TRIED = 10
 """Steps that are timed to know about how long one takes."""
-HARNESS = ("benchmark", "comparison", "measure", "system")
+HARNESS = ("benchmark", "comparison", "host", "measure", "system")
 
 
 def harness_of(folder: Path) -> dict[str, Any]:
@@ -108,18 +113,28 @@ def timed(name: str, out: Path) -> dict[str, Any]:
     in_a_row = as_many(step, TURN_MS, FEWEST_IN_A_ROW, IN_A_ROW)
     replay = tools["benchmark"].Benchmark(folder)
     variants: dict[str, Step] = {"original": step, "paced": replay.step(True), "unpaced": replay.step(False)}
-    times: dict[str, list[float]] = {variant: [] for variant in variants}
+    times: dict[str, list[list[float]]] = {variant: [] for variant in variants}
     rates: dict[str, list[float]] = {variant: [] for variant in variants}
-    started = time.monotonic()
-    for number in range(ROUNDS):
-        if number >= FEWEST_ROUNDS and time.monotonic() - started > ROUNDS_S:
-            break
+    speeds: dict[str, list[float]] = {variant: [] for variant in variants}
+    slowness: list[float] = []
+    gc.collect()
+    gc.freeze()  # else each turn would begin with a long look at all that was imported
+    started, number = time.monotonic(), 0
+    while number < FEWEST_ROUNDS or time.monotonic() - started < ROUNDS_S:
+        seldom = number % SELDOM == 0
         for variant, run in variants.items():
-            times[variant] += measure.synced_ms(run, 2 * in_a_row)[in_a_row:]
-            rates[variant].append(measure.back_to_back_ms(run, in_a_row))
+            if variant != "unpaced" or seldom:
+                speeds[variant].append(call_ns())
+                times[variant].append(measure.synced_ms(run, in_a_row))
+            if seldom:
+                rates[variant].append(measure.back_to_back_ms(run, in_a_row))
+        slowness.append(tools["host"].here.pace.slowness)
+        number += 1
     return {
-        "step_ms": {variant: median(found) for variant, found in times.items()},
-        "all_step_ms": times,
+        "step_ms": {variant: median(chain.from_iterable(found)) for variant, found in times.items()},
+        "turns_ms": times,
+        "call_ns": speeds,
+        "slowness": slowness,
         "step_ms_back_to_back": {variant: median(found) for variant, found in rates.items()},
         "power": powered(tools, variants) if name in METRICS_OF else {},
     }
@@ -227,46 +242,66 @@ def result_of(name: str, workload: str, out: Path) -> Path:
     return out / "results" / f"{workload}.{name}.json"
 
 
-def apart(name: str, workload: str, out: Path) -> None:
+def spare(out: Path) -> subprocess.Popen[str]:
+    """A process that has imported all and waits to be told its stage and workload: that takes as long as a stage."""
+    command = [sys.executable, "-m", "benchmarks.replay_truth", str(out), "--ready"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ready(out: Path) -> int:
+    """Be such a process."""
+    for package in ("transformers.modeling_utils", "torchvision"):
+        with suppress(ImportError):
+            importlib.import_module(package)
+    name, _, workload = sys.stdin.readline().strip().partition(" ")
+    return stage(name, workload, out) if workload else 0
+
+
+def apart(name: str, workload: str, out: Path, process: subprocess.Popen[str]) -> None:
     """One stage of one workload in a process of its own; one that fails is said, and left out."""
-    path = result_of(name, workload, out)
-    failed = path.with_suffix(".failed")
-    if path.exists() or failed.exists():
-        return
-    command = [sys.executable, "-m", "benchmarks.replay_truth", str(out), workload, "--stage", name]
     try:
-        done = subprocess.run(command, timeout=LONGEST_S + NCU_S, stderr=subprocess.PIPE, text=True)
-        said = done.stderr if done.returncode else ""
+        said = process.communicate(f"{name} {workload}\n", LONGEST_S + NCU_S)[1]
     except subprocess.TimeoutExpired:
-        said = "took too long"
-    if said:
-        failed.write_text(said)
+        process.kill()
+        said = process.communicate()[1] + "took too long"
+    if process.returncode:
+        result_of(name, workload, out).with_suffix(".failed").write_text(said)
         print(workload, name, "failed:", said[-1000:], flush=True)
+
+
+def left(names: list[str], out: Path) -> Iterator[tuple[str, str]]:
+    """Stages and workloads that are not done yet, and did not fail."""
+    asked = [(name, workload) for workload in names for name in ("recorded", "timed")]
+    for name, workload in [*asked, *(("counted", workload) for workload in METRICS_OF if workload in names)]:
+        path = result_of(name, workload, out)
+        if not path.exists() and not path.with_suffix(".failed").exists():
+            yield name, workload
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("out", type=Path)
     options.add_argument("--minutes", type=float, default=9.0)
-    options.add_argument("--stage", choices=list(STAGES), help="only this one, of one workload, in this process")
+    options.add_argument("--ready", action="store_true", help="do one stage of one workload, as told on stdin")
     options.add_argument("--one", metavar="NAME", help="run one step and its replay, for Nsight Compute")
     options.add_argument("workloads", nargs="*", help="all where it is left out")
     chosen = options.parse_intermixed_args()
     if chosen.one:
         one(chosen.one, chosen.out)
         return 0
+    if chosen.ready:
+        return ready(chosen.out)
     (chosen.out / "results").mkdir(parents=True, exist_ok=True)
-    if chosen.stage:
-        return stage(chosen.stage, chosen.workloads[0], chosen.out)
     until = time.monotonic() + chosen.minutes * 60
-    names = chosen.workloads or list(workloads.WORKLOADS)
-    asked = [(name, workload) for workload in names for name in ("recorded", "timed")]
-    for name, workload in [*asked, *(("counted", workload) for workload in METRICS_OF if workload in names)]:
+    waiting = spare(chosen.out)
+    for name, workload in left(chosen.workloads or list(workloads.WORKLOADS), chosen.out):
         if time.monotonic() > until:
             print("no time left: call it again to go on", flush=True)
-            return 1
-        apart(name, workload, chosen.out)
-    return 0
+            break
+        process, waiting = waiting, spare(chosen.out)
+        apart(name, workload, chosen.out, process)
+    waiting.communicate("\n")
+    return 1 if time.monotonic() > until else 0
 
 
 if __name__ == "__main__":

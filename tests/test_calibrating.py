@@ -8,9 +8,9 @@ import pytest
 
 import foretrace as ft
 from foretrace import calibrating
-from foretrace.calibrating import Stage, calibrate, shares_by_error
+from foretrace.calibrating import calibrate, shares_by_error
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
-from foretrace.platform.cases import FAMILIES
+from foretrace.platform.cases.families import FAMILIES
 from foretrace.platform.device import Device
 from foretrace.platform.folder import read_about
 from foretrace.platform.measure import calibrate as measuring
@@ -19,6 +19,7 @@ from foretrace.platform.measure.clocks import HostClock
 from foretrace.platform.measurements import read_batches
 from foretrace.platform.platform import Platform
 from foretrace.platform.summary import Summary
+from foretrace.stages import Stage
 from tests.machines import host
 
 FILLS = {"parts": ("device",), "on": "cpu", "families": ["fills"]}

@@ -70,9 +70,9 @@ def test_a_job_in_nodes_of_its_own_size_uses_the_network() -> None:
 
 
 def test_nodes_and_curves_of_nothing_are_refused() -> None:
-    with pytest.raises(ForetraceError, match="a node can't have 0 GPUs"):
+    with pytest.raises(ForetraceError, match="gpus_per_node can't be 0"):
         predict(rank(), on="h200", gpus_per_node=0)
-    with pytest.raises(ForetraceError, match="no worlds"):
+    with pytest.raises(ForetraceError, match="no curve can be made"):
         scaling(rank(), [])
 
 

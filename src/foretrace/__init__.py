@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from foretrace import edits as edits
     from foretrace.calibrating import calibrate_host as calibrate_host
     from foretrace.forecast.difference import difference as difference
-    from foretrace.forecast.observe import observe as observe
+    from foretrace.graph import ForetraceError as ForetraceError
     from foretrace.graph.edits.parallel.parallelize import parallelize as parallelize
     from foretrace.loading import load as load
+    from foretrace.observing import observe as observe
     from foretrace.planning import shard as shard
     from foretrace.platforms import platform as platform
     from foretrace.predicting import predict as predict
+    from foretrace.predicting import scaling as scaling
     from foretrace.questions.sweeping import sweep as sweep
     from foretrace.questions.whatifs import whatif as whatif
     from foretrace.record.session import record as record
@@ -33,15 +35,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "ForetraceError": "foretrace.graph.errors",
     "as_html": "foretrace.report.notebook",
     "benchmark": "foretrace.replaying",
     "calibrate_host": "foretrace.calibrating",
     "load": "foretrace.loading",
-    "observe": "foretrace.forecast.observe",
+    "observe": "foretrace.observing",
     "difference": "foretrace.forecast.difference",
     "parallelize": "foretrace.graph.edits.parallel.parallelize",
     "predict": "foretrace.predicting",
     "recording": "foretrace.record.session",
+    "scaling": "foretrace.predicting",
     "shard": "foretrace.planning",
     "sketch": "foretrace.record.sketch",
     "step": "foretrace.record.session",
@@ -51,8 +55,8 @@ _HOME = {
 """Where each public name lives: imported when first asked for, so that `import foretrace` costs nothing."""
 
 __all__ = [
-    "as_html", "benchmark", "calibrate_host", "difference", "edits", "load", "observe", "parallelize", "platform",
-    "predict", "record", "recording", "replay", "shard", "sketch", "step", "sweep", "whatif",
+    "ForetraceError", "as_html", "benchmark", "calibrate_host", "difference", "edits", "load", "observe", "parallelize",
+    "platform", "predict", "record", "recording", "replay", "scaling", "shard", "sketch", "step", "sweep", "whatif",
 ]  # fmt: skip
 
 

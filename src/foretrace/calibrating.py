@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from foretrace.costs.silent import launches_nothing
 from foretrace.fitting import can_fit, fit
-from foretrace.graph import Graph
+from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.dispatched import dispatched
-from foretrace.platform.cases import FAMILIES
+from foretrace.platform.cases import Case
 from foretrace.platform.cases.compiled import COMPILED
+from foretrace.platform.cases.families import FAMILIES
 from foretrace.platform.cases.recorded import case_key, case_of_each
 from foretrace.platform.device_facts import DeviceFacts, describe
 from foretrace.platform.fabric_measurements import FABRIC_FILE
@@ -24,6 +25,7 @@ from foretrace.platform.folder import RAW
 from foretrace.platform.host import Host
 from foretrace.platform.platform import read_host
 from foretrace.platform.rates import CEILINGS, read_all
+from foretrace.stages import Stage, Told
 
 if TYPE_CHECKING:
     from foretrace.platform.measure.calibrate import Progress
@@ -42,19 +44,10 @@ COMPILED_PART = 0.05
 """Of the time, for kernels that torch.compile makes."""
 COMPILED_LEAST = 200.0
 """Seconds that it takes to compile and measure as many of them as a model needs: with less, none is."""
+REHEARSED = 0.5
+"""Of the time for the calls of a step, the part in which they are timed in its order."""
 THROTTLED = 0.1
 """Drift of the reference call from which on the measurements are in doubt."""
-
-
-class Stage(NamedTuple):
-    """What is being done, and how many of its seconds have passed."""
-
-    words: str
-    seconds: float = 0.0
-    of: float = 0.0
-
-
-Told = Callable[[Stage], None]
 
 
 @dataclass
@@ -191,19 +184,37 @@ def _seconds_planned(families: Sequence[str], seconds: float) -> float:
 
 
 def measure_like(raw: Path, on: str | None, seconds: float, like: Graph, outcome: Outcome, told: Told) -> None:
-    """Measure each distinct call of a step that does something; those that were measured before are left out."""
-    from foretrace.platform.measure.exact import measure_cases
+    """Measure each distinct call of a step that does something: on processors in the order of the step, all others
+    one by one. Of these, what was measured before is left out."""
+    from foretrace.platform.measure.exact import add_measured, measure_cases
     from foretrace.platform.measure.machine import find_device
 
-    device, rows = find_device(on), dispatched(like)
+    device, began = find_device(on), time.monotonic()
+    cases = cases_of(like, device.type)
+    if device.type == "cpu":
+        told(Stage("rehearsing the step", 0.0, seconds))
+        from foretrace.rehearsing import by_case, rehearse
+
+        try:
+            found = by_case(rehearse(like, seconds * REHEARSED), cases)
+            outcome.families.append(add_measured(found, raw, device))
+        except ForetraceError as problem:  # it does not hold what a replay needs
+            outcome.notes.append(f"calls are timed one by one: {problem.what}")
+    left = max(seconds - (time.monotonic() - began), 1.0)
+    report = _reporter(told, time.monotonic(), left)
+    each = {case_key(case): case for case in {id(case): case for case in cases.values()}.values()}
+    _add(outcome.families, [measure_cases(each.values(), raw, device, left / 60, report)])
+
+
+def cases_of(like: Graph, kind: str) -> dict[int, Case]:
+    """The case of each op of a step that does something on a kind of device, by its row."""
+    rows = dispatched(like)
     ops = [like.ops[int(row)] for row in rows]
     places = {int(row): place for place, row in enumerate(rows)}
     indices = [replace(found, op=places[found.op]) for found in like.indices if found.op in places]
     # All calls are looked at: one that does nothing itself may tell what ids a later one is given.
-    each = zip(ops, case_of_each(ops, indices, like.tf32))
-    cases = {case_key(case): case for op, case in each if case and not launches_nothing(op, device.type)}
-    report = _reporter(told, time.monotonic(), seconds)
-    outcome.families.append(measure_cases(cases.values(), raw, device, seconds / 60, report))
+    each = zip(rows.tolist(), ops, case_of_each(ops, indices, like.tf32))
+    return {row: case for row, op, case in each if case and not launches_nothing(op, kind)}
 
 
 def _reporter(told: Told, begun: float, seconds: float) -> Callable[[Progress], None]:

@@ -11,7 +11,7 @@ from typing import Any
 from foretrace import __version__
 from foretrace.graph import ForetraceError
 from foretrace.platform import fabric_measurements, host_measurements
-from foretrace.platform.cases import MEASURED
+from foretrace.platform.cases.families import MEASURED
 from foretrace.platform.device import Device
 from foretrace.platform.device_facts import DEVICE_FILE, DeviceFacts, describe
 from foretrace.platform.fabric import Fabric
@@ -145,15 +145,17 @@ def fit_host(raw: Path, folder: Path, told: Told) -> list[str]:
 
 
 def fit_fabric(raw: Path, folder: Path, told: Told) -> list[str]:
-    """Fit a curve to each kind of collective."""
+    """Fit a curve to each kind of collective, and how ranks slow each other."""
+    from foretrace.costs.crowd import fit_crowds
     from foretrace.costs.curves import fit_curves
 
     runs = _fabric_runs(raw)
-    curves = fit_curves(exchange for run in runs for exchange in run.exchanges)
+    exchanges = [exchange for run in runs for exchange in run.exchanges]
     sources = dict.fromkeys(run.machine.get("provenance", "") for run in runs)
     before = folder / FABRIC
     links = Fabric.read(before).links if before.is_file() else None  # measuring again does not change them
-    Fabric(folder.resolve().name, curves, "; ".join(sources), links).write(folder / FABRIC)
+    measured = fit_curves(exchanges), "; ".join(sources), links, fit_crowds(exchanges)
+    Fabric(folder.resolve().name, *measured).write(folder / FABRIC)
     return []
 
 

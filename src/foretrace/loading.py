@@ -25,8 +25,7 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
     -------
     The graphs of all ranks, on one clock.
     """
-    if not all(map(str, paths)):
-        raise ForetraceError("the name of what to read is empty", "Give a recording or a trace.")
+    refuse_nameless(paths)
     wanted = None if ranks is None else set(ranks)
     recordings = [path for path in paths if is_recording(Path(path))]
     if recordings and len(paths) > 1:
@@ -44,3 +43,14 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
         lacks, has = (", ".join(map(str, ranks)) for ranks in (absent, [graph.rank for graph in job.graphs]))
         raise ForetraceError(f"{job.source} has no rank {lacks}", f"Of those asked for it has {has}.")
     return job
+
+
+def refuse_nameless(paths: Collection[str | Path]) -> None:
+    """Refuse an empty name, which as a path would be the folder one is in.
+
+    >>> refuse_nameless(["run", ""])
+    Traceback (most recent call last):
+    foretrace.graph.errors.ForetraceError: the name of what to read is empty. Give a recording or a trace.
+    """
+    if not all(map(str, paths)):
+        raise ForetraceError("the name of what to read is empty", "Give a recording or a trace.")

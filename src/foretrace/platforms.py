@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from foretrace.forecast.fabric_of import fabric_of
 from foretrace.graph import ForetraceError
+from foretrace.graph.given import check_path
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.folder import HERE, find, is_described_only, platforms, read_about, user_folder
 from foretrace.platform.host import Host
@@ -16,7 +17,7 @@ from foretrace.platform.scaling import PARTS, read_factors
 from foretrace.platform.summary import OnPaper, Summary
 
 if TYPE_CHECKING:
-    from foretrace.calibrating import Stage, Told
+    from foretrace.stages import Stage, Told
 
 FIRST_MINUTES = 3.0
 """How long the machine at hand is measured."""
@@ -80,6 +81,8 @@ def _named(on: str, told: Told | None) -> Platform:
 
 
 def _host(of: Platform | str | Path, told: Told | None) -> Host:
+    if not isinstance(of, Platform):
+        check_path(of, "host")
     return of.host if isinstance(of, Platform) else read_host(_checked(_folder(of, told)))
 
 
@@ -95,6 +98,7 @@ def fabric_named(of: Fabric | Platform | str | Path) -> Fabric:
         if of.fabric is None:
             raise ForetraceError(f"{of.name} has no fabric", "Name a platform whose fabric was measured.")
         return of.fabric
+    check_path(of, "fabric")
     path = Path(of)
     if str(of) == HERE and HERE not in platforms():
         raise ForetraceError(

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from foretrace.forecast.fabric_of import fabrics_of
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.jobs.predict import NO_FABRIC, keep_machine, predict_job
 from foretrace.forecast.jobs.scaling import Scaling, scaling_of
 from foretrace.forecast.jobs.supposed import Supposed
 from foretrace.forecast.jobs.world import at_world
 from foretrace.forecast.predict import predict as predict_rank
-from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.graph import MOST_RANKS, ForetraceError, Graph, Job
+from foretrace.graph.given import check_count, check_path
 from foretrace.loading import load
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.host import Host
@@ -23,7 +25,7 @@ from foretrace.platform.platform import Platform
 from foretrace.platforms import joined_by, platform
 
 if TYPE_CHECKING:
-    from foretrace.calibrating import Told
+    from foretrace.stages import Told
 
 USUAL = "h200"
 """The platform where nobody names one, and the step was not measured on all ranks of a job."""
@@ -89,13 +91,15 @@ def predict(
     True
     """
     supposed = Supposed(slow_host or {}, host_of or {}, slow_link or {})
-    if gpus_per_node is not None and gpus_per_node < 1:
-        raise ForetraceError(f"a node can't have {gpus_per_node} GPUs", "Give one at least.")
+    if gpus_per_node is not None:
+        check_count(gpus_per_node, "gpus_per_node", MOST_RANKS)
+    if world is not None:
+        check_count(world, "world", MOST_RANKS)
     where = None if on is None else platform(on, host, fabric, told)
     job = at_hand(what, where.device.kind if where else "cuda", world)
     if where is None and host is None and kernels != "model" and _is_measured(job, world):
         grown = job if world is None else at_world(job, world)
-        forecast = _on_own_machine(grown, fabric, gpus_per_node, step, supposed)
+        forecast = _on_own_machine(grown, fabric, gpus_per_node, step, supposed, was=job.world)
     else:
         where = where or platform(USUAL, host, fabric, told)
         forecast = on_platform(job, where, kernels, step, gpus_per_node, world, supposed)
@@ -124,25 +128,53 @@ def scaling(
     >>> [row["world"] for row in scaling(step, [1, 2]).rows]
     [1, 2]
     """
-    if not worlds:
-        raise ForetraceError("a curve of no worlds has nothing to show", "Give some, for instance [1, 2, 4, 8].")
+    if isinstance(worlds, (str, int)) or not worlds:
+        raise ForetraceError(f"no curve can be made of {worlds!r}", "Give some worlds, for instance [1, 2, 4, 8].")
+    for world in worlds:
+        check_count(world, "a world", MOST_RANKS)
     host, told = options.pop("host", None), options.pop("told", None)
     several = [world for world in worlds if world > 1]
     where = None
     if on is not None or host is not None:
         where = platform(on or USUAL, host, options.pop("fabric", None), told)  # type: ignore[arg-type]
     job = at_hand(what, where.device.kind if where else "cuda", min(several, default=None))
-    return scaling_of([predict(job, where, world=world, **options) for world in worlds])  # type: ignore[arg-type]
+    joined, notes = _joined_alike(job, where, worlds, options)
+    each = [predict(job, where, world=world, **{**options, "fabric": one}) for world, one in zip(worlds, joined)]  # type: ignore[arg-type]
+    curve = scaling_of(each)
+    return replace(curve, notes=[*curve.notes, *notes])
+
+
+def _joined_alike(
+    job: Job, where: Platform | None, worlds: Sequence[int], options: Mapping[str, object]
+) -> tuple[Sequence[object], list[str]]:
+    """The fabrics of jobs of several sizes: those that are said, or shipped ones for machines of one kind."""
+    said, several = options.get("fabric"), [world for world in worlds if world > 1]
+    exchanges = any(graph.collectives for graph in job.graphs)
+    if said is not None or (where and where.fabric) or not several or not exchanges:
+        return [said] * len(worlds), []
+    if where is None and not _is_measured(job, max(several)):
+        where = platform(USUAL)
+    device = where.device.matches if where else job.graphs[0].device
+    found = dict(zip(several, fabrics_of(device, several, options.get("gpus_per_node"))))  # type: ignore[arg-type]
+    names = ", ".join(dict.fromkeys(fabric.name for fabric in found.values()))
+    return [found.get(world) for world in worlds], [
+        f"fabric {names}: shipped, of machines of one kind; --fabric names another"
+    ]
 
 
 def _on_own_machine(
-    job: Job, fabric: Fabric | Platform | str | Path | None, gpus_per_node: int | None, step: str | None, but: Supposed
+    job: Job,
+    fabric: Fabric | Platform | str | Path | None,
+    gpus_per_node: int | None,
+    step: str | None,
+    but: Supposed,
+    was: int,
 ) -> Forecast:
     """A measured job where it was measured, but for what is supposed of it."""
     joined, notes = NO_FABRIC, list[str]()
     if fabric is not None or job.world > 1:
         joined, notes = joined_by(fabric, None, job.graphs[0].device, job.world, gpus_per_node)
-    return _noted(keep_machine(job, joined, step, but, gpus_per_node), notes)
+    return _noted(keep_machine(job, joined, step, but, gpus_per_node, was), notes)
 
 
 def on_platform(
@@ -201,7 +233,10 @@ def at_hand(what: Graph | Job | str | Path, device: str = "cuda", world: int | N
     """
     if isinstance(what, Graph):
         return Job([what], what.source)
-    return what if isinstance(what, Job) else read(what, device, world)
+    if isinstance(what, Job):
+        return what
+    check_path(what, "what is predicted")
+    return read(what, device, world)
 
 
 def read(what: str | Path, device: str = "cuda", world: int | None = None) -> Job:

@@ -78,3 +78,35 @@ def test_an_interrupt_ends_as_shells_expect(foretrace, monkeypatch):
 
 def test_an_unknown_option_is_a_usage_error(foretrace):
     assert foretrace("show", "x", "--no-such-thing").code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["predict"], "foretrace: missing argument 'WHAT'. `foretrace predict --help` shows what it takes.\n"),
+        (["frob"], "foretrace: no such command 'frob'. `foretrace --help` shows what it takes.\n"),
+        (["show", "--ranks", "all", "x"], "foretrace: invalid value for --ranks: 'all' names no ranks"),
+        (["platform", "frob"], "foretrace: no such command 'frob'. `foretrace platform --help`"),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_told_like_any_other_error(foretrace, words, said):
+    ran = foretrace(*words)
+    assert ran.code == 2 and not ran.out and ran.err.startswith(said) and ran.err.count("\n") == 1
+
+
+def test_without_a_verb_there_is_the_help(foretrace):
+    ran = foretrace()
+    assert ran.code == 2 and "Usage: foretrace" in ran.out + ran.err and "\n  predict " in ran.out + ran.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", ""], ["diff", "", ""], ["export", "", "--perfetto", "x"], ["check", ""], ["predict", ""],
+        ["benchmark", "", "--out", "x"], ["whatif", "", "--set", "batch=8"], ["sweep", "", "--set", "batch=8"],
+        ["replay", ""],
+    ],
+)  # fmt: skip
+def test_an_empty_name_is_not_the_folder_one_is_in(foretrace, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert foretrace(*words) == (2, "", "foretrace: the name of what to read is empty. Give a recording or a trace.\n")

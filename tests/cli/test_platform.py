@@ -156,7 +156,7 @@ def test_every_word_and_option_is_in_its_page(foretrace, request):
 def test_a_gpu_by_its_description_is_listed_and_shown(foretrace):
     assert re.search(r"^a100 +108 +1,410 +80 +2,039 +40 +19.5 +312$", foretrace("platform", "list").out, re.MULTILINE)
     shown = foretrace("platform", "show", "a100").out
-    assert "nobody measured it: kernel times are carried over from h200" in shown.replace("\n", " ")
+    assert "nobody calibrated it: kernel times are carried over from h200" in shown.replace("\n", " ")
     words = json.loads(foretrace("platform", "show", "a100", "--json").out)
     assert (words["device"]["sms"], words["carried_from"], words["made"]) == (108, "h200", "")
     assert len(json.loads(foretrace("platform", "list", "--json").out)["devices"]) >= 19

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from foretrace.calibrating import Stage
 from foretrace.cli.progress import progress_bar
+from foretrace.stages import Stage
 
 
 def test_what_is_never_told_of_shows_nothing(capsys):

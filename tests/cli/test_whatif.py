@@ -96,3 +96,16 @@ def test_an_option_that_says_half_is_refused(foretrace, script):
 def test_a_limit_that_holds_nothing_is_refused(foretrace, script, memory):
     ran = foretrace("sweep", script, "--set", "batch=64", "--memory", memory)
     assert ran.code == 2 and "no point fits in" in ran.err
+
+
+def test_another_batch_is_also_told_by_the_sample(foretrace, script):
+    ran = foretrace("whatif", script, "--set", "batch=512")
+    assert ran.code == 0 and "for each of 32 → 512" in " ".join(ran.out.split())
+    words = json.loads(foretrace("whatif", script, "--set", "batch=512", "--json").out)
+    before, after = words["sample_us"]
+    assert (words["before"]["samples"], words["after"]["samples"]) == (32, 512) and after < before / 4
+    assert before == pytest.approx(words["before"]["step_ms_back_to_back"] * 1e3 / 32, rel=1e-3)
+
+
+def test_where_the_batch_stays_no_line_speaks_of_samples(foretrace, script):
+    assert "\n  sample" not in foretrace("whatif", script, "--set", "optimizer=fused").out

@@ -73,14 +73,14 @@ def test_a_device_that_lacks_a_dtype_multiplies_it_as_float32():
     t4 = Platform.named("t4")
     assert us(product(4096, "bfloat16"), t4) > 3 * us(product(4096, "float16"), t4)
     (carried, lacking) = notes(Graph(OpTable.of([product(64)])), t4)
-    assert carried == "nobody measured t4: kernel times are carried over from h200"
+    assert carried == "nobody calibrated t4: kernel times are carried over from h200"
     assert lacking == "t4 does not multiply bfloat16: taken at the rate of float32"
 
 
 def test_a_forecast_on_a_gpu_that_nobody_measured_says_so_and_has_a_wider_range():
     graph = Graph(OpTable.of([product(8192, "float16")] * 4))
     there, here = ft.predict(graph, on="h200"), ft.predict(graph, on="v100")
-    assert "nobody measured v100: kernel times are carried over from h200" in here.notes
+    assert "nobody calibrated v100: kernel times are carried over from h200" in here.notes
     assert here.high_ms / here.low_ms > there.high_ms / there.low_ms
     assert sum(here.coverage.values()) == pytest.approx(1.0) and here.memory_bytes == 32e9
 
@@ -104,16 +104,30 @@ def test_the_further_a_time_is_carried_the_wider_is_its_range():
         costs = price_kernels(Graph(OpTable.of([product(8192)])), np.zeros(1, np.int32), platform)
         return float(costs.high[0] / costs.low[0])
 
-    assert width(H200) == pytest.approx(width(Platform.named("h100")), rel=0.02)  # the same chip
+    assert width(H200) == pytest.approx(width(Platform.named("h100")), rel=0.05)  # the same chip
     assert width(H200) < width(H200.scaled(compute=1.2)) < width(Platform.named("a100"))
 
 
 def test_a_device_reaches_what_the_measured_one_does_of_its_peaks():
-    a100 = Device.named("a100")
-    tflops, gbps = reached(a100, "bfloat16", Carry(H200.device))
+    l4 = Device.named("l4")
+    tflops, gbps = reached(l4, "bfloat16", Carry(H200.device))
     best = H200.device.measured
-    assert tflops / 312 == pytest.approx(best.tflops["bfloat16"] / 989)
-    assert best.memory_gbps and gbps / 2039 == pytest.approx(best.memory_gbps / 4800)
+    assert tflops / 121 == pytest.approx(best.tflops["bfloat16"] / 989)
+    assert best.memory_gbps and gbps / 300 == pytest.approx(best.memory_gbps / 4800)
+
+
+def test_what_others_published_of_a_device_counts_for_more():
+    mi300x = Device.named("mi300x")
+    tflops, gbps = reached(mi300x, "bfloat16", Carry(H200.device, products=0.5, memory=0.5))
+    published = mi300x.measured
+    assert (tflops, gbps) == (published.tflops["bfloat16"] / 2, published.memory_gbps / 2)
+    assert reached(mi300x, "float16", Carry(H200.device))[0] > tflops  # of that nobody published any
+
+
+def test_a_described_gpu_keeps_what_was_published_and_takes_the_rest_from_the_measured_one():
+    known = Platform.named("mi300x").device.measured
+    assert known.tflops == Device.named("mi300x").measured.tflops and known.queue_depth
+    assert "stas00" in known.provenance and "as on h200" in known.provenance
 
 
 def test_calls_of_no_family_are_carried_over_by_their_bytes():

@@ -53,7 +53,8 @@ def test_arrays_make_the_same_estimator(rows, kind):
 def _nets(rows: Rows, *answers: float) -> ResidualNet:
     """Nets that say one number each, whatever they are asked."""
     made, width = ResidualNet(), rows.features.shape[1] + 1
-    made.kinds_, made.middle_, made.width_ = np.zeros((0, 2)), np.zeros(width), np.ones(width)
+    made.kinds_, made.logs_ = np.zeros((0, 2)), np.zeros(0, np.int64)
+    made.middle_, made.width_ = np.zeros(width), np.ones(width)
     made.layers_ = [
         (np.zeros((len(answers), width, 3)), np.zeros((len(answers), 1, 3))),
         (np.ones((len(answers), 3, 1)), np.array(answers).reshape(-1, 1, 1)),
@@ -64,6 +65,21 @@ def _nets(rows: Rows, *answers: float) -> ResidualNet:
 def test_several_nets_are_averaged(rows):
     said = _nets(rows, 0.2, 0.4).predict_both(rows)
     np.testing.assert_allclose(said, np.exp(0.3) * np.repeat(rows.floored_us[:, None], 2, axis=1), rtol=1e-6)
+
+
+def test_a_net_takes_columns_over_orders_of_magnitude_by_their_logarithms(rows):
+    made = _nets(rows, 0.2)
+    made.logs_ = np.array([0])
+    columns = np.array([[1000.0, *[5.0] * rows.features.shape[1]], [0.0, *[5.0] * rows.features.shape[1]]])
+    wide = made._wide(columns)
+    assert wide[0, 0] == np.log(1000.0) and np.isfinite(wide).all()
+    assert (wide[:, 1:] == 5.0).all() and columns[0, 0] == 1000.0
+
+
+def test_nets_that_were_fitted_before_logarithms_were_taken_are_read(rows):
+    kept = _nets(rows, 0.2, 0.4).arrays()
+    del kept["net.logs"]
+    assert ResidualNet.from_arrays(kept).predict_both(rows).shape == rows.us.shape
 
 
 def test_a_net_is_kept_in_steps_that_hardly_move_its_answers(rows):

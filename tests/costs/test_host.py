@@ -102,10 +102,19 @@ def test_parameters_are_counted_by_lists_or_by_repeats(updates):
     assert costs.before[1:].sum() == pytest.approx(60.0)
 
 
-def test_modules_that_are_run_again_cost_in_both_directions():
-    ops = [Op("aten::mm", phase="forward", entered=3), Op("aten::mm", phase="backward", entered=2)]
-    costs = priced(ops, [1, 1], between(recomputed_forward=5.0, recomputed_backward=7.0))
-    assert costs.before.tolist() == [10.0, 14.0]
+def test_blocks_that_are_computed_again_cost_in_both_directions():
+    block = [Op("aten::mm", phase="forward", entered=3), Op("aten::relu", phase="forward", entered=1)]
+    again = [replace(op, phase="backward") for op in block]
+    ops = [*block, *again, Op("aten::t", phase="backward"), *again, Op("aten::mm", phase="backward")]
+    costs = priced(ops, [1] * len(ops), between(recomputed_forward=5.0, recomputed_backward=7.0))
+    assert costs.before.tolist() == [5.0, 5.0, 7.0, 0.0, 0.0, 7.0, 0.0, 0.0]
+
+
+def test_calls_that_are_made_again_in_backward_are_python_as_forward_is():
+    forward, again = (Op("aten::mm", phase=phase, entered=1) for phase in ("forward", "backward"))
+    ops = [forward, again, Op("aten::relu_backward", phase="backward")]
+    costs = priced(ops, [1] * len(ops), between(forward_call=3.0, backward_call=4.0))
+    assert costs.before.tolist() == [3.0, 3.0, 4.0]
 
 
 def test_other_calls_are_python_as_forward_is():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretrace.forecast.fabric_of import fabric_of
+from foretrace.forecast.fabric_of import fabric_of, fabrics_of
 from foretrace.graph import ForetraceError
 
 
@@ -30,3 +30,8 @@ def test_where_none_fits_the_user_is_asked_for_one(device: str, world: int) -> N
     with pytest.raises(ForetraceError, match="no shipped fabric") as error:
         fabric_of(device, world)
     assert "--fabric" in error.value.advice
+
+
+@pytest.mark.parametrize("worlds", [(8, 16), (8, 16, 64), (1, 2, 4)])
+def test_a_curve_stays_on_machines_of_one_kind(worlds: tuple[int, ...]) -> None:
+    assert len({fabric.gpus_per_node for fabric in fabrics_of("Tesla V100-SXM2-32GB", worlds)}) == 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from foretrace.graph import ForetraceError
-from foretrace.platform.cases import FAMILIES
+from foretrace.platform.cases.families import FAMILIES
 from foretrace.platform.measure import calibrate as module
 from foretrace.platform.measure.calibrate import Progress, calibrate, slowed
 from foretrace.platform.measure.clocks import HostClock

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from foretrace.graph import Constant, Tensor
 from foretrace.graph.codec import from_lines, to_lines
-from foretrace.platform.cases import FAMILIES, HELD_OUT, Draw, case_number
-from foretrace.platform.cases.draw import strides
+from foretrace.platform.cases.draw import Draw, strides
+from foretrace.platform.cases.families import FAMILIES, HELD_OUT, case_number
 from foretrace.platform.measure.call import Call, overload_of
 
 NOT_ON_META = (

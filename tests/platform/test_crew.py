@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from foretrace.platform.cases import FAMILIES, case_number
+from foretrace.platform.cases.families import FAMILIES, case_number
 from foretrace.platform.cases.recorded import case_key
 from foretrace.platform.measure import calibrate as measuring
 from foretrace.platform.measure.calibrate import Drawn, calibrate, next_case_in

@@ -11,7 +11,7 @@ import pytest
 from foretrace.costs.collectives import predict
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Curve, Fabric
-from foretrace.platform.fabric_measurements import FABRIC_FILE, Exchange, add_exchanges, open_run, read_runs
+from foretrace.platform.fabric_measurements import FABRIC_FILE, WORK, Exchange, add_exchanges, open_run, read_runs
 from foretrace.platform.measure.fabric import joined
 from foretrace.platform.measure.fabric_calls import KINDS
 
@@ -31,8 +31,8 @@ def measured(tmp_path_factory):
 @pytest.mark.slow
 def test_all_kinds_are_measured_between_two_processes(measured):
     (run,) = read_runs(measured / "raw" / FABRIC_FILE)
-    assert {exchange.kind for exchange in run.exchanges} == set(KINDS)
-    assert {(exchange.ranks, exchange.nodes) for exchange in run.exchanges} == {(2, 1)}
+    assert {exchange.kind for exchange in run.exchanges} == {*KINDS, WORK}
+    assert {(one.ranks, one.nodes) for one in run.exchanges if one.kind != WORK} == {(2, 1)}
     assert all(us > 0 for exchange in run.exchanges for us in exchange.us)
     assert run.machine["provenance"].startswith("gloo between 2 ranks on")
 
@@ -43,6 +43,13 @@ def test_a_large_collective_is_predicted_to_take_longer_than_a_small_one(measure
     assert {curve.kind for curve in fabric.curves} == set(KINDS)
     small, large = (predict(fabric, "all_reduce", nbytes, 2) for nbytes in (2**10, 2**24))
     assert 0 < small.low < small.typical < large.typical < large.high
+
+
+@pytest.mark.slow
+def test_it_is_known_how_processes_slow_each_other(measured):
+    alone, two = Fabric.read(measured / "fabric.json").crowd
+    assert (alone.ranks, alone.slower, alone.behind) == (1, 1.0, 0.0)
+    assert two.ranks == 2 and two.slower > 0.5 and two.behind > 0
 
 
 def test_alone_a_process_is_told_how_to_start_several(monkeypatch):

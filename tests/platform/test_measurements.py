@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.graph import ForetraceError, Indices, Op
-from foretrace.platform.cases import FAMILIES, Case, case_number
+from foretrace.platform.cases import Case
+from foretrace.platform.cases.families import FAMILIES, case_number
 from foretrace.platform.measurements import Batch, Measurement, close_batch, open_batch, read_batches, read_openings
 
 repeats = st.lists(

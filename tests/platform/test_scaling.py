@@ -72,6 +72,11 @@ def test_factors_are_read_from_a_name():
     assert read_factors("hbm=1.5, host=2") == {"hbm": 1.5, "host": 2.0}
 
 
+def test_faster_units_are_reached_as_well():
+    h200 = Platform.named("h200")
+    assert h200.scaled(compute=2).device.measured.tflops["tf32"] == 2 * h200.device.measured.tflops["tf32"]
+
+
 def test_a_faster_memory_is_reached_as_well():
     h200 = Platform.named("h200")
     assert h200.scaled(hbm=2).device.measured.memory_gbps == 2 * h200.device.measured.memory_gbps

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.platform.cases import FAMILIES
+from foretrace.platform.cases.families import FAMILIES
 from foretrace.platform.device import Device
 from foretrace.platform.measurements import SUFFIX, read_batches
 

@@ -57,7 +57,7 @@ def test_shards_follow_the_number_of_ranks():
     ("changes", "why"),
     [
         (["world=8", "tensor=3"], "tensor=3 does not divide 8 ranks"),
-        (["world=8", "data=4", "tensor=4"], "data=4 x tensor=4 makes 16 ranks, not 8"),
+        (["world=8", "data=4", "tensor=4"], "data=4 x tensor=4 makes 16 ranks, not 8. Leave out world or set data=2"),
         (["data=8", "sharded=on", "buckets=100"], "weights in shards are scattered"),
         (["tensor=2", "buckets=100"], "one rank alone has nobody"),
         (["sequence=on", "data=2"], "sequence is about tensor parallel ranks"),

@@ -34,6 +34,13 @@ def test_each_forward_of_a_step_casts_its_weights_anew() -> None:
     assert calls(autocast(sketched(gpt, options=twice), "bf16")) == calls(sketched(gpt, options=twice | HALF))
 
 
+def test_convolutions_on_a_cpu_are_cast_too() -> None:
+    plain, truth = (
+        sketch(lambda dtype=dtype: resnet.make_step("tiny", device="cpu", dtype=dtype)) for dtype in ("fp32", "bf16")
+    )
+    assert calls(autocast(plain, "bf16")) == calls(truth)
+
+
 def test_a_step_on_a_cpu_is_cast_by_the_rules_of_cpus() -> None:
     def step(half: bool) -> Graph:
         model, data = torch.nn.Linear(8, 4), torch.ones(2, 8)

@@ -34,7 +34,7 @@ def test_an_op_is_put_behind_what_is_named_and_nowhere_else() -> None:
 
 
 def test_names_that_nothing_has_are_told_with_those_near_to_them() -> None:
-    with pytest.raises(ForetraceError, match=r"no op in its forward 'gellu'. Near to it are aten::gelu"):
+    with pytest.raises(ForetraceError, match=r"no op in its forward 'gellu'. Near to it is aten::gelu"):
         insert(sketched(gpt), "relu", "gellu")
     with pytest.raises(ForetraceError, match=r"no gelu in a module 'head'"):
         insert(sketched(gpt), "relu", "gelu@head")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cli.samples import step_of_two_ops
 from graph.parallel.steps import gpt_step
 
 import dlrm
@@ -61,6 +62,21 @@ def test_a_file_of_another_sweep_is_left_alone(tmp_path: Path) -> None:
     out.write_text(json.dumps({"source": "other", "point": {"changes": [], "platform": "h200"}}) + "\n")
     with pytest.raises(ForetraceError, match="holds a sweep of other"):
         sweep(sketched(dlrm), ["h200"], SETS, out=out)
+
+
+@pytest.mark.parametrize("line", ['{"source": "x"}', '{"point": {"changes": [], "platform": 3}}', '{"point": 7}'])
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path, line: str) -> None:
+    out = tmp_path / "points.jsonl"
+    out.write_text(line + "\n")
+    with pytest.raises(ForetraceError, match="something else than points"):
+        sweep(sketched(dlrm), ["h200"], SETS, out=out)
+    assert out.read_text() == line + "\n"
+
+
+def test_one_platform_or_one_value_need_not_be_in_a_list(tmp_path: Path) -> None:
+    out = tmp_path / "points.jsonl"
+    (point,) = sweep(sketched(dlrm), "h200", {"batch": 64, "dtype": "bf16"}, out=str(out)).points
+    assert (point.platform, point.changes) == ("h200", ["dtype=bf16", "batch=64"]) and out.exists()
 
 
 def test_points_between_ranks_that_were_joined_otherwise_are_not_mixed(tmp_path: Path) -> None:
@@ -123,6 +139,17 @@ def test_all_ranks_of_a_job_are_swept_together() -> None:
 def test_more_ranks_have_to_be_worth_their_devices_where_nothing_is_priced() -> None:
     found = sweep(gpt_step(), ["h200"], {"data": [1, 8]})
     assert [point.front for point in found.points] == [True, True]  # the first is faster, the second has fewer devices
+
+
+@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf"), "3"])
+def test_a_price_that_makes_no_sense_is_refused(price: object) -> None:
+    with pytest.raises(ForetraceError, match="no price of h200"):
+        sweep(sketched(dlrm), ["h200"], SETS, {"h200": price})
+
+
+def test_a_platform_at_hand_is_not_swept() -> None:
+    with pytest.raises(ForetraceError, match="can't take a Platform"):
+        sweep(sketched(dlrm), [ft.platform("h200")])
 
 
 def test_a_price_of_nobody_is_refused() -> None:
@@ -194,3 +221,16 @@ def test_a_ray_cluster_gives_the_same_points_and_loses_none_with_a_worker(
 def test_a_step_at_hand_stays_here() -> None:
     with pytest.raises(ForetraceError, match="can't be sent to a Ray cluster"):
         sweep(sketched(dlrm), ["h200"], SETS, ray="local")
+
+
+def test_a_script_that_guards_nothing_is_run_once(tmp_path: Path) -> None:
+    trace, asks = tmp_path / "trace.json", tmp_path / "asks.py"
+    trace.write_text(json.dumps(step_of_two_ops()))
+    asks.write_text(
+        "import foretrace as ft\n"
+        "print('asked')\n"
+        f"found = ft.sweep({str(trace)!r}, sets={{'dtype': ['bf16', 'fp16']}}, workers=2)\n"
+        "print(len(found.points))\n"
+    )
+    ran = subprocess.run([sys.executable, str(asks)], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "asked\n2\n"), ran.stderr

@@ -13,7 +13,7 @@ from foretrace.forecast.forecast import Forecast
 from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Tensor
 from foretrace.predicting import predict
 from foretrace.questions import whatifs
-from foretrace.questions.changes import Change, edited
+from foretrace.questions.changes import Change, edited, read_changes
 from tests.graph.edits.agreement import assert_same, sketched
 
 
@@ -40,15 +40,15 @@ def test_lookups_are_fused_after_another_change() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("batch=0", "is no batch"),
+        ("batch=0", "batch can't be '0'"),
         ("batch", "is no change"),
-        ("bacth=8", "Near to it are batch"),
+        ("bacth=8", "Near to it is batch"),
         ("batch:x=8", "of the whole step"),
         ("dtype=int3", "can't run in"),
         ("optimizer=adamv", "Near to it are .*adamw"),
         ("attention=fast", "There are efficient"),
         ("fuse=all", "What can be fused is lookups, elementwise, optimizer"),
-        ("depth=0", "is no depth"),
+        ("depth=0", "depth can't be '0'"),
         ("batch=1000000000000", "from 1 to 999,999,999"),
         ("dim=64/32", "Write dim=64"),
         ("rows:tables.3=64/32", "Write rows:tables.3=64"),
@@ -57,6 +57,20 @@ def test_lookups_are_fused_after_another_change() -> None:
 def test_a_change_that_makes_no_sense_is_refused_before_anything_runs(text: str, why: str) -> None:
     with pytest.raises(ForetraceError, match=why):
         Change.read(text)
+
+
+def test_a_single_change_need_not_be_in_a_list() -> None:
+    assert [str(change) for change in read_changes("batch=64")] == ["batch=64"]
+    assert ft.whatif(sketched(dlrm), changes="batch=64").changes == ["batch=64"]
+
+
+def test_spaces_around_what_is_set_mean_nothing() -> None:
+    assert Change.read(" batch = 64 ") == Change("batch", "64")
+
+
+def test_what_an_edit_did_is_a_sentence_whatever_it_is_of() -> None:
+    made = edited(sketched(dlrm), ["rows=2000"])
+    assert any(note.startswith("rows: 2,000 instead of ") for note in made.notes)
 
 
 def test_nothing_to_change_is_told() -> None:
@@ -77,3 +91,14 @@ def test_a_trace_is_held_against_its_own_calls_without_what_a_profile_shows(monk
     told = whatifs.whatif(Graph(OpTable.of([Op("aten::linear"), inner])), changes=["batch=8/8"])
     assert [[op.name for op in job.graphs[0].ops] for job in predicted] == [["aten::relu"], ["aten::relu"]]
     assert told.speedup == 1.0
+
+
+def test_the_recorded_batch_is_believed_where_a_change_says_it() -> None:
+    told = ft.whatif(sketched(gpt, batch=4), batch="8/4")
+    assert (told.before.samples, told.after.samples) == (4, 8)
+
+
+def test_who_asks_is_told_how_far_it_is() -> None:
+    stages: list[str] = []
+    ft.whatif(sketched(dlrm), batch=64, told=stages.append)
+    assert stages == ["reading", "predicting it as it is", "setting batch=64", "predicting it as it would be"]

@@ -101,3 +101,12 @@ def test_a_resized_storage_ends_and_another_begins() -> None:
 def test_devices_may_be_told_by_another() -> None:
     described = Census(lambda tensor: "cuda:0").describe(torch.zeros(2))
     assert described.device == "cuda:0"
+
+
+def test_a_fake_storage_is_where_the_first_tensor_on_it_says() -> None:
+    census = Census(device_name=lambda tensor: "cuda:0")
+    hollow = torch.zeros(16, device="meta")
+    old, new = census.resized(hollow.untyped_storage(), 128)
+    assert census.storages[new].device == "meta", "nobody knows better yet"
+    assert census.describe(hollow).storage == new
+    assert {census.storages[number].device for number in (old, new)} == {"cuda:0"}

@@ -88,3 +88,15 @@ def test_attention_is_chosen_as_autocast_and_its_mask_have_it(mask: str | None, 
     (attention,) = [op for op in ops if chosen in op.name]
     assert attention.tensors[0].dtype == ("float32" if mask == "learned" else "bfloat16")
     assert any(op.name == "aten::_to_copy" for op in ops)
+
+
+def test_buckets_of_gradients_lie_where_the_gradients_do() -> None:
+    rank = sketch(partial(gpt.make_step, preset="tiny", device="cuda", ddp=True), device="cuda", world=2)
+    shared = [tensor.device for op in rank.ops if op.name == "c10d::allreduce_" for tensor in op.tensors]
+    assert shared and set(shared) == {"cuda:0"}
+
+
+def test_norms_of_half_precision_keep_their_statistics_in_float32() -> None:
+    graph = sketch(partial(resnet.make_step, preset="tiny", device="cuda", dtype="bf16"), device="cuda")
+    norms = [op for op in graph.ops if op.name == "aten::native_batch_norm"]
+    assert norms and {tensor.dtype for op in norms for tensor in op.produced[1:]} == {"float32"}

@@ -27,7 +27,7 @@ def graph_of(step: Step) -> Graph:
 def test_a_step_of_another_batch_runs(loaded: Callable[..., Any]) -> None:
     benchmark = loaded(graph_of(gpt.make_step(batch=6)), Choices(batch="12"))
     assert benchmark.source.failures == [] and benchmark.source.stand_ins == []
-    assert benchmark.original["step_ms"] is None and any("batch of 12" in note for note in benchmark.notes)
+    assert benchmark.original["step_ms"] is None and any("batch: 12 instead of 6" in note for note in benchmark.notes)
 
 
 def test_memory_follows_the_batch() -> None:
@@ -37,5 +37,5 @@ def test_memory_follows_the_batch() -> None:
 
 @pytest.mark.parametrize("text", ["0", "x", "8/", "8/0", "-1"])
 def test_a_batch_is_a_number_or_two(text: str, loaded: Callable[..., Any]) -> None:
-    with pytest.raises(ForetraceError, match="is no batch"):
+    with pytest.raises(ForetraceError, match="batch can't be"):
         loaded(graph_of(layers(torch.optim.SGD)), Choices(batch=text))

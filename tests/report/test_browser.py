@@ -153,7 +153,9 @@ def test_a_name_that_is_markup_stays_text_where_it_is_pointed_at(page):
 def test_the_timeline_is_filtered_by_name_by_kind_and_by_the_critical_path(page):
     everything = drawn(page)
     page.fill("[data-timeline=filter]", "aten::mm")
-    assert 0 < drawn(page) < everything
+    assert 0 < drawn(page) < everything and not page.is_visible("[data-timeline=nothing]")
+    page.fill("[data-timeline=filter]", "no such op")
+    assert drawn(page) == 0 and page.is_visible("[data-timeline=nothing]")
     page.fill("[data-timeline=filter]", "")
     page.click("[data-timeline=path]")
     assert 0 < drawn(page) < everything

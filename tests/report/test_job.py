@@ -35,7 +35,7 @@ def test_a_job_says_who_waits_for_whom_and_why(job, page):
     text = " ".join(page.file.getvalue().split())
     assert text.startswith("train.py on h200, 2 ranks")
     assert "rank 1 holds them back" in text and "slow host" in text
-    assert "host 80 %, transfer 20 %; rank 1 80 %" in text
+    assert "host 80 %, transfer 20 %; 80 % on rank 1" in text
     assert "next" not in text, "nobody knows it"
 
 
@@ -64,7 +64,7 @@ def test_a_scaling_curve_is_a_line_a_size(page):
         Told({"source": "train.py", "platform": "h200", "scaling": rows, "notes": ["weak scaling"]}), None, page
     )
     text = page.file.getvalue()
-    assert "1 to 1024 ranks" in text and "80 % of the speed of 1 rank" in text
+    assert "1 to 1,024 ranks" in text and "80 % of the speed of 1 rank" in text
     assert "1,024" in text and "weak scaling" in text
     print_scaling(Told({"source": "train.py", "platform": "h200", "scaling": rows, "notes": []}), 1, page)
     assert "… and 1 row more" in page.file.getvalue().removeprefix(text)

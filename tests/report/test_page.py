@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -103,3 +104,9 @@ def test_ranks_that_are_left_out_of_a_picture_are_counted():
     text = forecast_page(ft.predict(job, on="h200", kernels="measured")).html()
     assert "54 more ranks are left out of the picture" in text
     assert "the first 64 of 70 ranks" in text
+
+
+def test_bars_of_shares_are_as_long_as_the_largest_allows(forecast):
+    text = forecast_page(forecast).html()
+    widths = [float(found) for found in re.findall(r'class="share"><span style="width: ([\d.]+)%', text)]
+    assert widths.count(100.0) == 3 and all(0 <= width <= 100 for width in widths)  # one in each of three tables

@@ -36,3 +36,8 @@ def test_long_names_of_platforms_give_way_and_figures_stay(page, cost):
     for row in rows:
         assert "1,230" in row and "93.1 GiB" in row and "yes" in row and ("0.000123" in row) == (cost is not None)
         assert any(name in row for name in ("h200:hbm=", "/machines/"))
+
+
+def test_where_no_point_can_be_made_nobody_speaks_of_memory(page):
+    lines = shown([Point(["seq=8"], "h200", error="it has no sequence")], page)
+    assert any("no point can be made" in line for line in lines) and not any("fits in" in line for line in lines)

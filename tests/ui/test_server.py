@@ -4,6 +4,7 @@ import gzip
 import http.client
 import json
 import os
+import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -111,9 +112,22 @@ def test_an_empty_folder_says_how_to_make_the_first_recording(tmp_path):
 
 def test_what_was_said_about_a_step_is_not_predicted_again(server, root):
     (root / "curve.json").write_text(as_json(scaling_of([Forecast(world=1, step_ms=4.0)])))
-    for path in ("/predict?what=before.json", "/compare?a=curve.json&b=after.json"):
+    for path in ("/predict?what=before.json", "/whatif?what=before.json", "/compare?a=curve.json&b=after.json"):
         answer, text = ask(server, path)
         assert answer.status == 422 and "Open it from the list" in text
+
+
+def test_only_what_can_be_compared_is_offered_for_it(server, root):
+    (root / "curve.json").write_text(as_json(scaling_of([Forecast(world=1, step_ms=4.0)])))
+    _, text = ask(server, "/")
+    offered = re.search(r'<select name="a".*?</select>', text).group()
+    assert {"one", "two", "before.json", "after.json"} == set(re.findall(r"<option[^>]*>([^<]*)", offered))
+
+
+def test_a_forecast_that_says_little_shows_that(server, root):
+    (root / "thin.json").write_text('{"step_ms": 1.25, "platform": "h200", "coverage": {}}')
+    answer, text = ask(server, "/open?what=thin.json")
+    assert answer.status == 200 and '<div class="answer">1.25<small>' in text
 
 
 def test_a_document_that_somebody_damaged_is_named(server, root):
@@ -227,9 +241,27 @@ def test_a_pipe_is_refused_and_holds_nobody_up(server, root):
 
 
 def test_the_list_and_documents_do_not_wait_for_a_trace_that_is_read(server):
-    with answers._working:
+    with answers.WORKING.on("reading a large one"):
         assert ask(server, "/")[0].status == 200
         assert ask(server, "/open?what=before.json")[0].status == 200
+
+
+def test_the_list_says_what_each_document_is(server, root):
+    (root / "many.json").write_text(json.dumps({"source": "x", "points": [], "best": None, "memory_limit": None}))
+    (root / "other.json").write_text("{}")
+    rows = re.findall(r'data-wait="Reading ([^"]+)">.*?</td><td>(.*?)</td>', ask(server, "/")[1])
+    kinds = {"before.json": "forecast", "many.json": "sweep", "other.json": "document", "one": "trace"}
+    assert kinds.items() <= dict(rows).items()
+
+
+def test_who_waits_is_told_how_far_the_work_is(server):
+    assert ask(server, "/working")[1] == ""
+    with answers.WORKING.on("reading <b>run</b>") as told:
+        answer, text = ask(server, "/working")
+        assert text == "reading <b>run</b>" and answer.headers["Content-Type"].startswith("text/plain")
+        told("predicting run on h200")
+        assert ask(server, "/working")[1] == "predicting run on h200"
+    assert ask(server, "/working", Host="evil.example")[0].status == 403
 
 
 def test_two_tabs_that_ask_at_once_are_both_answered(server):

@@ -11,7 +11,7 @@ from foretrace.cli.parts import Batch, Dtype, First, Last, Obfuscate, Only, Ops,
 
 
 def benchmark(
-    what: Annotated[Path, typer.Argument(metavar="RECORDING", help="A recording, or others' traces.")],
+    what: Annotated[str, typer.Argument(metavar="RECORDING", help="A recording, or others' traces.")],
     out: Annotated[Path, typer.Option(help="Folder for the benchmark; must not be there yet.")],
     phase: Phase = None,
     first: First = None,

@@ -64,10 +64,11 @@ def calibrate(
     Kernels on its GPU or CPU, calls on its host, collectives between ranks (under torchrun). Stop it whenever you like:
     what is measured is kept, and the same command goes on from there.
     """
-    from foretrace.calibrating import SHARES, Outcome, Stage, is_first_rank
+    from foretrace.calibrating import SHARES, Outcome, is_first_rank
     from foretrace.calibrating import calibrate as measure
     from foretrace.fitting import fit, require_fitter
-    from foretrace.platform.cases import check_families
+    from foretrace.platform.cases.families import check_families
+    from foretrace.stages import Stage
 
     _check(what, {"--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw})
     check_families(family or ())

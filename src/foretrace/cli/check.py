@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from foretrace.cli.choices import AsJson
 
 
 def check(
-    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A folder that `foretrace record` wrote.")],
+    recording: Annotated[str, typer.Argument(metavar="RECORDING", help="A folder that `foretrace record` wrote.")],
     on: Annotated[str, typer.Option(help="The platform it was recorded on: its name, or its folder.")] = "h200",
     json: AsJson = False,
     top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 15,

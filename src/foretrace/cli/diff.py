@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,8 +10,8 @@ from foretrace.cli.choices import AsJson
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help="A recording, a trace, or a folder of them.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="The one to hold against it.")],
+    before: Annotated[str, typer.Argument(metavar="A", help="A recording, a trace, or a folder of them.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The one to hold against it.")],
     json: AsJson = False,
     top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 15,
 ) -> None:

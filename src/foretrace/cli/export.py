@@ -9,7 +9,7 @@ import typer
 
 
 def export(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A recording, a trace, or a folder of them.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A recording, a trace, or a folder of them.")],
     chakra: Annotated[Path | None, typer.Option(help="Folder for Chakra traces, one file a rank.")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="File for Perfetto or chrome://tracing.")] = None,
 ) -> None:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +32,8 @@ from foretrace.cli.whatif import whatif
 from foretrace.report.names import printable
 
 BAD_INPUT, BUG, INTERRUPTED = 2, 70, 130
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises where words or options make no sense; it does not say so under a name of its own."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command(context_settings={"allow_interspersed_args": False})(record)
@@ -72,7 +74,11 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no bars shows question marks
     try:
         with uncollected():
-            app(prog_name="foretrace")
+            code = app(prog_name="foretrace", standalone_mode=False)
+        sys.exit(code)
+    except UsageError as error:
+        misused(error)
+        sys.exit(BAD_INPUT)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
@@ -101,6 +107,16 @@ def uncollected() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def misused(error: Any) -> None:
+    """Say what is wrong with the words of a call as any other error is said; without any words, the help."""
+    text = error.format_message()
+    if text.startswith("Usage:"):
+        print(text, file=sys.stderr)
+    else:
+        verb = error.ctx.command_path if error.ctx else "foretrace"
+        complain(f"{text[:1].lower()}{text[1:]}", f"`{verb} --help` shows what it takes")
 
 
 def complain(what: str, advice: str) -> None:

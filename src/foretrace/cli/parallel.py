@@ -11,7 +11,7 @@ from foretrace.platforms import platform
 from foretrace.predicting import USUAL, read
 
 if TYPE_CHECKING:
-    from foretrace.calibrating import Told
+    from foretrace.stages import Told
 
 NUMBERS = ("data", "tensor", "pipeline", "experts", "microbatches", "chunks")
 FLAGS = ("overlap", "sequence", "sharded", "mixed", "tables")

@@ -15,6 +15,8 @@ from foretrace.cli.progress import progress_bar
 if TYPE_CHECKING:
     from foretrace.forecast.forecast import Forecast
     from foretrace.forecast.jobs.scaling import Scaling
+    from foretrace.graph import Job
+    from foretrace.stages import Told
 
 
 class Kernels(StrEnum):
@@ -120,18 +122,24 @@ def _supposed(slow_host: list[str] | None, host_of: list[str] | None, slow_link:
 def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int], options: dict[str, Any]) -> Any:
     """The forecast; the curve, where several sizes are asked for."""
     from foretrace import predicting
-    from foretrace.cli.parallel import shared
     from foretrace.graph import ForetraceError
 
     try:
         with progress_bar() as told:  # a machine that was never measured is measured now
-            given = what if parallel is None else shared(what, parallel, on, told)
+            given = what if parallel is None else _shared(what, parallel, on, told)
             if len(sizes) > 1:
                 return predicting.scaling(given, sizes, on, told=told, **options)
             return predicting.predict(given, on, world=sizes[0] if sizes else None, told=told, **options)
     except ForetraceError as error:
         print_frames(error)
         raise
+
+
+def _shared(what: str, parallel: str, on: str | None, told: Told) -> Job:
+    """The job that the step of one rank becomes."""
+    from foretrace.cli.parallel import shared
+
+    return shared(what, parallel, on, told)
 
 
 def _show_curve(curve: Scaling, json: bool, html: Path | None, top: int | None) -> None:

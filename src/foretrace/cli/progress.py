@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from foretrace.calibrating import Stage, Told
+    from foretrace.stages import Stage, Told
 
 
 @contextmanager

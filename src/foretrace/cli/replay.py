@@ -13,7 +13,7 @@ from foretrace.cli.parts import Batch, Dtype, First, Last, Obfuscate, Only, Ops,
 
 def replay(
     what: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(metavar="WHAT…", help="A recording, others' traces, a benchmark; several, or a suite's file."),
     ],
     json: AsJson = False,
@@ -47,6 +47,7 @@ def replay(
     Step time, kernels one by one, memory, launches; what could not be called is named and lowers the coverage.
     """
     from foretrace.graph import ForetraceError
+    from foretrace.loading import refuse_nameless
     from foretrace.replay.running import How
     from foretrace.replay.suite import members_of
     from foretrace.replaying import replay as run
@@ -57,9 +58,11 @@ def replay(
 
     chosen = choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
     how = How(iterations, device, pace, counters, delayed)
-    members = members_of(what, weights)
-    if [member.what for member in members] == what and len(what) == 1:
-        replayed = run(what[0], chosen, how, keep)
+    refuse_nameless(what)
+    paths = [Path(one) for one in what]
+    members = members_of(paths, weights)
+    if [member.what for member in members] == paths and len(paths) == 1:
+        replayed = run(paths[0], chosen, how, keep)
         print(as_json(replayed)) if json else print_replay(replayed, top)
         return
     suite = replay_suite(members, chosen, how, keep)

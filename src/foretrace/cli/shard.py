@@ -64,10 +64,10 @@ def shard(
 
     Tables may stay whole, be split by rows or by columns, or be copied to all ranks.
     """
-    from foretrace.calibrating import Stage
     from foretrace.planning import shard as plan
     from foretrace.report.json import as_json
     from foretrace.report.terminal import print_sharding
+    from foretrace.stages import Stage
 
     with progress_bar(hidden=json) as told:
         found = plan(

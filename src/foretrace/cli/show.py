@@ -12,7 +12,7 @@ from foretrace.cli.choices import AsJson, rank_numbers
 
 def show(
     paths: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(metavar="PATH", help="A recording, a trace, a folder of them, or the traces of several ranks."),
     ],
     json: AsJson = False,

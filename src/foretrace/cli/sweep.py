@@ -50,10 +50,10 @@ def sweep(
 
     Settings are those of `foretrace whatif`, those of a job among them: --set tensor=1,2,4 --world 8.
     """
-    from foretrace.calibrating import Stage
     from foretrace.forecast.jobs.world import worlds
     from foretrace.graph import ForetraceError
     from foretrace.questions.sweeping import sweep as predict_all
+    from foretrace.stages import Stage
 
     pairs = [*map(_split, sets or ()), *([("world", [str(size) for size in worlds(world)])] if world else [])]
     values = _once("--set", pairs, "write all its values at once, like batch=256,512")

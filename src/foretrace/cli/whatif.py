@@ -9,6 +9,7 @@ import typer
 
 from foretrace.cli.choices import AsJson
 from foretrace.cli.predict import OtherFabric, Parallel, PerNode, print_frames
+from foretrace.cli.progress import progress_bar
 
 Sets = Annotated[
     list[str] | None,
@@ -62,27 +63,39 @@ def whatif(
     from foretrace.cli.parallel import as_changes
     from foretrace.graph import ForetraceError
     from foretrace.questions.whatifs import whatif as ask
+    from foretrace.stages import Stage
 
     changes = [*(sets or ()), *map(_inserted, insert or ())]
     changes += [*(f"without={op}" for op in without or ()), *(f"fuse={name}" for name in fuse or ())]
     try:
         shared = as_changes(parallel) if parallel else []
-        told = ask(what, on, changes, step, world, shared, fabric, gpus_per_node)
+        with progress_bar() as told:
+            found = ask(
+                what,
+                on,
+                changes,
+                step,
+                world,
+                shared,
+                fabric,
+                gpus_per_node,
+                lambda words: told(Stage(words)),
+            )
     except ForetraceError as error:
         print_frames(error)
         raise
     if html is not None:
         from foretrace.report.page import write_comparison
 
-        write_comparison(told.before, told.after, html, ("before", ", ".join(told.changes)))
+        write_comparison(found.before, found.after, html, ("before", ", ".join(found.changes)))
     if json:
         from foretrace.report.json import as_json
 
-        print(as_json(told))
+        print(as_json(found))
     else:
         from foretrace.report.terminal import print_whatif
 
-        print_whatif(told, top)
+        print_whatif(found, top)
 
 
 def _inserted(text: str) -> str:

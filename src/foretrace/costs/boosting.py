@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.costs.rows import Floats
+from foretrace.costs.rows import Floats, Rows
 from foretrace.costs.trees import Forest
 from foretrace.graph import ForetraceError
 
@@ -82,3 +82,10 @@ def folds(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """
     fold = np.random.default_rng(7).permutation(count) % FOLDS
     return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(FOLDS)]
+
+
+def folds_of(rows: Rows) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The same, with all parts of a call on one side."""
+    calls, place = np.unique(rows.call, return_inverse=True)
+    outside = [np.isin(place, out) for _, out in folds(len(calls))]
+    return [(np.flatnonzero(~out), np.flatnonzero(out)) for out in outside]

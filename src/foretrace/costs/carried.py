@@ -79,20 +79,22 @@ def _together(*us: float) -> float:
 def reached(device: Device, rate: str, carry: Carry | None = None) -> tuple[float, float]:
     """TFLOP/s of products and GB/s of memory that a device reaches.
 
-    One that nobody measured is taken to reach the shares of its peaks that the measured one does, corrected as its
-    `Carry` says.
+    Of one that nobody calibrated, somebody may have published what it reaches; else it is taken to reach the shares of
+    its peaks that the measured one does. Either is corrected as its `Carry` says.
 
     >>> h200, a100 = Device.named("h200"), Device.named("a100")
-    >>> reached(a100, "bfloat16", Carry(h200, products=0.9))
-    (280.8, 2039.0)
+    >>> reached(a100, "bfloat16", Carry(h200, products=0.5))
+    (135.6, 2039.0)
+    >>> reached(a100, "float16", Carry(h200, products=0.5))
+    (156.0, 2039.0)
     """
     known = carry.source if carry else device
-    products = known.measured.tflops.get(rate, known.peak(rate)) / known.peak(rate)
-    memory = (known.measured.memory_gbps or known.memory_gbps) / known.memory_gbps
-    if carry:
-        products *= carry.products * (carry.plain if rate in PLAIN else 1.0)
-        memory *= carry.memory
-    return products * device.peak(rate), memory * device.memory_gbps
+    plain = carry.plain if carry and rate in PLAIN else 1.0
+    share = known.measured.tflops.get(rate, known.peak(rate)) / known.peak(rate)
+    tflops = device.measured.tflops.get(rate, plain * share * device.peak(rate))
+    share = (known.measured.memory_gbps or known.memory_gbps) / known.memory_gbps
+    gbps = device.measured.memory_gbps or share * device.memory_gbps
+    return (tflops * carry.products, gbps * carry.memory) if carry else (tflops, gbps)
 
 
 def carried_work(us: float, call: Pair, warm: float, device: Device, carry: Carry) -> float:
@@ -175,7 +177,7 @@ def notes(calls: Graph, platform: Platform) -> list[str]:
 
     >>> from foretrace.graph import OpTable
     >>> notes(Graph(OpTable.of([])), Platform.named("h100"))
-    ['nobody measured h100: kernel times are carried over from h200']
+    ['nobody calibrated h100: kernel times are carried over from h200']
     """
     carry, device = platform.carry, platform.device
     if carry is None:
@@ -183,7 +185,7 @@ def notes(calls: Graph, platform: Platform) -> list[str]:
     if device.name == carry.source.name:
         said = [f"{platform.name} is {device.name} on paper: what was measured is carried over to it"]
     else:
-        said = [f"nobody measured {platform.name}: kernel times are carried over from {carry.source.name}"]
+        said = [f"nobody calibrated {platform.name}: kernel times are carried over from {carry.source.name}"]
     used = {tensor.dtype for op in calls.ops if op.name in PRODUCTS for tensor in op.tensors}
     lacking = sorted(used & carry.source.peak_tflops.keys() - device.peak_tflops.keys())
     if lacking:

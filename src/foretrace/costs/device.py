@@ -188,7 +188,7 @@ def _priced(
             parts.append(_as_timed(place, timed, float(warm[place])))
             continue
         indices = ids.get(place)
-        for part in parts_of(op):
+        for part in parts_of(op, device.kind):
             key = signature(part), (indices.unique, indices.count, indices.reuse) if indices else None
             found = seen.get(key)
             if found is None:

@@ -106,7 +106,7 @@ class Blend:
     def fit(self, rows: Rows, latents: Floats | None, trees: int, leaves: int) -> Self:
         """Fit both."""
         self.trees_ = ResidualTrees().fit(rows, latents, trees, leaves)
-        self.net_ = ResidualNet().fit(rows)
+        self.net_ = ResidualNet().fit(rows, latents)
         return self
 
     def predict_both(self, rows: Rows) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +58,16 @@ class Exact:
     """Timed calls, by what tells calls apart."""
 
     calls: Mapping[str, Timed]
+
+    @classmethod
+    def measured(cls, found: Iterable[Measurement]) -> Exact:
+        """From measurements; the repeats of a call that was measured more than once are taken together."""
+        calls: dict[str, Measurement] = {}
+        for one in found:
+            known = calls.setdefault(case_key(one.case), Measurement(one.case))
+            known.cold += one.cold
+            known.warm += one.warm
+        return cls({key: Timed.of(one) for key, one in calls.items()})
 
     def of(self, ops: Sequence[Op], indices: Sequence[Indices], tf32: Tf32) -> list[Timed | None]:
         """For each op what it was seen to take; None for one that was not timed."""

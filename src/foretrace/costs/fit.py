@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.costs.boosting import folds
+from foretrace.costs.boosting import folds_of
 from foretrace.costs.estimators import Blend, ScaledRoofline
 from foretrace.costs.exact import FILE as EXACT_FILE
-from foretrace.costs.exact import Exact, Timed
+from foretrace.costs.exact import Exact
 from foretrace.costs.fallback import Fallback
 from foretrace.costs.families import FAMILIES, Family
 from foretrace.costs.model import ESTIMATORS, Estimator, Model, Spread
 from foretrace.costs.patterns import Patterns
 from foretrace.costs.rows import Floats, Rows, rows_of
-from foretrace.platform.cases.recorded import EXACT, case_key
+from foretrace.platform.cases.recorded import EXACT
 from foretrace.platform.device import Device
 from foretrace.platform.rates import read_all
 
@@ -45,12 +45,13 @@ def fit_family(family: Family, rows: Rows) -> tuple[Model, dict[str, Any]] | Non
         return None
     latents = _latents(family, rows)
     held_out = _held_out(rows, latents)
-    scores = {kind: errors(us.ravel(), rows.us.ravel()) for kind, us in held_out.items()}
+    measured_us = rows.whole(rows.us)
+    scores = {kind: errors(rows.whole(us).ravel(), measured_us.ravel()) for kind, us in held_out.items()}
     best = min(scores, key=lambda kind: scores[kind]["gmae"])
     spread = Spread.of(held_out[best].ravel(), rows.us.ravel())
     model = Model(family, _fitted(rows, latents)[best], spread, Patterns().fit(rows), float(rows.roof_us.max()))
     others = {kind: score["gmae"] for kind, score in scores.items() if kind != best}
-    return model, {"measurements": len(rows), "kind": best, **scores[best], "others": others}
+    return model, {"measurements": len(measured_us), "kind": best, **scores[best], "others": others}
 
 
 def fit_models(
@@ -72,7 +73,7 @@ def fit_models(
     Fallback.of(_together(rows.values())).write(out)
     exact = [m for m in read_all(raw, EXACT) if not m.error and m.cold and m.warm]
     if exact:
-        Exact({case_key(m.case): Timed.of(m) for m in exact}).write(out)
+        Exact.measured(exact).write(out)
     return index
 
 
@@ -92,7 +93,7 @@ def _latents(family: Family, rows: Rows) -> Floats | None:
 def _held_out(rows: Rows, latents: Floats | None) -> dict[str, Floats]:
     """Predictions of each row by models that were not fitted on it, by kind of model."""
     predicted = {kind: np.empty_like(rows.us) for kind in ESTIMATORS}
-    for inside, outside in folds(len(rows)):
+    for inside, outside in folds_of(rows):
         fitted = _fitted(rows.pick(inside), latents[inside] if latents is not None else None)
         for kind, model in fitted.items():
             predicted[kind][outside] = model.predict_both(rows.pick(outside))

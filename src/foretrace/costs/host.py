@@ -6,6 +6,7 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
+from foretrace.costs.host_sharded import sharded_us
 from foretrace.costs.host_terms import HostCalls, rested, terms
 from foretrace.graph import Graph
 from foretrace.graph.tables import Floats, Ints
@@ -60,7 +61,7 @@ def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCost
     calls = HostCalls.of(graph, rows, launches)
     inside = _inside(calls, host)
     return HostCosts(
-        before=terms(calls) @ np.array(astuple(host.before)),
+        before=terms(calls) @ np.array(astuple(host.before)) + sharded_us(graph, rows, host.sharded),
         to_launch=inside["to_launch"] * np.where(calls.first, host.first, 1.0) + inside["tensor"] * calls.tensors,
         launch=inside["launch"],
         between=inside["between"],

@@ -18,7 +18,7 @@ from foretrace.costs.host_inside import (
 )
 from foretrace.graph import ForetraceError
 from foretrace.graph.tables import Floats
-from foretrace.platform.host import TERMS, Before, CallCost, Host, Rested
+from foretrace.platform.host import TERMS, Before, CallCost, Host, Rested, Sharded
 from foretrace.platform.host_measurements import HostRun, StepTimes
 
 LEAST_COMMON = 0.01
@@ -48,7 +48,14 @@ def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
     nothing = Before(*[0.0] * len(TERMS))
     host = Host(name, calls, *kinds, nothing, common=1.0, provenance=_provenance(runs), first=first)
     host = with_calls_alone(with_time_between(host, subjects), runs)
-    return _rounded(replace(host, common=_common(subjects, host), rested=_rested(steps)))
+    common = _common(subjects, host)
+    return _rounded(replace(host, common=common, rested=_rested(steps), sharded=_sharded(runs)))
+
+
+def _sharded(runs: Sequence[HostRun]) -> Sharded:
+    """The medians of what was seen; nothing where nobody measured it."""
+    updates, gathers = ([costs for run in runs for costs in getattr(run, kind)] for kind in ("sharded", "gathered"))
+    return Sharded(*(us for seen in (updates, gathers) for us in np.median(seen or [[0.0, 0.0]], axis=0).tolist()))
 
 
 def _rested(steps: Sequence[StepTimes]) -> Rested:
@@ -94,6 +101,7 @@ def _rounded(host: Host) -> Host:
         common=round(host.common, 4),
         first=round(host.first, 3),
         rested=Rested(*(round(number, 3) for number in astuple(host.rested))),
+        sharded=Sharded(*(round(number, 3) for number in astuple(host.sharded))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,6 +56,22 @@ class HostCalls:
         ] = True
         return first
 
+    @cached_property
+    def recomputed(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Where blocks begin that backward computes again, and which calls are theirs.
+
+        Backward enters modules only there. From then on it repeats calls of the forward, as far as it needs them.
+        """
+        begins, again = np.zeros((2, len(self)), bool)
+        backward, forward = (np.flatnonzero(self.phase == phase) for phase in (BACKWARD, FORWARD))
+        now, before = self.name[backward].tolist(), self.name[forward].tolist()
+        end = 0
+        for place in np.flatnonzero(self.entered[backward]).tolist():
+            if place >= end:
+                end = place + max(1, _repeated(now, place, before))
+                begins[backward[place]], again[backward[place:end]] = True, True
+        return begins, again
+
     @classmethod
     def measured(cls, calls: Calls, launches: Floats) -> HostCalls:
         """Calls that a calibration has made."""
@@ -97,25 +114,26 @@ def terms(calls: HostCalls) -> Floats:
     forward, backward, optimizer = (calls.phase == phase for phase in (FORWARD, BACKWARD, OPTIMIZER))
     view = calls.launches < 0.5
     cast = calls.names.matching(CAST.__eq__)[calls.name] if len(calls) else view
-    again = np.where(backward, calls.entered, 0)
+    blocks, again = calls.recomputed
+    python, autograd = forward | again, backward & ~again
     begins = np.arange(len(calls)) == 0
     columns = {
         "clearing": begins,
         "cleared": np.where(begins, calls.parameters, 0),
         "forward": _begins(forward),
-        "forward_call": forward & ~view & ~cast,
-        "forward_view": forward & view & ~cast,
-        "forward_cast": forward & cast,
+        "forward_call": python & ~view & ~cast,
+        "forward_view": python & view & ~cast,
+        "forward_cast": python & cast,
         "backward": _begins(backward),
-        "backward_call": backward & ~view,
-        "backward_view": backward & view,
+        "backward_call": autograd & ~view,
+        "backward_view": autograd & view,
         "backward_parameter": _spread(calls.parameters, backward),
         "optimizer": _begins(optimizer),
         "optimizer_call": optimizer,
         "optimizer_parameter": _spread(calls.parameters, optimizer),
         "released": _spread(int(backward.sum()), optimizer),
-        "recomputed_forward": _spread(int(again.sum()), forward),
-        "recomputed_backward": again,
+        "recomputed_forward": _spread(int(blocks.sum()), forward),
+        "recomputed_backward": blocks,
         "new_name": calls.first,
     }
     return np.stack([columns[name].astype(np.float64) for name in TERMS], axis=1)
@@ -132,6 +150,22 @@ def rested(calls: HostCalls) -> Floats:
         first = calls.first & (calls.phase == phase)
         columns[first, phase + 1] = 1 / max(1, int(first.sum()))
     return columns
+
+
+def _repeated(calls: Sequence[int], start: int, before: Sequence[int]) -> int:
+    """How many calls from a place on repeat some that were made before, one after the other.
+
+    >>> _repeated([7, 1, 2, 3, 8], 1, [1, 2, 9, 1, 2, 3])
+    3
+    """
+    ways = (place for place, name in enumerate(before) if name == calls[start])
+    return max((_alike(calls, start, before, place) for place in ways), default=0)
+
+
+def _alike(one: Sequence[int], start: int, other: Sequence[int], place: int) -> int:
+    """How many items of two lists are the same from two places on."""
+    most = min(len(one) - start, len(other) - place)
+    return next((number for number in range(most) if one[start + number] != other[place + number]), most)
 
 
 def _begins(phase: NDArray[np.bool_]) -> NDArray[np.bool_]:

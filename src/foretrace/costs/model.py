@@ -11,6 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.costs.arrays import read_arrays
 from foretrace.costs.estimators import Blend, ResidualTrees, ScaledRoofline
 from foretrace.costs.families import FAMILIES, Family
 from foretrace.costs.nets import ResidualNet
@@ -96,8 +97,7 @@ class Model:
         """What `write` wrote; a damaged file, or one of other columns, is refused."""
         path, family = folder / f"{name}.npz", FAMILIES[name]
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays: dict[str, NDArray[Any]] = dict(file)
+            arrays = read_arrays(path)
             if tuple(arrays["columns"].tolist()) != family.columns:
                 raise ForetraceError(
                     f"{path} was fitted for other features than this Foretrace has",
@@ -107,7 +107,7 @@ class Model:
             spread.check()
             estimator = ESTIMATORS[str(arrays["kind"])].from_arrays(arrays)
             return cls(family, estimator, spread, Patterns.from_arrays(arrays), float(arrays["most_roof_us"]))
-        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
+        except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise ForetraceError(
                 f"{path} is not a fitted model ({error})", "Restore it, or fit it again: foretrace calibrate fit."
             ) from None

@@ -18,7 +18,7 @@ from foretrace.platform.measurements import Repeat
 
 RARE = 3
 """Sequences that were seen less often teach nothing."""
-LEAVES = 300
+LEAVES = 1000
 
 _ENDS = re.compile(r"_tilesize|_\d+x\d+|_sm\d+_|_f\d+f\d+|_bf16|_align\d")
 
@@ -46,7 +46,7 @@ class Patterns:
         from sklearn.tree import DecisionTreeClassifier
 
         sequences = [tuple(short(name) for name, _ in repeat) for repeat in rows.kernels]
-        counts = Counter(sequences)
+        counts = Counter(filter(None, sequences))  # a part of a call that could not be cut has none
         self.kernels_ = [seen for seen, count in counts.most_common() if count >= RARE] or [counts.most_common(1)[0][0]]
         self.shares_ = _shares(self.kernels_, sequences, rows.kernels)
         code = {sequence: place for place, sequence in enumerate(self.kernels_)}

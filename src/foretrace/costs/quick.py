@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from foretrace.costs.boosting import folds
+from foretrace.costs.boosting import folds_of
 from foretrace.costs.estimators import ResidualTrees
 from foretrace.costs.families import FAMILIES
 from foretrace.costs.fit import errors
@@ -29,7 +29,7 @@ def quick_errors(raw: Path, device: Device) -> dict[str, float]:
         rows = rows_of(family, random.Random(7).sample(measured, min(MOST, len(measured))), device)
         if len(rows) < family.fewest:
             continue
-        inside, outside = folds(len(rows))[0]
+        inside, outside = folds_of(rows)[0]
         model = ResidualTrees().fit(rows.pick(inside), trees=TREES, leaves=LEAVES)
         found[name] = errors(model.predict_both(rows.pick(outside)).ravel(), rows.us[outside].ravel())["gmae"]
     return found

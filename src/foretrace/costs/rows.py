@@ -1,13 +1,18 @@
-"""Measured calls of a family as a table: what a model looks at, and what it should say."""
+"""Measured calls of a family as a table: what a model looks at, and what it should say.
+
+A call that is made of others has a row for each of those.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.costs.composed import parts_of
+from foretrace.costs.cut import cut
 from foretrace.costs.families import Described, Facts, Family
 from foretrace.costs.families.family import LATENCY_US
 from foretrace.platform.device import Device
@@ -31,6 +36,12 @@ class Rows:
     """Measured, a column per state."""
     kernels: list[Repeat]
     """What ran, with a cold cache."""
+    call: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Which call a row is a part of: each is one of its own, where nothing else is said."""
+
+    def __post_init__(self) -> None:
+        if not len(self.call):
+            self.call = np.arange(len(self))
 
     def __len__(self) -> int:
         return len(self.features)
@@ -48,24 +59,40 @@ class Rows:
     def pick(self, rows: NDArray[np.int64]) -> Rows:
         """Some of the rows."""
         kernels = [self.kernels[row] for row in rows]
-        return Rows(self.features[rows], self.flops_us[rows], self.bytes_us[rows], self.us[rows], kernels)
+        flops_us, bytes_us = self.flops_us[rows], self.bytes_us[rows]
+        return Rows(self.features[rows], flops_us, bytes_us, self.us[rows], kernels, self.call[rows])
+
+    def whole(self, us: Floats) -> Floats:
+        """Times of calls, from those of their parts.
+
+        >>> rows = Rows(np.zeros((3, 1)), np.zeros(3), np.zeros(3), np.zeros((3, 2)), [], np.array([0, 0, 1]))
+        >>> rows.whole(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])).tolist()
+        [[4.0, 6.0], [5.0, 6.0]]
+        """
+        calls, place = np.unique(self.call, return_inverse=True)
+        return np.stack([np.bincount(place, column, len(calls)) for column in us.T], axis=1)
 
 
 def rows_of(family: Family, measurements: Iterable[Measurement], device: Device) -> Rows:
-    """The calls among the measurements that the family answers for."""
+    """The calls among the measurements that the family answers for, with all that they are made of."""
     described: list[Described] = []
     us: list[tuple[float, float]] = []
     kernels: list[Repeat] = []
-    for found in measurements:
-        op = found.case.op
-        if found.error or not found.cold or not found.warm or not family.answers(op):
+    call: list[int] = []
+    for number, found in enumerate(measurements):
+        made_of = parts_of(found.case.op, device.kind)
+        if found.error or not found.cold or not found.warm or not all(map(family.answers, made_of)):
             continue
-        described.append(family.describe(op, Facts(device, found.indices, found.case.tf32, found.case.pinned)))
-        us.append((found.us("cold"), found.us("warm")))
-        kernels.append(found.cold[0])
+        facts = Facts(device, found.indices, found.case.tf32, found.case.pinned)
+        parts = [family.describe(op, facts) for op in made_of]
+        shares = cut(found, [part.work.us(device) + FLOOR_US for part in parts])
+        described += parts
+        us += [(share.cold * found.us("cold"), share.warm * found.us("warm")) for share in shares]
+        kernels += [share.kernels for share in shares]
+        call += [number] * len(parts)
     flops_us, bytes_us = ceilings(described, device)
     features = np.array([d.features for d in described], np.float64).reshape(len(described), len(family.columns))
-    return Rows(features, flops_us, bytes_us, np.array(us).reshape(-1, 2), kernels)
+    return Rows(features, flops_us, bytes_us, np.array(us).reshape(-1, 2), kernels, np.array(call, np.int64))
 
 
 def ceilings(described: Sequence[Described], device: Device) -> tuple[Floats, Floats]:

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.costs.walker import answers
+
 Floats = NDArray[np.float64]
+Longs = NDArray[np.int64]
 
 QUANTUM = 2.0**-12
 """Answers of leaves are rounded to this: over a thousand trees it adds up to a fifth of a per cent, and files are half
@@ -52,10 +55,7 @@ class Forest:
 
     def predict(self, rows: Floats) -> Floats:
         """The sum of all trees' answers for each row."""
-        from foretrace.costs.walker import answers  # numba takes a third of a second to import
-
-        found: Floats = answers(rows, self.feature, self.threshold, self.right, self.root)
-        return found
+        return answers(rows, self.feature, self.threshold, self.right, self.root)
 
     def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
         """Its arrays as a file holds them: splits and leaves apart, since leaves need less.
@@ -82,36 +82,62 @@ class Forest:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int) -> Forest:
-        """What `arrays` gave, for rows of so many columns."""
-        from foretrace.costs.walker import right_of
+        """What `arrays` gave, for rows of so many columns.
 
+        Arrays that a walk would leave are refused: a file may be damaged, or mean harm.
+        """
         feature, level, leaf, root = (arrays[f"{prefix}.{name}"] for name in ("feature", "level", "leaf", "root"))
         if feature.ndim != 1:
             raise ValueError(f"the trees of {prefix!r} are no list of nodes")
-        split, threshold = feature >= 0, np.empty(len(feature), np.float32)
-        threshold[~split], threshold[split] = leaf, _levels(arrays, prefix, feature[split], level)
-        made = cls(feature.astype(np.int16), threshold, right_of(feature.astype(np.int16)), root)
-        made.check(prefix, columns)
-        return made
+        inside = len(root) and root.min() >= 0 and root.max() < len(feature)
+        if not inside or feature.min() < -1 or feature.max() >= columns:
+            raise ValueError(f"the trees of {prefix!r} lead nowhere")
+        splits, leaves = np.flatnonzero(feature >= 0), np.flatnonzero(feature < 0)
+        threshold = np.empty(len(feature), np.float32)
+        threshold[leaves], threshold[splits] = leaf, _levels(arrays, prefix, feature[splits], level)
+        right = _right_of(splits, leaves, root)
+        if right is None or not np.isfinite(threshold).all():
+            raise ValueError(f"the trees of {prefix!r} lead nowhere")
+        return cls(feature.astype(np.int16), threshold, right, root.astype(np.int32))
 
-    def check(self, name: str, columns: int) -> None:
-        """Refuse arrays that a walk would leave: a file may be damaged, or mean harm."""
-        split, nodes = self.feature >= 0, len(self.feature)
-        inside = (self.right[split] > 1) & (np.flatnonzero(split) + self.right[split] < nodes)
-        rooted = len(self.root) and (self.root >= 0).all() and (self.root < nodes).all()
-        known = (self.feature >= -1).all() and (self.feature < columns).all()
-        if not (rooted and known and inside.all() and np.isfinite(self.threshold).all()):
-            raise ValueError(f"the trees of {name!r} lead nowhere")
+
+def _right_of(splits: Longs, leaves: Longs, root: NDArray[Any]) -> NDArray[np.int16] | None:
+    """For each node, how far ahead the one is where its right branch begins; None where some have none.
+
+    A split is followed by all of its left branch. Each split below opens a branch more, and each leaf ends one, so that
+    the left branch is over at the first leaf behind which as many are open as before the split. By depth, and among
+    equals by place, the splits and the leaves that end their left branches therefore come in the same order.
+    """
+    nodes = len(splits) + len(leaves)
+    rises = np.zeros(nodes, np.int8)
+    rises[splits], rises[leaves] = 1, -1
+    ends = np.append(root[1:], nodes) - 1  # a tree's last leaf ends no left branch
+    if (rises[ends] > 0).any() or len(splits) != len(leaves) - len(ends):
+        return None
+    rises[ends] = 0
+    depth = np.cumsum(rises, dtype=np.int16)
+    left_ends = np.flatnonzero(rises < 0)
+    splits = splits[np.argsort(depth[splits], kind="stable")]
+    begins = left_ends[np.argsort(depth[left_ends], kind="stable")] + 1
+    ahead = begins - splits
+    if len(splits) and (ahead.min() < 2 or ahead.max() > np.iinfo(np.int16).max):
+        return None
+    right = np.zeros(nodes, np.int16)
+    right[splits] = ahead
+    return right
 
 
 def _levels(arrays: Mapping[str, NDArray[Any]], prefix: str, column: NDArray[Any], level: NDArray[Any]) -> Floats:
     """The thresholds of nodes, from the number that each has among those of its column."""
     columns, counts, levels = (arrays[f"{prefix}.{name}"] for name in ("columns", "counts", "levels"))
-    place = np.searchsorted(columns, column)
+    first, count = np.zeros((2, int(column.max(initial=-1)) + 1), np.int64)
     whole = len(level) == len(column) and len(columns) == len(counts) and counts.sum() == len(levels)
-    if not whole or not np.isin(column, columns).all() or (level >= counts[place]).any():
+    if whole:
+        used = (columns >= 0) & (columns < len(first))
+        first[columns[used]], count[columns[used]] = (np.cumsum(counts) - counts)[used], counts[used]
+    if not whole or (level >= count[column]).any():
         raise ValueError(f"the trees of {prefix!r} split at nothing")
-    found: Floats = levels[(np.cumsum(counts) - counts)[place] + level]
+    found: Floats = levels[first[column] + level]
     return found
 
 

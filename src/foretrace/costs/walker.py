@@ -1,4 +1,4 @@
-"""The loops over rows, trees and nodes, compiled."""
+"""Walks through forests: of few rows all at once, step by step; of many one after the other, compiled."""
 
 from __future__ import annotations
 
@@ -7,21 +7,50 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.compiling import compiled
+from foretrace.compiling import compiled, patience
 
+Floats = NDArray[np.float64]
+Nodes = NDArray[Any]
+"""What a `Forest` has of its nodes."""
+
+WALK_MS = 2e-4
+"""What one row takes through one tree where many take each step together."""
+WALKS = 1 << 16
+"""So many do: they stay in the cache."""
 BLOCK = 256
-"""Rows that pass all trees together: these, and a tree, stay in the cache."""
+"""Rows that pass all trees one after the other: these, and a tree, stay in the cache."""
+
+
+def answers(rows: Floats, feature: Nodes, threshold: Nodes, right: Nodes, root: Nodes) -> Floats:
+    """For each row, the sum of the leaves it falls into."""
+    forest = feature, threshold, right, root
+    if not patience.allows(len(rows) * len(root) * WALK_MS):
+        return one_by_one(rows, *forest)
+    together = max(WALKS // len(root), 1)
+    parts = [all_at_once(rows[first : first + together], *forest) for first in range(0, len(rows), together)]
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def all_at_once(rows: Floats, feature: Nodes, threshold: Nodes, right: Nodes, root: Nodes) -> Floats:
+    """Every row is in every tree; those that are not at a leaf yet take a step, and so on."""
+    count, columns = rows.shape
+    values, begins = rows.ravel(), np.tile(np.arange(count) * columns, len(root))
+    node, walking = np.repeat(root, count), np.arange(count * len(root))
+    while True:
+        column = feature[node[walking]]
+        walking, column = walking[column >= 0], column[column >= 0]
+        if not len(walking):
+            break
+        at = node[walking]
+        goes_on = values[begins[walking] + column] <= threshold[at]
+        node[walking] = at + np.where(goes_on, 1, right[at])
+    # Added up in the order of the trees, as the compiled walk does it.
+    return np.asarray(np.cumsum(threshold[node].reshape(len(root), count), axis=0, dtype=np.float64)[-1])
 
 
 @compiled
-def answers(
-    rows: NDArray[np.float64],
-    feature: NDArray[np.int16],
-    threshold: NDArray[np.float32],
-    right: NDArray[np.int16],
-    root: NDArray[np.int32],
-) -> Any:
-    """For each row, the sum of the leaves it falls into."""
+def one_by_one(rows: Floats, feature: Nodes, threshold: Nodes, right: Nodes, root: Nodes) -> Floats:
+    """The same, compiled."""
     result = np.zeros(len(rows))
     for first in range(0, len(rows), BLOCK):
         for tree in range(len(root)):
@@ -31,22 +60,3 @@ def answers(
                     node += 1 if rows[row, feature[node]] <= threshold[node] else right[node]
                 result[row] += threshold[node]
     return result
-
-
-@compiled
-def right_of(feature: NDArray[np.int16]) -> Any:
-    """For each split, how far ahead the node is that it sends rows to which do not go to the next one.
-
-    A split is followed by all of its left branch: where that ends, the right one begins.
-    """
-    right = np.zeros(len(feature), np.int16)
-    waiting = np.empty(len(feature), np.int64)
-    count = 0
-    for node in range(len(feature)):
-        if feature[node] >= 0:
-            waiting[count] = node
-            count += 1
-        elif count:
-            count -= 1
-            right[waiting[count]] = node + 1 - waiting[count]
-    return right

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretrace.forecast.ended_together import ended_together
 from foretrace.graph import Collective, Graph
 from foretrace.graph.tables import Floats, Longs
 
@@ -134,14 +135,17 @@ def times_of(graph: Graph, collective: Collective) -> tuple[float, float]:
 def _in_step(
     name: str, by_member: dict[int, list[Collective]], graphs: list[Graph]
 ) -> tuple[list[list[Collective]], list[str]]:
-    """The members' queues; where one began to be traced later than others, without what these did alone before."""
+    """The members' queues, without what some of their traces do not show."""
     queues = list(by_member.values())
     if len({len(queue) for queue in queues}) == 1:
         return queues, []
     counts = ", ".join(f"{len(q)} on rank {graphs[m].rank}" for m, q in zip(by_member, queues))
-    note = f"group {name or 'without a name'} has {counts} collectives: matched from the first one that all of them saw"
-    latest_start = max(times_of(graphs[m], q[0])[0] for m, q in zip(by_member, queues))
-    return [[c for c in q if times_of(graphs[m], c)[1] > latest_start] for m, q in zip(by_member, queues)], [note]
+    note = (
+        f"group {name or 'without a name'} has {counts} collectives: those that all saw are matched by when they ended"
+    )
+    ordered = [sorted(queue, key=lambda c: times_of(graphs[m], c)[1]) for m, queue in zip(by_member, queues)]
+    ended = [[(times_of(graphs[m], c)[1], c.kind) for c in queue] for m, queue in zip(by_member, ordered)]
+    return [[queue[place] for place in places] for queue, places in zip(ordered, ended_together(ended))], [note]
 
 
 def _agreeing(name: str, queues: list[list[Collective]], ranks: list[int]) -> tuple[int, list[str]]:

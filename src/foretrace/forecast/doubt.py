@@ -8,7 +8,7 @@ from foretrace.forecast.families import family
 from foretrace.forecast.step import Step
 from foretrace.forecast.timetable import KERNEL, Timetable
 from foretrace.graph import Graph
-from foretrace.graph.tables import Floats
+from foretrace.graph.tables import Floats, Ints
 from foretrace.simulate.forward import Doubt, draw
 
 DRAWS = 300
@@ -51,12 +51,16 @@ def doubts(calls: Graph, step: Step, table: Timetable) -> Doubt:
     )  # fmt: skip
 
 
-def _groups(calls: Graph, step: Step) -> tuple[np.ndarray, np.ndarray]:
+def _groups(calls: Graph, step: Step) -> tuple[Ints, Ints]:
     """For each kernel the number of its family, from 1, and of those that are predicted the same."""
     work = step.work
     op_names = [calls.ops.names[code] for code in calls.ops.name[work.call].tolist()]
-    families = [family(kernel, op) for kernel, op in zip(work.name, op_names)]
-    _, number = np.unique(np.array(families, dtype=str), return_inverse=True)
-    pairs = [f"{name} {us:.4f}" for name, us in zip(work.name, work.typical.tolist())]
-    _, alike = np.unique(np.array(pairs, dtype=str), return_inverse=True)
-    return (number + 1).astype(np.int32), alike.astype(np.int32)
+    families = _numbered([family(kernel, op) for kernel, op in zip(work.name, op_names)])
+    alike = _numbered([f"{name} {us:.4f}" for name, us in zip(work.name, work.typical.tolist())])
+    return families + 1, alike
+
+
+def _numbered(words: list[str]) -> Ints:
+    """The place that each word has among the different ones, in the order of the alphabet."""
+    place = {word: place for place, word in enumerate(sorted(set(words)))}
+    return np.array([place[word] for word in words], np.int32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from foretrace.costs.collectives import assumptions
 from foretrace.graph import ForetraceError
@@ -12,7 +13,24 @@ from foretrace.platform.fabric import Fabric, fabrics
 PCIE = "pcie"
 
 
-def fabric_of(device: str, world: int, gpus_per_node: int | None = None) -> Fabric:
+def fabrics_of(device: str, worlds: Sequence[int], gpus_per_node: int | None = None) -> list[Fabric]:
+    """Those of jobs of several sizes, all on machines of one kind: with as many GPUs as the largest one's have.
+
+    Parameters
+    ----------
+    device, gpus_per_node
+        As in `fabric_of`.
+    worlds
+        Ranks of each job.
+
+    >>> [fabric.name for fabric in fabrics_of("Tesla V100-SXM2-32GB", [8, 16, 64])]
+    ['v100-8x', 'v100-8x', 'v100-8x']
+    """
+    size = fabric_of(device, max(worlds), gpus_per_node).gpus_per_node
+    return [fabric_of(device, world, gpus_per_node, size) for world in worlds]
+
+
+def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: int | None = None) -> Fabric:
     """The shipped fabric of a device that comes closest to a job of so many ranks.
 
     Those measured between as many nodes lead; of these, the one whose ranks are closest in number; links that are known
@@ -26,12 +44,16 @@ def fabric_of(device: str, world: int, gpus_per_node: int | None = None) -> Fabr
         Ranks of the job.
     gpus_per_node
         As many as the fabric's nodes have, where left out.
+    size
+        GPUs that its nodes have; any number where left out.
 
     >>> fabric_of("NVIDIA A100-SXM4-80GB", 8).name, fabric_of("Tesla V100-PCIE-32GB", 2).name
     ('a100-8x-nvswitch', 'v100-2x-pcie')
     """
     ours = [fabric for fabric in map(Fabric.named, fabrics()) if fabric.links and _is_of(fabric.links.gpu, device)]
     fitting = [fabric for fabric in ours if _reaches(fabric, world, gpus_per_node)]
+    if size:
+        fitting = [fabric for fabric in fitting if fabric.gpus_per_node == size]
     if not fitting:
         what = f"joins {world} GPUs of the kind {device}" if ours else f"is known for {device or 'a CPU'}"
         raise ForetraceError(

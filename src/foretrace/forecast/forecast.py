@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from foretrace.forecast.in_notebooks import InNotebooks
 from foretrace.forecast.observation import PerRank, Rows, plain
 from foretrace.forecast.workings import Workings
 
@@ -13,7 +14,7 @@ UNTOLD = ("workings",)
 
 
 @dataclass
-class Forecast:
+class Forecast(InNotebooks):
     """A predicted step. All times are milliseconds.
 
     >>> Forecast(source="train.py", platform="h200", step_ms=5.61234).to_dict()["step_ms"]
@@ -29,6 +30,8 @@ class Forecast:
     """With a device sync at its end; of a job, from the first thing that a rank does to the last."""
     step_ms_back_to_back: float | None = None
     """From the end of one step to the end of the next, where the host may run ahead."""
+    samples: int | None = None
+    """In a step of all ranks, where somebody asked for that."""
     low_ms: float = 0.0
     """10th percentile of the synced step, from the spread of the host and the errors of the kernel models."""
     high_ms: float = 0.0
@@ -90,11 +93,14 @@ class Forecast:
     workings: Workings | None = field(default=None, repr=False)
     """The ranks at their predicted times, and what else it was made of; not part of the JSON."""
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        import foretrace as ft  # by way of the front door, since it knows the room that shows things
+    @property
+    def sample_us(self) -> float | None:
+        """Microseconds for each sample, from step to step.
 
-        return ft.as_html(self)
+        >>> Forecast(step_ms=8.0, step_ms_back_to_back=6.0, samples=4).sample_us
+        1500.0
+        """
+        return (self.step_ms_back_to_back or self.step_ms) * 1e3 / self.samples if self.samples else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: times rounded to a tenth of a microsecond."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from foretrace.forecast.in_notebooks import InNotebooks
 from foretrace.forecast.workings import Workings
 
 PerRank = dict[int, float]
@@ -12,7 +13,7 @@ Rows = list[dict[str, Any]]
 
 
 @dataclass
-class Observation:
+class Observation(InNotebooks):
     """A measured step of a job. All times are milliseconds; ``{rank: ...}`` says that there is one for each rank.
 
     >>> seen = Observation(source="trace.json", world=1, step_ms={0: 12.34567})
@@ -73,12 +74,6 @@ class Observation:
     slowdown: float = 1.0
     workings: Workings | None = field(default=None, repr=False)
     """What it was made of, for who draws it; not part of the JSON."""
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        import foretrace as ft  # by way of the front door, since it knows the room that shows things
-
-        return ft.as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: ranks as text, times rounded to a tenth of a microsecond."""

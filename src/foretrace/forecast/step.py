@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.costs.device import MEASURED
 from foretrace.costs.host import HostCosts, price_host
 from foretrace.forecast.captured import captured_calls, launched_at_once
 from foretrace.forecast.flat import Flat
@@ -118,7 +119,7 @@ def priced(graph: Graph, step: Flat, platform: Platform, kernels: str | None) ->
     return Step(
         thread=calls.ops.thread,
         beside=_beside(calls),
-        durations=_durations(host),
+        durations=_durations(host, _timed_whole(work, platform)),
         rested=host.rested,
         spread=host.spread,
         common=host.common,
@@ -129,8 +130,19 @@ def priced(graph: Graph, step: Flat, platform: Platform, kernels: str | None) ->
     ), notes
 
 
-def _durations(host: HostCosts) -> dict[int, Floats]:
-    return {T1: host.before, T2: host.to_launch, T3: host.after, T4: host.launch, T5: host.between}
+def _durations(host: HostCosts, whole: Ints) -> dict[int, Floats]:
+    """T1 to T5 of each call; nothing inside those that were timed as a whole."""
+    inside = {T2: host.to_launch.copy(), T3: host.after.copy(), T4: host.launch.copy(), T5: host.between.copy()}
+    for us in inside.values():
+        us[whole] = 0.0
+    return {T1: host.before, **inside}
+
+
+def _timed_whole(work: Work, platform: Platform) -> Ints:
+    """Calls whose time is known with what the host does in them: where processors do the work, nobody can tell."""
+    if platform.device.kind != "cpu":
+        return np.zeros(0, np.int32)
+    return np.asarray(work.call[work.source == MEASURED], np.int32)
 
 
 def _beside(calls: Graph) -> NDArray[np.bool_]:

@@ -18,7 +18,6 @@ from foretrace.formats.chakra_entries import Entries, Entry, read_entries
 from foretrace.formats.chakra_schema import COLLECTIVES, COMM_RECV_NODE, COMM_SEND_NODE, METADATA_NODE
 from foretrace.formats.collector import no_collector
 from foretrace.formats.execution_groups import INIT, process_groups, rank_in
-from foretrace.formats.execution_nodes import Node as ExecutionNode
 from foretrace.formats.execution_trace import SCAFFOLD
 from foretrace.formats.schema_text import signature
 from foretrace.formats.scopes import BACKWARD_SCOPE, kinds, phases
@@ -224,8 +223,7 @@ def _typed(text: Any, kind: Any, default: Any) -> Any:
 
 
 def _listed_groups(nodes: list[Entry]) -> dict[str, tuple[int, ...]]:
-    listing = [e for e in nodes if e.name == INIT]
-    return process_groups([ExecutionNode(id=0, name=INIT, parent=0, inputs=_list(e.inputs[0])) for e in listing])
+    return process_groups(_list(e.inputs[0]) for e in nodes if e.name == INIT)
 
 
 class _Arguments:

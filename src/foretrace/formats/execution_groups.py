@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -34,17 +34,16 @@ class _Group(Struct):
 _groups = msgspec.json.Decoder(list[_Group])
 
 
-def process_groups(nodes: Sequence[Node]) -> dict[str, tuple[int, ...]]:
-    """Members of each process group, by name; nothing where the trace does not list them.
+def process_groups(listings: Iterable[Sequence[Any]]) -> dict[str, tuple[int, ...]]:
+    """Members of each process group, by name, from what nodes named `INIT` are given; nothing where none lists them.
 
-    >>> listed = '[{"pg_name": "0", "ranks": [], "group_size": 2}, {"pg_name": "1", "ranks": [0]}]'
-    >>> process_groups([Node(id=3, name=INIT, parent=2, inputs=[listed])])
+    >>> process_groups([['[{"pg_name": "0", "ranks": [], "group_size": 2}, {"pg_name": "1", "ranks": [0]}]']])
     {'0': (0, 1), '1': (0,)}
     """
     groups: dict[str, tuple[int, ...]] = {}
-    for node in nodes:
-        if node.name == INIT and node.inputs and isinstance(node.inputs[0], str):
-            for group in _listed(node.inputs[0]):
+    for given in listings:
+        if given and isinstance(given[0], str):
+            for group in _listed(given[0]):
                 # no ranks listed: the group is the whole world
                 ranks = group.ranks or range(min(group.group_size, LARGEST_WORLD))
                 groups[str(group.pg_name)] = tuple(int(r) for r in ranks)
@@ -98,21 +97,22 @@ class _Mark:
     """
 
     def __init__(self, node: Node) -> None:
-        texts = [i for i, value in enumerate(node.inputs) if isinstance(value, str)]
+        marks, values = node.marks, node.inputs.values
+        texts = [i for i, value in enumerate(values) if isinstance(value, str)]
         at = texts[-1] if node.name == MARK and texts else -1
-        self.collective = node.collective_name or (node.inputs[at] if at >= 0 else node.name.partition("::")[2])
-        group = node.inputs[at - 2] if at >= 2 else ""
-        group = node.pg_name or (group[0] if isinstance(group, list) and group else group)
+        self.collective = marks.collective_name or (values[at] if at >= 0 else node.name.partition("::")[2])
+        group = values[at - 2] if at >= 2 else ""
+        group = marks.pg_name or (group[0] if isinstance(group, list) and group else group)
         self.group: Any = group if isinstance(group, (str, int)) else ""
         self.by_pointer = isinstance(group, int)
-        rank = node.inputs[at - 1] if at >= 2 else -1
+        rank = values[at - 1] if at >= 2 else -1
         self.rank = rank if isinstance(rank, int) else -1
         """That of the process; of a send or a recv, the place of the other end in the group."""
-        last = node.inputs[-1] if at >= 0 and len(node.inputs) > at + 3 else 0
-        self.size = node.pg_size or (last if isinstance(last, int) else 0)
+        last = values[-1] if at >= 0 and len(values) > at + 3 else 0
+        self.size = marks.pg_size or (last if isinstance(last, int) else 0)
         self.ranks: tuple[int, ...] = ()
-        if node.pg_size and node.global_rank_stride > 0 and self.size <= LARGEST_WORLD:
-            first, step = node.global_rank_start, node.global_rank_stride
+        if marks.pg_size and marks.global_rank_stride > 0 and self.size <= LARGEST_WORLD:
+            first, step = marks.global_rank_start, marks.global_rank_stride
             self.ranks = tuple(range(first, first + step * self.size, step))
 
 
@@ -124,8 +124,9 @@ def largest_group(nodes: Sequence[Node]) -> int:
 
 def _traffic(node: Node) -> tuple[int, str]:
     """Bytes and dtype of a collective: of its tensors, or else as its attributes say."""
-    sides = tensors_among(node.inputs), tensors_among(node.outputs)
+    sides = tensors_among(node.inputs.values), tensors_among(node.outputs.values)
     nbytes = max(sum(t[3] * t[4] for t in side) for side in sides)
-    named = _ELEMENT.search(bytes(node.input_types)) or _ELEMENT.search(bytes(node.output_types))
-    dtype = dtype_name(named[1].decode(errors="replace") if named else node.dtype)
-    return nbytes or max(node.in_msg_nelems, node.out_msg_nelems) * ITEMSIZE.get(dtype, 0), dtype
+    named = _ELEMENT.search(bytes(node.inputs.types)) or _ELEMENT.search(bytes(node.outputs.types))
+    marks = node.marks
+    dtype = dtype_name(named[1].decode(errors="replace") if named else marks.dtype)
+    return nbytes or max(marks.in_msg_nelems, marks.out_msg_nelems) * ITEMSIZE.get(dtype, 0), dtype

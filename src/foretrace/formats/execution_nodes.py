@@ -45,9 +45,27 @@ class Marks(Struct, gc=False, kw_only=True):
     global_rank_stride: int = 0
 
 
-class Node(Marks, gc=False, kw_only=True):
-    """One call, annotation or thread: schema 1.0.1 as it is, with what later schemas added."""
+class Side(Struct, gc=False):
+    """What went into a node, or came out of it."""
 
+    values: list[Any]
+    shapes: Raw = _NOTHING
+    types: Raw = _NOTHING
+    strides: Raw = _UNKNOWN
+
+
+class Node(Struct, gc=False):
+    """One call, annotation or thread."""
+
+    id: Count
+    name: str
+    parent: Count
+    inputs: Side
+    outputs: Side
+    marks: Marks
+
+
+class _FlatNode(Marks, gc=False, kw_only=True):
     id: Count
     name: str
     parent: Count
@@ -61,13 +79,6 @@ class Node(Marks, gc=False, kw_only=True):
     output_strides: Raw = _UNKNOWN
 
 
-class _Side(Struct, gc=False):
-    values: list[Any]
-    shapes: Raw
-    types: Raw
-    strides: Raw = _UNKNOWN
-
-
 class _Attribute(Struct, gc=False):
     name: str
     value: Any
@@ -77,8 +88,8 @@ class _NestedNode(Struct, gc=False):
     id: Count
     name: str
     ctrl_deps: Count
-    inputs: _Side
-    outputs: _Side
+    inputs: Side
+    outputs: Side
     attrs: list[_Attribute]
 
 
@@ -87,7 +98,7 @@ class _Head(Struct):
 
 
 class _FlatFile(_Head):
-    nodes: list[Node]
+    nodes: list[_FlatNode]
 
 
 class _NestedFile(_Head):
@@ -114,7 +125,8 @@ def read_nodes(path: Path) -> list[Node]:
     text = b"".join(json_pieces(path))
     try:
         file = _decoder(path, _schema(text)).decode(text)
-        return file.nodes if isinstance(file, _FlatFile) else [_flattened(path, node) for node in file.nodes]
+        make = _of_flat if isinstance(file, _FlatFile) else _of_nested
+        return [make(path, node) for node in file.nodes]
     except msgspec.ValidationError as error:
         raise (_wrong(path, str(error)) if "$.nodes[" in str(error) else _no_trace(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -139,18 +151,18 @@ def _decoder(path: Path, schema: str) -> msgspec.json.Decoder[Any]:
     return decoder
 
 
-def _flattened(path: Path, nested: _NestedNode) -> Node:
+def _of_flat(path: Path, flat: _FlatNode) -> Node:
+    inputs = Side(flat.inputs, flat.input_shapes, flat.input_types, flat.input_strides)
+    outputs = Side(flat.outputs, flat.output_shapes, flat.output_types, flat.output_strides)
+    return Node(flat.id, flat.name, flat.parent, inputs, outputs, marks=flat)
+
+
+def _of_nested(path: Path, nested: _NestedNode) -> Node:
     try:
         marks = msgspec.convert({a.name: a.value for a in nested.attrs}, Marks)
     except msgspec.ValidationError as error:
         raise _wrong(path, f"node {nested.id}: {error}") from None
-    inputs, outputs = nested.inputs, nested.outputs
-    return Node(
-        id=nested.id, name=nested.name, parent=nested.ctrl_deps, **msgspec.structs.asdict(marks),
-        inputs=inputs.values, input_shapes=inputs.shapes, input_types=inputs.types, input_strides=inputs.strides,
-        outputs=outputs.values, output_shapes=outputs.shapes, output_types=outputs.types,
-        output_strides=outputs.strides,
-    )  # fmt: skip
+    return Node(nested.id, nested.name, nested.ctrl_deps, nested.inputs, nested.outputs, marks)
 
 
 def _no_trace(path: Path) -> ForetraceError:

@@ -5,6 +5,7 @@ Nodes are written as ops end; their ids count up as ops start. Arguments stay un
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import attrgetter
@@ -13,13 +14,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Raw
 from numpy.typing import NDArray
 
 from foretrace.formats.again import Again
 from foretrace.formats.collector import no_collector
-from foretrace.formats.execution_groups import collectives_of, largest_group, process_groups, rank_in
-from foretrace.formats.execution_nodes import Node, read_nodes
+from foretrace.formats.execution_groups import INIT, collectives_of, largest_group, process_groups, rank_in
+from foretrace.formats.execution_nodes import Node, Side, read_nodes
 from foretrace.formats.lifetimes import Lifetimes
 from foretrace.formats.schema_text import signature
 from foretrace.formats.scopes import BACKWARD_SCOPE, kinds, phases
@@ -52,7 +52,7 @@ def read_execution_trace(path: Path) -> Graph:
         started, parent = _call_order(path, ended)
         nodes = [ended[i] for i in started]
         lifetimes = _lifetimes(path, ended, started)
-        groups = process_groups(nodes)
+        groups = process_groups(node.inputs.values for node in nodes if node.name == INIT)
         return Graph(
             ops=_table(nodes, parent, _Details(path, nodes, parent, lifetimes)),
             rank=rank_in(groups),
@@ -95,9 +95,10 @@ def _lifetimes(path: Path, ended: Sequence[Node], started: NDArray[np.intp]) -> 
     row_of[started] = np.arange(len(started))
     lifetimes = Lifetimes()
     for node, row in zip(ended, row_of.tolist()):
-        if row >= 0 and (node.inputs or node.outputs):
+        given, made = node.inputs.values, node.outputs.values
+        if row >= 0 and (given or made):
             try:
-                lifetimes.touch(row, node.inputs, node.outputs, allocates=bool(node.op_schema))
+                lifetimes.touch(row, given, made, allocates=bool(node.marks.op_schema))
             except (TypeError, ValueError, OverflowError, RecursionError):
                 raise _unreadable(path, node) from None
     return lifetimes
@@ -117,12 +118,12 @@ def _column(nodes: Sequence[Node], name: str, kind: type) -> NDArray[Any]:
 def _table(nodes: Sequence[Node], parent: Ints, details: _Details) -> OpTable:
     names, count = Names(), len(nodes)
     name = np.fromiter(map(names.code, map(attrgetter("name"), nodes)), np.int32, count)
-    scope, forward_parent = _column(nodes, "scope", np.int32), _column(nodes, "fw_parent", np.int64)
+    scope, forward_parent = _column(nodes, "marks.scope", np.int32), _column(nodes, "marks.fw_parent", np.int64)
     return OpTable(
         name=name,
         start=np.full(count, np.nan),
         end=np.full(count, np.nan),
-        thread=_column(nodes, "tid", np.int32),
+        thread=_column(nodes, "marks.tid", np.int32),
         parent=parent,
         phase=phases(names, name, (scope == BACKWARD_SCOPE) | (forward_parent > 0), parent),
         kind=kinds(names, name, scope, parent),
@@ -131,7 +132,7 @@ def _table(nodes: Sequence[Node], parent: Ints, details: _Details) -> OpTable:
         modules=Names([""]),
         source=np.arange(count, dtype=np.int32),
         detail=details,
-        record=_column(nodes, "rf_id", np.int64),
+        record=_column(nodes, "marks.rf_id", np.int64),
     )
 
 
@@ -140,7 +141,7 @@ class _Details:
 
     def __init__(self, path: Path, nodes: Sequence[Node], parent: Ints, lifetimes: Lifetimes) -> None:
         self._path, self._nodes, self._lifetimes = path, nodes, lifetimes
-        self._parent = parent
+        self._parent: list[int] = parent.tolist()
 
     def __reduce__(self) -> tuple[type[Again], tuple[Callable[[Path], Graph], Path]]:
         return Again, (read_execution_trace, self._path.absolute())
@@ -149,26 +150,23 @@ class _Details:
     def _last_inside(self) -> list[int]:
         last = list(range(len(self._nodes)))
         for row in reversed(range(len(last))):
-            if (above := int(self._parent[row])) >= 0:
+            if (above := self._parent[row]) >= 0:
                 last[above] = max(last[above], last[row])
         return last
 
     @cached_property
     def _freed_before(self) -> dict[int, tuple[int, ...]]:
-        freed: dict[int, tuple[int, ...]] = {}
+        freed = defaultdict[int, list[int]](list)
         for storage in self._lifetimes.storages().values():
-            freed[storage.death] = (*freed.get(storage.death, ()), storage.id)
-        return freed
+            freed[storage.death].append(storage.id)
+        return {row: tuple(ids) for row, ids in freed.items()}
 
     def __call__(self, row: int) -> Op:
         node = self._nodes[row]
         number = self._lifetimes.number
         try:
             args, kwargs = self._arguments(node, lambda storage: number(storage, row))
-            outputs = _values(
-                node.outputs, node.output_shapes, node.output_types, node.output_strides, "",
-                lambda storage: number(storage, self._last_inside[row]),
-            )  # fmt: skip
+            outputs = _values(node.outputs, "", lambda storage: number(storage, self._last_inside[row]))
         except (TypeError, ValueError, IndexError, OverflowError, RecursionError, msgspec.DecodeError):
             raise _unreadable(self._path, node) from None
         return Op(
@@ -176,25 +174,26 @@ class _Details:
             args,
             kwargs,
             tuple(outputs),
-            overload=signature(node.op_schema).overload,
+            overload=signature(node.marks.op_schema).overload,
             node=self._autograd_node(row),
             frees=self._freed_before.get(row, ()),
         )
 
     def _arguments(self, node: Node, storage: Naming) -> tuple[tuple[Value, ...], dict[str, Value]]:
-        values = _values(node.inputs, node.input_shapes, node.input_types, node.input_strides, node.op_schema, storage)
-        parameters = signature(node.op_schema).parameters
+        marks = node.marks
+        values = _values(node.inputs, marks.op_schema, storage)
+        parameters = signature(marks.op_schema).parameters
         positional = next((i for i, p in enumerate(parameters) if p.keyword), len(values))
         kwargs = {p.name: v for p, v in zip(parameters[positional:], values[positional:])}
-        if node.kernel_backend:
-            kwargs |= {"kernel_backend": node.kernel_backend, "kernel_file": node.kernel_file}
+        if marks.kernel_backend:
+            kwargs |= {"kernel_backend": marks.kernel_backend, "kernel_file": marks.kernel_file}
         return tuple(values[:positional]), kwargs
 
     def _autograd_node(self, row: int) -> str:
         while row >= 0:
-            if self._nodes[row].scope == BACKWARD_SCOPE:
+            if self._nodes[row].marks.scope == BACKWARD_SCOPE:
                 return self._nodes[row].name
-            row = int(self._parent[row])
+            row = self._parent[row]
         return ""
 
 
@@ -202,14 +201,14 @@ _any_list = msgspec.json.Decoder(list[object])
 _text_list = msgspec.json.Decoder(list[str])
 
 
-def _values(values: list[object], shapes: Raw, types: Raw, strides: Raw, schema: str, storage: Naming) -> list[Value]:
-    count = len(values)
-    shape_list, kinds = _any_list.decode(shapes), _text_list.decode(types)
-    stride_list = msgspec.json.decode(strides) or []
-    stride_list += [None] * (count - len(stride_list))  # of compiled kernels the trace leaves out the last one
-    if not len(shape_list) == len(kinds) == len(stride_list) == count:
+def _values(side: Side, schema: str, storage: Naming) -> list[Value]:
+    count = len(side.values)
+    shapes, kinds = _any_list.decode(side.shapes), _text_list.decode(side.types)
+    strides = msgspec.json.decode(side.strides) or []
+    strides += [None] * (count - len(strides))  # of compiled kernels the trace leaves out the last one
+    if not len(shapes) == len(kinds) == len(strides) == count:
         raise ValueError("lists of different lengths")
     parameters = signature(schema).parameters if schema else ()
     # a call may have more values than its schema has parameters, and then nobody knows which is which
     hints = parameters if len(parameters) >= count else (None,) * count
-    return [decoded(v, s, k, t, p, storage) for v, s, k, t, p in zip(values, shape_list, kinds, stride_list, hints)]
+    return [decoded(v, s, k, t, p, storage) for v, s, k, t, p in zip(side.values, shapes, kinds, strides, hints)]

@@ -75,6 +75,8 @@ class Lifetimes:
         lives = self._by_id.get(storage_id)
         if not lives:
             return -1
+        if len(lives) == 1:  # as of most, and quicker than to look for it
+            return lives[0].number
         return lives[max(0, bisect_right(lives, row, key=_birth) - 1)].number
 
     def storages(self) -> dict[int, Storage]:

@@ -7,6 +7,7 @@ The trace keeps four lists side by side: values, shapes, types and, since schema
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from foretrace.formats.dtypes import CPP_NAMES, dtype_name
@@ -91,7 +92,7 @@ def _tensor(value: Any, shape: Any, kind: str, stride: Any, storage: Naming) -> 
     sparse = not storage_id and not elements and not device and all(shape)
     return Tensor(
         shape=tuple(map(int, shape)),
-        dtype=dtype_name(kind[7:-1]) or kind[7:-1],
+        dtype=_dtype_in(kind),
         device=str(device),
         stride=None if stride is None or sparse else tuple(map(int, stride)),
         offset=int(offset),
@@ -101,13 +102,26 @@ def _tensor(value: Any, shape: Any, kind: str, stride: Any, storage: Naming) -> 
     )
 
 
+@lru_cache(maxsize=256)
+def _dtype_in(kind: str) -> str:
+    """Of a tensor's kind: a step has thousands of tensors, and few kinds of them."""
+    name = kind[len("Tensor(") : -1]
+    return dtype_name(name) or name
+
+
 def _sequence(value: list[Any], shape: Any, kind: str, stride: Any, storage: Naming) -> Value:
-    inner = kind[kind.index("[") + 1 :]
-    kinds = list(split_outside_brackets(inner)) if inner != "]" else []
+    kinds = _kinds_in(kind)
     shapes = shape if isinstance(shape, list) and len(shape) == len(value) else [[]] * len(value)
     strides = stride if isinstance(stride, list) and len(stride) == len(value) else [None] * len(value)
     items = [decoded(v, s, k, t, None, storage) for v, s, k, t in zip(value, shapes, kinds, strides)]
     return tuple(items) if kind.startswith("Tuple") else items
+
+
+@lru_cache(maxsize=4096)
+def _kinds_in(kind: str) -> tuple[str, ...]:
+    """Of what is in a list or a tuple: a step has the same ones over and over."""
+    inner = kind[kind.index("[") + 1 :]
+    return tuple(split_outside_brackets(inner)) if inner != "]" else ()
 
 
 def encoded(value: Value) -> tuple[Any, Any, str]:

@@ -14,14 +14,15 @@ CONSTANTS = Path(__file__).with_suffix(".json")
 
 @dataclass(frozen=True)
 class Constants:
-    """What descriptions do not say; fitted on published times of whole models by ``benchmarks/other_gpus.py``."""
+    """What descriptions do not say; most of it fitted on published times of models by ``benchmarks/other_gpus.py``."""
 
     narrow: Positive
-    """How many times the share of its float32 peak a GPU reaches whose processors have half as many lanes to feed."""
+    """How many times the share of its float32 peak a GPU reaches whose processors have half as many lanes to feed: what
+    was published of one such GPU, over what was measured of the H200."""
     energy_pj: Positive
     """Picojoules that a lane takes in a clock while a GPU multiplies, for each nanometre of its process."""
     other_maker: Positive
-    """Share of the measured device's reach that products keep on another maker's GPU."""
+    """Share of what is reached at best that products keep on another maker's GPU."""
     start: Positive
     """How many times as many clocks a kernel takes to start and end."""
     other_start: Positive
@@ -42,8 +43,8 @@ class Constants:
 class Carry:
     """The device that was measured, and how the other one does beside it, apart from what descriptions say.
 
-    All are 1 where the other device reaches the same shares of its peaks as the measured one does of its own. Who knows
-    better replaces them.
+    All are 1 where the other device reaches what was published of it, or else the same shares of its peaks as the
+    measured one does of its own. Who knows better replaces them.
 
     >>> from dataclasses import replace
     >>> carry = Carry.over(Device.named("h200"), Device.named("a100"))
@@ -54,7 +55,7 @@ class Carry:
     source: Device
     """Whose kernel models are asked."""
     products: Positive = 1.0
-    """Share of that device's reach that matrix products, convolutions and attention keep."""
+    """Share of that reach that matrix products, convolutions and attention keep."""
     plain: Positive = 1.0
     """The same, on top, of products that do without matrix units."""
     memory: Positive = 1.0

@@ -14,7 +14,8 @@ KINDS = ("cuda", "cpu")
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a device as a whole; of one that nobody measured, nothing holds its work up."""
+    """What was measured of a device as a whole, by us or by who published it; where nothing is known, nothing holds
+    its work up."""
 
     kernel_gap_us: float = 0.0
     """From the end of a kernel to the start of the next one, where that was queued behind it."""

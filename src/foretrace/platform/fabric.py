@@ -37,6 +37,17 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Crowd:
+    """Processes that work at once on the processors of one machine, as a job without GPUs does."""
+
+    ranks: PositiveInt
+    slower: Positive
+    """How many times as long each of so many takes as one that is alone."""
+    behind: float
+    """By what part of the mean the last of them is later than it, on average."""
+
+
+@dataclass(frozen=True)
 class Fabric:
     """The links between ranks, as collectives feel them: measured, or known from their specification, or both."""
 
@@ -45,6 +56,8 @@ class Fabric:
     provenance: str
     links: Links | None = None
     """None where nothing is known of them but what was measured."""
+    crowd: tuple[Crowd, ...] = ()
+    """Of rising numbers of ranks; none where ranks have devices that do their work."""
 
     @property
     def gpus_per_node(self) -> int:

@@ -17,6 +17,8 @@ from foretrace.graph.codec import DAMAGE
 from foretrace.platform.journal import append, lines
 
 FABRIC_FILE = "fabric.jsonl.gz"
+WORK = "work"
+"""An `Exchange` of nothing: so many ranks do the same work at once, and each says what it took."""
 
 
 class Exchange(NamedTuple):

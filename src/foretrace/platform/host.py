@@ -59,7 +59,7 @@ class Before:
     released: float
     """A call of backward: what it went through is let go when the step ends."""
     recomputed_forward: float
-    """A module whose forward is run again in backward: remembering how, in forward."""
+    """A block that is computed again in backward: remembering how, in forward. Its calls there are as in forward."""
     recomputed_backward: float
     """The same: setting it up again, in backward."""
     new_name: float
@@ -81,6 +81,20 @@ class Rested:
     forward: float = 0.0
     backward: float = 0.0
     optimizer: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Microseconds on top, where parameters are shards (FSDP's): Python around calls that are the same as ever."""
+
+    call: float = 0.0
+    """A call of the optimizer."""
+    planned: float = 0.0
+    """The same with a number that changes with each step, for each shape that it is made with."""
+    gather: float = 0.0
+    """A group of parameters that is gathered, used and let go."""
+    gathered: float = 0.0
+    """For each of its parameters."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +121,7 @@ class Host:
     first: float = 1.0
     """How many times as long T2 is in the first call of a name in a phase as in later ones."""
     rested: Rested = Rested()
+    sharded: Sharded = Sharded()
 
     def cost(self, name: str, launches: int) -> CallCost:
         """What a call of this name costs; where the name was never measured, what such calls cost."""

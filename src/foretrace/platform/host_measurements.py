@@ -10,6 +10,8 @@
 | ``{"profiled": name, ...}`` | what a light profile says of each call of a step, the profiler's weight on it |
 | ``{"launched": [...]}`` | launches of each single call |
 | ``{"alone": [...]}`` | host time of each single call |
+| ``{"sharded": [call, planned]}`` | what a call of an optimizer on shards takes longer, and planning one |
+| ``{"gathered": [group, parameter]}`` | Python around gathering a group of parameters, and for each of them |
 
 Older files hold the clearing of gradients inside the forward: there it is NaN.
 """
@@ -91,6 +93,10 @@ class HostRun:
     launched: list[float] = field(default_factory=list)
     """Launches of each single call; empty where nobody counted them."""
     alone: list[list[float]] = field(default_factory=list)
+    sharded: list[list[float]] = field(default_factory=list)
+    """Microseconds that a call of an optimizer on shards takes longer, and that planning one takes."""
+    gathered: list[list[float]] = field(default_factory=list)
+    """The same of Python around gathering a group of parameters, and for each of them."""
 
 
 def read_runs(path: Path) -> list[HostRun]:
@@ -133,6 +139,10 @@ def _take(line: dict[str, Any], runs: list[HostRun]) -> None:
         run.launched = _numbers(line["launched"], len(run.single))
     elif "alone" in line:
         run.alone.append(_numbers(line["alone"], len(run.single)))
+    elif "sharded" in line:
+        run.sharded.append(_numbers(line["sharded"], 2))
+    elif "gathered" in line:
+        run.gathered.append(_numbers(line["gathered"], 2))
     else:
         step = run.steps[line["profiled"]]
         step.profiled.append(_columns(Profiled, line, len(step.calls)))

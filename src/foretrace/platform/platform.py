@@ -75,7 +75,7 @@ class Platform:
         Parameters
         ----------
         device
-            As its maker describes it.
+            As its maker describes it, with what others published of it.
         measured
             Whose times are carried over.
         """
@@ -83,13 +83,19 @@ class Platform:
             measured.about,
             name=device.name,
             made="",
-            provenance=f"nobody measured it: kernel times are carried over from {measured.name}, so is the host",
+            provenance=f"nobody calibrated it: kernel times are carried over from {measured.name}, so is the host",
         )
-        streams = replace(measured.device.measured, memory_gbps=None, tflops={}, provenance=f"as on {measured.name}")
+        published = device.measured
+        known = replace(
+            measured.device.measured,
+            memory_gbps=published.memory_gbps,
+            tflops=published.tflops,
+            provenance="; ".join(filter(None, [published.provenance, f"gap, latency and queue as on {measured.name}"])),
+        )
         return replace(
             measured,
             name=device.name,
-            device=replace(device, measured=streams),
+            device=replace(device, measured=known),
             fabric=None,
             about=about,
             carry=Carry.over(measured.device, device),

@@ -11,7 +11,7 @@ from foretrace.graph import ForetraceError
 from foretrace.platform.carry import Carry
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.host import Before, CallCost, Host, Rested
+from foretrace.platform.host import Before, CallCost, Host, Rested, Sharded
 from foretrace.platform.platform import Platform
 
 
@@ -20,7 +20,11 @@ def _clock(device: Device, factor: float) -> Device:
 
 
 def _compute(device: Device, factor: float) -> Device:
-    return replace(device, peak_tflops={rate: peak * factor for rate, peak in device.peak_tflops.items()})
+    peaks, best = (
+        {rate: tflops * factor for rate, tflops in rates.items()}
+        for rates in (device.peak_tflops, device.measured.tflops)
+    )
+    return replace(device, peak_tflops=peaks, measured=replace(device.measured, tflops=best))
 
 
 def _hbm(device: Device, factor: float) -> Device:
@@ -48,7 +52,7 @@ DEVICE: dict[str, Callable[[Device, float], Device]] = {
 PARTS = (*DEVICE, "host", "nvlink", "network")
 LEAST, MOST = 0.01, 100.0
 """Factors beyond these make another machine, not one like it."""
-Times = TypeVar("Times", CallCost, Before, Rested)
+Times = TypeVar("Times", CallCost, Before, Rested, Sharded)
 
 
 def read_factors(text: str) -> dict[str, float]:
@@ -135,6 +139,7 @@ def faster_host(host: Host, factor: float) -> Host:
         view=less(host.view),
         before=_divided(host.before, factor),
         rested=_divided(host.rested, factor),
+        sharded=_divided(host.sharded, factor),
     )
 
 

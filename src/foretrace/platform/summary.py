@@ -136,7 +136,8 @@ def fabric_words(fabric: Fabric) -> dict[str, Any]:
     """A fabric: its curves without their knots."""
     curves = [{key: value for key, value in asdict(curve).items() if key != "knots"} for curve in fabric.curves]
     links = asdict(fabric.links) if fabric.links else None
-    return {"name": fabric.name, "provenance": fabric.provenance, "curves": curves, "links": links}
+    crowd = [asdict(one) for one in fabric.crowd]
+    return {"name": fabric.name, "provenance": fabric.provenance, "curves": curves, "links": links, "crowd": crowd}
 
 
 def family_words(path: Path) -> dict[str, Any]:

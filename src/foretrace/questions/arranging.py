@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -76,9 +76,8 @@ def _complete(ways: dict[str, Any], world: int | None) -> dict[str, Any]:
         return {**ways, "data": world // each}
     if ways["data"] * each != world:
         told = " x ".join([f"data={ways['data']}", *([told] if told else [])])
-        raise ForetraceError(
-            f"{told} makes {ways['data'] * each} ranks, not {world}", "Leave out data, and it is what is left."
-        )
+        fitting = f" or set data={world // each}" if world % each == 0 else ""
+        raise ForetraceError(f"{told} makes {ways['data'] * each} ranks, not {world}", f"Leave out world{fitting}.")
     return ways
 
 
@@ -91,15 +90,26 @@ class Arranging:
         The job, cut to one step.
     longest
         The longest sequence that will be asked for.
+    recorded
+        Samples in its batch, where that is known.
+    told
+        Told in words which change is made.
     """
 
-    def __init__(self, job: Job, longest: int = 0) -> None:
+    def __init__(
+        self,
+        job: Job,
+        longest: int = 0,
+        recorded: int | None = None,
+        told: Callable[[str], None] = lambda stage: None,
+    ) -> None:
         self._job = job
-        self._edited = [Edited(graph, longest) for graph in job.graphs]
+        self._recorded = recorded
+        self._edited = [Edited(graph, longest, told) for graph in job.graphs]
 
     @cached_property
     def _batch(self) -> int | None:
-        return batch_of(self._job.graphs[0])
+        return self._recorded or batch_of(self._job.graphs[0])
 
     def by(self, changes: Sequence[Change]) -> Job:
         """The job after these changes: first of the step, then of how it is shared, then of what is exchanged."""

@@ -44,6 +44,8 @@ def autocast(graph: Graph, name: str) -> Graph:
 
     made = retraced(graph, "autocast", casting)
     made.notes.append(f"the forward runs under autocast to {dtype}")
+    if dtype == "float16":
+        made.notes.append("what a GradScaler calls to scale gradients, and to check them, is not added")
     return made
 
 

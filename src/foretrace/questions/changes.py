@@ -54,7 +54,11 @@ def fuse(graph: Graph, what: str) -> Graph:
 
 
 def fusable(what: str) -> str:
-    """The name, if that can be fused."""
+    """The name, if that can be fused.
+
+    >>> fusable("lookups")
+    'lookups'
+    """
     if what not in FUSES:
         raise ForetraceError(f"nobody can fuse {what!r}", f"What can be fused is {', '.join(FUSES)}.")
     return what
@@ -106,7 +110,7 @@ class Change:
     @classmethod
     def read(cls, text: str) -> Change:
         """The change that a text like ``batch=64`` says; refuses one that makes no sense."""
-        key, equals, value = text.partition("=")
+        key, equals, value = (part.strip() for part in text.partition("="))
         name, colon, where = key.partition(":")
         if not equals or not value or (colon and not where):
             raise ForetraceError(f"{text!r} is no change", "Write what to set to what, as in batch=64.")
@@ -130,14 +134,14 @@ class Change:
         return f"{self.name}{':' if self.where else ''}{self.where}={self.value}"
 
 
-def read_changes(changes: Iterable[Change | str]) -> list[Change]:
-    """Changes, texts among them read; refuses two that set the same, of which the second would undo the first.
+def read_changes(changes: Iterable[Change | str] | str) -> list[Change]:
+    """Changes, or one; texts are read. Refuses two that set the same, of which the second would undo the first.
 
     >>> read_changes(["batch=64", "batch=32"])
     Traceback (most recent call last):
     foretrace.graph.errors.ForetraceError: batch is set twice. Leave batch=64 or batch=32 out.
     """
-    read = [change if isinstance(change, Change) else Change.read(change) for change in changes]
+    read = [change if isinstance(change, Change) else Change.read(change) for change in listed(changes)]
     first: dict[tuple[str, str, str], Change] = {}
     for change in read:
         # batch=64/16 and batch=8/4 are of different things.
@@ -146,6 +150,15 @@ def read_changes(changes: Iterable[Change | str]) -> list[Change]:
             name = f"{change.name}{':' if change.where else ''}{change.where}"
             raise ForetraceError(f"{name} is set twice", f"Leave {before} or {change} out.")
     return read
+
+
+def listed(changes: Iterable[Change | str] | str) -> list[Change | str]:
+    """Changes in a list; a single text need not be in one.
+
+    >>> listed("batch=64")
+    ['batch=64']
+    """
+    return [changes] if isinstance(changes, str) else list(changes)
 
 
 class Edited:
@@ -157,9 +170,12 @@ class Edited:
         The step.
     longest
         The longest sequence that will be asked for.
+    told
+        Told in words which change is made.
     """
 
-    def __init__(self, graph: Graph, longest: int = 0) -> None:
+    def __init__(self, graph: Graph, longest: int = 0, told: Callable[[str], None] = lambda stage: None) -> None:
+        self._told = told
         self._graphs: dict[tuple[Change, ...], Graph] = {(): graph}
         self._sizes: dict[tuple[tuple[Change, ...], str, int | None], Resizable | Widths] = {}
         self._longest = longest
@@ -169,6 +185,8 @@ class Edited:
         done = tuple(changes)
         if done in self._graphs:
             return self._graphs[done]
+        self.by(done[:-1])
+        self._told(f"setting {done[-1]}")
         made = self._changed(done[:-1], done[-1])
         self._graphs = {key: graph for key, graph in self._graphs.items() if key == done[: len(key)]}
         self._graphs[done] = made
@@ -198,5 +216,13 @@ class Edited:
 
 
 def edited(graph: Graph, changes: Iterable[Change | str]) -> Graph:
-    """A step after some changes, in their order; texts as in ``batch=64``."""
+    """A step after some changes, in their order; texts as in ``batch=64``.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> x, y = (Tensor((8, 4), "float32", "cpu", (4, 1), id=number, storage=number) for number in (0, 1))
+    >>> step = Graph(OpTable.of([Op("aten::relu", (x,), outputs=(y,), overload="default", phase="forward")]))
+    >>> made = edited(step, ["batch=32", "dtype=bf16"]).ops[0].outputs[0]
+    >>> made.shape, made.dtype
+    ((32, 4), 'bfloat16')
+    """
     return Edited(graph).by(read_changes(changes))

@@ -52,7 +52,11 @@ def insert(graph: Graph, op: str, after: str) -> Graph:
 
 
 def insertable(op: str) -> str:
-    """The name, if that can be inserted."""
+    """The name, if that can be inserted.
+
+    >>> insertable("gelu")
+    'gelu'
+    """
     if op not in INSERTS:
         raise ForetraceError(f"nobody can insert {op!r}", f"What can be inserted is {', '.join(INSERTS)}.")
     return op

@@ -36,7 +36,11 @@ def switch(text: str) -> bool:
 
 
 def schedule(text: str) -> str:
-    """The order in which stages take turns."""
+    """The order in which stages take turns.
+
+    >>> schedule("gpipe")
+    'gpipe'
+    """
     if text not in SCHEDULES:
         raise unknown("schedule", text, SCHEDULES)
     return text

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from foretrace.forecast.in_notebooks import InNotebooks
 from foretrace.graph import ForetraceError
 
 Joined = tuple[str | None, int | None]
@@ -52,7 +55,7 @@ class Point:
 
 
 @dataclass
-class Sweep:
+class Sweep(InNotebooks):
     """The points of a sweep, fastest for a sample first."""
 
     source: str
@@ -71,7 +74,13 @@ class Sweep:
 
 
 def judged(found: Sweep, prices: Mapping[str, float]) -> Sweep:
-    """The sweep with costs, its front, its order, and what joins the ranks of its jobs."""
+    """The sweep with costs, its front, its order, and what joins the ranks of its jobs.
+
+    >>> slow, fast = (Point([f"batch={n}"], "h200", next_ms=2.0, memory_bytes=9, samples=n) for n in (4, 8))
+    >>> found = judged(Sweep("train.py", [slow, fast]), {"h200": 3.6})
+    >>> [(point.changes, point.sample_us, point.cost, point.front) for point in found.points]
+    [(['batch=8'], 250.0, 0.25, True), (['batch=4'], 500.0, 0.5, False)]
+    """
     if joined := sorted({point.fabric for point in found.points if point.fabric}):
         found.notes.append(f"ranks are joined by {', '.join(joined)}; --fabric names another")
     said = list(dict.fromkeys(note for point in found.points for note in point.notes))
@@ -125,9 +134,13 @@ def read_kept(out: Path, source: str, joined: Joined) -> dict[tuple[str, ...], P
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-            point = Point(**entry["point"])
-        except (ValueError, TypeError, KeyError):
+            point = msgspec.convert(entry["point"], Point)
+        except json.JSONDecodeError:
             continue
+        except (ValueError, TypeError, KeyError):
+            raise ForetraceError(
+                f"{out} holds something else than points: {line[:60]}", "Choose another file."
+            ) from None
         if entry.get("source") != source:
             raise ForetraceError(f"{out} holds a sweep of {entry.get('source')}", "Choose another file.")
         if tuple(entry.get("joined", (None, None))) != joined:

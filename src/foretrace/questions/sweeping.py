@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from math import inf
 from multiprocessing import active_children, get_context
 from os import cpu_count
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from foretrace.forecast.jobs.quick import job_figures
@@ -49,11 +52,11 @@ class Subject(NamedTuple):
 
 def sweep(
     what: Graph | Job | str | Path,
-    on: Sequence[str] = ("h200",),
-    sets: Mapping[str, Sequence[object]] | None = None,
+    on: Iterable[str | Path] | str | Path = ("h200",),
+    sets: Mapping[str, Iterable[object] | object] | None = None,
     prices: Mapping[str, float] | None = None,
     memory_limit: int | None = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     workers: int | None = None,
     ray: str | None = None,
     fabric: str | None = None,
@@ -67,7 +70,7 @@ def sweep(
     what
         As in `foretrace.predict`. Only a path is read by several processes; a graph at hand is swept in this one.
     on
-        Names or folders of platforms.
+        Names or folders of platforms, or one.
     sets
         Values of each setting: ``{"batch": [256, 512], "tensor": [1, 2, 4], "world": [8]}``. Combinations that
         contradict themselves, or that the step can't be made into, are left out, with the reason.
@@ -94,42 +97,70 @@ def sweep(
     >>> found.best.changes
     ['batch=65536']
     """
-    combinations = _combinations(sets or {})
-    unknown = sorted(set(prices or {}) - set(on))
-    if unknown:
-        raise ForetraceError(
-            f"a price is given for {', '.join(unknown)}", f"Platforms of the sweep are {', '.join(on)}."
-        )
+    combinations, names = _combinations(sets or {}), _names(on)
+    _check_prices(prices or {}, names)
     source = what.source if isinstance(what, (Graph, Job)) else str(what)
-    joined, on = (fabric, gpus_per_node), tuple(dict.fromkeys(on))
-    known = read_kept(out, source, joined) if out else {}
-    if out:
-        keep(out, source, [], joined)  # a file that can't be written is refused before anything is predicted
-    points = [known[key] for key in ((*map(str, c), name) for c in combinations for name in on) if key in known]
-    todo: list[Task] = []
+    joined, kept = (fabric, gpus_per_node), Path(out) if out else None
+    known = read_kept(kept, source, joined) if kept else {}
+    if kept:
+        keep(kept, source, [], joined)  # a file that can't be written is refused before anything is predicted
+    points, todo = _planned(combinations, names, known)
+    subject = Subject(what, names, fabric, gpus_per_node, _longest(combinations), _smallest_world(combinations))
+    with closing(_predicted(subject, todo, workers, ray)) as predicted:
+        for number, made in enumerate(predicted, 1):
+            points += made
+            if kept:
+                keep(kept, source, made, joined)
+            told(number, len(todo))
+    return judged(Sweep(source, points, memory_limit), prices or {})
+
+
+def _names(on: Iterable[str | Path] | str | Path) -> tuple[str, ...]:
+    """Platforms that are swept, each once."""
+    given = [on] if isinstance(on, (str, Path)) else list(on)
+    if other := next((each for each in given if not isinstance(each, (str, Path))), None):
+        raise ForetraceError(f"a sweep can't take a {type(other).__name__}", "Give names or folders of platforms.")
+    return tuple(dict.fromkeys(map(str, given)))
+
+
+def _check_prices(prices: Mapping[str, float], names: Sequence[str]) -> None:
+    if unknown := sorted(set(prices) - set(names)):
+        raise ForetraceError(
+            f"a price is given for {', '.join(unknown)}", f"Platforms of the sweep are {', '.join(names)}."
+        )
+    for name, price in prices.items():
+        if not isinstance(price, (int, float)) or not 0 <= price < inf:
+            raise ForetraceError(f"{price!r} is no price of {name}", "Give dollars for an hour, like 3.5.")
+
+
+def _combinations(sets: Mapping[str, Iterable[object] | object]) -> list[Combination]:
+    """Every combination of values; what is made of an edited step changes fastest, then sizes that are found once."""
+    names = sorted(sets, key=lambda name: (name in OF_JOBS, name in ANY_SIZE))
+    values = [[Change.read(f"{name}={value}") for value in dict.fromkeys(_several(sets[name]))] for name in names]
+    return list(product(*values))
+
+
+def _several(values: Iterable[object] | object) -> Iterable[object]:
+    """Values of a setting; a single one need not be in a list."""
+    return values if isinstance(values, Iterable) and not isinstance(values, str) else [values]
+
+
+def _planned(
+    combinations: Sequence[Combination], on: Sequence[str], known: Mapping[tuple[str, ...], Point]
+) -> tuple[list[Point], list[Task]]:
+    """Points that are known already or can't be made, and what is left to do."""
+    points, todo = list[Point](), list[Task]()
     for combination in combinations:
-        names = [name for name in on if (*map(str, combination), name) not in known]
+        keys = {name: (*map(str, combination), name) for name in on}
+        points += [known[key] for key in keys.values() if key in known]
+        names = [name for name, key in keys.items() if key not in known]
         try:
             Arrangement.of(combination)
         except ForetraceError as error:
             points += _left_out(combination, names, error)
         else:
             todo += [(combination, names)] if names else []
-    subject = Subject(what, on, fabric, gpus_per_node, _longest(combinations), _smallest_world(combinations))
-    with closing(_predicted(subject, todo, workers, ray)) as predicted:
-        for number, made in enumerate(predicted, 1):
-            points += made
-            if out:
-                keep(out, source, made, joined)
-            told(number, len(todo))
-    return judged(Sweep(source, points, memory_limit), prices or {})
-
-
-def _combinations(sets: Mapping[str, Sequence[object]]) -> list[Combination]:
-    """Every combination of values; what is made of an edited step changes fastest, then sizes that are found once."""
-    names = sorted(sets, key=lambda name: (name in OF_JOBS, name in ANY_SIZE))
-    values = [[Change.read(f"{name}={value}") for value in dict.fromkeys(sets[name])] for name in names]
-    return list(product(*values))
+    return points, todo
 
 
 def _left_out(combination: Combination, on: Sequence[str], error: ForetraceError) -> list[Point]:
@@ -178,7 +209,7 @@ def _in_processes(count: int, todo: Sequence[Task], subject: Subject) -> Iterato
     others = set(active_children())
     pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (subject,))
     try:
-        with _uninterrupted():
+        with _uninterrupted(), _without_script():
             tasks = [pool.submit(_work, task) for task in todo]
         for task in as_completed(tasks):
             yield task.result()
@@ -202,6 +233,20 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """Processes started meanwhile do not run the script that asks for the sweep, which would ask for it again.
+
+    Python runs it in each of them for what it may define; what they work with is Foretrace's own.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 class Swept:

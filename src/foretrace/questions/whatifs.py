@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from foretrace.forecast.difference import difference
 from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.observation import Observation
+from foretrace.forecast.in_notebooks import InNotebooks
+from foretrace.forecast.observation import Observation, plain
 from foretrace.forecast.steps import chosen_step, cut_to_step
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.graph.edits.step import flattened
+from foretrace.graph.edits.texts import size_of
 from foretrace.graph.foreign import is_foreign
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platforms import platform
 from foretrace.predicting import at_hand, predict
 from foretrace.questions.arranging import Arrangement, Arranging
-from foretrace.questions.changes import Change, read_changes
+from foretrace.questions.changes import Change, listed, read_changes
 from foretrace.questions.job_words import OF_JOBS
 
 UNSEEN = "which work waits for a collective only the profile shows: of a changed step more of it may be exposed"
@@ -27,7 +29,7 @@ COMPARED = "both are forecasts by the platform's models, also where the step was
 
 
 @dataclass
-class WhatIf:
+class WhatIf(InNotebooks):
     """Two forecasts and what lies between them.
 
     >>> WhatIf(["batch=64"], Forecast(step_ms=2.0), Forecast(step_ms=1.0)).speedup
@@ -52,6 +54,7 @@ class WhatIf:
             "platform": self.after.platform,
             "changes": self.changes,
             "speedup": round(self.speedup, 4),
+            "sample_us": [plain(side.sample_us) for side in (self.before, self.after)],
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
             "difference": {**told, "before": self.before.source, "after": ", ".join(self.changes)},
@@ -74,12 +77,13 @@ def _seen(forecast: Forecast) -> Observation:
 def whatif(
     what: Graph | Job | str | Path,
     on: Platform | str | Path = "h200",
-    changes: Iterable[Change | str] = (),
+    changes: Iterable[Change | str] | str = (),
     step: str | None = None,
     world: int | None = None,
-    parallel: Iterable[Change | str] = (),
+    parallel: Iterable[Change | str] | str = (),
     fabric: Fabric | Platform | str | Path | None = None,
     gpus_per_node: int | None = None,
+    told: Callable[[str], None] = lambda stage: None,
     **sets: object,
 ) -> WhatIf:
     """What becomes of a step's time if the step is changed, or the job whose ranks do it.
@@ -102,6 +106,8 @@ def whatif(
         How ranks share the step of one before anything is changed: ``["data=8", "tensor=2"]``.
     fabric, gpus_per_node
         What joins the ranks, as in `foretrace.predict`.
+    told
+        Told in words how far it is.
     sets
         More changes by name: ``batch=64, dtype="bf16"``.
 
@@ -113,22 +119,34 @@ def whatif(
     >>> told.after.device_active_ms > 10 * told.before.device_active_ms
     True
     """
-    read = read_changes([*changes, *(f"{name}={value}" for name, value in sets.items())])
+    read = read_changes([*listed(changes), *(f"{name}={value}" for name, value in sets.items())])
     if not read:
         raise ForetraceError("nothing is to be changed", "Say what, as in --set batch=64.")
-    already = read_changes([*parallel, *([f"world={world}"] if world is not None else [])])
+    already = read_changes([*listed(parallel), *([f"world={world}"] if world is not None else [])])
     sides = already, [*already, *read]
     shared = any(Arrangement.of(side).ways for side in sides)  # refuses contradictions before minutes of sketching
     where = platform(on, fabric=fabric)
+    told("reading")
     job = one_step(at_hand(what, where.device.kind, None if shared else world), step)
     notes = [COMPARED] if any(graph.plain.synced_ms or len(graph.kernels) for graph in job.graphs) else []
     if any(change.name not in OF_JOBS for change in read):
         notes += [UNSEEN] if any(graph.collectives and is_foreign(list(graph.ops)) for graph in job.graphs) else []
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
         job = replace(job, graphs=[flattened(graph) for graph in job.graphs])
-    arranging = Arranging(job)
-    before, after = (predict(arranging.by(side), where, kernels="model", gpus_per_node=gpus_per_node) for side in sides)
+    arranging, forecasts = Arranging(job, recorded=_recorded_batch(read), told=told), list[Forecast]()
+    for side, words in zip(sides, ("as it is", "as it would be")):
+        made = arranging.by(side)
+        told(f"predicting it {words}")
+        forecast = predict(made, where, kernels="model", gpus_per_node=gpus_per_node)
+        forecasts.append(replace(forecast, samples=arranging.samples(side, made)))
+    before, after = forecasts
     return WhatIf([str(change) for change in read], before, after, notes)
+
+
+def _recorded_batch(changes: Sequence[Change]) -> int | None:
+    """The batch that the step was recorded with, where a change says it: ``batch=64/16``."""
+    said = (size_of(change.name, change.value)[1] for change in changes if change.name == "batch")
+    return next((batch for batch in said if batch is not None), None)
 
 
 def one_step(job: Job, step: str | None = None) -> Job:

@@ -15,6 +15,8 @@ import torch
 from foretrace.graph import Storage, Tensor
 
 DeviceName = Callable[[torch.Tensor], str]
+NOWHERE = "meta"
+"""Where a fake tensor's storage says that it is, until the tensor itself is seen."""
 
 
 class Census:
@@ -32,6 +34,7 @@ class Census:
         self._device_name = device_name
         self._tensors: dict[int, tuple[int, weakref.ref[torch.Tensor]]] = {}
         self._living: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._before: dict[int, int] = {}
         self._next_tensor = 0
         self._freed: list[int] = []
 
@@ -61,6 +64,7 @@ class Census:
         """The id of a storage; a new one where it was not seen before."""
         known = self._living.get(storage._cdata)
         if known is not None and known[1]() is not None:
+            self._found(known[0], device)
             return known[0]
         return self._born(storage, int(storage.nbytes()), device)
 
@@ -68,7 +72,15 @@ class Census:
         """A storage is about to be resized: the old one ends and a new one begins. Their ids."""
         old = self.storage_id(storage, str(storage.device))
         self._freed.append(old)
-        return old, self._born(storage, nbytes, self.storages[old].device)
+        new = self._born(storage, nbytes, self.storages[old].device)
+        self._before[new] = old
+        return old, new
+
+    def _found(self, number: int | None, device: str) -> None:
+        """Say where a storage is, and what it was before it was resized, where nobody knew."""
+        while number is not None and self.storages[number].device == NOWHERE:
+            self.storages[number].device = device
+            number = self._before.get(number)
 
     def _born(self, storage: torch.UntypedStorage, nbytes: int, device: str) -> int:
         key, number = storage._cdata, len(self.storages)

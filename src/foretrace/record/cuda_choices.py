@@ -10,6 +10,8 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
+from foretrace.graph.edits.batch_norms import suits_cudnn
+
 aten = torch.ops.aten
 HEAD_SIZES_OF_CUDNN, HEAD_SIZES_OF_FLASH = 128, 256
 
@@ -97,15 +99,19 @@ def _batch_norm(original: Any) -> Any:
         input: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
         cudnn: bool,
     ) -> torch.Tensor:  # fmt: skip
-        """CuDNN's where it would be taken: in training, with weights and statistics, and not in bf16."""
+        """CuDNN's where it would be taken: in training, with weights and statistics, in types that it takes."""
         complete = weight is not None and bias is not None and mean is not None
-        if not (cudnn and training and complete and input.dtype != torch.bfloat16):
+        if not (cudnn and training and complete and suits_cudnn(*_types(input, weight))):
             return original(input, weight, bias, mean, var, training, momentum, eps, cudnn)
         return aten.cudnn_batch_norm(
             input.contiguous(memory_format=_memory_format(input)), weight, bias, mean, var, training, momentum, eps
         )[0]
 
     return batch_norm
+
+
+def _types(*tensors: torch.Tensor) -> Iterator[str]:
+    return (str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
 
 
 def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
@@ -125,3 +131,19 @@ def embedding_bag(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[
     indices, offsets, mode = arguments[1], arguments[2], arguments[4] if len(arguments) > 4 else 0
     maxima = result[3] if mode == 2 else offsets.new_empty(0)
     return result[0], indices.new_empty(indices.shape), result[2], maxima
+
+
+def norm(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What norms give on a GPU: the statistics of half-precision data in float32."""
+    if arguments[0].dtype not in (torch.float16, torch.bfloat16):
+        return result
+    return result[0], *(kept.new_empty(kept.shape, dtype=torch.float32) for kept in result[1:])
+
+
+OTHER_RESULTS = {
+    aten._embedding_bag.default: embedding_bag,
+    **dict.fromkeys(
+        (aten.native_layer_norm.default, aten.native_batch_norm.default, aten.native_group_norm.default), norm
+    ),
+}
+"""Ops that give something else on a GPU, and what makes that of their arguments and what they give on a CPU."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from statistics import median
 from time import perf_counter_ns
 
-TRIES, TURNS = 5, 25
+import torch
+
+CALLS = 8
+"""Timed at once, after as many that are not: the host was at something else, and the first ones feel that."""
 
 
-def turn_ns() -> float:
-    """What a turn of an idle loop takes now, where nobody interrupts it; a replay waits in such turns."""
-    return median(_timed() for _ in range(TRIES)) / TURNS
+def call_ns() -> float:
+    """What a small call of PyTorch takes now, before a step: a replay makes the same calls where its steps begin.
 
-
-def _timed() -> int:
+    Not an idle loop: that feels no neighbour who takes the caches.
+    """
+    for _ in range(CALLS):
+        torch.empty(1)
     began = perf_counter_ns()
-    for _ in range(TURNS):
-        perf_counter_ns()
-    return perf_counter_ns() - began
+    for _ in range(CALLS):
+        torch.empty(1)
+    return (perf_counter_ns() - began) / CALLS

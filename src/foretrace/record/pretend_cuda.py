@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from foretrace.record.census import DeviceName
 from foretrace.record.cuda_autocast import casting_like_cuda, counting_regions
-from foretrace.record.cuda_choices import choosing_like_cuda, embedding_bag
+from foretrace.record.cuda_choices import OTHER_RESULTS, choosing_like_cuda
 from foretrace.record.pretend_streams import pretended_streams
 from foretrace.record.watch import desugars
 
@@ -169,8 +169,8 @@ class Follower(TorchDispatchMode):
         self._labels.in_dispatch += 1
         try:
             result = func(*args, **kwargs)
-            if func is torch.ops.aten._embedding_bag.default and self._labels.of(args[0]) == CUDA:
-                result = embedding_bag(args, result)
+            if func in OTHER_RESULTS and self._labels.of(args[0]) == CUDA:
+                result = OTHER_RESULTS[func](args, result)
         finally:
             self._labels.in_dispatch -= 1
         self._labels.follow(tree_leaves((args, kwargs)), result)
@@ -192,6 +192,8 @@ class Answers(TorchFunctionMode):
             return args[0]
         if func in MOVES:
             return self._move(func, args, kwargs)
+        if isinstance(func, torch._ops.OpOverload):  # a mode passes on what PyTorch calls: buckets of DDP
+            return func(*args, **kwargs)
         return self._made(func, args, kwargs)
 
     def _made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from foretrace.report.job import path_kinds
+from foretrace.report.job import path_kinds, path_ranks
 from foretrace.report.numbers import bytes_, listed, ms, percent, plural, spread
 from foretrace.report.tables import lines
 
@@ -23,7 +23,11 @@ def headline(words: Words) -> RenderableType:
 
 
 def which_step(words: Words) -> str:
-    """Which of the source's steps is shown, and of how many ranks."""
+    """Which of the source's steps is shown, and of how many ranks.
+
+    >>> which_step({"step_ms": {0: 1.0}, "world": 2, "step": "ProfilerStep#3", "steps": 4})
+    'ProfilerStep#3, one of 4 steps, 1 of 2 ranks'
+    """
     seen, world = len(words["step_ms"]), words["world"]
     step = words["step"] or "the whole trace"
     if words["steps"] > 1:
@@ -92,11 +96,9 @@ def _communication(words: Words) -> str:
 def _path(words: Words) -> str:
     """What the critical path goes through, by kind, and on which ranks."""
     said = path_kinds(words)
-    by_rank = sorted(words["critical_path_ranks"].items(), key=lambda item: -item[1])
-    if len(words["step_ms"]) == 1 or not by_rank:
+    if len(words["step_ms"]) == 1 or not words["critical_path_ranks"]:
         return said
-    most = ", ".join(f"rank {rank} {percent(spent / words['critical_path_ms'])}" for rank, spent in by_rank[:3])
-    return f"{said}; {most}"
+    return f"{said}; {path_ranks(words, words['critical_path_ms'])}"
 
 
 def _launched_before(words: Words) -> str:

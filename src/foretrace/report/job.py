@@ -24,11 +24,9 @@ def job_rows(words: Words) -> Iterator[tuple[str, str, str]]:
     """What a reader wants to know first of a job: a name, a figure, what it means."""
     waits = words["wait_ms"].values()
     yield "waits", spread(waits), f"a rank, for others{_held_by(words)}"
-    by_rank = sorted(words["critical_path_ranks"].items(), key=lambda item: -item[1])
-    if by_rank:
+    if words["critical_path_ranks"]:
         total = sum(part["ms"] for part in words["critical_path"])
-        most = ", ".join(f"rank {rank} {percent(part / total)}" for rank, part in by_rank[:3])
-        yield "path", f"{ms(total)} ms", f"{path_kinds(words)}; {most}"
+        yield "path", f"{ms(total)} ms", f"{path_kinds(words)}; {path_ranks(words, total)}"
 
 
 def path_kinds(words: Words) -> str:
@@ -39,6 +37,16 @@ def path_kinds(words: Words) -> str:
         kinds[kind] = kinds.get(kind, 0.0) + part["share"]
     largest = sorted(kinds.items(), key=lambda item: -item[1])[:3]
     return ", ".join(f"{what} {percent(share)}" for what, share in largest if share > 0.005)
+
+
+def path_ranks(words: Words, total: float) -> str:
+    """On which ranks the critical path lies, of so many milliseconds.
+
+    >>> path_ranks({"critical_path_ranks": {0: 6.0, 5: 2.0}}, 8.0)
+    '75 % on rank 0, 25 % on rank 5'
+    """
+    longest = sorted(words["critical_path_ranks"].items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{percent(part / total)} on rank {rank}" for rank, part in longest)
 
 
 def _held_by(words: Words) -> str:
@@ -78,18 +86,48 @@ def _ranks(ranks: list[Words]) -> RenderableType:
 
 
 def named(row: Words) -> str:
-    """Which rank a row is of, and how many it stands for."""
+    """Which rank a row is of, and how many it stands for.
+
+    >>> named({"rank": 0, "stands_for": 8})
+    '0 and 7 more'
+    """
     alike = row["stands_for"] - 1
     return f"{row['rank']} and {alike} more" if alike else str(row["rank"])
+
+
+def scaling_title(words: Words) -> str:
+    """What a curve is of."""
+    first, last = (f"{words['scaling'][place]['world']:,}" for place in (0, -1))
+    return f"{words['source'] or 'the step'} on {words['platform']}: {first} to {last} ranks"
+
+
+def scaling_rows(words: Words) -> list[tuple[str, str, str]]:
+    """What a reader wants to know first: the largest job, beside the smallest.
+
+    >>> one = {"world": 1, "step_ms": 4.0, "efficiency": 1.0}
+    >>> scaling_rows({"scaling": [one, {"world": 8, "step_ms": 5.0, "efficiency": 0.8, "fabric": "nvlink"}]})
+    [('step', '5.00 ms', 'on 8 ranks: 80 % of the speed of 1 rank')]
+    """
+    largest = words["scaling"][-1]
+    return [("step", f"{ms(largest['step_ms'])} ms", f"on {plural(largest['world'], 'rank')}: {scaling_speed(words)}")]
+
+
+def scaling_speed(words: Words) -> str:
+    """How fast a rank of the largest job is, against one of the smallest; what no fabric joins exchanges nothing.
+
+    >>> one = {"world": 1, "efficiency": 1.0, "fabric": None}
+    >>> scaling_speed({"scaling": [one, {**one, "world": 8}]})
+    '100 % of the speed of 1 rank, as ranks exchange nothing'
+    """
+    smallest, largest = words["scaling"][0], words["scaling"][-1]
+    alone = ", as ranks exchange nothing" if largest["fabric"] is None and largest["world"] > 1 else ""
+    return f"{percent(largest['efficiency'])} of the speed of {plural(smallest['world'], 'rank')}{alone}"
 
 
 def scaling_blocks(words: Words, top: int | None) -> Iterator[RenderableType]:
     """A scaling curve as a table of at most ``top`` rows, all where it is None, with a bar for each step."""
     rows = words["scaling"]
-    smallest, largest = rows[0], rows[-1]
-    said = f"{percent(largest['efficiency'])} of the speed of {plural(smallest['world'], 'rank')}"
-    title = f"{words['source'] or 'the step'} on {words['platform']}: {smallest['world']} to {largest['world']} ranks"
-    yield lines(title, [("step", f"{ms(largest['step_ms'])} ms", f"on {plural(largest['world'], 'rank')}: {said}")])
+    yield lines(scaling_title(words), scaling_rows(words))
     longest = max(row["step_ms"] for row in rows) or 1.0
     cells = [
         [

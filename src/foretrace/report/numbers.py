@@ -17,8 +17,12 @@ def ms(value: float | None) -> str:
         return UNKNOWN
     if value == 0:
         return "0"
+    return f"{value:,.{_decimals(value)}f}"
+
+
+def _decimals(value: float) -> int:
     size = abs(value)
-    return f"{value:,.{0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3}f}"
+    return 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
 
 
 def percent(share: float | None) -> str:
@@ -47,6 +51,17 @@ def signed(share: float) -> str:
     return size if size in ("0 %", "<0.1 %") else f"{'-' if share < 0 else '+'}{size}"
 
 
+def dollars(cost: float | None) -> str:
+    """Three figures, however small or large.
+
+    >>> dollars(0.000564), dollars(22.84), dollars(12345.6), dollars(None)
+    ('0.000564', '22.8', '12,346', '–')
+    """
+    if cost is None:
+        return UNKNOWN
+    return f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"
+
+
 def bytes_(count: float | None) -> str:
     """Bytes in powers of 1024.
 
@@ -65,13 +80,15 @@ def bytes_(count: float | None) -> str:
 def spread(values: Iterable[float | None]) -> str:
     """The least and the most of several milliseconds, once where they read the same.
 
-    >>> spread([589.2, 626.1]), spread([3.0, 3.0]), spread([])
-    ('589 – 626 ms', '3.00 ms', '–')
+    The least has no more decimals than the most: beside 48 ms a microsecond is nothing.
+
+    >>> spread([589.2, 626.1]), spread([3.0, 3.0]), spread([0.0004, 48.2]), spread([])
+    ('589 – 626 ms', '3.00 ms', '0 – 48.2 ms', '–')
     """
     known = sorted(v for v in values if v is not None)
     if not known:
         return UNKNOWN
-    least, most = ms(known[0]), ms(known[-1])
+    least, most = ms(round(known[0], _decimals(known[-1]))), ms(known[-1])
     return f"{most} ms" if least == most else f"{least} – {most} ms"
 
 
@@ -94,11 +111,12 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-def change(before: float, after: float) -> str:
-    """Milliseconds before and after, and by how much they changed.
+def change(before: float, after: float, *, unit: str = "ms") -> str:
+    """A time before and after, and by how much it changed.
 
-    >>> change(20.0, 15.0), change(0.0, 1.0)
-    ('20.0 → 15.0 ms (-25 %)', '0 → 1.00 ms')
+    >>> change(20.0, 15.0), change(0.0, 1.0), change(20.0, 19.99)
+    ('20.0 → 15.0 ms (-25 %)', '0 → 1.00 ms', '20.0 → 20.0 ms (+0 %)')
     """
-    share = f" ({(after - before) / before:+.0%})".replace("%", " %") if before else ""
-    return f"{ms(before)} → {ms(after)} ms{share}"
+    more = round((after - before) / before, 2) + 0.0 if before else 0.0  # no -0.0
+    share = f" ({more:+.0%})".replace("%", " %") if before else ""
+    return f"{ms(before)} → {ms(after)} {unit}{share}"

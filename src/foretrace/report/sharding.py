@@ -66,7 +66,8 @@ def sharding_rows(words: Words) -> Iterator[tuple[str, str, str]]:
         yield "dense", f"{ms(words['dense_ms'])} ms", "all that the step does besides"
     full = f"of the {bytes_(words['room_bytes'])} for tables, on rank {limits['fullest_rank']}, the fullest"
     yield "memory", percent(limits["memory_share"]), full
-    yield "plan", f"{words['tables']:,}", ", ".join(f"{count:,} {KINDS[kind]}" for kind, count in words["ways"].items())
+    ways = ", ".join(f"{count:,} {KINDS[kind]}" for kind, count in words["ways"].items())
+    yield "plan", plural(words["tables"], "table"), ways
     yield "search", f"{words['seconds']:.1f} s", f"from {len(words['alternatives'])} heuristics{_proven(words['gap'])}"
 
 
@@ -98,12 +99,17 @@ def _ranks(words: Words, top: int) -> RenderableType:
 def _split(words: Words, top: int) -> RenderableType:
     """Tables that are not whole; all of them where none is split."""
     split = {name: p for name, p in words["plan"].items() if p["kind"] != "table_wise"} or words["plan"]
-    rows = [[name, KINDS[p["kind"]], _ranks_in_words(p["ranks"])] for name, p in split.items()]
+    rows = [[name, KINDS[p["kind"]], ranks_in_words(p["ranks"])] for name, p in split.items()]
     title = "Tables that are split or copied" if len(split) < len(words["plan"]) else "Tables"
     return table(title, ["<table…", "<sharded", "<ranks…"], rows, top)
 
 
-def _ranks_in_words(ranks: list[int]) -> str:
+def ranks_in_words(ranks: list[int]) -> str:
+    """Ranks in the order in which they hold the parts of a table.
+
+    >>> ranks_in_words([0, 1, 2, 3]), ranks_in_words([3, 0])
+    ('0-3', '3, 0')
+    """
     if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks))

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from foretrace.report.numbers import UNKNOWN, bytes_, ms, plural
+from foretrace.report.numbers import UNKNOWN, bytes_, dollars, ms, plural
 from foretrace.report.tables import lines, notes, table
 
 Words = dict[str, Any]
@@ -15,17 +15,18 @@ Words = dict[str, Any]
 
 def sweep_blocks(words: Words, top: int) -> Iterator[RenderableType]:
     """The best point, the points that no other beats in everything, and all of them; at most ``top`` rows each."""
-    made = [point for point in words["points"] if not point["error"]]
+    made, left = made_and_left(words)
     always = _always(words["points"])
     title = f"{words['source'] or 'the step'}{', with ' if always else ''}{', '.join(always)}"
-    yield lines(f"{title}: {plural(len(made), 'point')}", _headline(words))
+    yield lines(f"{title}: {plural(len(made), 'point')}", sweep_rows(words))
     front = [point for point in made if point["front"]]
     if front:
         yield _table(f"Front: no other point is better in {_goals(front)}", front, always, top)
     if made:
         yield _table("All points, fastest for a sample first", made, always, top)
-    if left := [point for point in words["points"] if point["error"]]:
-        yield _left_out(left, top)
+    if left:
+        rows = [(f"{count}", "", f"{reason} ({example})") for count, reason, example in reasons(left)]
+        yield lines(f"Left out: {plural(len(left), 'point')}", rows[:top])
     if words["notes"]:
         yield notes(words["notes"])
 
@@ -46,20 +47,28 @@ def _is_job(points: list[Words]) -> bool:
     return any(point["ranks"] > 1 for point in points)
 
 
-def _left_out(points: list[Words], top: int) -> RenderableType:
-    """Combinations of which there is no forecast, by the reason: one often holds for many."""
-    reasons: dict[str, list[Words]] = {}
-    for point in points:
-        reasons.setdefault(point["error"], []).append(point)
-    rows = [(f"{len(some)}", "", f"{reason} ({named(some[0])})") for reason, some in reasons.items()]
-    return lines(f"Left out: {plural(len(points), 'point')}", rows[:top])
+def made_and_left(words: Words) -> tuple[list[Words], list[Words]]:
+    """The points, and the combinations of which there is no forecast."""
+    points = words["points"]
+    return [point for point in points if not point["error"]], [point for point in points if point["error"]]
 
 
-def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
+def reasons(left: list[Words]) -> Iterator[tuple[int, str, str]]:
+    """Why points were left out: of how many, the reason, and one of them. One reason often holds for many."""
+    alike: dict[str, list[Words]] = {}
+    for point in left:
+        alike.setdefault(point["error"], []).append(point)
+    for reason, some in alike.items():
+        yield len(some), reason, named(some[0])
+
+
+def sweep_rows(words: Words) -> Iterator[tuple[str, str, str]]:
+    """What a reader wants to know first: a name, a figure, what it means."""
     best = words["best"]
     if best is None:
         limit = bytes_(words["memory_limit"]) if words["memory_limit"] else "its device's memory"
-        yield "best", "none", f"no point fits in {limit}"
+        made = any(point["error"] is None for point in words["points"])
+        yield "best", "none", f"no point fits in {limit}" if made else "no point can be made"
         return
     limit = f"in {bytes_(words['memory_limit'])}" if words["memory_limit"] else "in its device's memory"
     many = f" of {best['ranks']:,} ranks" if best["ranks"] > 1 else ""
@@ -67,7 +76,11 @@ def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
 
 
 def named(point: Words) -> str:
-    """What tells a point from others, in words."""
+    """What tells a point from others, in words.
+
+    >>> named({"changes": ["batch=8", "dtype=bf16"], "platform": "h200"})
+    'batch=8, dtype=bf16 on h200'
+    """
     return f"{', '.join(point['changes']) or 'as it is'} on {point['platform']}"
 
 
@@ -90,5 +103,5 @@ def _row(point: Words, always: list[str], priced: bool, ranks: bool) -> list[str
         *(ms(point[word]) for word in ("step_ms", "next_ms", "device_ms", "sample_us")),
         bytes_(point["memory_bytes"]),
         {True: "yes", False: "NO", None: UNKNOWN}[point["fits"]],
-        *([UNKNOWN if point["cost"] is None else f"{point['cost']:.3g}"] if priced else []),
+        *([dollars(point["cost"])] if priced else []),
     ]

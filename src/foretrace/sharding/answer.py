@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from foretrace.forecast.in_notebooks import InNotebooks
 from foretrace.sharding.costing import Estimate
 from foretrace.sharding.plan import Plan, to_dict, write_plan
 from foretrace.sharding.ranks import Ranks
@@ -18,7 +19,7 @@ from foretrace.sharding.tables import Table
 
 
 @dataclass
-class Sharding:
+class Sharding(InNotebooks):
     """A plan for tables on a platform. Words and units of `to_dict` are documented in docs/shard.md."""
 
     source: str

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from foretrace.compiling import compiled
+from foretrace.simulate.passes import last_ends, starts_and_ends
 from foretrace.simulate.program import Program, Timeline
-from foretrace.simulate.turns import Floats, Ints, Longs, Rows, take_turns
+from foretrace.simulate.turns import Floats, Ints
 
 
 def simulate(program: Program, duration: Floats | None = None) -> Timeline:
@@ -32,12 +31,7 @@ def simulate(program: Program, duration: Floats | None = None) -> Timeline:
     """
     times = program.duration if duration is None else np.asarray(duration, np.float64)
     _check(program, times)
-    start, end = np.empty(len(times)), np.empty(len(times))
-    rows = Rows(program)
-    edges = program.first, program.before, program.lag, program.release
-    take_turns(*edges, rows.begins, rows.ends, rows.at, times, start, end)
-    rows.check_done()
-    return Timeline(start, end)
+    return Timeline(*starts_and_ends(program, times))
 
 
 @dataclass(frozen=True)
@@ -70,17 +64,23 @@ def draw(program: Program, doubt: Doubt, count: int, seed: int = 0) -> Floats:
     """
     _check(program, program.duration)
     _check_groups(program, doubt)
-    numbers = np.random.default_rng(seed)
+    return last_ends(program, doubt.group, _factors(doubt, count, seed))
+
+
+def _factors(doubt: Doubt, count: int, seed: int) -> Floats:
+    """What the times of each group are multiplied by: a column for each draw.
+
+    Worked out in place, since with many draws this takes longer than to simulate them.
+    """
+    numbers, weight = np.random.default_rng(seed), doubt.weight[:, None]
     own = numbers.standard_normal((count, len(doubt.down)), np.float32)
     common = numbers.standard_normal((count, int(doubt.common.max(initial=-1)) + 1), np.float32)
-    number = np.sqrt(doubt.weight) * common[:, doubt.common] + np.sqrt(1 - doubt.weight) * own
-    spread = np.where(number > 0, doubt.up, doubt.down)
-    factor = np.exp(number * spread - (1 - doubt.weight) * spread**2 / 2)
-    rows = Rows(program)
-    edges = program.first, program.before, program.lag, program.release
-    ends = _draw(*edges, rows.begins, rows.ends, rows.at, program.duration, doubt.group, factor)
-    rows.check_done()
-    return ends
+    number = np.sqrt(weight) * common.T[doubt.common]
+    number += np.sqrt(1 - weight) * own.T
+    spread = np.where(number > 0, doubt.up[:, None], doubt.down[:, None])
+    number *= spread
+    number -= (1 - weight) / 2 * spread**2
+    return np.exp(number, out=number)
 
 
 def _check_groups(program: Program, doubt: Doubt) -> None:
@@ -91,32 +91,9 @@ def _check_groups(program: Program, doubt: Doubt) -> None:
 
 
 def _check(program: Program, duration: Floats) -> None:
-    """Name a task that takes no time that there is: the compiled loops trust what they are given."""
+    """Name a task that takes no time that there is: the loops trust what they are given."""
     if len(duration) != len(program):
         raise ValueError(f"{len(duration)} durations for {len(program)} tasks")
     if len(duration) and not (duration.min() >= 0 and duration.max() < np.inf):
         bad = np.flatnonzero(~(duration >= 0) | np.isinf(duration))
         raise ValueError(f"task {bad[0]} takes {duration[bad[0]]}")
-
-
-@compiled
-def _draw(
-    first: Longs,
-    before: Ints,
-    lag: Floats,
-    release: Floats,
-    begins: Longs,
-    ends: Longs,
-    at: Longs,
-    duration: Floats,
-    group: Ints,
-    factor: NDArray[np.float64],
-) -> Floats:
-    count, tasks = len(factor), len(duration)
-    lasts, start, end, drawn = np.empty(count), np.empty(tasks), np.empty(tasks), np.empty(tasks)
-    for turn in range(count):
-        for task in range(tasks):
-            drawn[task] = duration[task] * factor[turn, group[task]]
-        at[:] = begins
-        lasts[turn] = take_turns(first, before, lag, release, begins, ends, at, drawn, start, end)
-    return lasts

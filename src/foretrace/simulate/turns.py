@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from foretrace.compiling import compiled
 
 if TYPE_CHECKING:
     from foretrace.simulate.program import Program
@@ -47,61 +46,67 @@ class Rows:
             raise StuckError(held)
 
 
-@compiled
-def take_turns(
-    first: Longs,
-    before: Ints,
-    lag: Floats,
-    release: Floats,
-    begins: Longs,
-    ends: Longs,
-    at: Longs,
-    duration: Floats,
-    start: Floats,
-    end: Floats,
-) -> float:
-    """Each row goes on until a task waits for one of another row that is not done, and then again when that is.
+def turns(later: Callable[[Any, Any], Any]) -> Callable[..., None]:
+    """The one pass, as plain Python.
 
-    ``at`` is left where each row stopped; what is returned is the last end.
+    Its times are what ``later`` tells the later of: numbers, with `max`; or with `numpy.maximum` vectors, of one number
+    for each of many draws. Interpreted, it goes over lists of these; compiled, over arrays of numbers.
     """
-    rows = len(begins)
-    # Of each row: the task it waits for; the last row that waits for one of its tasks; the row that did so before.
-    held = np.empty(rows, np.int64)
-    waiter, next_waiter = np.full(rows, -1, np.int32), np.full(rows, -1, np.int32)
-    ready = np.arange(rows - 1, -1, -1)
-    left, last = rows, 0.0
-    while left:
-        left -= 1
-        row = ready[left]
-        task, begin, stopped_by = at[row], begins[row], -1
-        while task < ends[row]:
-            time = release[task] if len(release) else 0.0
-            for edge in range(first[task], first[task + 1]):
-                other = before[edge]
-                if other < begin or other >= task:
-                    its_row = np.searchsorted(begins, other, "right") - 1
-                    if other >= at[its_row]:
-                        stopped_by, held[row] = its_row, other
-                        break
-                time = max(time, end[other] + lag[edge])
+
+    def take_turns(
+        first: Any,
+        before: Any,
+        lag: Any,
+        release: Any,
+        begins: Any,
+        ends: Any,
+        at: Any,
+        duration: Any,
+        start: Any,
+        end: Any,
+    ) -> None:
+        """Each row goes on until a task waits for one of another row that is not done, and then again when that is.
+
+        ``at`` is left where each row stopped.
+        """
+        rows, released = len(begins), len(release) > 0
+        # Of each row: the task it waits for; the last row that waits for one of its tasks; the row that did so before.
+        held = np.empty(rows, np.int64)
+        waiter, next_waiter = np.full(rows, -1, np.int32), np.full(rows, -1, np.int32)
+        ready = np.arange(rows - 1, -1, -1)
+        left = rows
+        while left:
+            left -= 1
+            row = ready[left]
+            task, begin, stop, stopped_by = at[row], begins[row], ends[row], -1
+            while task < stop:
+                time = release[task] if released else 0.0
+                for edge in range(first[task], first[task + 1]):
+                    other = before[edge]
+                    if other < begin or other >= task:
+                        its_row = np.searchsorted(begins, other, "right") - 1
+                        if other >= at[its_row]:
+                            stopped_by, held[row] = its_row, other
+                            break
+                    time = later(time, end[other] + lag[edge])
+                if stopped_by >= 0:
+                    break
+                start[task] = time
+                end[task] = time + duration[task]
+                task += 1
+            at[row] = task
             if stopped_by >= 0:
-                break
-            start[task] = time
-            end[task] = time + duration[task]
-            last = max(last, end[task])
-            task += 1
-        at[row] = task
-        if stopped_by >= 0:
-            next_waiter[row] = waiter[stopped_by]
-            waiter[stopped_by] = row
-        waits, waiter[row] = waiter[row], -1
-        while waits >= 0:
-            after = next_waiter[waits]
-            if held[waits] < task:
-                ready[left] = waits
-                left += 1
-            else:
-                next_waiter[waits] = waiter[row]
-                waiter[row] = waits
-            waits = after
-    return last
+                next_waiter[row] = waiter[stopped_by]
+                waiter[stopped_by] = row
+            waits, waiter[row] = waiter[row], -1
+            while waits >= 0:
+                after = next_waiter[waits]
+                if held[waits] < task:
+                    ready[left] = waits
+                    left += 1
+                else:
+                    next_waiter[waits] = waiter[row]
+                    waiter[row] = waits
+                waits = after
+
+    return take_turns

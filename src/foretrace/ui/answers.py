@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 
 import foretrace as ft
 from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.jobs.scaling import Scaling
 from foretrace.graph import ForetraceError, Job
 from foretrace.loading import load
 from foretrace.platform.folder import HERE, machines, platforms
@@ -21,21 +19,11 @@ from foretrace.report.page import measured_beside
 from foretrace.report.pages.comparison import comparison_page
 from foretrace.report.pages.forecast import forecast_page
 from foretrace.report.pages.observation import observation_page
-from foretrace.report.pages.scaling import scaling_page
-from foretrace.report.pages.sharding import sharding_page
 from foretrace.report.pages.sheet import Sheet
-from foretrace.report.pages.sweep import sweep_page
-from foretrace.ui.documents import (
-    Words,
-    is_curve,
-    is_forecast,
-    is_plan,
-    is_sweep,
-    is_whatif,
-    read_forecast,
-    read_words,
-)
-from foretrace.ui.folder import MOST, SMALL, Folder
+from foretrace.ui.document_pages import FORECAST, called, drawn, page_of, words_of
+from foretrace.ui.documents import is_forecast, read_forecast
+from foretrace.ui.folder import DOCUMENT, MOST, Folder
+from foretrace.ui.working import Working
 
 Fields = dict[str, str]
 """What an address or a form says."""
@@ -44,14 +32,23 @@ JOBS_KEPT = 4
 USUAL = "h200"
 OWN = "its own machine"
 """Where a job was measured: hosts and kernels stay as they were."""
-_working = Lock()
-"""Traces are read and predicted one at a time: a large one takes all the memory there is room for."""
+WORKING = Working()
 
 
 def listing(folder: Folder, fields: Fields) -> Sheet:
     """Everything that can be opened."""
-    choices = [OWN, *known_platforms()]
-    words = {"items": folder.items(), "most": MOST, "root": str(folder.root), "platforms": choices, "usual": USUAL}
+    items = folder.items()
+    kinds = {item.name: called(folder.root / item.name) if item.kind == DOCUMENT else item.kind for item in items}
+    words = {
+        "items": items,
+        "called": kinds,
+        "predictable": [item.name for item in items if item.kind != DOCUMENT],
+        "comparable": [item.name for item in items if item.kind != DOCUMENT or kinds[item.name] == FORECAST],
+        "most": MOST,
+        "root": str(folder.root),
+        "platforms": [OWN, *known_platforms()],
+        "usual": USUAL,
+    }
     return Sheet("listing.html", folder.root.name or str(folder.root), {}, words)
 
 
@@ -59,33 +56,24 @@ def opened(folder: Folder, fields: Fields) -> Sheet:
     """Something as it is: a recording or a trace as it was measured, a document as its page."""
     name = _asked(fields, "what")
     path = folder.path(name)
-    made = _document(path, name)
+    made = page_of(path, name)
     if made:
-        return _drawn(made, name)
-    with _working:
-        return observation_page(ft.observe(_job(path)))
-
-
-def _document(path: Path, name: str) -> Callable[[], Sheet] | None:
-    """What makes the page of a document; None for what is none."""
-    words = _words(path)
-    if is_plan(words):
-        return lambda: sharding_page(words)
-    if is_sweep(words):
-        return lambda: sweep_page(words)
-    if is_whatif(words):
-        return lambda: comparison_page(read_forecast(words["before"], name), read_forecast(words["after"], name))
-    if is_curve(words):
-        curve = Scaling(words.get("source", ""), words.get("platform", ""), words["scaling"], words.get("notes", []))
-        return lambda: scaling_page(curve)
-    return (lambda: forecast_page(read_forecast(words, name))) if is_forecast(words) else None
+        return drawn(made, name)
+    with WORKING.on(f"reading {name}") as told:
+        job = _job(path)
+        told(f"looking at {name}")
+        return observation_page(ft.observe(job))
 
 
 def predicted(folder: Folder, fields: Fields) -> Sheet:
     """The forecast of a recording or a trace on a platform, beside what was measured."""
-    path, on = _step(folder, _asked(fields, "what")), _machine(fields, "on")
-    with _working:
-        forecast = predict(_job(path), on)
+    name, on = _asked(fields, "what"), _machine(fields, "on")
+    path = _step(folder, name)
+    with WORKING.on(f"reading {name}") as told:
+        job = _job(path)
+        told(f"predicting {name} on {on or OWN}")
+        forecast = predict(job, on)
+        told(f"drawing {name}")
         return forecast_page(forecast, measured_beside(forecast))
 
 
@@ -94,14 +82,18 @@ def compared(folder: Folder, fields: Fields) -> Sheet:
     sides = [(_asked(fields, what), _machine(fields, on)) for what, on in (("a", "a_on"), ("b", "b_on"))]
     if sides[0] == sides[1]:
         raise ForetraceError("both sides are the same", "Choose another recording, or another platform.")
-    with _working:
-        before, after = (_forecast(folder, name, on) for name, on in sides)
-        return comparison_page(before, after, (sides[0][0], sides[1][0]))
+    forecasts = list[Forecast]()
+    with WORKING.on("reading") as told:
+        for name, on in sides:
+            told(f"predicting {name} on {on or OWN}")
+            forecasts.append(_forecast(folder, name, on))
+        told("drawing both")
+        return comparison_page(forecasts[0], forecasts[1], (sides[0][0], sides[1][0]))
 
 
 def asking(folder: Folder, fields: Fields) -> Sheet:
     """The form that asks what would become of a step."""
-    folder.path(_asked(fields, "what"))
+    _step(folder, _asked(fields, "what"))
     return _form(fields)
 
 
@@ -128,9 +120,10 @@ def changed(folder: Folder, fields: Fields) -> Sheet:
     name = _asked(fields, "what")
     changes = [line.strip() for line in fields.get("changes", "").splitlines() if line.strip()]
     path, on = _step(folder, name), _platform(fields, "on")
-    with _working:
-        told = whatif(_job(path), on, changes)
-        return comparison_page(told.before, told.after, (name, ", ".join(told.changes)))
+    with WORKING.on(f"reading {name}") as told:
+        found = whatif(_job(path), on, changes, told=lambda stage: told(f"{name}: {stage}"))
+        told("drawing both")
+        return comparison_page(found.before, found.after, (name, ", ".join(found.changes)))
 
 
 ANSWERS: dict[tuple[str, str], Callable[[Folder, Fields], Sheet]] = {
@@ -159,34 +152,16 @@ def known_platforms() -> list[str]:
 
 
 def _forecast(folder: Folder, name: str, on: str | None) -> Forecast:
-    words = _words(folder.path(name))
+    words = words_of(folder.path(name))
     return read_forecast(words, name) if is_forecast(words) else predict(_job(_step(folder, name)), on)
 
 
 def _step(folder: Folder, name: str) -> Path:
     """The path of something that holds a step to predict; what Foretrace wrote about one does not."""
     path = folder.path(name)
-    if _document(path, name):
+    if page_of(path, name):
         raise ForetraceError(f"{name} is no step but what Foretrace said about one", "Open it from the list.")
     return path
-
-
-def _words(path: Path) -> Words:
-    """Those of a JSON document; none of anything else."""
-    small = path.suffix == ".json" and path.is_file() and path.stat().st_size <= SMALL
-    return (read_words(path) if small else None) or {}
-
-
-def _drawn(made: Callable[[], Sheet], name: str) -> Sheet:
-    """The page of a document, whose words anybody may have changed."""
-    try:
-        sheet = made()
-        sheet.html()
-    except ForetraceError:
-        raise
-    except Exception as error:
-        raise ForetraceError(f"{name} is damaged ({type(error).__name__}: {error})", "Write it again.") from None
-    return sheet
 
 
 def _asked(fields: Fields, name: str) -> str:

@@ -34,12 +34,20 @@ def is_forecast(words: Words) -> bool:
 
 
 def is_plan(words: Words) -> bool:
-    """Whether `foretrace shard --json` wrote it."""
+    """Whether `foretrace shard --json` wrote it.
+
+    >>> is_plan({"step_ms": 1.0, "plan": {}, "ranks": []}), is_plan({"step_ms": 1.0})
+    (True, False)
+    """
     return {"step_ms", "plan", "ranks"} <= words.keys()
 
 
 def is_curve(words: Words) -> bool:
-    """Whether `foretrace predict --world 1,2,… --json` wrote it."""
+    """Whether `foretrace predict --world 1,2,… --json` wrote it.
+
+    >>> is_curve({"scaling": []}), is_curve({"scaling": 1.0})
+    (True, False)
+    """
     return isinstance(words.get("scaling"), list)
 
 
@@ -49,7 +57,11 @@ def is_sweep(words: Words) -> bool:
 
 
 def is_whatif(words: Words) -> bool:
-    """Whether `foretrace whatif --json` wrote it."""
+    """Whether `foretrace whatif --json` wrote it.
+
+    >>> is_whatif({"before": {}, "after": {}, "changes": []}), is_whatif({"before": "a", "after": "b"})
+    (True, False)
+    """
     return isinstance(words.get("before"), dict) and isinstance(words.get("after"), dict) and "changes" in words
 
 

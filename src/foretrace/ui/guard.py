@@ -72,7 +72,7 @@ class Guard:
         if headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             return "another site's page led here: type the address instead"
         if self.token is not None and not self._knows(headers, given):
-            return "the token is missing: open the address that `foretrace ui` printed"
+            return "the token is missing, or another server's: open the address that `foretrace ui` printed"
         return None
 
     def _is_ours(self, asked: str) -> bool:

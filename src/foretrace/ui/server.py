@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from foretrace.graph import ForetraceError
 from foretrace.report.names import printable
 from foretrace.report.pages.sheet import Sheet
-from foretrace.ui.answers import Fields, again, answer
+from foretrace.ui.answers import WORKING, Fields, again, answer
 from foretrace.ui.folder import Folder
 from foretrace.ui.guard import COOKIE, Guard, is_loopback
 
@@ -26,8 +26,9 @@ MOST_FIELDS = 100
 METHODS = "GET, HEAD, POST"
 PATIENCE_S = 20.0
 """How long a caller may take to say what it wants."""
+PROGRESS = "/working"
+"""Where a page that waits asks what is being done."""
 HEADERS = {
-    "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",  # with none at all, browsers no longer say on which page a form is
@@ -118,6 +119,8 @@ class Handler(BaseHTTPRequestHandler):
             where, fields = self._asked(method)
             if "token" in fields and self.server.guard.token is not None:
                 return self._let_in(where, fields)
+            if (method, where) == ("GET", PROGRESS):
+                return self._show(HTTPStatus.OK, printable(WORKING.stage), "text/plain; charset=utf-8")
             sheet = answer(self.server.folder, method, where, fields)
             if sheet is None:
                 raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no page at {where}")
@@ -178,10 +181,10 @@ class Handler(BaseHTTPRequestHandler):
         words = {"why": printable(why), "heading": WHY.get(status, status.phrase)}
         self._show(status, (instead or Sheet("refusal.html", words["heading"], {}, words)).html(home="/"))
 
-    def _show(self, status: HTTPStatus, text: str) -> None:
+    def _show(self, status: HTTPStatus, text: str, kind: str = "text/html; charset=utf-8") -> None:
         data = text.encode("utf-8", "replace")  # names of files need not be text
         self.send_response(status)
-        for name, value in (HEADERS | {"Content-Length": str(len(data))}).items():
+        for name, value in (HEADERS | {"Content-Type": kind, "Content-Length": str(len(data))}).items():
             self.send_header(name, value)
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", METHODS)

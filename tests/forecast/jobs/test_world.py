@@ -36,7 +36,7 @@ def test_a_job_of_one_rank_has_nobody_to_talk_to() -> None:
     assert members(at_world(rank(8, tuple(range(8))), 1)) == [(0,)]
 
 
-@pytest.mark.parametrize(("world", "match"), [(0, "can't have"), (3, "2 apart"), (2, "reaches over 4")])
+@pytest.mark.parametrize(("world", "match"), [(0, "world can't be 0"), (3, "2 apart"), (2, "reaches over 4")])
 def test_worlds_that_do_not_fit_the_groups_are_refused(world: int, match: str) -> None:
     with pytest.raises(ForetraceError, match=match):
         at_world(rank(8, (0, 2, 4, 6)) if world == 3 else rank(8, (0, 1, 2, 3)), world)

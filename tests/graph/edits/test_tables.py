@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import bert
 import dlrm
 import gpt
 from foretrace.graph import ForetraceError
@@ -28,6 +29,11 @@ def test_one_table_gets_other_rows() -> None:
     before = sketched(dlrm, rows=(10, 20, 300, 300))
     assert_same(table_rows(before, 77, "2"), sketched(dlrm, rows=(10, 20, 77, 300)))
     assert_same(table_rows(before, 77, "tables.2"), sketched(dlrm, rows=(10, 20, 77, 300)))
+
+
+def test_a_vocabulary_is_a_table_and_positions_are_none() -> None:
+    for model in (gpt, bert):  # BERT has a bias for each word
+        assert_same(table_rows(sketched(model), 1000), sketched(model, vocabulary=1000))
 
 
 def test_layers_follow_the_dimension_of_the_tables() -> None:

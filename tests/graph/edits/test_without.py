@@ -33,7 +33,7 @@ def test_calls_of_one_module_alone_are_taken_out() -> None:
 
 
 def test_a_name_that_nothing_has_is_told_with_those_near_to_it() -> None:
-    with pytest.raises(ForetraceError, match=r"no op 'gellu'. Near to it are aten::gelu"):
+    with pytest.raises(ForetraceError, match=r"no op 'gellu'. Near to it is aten::gelu"):
         without(sketched(gpt), "gellu")
     with pytest.raises(ForetraceError, match=r"no gelu in a module 'head'"):
         without(sketched(gpt), "gelu@head")

@@ -25,3 +25,12 @@ def test_what_got_better_is_told_from_what_got_worse():
 def test_forecasts_that_were_only_kept_as_json_are_compared_without_timelines():
     page = comparison_page(Forecast(step_ms=1.0), Forecast(step_ms=2.0))
     assert page.charts["timeline"] is None and "+100 %" in page.html()
+
+
+def test_steps_of_other_batches_are_also_compared_by_the_sample():
+    small, large = (Forecast(step_ms=step, step_ms_back_to_back=step, samples=n) for step, n in ((2.0, 8), (3.0, 16)))
+    page = comparison_page(small, large)
+    lines = {line.name: line for line in page.words["lines"]}
+    assert lines["samples in a step"].verdict == "" and lines["for each sample"].verdict == "good"
+    assert "for each of 8 → 16 samples 250 µs → 188 µs" in page.html()
+    assert "sample" not in comparison_page(small, small).html().partition("<main>")[2].partition("<script")[0]

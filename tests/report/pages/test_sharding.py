@@ -26,6 +26,13 @@ def test_this_plan_is_held_against_the_heuristics(words):
     assert others["rows"][0] == "this plan" and len(others["rows"]) == len(words["alternatives"]) + 1
 
 
+def test_ranks_that_follow_each_other_are_a_range_and_many_others_are_counted(words):
+    ranks = [list(range(64)), [1, 7, 4], list(range(0, 64, 2))]
+    plan = {f"t{number}": {"kind": "row_wise", "ranks": some} for number, some in enumerate(ranks)}
+    text = sharding_page({**words, "plan": plan}).html()
+    assert all(f"<td>{told}</td>" in text for told in ("0-63", "1, 7, 4", "32 ranks"))
+
+
 def test_every_table_is_listed_and_its_name_stays_text(words):
     text = sharding_page(words).html()
     assert HOSTILE not in text and all(f"table {number}&lt;script" in text for number in range(6))

@@ -43,7 +43,17 @@ def test_without_batches_steps_are_compared():
 
 
 def test_points_that_failed_say_why_and_where_none_fits_the_page_says_so():
-    failed = point(3, step_ms=None, memory_bytes=None, error="3 is no batch")
+    failed = point(3, step_ms=None, memory_bytes=None, error="batch can't be 3")
     page = sweep_page({**swept(failed), "best": None})
     assert page.charts["points"] is None
-    assert "3 is no batch" in page.html() and "No point fits" in page.html()
+    assert "batch can&#39;t be 3" in page.html() and "No point fits" in page.html()
+
+
+def test_points_that_failed_are_not_counted_and_those_for_one_reason_share_a_line():
+    failed = [point(size, step_ms=None, memory_bytes=None, error="it is odd") for size in (3, 5)]
+    text = sweep_page(swept(point(64), point(8), *failed)).html()
+    assert ": 2 points" in text and "Left out: 2 points" in text and text.count("it is odd") == 1
+
+
+def test_a_large_cost_is_written_out():
+    assert ">12,346</td>" in sweep_page(swept(point(64, cost=12345.6), point(8))).html()

@@ -21,11 +21,15 @@ from foretrace.costs.families.values import (
     ragged,
     tensors_of,
 )  # fmt: skip
-from foretrace.graph import Op, Tensor
+from foretrace.graph import Op, Tensor, Value
 
 FORWARD = ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::convolution_overrideable")
 BACKWARD = "aten::convolution_backward"
+MASK = 10
+"""Position of the argument that says which gradients a backward call is to make."""
 TILES = ((64, 64), (128, 64), (128, 128), (256, 128))
+TAP = 128
+"""Channels to a side of the tiles that a filter's gradient is made in, pixel by pixel of the window."""
 INPUT, FILTER, BIAS = 1, 2, 4
 """Gradients that a backward call may be asked for, as bits of its mask."""
 TF32 = 10
@@ -46,6 +50,8 @@ class Shapes(NamedTuple):
     biased: bool
     mask: int
     """Gradients wanted; 0 forward."""
+    after: bool = False
+    """Whether another gradient of the same call was made just before, from the same tensors."""
 
 
 class Convolutions(Family):
@@ -59,7 +65,7 @@ class Convolutions(Family):
                "height", "width", "width_aligned", "intensity", "m", "n", "k", "turned", "kind",
                *(f"waves_{a}x{b}" for a, b in TILES), *(f"ragged_{a}x{b}" for a, b in TILES), "deepest",
                "innermost", "filter_says", "grad_says", "copied_x", "copied_filter", "copied_grad",
-               "copied")  # fmt: skip
+               "copied", "after", "taps", "ragged_taps")  # fmt: skip
 
     def takes(self, op: Op) -> bool:
         """Calls whose tensors are known."""
@@ -78,16 +84,19 @@ class Convolutions(Family):
         tf32 = x.dtype == "float32" and facts.tf32
         inputs = x.shape[1] if len(x.shape) > 1 else 1
         outputs = out[1] if len(out) > 1 else 1
+        window = math.prod(w.shape[2:])
+        taps = window * per(outputs / s.groups, TAP) * per(inputs / s.groups, TAP) * s.groups / sms
         features = [
             op.name == BACKWARD, TF32 if tf32 else dtype_code(x.dtype), len(x.shape), log(x.shape[0]), log(inputs),
-            log(outputs), log(math.prod(x.shape[2:])), log(math.prod(out[2:])), math.prod(w.shape[2:]), s.stride[0],
+            log(outputs), log(math.prod(x.shape[2:])), log(math.prod(out[2:])), window, s.stride[0],
             s.padding[0], s.dilation[0], log(s.groups), s.transposed, channels_last(x), channels_last(w), s.biased,
             s.mask, log(work.flops), log(work.bytes), log(64 * work.us(facts.device)), alignment(inputs),
             alignment(outputs), log(inputs // max(1, s.groups)), log(outputs // max(1, s.groups)),
             x.shape[2] if len(x.shape) > 3 else 1, x.shape[-1], alignment(x.shape[-1]),
             log(64 * work.flops / max(1.0, work.bytes)), log(m), log(n), log(k), log(turned), kind,
             *(log(64 * t) for t in tiles), *(ragged(t) for t in tiles),
-            log(k / 64 / max(1.0, sms / max(1.0, tiles[2] * sms))), *_copied(s, op),
+            log(k / 64 / max(1.0, sms / max(1.0, tiles[2] * sms))), *_copied(s, op), s.after, log(64 * taps),
+            ragged(taps),
         ]  # fmt: skip
         return Described(features, work)
 
@@ -139,6 +148,16 @@ def _lies(tensor: Tensor, last: bool) -> bool:
     return True
 
 
+def gradients(op: Op) -> list[Value]:
+    """Which gradients a backward call makes: of its input, its filter, its bias; None for one that was made before.
+
+    >>> gradients(Op(BACKWARD))
+    [True, True, False]
+    """
+    wanted = argument(op, MASK, "output_mask")
+    return list(wanted) if isinstance(wanted, (list, tuple)) else [True, True, False]
+
+
 def _shapes(op: Op) -> Shapes:
     tensors = tensors_of(op)
     later = 1 if op.name == BACKWARD else 0
@@ -150,9 +169,9 @@ def _shapes(op: Op) -> Shapes:
     groups = max(1, integer(op, 8 + later, "groups", 1))
     transposed = flag(op, 6 + later, "transposed")
     if later:
-        mask = argument(op, 10, "output_mask")
-        wanted = bits(mask) if isinstance(mask, (list, tuple)) else INPUT | FILTER
-        return Shapes(x, w, tensors[0].shape, stride, padding, dilation, groups, transposed, False, wanted)
+        wanted, shape = gradients(op), tensors[0].shape
+        after = any(each is None for each in wanted)
+        return Shapes(x, w, shape, stride, padding, dilation, groups, transposed, False, bits(wanted), after)
     more = integers(op, 7, "output_padding", planes, 0)
     sides = zip(x.shape[2:], w.shape[2:], stride, padding, dilation, more)
     if transposed:

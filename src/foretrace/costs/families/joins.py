@@ -18,15 +18,15 @@ from foretrace.costs.families.values import (
 from foretrace.graph import Op, Tensor
 
 TOGETHER = 128
-"""Tensors that one launch joins; of mixed dtypes, each is copied alone."""
+"""Tensors that one launch joins."""
 
 
 class Joins(Family):
-    """cat and stack."""
+    """cat and stack, of tensors of one dtype: others are copied one by one."""
 
     name = "joins"
     ops = ("aten::cat", "aten::stack", "aten::_cat")
-    columns = ("op", "tensors", "bytes", "dtype", "mixed", "rows", "row", "largest_row", "smallest_row",
+    columns = ("op", "tensors", "bytes", "dtype", "rows", "row", "largest_row", "smallest_row",
                "row_aligned", "turned", "dims", "launches", "largest", "uneven", "joined_aligned", "step", "out_row",
                "alike")  # fmt: skip
 
@@ -40,14 +40,13 @@ class Joins(Family):
         kinds = set(parts) if len(parts) > 1 else {first}
         rows = {t: _row(t, dim, stacked) for t in kinds}
         item = max(t.itemsize for t in kinds)
-        mixed = len({t.dtype for t in kinds}) > 1
         turned = sum(not is_dense(t) for t in kinds)
         total = sum(t.numel for t in parts)
         largest = max(t.numel for t in kinds)
-        launches = len(parts) if mixed else per(len(parts), TOGETHER)
+        launches = per(len(parts), TOGETHER)
         out_row = sum(rows[t] for t in parts)
         features = [
-            self.ops.index(op.name), len(parts), log(total * item), dtype_code(first.dtype), mixed,
+            self.ops.index(op.name), len(parts), log(total * item), dtype_code(first.dtype),
             log(first.numel / max(1, rows[first])), log(rows[first]), log(max(rows.values())),
             log(min(rows.values())), min(alignment(row * item) for row in rows.values()), turned / len(kinds),
             len(first.shape), launches, log(largest * item), largest * len(parts) / max(1, total),

@@ -44,6 +44,13 @@ def kept(graph: Graph, segments: Segments) -> Kept:
         The step, and what ran on the device before its own kernels.
     segments
         Its host time.
+
+    >>> from foretrace.forecast.host import host_segments
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
+    >>> step = Graph(OpTable.of(ops))
+    >>> kept(step, host_segments(step)).part.program.duration.tolist()
+    [8.0, 2.0, 5.0]
     """
     seen = in_time_order(rank_tasks(0, graph, segments))
     program, timeline = _without_guesses(graph, seen), seen.timeline

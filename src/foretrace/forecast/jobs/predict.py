@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from foretrace.forecast.forecast import Forecast
+from foretrace.forecast.jobs.crowded import crowded
 from foretrace.forecast.jobs.doubt import add_range
 from foretrace.forecast.jobs.rank import KeptRank, PricedRank
 from foretrace.forecast.jobs.shown import shown_by_all
@@ -34,6 +35,7 @@ def keep_machine(
     step: str | None = None,
     supposed: Supposed | None = None,
     gpus_per_node: int | None = None,
+    was: int | None = None,
 ) -> Forecast:
     """Predict a measured job on its own machine: hosts and kernels as they were, collectives by a fabric.
 
@@ -49,11 +51,19 @@ def keep_machine(
         What is different from the measured job.
     gpus_per_node
         As many as the fabric's nodes have, where left out.
+    was
+        How many ranks the measured job had; as many as this one, where left out.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
+    >>> keep_machine(Job([Graph(OpTable.of(ops))]), NO_FABRIC).step_ms
+    0.015
     """
     supposed = supposed or Supposed()
     supposed.check(job.world)
     job = with_own_graphs(job, supposed)
     ranks, notes = kept_ranks(job, step)
+    ranks, beside = crowded(ranks, fabric, job.world, was or job.world, gpus_per_node)
     cut = replace(job, graphs=[rank.graph for rank in ranks])
     done, more = simulate_job(cut, list(ranks), fabric, supposed, gpus_per_node)
     device = Device.matching(job.graphs[0].device)
@@ -62,7 +72,7 @@ def keep_machine(
     forecast.fabric = None if fabric is NO_FABRIC else fabric.name
     add_range(forecast, done)
     kept_as = [words_of(job.graphs), *_stalls(ranks, forecast.step_ms), *_slowdowns(ranks)]
-    forecast.notes = _notes(job, [*notes, *more, *kept_as])
+    forecast.notes = _notes(job, [*notes, *more, *kept_as, *beside])
     return forecast
 
 
@@ -94,6 +104,12 @@ def predict_job(
         Ranks that are not as the platform is.
     gpus_per_node
         As many as the fabric's nodes have, where left out.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
+    >>> job = Job([Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,))]))])
+    >>> 0.1 < predict_job(job, Platform.named("h200")).step_ms < 1.0
+    True
     """
     supposed = supposed or Supposed()
     supposed.check(job.world)
@@ -102,6 +118,7 @@ def predict_job(
     ranks = [PricedRank.of(graph, name, platform, kernels) for graph in job.graphs]
     cut = replace(job, graphs=[rank.graph for rank in ranks])
     joined = platform.fabric or _no_fabric(platform, cut)
+    ranks, _ = crowded(ranks, joined, job.world, job.world, gpus_per_node)  # measured at once with as many
     done, notes = simulate_job(cut, list(ranks), joined, supposed, gpus_per_node)
     forecast = told(job, done, platform.device)
     forecast.platform, forecast.fabric = platform.name, platform.fabric.name if platform.fabric else None

@@ -31,6 +31,13 @@ def job_figures(job: Job, platform: Platform, gpus_per_node: int | None) -> tupl
         Where every rank runs; it has a fabric where they exchange anything.
     gpus_per_node
         As many as the fabric's nodes have, where left out.
+
+    >>> from foretrace.graph import Graph, Op, OpTable, Tensor
+    >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
+    >>> job = Job([Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,))]))])
+    >>> figures, _ = job_figures(job, Platform.named("h200"), None)
+    >>> figures.next_ms < figures.step_ms
+    True
     """
     ranks = [PricedRank.of(graph, None, platform, "model") for graph in job.graphs]
     met, _ = meetings_of(replace(job, graphs=[rank.graph for rank in ranks]), ranks)

@@ -84,6 +84,8 @@ class KeptRank:
     """How many times as long the step took as it does with nothing attached: host times are taken down by that."""
     on_host: bool
     """Whether processors do the work of its calls themselves."""
+    apart: float | None = None
+    """How far ranks on such processors were seen to lie apart."""
 
     @classmethod
     def of(cls, whole: Graph, step: str | None) -> KeptRank:
@@ -108,7 +110,9 @@ class KeptRank:
 
     @property
     def uneven(self) -> float:
-        """On processors alone: as its steps lie apart."""
+        """On processors alone: as such ranks were seen to be; or else as its steps lie apart."""
+        if self.apart is not None:
+            return self.apart
         return host_spread(self.graph) if self.on_host else 0.0
 
     def at(self, times: Timeline) -> tuple[Graph, Segments]:
@@ -159,6 +163,8 @@ class PricedRank:
     beside: Floats | None
     on_host: bool
     """Whether processors do the work of its calls themselves."""
+    apart: float | None = None
+    """How far ranks on such processors were seen to lie apart."""
 
     @classmethod
     def of(cls, whole: Graph, step: str | None, platform: Platform, kernels: str | None) -> PricedRank:
@@ -180,7 +186,9 @@ class PricedRank:
 
     @property
     def uneven(self) -> float:
-        """On processors alone: as whole steps lie apart on this host."""
+        """On processors alone: as such ranks were seen to be; or else as whole steps lie apart on this host."""
+        if self.apart is not None:
+            return self.apart
         return self.step.common if self.on_host else 0.0
 
     def at(self, times: Timeline) -> tuple[Graph, Segments]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretrace.forecast.forecast import Forecast
+from foretrace.forecast.in_notebooks import InNotebooks
 from foretrace.forecast.observation import Rows, plain
 
 
 @dataclass
-class Scaling:
+class Scaling(InNotebooks):
     """Forecasts of one step in jobs of several sizes."""
 
     source: str = ""

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from foretrace.forecast.collectives import ONE_SIDED, times_of
+from foretrace.forecast.ended_together import ended_together
 from foretrace.graph import Collective, Graph
 
 Found = list[tuple[int, Collective]]
@@ -29,19 +30,24 @@ def shown_by_all(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
     for (name, _), queues in groups.items():
         if len({len(queue) for queue in queues.values()}) > 1:
             counts = ", ".join(f"{len(queue)} on rank {graphs[at].rank}" for at, queue in queues.items())
-            notes.append(f"group {name or 'without a name'} has {counts} collectives: those that all saw are simulated")
+            called = name.removeprefix("group ") or "without a name"
+            notes.append(
+                f"group {called} has {counts} collectives: a trace began later, ended earlier or lost some; those that "
+                "all saw, by when they ended, are simulated"
+            )
             for at, numbers in _not_shared(graphs, queues).items():
                 lost[at] |= numbers
     return [_without(graph, lost[position]) for position, graph in enumerate(graphs)], notes
 
 
 def _not_shared(graphs: list[Graph], queues: dict[int, Found]) -> dict[int, set[int]]:
-    """What was over before the last member's trace began, and what comes after the first member's has ended."""
-    began = max(times_of(graphs[at], queue[0][1])[0] for at, queue in queues.items())
-    kept = {at: [one for one in queue if times_of(graphs[at], one[1])[1] > began] for at, queue in queues.items()}
-    common = min(len(queue) for queue in kept.values())
-    stays = {at: {number for number, _ in queue[:common]} for at, queue in kept.items()}
-    return {at: {number for number, _ in queue} - stays[at] for at, queue in queues.items()}
+    """The numbers of those that some member's trace does not hold."""
+    ordered = {at: sorted(queue, key=lambda one: times_of(graphs[at], one[1])[1]) for at, queue in queues.items()}
+    ended = [[(times_of(graphs[at], one)[1], one.kind) for _, one in queue] for at, queue in ordered.items()]
+    stays = dict(zip(ordered, ended_together(ended)))
+    return {
+        at: {number for number, _ in queue} - {queue[place][0] for place in stays[at]} for at, queue in ordered.items()
+    }
 
 
 def _without(graph: Graph, lost: set[int]) -> Graph:

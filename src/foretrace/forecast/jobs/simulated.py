@@ -78,7 +78,11 @@ def meetings_of(job: Job, ranks: Sequence[Rank]) -> tuple[list[Meeting], list[st
 
 
 def grounds(met: Sequence[Meeting], fabric: Fabric, world: int, gpus_per_node: int | None) -> list[str]:
-    """What the times of collectives rest on; those of one rank alone rest on nothing."""
+    """What the times of collectives rest on; those of one rank alone rest on nothing.
+
+    >>> grounds([Meeting("all_reduce", 8, (0, 1), ())], Fabric.named("h100-nvswitch"), 2, None)
+    ['nobody measured fabric h100-nvswitch: its times come from the specification of its links']
+    """
     return assumptions(fabric, world, gpus_per_node) if any(len(one.ranks) > 1 for one in met) else []
 
 

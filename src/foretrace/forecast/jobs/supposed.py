@@ -12,6 +12,7 @@ from foretrace.forecast.jobs.rank import KeptRank, Rank
 from foretrace.forecast.jobs.together import Part
 from foretrace.forecast.measured import HOST
 from foretrace.graph import ForetraceError, Job
+from foretrace.graph.given import check_by_rank
 from foretrace.graph.tables import Floats
 
 UNMEASURED = "nobody measured it"
@@ -42,6 +43,8 @@ class Supposed:
         return {*self.slow_host, *self.host_of, *self.slow_link}
 
     def __post_init__(self) -> None:
+        for what in ("slow_host", "host_of", "slow_link"):
+            check_by_rank(getattr(self, what), what, whole=what == "host_of")
         for rank, factor in self.slow_host.items():
             if not 1 / MOST_TIMES <= factor <= MOST_TIMES:
                 raise ForetraceError(f"the host of rank {rank} can't take {factor:g} times as long", "Say 1.2 or so.")

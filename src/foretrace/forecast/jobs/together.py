@@ -99,6 +99,15 @@ def together(parts: Sequence[Part], meetings: Sequence[Meeting], us: Floats) -> 
         Their collectives.
     us
         What each of these takes from the last arrival on.
+
+    >>> from foretrace.forecast.jobs.agreement import Call
+    >>> from foretrace.simulate.forward import simulate
+    >>> def rank(works):  # works so long, arrives, and goes on for 1 us when all are there
+    ...     program = Program.of([works, 0.0, 1.0], [0, 1, 0], [(0, 1), (1, 2)])
+    ...     return Part(program, np.array([0, 1, 0], np.int8), np.arange(3, dtype=np.int32), np.array([1]))
+    >>> met = Meeting("all_reduce", 8, (0, 1), (Call(0, 0), Call(1, 0)))
+    >>> simulate(together([rank(1.0), rank(3.0)], [met], np.array([0.5])).program).span
+    4.5
     """
     sizes = np.array([len(part.program) for part in parts], np.int64)
     first = np.concatenate([[0], np.cumsum(sizes)])

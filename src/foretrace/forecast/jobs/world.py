@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from foretrace.forecast.collectives import ONE_SIDED
 from foretrace.graph import MOST_RANKS, Collective, ForetraceError, Graph, Job
+from foretrace.graph.given import check_count
 
 WEAK = "weak scaling: each rank's own work and the bytes of each collective stay, groups that span the job grow with it"
 NOTHING_EXCHANGED = "the step exchanges nothing: --parallel data=N makes a job of it whose ranks share their gradients"
@@ -32,8 +33,7 @@ def at_world(job: Job, world: int) -> Job:
     >>> large.graphs[0].collectives[0].ranks, len(large.alike), large.missing
     ((0, 2, 4, 6), 7, [])
     """
-    if not 1 <= world <= MOST_RANKS:
-        raise ForetraceError(f"a job can't have {world} ranks", f"Give 1 to {MOST_RANKS:,}.")
+    check_count(world, "world", MOST_RANKS)
     if not job.graphs:
         raise ForetraceError(f"{job.source or 'the job'} holds no rank", "Record the job again.")
     first = job.graphs[0]

@@ -40,8 +40,8 @@ BACKWARD: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 USUAL: dict[str, Any] = {"train": True, "p": 0.0, "causal": False, "debug": False, "bias": None}
 NAME = "aten::_scaled_dot_product_{}_attention"
 HALF = ("bfloat16", "float16")
-HEADS_OF_CUDNN, HEADS_OF_FLASH = 128, 256
-"""The largest heads that each takes."""
+LARGEST_HEAD = {"cudnn": 128, "flash": 256}
+"""That each takes, in half precision; the efficient one takes any, in any type."""
 
 
 def attention(graph: Graph, kind: str) -> Graph:
@@ -75,9 +75,9 @@ def suited(q: Tensor, bias: object) -> str:
     ('cudnn', 'efficient')
     """
     size = q.shape[-1]
-    if q.dtype in HALF and size <= HEADS_OF_CUDNN and size % 8 == 0:
+    if q.dtype in HALF and size <= LARGEST_HEAD["cudnn"] and size % 8 == 0:
         return "cudnn"
-    return "flash" if q.dtype in HALF and bias is None and size <= HEADS_OF_FLASH else "efficient"
+    return "flash" if q.dtype in HALF and bias is None and size <= LARGEST_HEAD["flash"] else "efficient"
 
 
 def _swapped(graph: Graph, wanted: Callable[[Tensor, object], str]) -> Graph:
@@ -128,8 +128,7 @@ def _forward(
     new = wanted(roles["q"], roles["bias"])
     out = roles["out"]
     if new != kind:
-        if new == "flash" and roles["bias"] is not None:
-            raise ForetraceError(f"{op.name} has a mask, and flash attention takes none", "Choose cudnn or efficient.")
+        _check(op, new, roles)
         before = {tensor.storage for tensor in op.produced}
         op = _called(op, new, FORWARD[new], roles, fresh, "")
         roles.update(zip(FORWARD[new][1], op.outputs))
@@ -139,6 +138,25 @@ def _forward(
     roles |= {"max_q": roles["q"].shape[-2], "max_k": roles["k"].shape[-2], "cum_q": None, "cum_k": None}
     saved[out.storage] = roles
     return op
+
+
+def _check(op: Op, kind: str, roles: dict[str, Any]) -> None:
+    """Refuses what an implementation does not take."""
+    if kind == "flash" and roles["bias"] is not None:
+        raise ForetraceError(f"{op.name} has a mask, and flash attention takes none", "Choose cudnn or efficient.")
+    if kind not in LARGEST_HEAD:
+        return
+    q, most = roles["q"], LARGEST_HEAD[kind]
+    if q.dtype not in HALF:
+        raise ForetraceError(
+            f"{op.name} is given {q.dtype}, and {kind} attention takes {' and '.join(HALF)} only",
+            "Set dtype=bf16 or autocast=bf16 before it.",
+        )
+    if q.shape[-1] > most or (kind == "cudnn" and q.shape[-1] % 8):
+        sizes = f"{'multiples of 8 ' if kind == 'cudnn' else ''}up to {most}"
+        raise ForetraceError(
+            f"{op.name} has heads of {q.shape[-1]}, and {kind} attention takes {sizes}", "Choose efficient."
+        )
 
 
 def _backward(

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from foretrace.graph.edits.fresh import Fresh
 from foretrace.graph.edits.linked import Call, Linked, filled
 from foretrace.graph.edits.names import unknown
+from foretrace.graph.edits.parallel.blocks import all_blocks_of, block_of
 from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
 from foretrace.graph.tensor import Tensor
-
-NUMBERED = re.compile(r"(.*?\.\d+)(?:\.|$)")
-"""The module of a repeated block: the first one with a number."""
 
 
 def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
@@ -46,23 +42,13 @@ def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
 
 
 def _blocks(graph: Graph, ops: list[Op], wanted: str) -> list[str]:
-    found = Counter(block for op in ops if op.phase == "forward" and (block := block_of(op)))
+    found = all_blocks_of(ops)
     if not found:
         raise ForetraceError(f"{graph.source or 'the step'} shows no repeated blocks", "Record it, or sketch it.")
     meant = [block for block in found if fnmatchcase(block, wanted) or block.endswith(f".{wanted}")]
     if not meant:
         raise unknown("block", wanted, found)
     return meant
-
-
-def block_of(op: Op) -> str:
-    """The repeated block that a call is of; empty for none.
-
-    >>> block_of(Op("aten::mm", module="GPT.blocks.3.mlp.0")), block_of(Op("aten::mm", module="GPT.head"))
-    ('GPT.blocks.3', '')
-    """
-    found = NUMBERED.match(op.module)
-    return found[1] if found else ""
 
 
 class _Again:
@@ -80,8 +66,8 @@ class _Again:
 
     def compute(self, block: str) -> None:
         """Compute a block again where its backward begins to need it."""
-        forward = [call for call in self._calls if call.op.phase == "forward" and block_of(call.op) == block]
-        backward = [call for call in self._calls if call.op.phase == "backward" and block_of(call.op) == block]
+        inside = [call for call in self._calls if block_of(call.op.module, [block]) == 0]
+        forward, backward = ([call for call in inside if call.op.phase == phase] for phase in ("forward", "backward"))
         made = {slot for call in forward for slot in call.made}
         asked = {slot for call in backward for slot in call.reads if slot in made}
         if not asked:

@@ -63,7 +63,7 @@ def composites(calls: Sequence[Call], leaves: Callable[[int], bool]) -> list[Com
     while place < len(calls):
         rest = calls[place:]
         made = _linear(rest, leaves) or _reshape(rest) or _loss(rest) or _batch_norm(rest) or _attention(rest[0])
-        made = made or _plain(rest[0])
+        made = made or _convolution(rest[0]) or _plain(rest[0])
         found.append(made)
         place += len(made.calls)
     return found
@@ -143,6 +143,20 @@ def _attention(call: Call) -> Composite | None:
     roles = {**USUAL, **dict(zip(FORWARD[kind][0], call.args))}
     args = [roles["q"], roles["k"], roles["v"], roles["bias"], roles["p"], roles["causal"]]
     return Composite("scaled_dot_product_attention", [call], args, [call.results[0]], call.kwargs)
+
+
+def _convolution(call: Call) -> Composite | None:
+    """A convolution by the name that autocast knows it by on every device."""
+    if call.op.name != "aten::convolution" or len(call.args) < 9:
+        return None
+    data, weight, bias, stride, padding, dilation, transposed, more, groups = call.args
+    dims = len(call.op.tensors[1].shape) - 2
+    if not transposed:
+        return Composite(
+            f"conv{dims}d", [call], [data, weight, bias, stride, padding, dilation, groups], [*call.results]
+        )
+    args = [data, weight, bias, stride, padding, more, groups, dilation]
+    return Composite(f"conv_transpose{dims}d", [call], args, [*call.results])
 
 
 def _plain(call: Call) -> Composite:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
+from string import digits
 
 from foretrace.graph.edits.linked import Call, Linked
 from foretrace.graph.edits.parallel.blocks import block_of, blocks_of
@@ -18,9 +20,9 @@ PHASES = ("forward", "backward")
 def depth(graph: Graph, blocks: int) -> Graph:
     """The step of a model with so many blocks.
 
-    Blocks are modules with a number for a name that call the same, one after the other. A new one is put between two of
-    them, in forward and in backward, with weights of its own that the optimizer changes too; or one is left out, and
-    those beside it meet.
+    Blocks are modules whose names differ in a number and that call the same, one after the other. New ones are
+    put between two of them, in forward and in backward, with weights of their own that the optimizer changes too; or
+    some are left out, and those beside them meet.
 
     Parameters
     ----------
@@ -40,46 +42,55 @@ def depth(graph: Graph, blocks: int) -> Graph:
         )
     if blocks == 1:
         raise ForetraceError("a depth of 1 is no repetition", "The least is 2.")
-    for _ in range(abs(blocks - was)):
-        pair = _neighbours(graph)
-        graph = pair.with_one_more() if blocks > was else pair.with_one_less()
+    left = blocks - was
+    while left:
+        pair = _neighbours(graph, abs(left))
+        graph = pair.with_more() if left > 0 else pair.with_less()
+        left += -pair.blocks if left > 0 else pair.blocks
     if blocks != was:
         graph.notes.append(f"{blocks} blocks instead of {was}")
     return graph
 
 
-def _neighbours(graph: Graph) -> Neighbours:
-    """Two blocks that follow each other, call by call the same, in forward and backward."""
+def _neighbours(graph: Graph, most: int) -> Neighbours:
+    """Two runs of so many blocks at most that follow each other, call by call the same, in forward and backward."""
     ops = list(graph.ops)
     step, names = Linked(ops), blocks_of(ops)
-    starts = {phase: [_start(step.calls, names, number, phase) for number in range(len(names))] for phase in PHASES}
-    for first in range(len(names) - 1):
-        if all(starts[phase][number] is not None for phase in PHASES for number in (first, first + 1)):
-            forward = _stretches(step.calls, starts["forward"][first], starts["forward"][first + 1])
-            backward = _stretches(step.calls, starts["backward"][first + 1], starts["backward"][first])
+    forth, back = (_starts(step.calls, names, phase) for phase in PHASES)
+    for size in range(min(most, len(names) // 2), 0, -1):
+        for first, second in zip(range(len(names)), range(size, len(names) - size + 1)):
+            forward = _stretches(step.calls, forth[first], forth[second])
+            backward = forward and _stretches(step.calls, back[second + size - 1], back[second - 1])
             if forward and backward:
-                return Neighbours(graph, step, forward, backward, (names[first + 1], _unused(names)))
+                renamed = dict(zip(names[second : second + size], _unused(names)))
+                return Neighbours(graph, step, forward, backward, renamed)
     raise ForetraceError(
         f"no two blocks of {graph.source or 'the step'} follow each other and call the same", "Its depth can't be set."
     )
 
 
-def _unused(names: Sequence[str]) -> str:
-    """A name for one more of some blocks.
+def _unused(names: Sequence[str]) -> Iterator[str]:
+    """Names for more of some blocks.
 
-    >>> _unused(["GPT.blocks.0", "GPT.blocks.1"])
-    'GPT.blocks.2'
+    >>> next(_unused(["GPT.blocks.0", "GPT.blocks.1"])), next(_unused(["ViT.layer_8", "ViT.layer_9"]))
+    ('GPT.blocks.2', 'ViT.layer_10')
     """
-    return f"{names[0].rpartition('.')[0]}.{max(int(name.rpartition('.')[2]) for name in names) + 1}"
+    stem = names[0].rstrip(digits)
+    return (f"{stem}{number}" for number in count(max(int(name.removeprefix(stem)) for name in names) + 1))
 
 
-def _start(calls: Sequence[Call], names: Sequence[str], number: int, phase: str) -> int | None:
-    inside = (place for place, c in enumerate(calls) if c.op.phase == phase and block_of(c.op.module, names) == number)
-    return next(inside, None)
+def _starts(calls: Sequence[Call], names: Sequence[str], phase: str) -> list[int | None]:
+    """The place of each block's first call in a phase."""
+    block = {module: block_of(module, names) for module in {call.op.module for call in calls}}
+    found: dict[int, int] = {}
+    for place, call in enumerate(calls):
+        if call.op.phase == phase:
+            found.setdefault(block[call.op.module], place)
+    return [found.get(number) for number in range(len(names))]
 
 
 def _stretches(calls: Sequence[Call], first: int | None, second: int | None) -> tuple[list[Call], list[Call]] | None:
-    """The calls of two blocks, where the second goes on with what the first made, and makes the same."""
+    """The calls of two runs of blocks, where the second goes on with what the first made, and makes the same."""
     if first is None or second is None or second <= first:
         return None
     one, other = list(calls[first:second]), list(calls[second : 2 * second - first])

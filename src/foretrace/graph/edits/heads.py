@@ -28,7 +28,8 @@ def heads(graph: Graph, count: int) -> Graph:
     stream = Stream.of(list(graph.ops))
     if stream is None or stream.heads == 1:
         raise ForetraceError(
-            f"{graph.source or 'the step'} shows no blocks with heads of attention", "It has no heads."
+            f"{graph.source or 'the step'} shows no blocks with heads of attention",
+            "If it has some, record it, or sketch it: traces lack modules.",
         )
     if stream.width % count:
         near = sorted((n for n in range(1, stream.width + 1) if stream.width % n == 0), key=lambda n: abs(n - count))

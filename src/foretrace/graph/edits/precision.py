@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.graph.edits.attention import suited_attention
+from foretrace.graph.edits.batch_norms import suited_batch_norms
 from foretrace.graph.edits.casts import without_idle_casts
 from foretrace.graph.edits.linked import Call, Linked, filled, slots_in
 from foretrace.graph.edits.on_meta import Made, UnknownOnMetaError
@@ -103,4 +104,6 @@ def _cast(value: Any, dtype: str) -> Any:
 
 def dtype(graph: Graph, name: str) -> Graph:
     """The step in another floating type, as if its weights and data had been made in it: nothing is cast any more."""
-    return suited_attention(without_idle_casts(in_precision(graph, floating(name))))
+    graph = flattened(graph)
+    made = suited_batch_norms(in_precision(graph, floating(name)), graph)
+    return suited_attention(without_idle_casts(made))

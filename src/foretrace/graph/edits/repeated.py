@@ -1,4 +1,4 @@
-"""Two blocks of a model that follow each other: one more put between them, or the second left out."""
+"""Two runs of blocks of a model that follow each other: one more put between them, or the second left out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from foretrace.graph.edits.fresh import Fresh
 from foretrace.graph.edits.inputs import Given
 from foretrace.graph.edits.linked import Call, Linked, filled
 from foretrace.graph.edits.members import Owners, lists_of
+from foretrace.graph.edits.parallel.blocks import block_of
 from foretrace.graph.edits.step import Row, assembled, storages_in
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
@@ -21,7 +22,7 @@ SECOND, OTHERS = 1, 0
 
 
 class Neighbours:
-    """Two such blocks, and what of the second belongs to it alone.
+    """Two such runs of as many blocks, and what of the second belongs to it alone.
 
     Parameters
     ----------
@@ -30,22 +31,24 @@ class Neighbours:
     step
         Its calls over slots.
     forward
-        The calls of the first block and of the second.
+        The calls of the first run and of the second.
     backward
-        The calls of the second block and of the first.
+        The calls of the second run and of the first.
     names
-        The module of the second block, and one for what may be put before it.
+        The modules of the second run, and one for each of what may be put before them.
     """
 
     def __init__(
-        self, graph: Graph, step: Linked, forward: Stretches, backward: Stretches, names: tuple[str, str]
+        self, graph: Graph, step: Linked, forward: Stretches, backward: Stretches, names: dict[str, str]
     ) -> None:
         self._graph, self._step, self._ops = graph, step, list(graph.ops)
         self._forward, self._backward, self._names = forward, backward, names
         self._like = {a: b for one, two in zip(*forward) for a, b in zip(one.made, two.made)}
-        """For what the first block makes in forward, what the second does."""
+        """For what the first run makes in forward, what the second does."""
         self._passed = {slot for call in backward[0] for slot in call.made}
-        """What the second block makes in backward: the first reads its gradient there."""
+        """What the second run makes in backward: the first reads its gradient there."""
+        self._second = {id(call) for call in (*forward[1], *backward[0])}
+        self._first_backward = {id(call) for call in backward[1]}
         made = {slot for call in forward[1] for slot in call.made} | self._passed
         weights = self._weights()
         known = dict.fromkeys(Given(step).weights, OTHERS)
@@ -53,8 +56,13 @@ class Neighbours:
         self._owners = Owners(step, known, {call.row for part in (*forward, *backward) for call in part})
         self._own = made | weights | self._owners.slots(SECOND)
 
+    @property
+    def blocks(self) -> int:
+        """How many a run has."""
+        return len(self._names)
+
     def _weights(self) -> set[int]:
-        """Inputs of the second block that are others than those of the first at the same place."""
+        """Inputs of the second run that are others than those of the first at the same place."""
         inputs = self._step.inputs
         return {
             theirs
@@ -63,8 +71,8 @@ class Neighbours:
             if ours != theirs and theirs in inputs
         }
 
-    def with_one_more(self) -> Graph:
-        """The step with a block like the second between the two."""
+    def with_more(self) -> Graph:
+        """The step with blocks like the second run's between the two."""
         image = _Image(self._ops, self._step, self._own)
         updates = [call for call in self._step.calls if self._owners.of_row.get(call.row) == SECOND]
         between = {
@@ -78,7 +86,7 @@ class Neighbours:
         if updates:
             between[id(updates[0])] = [Row(image.op(call), -1) for call in updates]
         for row in (row for new in between.values() for row in new):
-            row.op.module = row.op.module.replace(*self._names, 1)
+            row.op.module = self._renamed(row.op.module)
         rows: list[Row] = []
         for call in self._step.calls:
             rows += between.get(id(call), [])
@@ -87,26 +95,31 @@ class Neighbours:
         refree(rows, self._ops, image.storages(self._step.inputs))
         return assembled(self._graph, rows)
 
+    def _renamed(self, module: str) -> str:
+        old = [*self._names]
+        place = block_of(module, old)
+        return module if place < 0 else self._names[old[place]] + module.removeprefix(old[place])
+
     def _linked(self, call: Call, other: Call) -> dict[int, int]:
-        """Places at which the first block reads gradients of the second: what is put between them reads them now."""
+        """Places at which the first run reads gradients of the second: what is put between them reads them now."""
         pairs = enumerate(zip(call.reads, other.reads))
         return {place: theirs for place, (_, theirs) in pairs if theirs in self._passed}
 
     def _met(self, call: Call, image: _Image) -> Op:
-        """A call that stays: what the two blocks gave each other comes from the one between them."""
-        if any(call is each for each in (*self._forward[1], *self._backward[0])):
+        """A call that stays: what the two runs gave each other comes from the one between them."""
+        if id(call) in self._second:
             return image.reading(call, self._like.get)
-        if any(call is each for each in self._backward[1]):
+        if id(call) in self._first_backward:
             return image.reading(call, lambda slot: slot if slot in self._passed else None)
         ours = self._places(call)
         return image.longer(call, ours) if any(ours) else call.op.__copy__()
 
     def _places(self, call: Call) -> list[bool]:
-        """For a call over lists, which places are the second block's."""
+        """For a call over lists, which places are the second run's."""
         return [owner == SECOND for owner in self._owners.places(call)] if lists_of(call) else []
 
-    def with_one_less(self) -> Graph:
-        """The step without the second block."""
+    def with_less(self) -> Graph:
+        """The step without the second run."""
         back = {theirs: ours for ours, theirs in self._like.items()}
         for one, two in zip(*self._backward):
             back.update((theirs, ours) for ours, theirs in zip(one.reads, two.reads) if theirs in self._passed)
@@ -127,7 +140,7 @@ class Neighbours:
 
 
 class _Image:
-    """What belongs to a block, once more under other numbers."""
+    """What belongs to a run of blocks, once more under other numbers."""
 
     def __init__(self, ops: list[Op], step: Linked, own: set[int]) -> None:
         self._fresh = Fresh(ops)
@@ -141,7 +154,7 @@ class _Image:
 
     def _again(self, tensor: Tensor, theirs: set[int]) -> Tensor:
         made = self._fresh.tensor(tensor.shape, tensor)
-        if tensor.storage in theirs or tensor.storage < 0:  # a look at what is not the block's own
+        if tensor.storage in theirs or tensor.storage < 0:  # a look at what is not the run's own
             return replace(tensor, id=made.id)
         storage = self._storage.setdefault(tensor.storage, made.storage)
         return replace(tensor, id=made.id, storage=storage)
@@ -156,7 +169,7 @@ class _Image:
         return {new for old, new in self._storage.items() if old not in given}
 
     def op(self, call: Call, links: dict[int, int] | None = None) -> Op:
-        """A call of the block, made for its image; at some places it is given what is in other slots as they were."""
+        """A call of the run, made for its image; at some places it is given what is in other slots as they were."""
         places = iter(range(len(call.reads)))
         linked = links or {}
 
@@ -176,7 +189,7 @@ class _Image:
         return _with(call, read, lambda slot, old: old)
 
     def longer(self, call: Call, ours: Sequence[bool]) -> Op:
-        """A call over lists, the image's places before those of the block."""
+        """A call over lists, the image's places before those of the run."""
         image = self.op(call)
 
         def both(old: Any, new: Any) -> Any:
@@ -188,7 +201,7 @@ class _Image:
         return _over_lists(call.op, image, both)
 
     def shorter(self, call: Call, ours: Sequence[bool]) -> Op:
-        """A call over lists, without the places of the block."""
+        """A call over lists, without the places of the run."""
 
         def without(old: Any, _: Any) -> Any:
             return [item for item, own in zip(old, ours) if not own] if _is_list(old, len(ours)) else old

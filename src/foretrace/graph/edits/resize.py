@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -41,9 +41,19 @@ class Resizable:
         From the recorded size to one that is wanted.
     choices
         Inputs that may change.
+    roomy
+        Inputs that have room for any size that is wanted, and stay as they are: the search asks for a larger one.
     """
 
-    def __init__(self, graph: Graph, step: Linked, what: str, scale: Scale, choices: Sequence[Choice]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        step: Linked,
+        what: str,
+        scale: Scale,
+        choices: Sequence[Choice],
+        roomy: Collection[int] = (),
+    ) -> None:
         self._graph, self._step, self._what, self._scale = graph, step, what, scale
         sizes = {size for call in step.calls for tensor in call.made.values() for size in tensor.shape}
         probe = scale.probe(sizes)
@@ -52,12 +62,16 @@ class Resizable:
         except StuckError as stuck:
             raise self._refused("NEW", f"another {what} than {scale.old}", stuck) from None
         if not self._found.inputs:
-            raise ForetraceError(f"no input of {graph.source or 'the step'} holds a {what} of {scale.old}")
+            raise ForetraceError(
+                f"no input of {graph.source or 'the step'} holds a {what} of {scale.old}",
+                f"It is made within the step, or was another: {what}=NEW/OLD says which.",
+            )
         rows = [place for place, call in enumerate(step.calls) if call.row >= 0]
         self._shapes = Shapes(step, probe, META, certain=True)
         tensors = carried(self._shapes, self._found, probe)
         self._moving = [p for p in rows if self._found.kinds[p] >= 0 or _moves(step.calls[p], tensors)]
         self._script = Script(graph, [step.calls[place] for place in rows], [step.calls[p] for p in self._moving])
+        self._found.inputs = {slot: dims for slot, dims in self._found.inputs.items() if slot not in roomy}
 
     def _refused(self, new: int | str, wanted: str, stuck: StuckError) -> ForetraceError:
         advice = f"The {self._what} was taken to be {self._scale.old}"
@@ -73,7 +87,7 @@ class Resizable:
         try:
             tensors = carried(self._shapes, self._found, scale)
         except StuckError as stuck:
-            raise self._refused(new, f"a {self._what} of {new}", stuck) from None
+            raise self._refused(new, f"{self._what}={new}", stuck) from None
         retyped = [
             Retyped(call, read(call.args, self._found.readings[place], scale), call.kwargs)
             for place, call in ((place, self._step.calls[place]) for place in self._moving)
@@ -89,7 +103,7 @@ class Resizable:
             replace(c, nbytes=_exchanged(c.nbytes, self._graph.ops[c.op], made.ops[c.op])) if c.op >= 0 else c
             for c in made.collectives
         ]
-        made.notes.append(f"a {self._what} of {new} instead of {scale.old}")
+        made.notes.append(f"{self._what}: {new:,} instead of {scale.old:,}")
         return made
 
 

@@ -19,6 +19,7 @@ from foretrace.graph.op import Op
 from foretrace.graph.tensor import Tensor
 
 NOTHING: Dims = frozenset()
+CUT = "aten::slice"
 
 
 def sequence(graph: Graph, new: int, old: int | None = None) -> Graph:
@@ -56,7 +57,14 @@ def sequences(graph: Graph, longest: int, old: int | None = None) -> Resizable:
         first = step.inputs[group[0]]
         if group[0] in given.weights and first.shape and first.shape[0] == found < longest and len(first.shape) == 2:
             choices.append(Choice(group, [frozenset([0]), NOTHING]))
-    return Resizable(graph, step, "seq", scale, choices)
+    return Resizable(graph, step, "seq", scale, choices, _buffers(given, step, longest))
+
+
+def _buffers(given: Given, step: Linked, longest: int) -> set[int]:
+    """Inputs from which the positions of all samples are cut, and that hold enough of them for the longest one."""
+    cut = {call.reads[0] for call in step.calls if call.op.name == CUT}
+    one = {slot for slot, tensor in given.data.items() if tensor.shape[:1] == (1,) and given.batch not in (None, 1)}
+    return {slot for slot in cut & one if max(given.data[slot].shape) >= longest}
 
 
 def _ways(tensor: Tensor, scale: Scale) -> list[Dims]:

@@ -29,7 +29,8 @@ def table_rows(graph: Graph, rows: int, tables: str = "*") -> Graph:
     rows
         Rows of each table.
     tables
-        Which ones: a pattern of the names of the modules that look up in them, or a place among them, from 0 on.
+        Which ones: a pattern of the names of the modules that look up in them, or a place among them, from 0 on. All
+        are those whose ids come with the batch: not the positions of a text.
     """
     sound("rows", rows)
     graph, step = _step(graph)
@@ -37,7 +38,13 @@ def table_rows(graph: Graph, rows: int, tables: str = "*") -> Graph:
         graph, step = _step(graph)
         chosen = {call.reads[0] for call in _lookups(graph, step, tables)}
         chosen = {slot for slot in chosen if step.inputs[slot].shape[0] == table}
-        choices = [Choice(group, [frozenset([0])]) for group in companions(step) if chosen & set(group)]
+        weights = Given(step).weights
+        choices = []
+        for group in companions(step):
+            if chosen.intersection(group):
+                choices.append(Choice(group, [frozenset([0])]))
+            elif group[0] in weights and table in step.inputs[group[0]].shape[:1]:  # a bias, should it have to follow
+                choices.append(Choice(group, [frozenset(), frozenset([0])]))
         graph = Resizable(graph, step, "rows", Scale(table, rows), choices).to(rows)
     return graph
 
@@ -100,11 +107,23 @@ def _ids(step: Linked, call: Call) -> tuple[int, int]:
     return was[0], max(bags, 1)
 
 
+def _of_data(step: Linked, calls: list[Call]) -> list[Call]:
+    """Those of some lookups whose ids come from the batch: those of positions and kinds of tokens do not."""
+    given = Given(step)
+    of_batch = {slot for slot, tensor in given.data.items() if tensor.shape and tensor.shape[0] == given.batch}
+    for call in step.calls:
+        if not of_batch.isdisjoint(call.reads):
+            of_batch.update(call.made)
+    return [call for call in calls if call.reads[1] in of_batch]
+
+
 def _lookups(graph: Graph, step: Linked, tables: str, names: tuple[str, ...] = LOOKUPS) -> list[Call]:
     """Calls that look up in the tables that are meant."""
     calls = [call for call in step.calls if call.op.name in names and call.reads[0] in step.inputs]
     if any(call.op.name in BAGS for call in calls):
         calls = [call for call in calls if call.op.name in BAGS]  # beside them, a table of positions is none
+    elif tables == "*":
+        calls = _of_data(step, calls) or calls
     if not calls:
         raise ForetraceError(f"{graph.source or 'the step'} looks up in no tables", "Edit something that it has.")
     if tables == "*":
@@ -113,5 +132,5 @@ def _lookups(graph: Graph, step: Linked, tables: str, names: tuple[str, ...] = L
         return [calls[int(tables)]]
     meant = [call for call in calls if fnmatchcase(call.op.module, tables) or call.op.module.endswith(f".{tables}")]
     if not meant:
-        raise unknown("table", tables, [call.op.module for call in calls])
+        raise unknown("table", tables, [call.op.module or str(place) for place, call in enumerate(calls)])
     return meant

@@ -21,6 +21,6 @@ def size_of(what: str, text: str) -> tuple[int, int | None]:
     ]
     if not all(sizes) or (slash and not old):
         raise ForetraceError(
-            f"{text!r} is no {what}", f"Write a whole number from 1 to {10**MOST_DIGITS - 1:,}, like {what}=64."
+            f"{what} can't be {text!r}", f"Write a whole number from 1 to {10**MOST_DIGITS - 1:,}, like {what}=64."
         )
     return sizes[0], sizes[1] if old else None

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretrace.graph import ForetraceError, Op, Tensor
-from foretrace.platform.cases import FAMILIES, Case, case_number
+from foretrace.platform.cases import Case
+from foretrace.platform.cases.families import FAMILIES, case_number
 from foretrace.platform.measure.machine import device_name, facts
 from foretrace.platform.measure.timed import timed
 from foretrace.platform.measurements import SUFFIX, Batch, close_batch, open_batch, read_openings

@@ -13,7 +13,7 @@ from foretrace.platform.cases import Case
 from foretrace.platform.cases.recorded import EXACT, USUAL, case_key, recorded_cases
 from foretrace.platform.measure.calibrate import BATCH, Progress, measure_batch, next_case_in, warm_up
 from foretrace.platform.measure.machine import device_name, facts
-from foretrace.platform.measurements import SUFFIX, Batch, read_batches
+from foretrace.platform.measurements import SUFFIX, Batch, Measurement, close_batch, open_batch, read_batches
 
 
 def measure_ops(
@@ -77,4 +77,17 @@ def measure_cases(
         done.seconds += time.monotonic() - begin
         done.add(batch)
         report(done)
+    return done
+
+
+def add_measured(found: Sequence[Measurement], folder: Path, device: Any) -> Progress:
+    """Add calls that were timed otherwise to the folder's file of exact calls."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{EXACT}{SUFFIX}"
+    number = next_case_in(path, device_name(device))
+    batch = Batch(number, number + len(found), facts(device), list(found))
+    open_batch(path, batch)
+    close_batch(path, batch)
+    done = Progress(EXACT)
+    done.add(batch)
     return done

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric_measurements import Exchange, add_exchanges, open_run
+from foretrace.platform.measure.crowd import crowd
 from foretrace.platform.measure.fabric_calls import KINDS, Call, prepared, supported
 from foretrace.platform.measure.machine import facts
 
@@ -92,18 +93,20 @@ def calibrate_fabric(
         begun = time.monotonic()
         count = 0
         while count == 0 or world.agreed(time.monotonic() - begun) < seconds:
-            for kind, size, group in work:
-                for exchange in _measured(kind, size, group, world):
-                    count += 1
-                    if world.rank == 0:
-                        add_exchanges(path, [exchange])
-                        report(FabricProgress(exchange, time.monotonic() - begun))
+            for exchange in _round(work, world):
+                count += 1
+                if world.rank == 0:
+                    add_exchanges(path, [exchange])
+                    report(FabricProgress(exchange, time.monotonic() - begun))
         return count
 
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """This process as one of those that torchrun started."""
+    """This process as one of those that torchrun started; where they are a group already, as one of these."""
+    if dist.is_initialized():
+        yield World()
+        return
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         raise ForetraceError(
             "a fabric is measured between processes, and this one is alone",
@@ -121,6 +124,14 @@ def joined() -> Iterator[World]:
             yield World()
     finally:
         dist.destroy_process_group()
+
+
+def _round(work: Sequence[tuple[str, int, Any]], world: World) -> Iterator[Exchange]:
+    """Each collective at all sizes; and in between, where processors do the ranks' work, that."""
+    for kind, size, group in work:
+        yield from _measured(kind, size, group, world)
+        if world.device.type == "cpu":
+            yield from crowd(world)
 
 
 def _measured(kind: str, size: int, group: Any, world: World) -> Iterator[Exchange]:

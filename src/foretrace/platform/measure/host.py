@@ -23,6 +23,7 @@ from foretrace.graph import ForetraceError
 from foretrace.platform.host_measurements import HOST_FILE, Calls, read_runs
 from foretrace.platform.journal import append
 from foretrace.platform.measure.host_profile import profiled
+from foretrace.platform.measure.host_sharded import gather_costs, sharded_costs
 from foretrace.platform.measure.host_single import SingleCalls
 from foretrace.platform.measure.host_steps import STEPS
 from foretrace.platform.measure.host_training import Phases, Training
@@ -121,6 +122,8 @@ def calibrate_host(
         append(path, _head(subjects, single, device))
         while not done.rounds or time.monotonic() - began < 60 * minutes:
             append(path, _round(subjects, single, done))
+            if single:
+                append(path, _sharded(device))
             done.rounds += 1
             done.seconds = time.monotonic() - began
             progress(done)
@@ -189,6 +192,12 @@ def _round(subjects: list[_Subject], single: SingleCalls | None, done: HostProgr
     if single:
         lines.append({"alone": _rounded(single.timed())})
     return lines
+
+
+def _sharded(device: Any) -> list[dict[str, Any]]:
+    """What shards cost, where this PyTorch has them."""
+    found = {"sharded": sharded_costs(device), "gathered": gather_costs(device)}
+    return [{name: _rounded(costs)} for name, costs in found.items() if costs]
 
 
 def _after_a_wait(subject: _Subject) -> dict[str, Any]:

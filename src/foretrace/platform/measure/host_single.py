@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from foretrace.graph import ForetraceError, Op
-from foretrace.platform.cases import FAMILIES, Case, case_number
+from foretrace.platform.cases import Case
+from foretrace.platform.cases.families import FAMILIES, case_number
 from foretrace.platform.host_measurements import Calls
 from foretrace.platform.measure.call import Call
 from foretrace.platform.measure.host_profile import launches_of

@@ -63,7 +63,7 @@ class Benchmark:
         self.original: dict[str, Any] = read_json(files["original.json"], ("kernels",))
         self.notes: list[str] = list(self.facts["notes"])
         here.notes = self.notes
-        here.pace = Pace(self.original.get("turn_ns"))
+        here.pace = Pace(self.original.get("call_ns"))
         self._choose(device)
         use_settings(self.facts["settings"])
         refuse_what_does_not_fit(self.facts["memory"], self.device, ranks_beside(self.device) if groups else 1)

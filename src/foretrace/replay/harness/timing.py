@@ -16,7 +16,7 @@ from .together import tell, together
 WARM_UP = 4
 FIGURES = ("step_ms", "step_ms_back_to_back", "kernel_ms", "launches", "peak_memory_bytes")
 """What a replay and its original both have."""
-UNSAID = ("kernels", "turn_ns", "why")
+UNSAID = ("kernels", "call_ns", "why")
 """What is known of an original and is no figure of its step."""
 OTHER_SPEED = 0.1
 """A host whose speed differs by more than this share from the original's is worth a word."""

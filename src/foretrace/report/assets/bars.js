@@ -10,13 +10,15 @@ function tall(chart, element, height) {
 // How many marks an axis across has room for.
 const marks = (element) => Math.max(2, Math.floor(element.clientWidth / 130));
 
-// Names at the left of bars, cut where the screen is narrow.
-const names = (element, rows, widest = 230) =>
+// How wide names at the left of bars may get: they are cut where the screen is narrow.
+const namesWidth = (element, widest = 230) => Math.min(widest, element.clientWidth * 0.38);
+
+const names = (element, rows, widest) =>
   axis({
     type: "category",
     inverse: true,
     data: rows,
-    axisLabel: { width: Math.min(widest, element.clientWidth * 0.38), overflow: "truncate", color: token("ink") },
+    axisLabel: { width: namesWidth(element, widest), overflow: "truncate", color: token("ink") },
   });
 
 const across = (element, more) =>

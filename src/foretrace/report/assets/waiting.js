@@ -1,15 +1,27 @@
-// While the server works on what was asked for: what it works on, and for how long.
+// While the server works on what was asked for: what it works on, how far it is, and for how long.
 
 const waiting = document.getElementById("waiting");
 let clock;
 
 function wait(what) {
   const began = Date.now();
+  let stage = "";
   const tell = () => {
-    waiting.textContent = `${what} … ${Math.round((Date.now() - began) / 1000)} s`;
+    const seconds = Math.round((Date.now() - began) / 1000);
+    waiting.textContent = `${what} … ${seconds} s${stage && `: ${stage}`}`;
+  };
+  const ask = () => {
+    tell();
+    fetch("/working")
+      .then((answer) => answer.text())
+      .then((told) => {
+        stage = told;
+        tell();
+      })
+      .catch(() => {}); // the answer itself is on its way
   };
   clearInterval(clock);
-  clock = setInterval(tell, 1000);
+  clock = setInterval(ask, 1000);
   waiting.hidden = false;
   tell();
 }

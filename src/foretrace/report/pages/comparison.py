@@ -18,9 +18,12 @@ from foretrace.report.pages.sheet import Chart, Sheet
 SAME = 0.0005
 """Share below which a change is none."""
 
+SAMPLE = "for each sample"
 TOLD = (
     ("step", "step_ms", ms),
     ("from step to step", "step_ms_back_to_back", ms),
+    ("samples in a step", "samples", "{:,}".format),
+    (SAMPLE, "sample_us", lambda us: f"{ms(us)} µs"),
     ("device active", "device_active_ms", ms),
     ("device idle", "device_idle_ms", ms),
     ("exposed communication", "exposed_communication_ms", ms),
@@ -30,8 +33,12 @@ TOLD = (
     ("of peak arithmetic (MFU)", "mfu", percent),
 )
 BETTER_HIGHER = ("mfu",)
-NEITHER = ("kernels", "world")
+NEITHER = ("kernels", "world", "samples")
 """Of which more is neither better nor worse."""
+
+
+ONLY_WITH_OTHER = {"world": "world", "samples": "samples", "sample_us": "samples"}
+"""Figures that need no line where both have the same of something."""
 
 
 class Line(NamedTuple):
@@ -52,7 +59,7 @@ def comparison_page(before: Forecast, after: Forecast, names: tuple[str, str] = 
     >>> "-50 %" in page.html()
     True
     """
-    pair = (before, after)
+    pair, lines = (before, after), list(_lines(before, after))
     rows = sorted(compared(before.by_op, after.by_op), key=lambda row: -abs(row["change_ms"]))
     return Sheet(
         "comparison.html",
@@ -68,9 +75,10 @@ def comparison_page(before: Forecast, after: Forecast, names: tuple[str, str] = 
             "pair": pair,
             "of": _of_both(pair, names),
             "names": names,
-            "lines": list(_lines(before, after)),
+            "lines": lines,
+            "each": next(({**line._asdict(), "count": _counted(pair)} for line in lines if line.name == SAMPLE), None),
             "notes": list(dict.fromkeys([*before.notes, *after.notes])),
-            "rows": [{**row, "change": _moved(row["change_ms"])} for row in rows],
+            "rows": [{**row, "change": moved(row["change_ms"])} for row in rows],
         },
     )
 
@@ -81,10 +89,15 @@ def _of_both(pair: tuple[Forecast, Forecast], names: tuple[str, str]) -> str:
     return source if source == other and Path(source).name not in names else ""
 
 
-def _moved(change_ms: float) -> str:
+def _counted(pair: tuple[Forecast, Forecast]) -> str:
+    """How many samples the steps have."""
+    return " → ".join(f"{forecast.samples:,}" for forecast in pair)
+
+
+def moved(change_ms: float) -> str:
     """By how many milliseconds.
 
-    >>> _moved(1.5), _moved(-0.25), _moved(-0.00001)
+    >>> moved(1.5), moved(-0.25), moved(-0.00001)
     ('+1.50', '-0.250', '0')
     """
     return "0" if abs(change_ms) < LEAST_MS else f"{'+' if change_ms > 0 else ''}{ms(change_ms)}"
@@ -93,7 +106,7 @@ def _moved(change_ms: float) -> str:
 def _lines(before: Forecast, after: Forecast) -> Iterator[Line]:
     for name, word, told in TOLD:
         old, new = getattr(before, word), getattr(after, word)
-        if old is None or new is None or not (old or new) or (word == "world" and old == new):
+        if old is None or new is None or not (old or new) or _is_needless(word, before, after):
             continue
         share = new / old - 1 if old else 0.0
         verdict = ""
@@ -101,6 +114,11 @@ def _lines(before: Forecast, after: Forecast) -> Iterator[Line]:
             verdict = "good" if (share < 0) != (word in BETTER_HIGHER) else "bad"
         unit = " ms" if told is ms else ""
         yield Line(name, told(old) + unit, told(new) + unit, signed(share) if old else UNKNOWN, verdict)
+
+
+def _is_needless(word: str, before: Forecast, after: Forecast) -> bool:
+    counted = ONLY_WITH_OTHER.get(word)
+    return counted is not None and getattr(before, counted) == getattr(after, counted)
 
 
 def _distributions(pair: tuple[Forecast, Forecast], names: tuple[str, str]) -> Chart | None:

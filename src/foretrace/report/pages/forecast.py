@@ -41,7 +41,7 @@ def forecast_page(forecast: Forecast, measured: Measured | None = None) -> Sheet
     words = forecast.to_dict()
     title = f"{forecast.source or 'the step'} on {forecast.platform}"
     seen, check = measured or (None, None)
-    (_, step, meaning), *facts = list(headline_rows(words)) if words["coverage"] else [("", "", "")]
+    (_, step, meaning), *facts = headline_rows(words)
     return Sheet(
         "forecast.html",
         title,

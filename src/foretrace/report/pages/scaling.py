@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from foretrace.forecast.jobs.scaling import Scaling
-from foretrace.report.numbers import ms, percent, plural
+from foretrace.report.job import scaling_speed
+from foretrace.report.numbers import ms, plural
 from foretrace.report.pages.sheet import Sheet
 
 
@@ -27,6 +28,6 @@ def scaling_page(curve: Scaling) -> Sheet:
             "words": words,
             "step": ms(largest["step_ms"]),
             "on": plural(largest["world"], "rank"),
-            "speed": f"{percent(largest['efficiency'])} of the speed of {plural(smallest['world'], 'rank')}",
+            "speed": scaling_speed(words),
         },
     )

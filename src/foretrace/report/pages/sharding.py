@@ -6,12 +6,14 @@ from typing import Any
 
 from foretrace.report.numbers import plural
 from foretrace.report.pages.sheet import Chart, Sheet
-from foretrace.report.sharding import EXCHANGES, KINDS, sharding_rows
+from foretrace.report.sharding import EXCHANGES, KINDS, ranks_in_words, sharding_rows
 
 Words = dict[str, Any]
 
 ROWS = 3000
 """Tables that the page lists."""
+SCATTERED = 12
+"""Ranks that are counted, where they do not follow each other, and no longer named."""
 NEAR = 0.4
 """Share of its room from which on what a rank holds is drawn beside it."""
 
@@ -31,10 +33,17 @@ def sharding_page(words: Words) -> Sheet:
             "meaning": meaning,
             "facts": facts,
             "exchanges": [(EXCHANGES[what], spent) for what, spent in words["exchange_ms"].items() if spent],
-            "tables": [(name, KINDS[placed["kind"]], placed["ranks"]) for name, placed in words["plan"].items()],
+            "tables": [
+                (name, KINDS[placed["kind"]], _where(placed["ranks"])) for name, placed in words["plan"].items()
+            ],
             "rows": ROWS,
         },
     )
+
+
+def _where(ranks: list[int]) -> str:
+    told = ranks_in_words(ranks)
+    return plural(len(ranks), "rank") if told.count(",") >= SCATTERED else told
 
 
 def _loads(words: Words) -> Chart:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from foretrace.report.numbers import bytes_, plural
+from foretrace.report.numbers import bytes_, dollars, plural
 from foretrace.report.pages.sheet import Chart, Sheet
-from foretrace.report.sweep import named
+from foretrace.report.sweep import made_and_left, named, reasons
 
 Words = dict[str, Any]
 
@@ -28,28 +28,31 @@ def sweep_page(words: Words) -> Sheet:
     True
     """
     points, best = words["points"], words["best"]
+    made, left = made_and_left(words)
     limit = f"in {bytes_(words['memory_limit'])}" if words["memory_limit"] else "in its device's memory"
     return Sheet(
         "sweep.html",
-        f"{words['source'] or 'the step'}: {plural(len(points), 'point')}",
+        f"{words['source'] or 'the step'}: {plural(len(made), 'point')}",
         {"points": _plot(words)},
         {
             "words": words,
-            "count": plural(len(points), "point"),
+            "count": plural(len(made), "point"),
             "best": best and named(best),
             "limit": limit,
             "settings": [change.rpartition("=")[0] for change in points[0]["changes"]] if points else [],
-            "rows": [_row(point) for point in points if not point["error"]],
+            "rows": [_row(point) for point in made],
             "ranks": any(point.get("ranks", 1) > 1 for point in points),
             "priced": _priced(points),
             "listed": ROWS,
-            "failed": [(named(point), point["error"]) for point in points if point["error"]],
+            "left": plural(len(left), "point"),
+            "reasons": list(reasons(left)),
         },
     )
 
 
 def _row(point: Words) -> Words:
-    return {**point, "values": [change.rpartition("=")[2] for change in point["changes"]]}
+    values = [change.rpartition("=")[2] for change in point["changes"]]
+    return {**point, "values": values, "dollars": dollars(point["cost"])}
 
 
 def _priced(points: list[Words]) -> bool:

@@ -55,6 +55,14 @@ def sharded_data_parallel(graph: Graph, ways: int, units: Sequence[str] | None =
         Names of the modules whose weights are gathered together; the repeated blocks where left out.
     mixed
         Whether shards, sums of gradients and the optimizer are float32, for a step in half precision.
+
+    >>> from foretrace.graph import OpTable
+    >>> weight, given, gradient = (Tensor((8, 8), "float32", "cuda:0", id=n, storage=n) for n in range(3))
+    >>> step = [Op("aten::mm", (given, weight), phase="forward"),
+    ...         Op("aten::mm", (given, given), outputs=(gradient,), phase="backward"),
+    ...         Op("aten::add_", (weight, gradient), outputs=(weight,), phase="optimizer")]
+    >>> [one.kind for one in sharded_data_parallel(Graph(OpTable.of(step)), 4).collectives]
+    ['all_gather', 'reduce_scatter']
     """
     draft = lines_of(graph, "sharded data parallel")
     group = Group("sharded", tuple(range(ways)))
@@ -106,13 +114,17 @@ def _check_half(found: Weights, source: str) -> None:
 
 
 def units_of(ops: Sequence[Op], units: Sequence[str] | None) -> list[str]:
-    """The modules that are gathered together: those named, which there must be, or the repeated blocks."""
+    """The modules that are gathered together: those named, which there must be, or the repeated blocks.
+
+    >>> units_of([Op("aten::mm", module="net.head")], ["net.head"])
+    ['net.head']
+    """
     if units is None:
         return blocks_of(ops)
     modules = {op.module for op in ops}
     for unit in units:
         if not any(block_of(module, [unit]) == 0 for module in modules):
-            near = ", ".join(sorted({m for m in modules if m})[:5])
+            near = ", ".join(sorted({m for m in modules if m})[:5]) or "none, since the graph names no modules"
             raise ForetraceError(f"no module is called {unit!r}", f"There are, for instance: {near}.")
     return list(units)
 
@@ -131,7 +143,8 @@ def _units(ops: Sequence[Op], found: Weights, blocks: Sequence[str]) -> list[Uni
             rows = [row for row, at in enumerate(place) if at == number]
             if rows:
                 setattr(unit, phase, (rows[0], _with_accumulation(ops, rows[-1]) if phase == "backward" else rows[-1]))
-        inside = [row for row, op in enumerate(ops) if op.phase == phase and op.module]
+        all_rows = [row for row, op in enumerate(ops) if op.phase == phase]
+        inside = [row for row in all_rows if ops[row].module] or all_rows  # traces may not name modules
         setattr(root, phase, (inside[0], inside[-1]))
     root.backward = root.backward[0], max(row for row, op in enumerate(ops) if op.phase == "backward")
     return [unit for unit in units if unit.weights]

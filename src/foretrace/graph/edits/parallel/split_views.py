@@ -22,7 +22,14 @@ def first(op: Op) -> Tensor:
 
 
 def out(op: Op) -> Tensor:
-    """Its first result."""
+    """Its first result.
+
+    >>> small = Tensor((4,), "float32")
+    >>> out(Op("aten::relu", (small,), outputs=(small,))).shape
+    (4,)
+    """
+    if not op.produced:
+        raise ConflictError(op, op.tensors[0], "nothing tells what it makes")
     return op.produced[0]
 
 

@@ -22,7 +22,11 @@ Rule = Callable[["Splitting", Op], "Op | None"]
 
 
 def key_of(tensor: Tensor) -> Key:
-    """What looks at the same place in the same way is one: autograd's saved tensors come back under new ids."""
+    """What looks at the same place in the same way is one: autograd's saved tensors come back under new ids.
+
+    >>> key_of(Tensor((4,), "float32", id=3, storage=1)) == key_of(Tensor((4,), "float32", id=9, storage=1))
+    True
+    """
     return tensor.storage, tensor.offset, tensor.shape, tensor.stride
 
 
@@ -165,7 +169,12 @@ class Splitting:
 
 
 def given_before(ops: Sequence[Op]) -> dict[int, Tensor]:
-    """What was there before a step, by storage, as it was first seen."""
+    """What was there before a step, by storage, as it was first seen.
+
+    >>> given, made = (Tensor((4,), "float32", id=number, storage=number) for number in (1, 2))
+    >>> list(given_before([Op("aten::relu", (given,), outputs=(made,)), Op("aten::relu", (made,))]))
+    [1]
+    """
     born: set[int] = set()
     given: dict[int, Tensor] = {}
     for op in ops:
@@ -188,5 +197,9 @@ def _dim_of_base(base: Tensor, view: Tensor, dim: int) -> int | None:
 
 
 def fraction(value: Any, ways: int) -> Any:
-    """A size divided; -1, which stands for whatever is left, stays."""
+    """A size divided; -1, which stands for whatever is left, stays.
+
+    >>> fraction(8, 2), fraction(-1, 2)
+    (4, -1)
+    """
     return value // ways if isinstance(value, int) and value > 0 else value

@@ -71,7 +71,9 @@ def stages_of(lines: Sequence[Line], count: int, source: str) -> Stages:
         named = f": {', '.join(blocks[:3])}, …" if blocks else ""
         raise ForetraceError(
             f"{source or 'the graph'} repeats {len(blocks)} blocks{named}, too few for {count} stages",
-            "A stage needs a block at least: give fewer stages, or fewer chunks.",
+            "A stage needs a block at least: give fewer stages, or fewer chunks."
+            if blocks
+            else "Record it, or sketch it: traces lack modules.",
         )
     if count > 1 and len(blocks) % count:
         raise ForetraceError(

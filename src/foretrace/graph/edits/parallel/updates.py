@@ -12,7 +12,12 @@ Owner = TypeVar("Owner")
 
 
 def lists_in(op: Op) -> list[list[Tensor]]:
-    """The lists of tensors that a call takes and gives, as foreach optimizers have them."""
+    """The lists of tensors that a call takes and gives, as foreach optimizers have them.
+
+    >>> weight = Tensor((4,), "float32")
+    >>> [len(some) for some in lists_in(Op("aten::_foreach_add_", ([weight] * 3, [weight] * 3, 0.1)))]
+    [3, 3]
+    """
     return [a for a in (*op.args, *op.outputs) if isinstance(a, list) and a and isinstance(a[0], Tensor)]  # type: ignore[misc]
 
 

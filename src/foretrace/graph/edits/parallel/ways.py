@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from foretrace.graph import MOST_RANKS, ForetraceError
 from foretrace.graph.edits.parallel import schedules
 from foretrace.graph.edits.parallel.data import USUAL_MB
+from foretrace.graph.given import check_count
 
 COUNTS = ("data", "tensor", "pipeline", "microbatches", "experts", "chunks")
 
@@ -45,9 +46,9 @@ class Ways:
             raise ForetraceError(
                 f"{asked} is about tensor parallel ranks, and there is one", "Give tensor, or leave it out."
             )
-        if not self.bucket_mb > 0:
+        if not isinstance(self.bucket_mb, (int, float)) or not self.bucket_mb > 0:
             raise ForetraceError(
-                f"bucket_mb can't be {self.bucket_mb:g}", "Give a size in MB, or infinity for one bucket."
+                f"bucket_mb can't be {self.bucket_mb!r}", "Give a size in MB, or infinity for one bucket."
             )
 
     @property
@@ -57,9 +58,7 @@ class Ways:
 
     def _check_counts(self) -> None:
         for name in COUNTS:
-            count = getattr(self, name)
-            if not 1 <= count <= MOST_RANKS:
-                raise ForetraceError(f"{name} can't be {count}", f"Give 1 to {MOST_RANKS:,}.")
+            check_count(getattr(self, name), name, MOST_RANKS)
         if self.world > MOST_RANKS:
             raise ForetraceError(f"a job can't have {self.world:,} ranks", f"At most {MOST_RANKS:,} are simulated.")
 

@@ -1,10 +1,20 @@
 // What got slower to the right, what got faster to the left.
+
+const FIGURE = 52; // pixels of a figure at the end of a bar
+
+// What an axis needs beyond its longest bars, in its own unit, for the figures there.
+function beyond(element, least, most) {
+  const ends = (least < 0) + (most > 0),
+    wide = element.clientWidth - namesWidth(element) - 16 - ends * FIGURE;
+  return ((most - least) * FIGURE) / Math.max(wide, FIGURE);
+}
+
 draws.changes = (chart, spec, element) => {
   tall(chart, element, spec.rows.length * ROW_OF_BARS + 40);
   const moved = spec.rows.map((row) => row.change_ms),
     least = Math.min(0, ...moved),
     most = Math.max(0, ...moved);
-  const room = (most - least) * 0.12; // for the figures at the ends of the bars
+  const room = beyond(element, least, most);
   const hue = (change) => (spec.verdict ? token(change > 0 ? "bad" : "good") : colour(change > 0 ? "second" : "first"));
   chart.setOption(
     base({

@@ -196,12 +196,9 @@ class Timeline {
     const pixel = (to - from) / Math.max(this.element.clientWidth - 100, 100);
     this.drawn = this.rows.filter((row) => row.start).flatMap((lane) => pieces(lane, from, to, pixel, this.wants));
     const path = this.path.filter((leg) => leg.end > from && leg.start < to);
-    Object.assign(this.element.dataset, {
-      from,
-      to,
-      pieces: this.drawn.length,
-      bright: this.drawn.filter((one) => one.bright).length,
-    });
+    const bright = this.drawn.filter((one) => one.bright).length;
+    Object.assign(this.element.dataset, { from, to, pieces: this.drawn.length, bright });
+    this.nothing.hidden = bright > 0 || !this.wants.text;
     return {
       pieces: this.drawn.map((one) => [one.row, one.start, one.end]),
       path: path.map((leg) => [leg.lane.row, leg.start, leg.end]),
@@ -210,6 +207,7 @@ class Timeline {
 
   controls() {
     const around = this.element.closest("section");
+    this.nothing = around.querySelector("[data-timeline=nothing]");
     const on = (name, event, act) => around.querySelector(`[data-timeline="${name}"]`)?.addEventListener(event, act);
     on("in", "click", () => this.zoom(0.5));
     on("out", "click", () => this.zoom(2));

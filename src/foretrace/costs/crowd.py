@@ -1,0 +1,49 @@
+"""How ranks slow each other where one machine's processors do the work of all of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from foretrace.platform.fabric import Crowd, Fabric
+from foretrace.platform.fabric_measurements import WORK, Exchange
+
+
+def fit_crowds(seen: Iterable[Exchange]) -> tuple[Crowd, ...]:
+    """One for each number of ranks that worked at once; none where one was never alone.
+
+    >>> alone, two = Exchange(WORK, 1, 1, 0, (100.0,)), Exchange(WORK, 2, 1, 0, (110.0, 130.0))
+    >>> [(crowd.ranks, round(crowd.slower, 2), round(crowd.behind, 3)) for crowd in fit_crowds([alone, two, two])]
+    [(1, 1.0, 0.0), (2, 1.2, 0.083)]
+    """
+    works: dict[int, list[tuple[float, ...]]] = defaultdict(list)
+    for one in seen:
+        if one.kind == WORK and min(one.us, default=0.0) > 0:
+            works[one.ranks].append(one.us)
+    if 1 not in works:
+        return ()
+    usual = {ranks: float(np.median([np.mean(us) for us in moments])) for ranks, moments in works.items()}
+    # Moments in which one is far behind are rare, and count: a step has many, and waits in each of them.
+    behind = {ranks: float(np.mean([max(us) / np.mean(us) - 1 for us in moments])) for ranks, moments in works.items()}
+    return tuple(Crowd(ranks, usual[ranks] / usual[1], behind[ranks]) for ranks in sorted(works))
+
+
+def crowd_of(fabric: Fabric, ranks: int) -> Crowd | None:
+    """So many ranks at once: between those that were measured in proportion, beyond them as the most; None for none.
+
+    >>> fabric = Fabric("gloo", (), "made up", crowd=(Crowd(1, 1.0, 0.0), Crowd(2, 1.1, 0.02), Crowd(4, 1.3, 0.04)))
+    >>> crowd_of(fabric, 3)
+    Crowd(ranks=3, slower=1.2, behind=0.03)
+    >>> crowd_of(fabric, 64).slower, crowd_of(Fabric("nvlink", (), "made up"), 8)
+    (1.3, None)
+    """
+    if not fabric.crowd:
+        return None
+    known = [crowd.ranks for crowd in fabric.crowd]
+    slower, behind = (
+        float(np.interp(ranks, known, [getattr(crowd, field) for crowd in fabric.crowd]).round(9))
+        for field in ("slower", "behind")
+    )
+    return Crowd(ranks, slower, behind)

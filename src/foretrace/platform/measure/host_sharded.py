@@ -1,0 +1,157 @@
+"""What it costs the host that parameters are in shards: much Python, around calls that are the same as ever.
+
+FSDP leaves its parameters as `DTensor`. A call on some of them is taken apart in Python, call by call; and a call that
+is given a number which changes with each step, as Adam's update is, is planned anew each time, once for each shape.
+And before a group of parameters is gathered, and after it was used, hooks see to each of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WORLD = 2
+COUNT = 12
+"""Parameters of an optimizer."""
+GROUPS, LAYERS, SIDE = 3, (1, 5), 8
+"""Groups of linear layers of this side, each group so many of them: few, and as many as in a block."""
+GATHER = "all_gather_copy_in"
+"""The call that a gather begins with."""
+REPEATS, WARM_UP = 8, 4
+
+
+def sharded_costs(device: Any) -> tuple[float, float] | None:
+    """Microseconds that a call of an optimizer on shards takes longer, and that planning one takes.
+
+    None where this PyTorch has no shards, or this process is one of a group.
+
+    >>> call, planned = sharded_costs(torch.device("cpu"))
+    >>> call > 0, planned >= 0
+    (True, True)
+    """
+    if not dist.is_available() or dist.is_initialized():
+        return None
+    try:
+        with _pretended_mesh(device) as mesh:
+            alike = [_parameter(64, device, mesh) for _ in range(COUNT)]
+            different = [_parameter(64 + 8 * number, device, mesh) for number in range(COUNT)]
+            plain = [_parameter(64, device, None) for _ in range(COUNT)]
+            steps = [_optimizer(some).step for some in (alike, different, plain)]
+            took, of_different, of_plain = _times_us(steps)
+            planned = max((of_different - took) / (COUNT - 1), 0.0)
+            return max((took - planned - of_plain) / _counted(steps[-1]).total(), 0.0), planned
+    except (ImportError, AttributeError, RuntimeError, NotImplementedError):
+        return None
+
+
+def gather_costs(device: Any) -> tuple[float, float] | None:
+    """Microseconds of Python around gathering a group of parameters, and for each of them; None as in `sharded_costs`.
+
+    >>> group, parameter = gather_costs(torch.device("cpu"))
+    >>> group > 0, parameter >= 0
+    (True, True)
+    """
+    if not dist.is_available() or dist.is_initialized():
+        return None
+    try:
+        with _pretended_mesh(device) as mesh:
+            small, large = (_around_gather_us(layers, device, mesh) for layers in LAYERS)
+    except (ImportError, AttributeError, RuntimeError, NotImplementedError):
+        return None
+    few, many = (2 * layers for layers in LAYERS)  # weight and bias
+    parameter = max((large - small) / (many - few), 0.0)
+    return max(small - few * parameter, 0.0), parameter
+
+
+def _around_gather_us(layers: int, device: Any, mesh: Any) -> float:
+    """What gathering takes longer than the calls it makes, each as long as those of the same step without shards."""
+    from torch.distributed.fsdp import fully_shard
+
+    plain, sharded = (_groups(layers, device) for _ in range(2))
+    for group in sharded:
+        fully_shard(group, mesh=mesh)
+    given = torch.ones(SIDE, SIDE, device=device)
+
+    def run(model: Any) -> Callable[[], None]:
+        return lambda: model(given).sum().backward()
+
+    took, longer = _times_us([run(plain), run(sharded)])
+    usual, all_calls = _counted(run(plain)), _counted(run(sharded))
+    more = all_calls.total() - usual.total()
+    gathers = sum(count for name, count in all_calls.items() if GATHER in name)
+    return (longer - took - more * took / usual.total()) / gathers
+
+
+def _groups(layers: int, device: Any) -> Any:
+    linear, sequential = torch.nn.Linear, torch.nn.Sequential
+    return sequential(*(sequential(*(linear(SIDE, SIDE, device=device) for _ in range(layers))) for _ in range(GROUPS)))
+
+
+@contextmanager
+def _pretended_mesh(device: Any) -> Iterator[Any]:
+    """A mesh of ranks that are not there: nothing is exchanged."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
+    try:
+        yield init_device_mesh(device.type, (WORLD,))
+    finally:
+        dist.destroy_process_group()
+
+
+def _parameter(elements: int, device: Any, mesh: Any) -> Any:
+    """A parameter with its gradient: a shard where there is a mesh."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    def tensor() -> Any:
+        local = torch.full((elements,), 0.5, device=device)
+        return local if mesh is None else DTensor.from_local(local, mesh, [Shard(0)])
+
+    parameter = torch.nn.Parameter(tensor())
+    parameter.grad = tensor()
+    return parameter
+
+
+def _times_us(steps: Sequence[Callable[[], Any]]) -> list[float]:
+    """What the host takes for each, in turns: it may be faster at one time than at another."""
+    times: list[list[float]] = [[] for _ in steps]
+    for _ in range(WARM_UP + REPEATS):
+        for step, taken in zip(steps, times):
+            began = time.perf_counter()
+            step()
+            taken.append((time.perf_counter() - began) * 1e6)
+    return [median(taken[WARM_UP:]) for taken in times]
+
+
+def _optimizer(parameters: Sequence[Any]) -> Any:
+    """One that sees to its parameters one after the other."""
+    return torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
+
+
+def _counted(step: Callable[[], Any]) -> Counter[str]:
+    """Dispatcher calls of a step, by name."""
+    counting = _Counting()
+    with counting:
+        step()
+    return counting.calls
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(not issubclass(kind, torch.nn.Parameter) and kind is not torch.Tensor for kind in types):
+            return NotImplemented  # what a shard makes of it is counted
+        self.calls[str(func)] += 1
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,50 @@
+"""Ranks that share processors."""
+
+import numpy as np
+import pytest
+
+from foretrace.forecast.jobs.crowded import crowded
+from foretrace.forecast.jobs.lateness import expected_last
+from foretrace.forecast.jobs.predict import keep_machine, kept_ranks
+from foretrace.forecast.jobs.world import at_world
+from foretrace.forecast.measured import HOST
+from foretrace.graph import Job
+from foretrace.platform.fabric import Crowd, Curve, Fabric
+from tests.forecast.jobs.test_predict import two_ranks
+from tests.forecast.test_host_exchange import rank
+
+WORLD = 8
+CROWD = (Crowd(1, 1.0, 0.0), Crowd(2, 1.1, 0.05), Crowd(WORLD, 1.32, 0.2))
+
+
+def fabric(crowd: tuple[Crowd, ...] = CROWD) -> Fabric:
+    curves = tuple(Curve("all_reduce", ranks, 1, 100.0, 1e6, 1.0, ((64.0, 1.0),), 0.05) for ranks in (2, WORLD))
+    return Fabric("gloo", curves, "made up", crowd=crowd)
+
+
+def test_more_ranks_are_slower_and_further_apart() -> None:
+    ranks, _ = kept_ranks(Job([rank(0), rank(1)]))
+    changed, (note,) = crowded(ranks, fabric(), WORLD, was=2, per_node=None)
+    times = changed[0].part.program.duration / ranks[0].part.program.duration
+    assert times == pytest.approx(np.where(ranks[0].part.kind == HOST, 1.2, 1.0)), "transfers are the fabric's"
+    assert changed[0].uneven * expected_last(WORLD) == pytest.approx(0.2)
+    assert "8 ranks at once take 1.20 times as long as 2" in note
+
+
+def test_as_many_as_were_measured_stay_as_fast() -> None:
+    ranks, _ = kept_ranks(Job([rank(0), rank(1)]))
+    changed, notes = crowded(ranks, fabric(), 2, was=2, per_node=None)
+    assert changed[0].part.program.duration == pytest.approx(ranks[0].part.program.duration) and not notes
+
+
+def test_ranks_with_devices_and_unmeasured_crowds_change_nothing() -> None:
+    on_device, _ = kept_ranks(two_ranks())
+    assert crowded(on_device, fabric(), WORLD, 2, None) == (on_device, [])
+    on_host, _ = kept_ranks(Job([rank(0), rank(1)]))
+    assert crowded(on_host, fabric(crowd=()), WORLD, 2, None) == (on_host, [])
+
+
+def test_a_job_of_more_ranks_than_were_recorded_is_slower_by_that() -> None:
+    grown = at_world(Job([rank(0), rank(1)]), WORLD)
+    alone, slowed = (keep_machine(grown, fabric(), was=was).ranks[0]["host_ms"] for was in (None, 2))
+    assert slowed == pytest.approx(1.2 * alone, rel=1e-6)
