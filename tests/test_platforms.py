@@ -37,6 +37,11 @@ def test_a_host_a_platform_or_a_folder_will_do(home, tmp_path):
     assert ft.platform(Platform.read(folder)).name == "elsewhere"
 
 
+def test_a_gpu_that_is_only_described_has_no_host_to_take(home):
+    with pytest.raises(ForetraceError, match="a100 has no host: nobody measured it"):
+        ft.platform("h200", host="a100")
+
+
 def test_a_fabric_has_a_name_of_its_own_or_a_file(home, tmp_path):
     platform_folder(home / "fast")
     assert ft.platform("fast", fabric="h100-8x").fabric == Fabric.named("h100-8x")

@@ -1,8 +1,12 @@
 """Predicting what a user has at hand."""
 
+from dataclasses import replace
+
 import pytest
+from graph.parallel.steps import gpt_step
 
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Tensor
+from foretrace.graph.edits.parallel.parallelize import parallelize
 from foretrace.predicting import at_hand, predict, scaling
 from tests.forecast import builders
 
@@ -111,6 +115,15 @@ def test_one_of_the_ranks_that_a_measured_one_stands_for_may_be_slow() -> None:
     usual, slow = (predict(measured_rank(), world=8, slow_host=slow) for slow in ({}, {3: 2.0}))
     assert slow.step_ms == pytest.approx(usual.step_ms + 0.1, rel=0.1)
     assert [row["stands_for"] for row in slow.ranks] == [7, 1]
+
+
+def test_a_job_that_a_measured_step_was_made_into_is_on_nobody_s_machine() -> None:
+    ops = list(gpt_step().ops)
+    for place, op in enumerate(ops):
+        op.start_us, op.end_us = 2.0 * place, 2.0 * place + 1.0
+    job = parallelize(replace(gpt_step(), ops=OpTable.of(ops)), pipeline=2)
+    forecast = predict(job)
+    assert len(job.graphs) == 2 and forecast.platform == "h200" and forecast.kernels > 0
 
 
 def test_a_curve_stays_on_the_machine_too() -> None:

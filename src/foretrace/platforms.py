@@ -81,9 +81,15 @@ def _named(on: str, told: Told | None) -> Platform:
 
 
 def _host(of: Platform | str | Path, told: Told | None) -> Host:
-    if not isinstance(of, Platform):
-        check_path(of, "host")
-    return of.host if isinstance(of, Platform) else read_host(_checked(_folder(of, told)))
+    if isinstance(of, Platform):
+        return of.host
+    check_path(of, "host")
+    if is_described_only(str(of)):
+        raise ForetraceError(
+            f"{of} has no host: nobody measured it, a description of its GPU is all there is",
+            "Name a platform that was calibrated, as h200.",
+        )
+    return read_host(_checked(_folder(of, told)))
 
 
 def fabric_named(of: Fabric | Platform | str | Path) -> Fabric:

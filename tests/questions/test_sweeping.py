@@ -17,6 +17,7 @@ from graph.parallel.steps import gpt_step
 import dlrm
 import foretrace as ft
 from foretrace.graph import ForetraceError
+from foretrace.questions.sweep_points import Point, Sweep, judged
 from foretrace.questions.sweeping import sweep
 from tests.graph.edits.agreement import sketched
 
@@ -36,6 +37,13 @@ def test_nobody_beats_a_point_of_the_front() -> None:
     points = sweep(sketched(dlrm), ["h200"], SETS).points
     for mine in (point for point in points if point.front):
         assert not any(o.sample_us < mine.sample_us and o.memory_bytes < mine.memory_bytes for o in points)
+
+
+def test_of_points_that_are_equally_fast_the_smallest_is_the_best() -> None:
+    ends = [(2.0 + 1e-13, 8), (2.0, 9), (2.0 - 1e-13, 10)]
+    points = [Point([f"pooling={n}"], "h200", next_ms=end, memory_bytes=n, samples=64) for end, n in ends]
+    found = judged(Sweep("step.py", points), {})
+    assert [(point.memory_bytes, point.front) for point in found.points] == [(8, True), (9, False), (10, False)]
 
 
 def test_the_best_point_keeps_to_a_limit_of_memory() -> None:

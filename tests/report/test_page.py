@@ -74,6 +74,11 @@ def test_what_was_measured_on_another_device_is_no_truth_to_hold_the_forecast_ag
     assert check is None and titles == ["predicted", "measured elsewhere"]
 
 
+def test_a_page_and_a_notebook_say_of_how_many_ranks_a_job_is():
+    job = Forecast(source="train.py", platform="h200", world=4, step_ms=2.0, coverage={"model": 1.0})
+    assert ">on h200, 4 ranks<" in forecast_page(job).html() and "train.py on h200, 4 ranks" in job._repr_html_()
+
+
 def test_of_a_sketch_nothing_was_measured(forecast):
     assert measured_beside(forecast) is None
 

@@ -40,10 +40,12 @@ def test_a_tensor_with_very_many_elements_is_slower_to_update():
 
 def test_a_device_on_paper_is_asked_of_the_models():
     some, ids = pieces(Table("t", 10_000_000, 128, pooling=40)), 1e6
-    here, on_paper = (Fused(Platform.named("h200").scaled(hbm=factor)).each(some, ids) for factor in (1.0, 2.0))
+    here, faster, fastest = (
+        Fused(Platform.named("h200").scaled(hbm=factor)).each(some, ids) for factor in (1.0, 1.1, 2.0)
+    )
     assert here == pytest.approx(Law.of(H200).us(some) - Law.of(H200).call_us())
-    assert (on_paper > 0).all()
-    assert (on_paper < here).all()
+    assert (fastest > 0).all()
+    assert (fastest < faster).all()
 
 
 def test_it_holds_for_plain_tables_alone():

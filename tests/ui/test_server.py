@@ -297,6 +297,12 @@ def test_no_folder_of_platforms_elsewhere_is_read(server):
     assert answer.status == 422 and "no platform is called" in text
 
 
+def test_a_machine_that_is_not_measured_yet_says_how_to(server, monkeypatch):
+    monkeypatch.setattr(answers, "platforms", lambda: {"h200": None})
+    answer, text = ask(server, "/predict?what=one&on=cpu")
+    assert answer.status == 422 and "foretrace predict RUN --on cpu" in text
+
+
 @pytest.fixture
 def sketch(monkeypatch):
     """Whatever is opened, it is this step."""

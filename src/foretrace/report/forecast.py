@@ -27,8 +27,7 @@ FAMILIES_NAMED = 3
 
 def forecast_blocks(words: Words, top: int) -> Iterator[RenderableType]:
     """The headline and every table that has something to say, at most ``top`` rows each."""
-    ranks = f", {plural(words['world'], 'rank')}" if words["world"] > 1 else ""
-    yield lines(f"{words['source'] or 'the step'} on {words['platform']}{ranks}", headline_rows(words))
+    yield lines(f"{words['source'] or 'the step'} on {where(words)}", headline_rows(words))
     if is_job(words):
         yield from job_blocks(words, top)
     if words["look_at"]:
@@ -42,6 +41,16 @@ def forecast_blocks(words: Words, top: int) -> Iterator[RenderableType]:
             yield time_by(what, words[key], top, on_device=bool(words["kernels"]))
     if words["notes"]:
         yield notes(words["notes"])
+
+
+def where(words: Words) -> str:
+    """The machine, and of how many ranks the job on it is.
+
+    >>> where({"platform": "h200", "world": 4}), where({"platform": "h200", "world": 1})
+    ('h200, 4 ranks', 'h200')
+    """
+    ranks = f", {plural(words['world'], 'rank')}" if words["world"] > 1 else ""
+    return f"{words['platform']}{ranks}"
 
 
 def headline_rows(words: Words) -> Iterator[tuple[str, str, str]]:

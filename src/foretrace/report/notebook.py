@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretrace.graph import ForetraceError
-from foretrace.report.forecast import headline_rows
+from foretrace.report.forecast import headline_rows, where
 from foretrace.report.headline import observed_rows, which_step
 from foretrace.report.job import scaling_rows, scaling_title
 from foretrace.report.json import Document
@@ -62,7 +62,7 @@ def as_html(what: Document) -> str:
 
 def _forecast(words: Words) -> Summary:
     return Summary(
-        f"{words['source'] or 'the step'} on {words['platform']}",
+        f"{words['source'] or 'the step'} on {where(words)}",
         list(headline_rows(words)),
         (parts(words) or {"parts": []})["parts"],
         "Look at these first",

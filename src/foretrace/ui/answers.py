@@ -32,6 +32,7 @@ JOBS_KEPT = 4
 USUAL = "h200"
 OWN = "its own machine"
 """Where a job was measured: hosts and kernels stay as they were."""
+MEASURE = f"Measure it first: `foretrace predict RUN --on {HERE}` does, once, in a few minutes."
 WORKING = Working()
 
 
@@ -180,7 +181,7 @@ def _platform(fields: Fields, name: str) -> str:
     on = fields.get(name, "").strip() or USUAL
     if on.partition(":")[0] not in known_platforms():
         near = f"Known are: {', '.join(known_platforms())}."
-        raise ForetraceError(f"no platform is called {on!r}", near if on != HERE else f"Measure it first. {near}")
+        raise ForetraceError(f"no platform is called {on!r}", near if on != HERE else MEASURE)
     return on
 
 

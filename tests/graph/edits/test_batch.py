@@ -65,6 +65,15 @@ def test_a_hostile_call_ends_in_an_error_of_ours_or_in_none(op: Op) -> None:
         batch(Graph(OpTable.of([used, op])), 8, 4)
 
 
+@pytest.mark.parametrize(("made", "said"), [((64, 3), False), ((7, 3), True)])
+def test_an_operator_that_nobody_knows_is_said_where_its_results_do_not_follow(
+    made: tuple[int, int], said: bool
+) -> None:
+    x, y = Tensor((64, 8), "float32", id=0, storage=0), Tensor(made, "float32", id=1, storage=1)
+    found = batch(Graph(OpTable.of([Op("my::own", (x,), outputs=(y,), overload="default")])), 128)
+    assert any("nobody can ask my::own" in note for note in found.notes) == said
+
+
 def test_a_batch_of_nothing_makes_no_sense() -> None:
     with pytest.raises(ForetraceError, match="a batch of 0 makes no sense"):
         batch(sketched(dlrm), 0)

@@ -39,6 +39,8 @@ def test_casts_of_autocast_are_made_for_new_weights() -> None:
 def test_a_depth_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ForetraceError, match="The least is 2"):
         depth(sketched(gpt), 1)
+    with pytest.raises(ForetraceError, match=r"999,999,999 is more than any model has. The most is 1,000"):
+        depth(sketched(gpt), 999_999_999)
     with pytest.raises(ForetraceError, match="depth of 0 makes no sense"):
         depth(sketched(gpt), 0)
 

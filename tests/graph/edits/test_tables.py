@@ -12,8 +12,9 @@ from torch import Tensor
 import bert
 import dlrm
 import gpt
-from foretrace.graph import ForetraceError
+from foretrace.graph import ForetraceError, Graph, OpTable
 from foretrace.graph.edits.tables import pooling, table_dim, table_rows
+from foretrace.graph.edits.width import width
 from tests.graph.edits.agreement import assert_same, sketched, sketched_now
 
 
@@ -68,6 +69,16 @@ def test_bags_hold_other_numbers_of_ids() -> None:
 def test_a_name_that_no_table_has_is_told_with_those_near_to_it() -> None:
     with pytest.raises(ForetraceError, match=r"no table 'tabels.2'.*tables.2"):
         table_rows(sketched(dlrm), 77, "tabels.2")
+
+
+def test_tables_without_names_are_told_by_their_places() -> None:
+    nameless = [op.__copy__() for op in sketched(dlrm).ops]
+    for op in nameless:
+        op.module = ""
+    with pytest.raises(ForetraceError, match=r"no table '99'. There are 0, 1,"):
+        table_rows(Graph(OpTable.of(nameless)), 77, "99")
+    with pytest.raises(ForetraceError, match=r"no linear layer 'top.0'. It names none: traces lack modules"):
+        width(Graph(OpTable.of(nameless)), 77, "top.0")
 
 
 def test_a_step_without_bags_has_no_pooling() -> None:

@@ -26,3 +26,4 @@ def test_a_step_that_launches_nothing_has_no_time_before_its_launches():
     graph = Graph(OpTable.of([Op("aten::mm", phase="forward", start_us=0.0, end_us=9.0)]))
     text = observation_page(observe(graph)).html()
     assert "inside ops" in text and "op start to first launch" not in text
+    assert "device ms" not in text and "What the device holds" not in text

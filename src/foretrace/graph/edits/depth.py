@@ -15,6 +15,8 @@ from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 
 PHASES = ("forward", "backward")
+MOST_BLOCKS = 1000
+"""Their calls are all written down: more would fill the memory."""
 
 
 def depth(graph: Graph, blocks: int) -> Graph:
@@ -42,6 +44,8 @@ def depth(graph: Graph, blocks: int) -> Graph:
         )
     if blocks == 1:
         raise ForetraceError("a depth of 1 is no repetition", "The least is 2.")
+    if blocks > MOST_BLOCKS:
+        raise ForetraceError(f"a depth of {blocks:,} is more than any model has", f"The most is {MOST_BLOCKS:,}.")
     left = blocks - was
     while left:
         pair = _neighbours(graph, abs(left))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from foretrace.graph.edits.step import Row, assembled
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph, Indices
 from foretrace.graph.op import Op
+from foretrace.graph.operators import target
 from foretrace.graph.tensor import Storage, Tensor
 
 META = MetaDevice()
@@ -103,14 +104,27 @@ class Resizable:
             replace(c, nbytes=_exchanged(c.nbytes, self._graph.ops[c.op], made.ops[c.op])) if c.op >= 0 else c
             for c in made.collectives
         ]
-        made.notes.append(f"{self._what}: {new:,} instead of {scale.old:,}")
+        made.notes += [f"{self._what}: {new:,} instead of {scale.old:,}", *self._unsure(tensors)]
         return made
+
+    def _unsure(self, tensors: dict[int, Tensor]) -> Iterator[str]:
+        """Notes on operators that PyTorch does not know: they read another size, and are taken to make the same."""
+        moving = (self._step.calls[place] for place in self._moving)
+        unknown = (call for call in moving if call.made and target(call.op.name, call.op.overload) is None)
+        for name in dict.fromkeys(call.op.name for call in unknown if _resized(call, tensors) == {"read"}):
+            yield f"nobody can ask {name} for its sizes: what it makes is taken to stay as large as it was"
 
 
 def _moves(call: Call, tensors: dict[int, Tensor]) -> bool:
     """Whether something that a call reads or makes lies elsewhere now, or otherwise."""
     seen = (*zip(call.reads, call.op.tensors), *call.made.items())
     return any(_place(tensors[slot]) != _place(was) for slot, was in seen)
+
+
+def _resized(call: Call, tensors: dict[int, Tensor]) -> set[str]:
+    """On which sides of a call something has another shape now."""
+    sides = {"read": zip(call.reads, call.op.tensors), "made": call.made.items()}
+    return {side for side, seen in sides.items() if any(tensors[slot].shape != was.shape for slot, was in seen)}
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:

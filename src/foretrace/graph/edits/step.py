@@ -69,8 +69,8 @@ def _asked(graph: Graph, rows: Sequence[int], place: Sequence[int]) -> list[Coll
 def assembled(graph: Graph, rows: Sequence[Row], place: Sequence[int] | None = None) -> Graph:
     """The graph of an edited step.
 
-    Times of kernels and steps are gone: nobody measured this one. Where the host waited it still does. Storages are
-    born with the first call that makes them, and die where a call says that they are free.
+    Times of calls, kernels and steps are gone: nobody measured this one. Where the host waited it still does. Storages
+    are born with the first call that makes them, and die where a call says that they are free.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def assembled(graph: Graph, rows: Sequence[Row], place: Sequence[int] | None = N
     calls.op = np.array([place[op] for op in calls.op.tolist()], np.int32)
     return replace(
         graph,
-        ops=OpTable.of(ops),
+        ops=OpTable.of(ops).untimed(),
         calls=calls.rows(calls.op >= 0),
         kernels=KernelTable.empty(),
         collectives=[replace(c, op=place[c.op], kernel=-1) for c in graph.collectives if place[c.op] >= 0],

@@ -12,7 +12,7 @@ from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.observation import Observation
 from foretrace.forecast.workings import Memory
 from foretrace.report.check import off
-from foretrace.report.forecast import CAUSES, headline_rows
+from foretrace.report.forecast import CAUSES, headline_rows, where
 from foretrace.report.job import named
 from foretrace.report.numbers import bytes_, ms
 from foretrace.report.pages import charts
@@ -39,7 +39,7 @@ def forecast_page(forecast: Forecast, measured: Measured | None = None) -> Sheet
     True
     """
     words = forecast.to_dict()
-    title = f"{forecast.source or 'the step'} on {forecast.platform}"
+    title = f"{forecast.source or 'the step'} on {where(words)}"
     seen, check = measured or (None, None)
     (_, step, meaning), *facts = headline_rows(words)
     return Sheet(
@@ -58,6 +58,7 @@ def forecast_page(forecast: Forecast, measured: Measured | None = None) -> Sheet
         },
         {
             "words": words,
+            "where": where(words),
             "step": step.removesuffix(" ms"),
             "meaning": meaning,
             "facts": facts,

@@ -158,7 +158,7 @@ def graph_of(graph: Graph, lines: list[Line], rank: int, world: int, note: str) 
     groups = {c.group: c.ranks for c in collectives}
     return replace(
         graph,
-        ops=OpTable.of([line.op for line in lines]),
+        ops=OpTable.of([line.op for line in lines]).untimed(),
         calls=CallTable.empty(),
         kernels=KernelTable.empty(),
         collectives=collectives,
