@@ -223,7 +223,7 @@ there before it. No model code and no data: inputs are made up like the original
 | `harness/` | what runs all this |
 
 `pace(12.3)` in `step.py`: the original's host took 12.3 microseconds from the last such line to here, in calls,
-modules, autograd and Python. A replay that comes earlier waits; one that is late catches up. Where this host is slower
-or faster than the original's, so is the pace.
+modules, autograd and Python. A replay that comes earlier waits; one that is late catches up. Where the host of a GPU is
+slower or faster than the original's, so is the pace.
 
 {notes}"""
