@@ -1,11 +1,9 @@
 """Claim: a step sketched at A and edited to B makes the calls of the step sketched at B, with all their shapes; and its
 forecast is within 5 % (geometric mean) of the forecast of B itself.
 
-The steps are the examples' DLRM, GPT, BERT and ResNet on a pretended GPU. With a folder of recordings, steps that were
-recorded with two batches are held against each other too.
+The steps are the examples' DLRM, GPT, BERT and ResNet on a pretended GPU; `edits_recorded` has recorded ones.
 
     python -m benchmarks.edits
-    python -m benchmarks.edits path/to/recordings
 """
 
 from __future__ import annotations
@@ -31,11 +29,8 @@ import gpt
 import resnet
 from foretrace import edits
 from foretrace.graph import Graph
-from foretrace.graph.edits.step import flattened
 
 MOST = 0.05
-RECORDED = [("dlrm_default_b512", "dlrm_default_b4096", 4096), ("dlrm_default_b4096", "dlrm_default_b2048", 2048)]
-"""Recordings of one model with two batches."""
 
 
 def sketched(
@@ -162,19 +157,13 @@ def row(model: str, edit: str, edited: Graph, truth: Graph) -> dict[str, Any]:
     return {"model": model, "edit": edit, "calls": len(theirs), "same": same, **figures}
 
 
-def geomean(values: list[float]) -> float:
-    """Of what ratios are off, so that a zero does not make it zero."""
-    return exp(sum(log(1 + value) for value in values) / len(values)) - 1
+def geomean(off: list[float]) -> float:
+    """Of how far ratios are off, so that a zero does not make it zero."""
+    return exp(sum(log(1 + abs(value)) for value in off) / len(off)) - 1
 
 
 def main() -> int:
-    rows: list[dict[str, Any]] = []
-    for model, edit, edited, truth in pairs():
-        rows.append(row(model, edit, edited(), truth()))
-    if len(sys.argv) > 1:
-        for before, after, new in RECORDED:
-            old, there = (ft.load(Path(sys.argv[1]) / name).graphs[0] for name in (before, after))
-            rows.append(row(before, f"recorded, batch to {new}", edits.batch(old, new), flattened(there)))
+    rows = [row(model, edit, edited(), truth()) for model, edit, edited, truth in pairs()]
     total = {"model": "all", "edit": f"{len(rows)} edits", "calls": sum(row["calls"] for row in rows)}
     total["same"] = min(row["same"] for row in rows)
     total |= {word: geomean([row[word] for row in rows]) for word in ("step off", "device off", "memory off")}

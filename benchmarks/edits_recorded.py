@@ -18,13 +18,13 @@ from __future__ import annotations
 import sys
 import tarfile
 from collections.abc import Iterator
-from math import exp, log
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import foretrace as ft
+from benchmarks.edits import geomean
 from benchmarks.edits_truth import CHANGED, FIRST
 from benchmarks.table import H200, keep
 from foretrace.graph import ForetraceError, Graph
@@ -92,11 +92,6 @@ def row(model: str, edit: str, before: Graph, after: Graph) -> dict[str, Any]:
         "memory": there.peak_memory_bytes / direct.peak_memory_bytes - 1,
         "why": "" if same == 1 else unlike(ours, theirs),
     }
-
-
-def geomean(off: list[float]) -> float:
-    """Of how far ratios are off, so that a zero does not make it zero."""
-    return exp(sum(log(1 + abs(value)) for value in off) / len(off)) - 1
 
 
 def unpacked(folder: Path, work: Path) -> None:
