@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-INSTALL := $(PIP) install -c constraints.txt
+INSTALL := $(PIP) install --no-compile -c constraints.txt
+# What pip would do on one core. Some packages bring templates along that are no Python.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 src $(VENV)/lib || true
 BASE := $(VENV)/.base
 TESTS := $(VENV)/.tests
 LINT := $(VENV)/.lint
@@ -29,7 +31,7 @@ demo: $(BASE)
 	@echo "  $(BIN)/foretrace record --out mine -- $(BIN)/python examples/bert.py   then: show mine, predict mine, check mine, replay mine"
 
 test: $(TESTS)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal  # neighbours share fixtures, so they stay together as long as it pays
 
 lint: $(LINT)
 	$(BIN)/ruff check
@@ -58,15 +60,16 @@ $(VENV)/.made:
 $(BASE): $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing Foretrace and PyTorch into $(VENV): a minute or two"
 	$(INSTALL) -e '.[torch]'
-	$(BIN)/python -m compileall -q src  # pip does so for packages that it copies, and starts are as fast from the first
+	$(COMPILE)
 	touch $@
 
 # TorchRec asks for the CUDA build of FBGEMM; its CPU build serves the tests, and only without their wishes.
 $(TESTS): $(BASE)
 	$(INSTALL) -e '.[test,torchrec]'
-	$(PIP) install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
+	$(INSTALL) --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
+	$(COMPILE)
 	touch $@
 
-$(LINT): $(TESTS)
+$(LINT): $(BASE)
 	$(INSTALL) -e '.[lint]'
 	touch $@

@@ -1,8 +1,8 @@
 """Claim: the step of real distributed jobs on CPUs is predicted within 8 % (geomean), and none is off by over 20 %.
 
 A hybrid DLRM (all_to_all and all_reduce), an MLP under DDP and a GPT under FSDP2, on 2, 4 and 8 processes of one thread
-that exchange through gloo on one machine of 16 cores, which was calibrated in the same call. Each is predicted three
-ways:
+and two processors each, that exchange through gloo on one machine of 16, which was calibrated in the same call. Each is
+predicted three ways:
 
 - on its own machine: hosts as recorded in the same job, collectives from the fabric;
 - from 2 ranks: what a rank of the recorded job of two does, in a job of 4 or 8; collectives, and how processes slow
@@ -13,8 +13,13 @@ ways:
 All are held against steps that were timed in turns with the calibration, which no forecast has seen. How far these are
 from the steps that were timed within the recording is the noise: what two measurements of the same job differ by.
 
-The kept table does not hold: it had one round of turns, on 12 cores beside other work. How late the last rank is was
-looked into on these rows. Python of FSDP's hooks, which `calibrate` measures since, is not in them.
+The kept table does not hold: one job that is kept on its own machine is off by 22 %, and its two measurements lie 20 %
+apart. Processors of that machine are fast at one time and half as fast at another, for milliseconds or seconds, as
+halves of cores are whose other halves others use. Geometric mean and worst of the three ways before anything was mended
+on these rows: 5.2 and 22 %, 6.5 and 34 %, 7.1 and 19 %. Two mends followed: a rank does not wait for one exchange only
+since the next one goes out after it; and a rank that stands for many is as fast as those that were recorded on average,
+not as the first of them. On earlier rows, which these two were not worked out on, DLRM and MLP from 2 ranks come from
+14 to 7 %.
 
     python -m benchmarks.gloo_accuracy OUT      (of `python -m benchmarks.gloo_truth OUT`)
 """
@@ -31,16 +36,15 @@ from typing import Any
 from benchmarks.accuracy_single import geomean
 from benchmarks.gloo_jobs import JOBS
 from benchmarks.gloo_truth import WORLDS
-from benchmarks.table import CROWDED_XEON, keep
+from benchmarks.table import XEON, keep
 from foretrace import predict
 from foretrace.fitting import fit
 from foretrace.forecast.forecast import Forecast
 from foretrace.graph import Job
 from foretrace.loading import load
-from foretrace.platform.folder import INDEX
 from foretrace.record.sketch import sketch
 
-MEASURED_ON = CROWDED_XEON
+MEASURED_ON = XEON
 GEOMEAN, MOST = 0.08, 0.20
 RECORDED = WORLDS[0]
 WAYS = ("own machine", f"from {RECORDED} ranks", "sketched")
@@ -83,8 +87,6 @@ def row(out: Path, name: str, world: int) -> dict[str, Any]:
 
 def on_platform(platform: Path, name: str, world: int) -> Forecast:
     """The sketch of a job on the calibrated machine."""
-    if not (platform / INDEX).exists():  # measured where nothing can be fitted
-        fit(platform)
     return predict(sketch(JOBS[name], world=world), on=platform, world=world)
 
 
@@ -105,6 +107,8 @@ def holds(rows: list[dict[str, Any]], total: dict[str, Any]) -> bool:
 def main() -> int:
     out = Path(sys.argv[1])
     there = [(name, world) for name in JOBS for world in WORLDS if (out / f"{name}-{world}" / "again.json").exists()]
+    for world in {world for _, world in there}:
+        fit(out / f"platform-{world}")  # where it was measured nothing can be
     rows = [row(out, name, world) for name, world in there]
     total = summary(rows)
     keep("gloo_accuracy", [total, *rows])

@@ -8,6 +8,10 @@ many processes; host, and the calls of each job's sketch, while so many work at 
 A machine that others use as well changes its speed within seconds, so that what is measured minutes apart can't be
 compared. All processes stay; they take turns, and rounds over all jobs and all that is measured of the machine are made
 until the time is up.
+
+Each rank keeps to two processors, an eighth of the machine, as launchers for processors see to it
+(``torch.backends.xeon.run_cpu``): of ranks that wander some may share a core by chance, with one another or with gloo's
+threads, and take half as long again while that lasts. Who calibrates keeps to the same ones.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import time
 from itertools import count
 from pathlib import Path
 
-from benchmarks.gloo_turns import Crew
+from benchmarks.gloo_turns import Command, Crew, shares
 from foretrace.platform.cases.recorded import EXACT
 from foretrace.platform.folder import RAW
 from foretrace.platform.host_measurements import HOST_FILE
@@ -31,7 +35,7 @@ JOBS = ("dlrm", "ddp", "fsdp")
 """As in `benchmarks.gloo_jobs`, which brings torch and the examples."""
 WORLDS = (2, 4, 8)
 THREADS = 1
-"""Of each rank: with those of gloo, and what watches, eight ranks then fill sixteen cores, and none waits for one."""
+"""Of each rank; gloo has its own."""
 START_SECONDS, TURN_SECONDS = 120.0, 90.0
 """Nothing takes so long, unless it hangs."""
 FABRIC_ROUNDS = 2
@@ -49,6 +53,12 @@ def environment() -> dict[str, str]:
     }
 
 
+def processors(rank: int) -> set[int]:
+    """Those that a rank has to itself, the same ones in a job of any size."""
+    found = shares(max(1, len(os.sched_getaffinity(0)) // WORLDS[-1]))
+    return found[rank % len(found)]
+
+
 def jobs(out: Path, world: int) -> Crew:
     """The ranks of the jobs, as torchrun would start them."""
     with socket.socket() as found:
@@ -56,7 +66,8 @@ def jobs(out: Path, world: int) -> Crew:
         port = str(found.getsockname()[1])
     sizes = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     words = [sys.executable, "-m", "benchmarks.gloo_jobs", str(out)]
-    each = [(words, {**sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(world)]
+    ranks = [(rank, {**sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(world)]
+    each = [Command(words, special, processors(rank)) for rank, special in ranks]
     return Crew(each, environment(), out / f"jobs-{world}.log")
 
 
@@ -68,7 +79,8 @@ def places(out: Path, world: int, unread: Path) -> list[Path]:
 def machine(out: Path, world: int, unread: Path) -> Crew:
     """As many processes that calibrate as the job has ranks."""
     words = [sys.executable, "-m", "benchmarks.gloo_machine", str(world)]
-    each = [([*words, str(place)], {}) for place in places(out, world, unread)]
+    every = enumerate(places(out, world, unread))
+    each = [Command([*words, str(place)], {}, processors(rank)) for rank, place in every]
     return Crew(each, environment(), out / f"machine-{world}.log")
 
 
@@ -79,23 +91,15 @@ def gather(platform: Path, *others: Path) -> None:
             whole.writelines((other / RAW / file).read_bytes() for other in others if (other / RAW / file).exists())
 
 
-def begin(ranks: dict[int, Crew], machines: dict[int, Crew]) -> None:
-    """Wait until all processes are there; then record the jobs."""
-    for crew in (*ranks.values(), *machines.values()):
-        crew.do("wait", START_SECONDS)
-    for world, crew in ranks.items():
-        machines[world].do("device", TURN_SECONDS)
-        for name in JOBS:
-            crew.do(f"record {name}", TURN_SECONDS)
-
-
 def rounds(ranks: dict[int, Crew], machines: dict[int, Crew], end: float) -> None:
-    """Let all take turns until the time is up, one round at least."""
+    """Let all take turns until the time is up, one round at least; in the first one all jobs are recorded."""
     took = dict.fromkeys(ranks, 0.0)
     for number in count():
         for world in ranks:
+            if not number:
+                begin(ranks[world], machines[world])
             began = time.monotonic()
-            if began + took[world] > end:
+            if number and began + took[world] > end:
                 print(f"{number} rounds, {list(ranks).index(world)} worlds more")
                 return
             for name in JOBS:
@@ -104,8 +108,14 @@ def rounds(ranks: dict[int, Crew], machines: dict[int, Crew], end: float) -> Non
             if number < FABRIC_ROUNDS:
                 ranks[world].do("fabric", TURN_SECONDS)
             took[world] = time.monotonic() - began
-            if not number:
-                machines[world].do("host", TURN_SECONDS)
+
+
+def begin(ranks: Crew, machines: Crew) -> None:
+    """Measure the host, and record the jobs of a number of ranks."""
+    machines.do("device", TURN_SECONDS)
+    machines.do("host", TURN_SECONDS)
+    for name in JOBS:
+        ranks.do(f"record {name}", TURN_SECONDS)
 
 
 def main() -> int:
@@ -120,7 +130,10 @@ def main() -> int:
         machines = {world: machine(chosen.out, world, Path(unread)) for world in chosen.worlds}
         crews = [*ranks.values(), *machines.values()]
         try:
-            begin(ranks, machines)
+            for crew in crews:
+                crew.do("wait", START_SECONDS)
+            for crew in crews:
+                crew.settle()
             rounds(ranks, machines, end)
             return 0 if all(crew.works for crew in crews) else 1
         finally:

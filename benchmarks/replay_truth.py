@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -30,7 +30,6 @@ import torch
 
 from benchmarks import workloads
 from foretrace.graph import Op
-from foretrace.record.host_speed import call_ns
 from foretrace.record.session import record
 from foretrace.record.watch import Watch
 from foretrace.replay.harness.measure import synced_ms
@@ -53,13 +52,11 @@ NCU_S, LONGEST_S = 90.0, 100.0
 """Seconds that Nsight Compute may take, and a stage of a workload without it."""
 FEWEST_PLAIN, PLAIN, PLAIN_MS, PROFILED = 30, 300, 3000.0, 5
 """Steps of a recording: a host that is busy now and then is so in some of them."""
-FEWEST_ROUNDS, ROUNDS_S = 5, 6.5
-"""Rounds of original and paced replay, in turns: as many as fit."""
+SITTINGS, PLAIN_S, TURNS_S, FEWEST_ROUNDS = 3, 0.8, 1.6, 3
+"""How often plain steps are timed anew, for how long, and original and replay in turns after them."""
 FEWEST_IN_A_ROW, IN_A_ROW, TURN_MS = 1, 5, 15.0
 """Steps of each in a row: as many as take that long, since a host's speed changes within tenths of a second. One more
 goes before, since caches hold what ran last."""
-SELDOM = 5
-"""In every so many of the rounds the unpaced replay is timed too, and each of them without a wait between steps."""
 PROFILES, POWERED = 3, 2
 """How often kernels are profiled, and power measured, original and replay in turns."""
 
@@ -105,39 +102,47 @@ def recorded(name: str, out: Path) -> dict[str, Any]:
 
 
 def timed(name: str, out: Path) -> dict[str, Any]:
-    """Time an original and its replay in turns, in a process that was never profiled: that slows it for good."""
+    """Time an original and its replay in turns, in a process that was never profiled: that slows it for good.
+
+    The plain steps of the recording are a minute old, and of another process: by then a host that others use may have
+    another speed. So they are timed anew before the turns, as a recording does it, and set the pace.
+    """
     folder = out / "benchmarks" / name
     tools = harness_of(folder)
     measure = tools["measure"]
     step = made(name)
-    in_a_row = as_many(step, TURN_MS, FEWEST_IN_A_ROW, IN_A_ROW)
+    in_a_row, plain = as_many(step, TURN_MS, FEWEST_IN_A_ROW, IN_A_ROW), as_many(step, PLAIN_S * 1e3, TRIED, PLAIN)
     replay = tools["benchmark"].Benchmark(folder)
+    pace = tools["host"].here.pace
     variants: dict[str, Step] = {"original": step, "paced": replay.step(True), "unpaced": replay.step(False)}
-    times: dict[str, list[list[float]]] = {variant: [] for variant in variants}
+    times: dict[str, list[list[float]]] = {variant: [] for variant in (*variants, "plain")}
     rates: dict[str, list[float]] = {variant: [] for variant in variants}
-    speeds: dict[str, list[float]] = {variant: [] for variant in variants}
-    slowness: list[float] = []
     gc.collect()
     gc.freeze()  # else each turn would begin with a long look at all that was imported
-    started, number = time.monotonic(), 0
-    while number < FEWEST_ROUNDS or time.monotonic() - started < ROUNDS_S:
-        seldom = number % SELDOM == 0
+    for _ in range(SITTINGS):
+        times["unpaced"].append(measure.synced_ms(variants["unpaced"], in_a_row))
+        times["plain"].append(measure.synced_ms(step, plain))
+        pace.slowness = median(times["plain"][-1]) / replay.original["step_ms"]
+        for _ in rounds(TURNS_S):
+            for variant in ("original", "paced"):
+                times[variant].append(measure.synced_ms(variants[variant], in_a_row))
         for variant, run in variants.items():
-            if variant != "unpaced" or seldom:
-                speeds[variant].append(call_ns())
-                times[variant].append(measure.synced_ms(run, in_a_row))
-            if seldom:
-                rates[variant].append(measure.back_to_back_ms(run, in_a_row))
-        slowness.append(tools["host"].here.pace.slowness)
-        number += 1
+            rates[variant].append(measure.back_to_back_ms(run, in_a_row))
     return {
         "step_ms": {variant: median(chain.from_iterable(found)) for variant, found in times.items()},
         "turns_ms": times,
-        "call_ns": speeds,
-        "slowness": slowness,
         "step_ms_back_to_back": {variant: median(found) for variant, found in rates.items()},
         "power": powered(tools, variants) if name in METRICS_OF else {},
     }
+
+
+def rounds(seconds: float) -> Iterator[int]:
+    """Numbers, for so many seconds, but no fewer than a few."""
+    ends = time.monotonic() + seconds
+    for number in count():
+        if number >= FEWEST_ROUNDS and time.monotonic() > ends:
+            return
+        yield number
 
 
 def as_many(step: Step, ms: float, fewest: int, most: int) -> int:

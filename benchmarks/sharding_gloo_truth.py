@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.gloo_truth import all_end_well, fabric, torchrun
+from benchmarks.gloo_commands import all_end_well, fabric, torchrun
 from benchmarks.sharding_gloo_jobs import PHASES, WORLDS, Job, Spec, jobs, owners
 
 WARM, FEWEST, MOST = 2, 6, 60

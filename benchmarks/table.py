@@ -16,7 +16,6 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 H200 = "one NVIDIA H200, a Xeon with 16 cores, Python 3.12, torch 2.11.0+cu130"
 XEON = "a Xeon with 16 cores, Python 3.12, torch 2.11.0"
-CROWDED_XEON = "12 of 16 cores of a Xeon, the others at other work, Python 3.12, torch 2.11.0"
 """Machines that truth was measured on: a benchmark that reads it names one of them as its ``MEASURED_ON``."""
 
 

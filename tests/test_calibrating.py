@@ -146,6 +146,13 @@ def test_exactly_the_calls_of_a_step_are_measured(tmp_path, small):
     assert [found.case.op.name for found in batch.measurements] == ["aten::relu", "aten::tanh"]
 
 
+def test_calls_that_can_t_be_made_are_counted_and_the_first_is_named(tmp_path, small):
+    ops = [Op("aten::cat", ([Tensor((2,), "")] * 2, 0)), Op("aten::relu", (Tensor((8,), "float32"),))]
+    outcome = calibrate(tmp_path, ("device",), 0.01, "cpu", like=Graph(OpTable.of(ops)))
+    said = next(note for note in outcome.notes if "can't be made" in note)
+    assert said.startswith("calls that can't be made here: 1, as aten::cat: a tensor of no known dtype")
+
+
 def test_without_lightgbm_it_measures_and_says_how_to_fit_later(tmp_path, small, monkeypatch):
     monkeypatch.setattr("foretrace.fitting.can_fit", lambda: False)
     outcome = calibrate(tmp_path, minutes=0.005, **FILLS)

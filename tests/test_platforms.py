@@ -27,6 +27,14 @@ def test_a_platform_with_another_s_host_is_one_line(home):
     assert platform.host.calls["aten::mm"].to_launch == 60.0
 
 
+def test_a_platform_without_a_host_takes_another_s(home):
+    platform_folder(home / "bare", without=("host", "fabric"))
+    platform_folder(home / "slow", us=60.0, without=("device", "fabric"))
+    assert ft.platform("bare", host="slow").host.name == "slow"
+    with pytest.raises(ForetraceError, match=r"has no host.json.*another platform's \(--host\)"):
+        ft.platform("bare")
+
+
 def test_a_host_a_platform_or_a_folder_will_do(home, tmp_path):
     platform_folder(home / "fast")
     folder = platform_folder(tmp_path / "elsewhere", us=60.0, without=())

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from foretrace.costs.silent import launches_nothing
 from foretrace.fitting import can_fit, fit
 from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.dispatched import dispatched
+from foretrace.platform.alone import alone_in
 from foretrace.platform.cases import Case
 from foretrace.platform.cases.compiled import COMPILED
 from foretrace.platform.cases.families import FAMILIES
@@ -46,6 +48,8 @@ COMPILED_LEAST = 200.0
 """Seconds that it takes to compile and measure as many of them as a model needs: with less, none is."""
 REHEARSED = 0.5
 """Of the time for the calls of a step, the part in which they are timed in its order."""
+PROBLEM = 120
+"""Characters of what a call says that can't be made: PyTorch goes on for pages."""
 THROTTLED = 0.1
 """Drift of the reference call from which on the measurements are in doubt."""
 
@@ -96,16 +100,17 @@ def calibrate(
         measure_fabric(raw, seconds["fabric"], told)
     if not is_first_rank():
         return outcome  # the other ranks were needed for the fabric only
-    if "device" in ours:
-        describe_device(raw, on, outcome, told)
-        if like:
-            measure_like(raw, on, seconds["device"], like, outcome, told)
-        else:
-            measure_kernels(raw, on, seconds["device"], families, outcome, told)
-        outcome.notes += _drifted(outcome)
-    if "host" in ours:
-        measure_host(raw, on, seconds["host"], outcome, told)
-    outcome.notes += fit(out, parts=ours, told=lambda words: told(Stage(words)))
+    with alone_in(out):
+        if "device" in ours:
+            describe_device(raw, on, outcome, told)
+            if like:
+                measure_like(raw, on, seconds["device"], like, outcome, told)
+            else:
+                measure_kernels(raw, on, seconds["device"], families, outcome, told)
+            outcome.notes += _drifted(outcome)
+        if "host" in ours:
+            measure_host(raw, on, seconds["host"], outcome, told)
+        outcome.notes += fit(out, parts=ours, told=lambda words: told(Stage(words)))
     return outcome
 
 
@@ -197,13 +202,19 @@ def measure_like(raw: Path, on: str | None, seconds: float, like: Graph, outcome
 
         try:
             found = by_case(rehearse(like, seconds * REHEARSED), cases)
-            outcome.families.append(add_measured(found, raw, device))
+            rehearsed = add_measured(found, raw, device)
+            rehearsed.seconds = time.monotonic() - began
+            outcome.families.append(rehearsed)
         except ForetraceError as problem:  # it does not hold what a replay needs
             outcome.notes.append(f"calls are timed one by one: {problem.what}")
     left = max(seconds - (time.monotonic() - began), 1.0)
     report = _reporter(told, time.monotonic(), left)
     each = {case_key(case): case for case in {id(case): case for case in cases.values()}.values()}
-    _add(outcome.families, [measure_cases(each.values(), raw, device, left / 60, report)])
+    alone = measure_cases(each.values(), raw, device, left / 60, report)
+    _add(outcome.families, [alone])
+    if alone.failed:
+        first = shorten(alone.problem, PROBLEM, placeholder=" …")
+        outcome.notes.append(f"calls that can't be made here: {alone.failed:,}, as {first}")
 
 
 def cases_of(like: Graph, kind: str) -> dict[int, Case]:
@@ -238,15 +249,10 @@ def _add(total: list[Progress], more: list[Progress]) -> None:
     """Count a round in."""
     known = {progress.family: progress for progress in total}
     for progress in more:
-        so_far = known.get(progress.family)
-        if so_far is None:
+        if progress.family in known:
+            known[progress.family].join(progress)
+        else:
             total.append(progress)
-            continue
-        so_far.cases += progress.cases
-        so_far.failed += progress.failed
-        so_far.seconds += progress.seconds
-        so_far.spreads += progress.spreads
-        so_far.references += progress.references
 
 
 def held_out_errors(raw: Path) -> dict[str, float]:

@@ -45,6 +45,15 @@ def require_fitter() -> None:
         raise ForetraceError("what models are fitted with is not installed", f"`{INSTALL}`.")
 
 
+def measured_parts(raw: Path) -> list[str]:
+    """The parts of a platform that were measured.
+
+    >>> measured_parts(Path("nowhere"))
+    []
+    """
+    return [part for part, file in RAW_FILES.items() if (raw / file).is_file()]
+
+
 def fit(
     folder: Path,
     raw: Path | None = None,
@@ -69,9 +78,9 @@ def fit(
     What is left to do, for the reader.
     """
     raw = raw or folder / RAW
-    measured = [part for part, file in RAW_FILES.items() if (raw / file).is_file()]
+    measured = measured_parts(raw)
     if not measured:
-        raise ForetraceError(f"{raw} holds no measurements", "`foretrace calibrate --out DIR` makes some.")
+        raise ForetraceError(f"{raw} holds no measurements", f"`foretrace calibrate --out {folder}` makes some.")
     folder.mkdir(parents=True, exist_ok=True)
     notes: list[str] = []
     for part in measured:
@@ -146,7 +155,7 @@ def fit_host(raw: Path, folder: Path, told: Told) -> list[str]:
 
 def fit_fabric(raw: Path, folder: Path, told: Told) -> list[str]:
     """Fit a curve to each kind of collective, and how ranks slow each other."""
-    from foretrace.costs.crowd import fit_crowds
+    from foretrace.costs.crowd import fit_beside, fit_crowds
     from foretrace.costs.curves import fit_curves
 
     runs = _fabric_runs(raw)
@@ -154,8 +163,8 @@ def fit_fabric(raw: Path, folder: Path, told: Told) -> list[str]:
     sources = dict.fromkeys(run.machine.get("provenance", "") for run in runs)
     before = folder / FABRIC
     links = Fabric.read(before).links if before.is_file() else None  # measuring again does not change them
-    measured = fit_curves(exchanges), "; ".join(sources), links, fit_crowds(exchanges)
-    Fabric(folder.resolve().name, *measured).write(folder / FABRIC)
+    shared = fit_crowds(exchanges), fit_beside(exchanges)
+    Fabric(folder.resolve().name, fit_curves(exchanges), "; ".join(sources), links, *shared).write(folder / FABRIC)
     return []
 
 

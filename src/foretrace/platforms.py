@@ -39,8 +39,9 @@ def platform(
         as ``a100``, has its times carried over from the ``h200``. ``h200:hbm=1.5,host=2`` is one with parts of it so
         many times as fast, as in `Platform.scaled`.
     host, fabric
-        The part itself; or the platform whose part it is, by name or folder: it need not have the others. A fabric also
-        by a name of its own, as `foretrace platform list` shows them, or by its file.
+        The part itself; or the platform whose part it is, by name or folder: it need not have the others, and the
+        platform that is given one need not have its own. A fabric also by a name of its own, as
+        `foretrace platform list` shows them, or by its file.
     told
         Told how far the measuring is, where there is some.
 
@@ -51,11 +52,9 @@ def platform(
     'h100-8x'
     """
     name, factors = (on, {}) if isinstance(on, Platform) else _with_factors(str(on))
-    base = name if isinstance(name, Platform) else _named(name, told)
-    whole = base.having(
-        host=host if host is None or isinstance(host, Host) else _host(host, told),
-        fabric=fabric if fabric is None or isinstance(fabric, Fabric) else fabric_named(fabric),
-    )
+    driven_by = host if host is None or isinstance(host, Host) else _host(host, told)
+    base = name if isinstance(name, Platform) else _named(name, driven_by, told)
+    whole = base.having(driven_by, None if fabric is None else fabric_named(fabric))
     return whole.scaled(**factors) if factors else whole
 
 
@@ -76,8 +75,8 @@ def _with_factors(on: str) -> tuple[str, dict[str, float]]:
     return (name, read_factors(said)) if scaled else (on, {})
 
 
-def _named(on: str, told: Told | None) -> Platform:
-    return Platform.named(on) if is_described_only(on) else Platform.read(_folder(on, told))
+def _named(on: str, host: Host | None, told: Told | None) -> Platform:
+    return Platform.named(on) if is_described_only(on) else Platform.read(_folder(on, told), host)
 
 
 def _host(of: Platform | str | Path, told: Told | None) -> Host:

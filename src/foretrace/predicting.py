@@ -95,11 +95,12 @@ def predict(
         check_count(gpus_per_node, "gpus_per_node", MOST_RANKS)
     if world is not None:
         check_count(world, "world", MOST_RANKS)
+        supposed.check_alike()
     where = None if on is None else platform(on, host, fabric, told)
     job = at_hand(what, where.device.kind if where else "cuda", world)
     if where is None and host is None and kernels != "model" and _is_measured(job, world):
         grown = job if world is None else at_world(job, world)
-        forecast = _on_own_machine(grown, fabric, gpus_per_node, step, supposed, was=job.world)
+        forecast = _on_own_machine(grown, fabric, gpus_per_node, step, supposed, None if world is None else job)
     else:
         where = where or platform(USUAL, host, fabric, told)
         forecast = on_platform(job, where, kernels, step, gpus_per_node, world, supposed)
@@ -168,13 +169,13 @@ def _on_own_machine(
     gpus_per_node: int | None,
     step: str | None,
     but: Supposed,
-    was: int,
+    measured: Job | None,
 ) -> Forecast:
-    """A measured job where it was measured, but for what is supposed of it."""
+    """A measured job where it was measured, but for what is supposed of it; or one of another size, made of that."""
     joined, notes = NO_FABRIC, list[str]()
     if fabric is not None or job.world > 1:
         joined, notes = joined_by(fabric, None, job.graphs[0].device, job.world, gpus_per_node)
-    return _noted(keep_machine(job, joined, step, but, gpus_per_node, was), notes)
+    return _noted(keep_machine(job, joined, step, but, gpus_per_node, measured), notes)
 
 
 def on_platform(

@@ -22,7 +22,7 @@ import torch
 
 from foretrace.graph import Graph
 from foretrace.platform.cases import Case
-from foretrace.platform.measurements import Measurement
+from foretrace.platform.measurements import CALL, Measurement
 from foretrace.replaying import benchmark
 
 WARM_UP = 2
@@ -99,6 +99,6 @@ def by_case(times: Mapping[int, list[float]], cases: Mapping[int, Case]) -> list
         alike[id(cases[row])].append(times[row])
     found = []
     for which, case in known.items():
-        repeats = [[("call", round(mean(each), 3))] for each in zip(*alike[which])]
+        repeats = [[(CALL, round(mean(each), 3))] for each in zip(*alike[which])]
         found.append(Measurement(case, cold=repeats, warm=repeats))
     return found

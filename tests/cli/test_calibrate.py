@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import re
 
 import pytest
@@ -46,7 +47,7 @@ def test_no_word_means_all(foretrace, tmp_path, asked):
 
 
 def test_exactly_the_calls_of_a_step_can_be_asked_for(foretrace, tmp_path, asked, trace):
-    assert foretrace("calibrate", "device", "--out", tmp_path, "--for", trace).code == 0
+    assert foretrace("calibrate", "device", "--out", tmp_path / "mine", "--for", trace).code == 0
     assert [op.name for op in asked[0][-1].ops if op.name.startswith("aten")] == ["aten::mm", "aten::relu"]
 
 
@@ -55,8 +56,44 @@ def test_when_stopped_it_says_how_to_go_on(foretrace, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("foretrace.calibrating.calibrate", stopped)
-    ran = foretrace("calibrate", "device", "--out", tmp_path, "--on", "cpu")
-    assert ran.code == 130 and f"stopped; the same command goes on with {tmp_path}" in ran.err
+    words = ("calibrate", "device", "--out", tmp_path, "--on", "cpu")
+    early = foretrace(*words)
+    assert early.code == 130 and early.err == "foretrace: stopped; nothing was measured yet\n"
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "device.json").write_text("{}")
+    later = foretrace(*words)
+    assert later.code == 130 and f"stopped; the same command goes on with {tmp_path}" in later.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--minutes", "nan"), "--minutes is not a number"),
+        (("--minutes", "-1"), "not in the range"),
+        (("--for", "train.py", "--family", "matrix"), "with --for no families are measured"),
+    ],
+)
+def test_what_can_t_be_meant_is_refused_before_anything_is_measured(foretrace, tmp_path, asked, options, said):
+    ran = foretrace("calibrate", "device", "--out", tmp_path / "mine", *options)
+    assert ran.code == 2 and said in ran.err and not asked and not (tmp_path / "mine").exists()
+
+
+def test_a_full_disk_is_said_so(foretrace, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("foretrace.calibrating.calibrate", full)
+    ran = foretrace("calibrate", "--out", tmp_path / "mine")
+    assert ran.code == 2 and "nothing more can be written to" in ran.err and "No space left on device" in ran.err
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(foretrace, tmp_path, asked):
+    (tmp_path / "job.json").write_text("{}")
+    for words in (("calibrate",), ("platform", "fabric", "--from", tmp_path / "nccl.log")):
+        ran = foretrace(*words, "--out", tmp_path)
+        assert ran.code == 2 and "holds something else than a platform (job.json)" in ran.err
+    assert not asked and [path.name for path in tmp_path.iterdir()] == ["job.json"]
 
 
 def test_of_the_ranks_of_a_torchrun_one_speaks(foretrace, tmp_path, asked, monkeypatch):

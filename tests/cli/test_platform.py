@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from foretrace.costs.exact import Exact, Timed
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.folder import VERSION
 from tests.machines import platform_folder
@@ -68,6 +69,22 @@ def test_json_has_the_documented_words(foretrace, mine, request):
     assert words["device"]["reached"] == {"float32": 0.8, "memory": 0.8}
     assert words["host"]["calls"]["aten::mm"] == 12.0
     assert words["families"]["matrix"]["gmae"] == 0.021
+
+
+def test_calls_that_were_timed_as_they_are_are_counted(foretrace, mine):
+    Exact({"one": Timed.as_recorded([("k", 4.0)])}).write(mine / "models")
+    assert re.search(r"exact +1 call +of steps", foretrace("platform", "show", "mine").out)
+    (mine / "models" / "exact.json.gz").write_bytes(b"damaged")
+    ran = foretrace("platform", "show", "mine")
+    assert ran.code == 2 and "exact.json.gz does not hold timed calls" in ran.err
+
+
+def test_a_figure_that_is_zero_on_one_platform_is_compared_without_a_ratio(foretrace, mine, tmp_path):
+    free = platform_folder(tmp_path / "free", us=0.0)
+    words = json.loads(foretrace("platform", "compare", free, "mine", "--json").out)
+    (call,) = [row for row in words["figures"] if row["name"] == "aten::mm"]
+    assert call["values"] == [0.0, 12.0] and call["ratio"] is None
+    assert "nan" not in foretrace("platform", "compare", free, "mine").out
 
 
 def test_two_platforms_are_compared_figure_by_figure(foretrace, mine, tmp_path):

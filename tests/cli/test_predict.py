@@ -137,3 +137,16 @@ def test_a_script_of_one_rank_finds_its_group(foretrace, tmp_path):
     assert json.loads(foretrace("predict", script, "--world", "4", "--json").out)["exposed_communication_ms"] > 0
     rows = json.loads(foretrace("predict", script, "--world", "1,2,8", "--json").out)["scaling"]
     assert rows[2]["step_ms"] > rows[0]["step_ms"]
+
+
+@pytest.mark.parametrize("asked", ["os.environ['RANK']", "dist.init_process_group('gloo')"])
+def test_a_script_that_torchrun_starts_is_told_to_name_its_world(foretrace, tmp_path, asked):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        f"def make_step():\n    {asked}\n"
+        "    return lambda: dist.all_reduce(torch.ones(1 << 20, device='cuda'))\n"
+    )
+    refused = foretrace("predict", script)
+    assert refused.code == 2 and "--world N" in refused.err
+    assert json.loads(foretrace("predict", script, "--world", "4", "--json").out)["exposed_communication_ms"] > 0

@@ -12,6 +12,8 @@ import torch
 from foretrace.record.session import record
 from foretrace.replaying import benchmark as write
 
+pytestmark = pytest.mark.usefixtures("warmed")
+
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory):

@@ -6,16 +6,18 @@ import subprocess
 import sys
 import urllib.request
 
+from tests.processes import PATIENCE_S, started
+
 
 def test_a_folder_is_shown_until_it_is_stopped(tmp_path):
     command = [sys.executable, "-m", "foretrace", "ui", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shown:
+    with started(command, stdout=subprocess.PIPE) as shown:
         line = shown.stdout.readline()
         address = re.match(r"http://127\.0\.0\.1:\d+/", line)[0]
-        with urllib.request.urlopen(address, timeout=20) as answer:
+        with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
             assert "Nothing here yet" in answer.read().decode()
         shown.send_signal(2)
-        assert shown.wait(20) == 130
+        assert shown.wait(PATIENCE_S) == 130
 
 
 def test_a_folder_that_is_not_there_is_named(foretrace, tmp_path):

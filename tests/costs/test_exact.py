@@ -4,7 +4,7 @@ from foretrace.costs.exact import FILE, Exact, Timed
 from foretrace.graph import ForetraceError, Op, Tensor, Tf32
 from foretrace.platform.cases import Case
 from foretrace.platform.cases.recorded import case_key
-from foretrace.platform.measurements import Measurement
+from foretrace.platform.measurements import CALL, Measurement
 
 SEEN = Measurement(
     Case(Op("aten::relu", (Tensor((8,), "float32"),))),
@@ -20,6 +20,13 @@ def test_written_and_read_it_says_the_same(tmp_path):
     assert found is not None
     assert (found.kernels, found.cold_us.tolist(), found.warm_us.tolist()) == (["a", "b"], [5.0, 1.0], [2.0, 1.0])
     assert other is None
+
+
+def test_calls_of_processors_take_the_mean_over_processes_and_a_fast_one_counts_no_more_than_a_slow_one():
+    case = Case(Op("aten::relu", (Tensor((8,), "float32"),)))
+    fast, slow = ([[(CALL, us)]] * repeats for us, repeats in ((10.0, 8), (20.0, 4)))
+    found = Exact.measured([Measurement(case, cold=fast, warm=fast), Measurement(case, cold=slow, warm=slow)])
+    assert [timed.cold_us.tolist() for timed in found.calls.values()] == [[15.0]]
 
 
 def test_without_a_file_nothing_was_timed(tmp_path):

@@ -1,12 +1,16 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from costs.made_up import relu, relu_us, relus, write
 
+from foretrace.costs import fit
 from foretrace.costs.device import FALLBACK, MEASURED, MODEL, models, price_kernels
 from foretrace.costs.families import FAMILIES
 from foretrace.costs.families.compiled import Compiled
 from foretrace.costs.fit import fit_family, fit_models
 from foretrace.costs.model import Model
+from foretrace.costs.net_fit import EFFORTS
 from foretrace.costs.rows import rows_of
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.platform.cases import Case
@@ -15,6 +19,15 @@ from foretrace.platform.measurements import Measurement
 from foretrace.platform.platform import Platform
 
 H200 = Device.named("h200")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """A few small trees and few updates of nets: what is fitted here follows a simple rule."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "SIZES", {0: (100, 15)})
+        patch.setitem(EFFORTS, "cpu", replace(EFFORTS["cpu"], steps=40))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +162,25 @@ def _damaged(folder, tmp_path, **changed):
     np.savez(tmp_path / "elementwise.npz", **arrays)
     with pytest.raises(ForetraceError, match="is not a fitted model"):
         Model.read(tmp_path, "elementwise")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"spread.low": np.zeros(6, complex)},
+        {"spread.high": np.full(6, 1e300)},
+        {"spread.edges_us": np.zeros((5, 1))},
+        {"most_roof_us": np.array(np.nan)},
+        {"pattern.leaf": np.array(0.0)},
+        {"kind": np.array("roofline"), "roofline.ops": np.zeros(0), "roofline.rates": np.zeros((0, 2, 3))},
+        {"kind": np.array("roofline"), "roofline.ops": np.array(0.0), "roofline.rates": np.zeros((1, 2, 3))},
+        {"kind": np.array("roofline"), "roofline.ops": np.zeros(1), "roofline.rates": np.full((1, 2, 3), np.nan)},
+        {"kind": np.array("roofline"), "roofline.ops": np.zeros(1), "roofline.rates": np.array([["a"] * 3] * 2)},
+    ],
+    ids=str,
+)
+def test_numbers_of_another_shape_or_none_at_all_are_refused(fitted, tmp_path, changed):
+    _damaged(fitted[0], tmp_path, **changed)
 
 
 def test_trees_that_lead_out_of_the_file_or_nowhere_are_refused(fitted, tmp_path):

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setitem(EFFORTS, "cpu", Effort(2, 1, 32, 64, 600, 1000, 1e-2, 1e-4))
+    monkeypatch.setitem(EFFORTS, "cpu", Effort(2, 1, 32, 64, 600, 1000, 1e-2, 1e-4, 0.0))
 
 
 def answers(layers, x):
@@ -47,7 +47,7 @@ def test_the_same_rows_give_the_same_nets(quick):
 def test_every_row_of_whole_batches_is_gone_over_once_a_round():
     x = torch.arange(12.0)[:, None]
     layers = [(torch.zeros(1, 1, 1, requires_grad=True), torch.zeros(1, 1, 1, requires_grad=True))]
-    descent = Descent(layers, x, x, Effort(1, 0, 1, 4, 3, 1, 1e-3, 0.0))
+    descent = Descent(layers, x, x, Effort(1, 0, 1, 4, 3, 1, 1e-3, 0.0, 0.0))
     descent.go()
     assert (descent.batches, descent.steps, int(descent.made)) == (3, 3, 3)
     assert sorted(descent.order[0].tolist()) == list(range(12))

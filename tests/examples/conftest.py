@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import warm
+
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture
 def run_example() -> Callable[..., str]:
-    """Run an example as a user would and return what it prints; ``ranks`` puts it under torchrun."""
+    """Run an example as a user would and return what it prints."""
 
-    def run(script: str, *options: str, ranks: int = 0) -> str:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
-        command = [sys.executable, *launcher, str(FOLDER / script), *options]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
+    def run(script: str, *options: str) -> str:
+        done = warm.run([sys.executable, str(FOLDER / script), *options])
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -44,9 +44,9 @@ def test_an_example_runs_as_a_script_with_no_options(script, run_example):
     assert run_example(script, "--steps", "25").count("ms a step") == 2
 
 
-@pytest.mark.parametrize("option", ["--ddp", "--fsdp"])
-def test_gpt_trains_on_two_ranks(option, run_example):
-    assert run_example("gpt.py", option, "--steps", "2", ranks=2).count("loss") == 1
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "hybrid"])
+def test_of_two_ranks_under_torchrun_one_says_how_it_went(name, on_two_ranks):
+    assert on_two_ranks(name).with_suffix(".txt").read_text().count("loss") == 1
 
 
 def test_sizes_are_those_of_the_literature():

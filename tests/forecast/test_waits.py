@@ -26,14 +26,32 @@ def test_a_sync_that_a_profile_shows_inside_a_call_counts() -> None:
 def test_a_stream_that_waits_for_an_event_waits_for_the_work_before_the_event() -> None:
     event, main, side = Constant("event", "0"), Constant("stream", "0"), Constant("stream", "1")
     found = of(
-        Op("aten::mm"),
+        Op("aten::mm", (GPU,)),
         Op("cuda::event_record", (event, main)),
-        Op("aten::mm"),
+        Op("aten::mm", (GPU,)),
         Op("cuda::stream_wait_event", (side, event)),
-        Op("aten::relu"),
-        Op("aten::mm", stream=1),
+        Op("aten::relu", (GPU,)),
+        Op("aten::empty", (), outputs=(GPU,), stream=1),  # gives the stream nothing to do
+        Op("aten::mm", (GPU,), stream=1),
     )
-    assert found.streams.tolist() == [[0, 3]]
+    assert found.streams.tolist() == [[0, 4]]
+
+
+def test_a_wait_for_a_collective_holds_the_work_of_its_own_stream() -> None:
+    sent = Tensor((4,), "float32", "cuda:0", storage=1)
+    work = Constant("work", "7")
+
+    def held(stream: int) -> list[list[int]]:
+        return of(
+            Op("c10d::reduce_scatter_", ([sent],), outputs=(work,), stream=3),
+            Op("c10d::wait", (work,), stream=stream),
+            Op("aten::as_strided", (sent,), outputs=(sent,), stream=3),
+            Op("aten::mm", (GPU,)),
+            collectives=[Collective("reduce_scatter", "0", 16, -1, 0, (0, 1))],
+        ).streams.tolist()
+
+    assert held(0) == [[0, 2]]
+    assert held(3) == []
 
 
 def test_an_event_that_nobody_recorded_holds_nobody() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from execution_traces import step, trace, write
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import job, rank
 
@@ -201,7 +201,7 @@ def test_a_cut_file_says_at_which_node(tmp_path: Path):
         read_chakra(path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.integers(0, 100_000), st.binary(min_size=1, max_size=6))
 def test_bytes_changed_anywhere_give_a_graph_or_one_line(tmp_path: Path, at: int, patch: bytes):
     (path,) = write_chakra(Job([rank(0)]), tmp_path)

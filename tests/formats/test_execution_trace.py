@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from execution_traces import node, scaffold, step, tensor, trace, write
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.formats.execution_trace import read_execution_trace
@@ -228,7 +228,7 @@ junk = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.data())
 def test_a_damaged_trace_gives_a_graph_or_one_line(tmp_path: Path, data: st.DataObject):
     content: Any = copy.deepcopy(trace(step(), data.draw(st.sampled_from(SCHEMAS))))
@@ -255,7 +255,7 @@ def test_a_damaged_trace_gives_a_graph_or_one_line(tmp_path: Path, data: st.Data
         assert "et.json" in str(error)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(st.integers(0, 10_000), st.binary(max_size=6))
 def test_bytes_changed_anywhere_give_a_graph_or_one_line(tmp_path: Path, at: int, patch: bytes):
     text = json.dumps(trace(step(), "1.1.1")).encode()

@@ -85,11 +85,11 @@ def test_a_bomb_is_refused_soon_and_in_little_memory(tmp_path: Path, first: byte
     member = gzip.compress(b" " * (1 << 27))
     bomb.write_bytes(gzip.compress(first) + member * 80)  # 10 GB
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ForetraceError, match=r"bomb\.json\.gz (unpacks to over|is not JSON)"):
         for _ in json_pieces(bomb):
             pass
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 

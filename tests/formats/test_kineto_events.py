@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import Trace, training_step
 
@@ -176,7 +176,7 @@ def test_a_chunk_cut_at_what_only_looks_like_an_event_is_read_all_the_same(
 SMALL = training_step(rank=0, world=2).text()
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.binary(max_size=4)), max_size=4), st.integers(0, len(SMALL))
 )
@@ -208,7 +208,7 @@ FIELDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 20), st.sampled_from(FIELDS), JUNK)
 def test_any_value_in_any_field_is_read_or_refused(tmp_path: Path, at: int, field: str, junk: object) -> None:
     trace = training_step(rank=0, world=2)
@@ -218,7 +218,7 @@ def test_any_value_in_any_field_is_read_or_refused(tmp_path: Path, at: int, fiel
     assert len(list(graph.ops)) + len(graph.calls) + len(graph.kernels) >= len(trace.events) - 1
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(["distributedInfo", "deviceProperties", "baseTimeNanoseconds", "schemaVersion"]), JUNK)
 def test_any_value_in_the_head_is_no_harm(tmp_path: Path, field: str, junk: object) -> None:
     trace = training_step()

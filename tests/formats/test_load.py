@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import Trace, training_step
 
@@ -183,7 +183,7 @@ with SMALL.op("aten::mm"):
 TEXT = SMALL.text()
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, len(TEXT)), st.binary(max_size=8), st.integers(0, 20))
 def test_damaged_files_give_a_job_or_one_clear_error(tmp_path: Path, at: int, new: bytes, dropped: int) -> None:
     (tmp_path / "rank0.json").write_bytes(TEXT[:at] + new + TEXT[at + dropped :])
@@ -195,7 +195,7 @@ def test_damaged_files_give_a_job_or_one_clear_error(tmp_path: Path, at: int, ne
         assert len(found.graphs) == 1
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=100)
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_any_json_is_a_job_or_one_clear_error(tmp_path: Path, content: object) -> None:
     (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": content}))

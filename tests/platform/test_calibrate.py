@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
-from foretrace.graph import ForetraceError
+from foretrace.graph import ForetraceError, Op
+from foretrace.platform.cases import Case
 from foretrace.platform.cases.families import FAMILIES
 from foretrace.platform.measure import calibrate as module
 from foretrace.platform.measure.calibrate import Progress, calibrate, slowed
 from foretrace.platform.measure.clocks import HostClock
-from foretrace.platform.measurements import Batch, open_batch, read_batches
+from foretrace.platform.measurements import Batch, Measurement, open_batch, read_batches
 
 CPU = torch.device("cpu")
 
@@ -21,10 +24,13 @@ def few(monkeypatch):
     monkeypatch.setattr(HostClock, "flush", lambda clock: None)
 
 
-def test_all_families_are_measured_for_real_and_share_the_time(tmp_path, few):
-    done = calibrate(tmp_path, CPU, minutes=0.12)
-    assert [progress.family for progress in done] == list(FAMILIES)
-    assert [progress.family for progress in done if progress.failed or not progress.cases] == []
+def test_all_families_are_measured_for_real(tmp_path, few):
+    left, runs = list(FAMILIES), 0
+    while left and runs < 20:  # a busy machine takes several
+        done = calibrate(tmp_path, CPU, minutes=0.12 * len(left) / len(FAMILIES), families=left)
+        assert [progress.family for progress in done] == left
+        assert [progress.problem for progress in done if progress.failed] == []
+        left, runs = [progress.family for progress in done if not progress.cases], runs + 1
     for name in FAMILIES:
         found = [m for batch in read_batches(tmp_path / f"{name}.jsonl.gz") for m in batch.measurements]
         assert found and all(m.us("cold") > 0 and m.us("warm") > 0 for m in found)
@@ -36,6 +42,21 @@ def test_a_second_run_goes_on_after_the_first(tmp_path, few):
     batches = read_batches(tmp_path / "fills.jsonl.gz")
     assert [batch.first for batch in batches] == [2 * n for n in range(len(batches))]
     assert len(batches) > 1
+
+
+def test_where_the_time_is_short_a_second_run_begins_with_what_the_first_left_out(tmp_path, monkeypatch):
+    measured = []
+
+    def long(path, cases, batch, device, until):
+        measured.append(path.name)
+        open_batch(path, batch)
+        time.sleep(0.1)
+        return batch
+
+    monkeypatch.setattr(module, "measure_batch", long)
+    for _ in range(2):
+        calibrate(tmp_path, CPU, minutes=0.05 / 60, families=["fills", "softmax"])
+    assert measured == ["fills.jsonl.gz", "softmax.jsonl.gz"]
 
 
 def test_a_batch_that_took_the_machine_down_is_not_tried_again(tmp_path, few, monkeypatch):
@@ -67,3 +88,14 @@ def test_a_device_that_slows_down_shows_in_the_reference():
     steady, throttled = Progress("matrix", references=[10.0, 10.1]), Progress("fills", references=[12.5])
     assert slowed([steady]) < 0.02
     assert slowed([steady, throttled]) == pytest.approx(0.25)
+
+
+def test_progress_says_what_failed_and_how_far_repeats_lie_apart_where_there_are_some():
+    relu, broken = Case(Op("aten::relu")), Case(Op("aten::cat"))
+    once = Measurement(relu, cold=[[("k", 1.0)]])
+    early, late = Progress("some"), Progress("some")
+    early.add(Batch(0, 1, {}, [once]))
+    assert early.spread is None
+    late.add(Batch(1, 3, {}, [Measurement(relu, cold=[[("k", 4.0)], [("k", 6.0)]]), Measurement(broken, error="no")]))
+    early.join(late)
+    assert (early.cases, early.failed, early.problem, early.spread) == (2, 1, "aten::cat: no", 0.4)

@@ -35,7 +35,7 @@ def shapes_only(value):
 
 
 @families
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(number=st.integers(0, 10**6))
 def test_every_case_for_the_cpu_runs_on_it(family, number):
     case = case_number(family, number, most=2**14, kind="cpu")
@@ -44,7 +44,7 @@ def test_every_case_for_the_cpu_runs_on_it(family, number):
 
 
 @families
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(number=st.integers(0, 10**6))
 def test_every_case_for_a_gpu_is_a_call_that_pytorch_accepts(family, number):
     op = case_number(family, number, most=2**29, kind="cuda").op
@@ -54,7 +54,7 @@ def test_every_case_for_a_gpu_is_a_call_that_pytorch_accepts(family, number):
 
 
 @families
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(number=st.integers(0, 10**6), most=st.sampled_from([2**16, 2**22, 2**29]))
 def test_a_case_stays_within_what_it_may_hold(family, number, most):
     case = case_number(family, number, most, kind="cuda")
@@ -86,7 +86,7 @@ def test_sizes_lie_in_their_range_and_powers_of_two_and_odd_ones_both_come():
     assert sum(size % 8 != 0 for size in sizes) > 20
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.text(max_size=5), dims=st.integers(1, 4), high=st.integers(1, 10**6))
 def test_a_shape_holds_no_more_elements_than_asked_for(seed, dims, high):
     shape = Draw(seed, most=2**20, kind="cuda").shape(dims, low=1, high=high)

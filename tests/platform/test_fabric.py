@@ -11,8 +11,16 @@ import pytest
 from foretrace.costs.collectives import predict
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Curve, Fabric
-from foretrace.platform.fabric_measurements import FABRIC_FILE, WORK, Exchange, add_exchanges, open_run, read_runs
-from foretrace.platform.measure.fabric import joined
+from foretrace.platform.fabric_measurements import (
+    BESIDE,
+    FABRIC_FILE,
+    WORK,
+    Exchange,
+    add_exchanges,
+    open_run,
+    read_runs,
+)
+from foretrace.platform.measure.fabric import _shared, joined
 from foretrace.platform.measure.fabric_calls import KINDS
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -31,7 +39,7 @@ def measured(tmp_path_factory):
 @pytest.mark.slow
 def test_all_kinds_are_measured_between_two_processes(measured):
     (run,) = read_runs(measured / "raw" / FABRIC_FILE)
-    assert {exchange.kind for exchange in run.exchanges} == {*KINDS, WORK}
+    assert {exchange.kind for exchange in run.exchanges} == {*KINDS, WORK, BESIDE}
     assert {(one.ranks, one.nodes) for one in run.exchanges if one.kind != WORK} == {(2, 1)}
     assert all(us > 0 for exchange in run.exchanges for us in exchange.us)
     assert run.machine["provenance"].startswith("gloo between 2 ranks on")
@@ -50,6 +58,23 @@ def test_it_is_known_how_processes_slow_each_other(measured):
     alone, two = Fabric.read(measured / "fabric.json").crowd
     assert (alone.ranks, alone.slower, alone.behind) == (1, 1.0, 0.0)
     assert two.ranks == 2 and two.slower > 0.5 and two.behind > 0
+
+
+@pytest.mark.slow
+def test_it_is_known_how_work_and_exchanges_slow_each_other(measured):
+    beside = Fabric.read(measured / "fabric.json").beside
+    assert beside is not None and beside.work >= 1.0 and beside.transfer >= 1.0
+
+
+@pytest.mark.parametrize("kind, shared", [("all_reduce", 2.0), ("broadcast", 3.0)])
+def test_who_came_last_says_what_a_collective_takes_but_for_one_that_only_sends(kind, shared):
+    class Other:
+        """The rank beside this one, which took 2 seconds."""
+
+        def agreed(self, number: float) -> float:
+            return max(number, 2.0 if number > 0 else -2.0)
+
+    assert _shared(kind, 3.0, outside=False, world=Other()) == shared
 
 
 def test_alone_a_process_is_told_how_to_start_several(monkeypatch):
@@ -79,6 +104,11 @@ def curve(**changes):
         ({"gbps": -1.0}, r"'curves\[0\].gbps' holds -1.0"),
         ({"knots": ((1024.0,),)}, r"'curves\[0\].knots\[0\]' holds \[1024.0\]"),
         ({"ranks": 1.5}, r"'curves\[0\].ranks' holds 1.5"),
+        ({"ranks": 1}, r"'curves\[0\]' has one rank"),
+        ({"nodes": 3}, r"'curves\[0\]' has 2 ranks on 3 nodes"),
+        ({"knots": ()}, r"'curves\[0\]' has no knots"),
+        ({"knots": ((2048.0, 1.0), (1024.0, 1.0))}, r"'curves\[0\]' has knots that do not rise"),
+        ({"kind": "shout"}, r"'curves\[0\]' is of 'shout', which is no collective"),
     ],
 )
 def test_a_damaged_fabric_says_which_field(tmp_path, change, said):

@@ -42,6 +42,8 @@ def test_what_is_written_is_read(tmp_path):
         ({"teeth": True}, "the field 'teeth' holds True; it should be a whole number"),
         ({"wear": "much"}, "the field 'wear' holds 'much'; it should be a number"),
         ({"wear": -1.0}, "the field 'wear' holds -1.0; it should be finite and not negative"),
+        ({"wear": 10**400}, "the field 'wear' holds 1000"),
+        ({"teeth": 10**30}, "the field 'teeth' holds 1000000000000000000000000000000; it should be at most 9,007,"),
         ({"spokes": {}}, "the field 'spokes' holds {}; it should be a list"),
         ({"spokes": [3]}, "the field 'spokes[0]' holds 3; it should be an object"),
         ({"spokes": [{"length": 1}, {}]}, "the field 'spokes[1].length' is missing"),

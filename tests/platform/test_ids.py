@@ -14,7 +14,7 @@ spreads = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(spread=spreads, rows=st.integers(1, 10**6))
 def test_there_are_as_many_ids_as_asked_for_and_all_lie_in_the_table(spread, rows):
     ids = draw_ids(spread, rows, "cpu")

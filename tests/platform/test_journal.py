@@ -26,6 +26,21 @@ def test_what_was_cut_off_while_writing_is_left_out(tmp_path):
         assert list(lines(path)) == ['{"n":1}']
 
 
+def test_what_there_is_no_room_for_leaves_the_file_as_it_was(tmp_path):
+    resource = pytest.importorskip("resource")
+    path, many = tmp_path / "some", [{"n": number * 7919 % 10007} for number in range(9000)]
+    append(path, [{"n": 1}])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
+    try:
+        with pytest.raises(OSError, match="large"):
+            append(path, many)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    append(path, [{"n": 2}])
+    assert list(lines(path)) == ['{"n":1}', '{"n":2}']
+
+
 def test_what_is_packed_is_read_first_and_gone_on_with(tmp_path):
     path = tmp_path / "some.jsonl.gz"
     assert not exists(path)

@@ -55,6 +55,7 @@ def test_links_of_one_s_own_are_a_fabric_too(tmp_path):
         ("inside", "gbps", 0, "'inside.gbps' holds 0"),
         ("network", "nics", 1.5, "'network.nics' holds 1.5"),
         ("inside", "reduces", "yes", "'inside.reduces' holds 'yes'"),
+        ("inside", "kind", "magic", "'inside.kind' holds 'magic'"),
         ("network", "cards", 8, "'network.cards' means nothing"),
     ],
 )

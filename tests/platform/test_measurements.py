@@ -28,7 +28,7 @@ def write(path, batch):
     close_batch(path, batch)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cold=repeats, warm=repeats, family=st.sampled_from(list(FAMILIES)), number=st.integers(0, 1000))
 def test_what_is_written_is_read(tmp_path_factory, cold, warm, family, number):
     path = tmp_path_factory.mktemp("m") / "x.jsonl.gz"
@@ -109,3 +109,8 @@ def test_a_damaged_call_inside_a_batch_is_named_by_file_and_line(tmp_path):
     path.write_bytes(gzip.compress(b"\n".join(lines)))
     with pytest.raises(ForetraceError, match=r"matrix\.jsonl\.gz: line 3 is not a measurement"):
         read_batches(path)
+
+
+def test_of_many_repeats_the_odd_ones_do_not_make_the_spread():
+    repeats = [[("call", 10.0 + place % 3)] for place in range(97)] + [[("call", 9000.0)]] * 3
+    assert Measurement(Case(Op("aten::relu")), cold=repeats).spread("cold") == pytest.approx(2 / 11)

@@ -20,6 +20,7 @@ from foretrace.graph import ForetraceError
 from foretrace.questions.sweep_points import Point, Sweep, judged
 from foretrace.questions.sweeping import sweep
 from tests.graph.edits.agreement import sketched
+from tests.processes import PATIENCE_S, started
 
 SETS = {"batch": [64, 256], "pooling": [2, 4]}
 
@@ -167,33 +168,35 @@ def test_a_price_of_nobody_is_refused() -> None:
 
 def below(pid: int) -> list[int]:
     """The processes that a process has started, and those that they have."""
-    started = [
-        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
-    ]
-    return [*started, *(each for child in started for each in below(child))]
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    except OSError:  # it has ended meanwhile
+        return []
+    return [*children, *(each for child in children for each in below(child))]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def workers(pid: int) -> list[int]:
-    return [child for child in below(pid) if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in below(pid) if b"spawn_main" in command_of(child)]
 
 
 def test_an_interrupted_sweep_ends_without_a_word(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "foretrace",
-        "sweep",
-        str(tmp_path),
-        "--set",
-        "batch=" + ",".join(map(str, range(1, 99))),
-    ]
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*command, "--workers", "2"], start_new_session=True, **piped) as running:
-        patience = time.monotonic() + 30
-        while len(workers(running.pid)) < 2 and time.monotonic() < patience:
-            time.sleep(0.002)
+    words = ["sweep", str(tmp_path), "--set", "batch=" + ",".join(map(str, range(1, 99))), "--workers", "2"]
+    command = [sys.executable, "-m", "foretrace", *words]
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        patience = time.monotonic() + PATIENCE_S
+        while len(workers(running.pid)) < 2:
+            assert running.poll() is None and time.monotonic() < patience
+            time.sleep(0.01)
         os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the workers as well
-        assert running.communicate(timeout=30) == (b"", b"") and running.returncode == 130
+        assert running.communicate(timeout=PATIENCE_S) == ("", "") and running.returncode == 130
 
 
 def test_what_is_wrong_with_a_file_is_told_by_whichever_process_reads_it(tmp_path: Path) -> None:
@@ -216,9 +219,7 @@ def test_a_ray_cluster_gives_the_same_points_and_loses_none_with_a_worker(
 
     def kill_a_worker(done: int, of: int) -> None:
         if not lost:
-            lost.append(
-                next(pid for pid in below(os.getpid()) if b"Swept" in Path(f"/proc/{pid}/cmdline").read_bytes())
-            )
+            lost.append(next(pid for pid in below(os.getpid()) if b"Swept" in command_of(pid)))
             os.kill(lost[0], signal.SIGKILL)
 
     monkeypatch.setattr("foretrace.questions.on_ray._connected", lambda address: ray)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.graph import ForetraceError, Indices, Job, Op, Storage
@@ -141,7 +141,7 @@ def test_a_job_of_no_possible_size_is_refused(copy: Path, world: object) -> None
         load_recording(copy)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250)
 @given(st.data())
 def test_whatever_a_file_holds_the_answer_is_a_job_or_an_error_of_ours(copy: Path, data: st.DataObject) -> None:
     path = copy / data.draw(st.sampled_from(PLACES))
@@ -157,7 +157,7 @@ def test_whatever_a_file_holds_the_answer_is_a_job_or_an_error_of_ours(copy: Pat
             assert str(copy) in str(error)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(st.data())
 def test_bytes_that_flip_on_the_disk_are_noticed_or_harmless(copy: Path, data: st.DataObject) -> None:
     path = copy / data.draw(st.sampled_from(PLACES))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from foretrace.graph import ForetraceError
 from foretrace.record.launch import launch
 from foretrace.record.recording import load_recording
+from tests.processes import PATIENCE_S, started
 from tests.record.jobs import FORETRACE, SHORT, SHORT_STEPS, foretrace, run_recorded, script
 
 PYTHON = sys.executable
@@ -25,11 +27,10 @@ def left_in(folder: Path) -> list[str]:
 
 
 def wait_for(path: Path) -> None:
-    for _ in range(600):
-        if path.exists():
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{path} never came")
+    patience = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < patience, f"{path} never came"
+        time.sleep(0.05)
 
 
 def test_a_plain_script_is_recorded_unchanged_and_trains_to_its_end(tmp_path: Path) -> None:
@@ -87,10 +88,10 @@ def test_a_rank_that_was_not_recorded_is_said(tmp_path: Path) -> None:
 def test_ending_the_recorder_ends_the_job(tmp_path: Path) -> None:
     train = script(tmp_path, "import time\nprint('began', flush=True)\ntime.sleep(60)\n")
     command = [PYTHON, "-m", "foretrace.record", "--out", str(tmp_path / "r"), "--", PYTHON, train]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as recorder:
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as recorder:
         assert recorder.stdout is not None and recorder.stdout.readline() == "began\n"
         recorder.terminate()
-        _, said = recorder.communicate(timeout=30)
+        _, said = recorder.communicate(timeout=PATIENCE_S)
     assert recorder.returncode == 2 and "exit code 143" in said
     assert left_in(tmp_path) == []
 
@@ -166,10 +167,10 @@ def test_recording_works_without_the_command_line_s_packages(tmp_path: Path) -> 
     assert load_recording(tmp_path / "r").graphs
 
 
-def start(out: Path, train: Path) -> subprocess.Popen[str]:
+def recording(out: Path, train: Path) -> AbstractContextManager[subprocess.Popen[str]]:
     schedule = [text for name, count in SHORT.items() for text in (f"--{name}", str(count))]
     command = [*FORETRACE, "record", "--out", str(out), *schedule, "--", PYTHON, str(train)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    return started(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 SIGNALLED = """
@@ -181,7 +182,8 @@ for count in range(40):
         (here / "paused").touch()
         while not (here / "go").exists():
             time.sleep(0.05)
-(here / "trained").write_text(str(count + 1))
+(here / "counted").write_text(str(count + 1))
+(here / "counted").rename(here / "trained")
 """
 
 
@@ -191,12 +193,12 @@ def test_a_killed_recorder_harms_neither_the_job_nor_earlier_recordings(tmp_path
     runs = tmp_path / "runs"
     (runs / "earlier").mkdir(parents=True)
     (runs / "earlier" / "job.json").write_text("precious")
-    process = start(runs / "r", script(tmp_path, SIGNALLED.format(pause=pause)))
-    wait_for(tmp_path / "paused")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    (tmp_path / "go").touch()
-    wait_for(tmp_path / "trained")
+    with recording(runs / "r", script(tmp_path, SIGNALLED.format(pause=pause))) as process:
+        wait_for(tmp_path / "paused")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        (tmp_path / "go").touch()
+        wait_for(tmp_path / "trained")
     assert (tmp_path / "trained").read_text() == "40"
     assert (runs / "earlier" / "job.json").read_text() == "precious"
     assert not (runs / "r").exists(), "nothing stands under the final name"
@@ -215,9 +217,9 @@ except KeyboardInterrupt:
     time.sleep(1)
     (here / "saved").touch()
 """
-    process = start(tmp_path / "r", script(tmp_path, saving))
-    wait_for(tmp_path / "paused")
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait() == 2
+    with recording(tmp_path / "r", script(tmp_path, saving)) as process:
+        wait_for(tmp_path / "paused")
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 2
     assert (tmp_path / "saved").exists()
     assert not (tmp_path / "r").exists()

@@ -44,8 +44,7 @@ def test_what_is_recorded_is_the_step(tmp_path: Path) -> None:
     (graph,) = ft.load(ft.record(small_step(), tmp_path / "r", **SHORT)).graphs
     assert {op.phase for op in graph.ops} == {"forward", "backward", "optimizer"}
     assert [op.name for op in graph.ops].count("aten::addmm") == 1
-    assert len(graph.plain.synced_ms) == len(graph.plain.call_ns) == 2 and len(graph.plain.back_to_back_ms) == 1
-    assert graph.plain.typical_call_ns is not None and 1.0 < graph.plain.typical_call_ns < 1e5
+    assert len(graph.plain.synced_ms) == 2 and len(graph.plain.back_to_back_ms) == 1
     assert min(graph.plain.synced_ms) > 0 and graph.slowdown > 0
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,18 +12,29 @@ import torch
 import foretrace as ft
 from foretrace.graph import Graph, OpTable, Tf32
 from foretrace.record.settings import settings
+from tests import warm
 
 NEW_WORDS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 
-def _tf32_after(*lines: str) -> Tf32:
+SCRIPT = """
+import json, warnings
+import torch
+from foretrace.record.settings import settings
+warnings.simplefilter("error")
+matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+{line}
+print(json.dumps(settings()))
+"""
+
+
+def _tf32_after(line: str, folder: Path) -> Tf32:
     """As a process of its own has it: what is set in the newer words can't be taken back in the older ones."""
-    told = "import json; from foretrace.record.settings import settings; print(json.dumps(settings()))"
-    script = "\n".join(
-        ["import torch", "matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn", *lines, told]
-    )
-    out = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
-    return Graph(OpTable.of([]), settings=json.loads(out.stdout)).tf32
+    script = folder / "script.py"
+    script.write_text(SCRIPT.format(line=line))
+    done = warm.run([sys.executable, str(script)])
+    assert done.returncode == 0, done.stderr
+    return Graph(OpTable.of([]), settings=json.loads(done.stdout)).tf32
 
 
 def test_left_alone_only_convolutions_may_use_tf32() -> None:
@@ -35,13 +46,13 @@ def test_left_alone_only_convolutions_may_use_tf32() -> None:
         ["matmul.fp32_precision = 'tf32'", "torch.backends.fp32_precision = 'tf32'"] if NEW_WORDS else []
     )
 )  # fmt: skip
-def test_products_that_may_use_tf32_are_noted(line: str) -> None:
-    assert _tf32_after(line) == Tf32(True, True)
+def test_products_that_may_use_tf32_are_noted(line: str, tmp_path: Path) -> None:
+    assert _tf32_after(line, tmp_path) == Tf32(True, True)
 
 
 @pytest.mark.parametrize("line", ["cudnn.allow_tf32 = False"] + ["cudnn.conv.fp32_precision = 'ieee'"] * NEW_WORDS)
-def test_convolutions_that_must_not_are_noted(line: str) -> None:
-    assert _tf32_after(line) == Tf32(False, False)
+def test_convolutions_that_must_not_are_noted(line: str, tmp_path: Path) -> None:
+    assert _tf32_after(line, tmp_path) == Tf32(False, False)
 
 
 def test_a_sketch_carries_them() -> None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from foretrace.graph import Graph
 from foretrace.replay.folder import Choices, write_benchmark
-
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture

@@ -88,6 +88,17 @@ def test_numbers_are_as_large_as_they_were_and_none_is_odd() -> None:
     assert bool(((made == 0) | (made.abs() >= tiny)).all()) and not made.isnan().any()
 
 
+def test_a_large_tensor_is_filled_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "DRAWN", 100)
+    made = torch.full((25, 10), float("nan"))
+    contents.normal(mean=0.5, std=0.1, low=0.0, high=1.0)(made)
+    flat = made.view(-1)
+    assert len(flat[:100].unique()) > 90 and torch.equal(flat[:150], flat[100:])
+    turned = torch.full((25, 10), float("nan")).T
+    contents.uniform(low=0.0, high=1.0)(turned)
+    assert len(turned.unique()) > 200
+
+
 def test_some_targets_mean_no_class() -> None:
     made = torch.empty(1000, dtype=torch.int64)
     contents.ids(low=0, high=9, unique=10, reuse=[0] * 6 + [10], none=-100, nones=150)(made)

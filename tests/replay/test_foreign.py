@@ -13,6 +13,8 @@ from foretrace.replay.planning import plan_of
 from foretrace.replay.running import How
 from foretrace.replaying import replay
 
+pytestmark = pytest.mark.usefixtures("warmed")
+
 QUICK = How(iterations=1, pace=False)
 
 

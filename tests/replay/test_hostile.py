@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.graph import Constant, Content, ForetraceError, Graph, Indices, Op, OpTable, Span, Storage, Tensor
+from foretrace.graph.op import RESIZE
 from foretrace.replay.allowed import packages
 from foretrace.replay.folder import Choices, write_benchmark
 from foretrace.replay.running import is_benchmark
@@ -145,7 +146,7 @@ def test_lists_in_lists_without_end_are_not_written(tmp_path: Path) -> None:
     for _ in range(150):
         deep = [deep]
     op = Op("aten::relu", (tensor(0), deep), outputs=(tensor(1),), overload="default")
-    assert "lists?in?lists" in written(graph_of(op), tmp_path / "one")["step.py"]
+    assert "lists in lists" in written(graph_of(op), tmp_path / "one")["step.py"]
 
 
 words = st.text(max_size=30)
@@ -178,7 +179,7 @@ ops = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(ops, min_size=1, max_size=6), words, words, st.booleans())
 def test_nothing_but_operators_ever_reaches_the_code(made: list[Op], source: str, note: str, obfuscate: bool) -> None:
     graph = graph_of(*made, source=source, notes=[note], device=note)
@@ -311,3 +312,17 @@ def test_a_damaged_recording_is_said(line: bytes, damaged: Callable[[bytes], Pat
 
     with pytest.raises(ForetraceError):
         benchmark(damaged(line), tmp_path / "out")
+
+
+@pytest.mark.parametrize("args", [(), (1,), ("a", {}, None), (0, 1, -5), (0, 1, 2.5), (0, 0, 0, 0)], ids=str)
+def test_a_storage_is_not_given_a_size_that_is_none(args: tuple[Any, ...], loaded: Callable[..., Any]) -> None:
+    good = Op("aten::relu", (tensor(0),), outputs=(tensor(1),), overload="default")
+    for choices in (Choices(), Choices(dtype="bf16")):
+        benchmark = loaded(graph_of(Op(RESIZE, args), good), choices)
+        assert benchmark.called == {1} and "resize(" not in (benchmark.folder / "step.py").read_text()
+
+
+def test_a_sparse_tensor_that_is_its_own_part_has_none(tmp_path: Path) -> None:
+    whole = Tensor((5, 4), "float32", "cpu", id=5, layout="sparse_coo")
+    takes = [Op(f"aten::_{part}", (whole,), outputs=(whole,), overload="default") for part in ("indices", "values")]
+    assert "sparse(None, None, [5, 4]" in written(graph_of(*takes), tmp_path / "one")["inputs.py"]

@@ -37,3 +37,11 @@ def test_a_content_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_meta_tensor_is_not_filled() -> None:
     assert inputs.tensor([3], torch.float32, torch.device("meta"), contents.constant(1.0)).is_meta
+
+
+def test_a_view_of_memory_that_has_no_size_yet_holds_nothing() -> None:
+    memory = inputs.memory(0, CPU)
+    made = inputs.view(memory, [2, 3], [3, 1], 1, torch.float32, contents.constant(1.0))
+    assert made.shape == (2, 3) and memory.untyped_storage().nbytes() == 0
+    host.resize(made, 28)
+    assert made.fill_(2.0).tolist() == [[2.0] * 3] * 2

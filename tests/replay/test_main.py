@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,12 @@ import torch
 
 from foretrace.graph import Graph, Job, Op, OpTable, Tensor
 from foretrace.replay.folder import Choices, write_benchmark
+from foretrace.replay.harness.main import parser
 from foretrace.replay.ranks import write_job
 from foretrace.replay.running import How, run_benchmark
+from tests import warm
+
+pytestmark = pytest.mark.usefixtures("warmed")
 
 
 def tensor(number: int) -> Tensor:
@@ -33,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def said(folder: Path, *options: str, code: int = 2) -> str:
     """What a run that ends with this code says, in one line."""
-    done = subprocess.run([sys.executable, str(folder / "run.py"), *options], capture_output=True, text=True)
+    done = warm.run([sys.executable, str(folder / "run.py"), *options])
     assert done.returncode == code, done.stderr
     (line,) = done.stderr.splitlines()
     return line.removeprefix("run.py: ")
@@ -55,6 +58,10 @@ def replaced(name: str, old: str, new: str) -> Callable[[Path], object]:
     ("damage", "line"),
     [
         (without_line("step.py", "aten.relu"), r"bench/step.py, line \d+: no line before it makes t1; put back"),
+        (
+            replaced("step.py", "    t2 = ", "    del t1\n    t2 = "),
+            r"bench/step.py, line \d+: no line before it makes t1; put back",
+        ),
         (replaced("step.py", "def step(", "def stepped("), "bench/step.py has no function step; name it so again"),
         (
             replaced("step.py", "aten.relu.default(", "aten.relu.default(("),
@@ -122,13 +129,8 @@ def test_who_interrupts_it_gets_no_traceback(folder: Path) -> None:
 
 
 def test_its_words_are_those_of_foretrace_replay(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(folder / "run.py"), "--json", "--counters", "--iterations", "2", "--device", "cpu"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    words = json.loads(done.stdout)
+    options = ("--json", "--counters", "--iterations", "2", "--device", "cpu")
+    words = json.loads(warm.run([sys.executable, str(folder / "run.py"), *options]).stdout)
     assert words["world"] == 1 and words["ranks"] is None
     assert words.keys() == run_benchmark(folder, How(iterations=1)).to_dict().keys()
     assert any("nothing is counted on the cpu" in note for note in words["notes"])
@@ -139,3 +141,10 @@ def test_a_step_of_meta_tensors_has_no_time(folder: Path) -> None:
     found = run_benchmark(folder, How(device="meta"))
     assert found.step_ms is found.low_ms is found.step_ms_back_to_back is found.kernel_ms is None
     assert found.peak_memory_bytes == 48 and any("no time" in note for note in found.notes)
+
+
+def test_how_slow_the_host_shall_be_is_a_number_of_times() -> None:
+    assert parser().parse_args(["--slow-host", "1.5"]).slow_host == 1.5
+    for wrong in ("0", "-1", "soon", "nan", "1e9"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["--slow-host", wrong])

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from foretrace.replay.harness import measure
+from foretrace.replay.harness import host, measure
 
 
 def test_each_step_is_timed_with_the_garbage_collector_off() -> None:
@@ -36,3 +36,14 @@ def test_memory_is_that_of_storages_while_they_live() -> None:
         torch.zeros(512)
 
     assert measure.peak_memory(step, given) == 256 * 4 + 512 * 4
+
+
+def test_memory_of_a_storage_is_as_much_as_it_has_at_the_time() -> None:
+    given = [torch.zeros(256)]
+
+    def step() -> None:
+        host.resize(given[0], 0)
+        torch.zeros(128)
+        host.resize(given[0], 1024)
+
+    assert measure.peak_memory(step, given) == 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from foretrace.graph import Content, Tensor
+from foretrace.graph.op import RESIZE
 from foretrace.replay.literals import Name
 from foretrace.replay.memory import Footprint, footprint, main_device
 from foretrace.replay.plan import Call, Input, Memory, Plan
@@ -41,3 +42,22 @@ def test_gradients_and_what_was_there_before_are_the_same_in_any_batch() -> None
         Call(n, "aten::x", made={name: made(n + 1, nbytes)}) for n, name, nbytes in ((0, T1, 70), (1, T2, 100))
     )
     assert footprint(plan(activation, gradient)) == Footprint(peak=270, lasting=200)
+
+
+def test_memory_that_gets_another_size_counts_with_that_one() -> None:
+    whole = plan(
+        Call(0, RESIZE, args=(T0, 400)), Call(1, RESIZE, args=(T0, 0)), Call(2, "aten::x", made={T1: made(1, 350)})
+    )
+    assert footprint(whole) == Footprint(peak=400, lasting=400)
+    made_here = plan(
+        Call(0, "aten::x", made={T1: made(1, 50)}),
+        Call(1, RESIZE, args=(T1, 10)),
+        Call(2, "aten::x", made={T2: made(2, 20)}),
+    )
+    assert footprint(made_here).peak == 150
+
+
+def test_a_given_storage_under_a_number_that_it_got_later_adds_nothing() -> None:
+    later = plan(Call(0, RESIZE, args=(T0, 100)), Call(1, "aten::t", made={T1: made(9, 100)}))
+    later.renumbered = {9}
+    assert footprint(later).peak == 100

@@ -59,3 +59,9 @@ def test_device_time_of_no_call_is_noted_and_is_not_covered() -> None:
     assert plan.unowned_us == 10.0 and plan.calls[0].device_us == 30.0
     assert "0.010 ms of device time are of no call: that part is not replayed" in plan.notes
     assert plan_of(graph, Selection(phase="forward")).unowned_us == 0.0
+
+
+def test_what_a_mask_picks_out_is_sized_by_data() -> None:
+    places = [tensor(1, dtype="bool"), tensor(1, dtype="int64")]
+    picked = [Op("aten::index", (tensor(0), [place]), outputs=(tensor(2),), overload="Tensor") for place in places]
+    assert [plan_of(Graph(OpTable.of([op]))).calls[0].sized_by_data for op in picked] == [True, False]

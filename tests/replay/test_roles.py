@@ -16,6 +16,7 @@ def tensor(number: int, shape: tuple[int, ...], dtype: str = "float32", **facts:
 
 
 TABLE, IDS = tensor(0, (100, 8)), tensor(1, (64,), "int64")
+IDS_OF_ROWS = tensor(1, (1, 64), "int64")
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,7 @@ TABLE, IDS = tensor(0, (100, 8)), tensor(1, (64,), "int64")
         (Op("aten::embedding", (TABLE, IDS)), "ids", {"low": 0, "high": 99}),
         (Op("aten::index_select", (TABLE, 1, IDS)), "ids", {"low": 0, "high": 7}),
         (Op("aten::nll_loss_forward", (tensor(2, (64, 10)), IDS)), "ids", {"low": 0, "high": 9}),
+        (Op("aten::_sparse_coo_tensor_unsafe", (IDS_OF_ROWS, TABLE, [50, 8])), "ids", {"low": 0, "high": 49}),
         (Op("aten::sqrt", (IDS,)), "uniform", {"low": 1e-8, "high": 1e-4}),
     ],
 )

@@ -10,6 +10,8 @@ from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.replay.folder import Choices, write_benchmark
 from foretrace.replay.running import How, is_benchmark, run_benchmark
 
+pytestmark = pytest.mark.usefixtures("warmed")
+
 
 def graph(rows: int = 4) -> Graph:
     given, made = (Tensor((rows,), "float32", "cpu", (1,), id=number, storage=number) for number in (0, 1))

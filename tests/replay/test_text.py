@@ -62,7 +62,18 @@ def both(**other: Any) -> tuple[str, str]:
 
 def test_without_an_original_nothing_is_headed_so() -> None:
     assert all("original" in text for text in both())
-    assert not any("original" in text for text in both(original={"step_ms": None}))
+    assert not any("original" in text for text in both(original={"step_ms": None, "device": "cpu"}))
+
+
+def test_an_original_that_ran_elsewhere_is_said_to_have() -> None:
+    was = {**RESULT["original"], "device": "NVIDIA A100"}
+    assert all("NVIDIA A100" in text.splitlines()[0] for text in both(original=was))
+    assert not any("on NVIDIA H200; " in text or "original on" in text for text in both())
+
+
+def test_next_to_nothing_has_no_sign_of_less() -> None:
+    was = {**RESULT["original"], "step_ms": 4.0001}
+    assert all("+0.0 %" in text and "-0.0 %" not in text for text in both(original=was))
 
 
 def test_a_step_without_a_time_is_not_held_against_one() -> None:

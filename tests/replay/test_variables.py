@@ -49,3 +49,32 @@ def test_a_resized_storage_keeps_its_variables() -> None:
     variables = Variables({}, {})
     made = variables.make(tensor(1, 1))
     assert variables.resized(1, 9) == made and variables.read(tensor(1, 9))[0] == made
+
+
+def test_what_gets_another_storage_does_not_end_with_the_one_it_had() -> None:
+    variables = Variables({}, {})
+    made = variables.make(tensor(1, 1))
+    assert variables.make(tensor(1, 2)) is None and variables.free([1]) == []
+    assert variables.read(tensor(1, 2)) == (made, None) and variables.free([2]) == [made]
+
+
+def test_a_part_of_a_sparse_input_that_a_call_makes_gets_a_twin() -> None:
+    ids, rows = Tensor((1, 4), "int64", "cpu", (4, 1), id=1, storage=1), tensor(2, 2)
+    gradient = Tensor((9, 4), "float32", "cpu", id=3, layout="sparse_coo")
+    variables = Variables({}, {3: (ids, rows)})
+    made = variables.make(ids)
+    variables.read(gradient)
+    parts = next(given.parts for given in variables.inputs if given.parts)
+    names = {given.name: given for given in variables.inputs}
+    assert made not in parts and all(part in names for part in parts)
+    assert len({given.memory.name for given in names.values() if given.memory}) == 2
+
+
+def test_memory_that_the_step_gives_its_size_has_the_one_it_begins_with() -> None:
+    before, after = Storage(0, 0, "cpu", -1, 3), Storage(1, 64, "cpu", 3, -1)
+    variables = Variables({0: before, 1: after}, {})
+    variables.resized(0, 1)
+    weight, _ = variables.read(tensor(7, 1, size=16))
+    assert variables.memories[1].nbytes == 0
+    assert [given.memory is variables.memories[1] for given in variables.inputs] == [True, True]
+    assert weight == variables.inputs[1].name

@@ -141,12 +141,12 @@ def point_at(page, name: str) -> None:
 
 def test_pointing_at_a_piece_tells_its_name(page):
     point_at(page, "aten::mm")
-    page.wait_for_selector(".tip:has-text('aten::mm')", timeout=5000)
+    page.wait_for_selector(".tip:has-text('aten::mm')")
 
 
 def test_a_name_that_is_markup_stays_text_where_it_is_pointed_at(page):
     point_at(page, "mine::<img")
-    page.wait_for_selector(".tip:has-text('mine::<img src=x')", timeout=5000)
+    page.wait_for_selector(".tip:has-text('mine::<img src=x')")
     assert page.locator(".tip img, .tip script").count() == 0
 
 

@@ -23,6 +23,7 @@ from foretrace.report.json import as_json
 from foretrace.ui import answers
 from foretrace.ui.folder import Folder
 from foretrace.ui.server import LARGEST_BODY, Server
+from tests.processes import PATIENCE_S
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -51,7 +52,7 @@ def server(root):
 
 
 def ask(server, path, method="GET", body=None, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE_S)
     connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
     answer = connection.getresponse()
     text = answer.read().decode()
@@ -178,7 +179,7 @@ def test_a_form_must_come_from_the_servers_own_page(server):
 
 def announced(server, length: object) -> bytes:
     """The status of a form that says how long it is, and of which nothing is ever sent."""
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as caller:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=PATIENCE_S) as caller:
         host = f"127.0.0.1:{server.server_port}"
         head = ["POST /whatif HTTP/1.1", f"Host: {host}", f"Origin: http://{host}", f"Content-Length: {length}"]
         caller.sendall("\r\n".join([*head, "", ""]).encode())
@@ -197,7 +198,7 @@ def test_a_form_of_unknown_length_is_refused(server, length):
 
 def said(server, line: str) -> bytes:
     """What is answered to a request line that no client would write."""
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as caller:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=PATIENCE_S) as caller:
         caller.sendall(f"{line}\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
         return b"".join(iter(lambda: caller.recv(65536), b""))
 

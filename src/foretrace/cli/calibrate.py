@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ LOOKED_AT = {
     "--raw": (What.FIT,),
 }
 """By option: what it means something to."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+"""How a system says that a disk is full, or a folder is not to be written to."""
 
 
 def calibrate(
@@ -45,7 +48,8 @@ def calibrate(
         What, typer.Argument(help="The part to measure; or fit, to fit anew what was measured.")
     ] = What.ALL,
     minutes: Annotated[
-        float | None, typer.Option(min=0, max=1440, help="How long to measure.", show_default=f"{MINUTES:g}")
+        float | None,
+        typer.Option(min=0, max=1440, help="How long to measure, all parts together.", show_default=f"{MINUTES:g}"),
     ] = None,
     family: Annotated[
         list[str] | None, typer.Option(help="Measure this family of kernels only; may be given several times.")
@@ -68,10 +72,12 @@ def calibrate(
     from foretrace.calibrating import calibrate as measure
     from foretrace.fitting import fit, require_fitter
     from foretrace.platform.cases.families import check_families
+    from foretrace.platform.folder import check_out
     from foretrace.stages import Stage
 
     _check(what, {"--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw})
     check_families(family or ())
+    check_out(out)
     if what is What.FIT:
         require_fitter()
     parts = tuple(SHARES) if what is What.ALL else (what.value,)
@@ -84,8 +90,7 @@ def calibrate(
                     out, parts, MINUTES if minutes is None else minutes, on, family or (), _step(like, on), told
                 )
     except KeyboardInterrupt:
-        now = f"`foretrace calibrate fit --out {out}` fits what is there"
-        print(f"foretrace: stopped; the same command goes on with {out}, {now}", file=sys.stderr)
+        print(f"foretrace: stopped; {_how_to_go_on(out)}", file=sys.stderr)
         raise
     if is_first_rank():
         _say(outcome, out)
@@ -101,6 +106,10 @@ def _check(what: What, options: dict[str, object]) -> None:
             raise ForetraceError(
                 f"calibrate {what} does not look at {option}", f"Leave {option} out; it belongs to calibrate {words}."
             )
+    if options["--minutes"] != options["--minutes"]:
+        raise ForetraceError("--minutes is not a number", "Give one from 0 to 1440.")
+    if options["--for"] and options["--family"]:
+        raise ForetraceError("with --for no families are measured", "Give --for or --family, one after the other.")
 
 
 @contextmanager
@@ -115,10 +124,24 @@ def _made(folder: Path) -> Iterator[None]:
         raise ForetraceError(f"{folder} can't be a folder ({error.strerror})", "Give another --out.") from None
     try:
         yield
-    except ForetraceError:
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        advice = "Make room or give another --out: the same command goes on with what is there."
+        raise ForetraceError(f"nothing more can be written to {folder} ({error.strerror})", advice) from None
+    finally:
         if new and not any(folder.iterdir()):
             folder.rmdir()
-        raise
+
+
+def _how_to_go_on(out: Path) -> str:
+    """What to do after it was stopped: the first measurements are there after some seconds, of a host after a round."""
+    from foretrace.fitting import measured_parts
+    from foretrace.platform.folder import RAW
+
+    if not measured_parts(out / RAW):
+        return "nothing was measured yet"
+    return f"the same command goes on with {out}, `foretrace calibrate fit --out {out}` fits what is there"
 
 
 def _step(what: str | None, on: str | None) -> Graph | None:
@@ -135,9 +158,10 @@ def _say(outcome: Outcome, out: Path) -> None:
     from rich.console import Console
 
     from foretrace.report.calibration import measured_families
+    from foretrace.report.names import printable
 
     if outcome.families:
         Console(stderr=True).print(measured_families(outcome.families))
     for note in outcome.notes:
-        print(f"foretrace: {note}", file=sys.stderr)
+        print(f"foretrace: {printable(note)}", file=sys.stderr)
     print(f"foretrace: {out} is ready: `foretrace platform show {out}`", file=sys.stderr)

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 Phase = Annotated[str | None, typer.Option(help="Only this phase: forward, backward, optimizer, other.")]
 First = Annotated[
-    str | None, typer.Option("--from", metavar="OP", help="Begin with this op; mm#3 is the fourth call of it.")
+    str | None, typer.Option("--from", metavar="OP", help="Begin with the first call of this op; mm#3 is the fourth.")
 ]
-Last = Annotated[str | None, typer.Option("--to", metavar="OP", help="End with this op.")]
+Last = Annotated[str | None, typer.Option("--to", metavar="OP", help="End with the last call of this op, or mm#3.")]
 Only = Annotated[str | None, typer.Option(help="Only calls of this kind: compute, communication, lookup.")]
 Without = Annotated[
     list[str] | None, typer.Option(metavar="OP", help="Leave out this op, or a pattern of ops; may be repeated.")

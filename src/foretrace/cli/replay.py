@@ -22,6 +22,10 @@ def replay(
     pace: Annotated[
         bool, typer.Option(help="Spend the original's host time between calls; without, see what the device could do.")
     ] = True,
+    slow_host: Annotated[
+        float,
+        typer.Option(metavar="X", min=0.01, max=100.0, help="Pace as if the original's host took X times as long."),
+    ] = 1.0,
     counters: Annotated[
         bool, typer.Option("--counters", help="On a GPU also count its activity and traffic, with Nsight Compute.")
     ] = False,
@@ -57,7 +61,7 @@ def replay(
     from foretrace.report.terminal import print_replay, print_suite
 
     chosen = choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
-    how = How(iterations, device, pace, counters, delayed)
+    how = How(iterations, device, pace, slow_host, counters, delayed)
     refuse_nameless(what)
     paths = [Path(one) for one in what]
     members = members_of(paths, weights)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from math import prod
 from pathlib import Path
@@ -29,7 +29,7 @@ except ImportError:  # there is no wheel of it for some machines
 _NAME_AT, _NAME_SIZE_AT = 30, 26
 """Where the head of a file in a ZIP archive has its name, and how long that and what follows it are."""
 _MAGIC = b"\x93NUMPY\x01\x00"
-_HEAD = re.compile(rb"\{'descr': '([<|][a-zA-Z]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \}\s*$")
+_HEAD = re.compile(rb"\{'descr': '([<|][biufU]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \}\s*$")
 _SUFFIX = ".npy"
 
 
@@ -71,3 +71,22 @@ def _array(name: str, data: bytes) -> NDArray[Any]:
     shape = [int(size) for size in head[3].replace(b" ", b"").split(b",") if size]
     flat = np.frombuffer(data, head[1].decode(), count=prod(shape), offset=end)
     return flat.reshape(shape, order="F" if head[2] == b"True" else "C")
+
+
+def finite(arrays: Mapping[str, NDArray[Any]], name: str, *shape: int | None) -> NDArray[np.float64]:
+    """Numbers among arrays, of a shape in which None is any size but nothing; a ValueError for what is not that.
+
+    >>> finite({"edges": np.arange(3)}, "edges", None).tolist()
+    [0.0, 1.0, 2.0]
+    >>> finite({"edges": np.arange(3)}, "edges", 2, 3)
+    Traceback (most recent call last):
+    ...
+    ValueError: edges has the shape (3,)
+    """
+    found = arrays[name]
+    fits = found.ndim == len(shape) and all(wanted in (size, None) for size, wanted in zip(found.shape, shape))
+    if not fits or not found.size:
+        raise ValueError(f"{name} has the shape {found.shape}")
+    if found.dtype.kind not in "fiu" or not np.isfinite(found).all():
+        raise ValueError(f"{name} does not hold finite numbers")
+    return found.astype(np.float64, copy=False)

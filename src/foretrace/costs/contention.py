@@ -28,6 +28,8 @@ class Contention:
     transfer: Positive
     """How many times as long a transfer takes with kernels beside it all the time."""
     transfer_provenance: str
+    spins: bool = True
+    """Whether a collective that waits for its last rank slows kernels as well, as those of GPUs do."""
 
     def longer(self, us: Floats, share: Floats) -> Floats:
         """Microseconds by which kernels take longer with a collective beside them for a share of their time.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from statistics import mean
 
 import numpy as np
 
-from foretrace.platform.fabric import Crowd, Fabric
-from foretrace.platform.fabric_measurements import WORK, Exchange
+from foretrace.platform.fabric import Beside, Crowd, Fabric
+from foretrace.platform.fabric_measurements import BESIDE, WORK, Exchange
+
+MOST_TIMES = 4.0
+"""As many times as long something may take beside another thing: where both wait for one processor it is twice."""
 
 
 def fit_crowds(seen: Iterable[Exchange]) -> tuple[Crowd, ...]:
@@ -20,14 +24,39 @@ def fit_crowds(seen: Iterable[Exchange]) -> tuple[Crowd, ...]:
     """
     works: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     for one in seen:
-        if one.kind == WORK and min(one.us, default=0.0) > 0:
+        if one.kind == WORK and not one.nbytes and min(one.us, default=0.0) > 0:
             works[one.ranks].append(one.us)
     if 1 not in works:
         return ()
-    usual = {ranks: float(np.median([np.mean(us) for us in moments])) for ranks, moments in works.items()}
+    usual = {ranks: float(np.mean([np.mean(us) for us in moments])) for ranks, moments in works.items()}
     # Moments in which one is far behind are rare, and count: a step has many, and waits in each of them.
     behind = {ranks: float(np.mean([max(us) / np.mean(us) - 1 for us in moments])) for ranks, moments in works.items()}
     return tuple(Crowd(ranks, usual[ranks] / usual[1], behind[ranks]) for ranks in sorted(works))
+
+
+def fit_beside(seen: Sequence[Exchange]) -> Beside | None:
+    """How work and an exchange slow each other while both go on; None where that was not measured.
+
+    >>> work, both = Exchange(WORK, 2, 1, 0, (100.0, 100.0)), Exchange(WORK, 2, 1, 4096, (110.0, 130.0))
+    >>> fit_beside([work, both, Exchange(BESIDE, 2, 1, 4096, (200.0, 240.0))])
+    Beside(work=1.2, transfer=1.5)
+    """
+    most = max((one.ranks for one in seen if one.kind == BESIDE), default=0)
+    alone, both = (
+        [float(np.mean(one.us)) for one in seen if one.kind == WORK and one.ranks == most and bool(one.nbytes) == sent]
+        for sent in (False, True)
+    )
+    sums = np.array([one.us for one in seen if one.kind == BESIDE and one.ranks == most])
+    if not alone or not both:
+        return None
+    work, of_both, (transfer, of_transfer) = mean(alone), mean(both), np.mean(sums, axis=0).tolist()
+    overlap = min(of_both, of_transfer)
+    return Beside(_times_as_long(work, of_both, overlap), _times_as_long(transfer, of_transfer, overlap))
+
+
+def _times_as_long(alone: float, beside: float, overlap: float) -> float:
+    """How many times as long something takes while another thing goes on, which it does for some of the time."""
+    return round(overlap / max(overlap - max(beside - alone, 0.0), overlap / MOST_TIMES), 9)
 
 
 def crowd_of(fabric: Fabric, ranks: int) -> Crowd | None:

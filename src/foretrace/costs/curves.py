@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.platform.fabric import Curve
-from foretrace.platform.fabric_measurements import Exchange
+from foretrace.platform.fabric_measurements import BESIDE, WORK, Exchange
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ def fit_curves(seen: Iterable[Exchange]) -> tuple[Curve, ...]:
     groups: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in seen:
         times = [us for us in one.us if us > 0]
-        if times and one.nbytes > 0:
+        if times and one.nbytes > 0 and one.kind not in (WORK, BESIDE):
             groups[one.kind, one.ranks, one.nodes][one.nbytes] += times
     return tuple(_fit(*key, by_size) for key, by_size in sorted(groups.items()))
 

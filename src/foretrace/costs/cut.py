@@ -45,23 +45,21 @@ class Share(NamedTuple):
     warm: float
 
 
-def cut(found: Measurement, roofs: Sequence[float]) -> list[Share]:
-    """The share of each part in a measured call; where its kernels don't tell, as the parts' rooflines have it.
+def cut(found: Measurement, parts: int) -> list[Share] | None:
+    """The share of each part in a measured call; None where its kernels don't tell.
 
     >>> from foretrace.platform.cases import Case
     >>> both = Op("aten::convolution_backward", kwargs={"output_mask": [True, True, False]})
     >>> ran = [("dgrad_128x64", 3.0), ("Memset (Device)", 1.0), ("wgrad_64x64", 4.0)]
-    >>> [(share.cold, len(share.kernels)) for share in cut(Measurement(Case(both), [ran], [ran]), [1.0, 1.0])]
+    >>> [(share.cold, len(share.kernels)) for share in cut(Measurement(Case(both), [ran], [ran]), 2)]
     [(0.375, 1), (0.625, 2)]
     """
     kernels = found.cold[0]
-    if len(roofs) == 1:
+    if parts == 1:
         return [Share(kernels, 1.0, 1.0)]
     ends = _ends(found.case.op, [name for name, _ in kernels])
     if ends is None:
-        whole = sum(roofs)
-        none: Repeat = []
-        return [Share(none if place else kernels, roof / whole, roof / whole) for place, roof in enumerate(roofs)]
+        return None
     cold, warm = (_shares(repeats, ends) for repeats in (found.cold, found.warm))
     return [Share(kernels[begin:end], *both) for begin, end, *both in zip([0, *ends], ends, cold, warm)]
 

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from foretrace.costs.patterns import short
 from foretrace.graph import ForetraceError, Indices, Op, Tf32
 from foretrace.platform.cases.recorded import case_key, case_of_each
-from foretrace.platform.measurements import Measurement
+from foretrace.platform.folder import EXACT
+from foretrace.platform.measurements import CALL, Measurement, Repeat
 
-FILE = "exact.json.gz"
+FILE = Path(EXACT).name
 
 
 class Timed(NamedTuple):
@@ -31,7 +33,9 @@ class Timed(NamedTuple):
 
     @classmethod
     def of(cls, found: Measurement) -> Timed:
-        """From its repeats, each kernel at the median.
+        """From its repeats, each kernel at the median; what a processor did at the mean.
+
+        A processor whose core others use as well is fast at one time and half as fast at another. A step has both.
 
         >>> from foretrace.platform.cases import Case
         >>> seen = Measurement(Case(Op("aten::relu")), cold=[[("k", 4.0)]], warm=[[("k", 2.0)], [("k", 3.0)]])
@@ -39,7 +43,8 @@ class Timed(NamedTuple):
         [2.5]
         """
         kernels = [short(name) for name, _ in found.cold[0]]
-        cold, warm = (_medians(repeats, len(kernels)) for repeats in (found.cold, found.warm))
+        middle = np.mean if found.on_processor else np.median
+        cold, warm = (middle(_alike(repeats, len(kernels)), axis=0) for repeats in (found.cold, found.warm))
         return cls(kernels, cold, warm, max(found.spread("cold"), found.spread("warm")))
 
     @classmethod
@@ -61,12 +66,15 @@ class Exact:
 
     @classmethod
     def measured(cls, found: Iterable[Measurement]) -> Exact:
-        """From measurements; the repeats of a call that was measured more than once are taken together."""
+        """From measurements; the repeats of a call that was measured more than once are taken together.
+
+        Those of a processor first on their own: one that is fast makes more of them.
+        """
         calls: dict[str, Measurement] = {}
         for one in found:
             known = calls.setdefault(case_key(one.case), Measurement(one.case))
-            known.cold += one.cold
-            known.warm += one.warm
+            known.cold += _mean(one.cold) if one.on_processor else one.cold
+            known.warm += _mean(one.warm) if one.on_processor else one.warm
         return cls({key: Timed.of(one) for key, one in calls.items()})
 
     def of(self, ops: Sequence[Op], indices: Sequence[Indices], tf32: Tf32) -> list[Timed | None]:
@@ -102,6 +110,12 @@ class Exact:
             ) from None
 
 
-def _medians(repeats: Sequence[Sequence[tuple[str, float]]], kernels: int) -> NDArray[np.float64]:
+def _alike(repeats: Sequence[Repeat], kernels: int) -> NDArray[np.float64]:
+    """What so many kernels took in each of the repeats that had as many."""
     alike = [[us for _, us in repeat] for repeat in repeats if len(repeat) == kernels]
-    return np.median(np.array(alike, float).reshape(len(alike), kernels), axis=0) if alike else np.zeros(kernels)
+    return np.array(alike or np.zeros((1, kernels)), float).reshape(-1, kernels)
+
+
+def _mean(repeats: Sequence[Repeat]) -> list[Repeat]:
+    """The repeats of a call as one of them."""
+    return [[(CALL, float(np.mean([us for _, us in chain.from_iterable(repeats)])))]] if repeats else []

@@ -14,9 +14,11 @@ from foretrace.costs.exact import FILE as EXACT_FILE
 from foretrace.costs.exact import Exact
 from foretrace.costs.fallback import Fallback
 from foretrace.costs.families import FAMILIES, Family
-from foretrace.costs.model import ESTIMATORS, Estimator, Model, Spread
+from foretrace.costs.likely import LikelyKernels
+from foretrace.costs.model import Estimator, Model, Spread
 from foretrace.costs.patterns import Patterns
 from foretrace.costs.rows import Floats, Rows, rows_of
+from foretrace.costs.shares import Shares, mixed
 from foretrace.platform.cases.recorded import EXACT
 from foretrace.platform.device import Device
 from foretrace.platform.rates import read_all
@@ -43,13 +45,15 @@ def fit_family(family: Family, rows: Rows) -> tuple[Model, dict[str, Any]] | Non
     """A family's model, and what is known of its errors; None where too little was measured."""
     if len(rows) < family.fewest:
         return None
-    latents = _latents(family, rows)
-    held_out = _held_out(rows, latents)
+    held_out = _held_out(family, rows)
+    shares = Shares.best(rows, held_out["trees"], held_out["net"])
+    held_out["blend"] = mixed(held_out["trees"], held_out["net"], shares.of(rows))
     measured_us = rows.whole(rows.us)
     scores = {kind: errors(rows.whole(us).ravel(), measured_us.ravel()) for kind, us in held_out.items()}
     best = min(scores, key=lambda kind: scores[kind]["gmae"])
     spread = Spread.of(held_out[best].ravel(), rows.us.ravel())
-    model = Model(family, _fitted(rows, latents)[best], spread, Patterns().fit(rows), float(rows.roof_us.max()))
+    estimator = _fitted(family, rows, shares if best == "blend" else None)[best]
+    model = Model(family, estimator, spread, Patterns().fit(rows), float(rows.roof_us.max()))
     others = {kind: score["gmae"] for kind, score in scores.items() if kind != best}
     return model, {"measurements": len(measured_us), "kind": best, **scores[best], "others": others}
 
@@ -85,23 +89,29 @@ def _together(parts: Collection[Rows]) -> Rows:
     return Rows(np.zeros((len(us), 0)), flops_us, bytes_us, us, [])
 
 
-def _latents(family: Family, rows: Rows) -> Floats | None:
-    found = [family.latents([name for name, _ in kernels]) for kernels in rows.kernels]
-    return np.array(found, np.float64) if found and found[0] else None
-
-
-def _held_out(rows: Rows, latents: Floats | None) -> dict[str, Floats]:
+def _held_out(family: Family, rows: Rows) -> dict[str, Floats]:
     """Predictions of each row by models that were not fitted on it, by kind of model."""
-    predicted = {kind: np.empty_like(rows.us) for kind in ESTIMATORS}
+    predicted: dict[str, Floats] = {}
     for inside, outside in folds_of(rows):
-        fitted = _fitted(rows.pick(inside), latents[inside] if latents is not None else None)
-        for kind, model in fitted.items():
-            predicted[kind][outside] = model.predict_both(rows.pick(outside))
+        for kind, model in _fitted(family, rows.pick(inside)).items():
+            predicted.setdefault(kind, np.empty_like(rows.us))[outside] = model.predict_both(rows.pick(outside))
     return predicted
 
 
-def _fitted(rows: Rows, latents: Floats | None) -> dict[str, Estimator]:
-    """A model of each kind; what a blend is made of is fitted once."""
+def _fitted(family: Family, rows: Rows, shares: Shares | None = None) -> dict[str, Estimator]:
+    """A model of each kind; what a blend is made of is fitted once, on the calls that it has a share in."""
+    ran = [[name for name, _ in kernels] for kernels in rows.kernels]
+    found = [family.latents(names) for names in ran]
+    latents = np.array(found, np.float64) if found and found[0] else None
     trees, leaves = next(size for fewest, size in SIZES.items() if len(rows) >= fewest)
-    blend = Blend().fit(rows, latents, trees, leaves)
-    return {"roofline": ScaledRoofline().fit(rows), "trees": blend.trees_, "net": blend.net_, "blend": blend}
+    blend = Blend().fit(rows, latents, trees, leaves, shares)
+    fitted: dict[str, Estimator] = {
+        "roofline": ScaledRoofline().fit(rows),
+        "trees": blend.trees_,
+        "net": blend.net_,
+        "blend": blend,
+    }
+    kernels = [kernel for names in ran if (kernel := family.kernel(names))]
+    if any(kernel.first for kernel in kernels):  # on a CPU no name tells a tile
+        fitted["likely"] = LikelyKernels().fit(rows, latents, kernels, family.columns)
+    return fitted

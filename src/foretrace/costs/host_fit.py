@@ -53,9 +53,9 @@ def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
 
 
 def _sharded(runs: Sequence[HostRun]) -> Sharded:
-    """The medians of what was seen; nothing where nobody measured it."""
+    """The means of what was seen; nothing where nobody measured it."""
     updates, gathers = ([costs for run in runs for costs in getattr(run, kind)] for kind in ("sharded", "gathered"))
-    return Sharded(*(us for seen in (updates, gathers) for us in np.median(seen or [[0.0, 0.0]], axis=0).tolist()))
+    return Sharded(*(us for seen in (updates, gathers) for us in np.mean(seen or [[0.0, 0.0]], axis=0).tolist()))
 
 
 def _rested(steps: Sequence[StepTimes]) -> Rested:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,27 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.costs.arrays import read_arrays
+from foretrace.costs.arrays import finite, read_arrays
 from foretrace.costs.estimators import Blend, ResidualTrees, ScaledRoofline
 from foretrace.costs.families import FAMILIES, Family
+from foretrace.costs.likely import LikelyKernels
 from foretrace.costs.nets import ResidualNet
 from foretrace.costs.patterns import Patterns
 from foretrace.costs.rows import Floats, Rows
 from foretrace.graph import ForetraceError
 
-Estimator = ScaledRoofline | ResidualTrees | ResidualNet | Blend
+Estimator = ScaledRoofline | ResidualTrees | ResidualNet | Blend | LikelyKernels
 ESTIMATORS: dict[str, type[Estimator]] = {
     "roofline": ScaledRoofline,
     "trees": ResidualTrees,
     "net": ResidualNet,
     "blend": Blend,
+    "likely": LikelyKernels,
 }
 BEYOND = 2.0
 """A call may do so many times more work than any that was measured and still be answered by the model."""
+WIDEST = 50.0
+"""Logarithm of how far a model may be off at most: no model is, and more can't be computed with."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,14 @@ class Spread:
         low, high = (np.array([np.quantile(f, q) if len(f) else 0.0 for f in found]) for q in (0.1, 0.9))
         return cls(edges, low, high)
 
-    def check(self) -> None:
-        """Refuse numbers that are no spread."""
-        fits = len(self.low) == len(self.high) == len(self.edges_us) + 1
-        if not fits or not (np.isfinite([self.low, self.high]).all() and (self.low <= self.high).all()):
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Spread:
+        """As `Model.write` wrote it; a ValueError for numbers that are no spread."""
+        edges = finite(arrays, "spread.edges_us", None)
+        low, high = (finite(arrays, f"spread.{name}", len(edges) + 1) for name in ("low", "high"))
+        if (low > high).any() or max(-low.min(), high.max()) > WIDEST:
             raise ValueError("its spread is none")
+        return cls(edges, low, high)
 
     def around(self, us: Floats) -> tuple[Floats, Floats]:
         """Low and high of predictions."""
@@ -103,10 +111,9 @@ class Model:
                     f"{path} was fitted for other features than this Foretrace has",
                     "Fit it again from its measurements: foretrace calibrate fit.",
                 )
-            spread = Spread(arrays["spread.edges_us"], arrays["spread.low"], arrays["spread.high"])
-            spread.check()
             estimator = ESTIMATORS[str(arrays["kind"])].from_arrays(arrays)
-            return cls(family, estimator, spread, Patterns.from_arrays(arrays), float(arrays["most_roof_us"]))
+            most = float(finite(arrays, "most_roof_us"))
+            return cls(family, estimator, Spread.from_arrays(arrays), Patterns.from_arrays(arrays), most)
         except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise ForetraceError(
                 f"{path} is not a fitted model ({error})", "Restore it, or fit it again: foretrace calibrate fit."

@@ -40,11 +40,13 @@ class Effort:
     """How often the rows are gone over at most."""
     fastest: float
     decay: float
+    dropout: float
+    """Share of a layer's units that an update leaves out, others each time, so that nothing hangs on a few of them."""
 
 
 EFFORTS = {
-    "cpu": Effort(1, 1, 128, 256, 10_000, 150, 5e-3, 1e-4),
-    "cuda": Effort(6, 2, 256, 512, 16_000, 300, 4e-3, 0.1),
+    "cpu": Effort(1, 1, 128, 256, 10_000, 150, 5e-3, 1e-4, 0.0),
+    "cuda": Effort(6, 2, 256, 512, 16_000, 300, 4e-3, 0.1, 0.1),
 }
 """By kind of the device that trains."""
 SMALL = 0.05
@@ -58,9 +60,14 @@ FIRST = 3
 
 
 def train(
-    columns: NDArray[np.float64], target: NDArray[np.float64], facts: NDArray[np.float64] | None = None
+    columns: NDArray[np.float64],
+    target: NDArray[np.float64],
+    facts: NDArray[np.float64] | None = None,
+    kinds: NDArray[np.int64] | None = None,
 ) -> list[Layer]:
     """Layers of nets that say the logarithm of a time, on a GPU where there is one.
+
+    Where a row is one of several kinds, counted from 0, they say that too: how much speaks for each.
 
     >>> x = np.linspace(-1, 1, 300)[:, None]
     >>> layers = train(x, 3 * x[:, 0], facts=x > 0)
@@ -73,11 +80,16 @@ def train(
     with torch.random.fork_rng():
         torch.manual_seed(7)
         x, y = (torch.tensor(values, dtype=torch.float32, device=device) for values in (columns, wanted))
-        layers = _fresh(x.shape[1], y.mean(dim=0), effort)
-        Descent(layers, x, y, effort).go()
+        kind = torch.tensor(kinds, device=device) if kinds is not None else None
+        middle = y.mean(dim=0)
+        if kind is not None:
+            middle = torch.cat([middle, middle.new_zeros(int(kind.max()) + 1)])
+        layers = _fresh(x.shape[1], middle, effort)
+        Descent(layers, x, y, effort, kind).go()
     plain = [tuple(tensor.detach().double().cpu().numpy() for tensor in layer) for layer in layers]
+    asked = [0, *range(wanted.shape[1], len(middle))]
     weights, biases = plain[-1]
-    return [*plain[:-1], (weights[:, :, :1], biases[:, :, :1])]
+    return [*plain[:-1], (weights[:, :, asked], biases[:, :, asked])]
 
 
 def _standard(facts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -102,8 +114,10 @@ def _random(shape: tuple[int, ...], given: int, like: torch.Tensor) -> torch.Ten
 class Descent:
     """Updates of nets, each on the next batch of rows and at the pace of its time."""
 
-    def __init__(self, layers: Parameters, x: torch.Tensor, y: torch.Tensor, effort: Effort) -> None:
-        self.layers, self.x, self.y, self.effort = layers, x, y, effort
+    def __init__(
+        self, layers: Parameters, x: torch.Tensor, y: torch.Tensor, effort: Effort, kinds: torch.Tensor | None = None
+    ) -> None:
+        self.layers, self.x, self.y, self.effort, self.kinds = layers, x, y, effort, kinds
         on_gpu = x.device.type == "cuda"
         batch = min(effort.batch, len(x))
         self.batches = len(x) // batch
@@ -150,8 +164,12 @@ class Descent:
         self.pace.copy_(self.paces.index_select(0, self.made)[0])
         rows = self.order.index_select(1, self.made % self.batches * len(self.window) + self.window)
         self.optimizer.zero_grad()
-        loss = self.effort.nets * _off(_said(self.layers, self.x[rows]) - self.y[rows])
-        loss.backward()
+        said, wanted = _said(self.layers, self.x[rows], self.effort.dropout), self.y[rows]
+        loss = _off(said[:, :, : wanted.shape[2]] - wanted)
+        if self.kinds is not None:
+            speaking = said[:, :, wanted.shape[2] :].flatten(0, 1)
+            loss = loss + functional.cross_entropy(speaking, self.kinds[rows].flatten())
+        (self.effort.nets * loss).backward()
         self.optimizer.step()
         self.made += 1
 
@@ -167,9 +185,9 @@ def paces(steps: int, fastest: float) -> NDArray[np.float64]:
     return np.asarray(fastest * (1 - np.cos(math.pi * rising)) * (1 + np.cos(math.pi * falling)) / 4)
 
 
-def _said(layers: Parameters, flow: torch.Tensor) -> torch.Tensor:
+def _said(layers: Parameters, flow: torch.Tensor, dropout: float) -> torch.Tensor:
     for weights, biases in layers[:-1]:
-        flow = functional.silu(torch.baddbmm(biases, flow, weights))
+        flow = functional.dropout(functional.silu(torch.baddbmm(biases, flow, weights)), dropout)
     weights, biases = layers[-1]
     return torch.baddbmm(biases, flow, weights)
 

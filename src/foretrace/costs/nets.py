@@ -15,6 +15,8 @@ FARTHEST = 5.0
 """Standard deviations beyond which a column says no more: a net knows nothing of where it was not fitted."""
 FINEST = 127
 """Weights are kept as so many steps up and down, of a size for each output: answers move by a fifth of a per cent."""
+LEAST = 1e-6
+"""A column with less of a standard deviation than this is the same for all rows."""
 FAR = 32.0
 """A column of positive numbers whose largest is so many times the least is taken by its logarithms."""
 TINY = 1e-9
@@ -23,32 +25,31 @@ KINDS = 24
 """A column of whole numbers with at most so many different ones names kinds: each gets a column of its own."""
 
 
-class ResidualNet:
-    """Nets of a few hidden layers on what the roofline misses; their answers are averaged.
+class Nets:
+    """Nets of a few hidden layers on the same columns; their answers are averaged."""
 
-    >>> size = np.linspace(1, 9, 400)
-    >>> us = np.stack([2.0 + 2**size, 1.0 + 2**size], axis=1)
-    >>> rows = Rows(size[:, None], np.zeros(400), 2**size, us, [])
-    >>> bool(np.abs(ResidualNet().fit(rows).predict_both(rows) / us - 1).mean() < 0.05)
-    True
-    """
-
-    def fit(self, rows: Rows, latents: Floats | None = None) -> Self:
-        """Fit on both states at once; the state is the last column."""
+    def learn(
+        self, columns: Floats, target: Floats, facts: Floats | None = None, kinds: NDArray[np.int64] | None = None
+    ) -> Self:
+        """Learn to say the logarithm of a time, and which of some kinds a row is, where they are given."""
         from foretrace.costs.net_fit import train
 
-        both = both_states(rows.features)
-        self.kinds_, self.logs_ = _kinds(both), _far_apart(both)
-        wide = self._wide(both)
-        self.middle_, self.width_ = wide.mean(axis=0), wide.std(axis=0) + 1e-6
-        target = np.log(rows.us / rows.floored_us[:, None]).T.ravel()
-        self.layers_ = train(self._scaled(wide), target, np.tile(latents, (2, 1)) if latents is not None else None)
+        self.kinds_, self.logs_ = _kinds(columns), _far_apart(columns)
+        wide = self._wide(columns)
+        self.middle_, self.width_ = wide.mean(axis=0), wide.std(axis=0)
+        self.width_[self.width_ < LEAST] = np.inf  # what never changed may change later: nothing was learned of it
+        self.layers_ = train(self._scaled(wide), target, facts, kinds)
         return self
 
-    def predict_both(self, rows: Rows) -> Floats:
-        """Microseconds of each row, a column per state."""
-        said = self._forward(both_states(rows.features)).reshape(2, len(rows))
-        return np.asarray((rows.floored_us * np.exp(said)).T)
+    def answers(self, columns: Floats) -> Floats:
+        """For each row the logarithm of its time, and after it how much speaks for each kind."""
+        flow: NDArray[Any] = self._scaled(self._wide(columns)).astype(np.float32)
+        with one_thread():
+            for weights, biases in self.layers_[:-1]:
+                flow = flow @ weights + biases
+                flow = flow * (1 + np.tanh(flow / 2)) / 2
+            weights, biases = self.layers_[-1]
+            return np.asarray((flow @ weights + biases).mean(axis=0, dtype=np.float64))
 
     def _wide(self, columns: Floats) -> Floats:
         place, value = self.kinds_.T
@@ -60,44 +61,70 @@ class ResidualNet:
     def _scaled(self, wide: Floats) -> Floats:
         return np.asarray(np.clip((wide - self.middle_) / self.width_, -FARTHEST, FARTHEST))
 
-    def _forward(self, columns: Floats) -> Floats:
-        flow: NDArray[Any] = self._scaled(self._wide(columns)).astype(np.float32)
-        with one_thread():
-            for weights, biases in self.layers_[:-1]:
-                flow = flow @ weights + biases
-                flow = flow * (1 + np.tanh(flow / 2)) / 2
-            weights, biases = self.layers_[-1]
-            return np.asarray((flow @ weights + biases)[:, :, 0].mean(axis=0, dtype=np.float64))
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its numbers, for a file."""
+    def kept(self, name: str) -> dict[str, NDArray[Any]]:
+        """Their numbers, for a file, by names that begin with this one."""
         found: dict[str, NDArray[Any]] = {
-            f"net.{name}": getattr(self, f"{name}_") for name in ("kinds", "logs", "middle", "width")
+            f"{name}.{part}": getattr(self, f"{part}_") for part in ("kinds", "logs", "middle", "width")
         }
         for place, (weights, biases) in enumerate(self.layers_):
             scale = np.maximum(np.abs(weights).max(axis=1, keepdims=True) / FINEST, 1e-9).astype(np.float32)
             found |= {
-                f"net.weights{place}": np.round(weights / scale).astype(np.int8),
-                f"net.scale{place}": scale,
-                f"net.biases{place}": biases.astype(np.float32),
+                f"{name}.weights{place}": np.round(weights / scale).astype(np.int8),
+                f"{name}.scale{place}": scale,
+                f"{name}.biases{place}": biases.astype(np.float32),
             }
         return found
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """What `arrays` gave."""
+    def of_kept(cls, arrays: Mapping[str, NDArray[Any]], name: str) -> Self:
+        """What `kept` gave."""
         made = cls()
-        made.kinds_, made.middle_, made.width_ = (arrays[f"net.{name}"] for name in ("kinds", "middle", "width"))
-        made.logs_ = arrays.get("net.logs", np.zeros(0, np.int64))
-        count = sum(name.startswith("net.weights") for name in arrays)
-        made.layers_ = [_layer(arrays, place) for place in range(count)]
+        made.kinds_, made.middle_, made.width_ = (arrays[f"{name}.{part}"] for part in ("kinds", "middle", "width"))
+        made.logs_ = arrays.get(f"{name}.logs", np.zeros(0, np.int64))
+        count = sum(each.startswith(f"{name}.weights") for each in arrays)
+        made.layers_ = [_layer(arrays, name, place) for place in range(count)]
         return made
 
 
-def _layer(arrays: Mapping[str, NDArray[Any]], place: int) -> tuple[NDArray[Any], NDArray[Any]]:
+class ResidualNet(Nets):
+    """Nets on what the roofline misses.
+
+    >>> size = np.linspace(1, 9, 400)
+    >>> us = np.stack([2.0 + 2**size, 1.0 + 2**size], axis=1)
+    >>> rows = Rows(size[:, None], np.zeros(400), 2**size, us, [])
+    >>> bool(np.abs(ResidualNet().fit(rows).predict_both(rows) / us - 1).mean() < 0.05)
+    True
+    """
+
+    def fit(self, rows: Rows, latents: Floats | None = None) -> Self:
+        """Fit on both states at once; the state is the last column."""
+        facts = np.tile(latents, (2, 1)) if latents is not None else None
+        return self.learn(both_states(rows.features), missed(rows), facts)
+
+    def predict_both(self, rows: Rows) -> Floats:
+        """Microseconds of each row, a column per state."""
+        said = self.answers(both_states(rows.features))[:, 0].reshape(2, len(rows))
+        return np.asarray((rows.floored_us * np.exp(said)).T)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Its numbers, for a file."""
+        return self.kept("net")
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """What `arrays` gave."""
+        return cls.of_kept(arrays, "net")
+
+
+def missed(rows: Rows) -> Floats:
+    """The logarithm of what the roofline misses: of all rows with a cold cache, then of all with a warm one."""
+    return np.asarray(np.log(rows.us / rows.floored_us[:, None]).T.ravel())
+
+
+def _layer(arrays: Mapping[str, NDArray[Any]], name: str, place: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Weights and biases of a layer, each with the nets as its first dimension."""
-    weights = arrays[f"net.weights{place}"].astype(np.float32) * arrays[f"net.scale{place}"]
-    return weights, arrays[f"net.biases{place}"]
+    weights = arrays[f"{name}.weights{place}"].astype(np.float32) * arrays[f"{name}.scale{place}"]
+    return weights, arrays[f"{name}.biases{place}"]
 
 
 def _far_apart(columns: Floats) -> NDArray[np.int64]:

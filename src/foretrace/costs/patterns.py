@@ -46,7 +46,7 @@ class Patterns:
         from sklearn.tree import DecisionTreeClassifier
 
         sequences = [tuple(short(name) for name, _ in repeat) for repeat in rows.kernels]
-        counts = Counter(filter(None, sequences))  # a part of a call that could not be cut has none
+        counts = Counter(sequences)
         self.kernels_ = [seen for seen, count in counts.most_common() if count >= RARE] or [counts.most_common(1)[0][0]]
         self.shares_ = _shares(self.kernels_, sequences, rows.kernels)
         code = {sequence: place for place, sequence in enumerate(self.kernels_)}

@@ -62,6 +62,10 @@ class Rows:
         flops_us, bytes_us = self.flops_us[rows], self.bytes_us[rows]
         return Rows(self.features[rows], flops_us, bytes_us, self.us[rows], kernels, self.call[rows])
 
+    def unmeasured(self, rows: NDArray[np.int64]) -> Rows:
+        """Some of the rows, without what was measured of them."""
+        return Rows(self.features[rows], self.flops_us[rows], self.bytes_us[rows], np.zeros((0, 2)), [])
+
     def whole(self, us: Floats) -> Floats:
         """Times of calls, from those of their parts.
 
@@ -74,7 +78,10 @@ class Rows:
 
 
 def rows_of(family: Family, measurements: Iterable[Measurement], device: Device) -> Rows:
-    """The calls among the measurements that the family answers for, with all that they are made of."""
+    """The calls among the measurements that the family answers for, with all that they are made of.
+
+    Those whose kernels don't tell what each part took are left out.
+    """
     described: list[Described] = []
     us: list[tuple[float, float]] = []
     kernels: list[Repeat] = []
@@ -84,12 +91,13 @@ def rows_of(family: Family, measurements: Iterable[Measurement], device: Device)
         if found.error or not found.cold or not found.warm or not all(map(family.answers, made_of)):
             continue
         facts = Facts(device, found.indices, found.case.tf32, found.case.pinned)
-        parts = [family.describe(op, facts) for op in made_of]
-        shares = cut(found, [part.work.us(device) + FLOOR_US for part in parts])
-        described += parts
+        shares = cut(found, len(made_of))
+        if shares is None:
+            continue
+        described += [family.describe(op, facts) for op in made_of]
         us += [(share.cold * found.us("cold"), share.warm * found.us("warm")) for share in shares]
         kernels += [share.kernels for share in shares]
-        call += [number] * len(parts)
+        call += [number] * len(made_of)
     flops_us, bytes_us = ceilings(described, device)
     features = np.array([d.features for d in described], np.float64).reshape(len(described), len(family.columns))
     return Rows(features, flops_us, bytes_us, np.array(us).reshape(-1, 2), kernels, np.array(call, np.int64))

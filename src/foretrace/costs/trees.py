@@ -93,6 +93,8 @@ class Forest:
         if not inside or feature.min() < -1 or feature.max() >= columns:
             raise ValueError(f"the trees of {prefix!r} lead nowhere")
         splits, leaves = np.flatnonzero(feature >= 0), np.flatnonzero(feature < 0)
+        if leaf.shape != leaves.shape:
+            raise ValueError(f"the trees of {prefix!r} have other leaves than values")
         threshold = np.empty(len(feature), np.float32)
         threshold[leaves], threshold[splits] = leaf, _levels(arrays, prefix, feature[splits], level)
         right = _right_of(splits, leaves, root)

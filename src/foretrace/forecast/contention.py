@@ -2,8 +2,8 @@
 
 Kernel models know kernels alone, and fabrics transfers alone: what overlap adds comes on top, in a job and in one rank
 of it that is predicted alone. Measured kernels already hold what it added in the measured run: on their own machine
-only what the overlap is more or less by counts, and on another they stay as they are. So does what a CPU does: only
-GPUs were fitted.
+only what the overlap is more or less by counts, and on another they stay as they are. So does what a CPU does alone;
+in a job it is slowed as its fabric was measured, see `foretrace.forecast.jobs.crowded`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretrace.costs.contention import contention
+from foretrace.costs.contention import Contention, contention
 from foretrace.forecast.intervals import merged
 from foretrace.forecast.timetable import KERNEL, Timetable
 from foretrace.forecast.work import Work, as_measured
@@ -70,14 +70,17 @@ def run_alone(table: Timetable, work: Work, slowed: bool) -> tuple[Timetable, Ti
     return replace(table, program=program), timeline
 
 
-def longer(us: Floats, share: Floats) -> Floats:
-    """What kernels take when a collective runs beside them for a share of their time more than it did."""
-    return np.maximum(us + contention().longer(us, share), 0.0)
+def longer(us: Floats, share: Floats, law: Contention | None = None) -> Floats:
+    """What kernels take when a collective runs beside them for a share of their time more than it did.
+
+    By the law of GPUs, where none is given.
+    """
+    return np.maximum(us + (law or contention()).longer(us, share), 0.0)
 
 
-def transfer_longer(us: Floats, share: Floats) -> Floats:
-    """What transfers take when kernels run beside them for a share of their time."""
-    return us + contention().transfer_longer(us, share)
+def transfer_longer(us: Floats, share: Floats, law: Contention | None = None) -> Floats:
+    """What transfers take when kernels run beside them for a share of their time; ``law`` as in `longer`."""
+    return us + (law or contention()).transfer_longer(us, share)
 
 
 def settled(program: Program, slowed: Callable[[Timeline], Floats]) -> tuple[Program, Timeline]:

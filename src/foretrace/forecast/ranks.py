@@ -26,6 +26,7 @@ def rank_rows(graphs: list[Graph], host_us: Sequence[float], met: list[Meetings]
     waits for others with nothing else to do.
     """
     span, waits = device_span(graphs), wait_ms(graphs, met)
+    begin = min((step.start for graph in graphs for step in graph.steps), default=0.0)
     rows: Rows = []
     for position, (graph, host) in enumerate(zip(graphs, host_us)):
         talk = overlap(graph, position, met)
@@ -34,7 +35,7 @@ def rank_rows(graphs: list[Graph], host_us: Sequence[float], met: list[Meetings]
         rows.append({
             "rank": graph.rank,
             "stands_for": 1 + sum(other == graph.rank for other in alike.values()),
-            "start_ms": step.start / 1e3,
+            "start_ms": (step.start - begin) / 1e3,
             "step_ms": step.ms,
             "device_span_ms": active + idle,
             "device_active_ms": active,

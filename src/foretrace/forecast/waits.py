@@ -17,6 +17,8 @@ from foretrace.graph.waiting import SYNCHRONIZE, WAITING, waits_for_device
 NOBODY, OWN_STREAM, ALL_STREAMS = range(3)
 """Whom a call waits for before it returns."""
 
+NO_STREAM = -2
+"""In place of the number of a stream."""
 WAIT = "c10d::wait"
 
 
@@ -55,13 +57,23 @@ def waits(graph: Graph, step: Flat) -> Waits:
         if op.name in SYNCHRONIZE and 0 < place < len(host):
             host[place - 1] = ALL_STREAMS
     works = list(_works(side, calls))
-    pairs = {*_events(side, step.stream), *_seen(calls), *_collectives(calls), *_held_streams(works, calls)}
-    return Waits(host, *(np.array(sorted(some), np.int32).reshape(-1, 2) for some in (pairs, works)))
+    stream = _working_streams(step) if side else step.stream
+    held = _held_streams(works, stream, calls)
+    pairs = {*_events(side, stream), *_seen(calls), *_collectives(calls), *held}
+    awaited = {(asked, place) for asked, place, _ in works}
+    return Waits(host, *(np.array(sorted(some), np.int32).reshape(-1, 2) for some in (pairs, awaited)))
 
 
 def _side_rows(graph: Graph) -> list[int]:
     steers = graph.ops.names.matching(lambda name: name.startswith("cuda::") or name == WAIT)
     return np.flatnonzero(steers[graph.ops.name]).tolist() if len(graph.ops) else []
+
+
+def _working_streams(step: Flat) -> Ints:
+    """The stream of each call that gives one something to do; none of the others, which no stream holds up."""
+    members = {c.op for c in step.calls.collectives}
+    silent = [row not in members and launches_nothing(op, "cpu") for row, op in enumerate(step.calls.ops)]
+    return np.where(silent, NO_STREAM, step.stream).astype(np.int32)
 
 
 def _events(side: list[tuple[int, Op]], stream: Ints) -> Iterator[tuple[int, int]]:
@@ -79,8 +91,8 @@ def _events(side: list[tuple[int, Op]], stream: Ints) -> Iterator[tuple[int, int
                 yield int(before[-1]), int(after[0]) + place
 
 
-def _works(side: list[tuple[int, Op]], calls: Graph) -> Iterator[tuple[int, int]]:
-    """Collectives that somebody waits for, and the call that comes after that wait."""
+def _works(side: list[tuple[int, Op]], calls: Graph) -> Iterator[tuple[int, int, int]]:
+    """Collectives that somebody waits for, the call that comes after that wait, and the stream that waits."""
     waits = [(place, op) for place, op in side if op.name == WAIT and place < len(calls.ops)]
     if not waits:
         return
@@ -90,14 +102,15 @@ def _works(side: list[tuple[int, Op]], calls: Graph) -> Iterator[tuple[int, int]
     for place, op in waits:
         for work in _named_works(op.args):
             if asked.get(work, place) < place:
-                yield asked[work], place
+                yield asked[work], place, op.stream
 
 
-def _held_streams(works: list[tuple[int, int]], calls: Graph) -> Iterator[tuple[int, int]]:
-    """A wait holds the stream of the work that follows, not that of the next collective."""
+def _held_streams(works: list[tuple[int, int, int]], stream: Ints, calls: Graph) -> Iterator[tuple[int, int]]:
+    """A wait holds the work that follows on its stream, and not the next collective."""
     members = {c.op for c in calls.collectives}
-    for asked, place in works:
-        computes = next((call for call in range(place, len(calls.ops)) if call not in members), None)
+    for asked, place, held in works:
+        later = (np.flatnonzero(stream[place:] == held) + place).tolist()
+        computes = next((call for call in later if call not in members), None)
         if computes is not None:
             yield asked, computes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,6 +22,8 @@ SOURCES = {MEASURED: "measured", MODEL: "model", FALLBACK: "fallback"}
 CHOICES = ("measured", "model")
 NAMED = 5
 """How many ops a note names."""
+WORTH_SAYING = 0.15
+"""The share of what kernels took from which on it is said that no model knows them."""
 
 
 @dataclass
@@ -161,7 +164,35 @@ def modelled_work(step: Flat, platform: Platform) -> tuple[Work, list[str]]:
         collective=np.full(count, -1, np.int32),
     )
     whole, notes = _with_collectives(work, calls, platform)
-    return whole, [*carried_notes(calls, platform), *_by_roofline(work, calls, platform), *notes]
+    unknown = _unpriced(calls, work)
+    return whole, [*carried_notes(calls, platform), *_by_roofline(work, calls, platform), *unknown, *notes]
+
+
+def _unpriced(calls: Graph, work: Work) -> list[str]:
+    """Kernels that were recorded, and whose calls give no model anything to go by."""
+    kernels = calls.kernels
+    compute = kernels.kind == COMPUTE
+    compute[[c.kernel for c in calls.collectives if c.kernel >= 0]] = False
+    left_out = compute & ~np.isin(kernels.op, work.call)
+    us = kernels.end - kernels.start
+    share = us[left_out].sum() / max(us[compute].sum(), 1e-9)
+    if share < WORTH_SAYING:
+        return []
+    by_code = np.bincount(kernels.name[left_out], us[left_out])
+    named = sorted({_bare(kernels.names[code]) for code in np.argsort(-by_code)[:3].tolist() if by_code[code]})
+    return [
+        f"some {round(share, 1):.0%} of what kernels took where they were recorded is left out: the trace does not "
+        f"tell the tensors of the calls that launched them ({', '.join(named)}, …)"
+    ]
+
+
+def _bare(kernel: str) -> str:
+    """A kernel's name without what it returns, takes and is made for.
+
+    >>> _bare("void (anonymous namespace)::softmax_warp<c10::Half, 11>(int)")
+    'softmax_warp'
+    """
+    return re.split("[<(]", kernel.replace("(anonymous namespace)::", ""))[0].split()[-1]
 
 
 def _check_shapes(calls: Graph) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -87,19 +86,6 @@ class Timings:
     """Without one: the host runs ahead."""
     peak_memory_bytes: int | None = None
     """The most that the device's allocator had given out during them."""
-    call_ns: tuple[float, ...] = ()
-    """What a small call took before each of the synced ones: how fast the host was."""
-
-    @property
-    def typical_call_ns(self) -> float | None:
-        """What such a call took before steps of the middle half; None where nobody knows.
-
-        >>> Timings(synced_ms=(5.0, 5.1, 9.0, 4.9), call_ns=(700.0, 800.0, 3000.0, 500.0)).typical_call_ns
-        750.0
-        """
-        known = sorted(zip(self.synced_ms, self.call_ns))
-        middle = known[len(known) // 4 : -(len(known) // 4) or None]
-        return median(ns for _, ns in middle) if middle else None
 
 
 class Tf32(NamedTuple):

@@ -87,6 +87,18 @@ class Op:
         return found
 
     @property
+    def resized(self) -> tuple[int, int, int] | None:
+        """Of a call that gives a storage another size: its number before and after, and its bytes. None for others.
+
+        >>> Op(RESIZE, (3, 4, 1024)).resized, Op(RESIZE, ("3", None)).resized
+        ((3, 4, 1024), None)
+        """
+        match self.args:
+            case (int(before), int(after), int(nbytes)) if self.name == RESIZE and nbytes >= 0:
+                return before, after, nbytes
+        return None
+
+    @property
     def is_side_call(self) -> bool:
         """Whether it steers a stream, a storage or a work without passing the dispatcher.
 

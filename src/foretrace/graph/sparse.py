@@ -27,5 +27,6 @@ def sparse_parts(ops: Sequence[Op]) -> dict[int, tuple[Tensor, Tensor]]:
                 apart[made.id] = dict(enumerate([t for t in op.tensors if t.layout == "strided"][-2:]))
         elif op.name in PARTS:
             for whole, part in zip(op.tensors, op.produced):
-                apart.setdefault(whole.id, {}).setdefault(PARTS[op.name], part)
+                if part.layout == "strided":  # a damaged recording may have a tensor that is its own part
+                    apart.setdefault(whole.id, {}).setdefault(PARTS[op.name], part)
     return {number: (parts[0], parts[1]) for number, parts in apart.items() if len(parts) == 2}

@@ -35,21 +35,21 @@ class Comparison:
                 "name": name,
                 "unit": unit,
                 "values": [value, values[part, name, unit]],
-                "ratio": values[part, name, unit] / value,
+                "ratio": values[part, name, unit] / value if value else None,
             }
             for part, name, unit, value in figures(one)
-            if (part, name, unit) in values
+            if values.get((part, name, unit), 0.0) or (value and (part, name, unit) in values)
         ]
         return {"platforms": [one["name"], other["name"]], "figures": rows}
 
 
 def figures(words: Words) -> Iterator[Figure]:
-    """All figures of a platform that are worth comparing, none of them zero."""
+    """All figures of a platform that are worth comparing."""
     parts = {"device": _device, "host": _host, "fabric": _fabric}
     for part, of in parts.items():
         if words[part]:
             for name, unit, value in of(words[part]):
-                if value:
+                if value is not None:
                     yield part, name, unit, float(value)
 
 

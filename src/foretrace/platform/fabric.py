@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from foretrace.graph import ForetraceError
+from foretrace.graph.collectives import collective_kind
 from foretrace.platform.files import Positive, PositiveInt, read_as, read_object, write
 from foretrace.platform.links import LINKS, Links
 
@@ -35,6 +36,22 @@ class Curve:
     spread: float
     """Standard deviation of the logarithm of the time around the curve."""
 
+    @property
+    def nonsense(self) -> str:
+        """What no measurement can have shown; empty where nothing is wrong.
+
+        >>> Curve("all_reduce", 2, 4, 10.0, 100.0, 1.0, ((1024.0, 1.0),), 0.02).nonsense
+        'has 2 ranks on 4 nodes'
+        """
+        sizes = [nbytes for nbytes, _ in self.knots]
+        if self.ranks < 2:
+            return "has one rank, which exchanges nothing"
+        if self.nodes > self.ranks:
+            return f"has {self.ranks} ranks on {self.nodes} nodes"
+        if not sizes or sizes != sorted(set(sizes)):
+            return "has knots that do not rise" if sizes else "has no knots"
+        return "" if collective_kind(self.kind) == self.kind else f"is of {self.kind!r}, which is no collective"
+
 
 @dataclass(frozen=True)
 class Crowd:
@@ -48,6 +65,16 @@ class Crowd:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What ranks do on processors while threads of theirs exchange something, as gloo's do: each takes longer."""
+
+    work: Positive
+    """How many times as long the work takes."""
+    transfer: Positive
+    """How many times as long the exchange takes."""
+
+
+@dataclass(frozen=True)
 class Fabric:
     """The links between ranks, as collectives feel them: measured, or known from their specification, or both."""
 
@@ -58,6 +85,8 @@ class Fabric:
     """None where nothing is known of them but what was measured."""
     crowd: tuple[Crowd, ...] = ()
     """Of rising numbers of ranks; none where ranks have devices that do their work."""
+    beside: Beside | None = None
+    """None where nobody measured it, or ranks have devices."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -94,7 +123,13 @@ class Fabric:
     @classmethod
     def read(cls, path: Path) -> Fabric:
         """The fabric, or the links, that a file describes; a damaged file says which field is wrong."""
-        return cls.of(Links.read(path)) if "inside" in read_object(path) else read_as(cls, path)
+        if "inside" in read_object(path):
+            return cls.of(Links.read(path))
+        fabric = read_as(cls, path)
+        for number, curve in enumerate(fabric.curves):
+            if why := curve.nonsense:
+                raise ForetraceError(f"{path}: the field 'curves[{number}]' {why}", "Restore it.")
+        return fabric
 
     def write(self, path: Path) -> None:
         """Write it to a file.

@@ -18,7 +18,10 @@ from foretrace.platform.journal import append, lines
 
 FABRIC_FILE = "fabric.jsonl.gz"
 WORK = "work"
-"""An `Exchange` of nothing: so many ranks do the same work at once, and each says what it took."""
+"""So many ranks do the same work at once, and each says what it took: while they exchange nothing, or sum up so many
+bytes meanwhile."""
+BESIDE = "beside work"
+"""What this sum took, alone and beside that work."""
 
 
 class Exchange(NamedTuple):

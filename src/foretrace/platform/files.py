@@ -20,6 +20,8 @@ T = TypeVar("T")
 Positive = Annotated[float, "above 0"]
 """A number that something is divided by."""
 PositiveInt = Annotated[int, "above 0"]
+LARGEST = 2**53
+"""JSON has whole numbers of any size; arrays do not."""
 
 
 def read_as(kind: type[T], path: Path, advice: str = "Restore it.") -> T:
@@ -165,8 +167,10 @@ def _items(kinds: tuple[Any, ...], value: Any, where: str) -> list[Any]:
 def _number(kind: Any, value: Any, where: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and not isinstance(value, int)):
         raise _wrong(where, value, "a whole number" if kind is int else "a number")
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value < math.inf:  # what is not a number is neither
         raise _wrong(where, value, "finite and not negative")
+    if isinstance(value, int) and value > LARGEST:
+        raise _wrong(where, value, f"at most {LARGEST:,}")
     return value
 
 

@@ -23,6 +23,9 @@ ABOUT, DEVICE, HOST, FABRIC, MODELS, RAW = "platform.json", "device.json", "host
 INDEX = f"{MODELS}/index.json"
 """By family: how many measurements its model was fitted on, and how far it misses others."""
 
+EXACT = f"{MODELS}/exact.json.gz"
+"""Calls of steps that were timed as they are."""
+
 SHIPPED = Path(__file__).parent / "shipped"
 HERE = "cpu"
 """The machine at hand without its GPUs: measured when it is first asked for."""
@@ -105,6 +108,25 @@ def find(what: str | Path) -> Path:
         f"no platform is called {str(what)!r}, and no folder is there",
         f"{meant}Known are: {', '.join(known)}. `foretrace calibrate --out my-platform` measures the machine at hand.",
     )
+
+
+def check_out(folder: Path) -> None:
+    """Refuse to write a platform among files that are not a platform's.
+
+    >>> import tempfile; folder = Path(tempfile.mkdtemp())
+    >>> check_out(folder); _ = (folder / "job.json").write_text("{}"); check_out(folder)
+    Traceback (most recent call last):
+    ...
+    foretrace.graph.errors.ForetraceError: ...
+    """
+    if not folder.is_dir():
+        return
+    here = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    if here and not here & {ABOUT, RAW}:
+        raise ForetraceError(
+            f"{folder.resolve()} holds something else than a platform ({sorted(here)[0]})",
+            "Give an empty or a new folder as --out, or one that an earlier calibration wrote.",
+        )
 
 
 def read_about(folder: Path) -> About:

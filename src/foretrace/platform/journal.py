@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from foretrace.graph import ForetraceError
 
 
 def append(path: Path, entries: Iterable[dict[str, Any]]) -> None:
-    """Add entries as one member.
+    """Add entries as one member; the file is as it was where there is no room for all of it.
 
     >>> import tempfile; path = Path(tempfile.mkdtemp()) / "some.jsonl.gz"
     >>> append(path, [{"us": 1.5}]); append(path, [{"us": 2.0}])
@@ -26,8 +27,14 @@ def append(path: Path, entries: Iterable[dict[str, Any]]) -> None:
     ['{"us":1.5}', '{"us":2.0}']
     """
     text = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries)
-    with path.open("ab") as file:
-        file.write(gzip.compress(text.encode(), 9, mtime=0))
+    before = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("ab") as file:
+            file.write(gzip.compress(text.encode(), 9, mtime=0))
+    except OSError:
+        if path.exists():
+            os.truncate(path, before)  # what is added behind half a member could not be read
+        raise
 
 
 def packed(path: Path) -> Path:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from foretrace.graph import ForetraceError
 from foretrace.platform.files import Positive, PositiveInt, read_as
 
 LINKS = Path(__file__).parent / "links"
+KINDS = ("nvswitch", "nvlink", "pcie")
+"""What joins the GPUs of a node."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,13 @@ class Links:
     @classmethod
     def read(cls, path: Path) -> Links:
         """The links that a file describes; a damaged file says which field is wrong."""
-        return read_as(cls, path)
+        links = read_as(cls, path)
+        if links.inside.kind not in KINDS:
+            raise ForetraceError(
+                f"{path}: the field 'inside.kind' holds {links.inside.kind!r}; it should be one of {', '.join(KINDS)}",
+                "Restore it.",
+            )
+        return links
 
     @classmethod
     def named(cls, name: str) -> Links:

@@ -26,6 +26,8 @@ SUFFIX = ".jsonl.gz"
 
 Repeat = list[tuple[str, float]]
 """One run of a case: its kernels, in order, with their microseconds."""
+CALL = "call"
+"""What a whole call is called there that a processor did itself."""
 
 
 @dataclass(slots=True)
@@ -46,15 +48,21 @@ class Measurement:
     error: str = ""
     """Why it could not be measured, where it could not."""
 
+    @property
+    def on_processor(self) -> bool:
+        """Whether a processor did it, and a clock timed the whole call."""
+        return bool(self.cold) and [name for name, _ in self.cold[0]] == [CALL]
+
     def us(self, state: str) -> float:
         """Median time of all its kernels together, in the state ``cold`` or ``warm``."""
         return statistics.median(self._totals(state))
 
     def spread(self, state: str) -> float:
-        """Largest less smallest repeat, as a share of the median."""
-        totals = self._totals(state)
+        """Largest less smallest repeat, as a share of the median; of many, a tenth at either end is left out."""
+        totals = sorted(self._totals(state))
+        few = len(totals) // 10
         middle = statistics.median(totals)
-        return (max(totals) - min(totals)) / middle if middle else 0.0
+        return (totals[-1 - few] - totals[few]) / middle if middle else 0.0
 
     def _totals(self, state: str) -> list[float]:
         repeats: list[Repeat] = self.cold if state == "cold" else self.warm

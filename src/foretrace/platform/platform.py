@@ -43,15 +43,23 @@ class Platform:
         return self.folder / files.MODELS
 
     @classmethod
-    def read(cls, path: str | Path) -> Platform:
-        """The platform in a folder; what is damaged, missing or of another version is named, with what to do."""
+    def read(cls, path: str | Path, host: Host | None = None) -> Platform:
+        """The platform in a folder; what is damaged, missing or of another version is named, with what to do.
+
+        Parameters
+        ----------
+        path
+            The folder.
+        host
+            Taken in the place of the folder's own, which then need not have one.
+        """
         folder = Path(path)
         about = files.read_about(folder)
         fabric = folder / files.FABRIC
         return cls(
             name=about.name,
             device=read_device(folder),
-            host=read_host(folder),
+            host=host or read_host(folder),
             fabric=Fabric.read(fabric) if fabric.exists() else None,
             folder=folder,
             about=about,
@@ -154,8 +162,15 @@ def read_fabric(folder: Path) -> Fabric:
     return Fabric.read(folder / files.FABRIC)
 
 
+_INSTEAD = {
+    "device": "",
+    "host": "; or take another platform's (--host)",
+    "fabric": "; or take another platform's, or a shipped one (--fabric)",
+}
+
+
 def _unmeasured(folder: Path, part: str) -> ForetraceError:
     return ForetraceError(
         f"{folder} has no {part}.json: its {part} was not measured",
-        f"`foretrace calibrate {part} --out {folder}` on its machine does that; or take another platform's.",
+        f"`foretrace calibrate {part} --out {folder}` on its machine does that{_INSTEAD[part]}.",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,7 @@ class Summary:
             "host": self._part(files.HOST, lambda path: host_words(Host.read(path))),
             "fabric": self._part(files.FABRIC, lambda path: fabric_words(Fabric.read(path))),
             "families": self._part(files.INDEX, family_words) or {},
+            "exact": self._part(files.EXACT, timed_calls) or 0,
             "carried_from": None,
         }
 
@@ -99,6 +102,7 @@ class OnPaper:
             "host": host_words(platform.host),
             "fabric": fabric_words(platform.fabric) if platform.fabric else None,
             "families": family_words(platform.folder / files.INDEX),
+            "exact": 0,
             "carried_from": platform.carry.source.name if platform.carry else None,
         }
 
@@ -136,13 +140,23 @@ def fabric_words(fabric: Fabric) -> dict[str, Any]:
     """A fabric: its curves without their knots."""
     curves = [{key: value for key, value in asdict(curve).items() if key != "knots"} for curve in fabric.curves]
     links = asdict(fabric.links) if fabric.links else None
-    crowd = [asdict(one) for one in fabric.crowd]
-    return {"name": fabric.name, "provenance": fabric.provenance, "curves": curves, "links": links, "crowd": crowd}
+    shared = {"crowd": [asdict(one) for one in fabric.crowd], "beside": fabric.beside and asdict(fabric.beside)}
+    return {"name": fabric.name, "provenance": fabric.provenance, "curves": curves, "links": links, **shared}
 
 
 def family_words(path: Path) -> dict[str, Any]:
     """The index of a device's models."""
     return {name: asdict(fitted) for name, fitted in read_as(dict[str, Fitted], path).items()}
+
+
+def timed_calls(path: Path) -> int:
+    """How many calls of steps were timed as they are."""
+    try:
+        return len(json.loads(gzip.decompress(path.read_bytes())))
+    except (OSError, EOFError, ValueError, TypeError) as error:
+        raise ForetraceError(
+            f"{path} does not hold timed calls ({error})", "Restore it, or fit it again: foretrace calibrate fit."
+        ) from None
 
 
 def host_words(host: Host) -> dict[str, Any]:

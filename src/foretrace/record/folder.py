@@ -173,14 +173,13 @@ def read_rank(folder: Path) -> Rank:
     with _read_soundly(folder / RANK) as facts:
         _check_version(facts, folder / RANK)
         synced, back_to_back = (tuple(map(float, facts[name])) for name in ("synced_ms", "back_to_back_ms"))
-        calls = tuple(map(float, facts.get("call_ns", ())))
         peak = facts.get("peak_memory_bytes")
         return Rank(
             rank=int(facts["rank"]),
             world=int(facts["world"]),
             device=str(facts["device"]),
             groups={name: tuple(int(member) for member in members) for name, members in facts["groups"].items()},
-            plain=Timings(synced, back_to_back, None if peak is None else int(peak), calls),
+            plain=Timings(synced, back_to_back, None if peak is None else int(peak)),
             slowdown=float(facts["slowdown"]["profile"] or 1.0),
             settings={str(name): value for name, value in facts.get("settings", {}).items()},
         )

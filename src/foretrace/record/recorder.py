@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from foretrace.record import folder as files
 from foretrace.record.compiled import ExecutionTrace, something_is_compiled, watching_undoes_compilation
-from foretrace.record.host_speed import call_ns
 from foretrace.record.indices import IndexWatch
 from foretrace.record.profile import LightProfile
 from foretrace.record.schedule import (
@@ -62,7 +61,6 @@ class Recorder:
         self._plan = schedule.steps
         self._taken = 0
         self._times: dict[str, list[float]] = {}
-        self._call_ns: list[float] = []
         self._watcher: AbstractContextManager[Any] | None = None
         self._last = 0.0
         self._work: Path | None = None
@@ -92,7 +90,7 @@ class Recorder:
     def start_over(self) -> None:
         """What was taken for steps were none: forget them."""
         self.let_go()
-        self._plan, self._taken, self._times, self._call_ns = self._schedule.steps, 0, {}, []
+        self._plan, self._taken, self._times = self._schedule.steps, 0, {}
 
     def abandon(self, why: str) -> None:
         """Let go of the job and say why."""
@@ -145,8 +143,6 @@ class Recorder:
             self._watcher = watcher
         if isinstance(self._watcher, LightProfile):
             self._watcher.step_begins()
-        if kind == SYNCED:
-            self._call_ns.append(call_ns())
         self._last = time.perf_counter()
 
     def _save(self, watcher: Any) -> None:
@@ -187,7 +183,6 @@ class Recorder:
             "rank": _rank(),
             "world": _world(),
             "synced_ms": self._times.get(SYNCED, []),
-            "call_ns": self._call_ns,
             # Without a sync only the sum over all of them says something.
             "back_to_back_ms": [sum(back_to_back) / len(back_to_back)] if back_to_back else [],
             "profile_ms": profiled,

@@ -18,6 +18,8 @@ import foretrace
 from foretrace.graph import ForetraceError, Graph
 from foretrace.record.sketch import BEYOND_PAPER, refusal, sketch
 
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that torchrun sets for each rank."""
 STEP_FUNCTIONS = ("make_step", "step")
 """What a script calls the function that builds a step, or does one."""
 
@@ -28,7 +30,7 @@ SUBCLASSED = "tensor subclasses"
 """In what PyTorch says where a tensor's values are wanted and it has none."""
 
 
-NO_GROUP = "process group has not been initialized"
+NO_GROUP = ("process group has not been initialized", "env:// rendezvous")
 """In what PyTorch says where a script that is started by torchrun was not."""
 
 
@@ -55,7 +57,7 @@ def sketch_script(
     device
         ``"cuda"`` lets the script find a GPU; left out, the machine is as it is.
     world
-        Ranks of the process group that a script finds, which can't do without one: it is the first of them.
+        Ranks of the process group that a script finds, as torchrun would start it: it is the first of them.
 
     >>> import tempfile
     >>> script = Path(tempfile.mkdtemp()) / "train.py"
@@ -73,7 +75,7 @@ def sketch_script(
 
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            graph = _sketched(build, device, world)
+            graph = sketch(build, device, world=world or 1)
     except ForetraceError as error:
         cause = error.__cause__ or error
         said = refusal(cause, str(script)) if isinstance(cause, BEYOND_PAPER) else error
@@ -83,16 +85,6 @@ def sketch_script(
         raise ScriptError(what, advice_on(error, script), frames_of(error)) from None
     graph.source = str(script)
     return graph
-
-
-def _sketched(build: Callable[[], Any], device: str | None, world: int | None) -> Graph:
-    """The sketch; with a process group, where the script turns out to need one and it is said how large it is."""
-    try:
-        return sketch(build, device)
-    except (ValueError, RuntimeError) as error:
-        if NO_GROUP not in str(error) or (world or 1) == 1:
-            raise
-    return sketch(build, device, world=world or 1)
 
 
 def advice_on(error: BaseException, script: Path) -> str:
@@ -112,7 +104,7 @@ def advice_on(error: BaseException, script: Path) -> str:
             "It is loaded as a module, without arguments: give its options defaults, and keep what only a program does "
             'under `if __name__ == "__main__":`.'
         )
-    if NO_GROUP in str(error):
+    if _wants_a_group(error):
         return (
             "It is one rank of several: `foretrace predict` finds it a group with --world N. Or record a real run: "
             f"foretrace record --out DIR -- torchrun --nproc-per-node N {script}"
@@ -122,6 +114,13 @@ def advice_on(error: BaseException, script: Path) -> str:
     if SUBCLASSED in str(error):
         return f"Sketches have shapes and no values, and it wants some; {record}"
     return f"Try it by itself: python {script}. If it runs, it needs values, which sketches have not: {record}"
+
+
+def _wants_a_group(error: BaseException) -> bool:
+    """Whether a script failed since torchrun did not start it."""
+    if isinstance(error, KeyError):
+        return bool(error.args) and error.args[0] in TORCHRUN
+    return any(said in str(error) for said in NO_GROUP)
 
 
 def frames_of(error: BaseException) -> str:

@@ -10,23 +10,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretrace import __version__
 from foretrace.graph import ForetraceError, Graph, Tensor
 from foretrace.graph.edits.batch import batch, batch_of
 from foretrace.graph.edits.precision import floating, in_precision
 from foretrace.graph.edits.texts import size_of
 from foretrace.graph.operators import LAYOUTS
 from foretrace.graph.tensor import ITEMSIZE
+from foretrace.replay.about import about
 from foretrace.replay.code import Code, code_of
 from foretrace.replay.groups import groups_of
-from foretrace.replay.lines import harmless
 from foretrace.replay.literals import DEVICE, NotWritableError
 from foretrace.replay.memory import footprint, main_device
 from foretrace.replay.original import original_of
 from foretrace.replay.plan import Call, Plan, Result
 from foretrace.replay.planning import plan_of
 from foretrace.replay.selection import Selection
-from foretrace.replay.texts import sentence
+from foretrace.replay.texts import one_word, sentence
 
 LONGEST_US, MOST_BYTES = 60e6, 1 << 62
 HARNESS = Path(__file__).parent / "harness"
@@ -66,16 +65,17 @@ class Choices:
 def write_benchmark(graph: Graph, out: Path, choices: Choices) -> Path:
     """Write a benchmark of one rank's step."""
     made = files_of(graph, choices)
-    return write_files({**made.own, "README.md": made.about}, out)
+    told = about(made.plan, made.stand_ins, "" if choices.obfuscate else graph.source)
+    return write_files({**made.own, "README.md": told}, out)
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of one rank's step, by name; a text about them; and the process groups that it names."""
+    """The files of one rank's step, by name; what they were made of; and how many calls they can't make."""
 
     own: dict[str, str]
-    about: str
-    groups: dict[str, dict[str, Any]]
+    plan: Plan
+    stand_ins: int
 
 
 def files_of(graph: Graph, choices: Choices, kept: Sequence[int] = ()) -> Files:
@@ -107,7 +107,7 @@ def files_of(graph: Graph, choices: Choices, kept: Sequence[int] = ()) -> Files:
         "calls.json": json.dumps(facts(plan, code), indent=None, separators=(",", ":")) + "\n",
         "original.json": json.dumps(original, indent=1) + "\n",
     }
-    return Files(files, readme(plan, code, choices), groups_of(plan))
+    return Files(files, plan, len(code.stand_ins))
 
 
 def _changed(graph: Graph, choices: Choices) -> Graph:
@@ -138,7 +138,7 @@ def facts(plan: Plan, code: Code) -> dict[str, Any]:
     calls: list[dict[str, Any]] = [{"name": "", "host_us": 0.0, "device_us": 0.0, "makes": []} for _ in range(count)]
     for call in plan.recorded:
         calls[call.number] = {
-            "name": harmless(call.name),
+            "name": one_word(call.name),
             "host_us": _time(call.host_us),
             "device_us": _time(call.device_us),
             **({"took_us": _time(call.took_us)} if call.took_us else {}),
@@ -155,7 +155,7 @@ def facts(plan: Plan, code: Code) -> dict[str, Any]:
         "threads": plan.threads,
         "unowned_us": _time(plan.unowned_us),
         "numbers": [call.number for call in plan.recorded if not call.is_side_call],
-        "stand_ins": {str(number): " ".join(map(harmless, why.split())) for number, why in code.stand_ins.items()},
+        "stand_ins": {str(number): sentence(why) for number, why in code.stand_ins.items()},
         "notes": [sentence(note) for note in plan.notes],
         "calls": calls,
     }
@@ -187,43 +187,3 @@ def described(tensor: Tensor) -> dict[str, Any] | None:
         "device": tensor.device,
         "layout": tensor.layout,
     }
-
-
-def readme(plan: Plan, code: Code, choices: Choices) -> str:
-    """How the benchmark was made, and how it is used."""
-    source = "" if choices.obfuscate else f" from {sentence(Path(plan.source).as_posix())}"
-    left_out = f"\n{len(code.stand_ins)} calls can't be made; stand-ins take their place.\n" if code.stand_ins else ""
-    notes = "".join(f"- {sentence(note)}\n" for note in plan.notes)
-    return README.format(
-        version=__version__,
-        source=source,
-        calls=len(plan.recorded),
-        inputs=len(plan.inputs),
-        more=left_out,
-        notes=notes,
-    )
-
-
-README = """# A training step as a benchmark
-
-Made by Foretrace {version}{source}, rank and all: {calls} calls of the step in their order, {inputs} tensors that were
-there before it. No model code and no data: inputs are made up like the original's.
-{more}
-    python run.py                # times it; needs torch, and nothing else
-    python run.py --json
-    python run.py --no-pace      # as fast as the host can: what the device could do
-    python run.py --device cpu   # elsewhere than it was recorded
-
-| file | holds |
-| --- | --- |
-| `step.py` | the step, one line a call; edit it as you like |
-| `inputs.py` | what is there before the step: sizes, and what the values are like |
-| `calls.json` | what each call made and took, for stand-ins and coverage |
-| `original.json` | what the original measured, for the comparison |
-| `harness/` | what runs all this |
-
-`pace(12.3)` in `step.py`: the original's host took 12.3 microseconds from the last such line to here, in calls,
-modules, autograd and Python. A replay that comes earlier waits; one that is late catches up. Where the host of a GPU is
-slower or faster than the original's, so is the pace.
-
-{notes}"""

@@ -11,6 +11,7 @@ from foretrace.graph.operators import NAMESPACES, is_word, target
 from foretrace.replay.literals import NUMBER, Name, NotWritableError, describe, literal
 from foretrace.replay.opaque import Opaque
 from foretrace.replay.plan import Argument, Call, Result
+from foretrace.replay.texts import one_word, sentence
 
 SHORTEST_GAP_US = 1.0
 """Before a call that the original came to sooner than that, a replay does not look at the clock."""
@@ -27,14 +28,14 @@ WORDS = {
 }
 """Functions of the harness for calls that do not pass the dispatcher."""
 FUNCTIONAL = ("_c10d_functional::",)
-BY_DATA = frozenset(f"aten::{name}" for name in ("nonzero", "masked_select", "_unique2", "unique_consecutive"))
-"""Operators whose results are as large as the data has it, which is made up."""
 HELPED = {
     "aten::record_stream": "record_stream",
     "aten::_pin_memory": "pin_memory",
     "_c10d_functional::_wrap_tensor_autograd": "unwrapped",
+    "aten::set_.source_Storage": "take_storage",
+    "aten::set_.source_Storage_storage_offset": "take_storage",
 }
-"""Functions of the harness for operators that take what only the harness has."""
+"""Functions of the harness for operators that take what only the harness has; of some, only for these overloads."""
 
 
 class Lines:
@@ -75,7 +76,7 @@ class Lines:
         if self._modules and call.module != self._module:
             self._module = call.module
             if call.module:
-                yield f"# {harmless(call.module)}"
+                yield f"# {one_word(call.module)}"
         self._due += call.gap_us
         if call.gap_us >= SHORTEST_GAP_US:
             yield from self.pace()
@@ -108,7 +109,7 @@ class Lines:
         results = _results(call.results)
         try:
             written = f"{self._target(call)}({self._arguments(call)})"
-            if call.name in BY_DATA:
+            if call.sized_by_data:
                 self.words.add("fitted")
                 written = f"fitted({call.number}, {written})"
         except NotWritableError as problem:
@@ -116,15 +117,16 @@ class Lines:
                 return  # a work that nobody issued need not be waited for
             self.stand_ins[call.number] = str(problem)
             self.words.add("stand_in")
-            written, said = f"stand_in({call.number})", f"{said}  {harmless(call.name)}: {harmless(str(problem))}"
+            written, said = f"stand_in({call.number})", f"{said}  {one_word(call.name)}: {sentence(str(problem))}"
         yield f"{results}{written}  # {said}" if call.number >= 0 else f"{results}{written}"
         if re.search(r"\b_\b", results):
             yield "del _"
 
     def _target(self, call: Call) -> str:
-        if call.name in HELPED:
-            self.words.add(HELPED[call.name])
-            return HELPED[call.name]
+        helper = HELPED.get(call.name) or HELPED.get(f"{call.name}.{call.overload}")
+        if helper is not None:
+            self.words.add(helper)
+            return helper
         found = target(call.name, call.overload, self._allowed)
         if found is None:
             namespace = call.name.partition("::")[0]
@@ -184,12 +186,3 @@ def _devices(value: Argument) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _devices(item)
-
-
-def harmless(text: str) -> str:
-    """A text that may stand in a comment, whatever a recording says.
-
-    >>> harmless("layers.0\\nimport os")
-    'layers.0?import?os'
-    """
-    return re.sub(r"[^\w.:<>,+-]", "?", text, flags=re.ASCII)[:200]

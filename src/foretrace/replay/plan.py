@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from foretrace.graph import Content, Tensor, Value
-from foretrace.graph.op import SIDE_CALLS
+from foretrace.graph.op import RESIZE, SIDE_CALLS
 from foretrace.replay.literals import Name
 
 Argument: TypeAlias = "Value | Name"
@@ -57,6 +57,8 @@ class Call:
     """Variables that the results go to."""
     made: dict[Name, Tensor] = field(default_factory=dict)
     """What each of these variables is like."""
+    sized_by_data: bool = False
+    """Whether its results are as large as the data has it, which is made up."""
     frees: tuple[Name, ...] = ()
     phase: str = "other"
     module: str = ""
@@ -75,6 +77,14 @@ class Call:
     def is_side_call(self) -> bool:
         """Whether it steers a stream, a storage or a work without passing the dispatcher."""
         return self.name.startswith(SIDE_CALLS)
+
+    @property
+    def resized(self) -> tuple[Name, int] | None:
+        """Of a call that gives a storage another size: a variable on it, and its bytes. None for others."""
+        match self.args:
+            case (Name() as name, int(nbytes)) if self.name == RESIZE:
+                return name, nbytes
+        return None
 
     @property
     def variables(self) -> Iterator[Name]:
@@ -115,6 +125,8 @@ class Plan:
     settings: dict[str, bool | int | str] = field(default_factory=dict)
     tail_us: float = 0.0
     """Host time after the last call."""
+    renumbered: set[int] = field(default_factory=set)
+    """Numbers that storages from before the step have in it: each time one gets another size, it gets a new one."""
     sizes: dict[int, int] = field(default_factory=dict)
     """Bytes of each storage, by its number in the recording."""
     threads: int = 1
@@ -126,6 +138,11 @@ class Plan:
     whole: bool = True
     """Whether all of the step is in it."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def before(self) -> set[int]:
+        """Storages that were there before the step, by every number they have in it."""
+        return {entry.tensor.storage for entry in self.inputs if entry.memory is not None} | self.renumbered
 
     @property
     def recorded(self) -> list[Call]:

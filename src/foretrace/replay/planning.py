@@ -15,13 +15,18 @@ from foretrace.graph.sparse import sparse_parts
 from foretrace.graph.tables import Floats
 from foretrace.replay.fillings import with_contents
 from foretrace.replay.literals import Name
-from foretrace.replay.plan import Argument, Call, Plan, Result
+from foretrace.replay.plan import Argument, Call, Input, Plan, Result
 from foretrace.replay.schedule import doubt, schedule_of
 from foretrace.replay.selection import Selection, select
 from foretrace.replay.variables import Variables
 from foretrace.replay.works import under_way, with_waits, work_name
 
 SHORTEST_UNOWNED_US = 1.0
+TAKES_STORAGE = "aten::set_"
+"""Gives a tensor another storage, which has no name of its own: all that is known of it is its size."""
+BY_DATA = frozenset(f"aten::{name}" for name in ("nonzero", "masked_select", "_unique2", "unique_consecutive"))
+"""Operators whose results are as large as the data has it."""
+MASKS = ("bool", "uint8")
 PRODUCTS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"))
 
 
@@ -55,10 +60,10 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
     chosen = select(ops, selection or Selection())
     whole = len(chosen) == len(ops)
     variables = Variables(graph.storages, sparse_parts(ops))
-    calls = _calls_of(ops, chosen, variables)
+    calls = _repeatable(_calls_of(ops, chosen, variables), variables.inputs)
     tail_us, unowned_us = _timed(calls, measured, ops)
     plan = Plan(
-        memories=list({memory.name: memory for memory in variables.memories.values()}.values()),
+        memories=list({entry.memory.name: entry.memory for entry in variables.inputs if entry.memory}.values()),
         inputs=variables.inputs,
         calls=with_waits(calls, variables.inputs),
         source=graph.source,
@@ -67,6 +72,7 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
         groups=groups,
         settings=graph.settings,
         tail_us=tail_us if whole else 0.0,
+        renumbered=set(variables.memories),
         sizes={number: storage.nbytes for number, storage in graph.storages.items()},
         threads=len({op.thread for op in ops if op.name in PRODUCTS}) or 1,
         unowned_us=unowned_us if whole else 0.0,
@@ -120,6 +126,25 @@ def _calls_of(ops: Sequence[Op], chosen: Sequence[int], variables: Variables) ->
     return calls
 
 
+def _repeatable(calls: list[Call], inputs: Sequence[Input]) -> list[Call]:
+    """The calls, less those that leave memory smaller than the next step needs it: what made it larger was left out."""
+    memory = {entry.name: entry.memory for entry in inputs if entry.memory is not None}
+    last: dict[Name, tuple[Call, bool]] = {}
+    for call in calls:
+        if call.resized and (given := memory.get(call.resized[0])) is not None:
+            last[given.name] = (call, call.resized[1] < given.nbytes)
+    left_out = {call.number for call, smaller in last.values() if smaller}
+    kept: list[Call] = []
+    ended: tuple[Name, ...] = ()
+    for call in calls:
+        if call.number in left_out:
+            ended += call.frees
+            continue
+        call.frees, ended = (*ended, *call.frees), ()
+        kept.append(call)
+    return kept
+
+
 def _last_uses(ops: Sequence[Op]) -> dict[int, list[Tensor]]:
     """Sparse tensors made of nobody knows what, by the last call that sees them: they end there."""
     known = sparse_parts(ops)
@@ -150,9 +175,14 @@ def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[
             return {key: named(item) for key, item in value.items()}
         return (work_name(value) or value) if isinstance(value, Constant) else value
 
-    args = _resized(op, variables) if op.name == RESIZE else tuple(named(value) for value in op.args)
+    args = tuple(named(value) for value in op.args)
+    if op.name == RESIZE:
+        old, new, nbytes = op.resized or (-1, -1, 0)
+        args = (variables.resized(old, new), nbytes)
+    elif op.name == TAKES_STORAGE and len(args) > 1 and isinstance(op.args[1], Constant):
+        args = (args[0], max(map(variables.nbytes, op.produced), default=0), *args[2:])
     kwargs = {key: named(value) for key, value in op.kwargs.items()}
-    call = Call(number, op.name, op.overload, args=args, kwargs=kwargs)
+    call = Call(number, op.name, op.overload, args=args, kwargs=kwargs, sized_by_data=_sized_by_data(op))
     call.results = tuple(_result(value, call, variables) for value in op.outputs)
     calls = [*before, call]
     for made in calls:
@@ -161,10 +191,10 @@ def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[
     return calls
 
 
-def _resized(op: Op, variables: Variables) -> tuple[Argument, ...]:
-    """The arguments of a resize: a variable on the storage, and its new size."""
-    old, new, nbytes = (int(value) if isinstance(value, int) else -1 for value in op.args)
-    return variables.resized(old, new), nbytes
+def _sized_by_data(op: Op) -> bool:
+    """Whether values say how large a result is: those of a mask, for one."""
+    masked = op.name == "aten::index" and any(tensor.dtype in MASKS for tensor in op.tensors[1:])
+    return masked or op.name in BY_DATA
 
 
 def _result(value: Value, call: Call, variables: Variables) -> Result:

@@ -6,19 +6,9 @@ import json
 from pathlib import Path
 
 from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.replay.about import about
 from foretrace.replay.folder import Choices, files_of, write_benchmark, write_files
-from foretrace.replay.groups import all_groups
-
-ABOUT = """
-## Ranks
-
-    python run.py                                   # starts all {world} ranks on this machine
-    torchrun --nproc-per-node {world} run.py           # the same; over several machines with torchrun's own options
-    python run.py --alone 0                         # one rank, whose collectives move nothing
-
-Collectives are real: gloo between CPUs, nccl between GPUs. `ranks.json` says which groups there are, and in which
-folder the files of each rank lie: those that are alike are there once.
-"""
+from foretrace.replay.groups import all_groups, groups_of
 
 
 def write_job(job: Job, out: Path, choices: Choices) -> Path:
@@ -35,9 +25,10 @@ def write_job(job: Job, out: Path, choices: Choices) -> Path:
         folder = f"rank-{rank}"
         places.append({name: first.setdefault((name, text), folder) for name, text in of_rank.own.items()})
         files.update({f"{folder}/{name}": text for name, text in of_rank.own.items() if places[-1][name] == folder})
-    facts = {"ranks": places, "groups": all_groups(of_rank.groups for of_rank in made)}
+    facts = {"ranks": places, "groups": all_groups(groups_of(of_rank.plan) for of_rank in made)}
     files["ranks.json"] = json.dumps(facts, indent=1) + "\n"
-    files["README.md"] = made[0].about + ABOUT.format(world=len(made))
+    source = "" if choices.obfuscate else job.source
+    files["README.md"] = about(made[0].plan, made[0].stand_ins, source, len(made))
     return write_files(files, out)
 
 

@@ -61,6 +61,8 @@ class How:
     iterations: int | None = None
     device: str | None = None
     pace: bool = True
+    slow_host: float = 1.0
+    """How many times as long the original's host shall have taken."""
     counters: bool = False
     """Also count what the GPU does, with Nsight Compute."""
     delayed: bool = False
@@ -70,11 +72,12 @@ class How:
     def options(self) -> list[str]:
         """The same as options of ``run.py``.
 
-        >>> How(iterations=5, pace=False).options
-        ['--iterations', '5', '--no-pace']
+        >>> How(iterations=5, pace=False).options, How(slow_host=1.5).options
+        (['--iterations', '5', '--no-pace'], ['--slow-host', '1.5'])
         """
         chosen = [] if self.iterations is None else ["--iterations", str(self.iterations)]
         chosen += [] if self.device is None else ["--device", self.device]
+        chosen += [] if self.slow_host == 1.0 else ["--slow-host", str(self.slow_host)]
         chosen += ["--counters"] if self.counters else []
         chosen += ["--delayed"] if self.delayed else []
         return chosen if self.pace else [*chosen, "--no-pace"]

@@ -59,7 +59,6 @@ def _hand_over(made: Sequence[Section], plan: Plan) -> None:
             last_read.update(dict.fromkeys(call.variables, number))
     alive: list[Name] = []
     storage: dict[Name, int] = {}
-    lasting = {entry.tensor.storage for entry in plan.inputs if entry.memory is not None}
     for number, section in enumerate(made):
         section.taken = list(alive)
         scope = dict.fromkeys(alive)
@@ -73,7 +72,7 @@ def _hand_over(made: Sequence[Section], plan: Plan) -> None:
             scope.update(dict.fromkeys(call.new))
             storage.update({name: tensor.storage for name, tensor in call.made.items()})
         section.inputs = list(inputs)
-        alive = section.left = _kept(list(scope), storage, lasting, {n for n, s in last_read.items() if s > number})
+        alive = section.left = _kept(list(scope), storage, plan.before, {n for n, s in last_read.items() if s > number})
 
 
 def _kept(scope: list[Name], storage: dict[Name, int], lasting: set[int], read_later: set[Name]) -> list[Name]:

@@ -7,6 +7,15 @@ import re
 MOST_LETTERS = 300
 
 
+def one_word(text: str) -> str:
+    """A name of an op or a module that may stand in a comment, whatever a recording says.
+
+    >>> one_word("layers.0\\nimport os")
+    'layers.0?import?os'
+    """
+    return re.sub(r"[^\w.:<>,+-]", "?", text, flags=re.ASCII)[:MOST_LETTERS]
+
+
 def sentence(text: str) -> str:
     """One line of plain words and figures, without what Markdown or HTML give a meaning to.
 

@@ -31,7 +31,7 @@ class Variables:
         self._on_storage: dict[int, dict[Name, Tensor]] = {}
         self._keys: dict[Name, list[tuple[int, View]]] = {}
         """Under which numbers each variable is known."""
-        self._tensors = 0
+        self._tensors, self._pieces = 0, 0
 
     def read(self, tensor: Tensor) -> tuple[Name, Call | None]:
         """The variable that holds a tensor, and the call that has to make it first where there is none yet."""
@@ -48,7 +48,8 @@ class Variables:
         held = self._of_tensor.get(tensor.id) if tensor.id >= 0 else None
         if held is not None and (tensor.storage < 0 or held in self._on_storage.get(tensor.storage, ())):
             return None
-        if held is not None:  # the same object, now with another storage
+        if held is not None:  # the same object, now with another storage: it does not end with the one it had
+            self._leave(held)
             self._bind(tensor, held)
             return None
         name = self._new()
@@ -102,11 +103,13 @@ class Variables:
         known = [self._storages[number] for number in (old, new) if number in self._storages]
         if not known:
             return None
-        nbytes = max(storage.nbytes for storage in known)
         name = self._new()
+        nbytes = max(storage.nbytes for storage in known)
         whole = Tensor((nbytes,), "uint8", known[0].device, (1,), storage=new)
         self._on_storage[new] = {name: whole}
-        self.inputs.append(Input(name, whole, self._memory(whole), Content("unknown")))
+        gathered_later = known[0].nbytes == 0  # as FSDP does: there is no memory for it yet
+        self.memories[new] = self._piece(0 if gathered_later else nbytes, whole.device)
+        self.inputs.append(Input(name, whole, self.memories[new], Content("unknown")))
         return name
 
     def _bind(self, tensor: Tensor, name: Name) -> None:
@@ -117,6 +120,12 @@ class Variables:
         self._keys.setdefault(name, []).append((tensor.id, view))
         if tensor.storage >= 0:
             self._on_storage.setdefault(tensor.storage, {})[name] = tensor
+
+    def _leave(self, name: Name) -> None:
+        """The variable is on no storage any more."""
+        self.forget(name)
+        for names in self._on_storage.values():
+            names.pop(name, None)
 
     def _new(self) -> Name:
         self._tensors += 1
@@ -136,7 +145,7 @@ class Variables:
         parts: tuple[Name, ...] = ()
         memory = None
         if tensor.layout != "strided":
-            parts = tuple(self.read(part)[0] for part in self._sparse.get(tensor.id, ()))
+            parts = tuple(self._part(part) for part in self._sparse.get(tensor.id, ()))
         else:
             memory = self._memory(tensor)
         name = self._new()
@@ -144,13 +153,31 @@ class Variables:
         self.inputs.append(Input(name, tensor, memory, Content("unknown"), parts))
         return name
 
+    def _part(self, tensor: Tensor) -> Name:
+        """A part of a sparse input: what a call of the step has made can't be one, so that it gets a twin."""
+        made = self._on_storage.get(tensor.storage) and tensor.storage not in self.memories
+        known = None if made else self.read(tensor)[0]
+        if known is not None and any(known == entry.name for entry in self.inputs):
+            return known
+        name = self._new()
+        own = replace(tensor, storage=-1)
+        self.inputs.append(Input(name, own, self._memory(own), Content("unknown")))
+        return name
+
+    def nbytes(self, tensor: Tensor) -> int:
+        """Bytes of the storage that a tensor lies in: those that were recorded, and at least all that it looks at."""
+        known = self._storages.get(tensor.storage)
+        steps = tensor.stride or dense_strides(tensor.shape)
+        reach = tensor.offset + 1 + sum((size - 1) * step for size, step in zip(tensor.shape, steps))
+        return max(known.nbytes if known else 0, reach * tensor.itemsize if tensor.numel else 0)
+
+    def _piece(self, nbytes: int, device: str) -> Memory:
+        self._pieces += 1
+        return Memory(Name(f"m{self._pieces - 1}"), nbytes, device)
+
     def _memory(self, tensor: Tensor) -> Memory:
         if tensor.storage not in self.memories:
-            known = self._storages.get(tensor.storage)
-            steps = tensor.stride or dense_strides(tensor.shape)
-            reach = tensor.offset + 1 + sum((size - 1) * step for size, step in zip(tensor.shape, steps))
-            nbytes = max(known.nbytes if known else 0, reach * tensor.itemsize if tensor.numel else 0)
-            memory = Memory(Name(f"m{len(self.memories)}"), nbytes, tensor.device)
+            memory = self._piece(self.nbytes(tensor), tensor.device)
             if tensor.storage < 0:  # a trace that knows no storages: each tensor has its own
                 return memory
             self.memories[tensor.storage] = memory

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 def measured_families(done: Sequence[Progress]) -> RenderableType:
-    """A line per family: how many calls, how many failed, how long it took, how far repeats lie apart."""
+    """A line per family that anything was measured of: calls, failures, seconds, how far repeats lie apart."""
     rows = [
-        [one.family, f"{one.cases:,}", f"{one.failed:,}", f"{one.seconds:.1f}", percent(one.spread)] for one in done
+        [one.family, f"{one.cases:,}", f"{one.failed:,}", f"{one.seconds:.1f}", percent(one.spread)]
+        for one in done
+        if one.cases + one.failed
     ]
     return table("Measured", ["<family", "calls", "failed", "seconds", "spread"], rows)

@@ -44,11 +44,12 @@ def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
 def off(pair: tuple[float, float]) -> str:
     """By how much the first of two is off from the second.
 
-    >>> off((11.0, 10.0)), off((9.95, 10.0)), off((1.0, 0.0))
-    ('+10.0 %', '-0.5 %', '–')
+    >>> off((11.0, 10.0)), off((9.95, 10.0)), off((9.9999, 10.0)), off((1.0, 0.0))
+    ('+10.0 %', '-0.5 %', '+0.0 %', '–')
     """
     predicted, measured = pair
-    return f"{(predicted / measured - 1) * 100:+.1f} %" if measured else "–"
+    # Adding nothing takes the sign off what was less than nothing by too little to show.
+    return f"{round((predicted / measured - 1) * 100, 1) + 0.0:+.1f} %" if measured else "–"
 
 
 def _ms(pair: tuple[float, float]) -> str:

@@ -41,6 +41,8 @@ def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
         yield "device", "none", f"`foretrace calibrate device --out {words['folder']}` measures it"
     if words["carried_from"]:
         yield "models", words["carried_from"], "its times are carried over: what limits a call here, against there"
+    if words["exact"]:
+        yield "exact", plural(words["exact"], "call"), "of steps timed as they are, which need no model"
     if device and device["kind"] == "cuda":
         yield "streams", f"{figure(device['measured']['kernel_gap_us'])} us", _streams(device["measured"])
     if words["host"]:
@@ -55,7 +57,7 @@ def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
 
 def _device(device: Words) -> str:
     clock, size, rate, cache = (figure(device[word]) for word in ("clock_mhz", "memory_gb", "memory_gbps", "l2_mb"))
-    return f"{device['sms']} processors at {clock} MHz, {size} GB at {rate} GB/s, {cache} MB of cache"
+    return f"{plural(device['sms'], 'processor')} at {clock} MHz, {size} GB at {rate} GB/s, {cache} MB of cache"
 
 
 def _streams(measured: Words) -> str:
@@ -98,7 +100,7 @@ def _host(host: Words, top: int) -> RenderableType:
     known = [name for name in COMMON if name in host["calls"]]
     rows = [[f"between {kind} calls", figure(host["between"][f"{kind}_call"])] for kind in PHASES]
     rows += [[name, figure(host["calls"][name])] for name in known]
-    title = f"Host time of common calls with one launch; {len(host['calls']):,} are known"
+    title = f"Host time of common calls, with one launch where they launch any; {len(host['calls']):,} are known"
     return table(title, ["<", "us"], rows, top + len(PHASES))
 
 

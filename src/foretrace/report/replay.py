@@ -41,7 +41,7 @@ def replay_blocks(words: Words, top: int) -> Iterator[RenderableType]:
     """Replay and original side by side, at most ``top`` rows a table."""
     paced = "" if words["paced"] else ", not paced"
     beside = any(words[row[1]] is not None and words["original"].get(row[1]) is not None for row in FIGURES)
-    yield lines(f"replayed on {words['device']}{paced}{': replay, original' if beside else ''}", _headline(words))
+    yield lines(f"replayed on {words['device']}{paced}{_beside(words) if beside else ''}", _headline(words))
     kernels = words["kernels"]
     if kernels:
         yield from _kernels(kernels, top)
@@ -59,6 +59,12 @@ def replay_blocks(words: Words, top: int) -> Iterator[RenderableType]:
         yield table("Ranks", ["rank", "step ms", "memory", "calls"], list(_ranks(words["ranks"])), top)
     if words["notes"]:
         yield notes(words["notes"])
+
+
+def _beside(words: Words) -> str:
+    """What stands in a row of figures; where the original ran, unless that was on the same kind of device."""
+    where = words["original"].get("device", words["device"])
+    return ": replay, original" if where == words["device"] else f": replay, original on {where}"
 
 
 def _headline(words: Words) -> Iterator[tuple[str, str, str]]:

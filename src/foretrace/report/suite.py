@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from foretrace.report.check import off
 from foretrace.report.numbers import bytes_, ms, percent
 from foretrace.report.tables import lines, table
 
@@ -27,8 +28,7 @@ def suite_blocks(words: dict[str, Any], top: int) -> Iterator[RenderableType]:
 def _headline(words: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if words["step_ms"] is not None:
         yield "step", f"{ms(words['step_ms'])} ms", "weighted mean"
-    else:
-        failed = sum("error" in member for member in words["suite"])
+    elif failed := sum("error" in member for member in words["suite"]):
         yield "step", "none", f"no total: {failed} of {len(words['suite'])} could not be replayed"
     if words["ratio"] is not None:
         yield "ratio", f"{words['ratio']:.3f}", "of the original's step times, weighted geometric mean"
@@ -42,7 +42,7 @@ def _row(member: dict[str, Any]) -> list[str]:
         f"{member['weight']:g}",
         ms(took) if took else "–",
         ms(was) if was else "–",
-        f"{(took / was - 1) * 100:+.1f} %" if took and was else "–",
+        off((took, was)) if took and was else "–",
         bytes_(member["peak_memory_bytes"]),
         percent(member["coverage"]["calls"]),
     ]

@@ -57,3 +57,18 @@ def test_a_gradient_that_lies_unlike_the_image_is_copied_first():
     turned = Op(op.name, (grad, *op.args[1:]))
     assert _column(op, "copied_grad") == 0 < _column(turned, "copied_grad")
     assert _column(turned, "grad_says") and not _column(turned, "innermost")
+
+
+def test_gradients_and_channels_alone_are_kinds_of_their_own():
+    alone = forward(groups=64, w=Tensor((64, 1, 3, 3), "bfloat16"))
+    masks = ([True, False, False], [False, True, False], [False, False, True])
+    kinds = [_column(op, "op") for op in (forward(), alone, *map(backward, masks))]
+    assert len(set(kinds)) == len(kinds)
+
+
+def test_the_gradient_of_a_bias_is_the_sum_that_pytorch_plans():
+    of_bias, of_filter = backward([False, False, True]), backward([False, True, False])
+    assert _column(of_bias, "sum_along") == 1 and _column(of_bias, "sum_blocks") > 0
+    assert all(_column(of_filter, name) == 0 for name in CONVOLUTIONS.columns if name.startswith("sum_"))
+    last = Tensor((8, 128, 56, 56), "bfloat16", stride=(401408, 1, 7168, 128))
+    assert _column(Op(of_bias.name, (last, *of_bias.args[1:])), "sum_along") == 0

@@ -9,6 +9,7 @@ from foretrace.costs.families import FAMILIES, Facts, Work, family_of
 from foretrace.graph import Constant, Op, Tensor, Value
 from foretrace.graph.codec import from_lines
 from foretrace.platform.cases.families import FAMILIES as CASES
+from foretrace.platform.cases.families import MEASURED
 from foretrace.platform.device import Device
 
 H200 = Device.named("h200")
@@ -41,6 +42,12 @@ def messed(value: Value, random: Random) -> Value:
     if isinstance(value, list):
         return tuple(messed(one, random) for one in value) if chance < 0.5 else [] if chance < 0.55 else value
     return random.choice([0, 1, -1, True]) if isinstance(value, int) and chance < 0.12 else value
+
+
+def test_what_is_measured_is_priced_and_documented(request):
+    page = (request.config.rootpath / "docs" / "calibrate.md").read_text()
+    assert set(FAMILIES) == set(MEASURED), "a family needs a file and a line both in costs/families and platform/cases"
+    assert [name for name in FAMILIES if f"`{name}`" not in page] == []
 
 
 def test_every_recorded_call_of_a_family_is_described():

@@ -1,15 +1,17 @@
 """Ranks that share processors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from foretrace.forecast.jobs.crowded import crowded
+from foretrace.forecast.jobs.crowded import as_typical, crowded
 from foretrace.forecast.jobs.lateness import expected_last
 from foretrace.forecast.jobs.predict import keep_machine, kept_ranks
 from foretrace.forecast.jobs.world import at_world
 from foretrace.forecast.measured import HOST
 from foretrace.graph import Job
-from foretrace.platform.fabric import Crowd, Curve, Fabric
+from foretrace.platform.fabric import Beside, Crowd, Curve, Fabric
 from tests.forecast.jobs.test_predict import two_ranks
 from tests.forecast.test_host_exchange import rank
 
@@ -45,6 +47,33 @@ def test_ranks_with_devices_and_unmeasured_crowds_change_nothing() -> None:
 
 
 def test_a_job_of_more_ranks_than_were_recorded_is_slower_by_that() -> None:
-    grown = at_world(Job([rank(0), rank(1)]), WORLD)
-    alone, slowed = (keep_machine(grown, fabric(), was=was).ranks[0]["host_ms"] for was in (None, 2))
+    small = Job([rank(0), rank(1)])
+    grown = at_world(small, WORLD)
+    alone, slowed = (keep_machine(grown, fabric(), measured=job).ranks[0]["host_ms"] for job in (None, small))
     assert slowed == pytest.approx(1.2 * alone, rel=1e-6)
+
+
+def test_ranks_are_slowed_by_what_they_exchange_and_the_other_way_round() -> None:
+    seen = replace(fabric(), beside=Beside(work=1.5, transfer=2.0))
+    ranks, _ = kept_ranks(Job([rank(0), rank(1)]))
+    same, _ = crowded(ranks, seen, 2, was=2, per_node=None)
+    more, _ = crowded(ranks, seen, WORLD, was=2, per_node=None)
+    assert same[0].slowing is not None and (same[0].slowing.factor, same[0].slowing.transfer) == (1.0, 2.0)
+    assert more[0].slowing is not None and more[0].slowing.factor == 1.5
+    assert more[0].beside is not None and len(more[0].beside) == np.count_nonzero(more[0].part.kind == HOST)
+
+
+def test_a_transfer_takes_longer_beside_work_on_processors() -> None:
+    job, seen = Job([rank(0), rank(1)]), Beside(work=1.5, transfer=2.0)
+    alone, beside = (keep_machine(job, replace(fabric(), beside=one)).step_ms for one in (None, seen))
+    # Of 100 us it was slowed while a call of 50 us went on.
+    assert 0.03 < beside - alone < 0.06
+
+
+def test_a_rank_that_stands_for_many_is_as_fast_as_the_measured_ones_on_average() -> None:
+    ranks, _ = kept_ranks(Job([rank(0), rank(1, late=40.0)]))
+    (typical,), (note,) = as_typical(ranks[:1], ranks)
+    assert typical.host_us == pytest.approx((ranks[0].host_us + ranks[1].host_us) / 2)
+    assert note.endswith("the mean of all 2 measured ranks")
+    on_device, _ = kept_ranks(two_ranks())
+    assert as_typical(on_device[:1], on_device) == (on_device[:1], [])

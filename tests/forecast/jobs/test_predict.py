@@ -17,6 +17,7 @@ from foretrace.forecast.observe import observe
 from foretrace.formats.load import load
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Span, Tensor
 from foretrace.platform.fabric import Curve, Fabric
+from foretrace.predicting import predict
 from tests.forecast.builders import Call, Orphan, all_reduce, job, launch, rank, sync, wait_event
 
 TAKES = 30.0
@@ -65,6 +66,20 @@ def test_a_measured_job_is_simulated_to_what_was_measured_where_its_fabric_fits(
     seen, forecast = observe(measured), keep_machine(measured, fabric)
     assert forecast.device_span_ms == pytest.approx(seen.device_span_ms, rel=1e-3)
     assert forecast.wait_ms[0] == pytest.approx(seen.wait_ms[0], rel=1e-3)
+
+
+def test_in_another_world_no_rank_is_given_the_host_of_another() -> None:
+    with pytest.raises(ForetraceError, match="host of the first one"):
+        predict(two_ranks(), world=4, host_of={1: 0})
+
+
+def test_ranks_begin_and_end_within_the_step_and_shares_are_of_all_of_it(fabric: Fabric) -> None:
+    forecast = keep_machine(two_ranks(), fabric)
+    assert min(row["start_ms"] for row in forecast.ranks) == 0.0
+    assert max(row["start_ms"] + row["step_ms"] for row in forecast.ranks) == pytest.approx(forecast.step_ms)
+    assert [row["share"] * forecast.step_ms for row in forecast.look_at] == pytest.approx(
+        [row["ms"] for row in forecast.look_at]
+    )
 
 
 def test_a_rank_with_the_host_of_another_is_as_fast_as_that_one(fabric: Fabric) -> None:
@@ -235,7 +250,7 @@ def test_groups_that_are_called_in_another_order_are_told(platform: Any, fabric:
         on_platform(platform, fabric, crossed(0, "a", "b"), crossed(1, "b", "a"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=4))
 def test_no_rank_ends_a_collective_before_the_slowest_has_arrived(hosts: list[int]) -> None:
     fabric = Fabric("by hand", (Curve("all_reduce", 4, 1, TAKES, 1e6, 1.0, ((64.0, 1.0),), 0.05),), "made up")

@@ -74,6 +74,15 @@ def test_an_operator_that_nobody_knows_is_said_where_its_results_do_not_follow(
     assert any("nobody can ask my::own" in note for note in found.notes) == said
 
 
+def test_the_parts_of_an_exchange_change_with_its_buffers() -> None:
+    sent, got = (Tensor((32,), "int64", "cpu", (1,), id=number, storage=number) for number in (0, 1))
+    ops = [
+        Op("aten::new_empty", (sent, [32]), outputs=(got,), overload="default", phase="forward"),
+        Op("c10d::alltoall_base_", (got, sent, None, [16, 16], [8, 24], False), overload="default", phase="forward"),
+    ]
+    assert batch(Graph(OpTable.of(ops)), 16, 8).ops[1].args[3:5] == ([32, 32], [16, 48])
+
+
 def test_a_batch_of_nothing_makes_no_sense() -> None:
     with pytest.raises(ForetraceError, match="a batch of 0 makes no sense"):
         batch(sketched(dlrm), 0)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 from graph.parallel.steps import exchanged, gpt_step
+from torch import nn
 
 import dlrm
 import dlrm_distributed
@@ -39,6 +42,31 @@ def test_each_rank_keeps_and_changes_its_own_tables(step: Graph) -> None:
         sum(op.phase == "optimizer" and op.tensors[0].shape == (10_000, 16) for op in graph.ops) for graph in job.graphs
     ]
     assert changed == kept
+
+
+def dense_tables() -> Callable[[], None]:
+    """A step whose tables have dense gradients, one with as many rows as the batch has samples."""
+    device, samples = "cuda" if torch.cuda.is_available() else "cpu", 8
+    tables = nn.ModuleList(nn.EmbeddingBag(rows, 4, mode="sum") for rows in (samples, 50)).to(device)
+    top = nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD([*tables.parameters(), *top.parameters()], lr=0.1)
+    ids, offsets = torch.zeros(16, dtype=torch.int64, device=device), torch.arange(0, 16, 2, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        top(sum(table(ids, offsets) for table in tables)).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_dense_gradients_of_tables_are_shared_by_nobody() -> None:
+    job = tables_on_ranks(sketch(dense_tables, device="cuda"), 2)
+    weights = 4 * (4 + 1)
+    assert [[c.nbytes for c in graph.collectives if c.kind == "all_reduce"] for graph in job.graphs] == [[weights]] * 2
+    backward = [next(op for op in graph.ops if op.name == "aten::_embedding_bag_backward") for graph in job.graphs]
+    assert [op.produced[0].shape for op in backward] == [(8, 4), (50, 4)]
+    assert [op.tensors[0].shape for op in backward] == [(16, 4)] * 2
 
 
 def test_what_ranks_send_follows_the_tables_they_keep(step: Graph) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from graph.parallel.steps import exchanged, gpt_step, told
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foretrace as ft
@@ -120,7 +120,7 @@ def test_what_can_not_be_done_is_refused(ways: dict[str, Any], message: str) -> 
 COUNTS = st.integers(-1, 9)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     st.fixed_dictionaries(
         {},

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from foretrace.costs.families.family import Described, Facts, Family, Work
+from foretrace.costs.families.reduce_plan import RESIDENT, plan
 from foretrace.costs.families.values import (
     alignment,
     argument,
@@ -32,6 +33,8 @@ TAP = 128
 """Channels to a side of the tiles that a filter's gradient is made in, pixel by pixel of the window."""
 INPUT, FILTER, BIAS = 1, 2, 4
 """Gradients that a backward call may be asked for, as bits of its mask."""
+SUMMED = ("sum_along", "sum_wide", "sum_width", "sum_height", "sum_blocks", "sum_split", "sum_each", "sum_ragged")
+"""Columns that say how a bias's gradient is summed up."""
 TF32 = 10
 """Code of float32 on the matrix units, beside those of dtypes."""
 
@@ -62,10 +65,10 @@ class Convolutions(Family):
     columns = ("op", "dtype", "dims", "batch", "inputs", "outputs", "in_plane", "out_plane", "window", "step",
                "padding", "dilation", "groups", "transposed", "channels_last", "filter_last", "biased", "mask",
                "flops", "bytes", "roof", "inputs_aligned", "outputs_aligned", "group_inputs", "group_outputs",
-               "height", "width", "width_aligned", "intensity", "m", "n", "k", "turned", "kind",
+               "height", "width", "width_aligned", "intensity", "m", "n", "k", "turned",
                *(f"waves_{a}x{b}" for a, b in TILES), *(f"ragged_{a}x{b}" for a, b in TILES), "deepest",
                "innermost", "filter_says", "grad_says", "copied_x", "copied_filter", "copied_grad",
-               "copied", "after", "taps", "ragged_taps")  # fmt: skip
+               "copied", "after", "taps", "ragged_taps", *SUMMED)  # fmt: skip
 
     def takes(self, op: Op) -> bool:
         """Calls whose tensors are known."""
@@ -77,7 +80,7 @@ class Convolutions(Family):
         """Sizes, layouts, and the tiles of the equivalent product."""
         s = _shapes(op)
         x, w, out = s.x, s.w, s.out
-        product, work, turned, kind = _product(s, facts)
+        product, work, turned = _product(s, facts)
         m, n, k = product
         sms = facts.device.sms
         tiles = [per(m, a) * per(n, b) * s.groups / sms for a, b in TILES]
@@ -87,16 +90,16 @@ class Convolutions(Family):
         window = math.prod(w.shape[2:])
         taps = window * per(outputs / s.groups, TAP) * per(inputs / s.groups, TAP) * s.groups / sms
         features = [
-            op.name == BACKWARD, TF32 if tf32 else dtype_code(x.dtype), len(x.shape), log(x.shape[0]), log(inputs),
+            _kind(s), TF32 if tf32 else dtype_code(x.dtype), len(x.shape), log(x.shape[0]), log(inputs),
             log(outputs), log(math.prod(x.shape[2:])), log(math.prod(out[2:])), window, s.stride[0],
             s.padding[0], s.dilation[0], log(s.groups), s.transposed, channels_last(x), channels_last(w), s.biased,
             s.mask, log(work.flops), log(work.bytes), log(64 * work.us(facts.device)), alignment(inputs),
             alignment(outputs), log(inputs // max(1, s.groups)), log(outputs // max(1, s.groups)),
             x.shape[2] if len(x.shape) > 3 else 1, x.shape[-1], alignment(x.shape[-1]),
-            log(64 * work.flops / max(1.0, work.bytes)), log(m), log(n), log(k), log(turned), kind,
+            log(64 * work.flops / max(1.0, work.bytes)), log(m), log(n), log(k), log(turned),
             *(log(64 * t) for t in tiles), *(ragged(t) for t in tiles),
             log(k / 64 / max(1.0, sms / max(1.0, tiles[2] * sms))), *_copied(s, op), s.after, log(64 * taps),
-            ragged(taps),
+            ragged(taps), *_summed(s, tensors_of(op)[0], sms),
         ]  # fmt: skip
         return Described(features, work)
 
@@ -186,8 +189,29 @@ def _shapes(op: Op) -> Shapes:
     return Shapes(x, w, shape, stride, padding, dilation, groups, transposed, biased, 0)
 
 
-def _product(s: Shapes, facts: Facts) -> tuple[tuple[float, float, float], Work, float, int]:
-    """The equivalent product of a group, its roofline, bytes moved to change layouts, and a code for its kind."""
+def _alone(s: Shapes) -> bool:
+    """Whether each channel has a filter of its own."""
+    return s.groups > 1 and s.groups == (s.x.shape[1] if len(s.x.shape) > 1 else 1)
+
+
+def _kind(s: Shapes) -> int:
+    """A code for what is computed, and by which kind of kernel: forward, gradients, of channels together or alone."""
+    return 2 * s.mask + (_alone(s) and s.mask != BIAS)
+
+
+def _summed(s: Shapes, grad: Tensor, sms: int) -> list[float]:
+    """How PyTorch sums up the gradient of a bias; all nothing for the rest."""
+    if s.mask != BIAS:
+        return [0.0] * len(SUMMED)
+    cut = plan(grad, {0, *range(2, len(grad.shape))}, sms)
+    blocks, threads = cut.blocks * cut.split, cut.width * cut.height
+    waves = blocks * threads / (sms * RESIDENT)
+    sizes = (cut.width, cut.height, blocks, cut.split, cut.each)
+    return [cut.along, cut.wide, *map(log, sizes), ragged(waves)]
+
+
+def _product(s: Shapes, facts: Facts) -> tuple[tuple[float, float, float], Work, float]:
+    """The equivalent product of a group, its roofline, and bytes moved to change layouts."""
     x, w = s.x, s.w
     item = x.itemsize
     out = math.prod(s.out)
@@ -198,13 +222,13 @@ def _product(s: Shapes, facts: Facts) -> tuple[tuple[float, float, float], Work,
     deep = (w.shape[1] if len(w.shape) > 1 else 1) * window
     flops = 2 * outer * deep
     if s.mask == BIAS:
-        return (rows, wide, 1.0), Work(flops=out, bytes=out * item), 0.0, 3
+        return (rows, wide, 1.0), Work(flops=out, bytes=out * item), 0.0
     before = x.numel / max(1, x.shape[1] if len(x.shape) > 1 else 1)
     kinds = {INPUT: (before, deep / max(1, window), wide * window), FILTER: (wide, deep, rows)}
     product = kinds.get(s.mask & (INPUT | FILTER), (rows, wide, deep))
     times = max(1, bool(s.mask & INPUT) + bool(s.mask & FILTER))
     once = item * (x.numel + w.numel + out)
-    alone = s.groups > 1 and s.groups == (x.shape[1] if len(x.shape) > 1 else 1)
+    alone = _alone(s)
     tf32 = x.dtype == "float32" and facts.tf32
     # Matrix units want channels innermost: what lies otherwise is turned around first, and the result after.
     turns = not channels_last(x) and window > 1 and not alone and (tf32 or item == 2)
@@ -214,4 +238,4 @@ def _product(s: Shapes, facts: Facts) -> tuple[tuple[float, float, float], Work,
         rate = "float32"  # one channel a group leaves nothing for the matrix units
     bias = 2 * out * item if s.biased else 0
     work = Work(times * flops, times * once + bias + turned, rate)
-    return product, work, turned, 1 + (s.mask & 3) if s.mask else 0
+    return product, work, turned

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from foretrace.costs.families.tilings import Kernel
 from foretrace.costs.families.values import tensors_of
 from foretrace.graph import Indices, Op
 from foretrace.platform.device import Device
@@ -97,3 +98,7 @@ class Family:
     def latents(self, kernels: Sequence[str]) -> tuple[float, ...]:
         """Facts that the names of a measured call's kernels give away, each worth a guess for calls not measured."""
         return ()
+
+    def kernel(self, kernels: Sequence[str]) -> Kernel | None:
+        """The kernel that did a measured call's work, by the names of all that ran; None where they don't matter."""
+        return None

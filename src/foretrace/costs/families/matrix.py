@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 from foretrace.costs.families.family import Described, Facts, Family, Work
+from foretrace.costs.families.tilings import Kernel
 from foretrace.costs.families.values import alignment, log
 from foretrace.graph import Op, Tensor
 
@@ -16,7 +16,6 @@ RATES = ("bfloat16", "float16", "float32", "tf32", "float64", "float8_e4m3fn", "
 TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (32, 32), (192, 128))
 MAKERS = ("nvjet", "xmma", "cutlass_75")
 """Kinds of kernels, by a piece of their names."""
-_HELPER = re.compile(r"splitKreduce|elementwise|epilogue|reduce_1Block")
 
 
 class MatrixProduct(Family):
@@ -29,7 +28,7 @@ class MatrixProduct(Family):
         "roof", "intensity",
         "m_aligned", "n_aligned", "k_aligned", "row_a_aligned", "row_b_aligned", "least_aligned", "rows", "results",
         "m_exact", "n_exact", "k_exact", "m_left", "n_left", "k_left", "same", "repeated",
-        *(f"{what}_{a}x{b}" for a, b in TILES for what in ("tiles", "ragged", "filled")),
+        *(f"{what}_{a}x{b}" for a, b in TILES for what in ("tiles", "ragged", "filled")), "processors",
     )  # fmt: skip
 
     def takes(self, op: Op) -> bool:
@@ -61,6 +60,7 @@ class MatrixProduct(Family):
             tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n) * batch
             waves = tiles / facts.device.sms
             features += (log(tiles), math.ceil(waves) / waves, batch * m * n / (tiles * tile_m * tile_n))
+        features.append(facts.device.sms)
         return Described(features, work)
 
     def latents(self, kernels: Sequence[str]) -> tuple[float, ...]:
@@ -69,11 +69,13 @@ class MatrixProduct(Family):
         >>> MatrixProduct().latents(["Memset (Device)", "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_TNN"])[:4]
         (7.0, 8.0, 6.0, False)
         """
-        main = next((name for name in kernels if not name.startswith("Mem") and not _HELPER.search(name)), kernels[0])
-        found = re.search(r"(\d+)x(\d+)(?:x|_)(\d+)", main)
-        tile = tuple(log(int(side)) for side in found.groups()) if found else (0.0, 0.0, 0.0)
-        split = any("splitK" in name or "split_k" in name for name in kernels)
-        return (*tile, split, len(kernels), *(maker in main for maker in MAKERS))
+        kernel = Kernel.of(kernels)
+        tile = (log(side) for side in (kernel.first, kernel.second, kernel.depth))
+        return (*tile, kernel.split, len(kernels), *(maker in kernel.maker for maker in MAKERS))
+
+    def kernel(self, kernels: Sequence[str]) -> Kernel:
+        """The kernel that multiplied."""
+        return Kernel.of(kernels)
 
 
 def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:

@@ -172,7 +172,13 @@ class _Pairs:
 
 
 def check_alike(job: Job) -> None:
-    """Refuse a job in which a rank shares a graph that is not there."""
+    """Refuse a job in which a rank shares a graph that is not there.
+
+    >>> from foretrace.graph import Graph, OpTable
+    >>> check_alike(Job([Graph(OpTable.of([]), world=2)], alike={1: 3}))
+    Traceback (most recent call last):
+    foretrace.graph.errors.ForetraceError: ranks are said to be alike rank 3, which has no graph. Give its graph, ...
+    """
     lost = sorted(set(job.alike.values()) - {graph.rank for graph in job.graphs})
     if lost:
         raise ForetraceError(

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
+
+from foretrace.costs.contention import Contention
 from foretrace.costs.crowd import crowd_of
 from foretrace.forecast.jobs.lateness import expected_last
-from foretrace.forecast.jobs.rank import KeptRank, PricedRank
-from foretrace.platform.fabric import Fabric
+from foretrace.forecast.jobs.rank import ALONE, KeptRank, PricedRank
+from foretrace.platform.fabric import Beside, Fabric
 
 SomeRank = TypeVar("SomeRank", KeptRank, PricedRank)
+MEASURED = "measured with the fabric"
 
 
 def crowded(
@@ -49,7 +53,43 @@ def crowded(
     slower = now.slower / before.slower
     apart = now.behind / expected_last(now.ranks) if now.ranks > 1 else 0.0
     changed = [replace(one, apart=apart, part=one.part.with_slower_host(slower)) for one in ranks]
+    if fabric.beside:
+        changed = [_exchanging(one, fabric.beside, more=now.ranks != before.ranks) for one in changed]
     if now.ranks == before.ranks:
         return changed, []
     than = f"{now.ranks} ranks at once take {slower:.2f} times as long as {before.ranks}"
     return changed, [f"ranks share processors: {than} on fabric {fabric.name}"]
+
+
+def as_typical(ranks: Sequence[KeptRank], measured: Sequence[KeptRank]) -> tuple[list[KeptRank], list[str]]:
+    """Ranks that stand for many, as fast as measured ones are on average; and what the reader should know of that.
+
+    Which of these was the first, and how fast its processor just then, says nothing of other ranks. Ranks that have
+    devices stay as they are.
+
+    >>> from foretrace.graph import Graph, Op, OpTable
+    >>> steps = [Graph(OpTable.of([Op("aten::mm", start_us=0.0, end_us=us)])) for us in (8.0, 10.0)]
+    >>> both = [KeptRank.of(step, None) for step in steps]
+    >>> (typical,), notes = as_typical(both[:1], both)
+    >>> float(typical.part.program.duration[0]), notes
+    (9.0, ['the host takes 1.12 times as long as that of rank 0 did: the mean of all 2 measured ranks'])
+    """
+    if not all(rank.on_host for rank in [*ranks, *measured]) or len(measured) < 2:
+        return list(ranks), []
+    times = float(np.mean([rank.host_us for rank in measured])) / measured[0].host_us
+    said = f"the host takes {times:.2f} times as long as that of rank {measured[0].graph.rank} did"
+    changed = [replace(one, part=one.part.with_slower_host(times)) for one in ranks]
+    return changed, [f"{said}: the mean of all {len(measured)} measured ranks"]
+
+
+def _exchanging(rank: SomeRank, seen: Beside, more: bool) -> SomeRank:
+    """A rank whose work and exchanges slow each other.
+
+    Measured work was slowed already: only what it exchanges longer than it did, in a larger job, slows it more.
+    """
+    law = Contention(seen.work, 0.0, MEASURED, seen.transfer, MEASURED, spins=False)
+    if isinstance(rank, PricedRank):
+        return replace(rank, slowing=law, beside=ALONE)
+    if more:
+        return replace(rank, slowing=law, beside=rank.exchanging)
+    return replace(rank, slowing=replace(law, factor=1.0), beside=ALONE)

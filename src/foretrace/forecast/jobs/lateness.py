@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from foretrace.forecast.jobs.agreement import Meeting
-from foretrace.forecast.jobs.together import Together, waits_for_arrivals
+from foretrace.forecast.jobs.together import Part, Together, waits_for_arrivals
 from foretrace.graph.tables import Floats
 from foretrace.simulate.program import Timeline
 
@@ -38,6 +38,16 @@ def lateness(program: Together, timeline: Timeline, met: Sequence[Meeting], unev
         Their collectives.
     uneven
         For each of these ranks the standard deviation of the logarithm of what it takes.
+
+    >>> from foretrace.forecast.jobs.agreement import Call
+    >>> from foretrace.forecast.jobs.together import together
+    >>> from foretrace.simulate.forward import simulate
+    >>> from foretrace.simulate.program import Program
+    >>> part = Part(Program.of([100.0, 0.0], [0, 1], [(0, 1)]), np.array([0, 1], np.int8), np.arange(2), np.array([1]))
+    >>> met = [Meeting("all_reduce", 8, tuple(range(8)), (Call(0, 0),))]  # one rank for eight works 100 us and arrives
+    >>> job = together([part], met, np.array([20.0]))
+    >>> lateness(job, simulate(job.program), met, [0.1]).round(1).tolist()
+    [14.3]
     """
     late, transfers = np.zeros(len(met)), int(program.first[-1])
     for position, spread in enumerate(uneven):
@@ -52,17 +62,31 @@ def lateness(program: Together, timeline: Timeline, met: Sequence[Meeting], unev
 
 
 def _busy_before(program: Together, position: int, timeline: Timeline) -> list[tuple[int, float]]:
-    """For each collective of a rank its transfer, and how long the rank worked since it last waited for one."""
+    """For each collective of a rank its transfer, and how long the rank worked since it last waited for one.
+
+    Ranks do not meet between steps: before the first one it worked since the last one of the step before.
+    """
     part, first = program.parts[position], int(program.first[position])
     ours = np.flatnonzero((part.arrival >= 0) & (program.transfer[position] >= 0))
     arrival, transfer = part.arrival[ours], program.transfer[position][ours]
     edge, which = waits_for_arrivals(part)
+    holds = ~np.isin(part.program.after[edge], part.arrival)  # that one goes out after another holds up nobody
     waiting = np.full(len(part.arrival), len(part.program))
-    np.minimum.at(waiting, which, part.program.after[edge])
-    begins = float(timeline.start[first : first + len(part.program)].min(initial=np.inf))
+    np.minimum.at(waiting, which[holds], part.program.after[edge[holds]])
+    here = slice(first, first + len(part.program))
+    waited = timeline.end[transfer[waiting[ours] < len(part.program)]]
+    left = float(timeline.end[here].max(initial=-np.inf) - waited.max()) if len(waited) else 0.0
+    begins = float(timeline.start[here].min(initial=np.inf)) - max(left, 0.0)
     found = []
     for task, number in zip(arrival.tolist(), transfer.tolist()):
-        done = timeline.end[transfer[waiting[ours] <= task]]
+        done = timeline.end[transfer[waiting[ours] <= _asking(part, task)]]
         since = max(begins, float(done.max(initial=-np.inf)))
         found.append((number, max(float(timeline.start[first + task]) - since, 0.0)))
     return found
+
+
+def _asking(part: Part, arrival: int) -> int:
+    """The last task that a collective waits for on its own rank: who asks for it. What comes later does not matter."""
+    before = part.program.before[part.program.first[arrival] : part.program.first[arrival + 1]]
+    own = before[~np.isin(before, part.arrival)]
+    return int(own.max(initial=-1))

@@ -33,7 +33,7 @@ def job_look_at(tasks: Measured, graphs: list[Graph], segments: list[Segments]) 
             how = 1 if not on_host else 2 if rank.cut.kind[row] == SYNC else 0
             spent[rank.names[rank.codes[op]], int(rank.graph.ops.phase[op])][how] += time
     largest = sorted(spent, key=lambda key: -spent[key].sum())[:SHOWN]
-    total = path.length or 1.0
+    total = tasks.timeline.span or 1.0  # with what ranks began apart, as in the path that is shown
     rows: Rows = []
     for name, phase in largest:
         ms = float(spent[name, phase].sum()) / 1e3

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.jobs.crowded import crowded
+from foretrace.forecast.jobs.crowded import as_typical, crowded
 from foretrace.forecast.jobs.doubt import add_range
 from foretrace.forecast.jobs.rank import KeptRank, PricedRank
 from foretrace.forecast.jobs.shown import shown_by_all
@@ -35,7 +35,7 @@ def keep_machine(
     step: str | None = None,
     supposed: Supposed | None = None,
     gpus_per_node: int | None = None,
-    was: int | None = None,
+    measured: Job | None = None,
 ) -> Forecast:
     """Predict a measured job on its own machine: hosts and kernels as they were, collectives by a fabric.
 
@@ -51,8 +51,8 @@ def keep_machine(
         What is different from the measured job.
     gpus_per_node
         As many as the fabric's nodes have, where left out.
-    was
-        How many ranks the measured job had; as many as this one, where left out.
+    measured
+        The measured job, where this one was made of its first rank.
 
     >>> from foretrace.graph import Op, OpTable
     >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
@@ -63,7 +63,10 @@ def keep_machine(
     supposed.check(job.world)
     job = with_own_graphs(job, supposed)
     ranks, notes = kept_ranks(job, step)
-    ranks, beside = crowded(ranks, fabric, job.world, was or job.world, gpus_per_node)
+    if measured:
+        ranks, typical = as_typical(ranks, kept_ranks(measured, step)[0])
+        notes += typical
+    ranks, beside = crowded(ranks, fabric, job.world, (measured or job).world, gpus_per_node)
     cut = replace(job, graphs=[rank.graph for rank in ranks])
     done, more = simulate_job(cut, list(ranks), fabric, supposed, gpus_per_node)
     device = Device.matching(job.graphs[0].device)
@@ -77,7 +80,14 @@ def keep_machine(
 
 
 def kept_ranks(job: Job, step: str | None = None) -> tuple[list[KeptRank], list[str]]:
-    """The ranks of a measured job as they were, and what the reader should know of them."""
+    """The ranks of a measured job as they were, and what the reader should know of them.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
+    >>> (rank,), notes = kept_ranks(Job([Graph(OpTable.of(ops))]))
+    >>> rank.part.program.duration.tolist(), notes
+    ([8.0, 2.0, 5.0], [])
+    """
     name = chosen_step(job, step)
     ranks = [KeptRank.of(graph, name) for graph in _from_zero(job.graphs)]
     graphs, notes = shown_by_all([rank.graph for rank in ranks])

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from foretrace.costs.contention import Contention
 from foretrace.costs.device import MEASURED, MODEL
 from foretrace.forecast.contention import contends
 from foretrace.forecast.critical import LATENCY_US
@@ -53,6 +54,10 @@ class Rank(Protocol):
         """The share of each of its kernels that has a collective beside it as it is; None where they shall stay so."""
 
     @property
+    def slowing(self) -> Contention | None:
+        """How its work and its collectives slow each other; None for the law of GPUs."""
+
+    @property
     def uneven(self) -> float:
         """How far ranks that do the same lie apart: standard deviation of the logarithm; 0 where a device leads."""
 
@@ -86,6 +91,8 @@ class KeptRank:
     """Whether processors do the work of its calls themselves."""
     apart: float | None = None
     """How far ranks on such processors were seen to lie apart."""
+    slowing: Contention | None = None
+    """How work and exchanges were seen to slow each other on them."""
 
     @classmethod
     def of(cls, whole: Graph, step: str | None) -> KeptRank:
@@ -101,7 +108,18 @@ class KeptRank:
         part, stall, beside = kept(graph, segments)
         slowdown = _slowdown(whole, step)
         part = part.with_slower_host(1 / slowdown)  # what profiling added is on the host
-        return cls(graph, segments, part, stall, beside, slowdown, on_host=not len(cut.kernels))
+        on_host = not len(cut.kernels)
+        return cls(graph, segments, part, stall, None if on_host else beside, slowdown, on_host)
+
+    @property
+    def exchanging(self) -> Floats:
+        """The share of each of its tasks on the host that had a collective beside it, where the host does its work."""
+        return kept(self.graph, self.segments).beside
+
+    @property
+    def host_us(self) -> float:
+        """How long its host works."""
+        return float(self.part.program.duration[self.part.kind == HOST].sum())
 
     @property
     def stalled_us(self) -> float:
@@ -165,6 +183,8 @@ class PricedRank:
     """Whether processors do the work of its calls themselves."""
     apart: float | None = None
     """How far ranks on such processors were seen to lie apart."""
+    slowing: Contention | None = None
+    """How work and exchanges were seen to slow each other on them."""
 
     @classmethod
     def of(cls, whole: Graph, step: str | None, platform: Platform, kernels: str | None) -> PricedRank:

@@ -102,11 +102,11 @@ def run_together(
     us
         What each of these takes from the last arrival on.
     """
-    alone, shares = together(parts, met, us), [rank.beside for rank in ranks]
-    program, timeline = with_contention(alone, shares)
+    alone, shares, law = together(parts, met, us), [rank.beside for rank in ranks], ranks[0].slowing
+    program, timeline = with_contention(alone, shares, law)
     late = lateness(program, timeline, met, [rank.uneven for rank in ranks])
     if late.any():
-        program, timeline = with_contention(alone.delayed(late), shares)
+        program, timeline = with_contention(alone.delayed(late), shares, law)
     return program, timeline, late
 
 

@@ -64,6 +64,13 @@ class Supposed:
             if not 0 <= rank < world:
                 raise ForetraceError(f"there is no rank {rank}: the job has {world}", f"Name one of 0 to {world - 1}.")
 
+    def check_alike(self) -> None:
+        """Refuse hosts of other ranks, where all ranks do what the first one does."""
+        if self.host_of:
+            raise ForetraceError(
+                "in another world all ranks have the host of the first one", "Leave out --world, or say --slow-host."
+            )
+
     def words(self) -> list[str]:
         """What is supposed, for the notes."""
         said = [f"rank {rank}'s host takes {factor:g} times as long" for rank, factor in self.slow_host.items()]
@@ -76,6 +83,11 @@ def with_own_graphs(job: Job, supposed: Supposed) -> Job:
     """The job with a graph for each rank of which something is supposed about its host.
 
     A rank that shared another one's graph gets a copy. That is possible where all its groups are the whole job.
+
+    >>> from foretrace.graph import Graph, Op, OpTable
+    >>> job = Job([Graph(OpTable.of([Op("aten::mm")]), world=2)], alike={1: 0})
+    >>> [graph.rank for graph in with_own_graphs(job, Supposed(slow_host={1: 1.2})).graphs]
+    [0, 1]
     """
     check_alike(job)
     alone = sorted(job.alike.keys() & {*supposed.slow_host, *supposed.host_of, *supposed.host_of.values()})

@@ -161,7 +161,14 @@ def _joined(parts: Sequence[Part], first: Longs, transfer: list[Longs], arrivals
 
 
 def waits_for_arrivals(part: Part) -> tuple[Longs, Longs]:
-    """The edges from a rank's arrivals, and which of its collectives each is from."""
+    """The edges from a rank's arrivals, and which of its collectives each is from.
+
+    >>> program = Program.of([5.0, 0.0, 1.0], [0, 1, 0], [(0, 1), (1, 2)])  # works, arrives, and goes on then
+    >>> rank = Part(program, np.array([0, 1, 0], np.int8), np.arange(3, dtype=np.int32), np.array([1]))
+    >>> edges, collectives = waits_for_arrivals(rank)
+    >>> program.after[edges].tolist(), collectives.tolist()
+    ([2], [0])
+    """
     number = np.full(len(part.program), -1)
     there = np.flatnonzero(part.arrival >= 0)
     number[part.arrival[there]] = there

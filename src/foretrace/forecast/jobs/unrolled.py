@@ -51,7 +51,8 @@ def back_to_back(
         parts.append(part.with_slower_host((slow_host or {}).get(rank.graph.rank, 1.0)))
         ends.append(np.searchsorted(table.call, np.arange(1, UNROLLED + 1) * len(rank.step)))
     again = [_in_step(one, turn, ranks) for turn in range(UNROLLED) for one in met]
-    program, timeline = with_contention(together(parts, again, np.tile(us, UNROLLED)), [rank.beside for rank in ranks])
+    whole, shares = together(parts, again, np.tile(us, UNROLLED)), [rank.beside for rank in ranks]
+    program, timeline = with_contention(whole, shares, ranks[0].slowing)
     each = [np.maximum.accumulate(program.times(at, timeline).end)[last - 1] for at, last in enumerate(ends)]
     *_, before, after = np.max(each, axis=0)
     return float(after - before) / 1e3

@@ -30,7 +30,13 @@ def log_spread(times: Sequence[float] | Floats) -> float:
 
 
 def host_spread(graph: Graph) -> float:
-    """Of a factor that all host time of a step shares: as its plain steps lie apart, or else as on a typical host."""
+    """Of a factor that all host time of a step shares: as its plain steps lie apart, or else as on a typical host.
+
+    >>> from foretrace.graph import OpTable, Timings
+    >>> step = Graph(OpTable.of([]), plain=Timings(synced_ms=(90.0, 100.0, 100.0, 100.0, 110.0)))
+    >>> round(host_spread(step), 2)
+    0.05
+    """
     times = graph.plain.synced_ms
     return log_spread(times) if len(times) >= FEWEST else typical_host_spread()
 
@@ -62,7 +68,13 @@ def kernel_spreads(kernels: KernelTable) -> tuple[Ints, Floats]:
 
 
 def words_of(graphs: Sequence[Graph]) -> str:
-    """What the range of a job on its own machine is made of."""
+    """What the range of a job on its own machine is made of.
+
+    >>> from foretrace.graph import OpTable, Timings
+    >>> step = Graph(OpTable.of([]), plain=Timings(synced_ms=(90.0, 100.0, 100.0, 100.0, 110.0)))
+    >>> words_of([step]).partition(";")[0]
+    'in the range the host varies by 5%, as the plain steps did'
+    """
     timed = all(len(graph.plain.synced_ms) >= FEWEST for graph in graphs)
     how = "as the plain steps did" if timed else f"as the {TYPICAL}'s does, since no plain steps were timed"
     by = f"{max(host_spread(graph) for graph in graphs):.0%}"

@@ -6,7 +6,6 @@ from collections import Counter
 from math import log2
 
 from foretrace.graph.edits.linked import Linked
-from foretrace.graph.op import RESIZE
 from foretrace.graph.tensor import Tensor
 
 
@@ -39,7 +38,7 @@ class Given:
         self.weights: dict[int, Tensor] = {}
         self.state: dict[int, Tensor] = {}
         # What is given room in the step holds nothing before it: weights that FSDP gathers.
-        roomy = {call.op.args[1] for call in step.calls if call.op.name == RESIZE}
+        roomy = {call.op.resized[1] for call in step.calls if call.op.resized}
         early = {step.inputs[slot].storage for slot, phase in first.items() if slot in step.inputs and phase in BEFORE}
         for slot, tensor in step.inputs.items():
             if tensor.storage in trained:

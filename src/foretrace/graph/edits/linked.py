@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from foretrace.graph.op import RESIZE, Constant, Op, Value
+from foretrace.graph.op import Constant, Op, Value
 from foretrace.graph.tensor import Tensor
 
 
@@ -65,8 +65,8 @@ class Linked:
     def _add(self, row: int, op: Op) -> None:
         for storage in op.frees:
             self._free(storage)
-        if op.name == RESIZE:
-            self._move(op)
+        if op.resized is not None:
+            self._move(*op.resized[:2])
         reads: list[int] = []
 
         def read(tensor: Tensor) -> Slot:
@@ -141,11 +141,8 @@ class Linked:
                 if self._of_view.get(view) == number:
                     del self._of_view[view]
 
-    def _move(self, op: Op) -> None:
+    def _move(self, old: int, new: int) -> None:
         """A storage was given another size, and with it another number."""
-        old, new = (*op.args, None, None)[:2]
-        if not isinstance(old, int) or not isinstance(new, int):
-            return
         if old in self._on_storage:
             self._on_storage[new] = self._on_storage.pop(old)
         if old in self._given:

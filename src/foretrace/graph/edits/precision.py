@@ -21,6 +21,10 @@ from foretrace.graph.tensor import ITEMSIZE, Tensor
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 FLOATING = tuple(SHORT.values())
 """Types that stand for one another. Eight-bit ones do not: their operators take scales."""
+MAKERS = frozenset(
+    f"aten::{name}" for name in ("empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
+)
+"""Operators that are given no tensor, and make one of PyTorch's usual type unless they are told another."""
 
 
 def floating(name: str) -> str:
@@ -49,11 +53,14 @@ def in_precision(graph: Graph, dtype: str) -> Graph:
     calls = []
     for call in step.calls:
         args, kwargs = _cast(call.args, dtype), _cast(call.kwargs, dtype)
+        if call.op.name in MAKERS and kwargs.get("dtype") is None and any(map(_changes, call.made.values())):
+            kwargs["dtype"] = Constant("dtype", dtype)
         now.update(_made(call, args, kwargs, now, dtype))
         if call.row >= 0:
             calls.append(Retyped(call, tuple(args), kwargs))
     whole = [call.call for call in calls]
-    made = Script(graph, whole, whole).over(calls, now)
+    shares = _shares(step, now)
+    made = Script(graph, whole, whole).over([_roomy(call, shares) for call in calls], now)
     made.notes.append(f"floating tensors are {dtype}, whatever they were")
     return made
 
@@ -75,6 +82,24 @@ def _made(call: Call, args: Any, kwargs: Any, now: dict[int, Tensor], dtype: str
         slot: replace(call.made[slot], dtype=made.dtype) if call.made[slot].dtype in FLOATING else call.made[slot]
         for slot, made in zip(slots, told)
     }
+
+
+def _shares(step: Linked, now: dict[int, Tensor]) -> dict[int, float]:
+    """How many times as large each storage is in which tensors have another type now."""
+    was = step.inputs | {slot: tensor for call in step.calls for slot, tensor in call.made.items()}
+    return {
+        tensor.storage: now[slot].itemsize / tensor.itemsize
+        for slot, tensor in was.items()
+        if tensor.storage >= 0 and now[slot].dtype != tensor.dtype
+    }
+
+
+def _roomy(retyped: Retyped, shares: dict[int, float]) -> Retyped:
+    """A call that gives a storage another size, with the size that it must have now; any other as it is."""
+    if retyped.call.op.resized is None:
+        return retyped
+    old, new, nbytes = retyped.call.op.resized
+    return retyped._replace(args=(old, new, round(nbytes * shares.get(new, shares.get(old, 1.0)))))
 
 
 def _told(value: Any) -> Iterable[Made]:

@@ -223,9 +223,10 @@ class Shapes:
         }
         if len(grown) > 1:
             return "one side of it changes, and the other does not"
+        wanted = new if True in grown else old
         for was, now in zip(call.args, read(call.args, reading, self.scale)):
-            if isinstance(was, list) and was and isinstance(was[0], int) and (was != now) != (True in grown):
-                return "its parts change, and its buffers do not"
+            if isinstance(was, list) and sum(numbers(now)) * old != sum(numbers(was)) * wanted:
+                return "its parts and its buffers do not change alike"
         return self._alike(call)
 
 

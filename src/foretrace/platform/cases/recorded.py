@@ -13,7 +13,7 @@ from foretrace.platform.cases.case import Case, Ids
 EXACT = "exact"
 """The family of calls that were measured because a step has them."""
 USUAL = Tf32()
-NOT_TIMED = ("c10d::", "c10d_functional::", "_c10d_functional::")
+NOT_TIMED = ("c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:")
 """Calls that take more than one rank."""
 
 

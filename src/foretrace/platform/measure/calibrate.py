@@ -42,19 +42,31 @@ class Progress:
     seconds: float = 0.0
     spreads: list[float] = field(default_factory=list)
     references: list[float] = field(default_factory=list)
+    problem: str = ""
+    """What the first case that failed said."""
 
     @property
-    def spread(self) -> float:
-        """Median over the cases of how far their repeats lie apart, as a share of the time."""
-        return statistics.median(self.spreads) if self.spreads else 0.0
+    def spread(self) -> float | None:
+        """Median over the cases of how far their repeats lie apart, as a share of the time; None where none has any."""
+        return statistics.median(self.spreads) if self.spreads else None
 
     def add(self, batch: Batch) -> None:
         """Count a batch in."""
-        good = [m for m in batch.measurements if not m.error]
-        self.cases += len(good)
-        self.failed += len(batch.measurements) - len(good)
-        self.spreads += [m.spread("cold") for m in good]
+        bad = [m for m in batch.measurements if m.error]
+        self.cases += len(batch.measurements) - len(bad)
+        self.failed += len(bad)
+        self.spreads += [m.spread("cold") for m in batch.measurements if len(m.cold) > 1]
         self.references.append(batch.reference_us)
+        self.problem = self.problem or next((f"{m.case.op.name}: {m.error}" for m in bad), "")
+
+    def join(self, later: Progress) -> None:
+        """Count in what was measured of the same family after this."""
+        self.cases += later.cases
+        self.failed += later.failed
+        self.seconds += later.seconds
+        self.spreads += later.spreads
+        self.references += later.references
+        self.problem = self.problem or later.problem
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,8 @@ def calibrate(
     end = time.monotonic() + 60 * minutes
     share = {name: (shares or {}).get(name, FAMILIES[name].share) for name in chosen}
     while (begin := time.monotonic()) < end:
-        name = min(chosen, key=lambda name: done[name].seconds / share[name])
+        # Where the time is too short for all, those come first that earlier runs left out.
+        name = min(chosen, key=lambda name: (done[name].seconds / share[name], next_case[name]))
         path, part = folder / f"{name}{SUFFIX}", 60 * minutes * share[name] / sum(share.values())
         first = next_case[name]
         drawn = Drawn(name, first, first + BATCH, MOST[device.type], device.type, series)

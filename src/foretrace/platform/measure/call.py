@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from foretrace.graph import Constant, ForetraceError, Indices, Op, Tensor, Value
+from foretrace.graph.operators import target
 from foretrace.platform.cases import Case
 from foretrace.platform.cases.draw import strides
 from foretrace.platform.measure.consistent import PREPARE
+from foretrace.platform.measure.traced import as_called
 
 TORCH_WORDS = ("dtype", "layout", "memory_format")
 
@@ -26,15 +29,16 @@ class Call:
     def __init__(self, case: Case, device: Any) -> None:
         self.case = case
         self.device = device
-        self.function = overload_of(case.op)
+        op = case.op if case.op.overload else as_called(case.op)
+        self.function = overload_of(op)
         self.indices: Indices | None = None
         """What can be said of the ids among the arguments, once they are drawn."""
         self._buffers: dict[int, torch.Tensor] = {}
-        self._needed = _storage_sizes(case.op)
+        self._needed = _storage_sizes(op)
         self.names = [argument.name for argument in self.function._schema.arguments]
-        self.args = [self._real(value) for value in case.op.args]
-        self.kwargs = {name: self._real(value) for name, value in case.op.kwargs.items()}
-        prepare = PREPARE.get(case.op.name)
+        self.args = [self._real(value) for value in op.args]
+        self.kwargs = {name: self._real(value) for name, value in op.kwargs.items()}
+        prepare = PREPARE.get(op.name)
         if prepare:
             prepare(self)
 
@@ -55,13 +59,15 @@ class Call:
         if isinstance(value, Constant):
             if value.kind == "device":
                 return torch.device(value.value) if value.value == "cpu" else self.device
+            if value.kind == "float":
+                return float(value.value)
             return getattr(torch, value.value) if value.kind in TORCH_WORDS else None
         if isinstance(value, (list, tuple)):
             return [self._real(item) for item in value]
         return value
 
     def _tensor(self, described: Tensor) -> torch.Tensor:
-        dtype = getattr(torch, described.dtype)
+        dtype = dtype_of(described)
         device = torch.device("cpu") if described.device == "cpu" else self.device
         if described.layout != "strided":
             # Its elements come with the ids: see `consistent`.
@@ -86,11 +92,25 @@ def overload_of(op: Op) -> Any:
     >>> overload_of(Op("aten::relu", overload="default"))
     <OpOverload(op='aten.relu', overload='default')>
     """
-    namespace, name = op.name.split("::")
+    where = target(op.name, op.overload, more=[op.name.partition("::")[0]])
+    if not where:
+        raise ForetraceError(f"{op.name}.{op.overload} is not called on a trace's word")
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), name), op.overload or "default")
+        return attrgetter(where)(torch.ops)
     except AttributeError:
         raise ForetraceError(f"PyTorch {torch.__version__} has no {op.name}.{op.overload}") from None
+
+
+def dtype_of(described: Tensor) -> Any:
+    """PyTorch's word for the dtype of a tensor; of tensors in lists, profilers do not tell it.
+
+    >>> dtype_of(Tensor((2,), "bfloat16"))
+    torch.bfloat16
+    """
+    dtype = getattr(torch, described.dtype, None) if described.dtype else None
+    if not isinstance(dtype, torch.dtype):
+        raise ForetraceError(f"a tensor of no known dtype ({described.dtype!r}) is among its arguments")
+    return dtype
 
 
 def filled(elements: int, dtype: Any, device: Any) -> torch.Tensor:

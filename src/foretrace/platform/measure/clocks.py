@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from foretrace.graph import ForetraceError
-from foretrace.platform.measurements import Repeat
+from foretrace.platform.measurements import CALL, Repeat
 
 MARKER = "spin_kernel"
 """The kernel behind ``torch.cuda._sleep``: nothing else launches it."""
@@ -52,7 +52,7 @@ class HostClock:
         self.timed += 1
         start = time.perf_counter_ns()
         call()
-        self._repeats.append([("call", (time.perf_counter_ns() - start) / 1e3)])
+        self._repeats.append([(CALL, (time.perf_counter_ns() - start) / 1e3)])
 
     def flush(self) -> None:
         """Write more than the cache holds."""

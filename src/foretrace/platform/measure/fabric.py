@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric_measurements import Exchange, add_exchanges, open_run
 from foretrace.platform.measure.crowd import crowd
-from foretrace.platform.measure.fabric_calls import KINDS, Call, prepared, supported
+from foretrace.platform.measure.fabric_calls import FROM_ONE, KINDS, Call, prepared, supported
 from foretrace.platform.measure.machine import facts
 
 LEAST = 256
@@ -151,7 +152,7 @@ def _measured(kind: str, size: int, group: Any, world: World) -> Iterator[Exchan
 
 
 def _times(kind: str, nbytes: int, size: int, group: Any, world: World) -> list[float]:
-    """Microseconds of a collective, as its slowest rank has them; none where it does not fit or is not supported."""
+    """Microseconds of a collective from its last rank's arrival on; none where it does not fit or is not supported."""
     outside = world.rank >= size
     call = None if outside else prepared(kind, nbytes, size, group, world)
     if world.agreed(call is None and not outside):
@@ -159,7 +160,17 @@ def _times(kind: str, nbytes: int, size: int, group: Any, world: World) -> list[
     if world.agreed(call is not None and not supported(call)):
         return []
     calls = max(1, min(100, int(CHUNK_SECONDS / max(world.agreed(_chunk(call, 2, world)), 1e-9))))
-    return [1e6 * world.agreed(_chunk(call, calls, world)) for _ in range(REPEATS)]
+    return [1e6 * _shared(kind, _chunk(call, calls, world), outside, world) for _ in range(REPEATS)]
+
+
+def _shared(kind: str, seconds: float, outside: bool, world: World) -> float:
+    """What a collective takes, of what it took on each rank.
+
+    Ranks do not come at the same moment: who was last had nobody to wait for. But who only sends is done before it.
+    """
+    if kind in FROM_ONE:
+        return world.agreed(seconds)
+    return -world.agreed(-math.inf if outside else -seconds)
 
 
 def _chunk(call: Call | None, calls: int, world: World) -> float:

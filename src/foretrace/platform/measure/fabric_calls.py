@@ -66,6 +66,8 @@ KINDS: dict[str, Callable[[torch.Tensor, int, Any, int], Call]] = {
 }
 """By kind, as `foretrace.graph.Collective` names it. Sizes are counted as there: all that is gathered, all that is
 scattered, all that a rank gives away."""
+FROM_ONE = ("broadcast", "send")
+"""Those in which one rank only sends."""
 
 
 def prepared(kind: str, nbytes: int, ranks: int, group: Any, place: Place) -> Call | None:

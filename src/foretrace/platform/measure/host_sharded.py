@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from statistics import median
+from statistics import mean
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ GROUPS, LAYERS, SIDE = 3, (1, 5), 8
 """Groups of linear layers of this side, each group so many of them: few, and as many as in a block."""
 GATHER = "all_gather_copy_in"
 """The call that a gather begins with."""
-REPEATS, WARM_UP = 8, 4
+REPEATS, WARM_UP, ENDS = 16, 4, 2
+"""Repeats that count, those that do not, and how many of the longest and of the shortest ones are left out."""
 
 
 def sharded_costs(device: Any) -> tuple[float, float] | None:
@@ -129,7 +130,7 @@ def _times_us(steps: Sequence[Callable[[], Any]]) -> list[float]:
             began = time.perf_counter()
             step()
             taken.append((time.perf_counter() - began) * 1e6)
-    return [median(taken[WARM_UP:]) for taken in times]
+    return [mean(sorted(taken[WARM_UP:])[ENDS:-ENDS]) for taken in times]
 
 
 def _optimizer(parameters: Sequence[Any]) -> Any:

@@ -64,8 +64,7 @@ class Benchmark:
         self.notes: list[str] = list(self.facts["notes"])
         here.notes = self.notes
         self._choose(device)
-        # A CPU does its calls itself, as fast as it is at the moment: small ones tell little of that.
-        here.pace = Pace(self.original.get("call_ns") if self.device == "cuda" else None)
+        here.pace = Pace()
         use_settings(self.facts["settings"])
         refuse_what_does_not_fit(self.facts["memory"], self.device, ranks_beside(self.device) if groups else 1)
         torch.manual_seed(seed)

@@ -13,6 +13,8 @@ import torch
 
 Fill = Callable[[torch.Tensor], None]
 Number = Any
+DRAWN = 1 << 22
+"""Random numbers that a tensor gets; a larger one holds them again and again, since to draw billions takes minutes."""
 
 
 def values(values: Sequence[Number]) -> Fill:
@@ -32,19 +34,34 @@ def constant(value: Number) -> Fill:
 def normal(mean: float, std: float, low: float, high: float, zeros: float = 0.0) -> Fill:
     """Normally distributed, inside bounds; a share of it exactly zero."""
 
-    def fill(tensor: torch.Tensor) -> None:
+    def draw(tensor: torch.Tensor) -> None:
         tensor.normal_(mean, std).clamp_(low, high)
         _clean(tensor, zeros)
 
-    return fill
+    return _repeated(draw)
 
 
 def uniform(low: float, high: float, zeros: float = 0.0) -> Fill:
     """Evenly distributed; a share of it exactly zero."""
 
-    def fill(tensor: torch.Tensor) -> None:
+    def draw(tensor: torch.Tensor) -> None:
         tensor.uniform_(low, high)
         _clean(tensor, zeros)
+
+    return _repeated(draw)
+
+
+def _repeated(draw: Fill) -> Fill:
+    """Draws the first numbers of a large tensor, and repeats them in the rest."""
+
+    def fill(tensor: torch.Tensor) -> None:
+        if tensor.numel() <= DRAWN or not tensor.is_contiguous():
+            draw(tensor)
+            return
+        first, *others = tensor.view(-1).split(DRAWN)
+        draw(first)
+        for other in others:
+            other.copy_(first[: len(other)])
 
     return fill
 

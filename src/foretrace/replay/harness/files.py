@@ -64,7 +64,9 @@ def told_by_line(path: Path) -> Iterator[None]:
         if isinstance(error, SyntaxError):
             what = f"{error.msg}: {(error.text or '').strip()[:80]}"
         elif isinstance(error, NameError):
-            what, advice = f"no line before it makes {error.name}", f"put back the one that did, or {AGAIN}"
+            named = re.search(r"'(\w+)'", str(error))  # of a local variable, nothing but its text tells the name
+            made = named[1] if named else "what it reads"
+            what, advice = f"no line before it makes {made}", f"put back the one that did, or {AGAIN}"
         elif isinstance(error, ImportError):
             what, advice = str(error), INSTALL
         raise NotToBeRunError(f"{place(path)}, line {line}: {what}; {advice}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
@@ -27,6 +28,8 @@ class Here:
     streams: dict[int, Any] = field(default_factory=dict)
     events: dict[int, Any] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
+    resized: Callable[[torch.UntypedStorage, int], None] | None = None
+    """Who counts memory hears here of storages that get another size: no call passes the dispatcher for that."""
 
 
 here = Here()
@@ -41,12 +44,12 @@ def device(name: str) -> torch.device:
 
 
 def begin() -> None:
-    """A step begins: what is due is counted from here on."""
+    """A step begins."""
     here.pace.begin()
 
 
 def pace(us: float) -> None:
-    """Wait until as much time has passed since the last such place as the original's host took to come here."""
+    """Wait for what the original's host took to come here from the last such place, and we do not."""
     here.pace.wait(us)
 
 
@@ -173,9 +176,17 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def take_storage(tensor: torch.Tensor, nbytes: int, *place: Any) -> torch.Tensor:
+    """Let a tensor look at new memory, at a place in it or at all of it."""
+    return tensor.set_(torch.UntypedStorage(nbytes, device=tensor.device), *place)
+
+
 def resize(tensor: torch.Tensor, nbytes: int) -> None:
     """Give a tensor's memory another size: to nothing, where the original let it go."""
-    tensor.untyped_storage().resize_(nbytes)
+    storage = tensor.untyped_storage()
+    storage.resize_(nbytes)
+    if here.resized is not None:
+        here.resized(storage, nbytes)
 
 
 def _stream(number: int) -> Any:

@@ -29,9 +29,19 @@ def view(
     dtype: torch.dtype,
     content: Fill,
 ) -> torch.Tensor:
-    """A tensor somewhere in a piece of memory; where it looks at an element twice, both are the same."""
+    """A tensor somewhere in a piece of memory; where it looks at an element twice, both are the same.
+
+    In a piece of no size it holds nothing yet: the step will give that memory its size.
+    """
+    storage = memory.untyped_storage()
     looking = torch.empty(0, dtype=dtype, device=memory.device)
-    looking.set_(memory.untyped_storage(), offset, shape, stride)
+    if not storage.nbytes():
+        reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if all(shape) else 0
+        storage.resize_(reach * looking.itemsize)
+        looking.set_(storage, offset, shape, stride)
+        storage.resize_(0)
+        return looking
+    looking.set_(storage, offset, shape, stride)
     once = looking
     for dim, step in enumerate(stride):
         if step == 0 and shape[dim] > 1:

@@ -119,12 +119,28 @@ def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             whole["ops"][name] = [a + b for a, b in zip(whole["ops"].get(name, [0, 0]), counts)]
     for word in ("failures", "stand_ins"):
         whole[word] = [{**entry, "rank": rank} for rank, result in enumerate(results) for entry in result[word]]
-    whole["notes"] = list(dict.fromkeys(note for result in results for note in result["notes"]))
+    whole["notes"] = notes([result["notes"] for result in results])
     whole["ranks"] = [
         {**{word: result[word] for word in OF_A_RANK}, "coverage": shares([result["weights"]])} for result in results
     ]
     del whole["weights"]
     return whole
+
+
+def notes(of_ranks: Sequence[Sequence[str]]) -> list[str]:
+    """What ranks note, each once; what not all of them do, with whose it is.
+
+    >>> notes([["slow", "no GPU"], ["no GPU", "late"], ["no GPU", "late"]])
+    ['rank 0: slow', 'no GPU', 'ranks 1, 2: late']
+    """
+    whose: dict[str, list[int]] = {}
+    for rank, said in enumerate(of_ranks):
+        for note in dict.fromkeys(said):
+            whose.setdefault(note, []).append(rank)
+    return [
+        note if len(ranks) == len(of_ranks) else f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {note}"
+        for note, ranks in whose.items()
+    ]
 
 
 def most(values: Sequence[float | None]) -> float | None:

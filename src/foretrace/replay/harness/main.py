@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .benchmark import Benchmark
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+MOST_TIMES = 100.0
+"""No host is slower than that."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,7 +30,14 @@ def parser() -> argparse.ArgumentParser:
         "--pace",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="make no call sooner than the original's host came to it; without it, see what the device could do",
+        help="spend the original's host time between calls; without it, see what the device could do",
+    )
+    options.add_argument(
+        "--slow-host",
+        type=_factor,
+        default=1.0,
+        metavar="X",
+        help="pace as if the original's host took X times as long",
     )
     options.add_argument("--alone", type=int, metavar="RANK", help="of a job of several ranks, play this one alone")
     options.add_argument(
@@ -45,6 +54,16 @@ def _positive(value: str) -> int:
     if not value.isdecimal() or not int(value):
         raise argparse.ArgumentTypeError(f"{value!r} is no count")
     return int(value)
+
+
+def _factor(value: str) -> float:
+    try:
+        factor = float(value)
+    except ValueError:
+        factor = 0.0
+    if not 0.0 < factor <= MOST_TIMES:
+        raise argparse.ArgumentTypeError(f"{value!r} is not how many times as long, up to {MOST_TIMES:.0f}")
+    return factor
 
 
 def main(folder: Path) -> int:
@@ -78,11 +97,13 @@ def _end(code: int, why: str) -> int:
 def _run(folder: Path, job: Job | None, chosen: argparse.Namespace) -> None:
     """Run the benchmark, or this process's rank of it, and print the result."""
     from . import system, text, timing  # here, since torch takes seconds: --help does not wait for it
+    from .host import here
     from .late import delays
     from .together import leave, tell, together
 
     delays.wanted = chosen.delayed
     benchmark = _benchmark(folder, job, chosen)
+    here.pace.slowness = chosen.slow_host
     if chosen.counted:
         system.counted_step(benchmark.step(paced=False), len(benchmark.source.numbers))
         return

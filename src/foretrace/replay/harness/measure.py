@@ -15,7 +15,9 @@ from threading import Thread
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .host import here
+from .modes import Mode
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 Step = Callable[[], Any]
@@ -134,7 +136,7 @@ def _renew_workspaces(threads: int) -> None:
         other.join()
 
 
-class Storages(TorchDispatchMode):
+class Storages(Mode):
     """Adds up the storages that calls make, while they live.
 
     >>> with Storages() as storages:
@@ -148,6 +150,16 @@ class Storages(TorchDispatchMode):
         self.peak: int = 0
         self._held: int = 0
         self._living: dict[int, weakref.ref[Any]] = {}
+        self._sizes: dict[int, int] = {}
+
+    def __enter__(self) -> Storages:
+        here.resized = self.resized
+        super().__enter__()
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        here.resized = None
+        super().__exit__(*problem)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -166,18 +178,26 @@ class Storages(TorchDispatchMode):
         if tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
         known = self._living.get(key)
-        if known is not None and known() is not None:
-            return
-        self._living[key] = weakref.ref(storage, lambda ref: self._died(key, size, ref))
-        self._held += size
+        if known is None or known() is None:
+            self._living[key] = weakref.ref(storage, lambda ref: self._died(key, ref))
+            self._hold(key, storage.nbytes())
+
+    def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """A storage has another size now."""
+        if storage._cdata in self._living:
+            self._hold(storage._cdata, nbytes)
+
+    def _hold(self, key: int, nbytes: int) -> None:
+        self._held += nbytes - self._sizes.get(key, 0)
+        self._sizes[key] = nbytes
         self.peak = max(self.peak, self._held)
 
-    def _died(self, key: int, size: int, ref: Any) -> None:
-        self._held -= size
+    def _died(self, key: int, ref: Any) -> None:
         if self._living.get(key) is ref:
-            del self._living[key]
+            self._hold(key, 0)
+            del self._living[key], self._sizes[key]
 
 
 def spread(times: list[float]) -> tuple[float, float, float]:

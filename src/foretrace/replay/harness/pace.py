@@ -1,80 +1,116 @@
-"""The pace of the original's host, in its own time.
+"""The pace of the original's host.
 
-A host that others use too is faster and slower from one moment to the next, and another machine's has a speed of its
-own: the original would feel both. What small calls took the original's host before its steps is known, and a replay
-makes the same calls where its steps begin: by as much as they take longer here and now, so does everything that is due.
+A replay's own calls do not take long enough: the original had modules, autograd and an optimizer's Python between them.
+So time is added where it is missing: as much as in a typical step, not as in this one. A host that others use is slower
+now and then, and so the original would have been; whoever waited for the clock instead could only be late.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from statistics import median
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median
 from time import perf_counter_ns
 
-import torch
-
-CALLS = 8
-"""As many as the recorder times at once, after as many that it does not time: the host was at something else."""
-STEPS = 15
-"""The last steps, whose middle one says how fast the host is: one of them alone may have been interrupted."""
-SOUND_NS = (10.0, 1e6)
-"""What a call can take: another figure is none."""
+MOST_STEPS = 32
+"""What is typical is learnt anew after 1, 2, 4, … steps, and then after every so many."""
+FAR = 4.0
+"""A stretch that took so many times as long as usual was interrupted, and counts as one that took just that."""
 
 
 class Pace:
-    """Keeps a replay from running ahead of its original.
+    """Keeps a replay from running ahead of its original; the first step goes as fast as it can, and is learnt from."""
 
-    Parameters
-    ----------
-    call_ns
-        What a small call took on the original's host; None where nobody knows: then its time is ours.
-    """
-
-    def __init__(self, call_ns: float | None = None) -> None:
-        sound = isinstance(call_ns, (int, float)) and SOUND_NS[0] <= call_ns <= SOUND_NS[1]
-        self._call_ns = call_ns if sound else None
+    def __init__(self) -> None:
         self.slowness = 1.0
-        """What the same work takes here, in times of what it took the original's host."""
-        self._felt: deque[float] = deque(maxlen=STEPS)
-        self._due = 0.0
-        self._passed = 0.0
-        """Time of the original, from the step's begin on: what is due, and what has passed."""
+        """How much longer the original's host takes than in its recording."""
+        self._due: list[float] = []
+        """Nanoseconds that the original's host took to each place where we may wait, from the one before."""
+        self._first: set[int] = {0}
+        """Places that are the first ones of a step, or after a wait for the device: nobody can be late there."""
+        self._spent: list[float] = []
+        self._steps: list[list[float]] = []
+        """What we took ourselves in this step so far, and in the steps since we last learnt what is typical."""
+        self._learn_after = 1
+        self._typical: list[float] = []
+        self._waits: list[float] = []
+        self._for = self.slowness
+        """How long to wait in each place, for an original of that slowness."""
         self._seen = 0
 
     def begin(self) -> None:
-        """A step begins: what is due is counted from here on."""
-        self._due, self._passed, self._seen = 0.0, 0.0, perf_counter_ns()
-        if self._call_ns is not None:
-            self._felt.append(small_call_ns() / self._call_ns)
-            self.slowness = median(self._felt)
+        """A step begins."""
+        if self._spent:
+            self._steps.append(self._spent)
+            self._spent = []
+        learn = len(self._steps) >= self._learn_after
+        if learn:
+            self._typical = typical(self._steps)
+            self._steps = []
+            self._learn_after = min(self._learn_after * 2, MOST_STEPS)
+        if self._typical and (learn or self._for != self.slowness):
+            self._for = self.slowness
+            self._waits = self._planned()
+        self._seen = perf_counter_ns()
 
     def wait(self, us: float) -> None:
-        """Wait until as much time has passed since the last such place as the original's host took to come here.
-
-        Whoever is late does not wait, and catches up.
-        """
-        self._due += us * 1000
-        self._look()
-        while self._passed < self._due:
-            self._look()
+        """Wait for what the original's host took since the last such place, and we typically do not."""
+        place, now = len(self._spent), perf_counter_ns()
+        self._spent.append(float(now - self._seen))
+        if place == len(self._due):
+            self._due.append(us * 1000)
+        if place < len(self._waits):
+            until = now + self._waits[place]
+            while now < until:
+                now = perf_counter_ns()
+        self._seen = now
 
     def resume(self) -> None:
         """The host has waited for the device: however long that was, the original's pace goes on from here."""
-        self._look()
-        self._due = max(self._due, self._passed)
+        self._first.add(len(self._spent))
+        self._seen = perf_counter_ns()
 
-    def _look(self) -> None:
-        """Look at the clock: so much of the original's time has passed."""
-        now = perf_counter_ns()
-        self._passed += (now - self._seen) / self.slowness
-        self._seen = now
+    def _planned(self) -> list[float]:
+        """How long to wait in each place."""
+        ends = sorted(self._first | {len(self._typical)})
+        parts = [slice(*bounds) for bounds in pairwise(ends)]
+        due = [ns * self.slowness for ns in self._due]
+        return [ns for part in parts for ns in waits(due[part], self._typical[part])]
 
 
-def small_call_ns() -> float:
-    """What a small call takes now."""
-    for _ in range(CALLS):
-        torch.empty(1)
-    began = perf_counter_ns()
-    for _ in range(CALLS):
-        torch.empty(1)
-    return (perf_counter_ns() - began) / CALLS
+def waits(due: Sequence[float], spent: Sequence[float]) -> list[float]:
+    """How long to wait after each stretch, for them to take as long as they are due.
+
+    >>> waits([10.0, 10.0, 30.0], [4.0, 10.0, 25.0])
+    [6.0, 0.0, 5.0]
+
+    Whoever comes late catches up, and who would be late in the end waits less before:
+
+    >>> waits([10.0, 10.0, 10.0], [12.0, 3.0, 5.0]), waits([10.0, 10.0, 10.0], [4.0, 8.0, 14.0])
+    ([0.0, 5.0, 5.0], [3.0, 1.0, 0.0])
+    """
+    found, behind = [], 0.0
+    for wanted, took in zip(due, spent):
+        behind += wanted - took
+        found.append(max(behind, 0.0))
+        behind = min(behind, 0.0)
+    total = sum(found)
+    left = max(1 + behind / total, 0.0) if total else 0.0
+    return [ns * left for ns in found]
+
+
+def typical(steps: Sequence[Sequence[float]]) -> list[float]:
+    """What each stretch takes in a step that takes as long as the middle one of these.
+
+    >>> typical([[10.0, 30.0], [20.0, 30.0], [30.0, 30.0]])
+    [20.0, 30.0]
+
+    Of a stretch that was slow once, some is typical, but the step as a whole is one that there was:
+
+    >>> typical([[10.0, 30.0], [10.0, 30.0], [82.0, 30.0]])
+    [16.0, 24.0]
+    """
+    means = [fmean(min(ns, FAR * median(found)) for ns in found) for found in zip(*steps)]
+    total = sum(means)
+    scale = median(sum(step) for step in steps) / total if total else 0.0
+    return [mean * scale for mean in means]

@@ -37,7 +37,7 @@ PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
 SECONDS = 2.0
 NANO = 1e-9
 SAMPLES = 40
-"""Calls of a step that Nsight Compute counts; each of their kernels is run several times over."""
+"""Calls of a step that Nsight Compute counts: it takes its time for each of their kernels."""
 
 
 class Nvml:
@@ -145,8 +145,10 @@ def counters(command: Sequence[str], timeout_s: float = 300.0) -> list[dict[str,
     tool = ncu()
     if tool is None:
         return [{"error": "Nsight Compute (ncu) is not installed"}]
-    # Clocks and caches are left alone: the first are the machine's, the second are what a step finds.
+    # Clocks and caches are left alone: the first are the machine's, the second are what a step finds. So the program is
+    # run once for each group of counters: a kernel run several times over finds what restoring its memory left.
     options = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--cache-control", "none"]
+    options += ["--replay-mode", "application"]
     options += ["--profile-from-start", "off", "--metrics", ",".join([DURATION, *METRICS.values()])]
     try:
         done = subprocess.run(

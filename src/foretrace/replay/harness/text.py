@@ -18,7 +18,6 @@ def told(result: dict[str, Any], top: int) -> str:
 
 def _figures(result: dict[str, Any]) -> Iterator[str]:
     was = result["original"]
-    yield f"replayed on {result['device']}{'' if result['paced'] else ', not paced'}"
     rows = (
         ("step", "step_ms", _ms),
         ("next", "step_ms_back_to_back", _ms),
@@ -28,6 +27,9 @@ def _figures(result: dict[str, Any]) -> Iterator[str]:
     )
     known = [(name, show, result[word], was.get(word)) for name, word, show in rows if result[word] is not None]
     beside = any(theirs is not None for *_, theirs in known)
+    where = was.get("device", result["device"])
+    elsewhere = f"; the original ran on {where}" if beside and where != result["device"] else ""
+    yield f"replayed on {result['device']}{'' if result['paced'] else ', not paced'}{elsewhere}"
     yield f"{'':10}{'replay':>12}{'original' if beside else '':>12}".rstrip()
     for name, show, ours, theirs in known:
         yield f"  {name:8}{show(ours):>12}{_shown(theirs, show) if beside else '':>12}  {_off(ours, theirs)}".rstrip()
@@ -71,7 +73,7 @@ def _shown(value: Any, show: Any) -> str:
 
 
 def _off(ours: float, theirs: float | None) -> str:
-    return f"{(ours / theirs - 1) * 100:+.1f} %" if theirs else ""
+    return f"{round((ours / theirs - 1) * 100, 1) + 0.0:+.1f} %" if theirs else ""  # 0.0 takes the sign off -0.0
 
 
 def _kernels(result: dict[str, Any], top: int) -> Iterator[str]:

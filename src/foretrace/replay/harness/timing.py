@@ -10,25 +10,19 @@ import torch
 
 from . import comparison, measure, system
 from .benchmark import Benchmark
-from .host import here
 from .together import tell, together
 
 WARM_UP = 4
 FIGURES = ("step_ms", "step_ms_back_to_back", "kernel_ms", "launches", "peak_memory_bytes")
 """What a replay and its original both have."""
-UNSAID = ("kernels", "call_ns", "why")
+UNSAID = ("kernels", "why")
 """What is known of an original and is no figure of its step."""
-OTHER_SPEED = 0.1
-"""A host whose speed differs by more than this share from the original's is worth a word."""
 
 
 def run(benchmark: Benchmark, iterations: int | None, paced: bool, counters: bool = False) -> dict[str, Any]:
     """Time a benchmark, and hold it against the original."""
     step = benchmark.step(paced)
     times = _times(benchmark, step, iterations)
-    slowness = here.pace.slowness
-    if paced and times["iterations"] and abs(slowness - 1) > OTHER_SPEED:
-        benchmark.notes.append(f"the host takes {slowness:.2f} times as long as the original's, and so does its pace")
     kernels = measure.kernels_of(step) if benchmark.device == "cuda" else []
     result = {
         "device": torch.cuda.get_device_name() if benchmark.device == "cuda" else benchmark.device,

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .fewer import Fewer
 from .late import Late
+from .modes import Mode
 
 PATIENCE = timedelta(seconds=120)
 """How long a rank waits for the others before it gives up."""
@@ -131,7 +131,7 @@ class _Seen(Exception):  # noqa: N818
     pass
 
 
-class _Boxes(TorchDispatchMode):
+class _Boxes(Mode):
     """Keeps the reduction that a collective is asked for, and does not make the call."""
 
     box: Any = None

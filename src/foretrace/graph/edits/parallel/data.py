@@ -30,6 +30,15 @@ def data_parallel(graph: Graph, ways: int, bucket_mb: float = USUAL_MB) -> Graph
         How many ranks.
     bucket_mb
         Size of DDP's buckets; infinity for one all_reduce of everything, after backward.
+
+    >>> from foretrace.graph import OpTable
+    >>> given, weight, made, grad = (Tensor((4, 4), "float32", id=number, storage=number) for number in range(4))
+    >>> forward = Op("aten::mm", (given, weight), outputs=(made,), phase="forward")
+    >>> backward = Op("aten::mm", (given, made), outputs=(grad,), phase="backward")
+    >>> update = Op("aten::add_", (weight, grad), {"alpha": -0.1}, (weight,), phase="optimizer")
+    >>> rank = data_parallel(Graph(OpTable.of([forward, backward, update])), 8)
+    >>> [(one.kind, one.nbytes, len(one.ranks)) for one in rank.collectives]
+    [('all_reduce', 64, 8)]
     """
     draft = lines_of(graph, "data parallel")
     refuse_sparse(draft.ops, graph.source)

@@ -137,13 +137,22 @@ class Draft:
 
 
 def called(name: str, args: tuple[Any, ...], outputs: tuple[Any, ...], like: Op, **kwargs: Any) -> Op:
-    """A call made where another one was: the same phase, thread, stream, module and autograd node."""
+    """A call made where another one was: the same phase, thread, stream, module and autograd node.
+
+    >>> made = called("aten::mul", (2.0,), (), like=Op("aten::mm", phase="backward", module="layers.3"))
+    >>> made.name, made.phase, made.module
+    ('aten::mul', 'backward', 'layers.3')
+    """
     where = {n: getattr(like, n) for n in ("phase", "thread", "stream", "module", "node")}
     return Op(name, args, kwargs, outputs, "default", **where)
 
 
 def empty(tensor: Tensor, like: Op) -> Op:
-    """The call that makes room for a tensor."""
+    """The call that makes room for a tensor.
+
+    >>> empty(Tensor((4, 8), "float32"), like=Op("aten::mm")).args
+    ([4, 8],)
+    """
     kind = {"dtype": Constant("dtype", tensor.dtype), "device": Constant("device", tensor.device), "pin_memory": False}
     made = called("aten::empty", (list(tensor.shape),), (tensor,), like, **kind)
     made.overload = "memory_format"
@@ -176,7 +185,13 @@ def graph_of(graph: Graph, lines: list[Line], rank: int, world: int, note: str) 
 
 
 def storages_of(ops: Sequence[Op], before: dict[int, Storage]) -> dict[int, Storage]:
-    """The storages that some calls read and make: how large, from when to when."""
+    """The storages that some calls read and make: how large, from when to when.
+
+    >>> given, made = (Tensor((4,), "float32", id=number, storage=number) for number in (0, 1))
+    >>> found = storages_of([Op("aten::relu", (given,), outputs=(made,))], {})
+    >>> [(one.nbytes, one.birth) for one in found.values()]
+    [(16, -1), (16, 0)]
+    """
     found: dict[int, Storage] = {}
     for row, op in enumerate(ops):
         for storage in op.frees:
@@ -206,6 +221,11 @@ def lines_of(graph: Graph, what: str) -> Draft:
         A recording, a sketch, or a trace with tensor ids.
     what
         What shall be done with it, for the message.
+
+    >>> weight = Tensor((4, 4), "float32", id=0, storage=0)
+    >>> draft = lines_of(Graph(OpTable.of([Op("aten::mm", (weight, weight))])), "data parallel")
+    >>> [line.op.name for line in draft.lines]
+    ['aten::mm']
     """
     if not len(graph.ops):
         raise ForetraceError(f"{graph.source or 'the graph'} holds no calls", "Record or sketch a training step.")
@@ -220,7 +240,12 @@ def lines_of(graph: Graph, what: str) -> Draft:
 
 
 def with_ids(graph: Graph) -> Graph:
-    """The graph's dispatcher calls; refused where it does not tell which tensors are one and the same."""
+    """The graph's dispatcher calls; refused where it does not tell which tensors are one and the same.
+
+    >>> given = Tensor((4,), "float32", id=0, storage=0)
+    >>> len(with_ids(Graph(OpTable.of([Op("aten::relu", (given,)), Op("aten::abs", (given,), parent=0)]))).ops)
+    1
+    """
     rows = dispatched(graph) if bool((graph.ops.parent >= 0).any()) else None
     flat = graph if rows is None else replace(graph, ops=OpTable.of([_outermost(graph.ops[r]) for r in rows.tolist()]))
     if not any(t.id >= 0 for op in flat.ops for t in op.tensors):
@@ -237,7 +262,12 @@ def _outermost(op: Op) -> Op:
 
 
 def change_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A value with another tensor for each in it, however deep."""
+    """A value with another tensor for each in it, however deep.
+
+    >>> large = Tensor((8,), "float32")
+    >>> change_tensors({"given": [large, 2]}, lambda tensor: replace(tensor, shape=(4,)))["given"][0].shape
+    (4,)
+    """
     kind = type(value)
     if kind is Tensor:
         return change(value)
@@ -251,7 +281,12 @@ def change_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def with_tensors(op: Op, change: Callable[[Tensor], Tensor]) -> Op:
-    """A call over other tensors."""
+    """A call over other tensors.
+
+    >>> relu = Op("aten::relu", (Tensor((8,), "float32"),))
+    >>> with_tensors(relu, lambda tensor: replace(tensor, shape=(4,))).tensors[0].shape
+    (4,)
+    """
     changed = op.__copy__()
     changed.args = change_tensors(op.args, change)
     changed.kwargs = change_tensors(op.kwargs, change) if op.kwargs else op.kwargs

@@ -61,8 +61,8 @@ def tables_on_ranks(graph: Graph, ways: int, owners: Sequence[int] | None = None
     graphs = []
     for rank in range(ways):
         fresh = Draft(draft.graph)
-        lines = _Rank(fresh, lookups, owners, rank, ways).written()
-        shared = reduced(fresh, lines, Group("data", tuple(range(ways))), bucket_mb)
+        part = _Rank(fresh, lookups, owners, rank, ways)
+        shared = reduced(fresh, part.written(), Group("data", tuple(range(ways))), bucket_mb, alone=part.gradients)
         made = fresh.graph_of(shared, rank, ways, note)
         made.indices = [resized_indices(i, i.rows, i.count * ways, i.bags * ways) for i in made.indices]
         graphs.append(made)
@@ -73,8 +73,8 @@ def _lookups(ops: Sequence[Op]) -> list[Lookup]:
     found = []
     for row, op in enumerate(ops):
         if op.phase == "forward" and op.name in LOOKUPS:
-            ids = op.tensors[1].storage
-            start = next((r for r, o in enumerate(ops) if o.name == BACKWARD and o.tensors[1].storage == ids), None)
+            bags = op.produced[1].storage  # its own, though tables may share their ids
+            start = next((r for r, o in enumerate(ops) if o.name == BACKWARD and o.tensors[3].storage == bags), None)
             rows = [] if start is None else [start]
             while rows and rows[-1] + 1 < len(ops) and ops[rows[-1] + 1].node.endswith(ACCUMULATES):
                 rows.append(rows[-1] + 1)
@@ -94,6 +94,10 @@ class _Rank:
         calls = [draft.graph.ops[lookup.forward] for lookup in self.ours]
         self.tables = {draft.graph.ops[lookup.forward].tensors[0].storage for lookup in lookups}
         self.mine = {call.tensors[0].storage for call in calls}
+        made = [t for lookup in lookups for row in lookup.backward for t in draft.graph.ops[row].produced]
+        shapes = {draft.graph.ops[lookup.forward].tensors[0].shape for lookup in lookups}
+        self.gradients = {tensor.storage for tensor in made if tensor.layout == "strided" and tensor.shape in shapes}
+        """Of the tables, where they are not sparse: each is its owner's alone."""
         self.sizes = {size for call in calls for size in (call.tensors[1].numel, call.produced[0].shape[0])}
         """Ids and bags of one batch."""
 
@@ -189,7 +193,7 @@ class _Rank:
 
     def _grown(self, tensor: Tensor) -> Tensor:
         """A tensor of ids, bags or looked-up vectors, of all batches; tables and their gradients stay."""
-        if tensor.storage in self.tables or tensor.layout != "strided" or not tensor.shape:
+        if tensor.storage in self.tables | self.gradients or tensor.layout != "strided" or not tensor.shape:
             return tensor
         shape = tuple(size * self.ways if size in self.sizes else size for size in tensor.shape)
         return replace(tensor, shape=shape, stride=dense_strides(shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from foretrace.graph import Graph, Job
 from foretrace.graph.edits.parallel.blocks import block_of
@@ -140,7 +141,7 @@ def parallelize(
     draft = lines_of(graph, "parallelize")
     if data > 1:
         refuse_sparse(draft.ops, graph.source)
-    notes = _told(ranks, sharded, bucket_mb)
+    notes = _told(ranks, overlap, sequence, sharded, bucket_mb)
     lines, own = draft.lines, set[int]()
     in_parts = pipeline > 1 or microbatches > 1
     if in_parts:
@@ -224,7 +225,17 @@ def _moved(line: Line, ranks: Ranks, stage: int, experts: int) -> Line:
     return replace(line, collective=replace(line.collective, ranks=group.ranks))
 
 
-def _told(ranks: Ranks, sharded: bool | Sequence[str], bucket_mb: float) -> list[str]:
+def _told(ranks: Ranks, overlap: bool, sequence: bool, sharded: bool | Sequence[str], bucket_mb: float) -> list[str]:
     ways = [f"{n} {word}" for n, word in ((ranks.tensor, "tensor"), (ranks.data, "data")) if n > 1]
-    how = ", weights in shards" if sharded else f", buckets of {bucket_mb:g} MB" if ranks.data > 1 else ""
-    return [f"parallel over {' x '.join(ways)} ranks{how}, made from the step of one rank"] if ways else []
+    if not ways:
+        return []
+    said = [f"parallel over {' x '.join(ways)} ranks"]
+    if sequence:
+        said.append("sequences divided")
+    if overlap:
+        said.append("gradients of inputs summed beside products")
+    if sharded:
+        said.append("weights in shards")
+    elif ranks.data > 1:
+        said.append("one bucket" if bucket_mb == inf else f"buckets of {bucket_mb:g} MB")
+    return [", ".join([*said, "made from the step of one rank"])]

@@ -15,7 +15,11 @@ FUSED = (2, 3)
 
 
 def first(op: Op) -> Tensor:
-    """The tensor a call is about."""
+    """The tensor a call is about.
+
+    >>> first(Op("aten::relu", (Tensor((4,), "float32"),))).shape
+    (4,)
+    """
     value = op.args[0]
     assert isinstance(value, Tensor)
     return value
@@ -34,12 +38,20 @@ def out(op: Op) -> Tensor:
 
 
 def positive(dim: Any, tensor: Tensor) -> int:
-    """A dimension counted from the front."""
+    """A dimension counted from the front.
+
+    >>> positive(-1, Tensor((4, 8), "float32"))
+    1
+    """
     return int(dim) % max(len(tensor.shape), 1)
 
 
 def with_arg(op: Op, place: int, value: Any) -> Op:
-    """A call with another argument at a place."""
+    """A call with another argument at a place.
+
+    >>> with_arg(Op("aten::sum", (Tensor((4, 8), "float32"), [0])), 1, [1]).args[1]
+    [1]
+    """
     return replace(op, args=(*op.args[:place], value, *op.args[place + 1 :]))
 
 
