@@ -30,7 +30,7 @@ def draw(draw: Draw) -> Case:
     dim = draw.size(16, 256) if draw.chance(0.9) else draw.size(256, 1024)
     rows = draw.whole(min(1000, draw.most // dim), max(1, min(10_000_000, 4 * draw.most // dim)))
     if draw.chance(0.2):
-        rows = draw.whole(2, 1000)  # a country, a weekday: every bag hits the same few rows
+        rows = draw.whole(2, max(2, min(1000, 4 * draw.most // dim)))  # a country, a weekday: all bags hit the same few
     kind = draw.weighted(KINDS)
     pooling = draw.whole(1, 100) if kind in POOLED and draw.chance(0.75) else 1
     # Often all tables of a model are looked up at once: they lie in one, and each has its bags.
