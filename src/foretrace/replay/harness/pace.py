@@ -12,8 +12,9 @@ from itertools import pairwise
 from statistics import fmean, median
 from time import perf_counter_ns
 
-MOST_STEPS = 32
-"""What is typical is learnt anew after 1, 2, 4, … steps, and then after every so many."""
+MOST_STEPS, LEARNT_FROM = 32, 9
+"""What is typical is learnt anew after 1, 2, 4, … steps, and then after every so many; from no more than the first of
+them, since learning takes time as well."""
 FAR = 4.0
 """A stretch that took so many times as long as usual was interrupted, and counts as one that took just that."""
 
@@ -30,8 +31,9 @@ class Pace:
         """Places that are the first ones of a step, or after a wait for the device: nobody can be late there."""
         self._spent: list[float] = []
         self._steps: list[list[float]] = []
-        """What we took ourselves in this step so far, and in the steps since we last learnt what is typical."""
-        self._learn_after = 1
+        """What we took ourselves in this step so far, and in the first steps since we last learnt what is typical."""
+        self._since, self._learn_after = 0, 1
+        """Steps since then, and how many it takes to learn again."""
         self._typical: list[float] = []
         self._waits: list[float] = []
         self._for = self.slowness
@@ -41,12 +43,14 @@ class Pace:
     def begin(self) -> None:
         """A step begins."""
         if self._spent:
-            self._steps.append(self._spent)
+            self._since += 1
+            if len(self._steps) < LEARNT_FROM:
+                self._steps.append(self._spent)
             self._spent = []
-        learn = len(self._steps) >= self._learn_after
+        learn = self._since >= self._learn_after
         if learn:
             self._typical = typical(self._steps)
-            self._steps = []
+            self._steps, self._since = [], 0
             self._learn_after = min(self._learn_after * 2, MOST_STEPS)
         if self._typical and (learn or self._for != self.slowness):
             self._for = self.slowness
@@ -110,7 +114,13 @@ def typical(steps: Sequence[Sequence[float]]) -> list[float]:
     >>> typical([[10.0, 30.0], [10.0, 30.0], [82.0, 30.0]])
     [16.0, 24.0]
     """
-    means = [fmean(min(ns, FAR * median(found)) for ns in found) for found in zip(*steps)]
+    means = [_mean(found) for found in zip(*steps)]
     total = sum(means)
     scale = median(sum(step) for step in steps) / total if total else 0.0
     return [mean * scale for mean in means]
+
+
+def _mean(found: Sequence[float]) -> float:
+    """The mean, where none counts more than several times the middle one."""
+    most = FAR * median(found)
+    return fmean(min(ns, most) for ns in found)
