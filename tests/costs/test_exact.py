@@ -38,3 +38,8 @@ def test_a_damaged_file_is_named(tmp_path, damage):
     (tmp_path / FILE).write_bytes(damage)
     with pytest.raises(ForetraceError, match=r"exact\.json\.gz does not hold timed calls"):
         Exact.read(tmp_path)
+
+
+def test_a_call_may_launch_nothing():
+    timed = Timed.of(Measurement(Case(Op("aten::view")), cold=[[], []], warm=[[]]))
+    assert timed.kernels == [] and timed.cold_us.shape == timed.warm_us.shape == (0,)

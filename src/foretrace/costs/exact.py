@@ -113,7 +113,7 @@ class Exact:
 def _alike(repeats: Sequence[Repeat], kernels: int) -> NDArray[np.float64]:
     """What so many kernels took in each of the repeats that had as many."""
     alike = [[us for _, us in repeat] for repeat in repeats if len(repeat) == kernels]
-    return np.array(alike or np.zeros((1, kernels)), float).reshape(-1, kernels)
+    return np.array(alike, float).reshape(len(alike), kernels) if alike else np.zeros((1, kernels))
 
 
 def _mean(repeats: Sequence[Repeat]) -> list[Repeat]:
