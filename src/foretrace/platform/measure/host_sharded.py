@@ -38,19 +38,17 @@ def sharded_costs(device: Any) -> tuple[float, float] | None:
     >>> call > 0, planned >= 0
     (True, True)
     """
-    if not dist.is_available() or dist.is_initialized():
-        return None
-    try:
-        with _pretended_mesh(device) as mesh:
-            alike = [_parameter(64, device, mesh) for _ in range(COUNT)]
-            different = [_parameter(64 + 8 * number, device, mesh) for number in range(COUNT)]
-            plain = [_parameter(64, device, None) for _ in range(COUNT)]
-            steps = [_optimizer(some).step for some in (alike, different, plain)]
-            took, of_different, of_plain = _times_us(steps)
-            planned = max((of_different - took) / (COUNT - 1), 0.0)
-            return max((took - planned - of_plain) / _counted(steps[-1]).total(), 0.0), planned
-    except (ImportError, AttributeError, RuntimeError, NotImplementedError):
-        return None
+
+    def measured(mesh: Any) -> tuple[float, float]:
+        alike = [_parameter(64, device, mesh) for _ in range(COUNT)]
+        different = [_parameter(64 + 8 * number, device, mesh) for number in range(COUNT)]
+        plain = [_parameter(64, device, None) for _ in range(COUNT)]
+        steps = [_optimizer(some).step for some in (alike, different, plain)]
+        took, of_different, of_plain = _times_us(steps)
+        planned = max((of_different - took) / (COUNT - 1), 0.0)
+        return max((took - planned - of_plain) / _counted(steps[-1]).total(), 0.0), planned
+
+    return _on_shards(device, measured)
 
 
 def gather_costs(device: Any) -> tuple[float, float] | None:
@@ -60,16 +58,25 @@ def gather_costs(device: Any) -> tuple[float, float] | None:
     >>> group > 0, parameter >= 0
     (True, True)
     """
+
+    def measured(mesh: Any) -> tuple[float, float]:
+        small, large = (_around_gather_us(layers, device, mesh) for layers in LAYERS)
+        few, many = (2 * layers for layers in LAYERS)  # weight and bias
+        parameter = max((large - small) / (many - few), 0.0)
+        return max(small - few * parameter, 0.0), parameter
+
+    return _on_shards(device, measured)
+
+
+def _on_shards(device: Any, measured: Callable[[Any], tuple[float, float]]) -> tuple[float, float] | None:
+    """What is measured on a pretended mesh; None where PyTorch has no shards, or this process is one of a group."""
     if not dist.is_available() or dist.is_initialized():
         return None
     try:
         with _pretended_mesh(device) as mesh:
-            small, large = (_around_gather_us(layers, device, mesh) for layers in LAYERS)
+            return measured(mesh)
     except (ImportError, AttributeError, RuntimeError, NotImplementedError):
         return None
-    few, many = (2 * layers for layers in LAYERS)  # weight and bias
-    parameter = max((large - small) / (many - few), 0.0)
-    return max(small - few * parameter, 0.0), parameter
 
 
 def _around_gather_us(layers: int, device: Any, mesh: Any) -> float:
