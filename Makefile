@@ -19,15 +19,19 @@ BENCHMARKS := start_up verb_speed all_sets against_hta large_trace sketch_speed 
 .PHONY: demo test lint bench clean
 
 demo: $(BASE)
-	rm -rf demo && mkdir demo
-	$(BIN)/foretrace predict examples/dlrm.py --on h200 --top 5 --html demo/dlrm.html
-	$(BIN)/foretrace predict examples/gpt.py --on h200 --top 5 --html demo/gpt.html --trace demo/gpt.json
+	@$(BIN)/python -m compileall -qq src  # what changed since: some environments keep Python from doing so itself
+	@rm -rf demo && mkdir demo
+	@echo && echo "1. How long does a training step of a DLRM take on an H200? Nothing runs: the step is sketched." && echo
+	$(BIN)/foretrace predict examples/dlrm.py --on h200 --top 3 --html demo/dlrm.html
+	@echo && echo "2. The device idles, since the host is slow. What if the whole step were one CUDA graph?" && echo
+	$(BIN)/foretrace whatif examples/dlrm.py --on h200 --fuse launches --top 3 --html demo/dlrm-whatif.html
+	@echo && echo "3. And GPT-2 on eight of them, each with a batch of its own?" && echo
+	$(BIN)/foretrace predict examples/gpt.py --on h200 --parallel data=8 --top 3 --html demo/gpt.html --trace demo/gpt.json
 	@echo
-	@echo "Nothing of this ran: both steps were sketched. Open demo/dlrm.html and demo/gpt.html; demo/gpt.json opens on"
-	@echo "ui.perfetto.dev. Go on with:"
+	@echo "Open demo/dlrm.html, demo/dlrm-whatif.html and demo/gpt.html; ui.perfetto.dev opens demo/gpt.json. Go on with:"
 	@echo "  $(BIN)/foretrace predict examples/gpt.py --on a100              another GPU; platform list shows all"
-	@echo "  $(BIN)/foretrace predict examples/gpt.py --parallel data=8      on eight of them"
-	@echo "  $(BIN)/foretrace whatif examples/gpt.py --set batch=32          a larger batch"
+	@echo "  $(BIN)/foretrace whatif examples/gpt.py --set autocast=bf16     in mixed precision"
+	@echo "  $(BIN)/foretrace sweep examples/gpt.py --set batch=8,16,32      the best batch"
 	@echo "  $(BIN)/foretrace record --out mine -- $(BIN)/python examples/bert.py   then: show mine, predict mine, check mine, replay mine"
 
 test: $(TESTS)

@@ -1,9 +1,10 @@
 """One rank of distributed jobs that train on CPUs; `benchmarks.gloo_truth` starts as many as a job has, and tells them
 
 - ``wait``: for each other;
+- ``make``: all jobs, so that none is recorded with more memory or less around it than it is timed with;
 - ``fabric``: measure what exchanges between them take, into ``OUT/platform-WORLD``;
-- ``record JOB``: record a job into ``OUT/JOB-WORLD/recording``;
-- ``time JOB``: add its steps, timed with nothing attached, to ``OUT/JOB-WORLD/again.json``.
+- ``record JOB NUMBER``: record a job into ``OUT/JOB-WORLD/recording-NUMBER``;
+- ``time JOB``: add its steps, timed with nothing attached, to ``OUT/JOB-WORLD/timed.json``.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from foretrace.calibrating import calibrate
 from foretrace.record.session import record
 
 Step = Callable[[], torch.Tensor]
-PLAIN = 24
-"""Steps that are timed within a recording."""
-STEPS = 10
-"""That are timed in a turn."""
+WARM_UP, PLAIN, PROFILED = 2, 6, 3
+"""Steps of a recording."""
+FIRST, STEPS = 3, 6
+"""Those before anything is measured, and those that are timed in a turn."""
 SMALL_GPT = gpt.Shape(layers=4, heads=4, dim=256, vocabulary=4096, seq=128, batch=2)
 
 
@@ -75,15 +76,23 @@ class Ranks:
         """Until all are there."""
         dist.barrier()
 
+    def make(self) -> None:
+        """All jobs, ready to be timed: in their first steps gradients and buckets find their place."""
+        torch.manual_seed(dist.get_rank())
+        self._steps = {name: make() for name, make in JOBS.items()}
+        for name, step in self._steps.items():
+            self._folder(name).mkdir(parents=True, exist_ok=True)
+            for _ in range(FIRST):
+                step()
+
     def fabric(self) -> None:
         """Measure each exchange once, and how the ranks slow each other."""
         calibrate(self._out / f"platform-{dist.get_world_size()}", ("fabric",), 0.0)
 
-    def record(self, name: str) -> None:
-        """Make a job, and record it."""
-        torch.manual_seed(dist.get_rank())
-        self._steps[name] = JOBS[name]()
-        record(self._steps[name], self._folder(name) / "recording", plain=PLAIN, profile=3, warmup=5)
+    def record(self, name: str, number: str) -> None:
+        """Record a job once more."""
+        out = self._folder(name) / f"recording-{number}"
+        record(self._steps[name], out, plain=PLAIN, profile=PROFILED, warmup=WARM_UP)
 
     def time(self, name: str) -> None:
         """Time some steps, each as the mean over all ranks."""
@@ -98,7 +107,7 @@ class Ranks:
         mean = torch.tensor(taken) / dist.get_world_size()
         dist.all_reduce(mean)
         if dist.get_rank() == 0:
-            path = self._folder(name) / "again.json"
+            path = self._folder(name) / "timed.json"
             before = json.loads(path.read_text()) if path.exists() else []
             path.write_text(json.dumps([*before, mean.tolist()]))
 

@@ -4,6 +4,7 @@ sketches of the first rank of each job of `benchmarks.gloo_jobs`, which never ru
 
 - ``device``: describe it;
 - ``host``: measure the host;
+- ``around``: measure once more what Python around calls costs it;
 - ``calls JOB``: time exactly the calls of a job's sketch.
 
     python -m benchmarks.gloo_machine WORLD PLATFORM
@@ -18,6 +19,8 @@ from benchmarks.gloo_jobs import JOBS
 from benchmarks.gloo_turns import turns
 from foretrace.calibrating import Outcome, calibrate, describe_device, measure_like
 from foretrace.platform.folder import RAW
+from foretrace.platform.measure.host import measure_around
+from foretrace.platform.measure.machine import find_device
 from foretrace.record.sketch import sketch
 
 HOST_MINUTES = 0.05
@@ -33,6 +36,8 @@ def main() -> int:
             calibrate(out, ("host",), HOST_MINUTES, ON)
         elif what == "device":
             describe_device(out / RAW, ON, Outcome(), told=lambda stage: None)
+        elif what == "around":
+            measure_around(out / RAW, find_device(ON))
         elif what == "calls":
             measure_like(out / RAW, ON, CALLS_SECONDS, graphs[which[0]], Outcome(), told=lambda stage: None)
     return 0

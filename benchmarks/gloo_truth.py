@@ -2,12 +2,14 @@
 
     python -m benchmarks.gloo_truth OUT --minutes 6.5
 
-writes for each WORLD ``OUT/JOB-WORLD/recording`` and ``again.json``, and ``OUT/platform-WORLD``: the fabric between so
-many processes; host, and the calls of each job's sketch, while so many work at once.
+writes for each WORLD ``OUT/JOB-WORLD/recording-NUMBER`` and ``timed.json``, and ``OUT/platform-WORLD``: the fabric
+between so many processes; host, and the calls of each job's sketch, while so many work at once.
 
-A machine that others use as well changes its speed within seconds, so that what is measured minutes apart can't be
-compared. All processes stay; they take turns, and rounds over all jobs and all that is measured of the machine are made
-until the time is up.
+A machine that others use as well changes its speed within milliseconds and within minutes, so that what is measured at
+one time can't be held against what is measured at another. All processes stay; they take turns, and rounds are made
+until the time is up. In each round every job is timed, recorded, its sketch's calls are measured, and it is timed
+again; so is Python around calls, and in the first of them the fabric. What is made of the turns was settled
+before any was measured: see `benchmarks.gloo_accuracy`.
 
 Each rank keeps to two processors, an eighth of the machine, as launchers for processors see to it
 (``torch.backends.xeon.run_cpu``): of ranks that wander some may share a core by chance, with one another or with gloo's
@@ -38,7 +40,6 @@ THREADS = 1
 """Of each rank; gloo has its own."""
 START_SECONDS, TURN_SECONDS = 120.0, 90.0
 """Nothing takes so long, unless it hangs."""
-FABRIC_ROUNDS = 2
 
 
 def environment() -> dict[str, str]:
@@ -92,30 +93,39 @@ def gather(platform: Path, *others: Path) -> None:
 
 
 def rounds(ranks: dict[int, Crew], machines: dict[int, Crew], end: float) -> None:
-    """Let all take turns until the time is up, one round at least; in the first one all jobs are recorded."""
-    took = dict.fromkeys(ranks, 0.0)
+    """Let all take turns until the time is up, one round at least; the smallest jobs last, which need the least."""
+    worlds = sorted(ranks, reverse=True)
+    took = dict.fromkeys(worlds, 0.0)
     for number in count():
-        for world in ranks:
+        for world in worlds:
             if not number:
                 begin(ranks[world], machines[world])
             began = time.monotonic()
             if number and began + took[world] > end:
-                print(f"{number} rounds, {list(ranks).index(world)} worlds more")
+                print(f"{number} rounds, {worlds.index(world)} worlds more")
                 return
-            for name in JOBS:
-                ranks[world].do(f"time {name}", TURN_SECONDS)
-                machines[world].do(f"calls {name}", TURN_SECONDS)
-            if number < FABRIC_ROUNDS:
-                ranks[world].do("fabric", TURN_SECONDS)
+            one_round(ranks[world], machines[world], number)
             took[world] = time.monotonic() - began
 
 
 def begin(ranks: Crew, machines: Crew) -> None:
-    """Measure the host, and record the jobs of a number of ranks."""
+    """Measure the host, and make the jobs of a number of ranks."""
     machines.do("device", TURN_SECONDS)
     machines.do("host", TURN_SECONDS)
+    ranks.do("make", TURN_SECONDS)
+
+
+def one_round(ranks: Crew, machines: Crew, number: int) -> None:
+    """All jobs of a number of ranks, and their machine."""
     for name in JOBS:
-        ranks.do(f"record {name}", TURN_SECONDS)
+        ranks.do(f"time {name}", TURN_SECONDS)
+        ranks.do(f"record {name} {number}", TURN_SECONDS)
+        machines.do(f"calls {name}", TURN_SECONDS)
+        ranks.do(f"time {name}", TURN_SECONDS)
+    if number:
+        machines.do("around", TURN_SECONDS)  # in the first round it came with the rest of the host
+    else:
+        ranks.do("fabric", TURN_SECONDS)
 
 
 def main() -> int:

@@ -149,7 +149,7 @@ def priced(calls: Sequence[Measurement], platform: Platform) -> Floats:
 
 
 def _percent(share: float) -> float | str:
-    return 100 * share if math.isfinite(share) else "-"
+    return round(100 * share, 1) if math.isfinite(share) else "-"
 
 
 def main() -> int:

@@ -27,7 +27,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.workloads import ALL, Step
 from foretrace.graph import Graph
 from foretrace.record import folder as files
-from foretrace.record.sketch import Moving, sketch
+from foretrace.record.paper import Moving
+from foretrace.record.sketch import sketch
 
 ESTIMATE = "estimate.json"
 COST_MODEL = "operator-level-cost-model"

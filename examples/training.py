@@ -43,7 +43,10 @@ def choose(presets: Mapping[str, Preset], name: str | None, device: str) -> Pres
     1
     """
     tiny, usual, *_ = presets
-    return presets[name or (tiny if device == "cpu" else usual)]
+    chosen = name or (tiny if device == "cpu" else usual)
+    if chosen == tiny:
+        torch.set_num_threads(1)  # so small a step takes no less time on several, and much more where others are busy
+    return presets[chosen]
 
 
 def autocast(device: str, dtype: str) -> contextlib.AbstractContextManager[object]:

@@ -153,6 +153,15 @@ def test_calls_that_can_t_be_made_are_counted_and_the_first_is_named(tmp_path, s
     assert said.startswith("calls that can't be made here: 1, as aten::cat: a tensor of no known dtype")
 
 
+def test_a_step_that_does_not_fit_into_memory_is_measured_as_far_as_it_does(tmp_path, small):
+    made = [Tensor((numel,), "float32", "cpu", id=numel, storage=numel) for numel in (10**14, 8)]
+    ops = [Op("aten::ones", ([tensor.numel],), {}, (tensor,), "default") for tensor in made]
+    outcome = calibrate(tmp_path, ("device",), 0.02, "cpu", like=Graph(OpTable.of(ops)))
+    assert "calls are timed one by one: out of memory" in outcome.notes
+    assert "calls that can't be made here: 1, as aten::ones: out of memory" in outcome.notes
+    assert [(done.family, done.cases) for done in outcome.families] == [("exact", 1)]
+
+
 def test_without_lightgbm_it_measures_and_says_how_to_fit_later(tmp_path, small, monkeypatch):
     monkeypatch.setattr("foretrace.fitting.can_fit", lambda: False)
     outcome = calibrate(tmp_path, minutes=0.005, **FILLS)
@@ -172,7 +181,15 @@ def test_a_device_that_slows_down_is_said_so(tmp_path, small, monkeypatch):
     slow = [measuring.Progress("matrix", cases=2, references=[100.0, 150.0])]
     monkeypatch.setattr(measuring, "calibrate", lambda *_, **__: slow)
     outcome = calibrate(tmp_path, ("device",), 0.01, on="cpu")
-    assert "busy or throttled: one and the same product took up to 1.50 times as long" in outcome.notes[0]
+    assert "busy or throttled: one and the same product took up to 1.5 times as long" in outcome.notes[0]
+
+
+def test_a_step_whose_calls_take_longer_at_one_time_than_at_another_is_said_so(tmp_path, small, monkeypatch):
+    x = Tensor((16, 16), "float32", "cpu")
+    monkeypatch.setattr(calibrating, "APART", -1.0)
+    relu = Graph(OpTable.of([Op("aten::relu", (x,), overload="default")]))
+    notes = calibrate(tmp_path, ("device",), 0.02, on="cpu", like=relu).notes
+    assert any("busy or throttled: repeats of a call lie" in note and note.endswith("another --out") for note in notes)
 
 
 def test_a_gpu_that_is_busy_is_said_so(tmp_path, small, monkeypatch):
@@ -193,13 +210,6 @@ def test_the_host_at_hand_is_measured_for_real(monkeypatch):
     monkeypatch.setattr("foretrace.platform.measure.host.STEPS", steps)
     here = ft.calibrate_host(seconds=0, on="cpu")
     assert here.name == "this host" and here.calls["aten::addmm"].to_launch > 0
-
-
-def test_nothing_measured_is_nothing_to_fit(tmp_path):
-    from foretrace.fitting import fit
-
-    with pytest.raises(ForetraceError, match="raw holds no measurements"):
-        fit(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["nonsense", "mps:0"])

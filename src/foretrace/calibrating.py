@@ -1,4 +1,4 @@
-"""Measures the machine at hand, part by part, spending its time where the models are worst; then fits them."""
+"""Measures the machine at hand, part by part, mostly where its models are worst; then fits the models."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace.costs.silent import launches_nothing
 from foretrace.fitting import can_fit, fit
-from foretrace.graph import ForetraceError, Graph
+from foretrace.graph import Graph
 from foretrace.graph.dispatched import dispatched
 from foretrace.platform.alone import alone_in
 from foretrace.platform.cases import Case
 from foretrace.platform.cases.compiled import COMPILED
 from foretrace.platform.cases.families import FAMILIES
-from foretrace.platform.cases.recorded import case_key, case_of_each
+from foretrace.platform.cases.recorded import EXACT, case_key, case_of_each
 from foretrace.platform.device_facts import DeviceFacts, describe
 from foretrace.platform.fabric_measurements import FABRIC_FILE
 from foretrace.platform.folder import RAW
@@ -50,6 +50,10 @@ REHEARSED = 0.5
 """Of the time for the calls of a step, the part in which they are timed in its order."""
 PROBLEM = 120
 """Characters of what a call says that can't be made: PyTorch goes on for pages."""
+AGAIN = "Measure again when it is idle, with another --out"
+"""For what was measured when it was not: it is kept like all else."""
+APART = 0.5
+"""How far repeats of a step's calls may lie apart, as a share of their time, before the measurements are in doubt."""
 THROTTLED = 0.1
 """Drift of the reference call from which on the measurements are in doubt."""
 
@@ -107,10 +111,10 @@ def calibrate(
                 measure_like(raw, on, seconds["device"], like, outcome, told)
             else:
                 measure_kernels(raw, on, seconds["device"], families, outcome, told)
-            outcome.notes += _drifted(outcome)
+            outcome.notes += _disturbed(outcome)
         if "host" in ours:
             measure_host(raw, on, seconds["host"], outcome, told)
-        outcome.notes += fit(out, parts=ours, told=lambda words: told(Stage(words)))
+        outcome.notes += fit(out, parts=ours, told=lambda words: told(Stage(words)), anew=False)
     return outcome
 
 
@@ -179,7 +183,8 @@ def measure_families(
             _add(outcome.families, measure(raw, device, length / 60, families, report, shares=shares, crew=crew))
     unmeasured = [progress.family for progress in outcome.families if not progress.cases + progress.failed]
     if unmeasured:
-        outcome.notes.append(f"the time did not do for {', '.join(unmeasured)}: measure longer")
+        which = ", ".join(unmeasured) if len(unmeasured) < len(families) else "any family"
+        outcome.notes.append(f"the time did not do for {which}: measure longer")
 
 
 def _seconds_planned(families: Sequence[str], seconds: float) -> float:
@@ -193,6 +198,7 @@ def measure_like(raw: Path, on: str | None, seconds: float, like: Graph, outcome
     one by one. Of these, what was measured before is left out."""
     from foretrace.platform.measure.exact import add_measured, measure_cases
     from foretrace.platform.measure.machine import find_device
+    from foretrace.platform.measure.timed import REFUSALS, problem_of
 
     device, began = find_device(on), time.monotonic()
     cases = cases_of(like, device.type)
@@ -205,16 +211,19 @@ def measure_like(raw: Path, on: str | None, seconds: float, like: Graph, outcome
             rehearsed = add_measured(found, raw, device)
             rehearsed.seconds = time.monotonic() - began
             outcome.families.append(rehearsed)
-        except ForetraceError as problem:  # it does not hold what a replay needs
-            outcome.notes.append(f"calls are timed one by one: {problem.what}")
+        except REFUSALS as problem:  # it does not hold what a replay needs, or does not fit into memory
+            outcome.notes.append(f"calls are timed one by one: {_short(problem_of(problem))}")
     left = max(seconds - (time.monotonic() - began), 1.0)
     report = _reporter(told, time.monotonic(), left)
     each = {case_key(case): case for case in {id(case): case for case in cases.values()}.values()}
     alone = measure_cases(each.values(), raw, device, left / 60, report)
     _add(outcome.families, [alone])
     if alone.failed:
-        first = shorten(alone.problem, PROBLEM, placeholder=" …")
-        outcome.notes.append(f"calls that can't be made here: {alone.failed:,}, as {first}")
+        outcome.notes.append(f"calls that can't be made here: {alone.failed:,}, as {_short(alone.problem)}")
+
+
+def _short(problem: str) -> str:
+    return shorten(problem, PROBLEM, placeholder=" …")
 
 
 def cases_of(like: Graph, kind: str) -> dict[int, Case]:
@@ -235,14 +244,17 @@ def _reporter(told: Told, begun: float, seconds: float) -> Callable[[Progress], 
     return report
 
 
-def _drifted(outcome: Outcome) -> list[str]:
+def _disturbed(outcome: Outcome) -> list[str]:
+    """What speaks for it that something else used the device: calls that took longer at one time than at another."""
     from foretrace.platform.measure.calibrate import slowed
 
-    drift = slowed(outcome.families)
-    if drift <= THROTTLED:
-        return []
-    said = f"the device was busy or throttled: one and the same product took up to {1 + drift:.2f} times as long"
-    return [f"{said}. Measure again when it is idle"]
+    found = []
+    if (drift := slowed(outcome.families)) > THROTTLED:
+        found.append(f"one and the same product took up to {1 + drift:,.1f} times as long")
+    spread = max((done.spread or 0.0 for done in outcome.families if done.family == EXACT), default=0.0)
+    if spread > APART:
+        found.append(f"repeats of a call lie {100 * spread:.0f} % apart")
+    return [f"the device was busy or throttled: {said}. {AGAIN}" for said in found]
 
 
 def _add(total: list[Progress], more: list[Progress]) -> None:
@@ -285,8 +297,7 @@ def measure_host(raw: Path, on: str | None, seconds: float, outcome: Outcome, to
     done = measuring.calibrate_host(raw, seconds / 60, report, find_device(on))
     if done.noisy:
         outcome.notes.append(
-            f"something else kept the host busy: repeats of a step lie {done.spread:.0%} apart. "
-            "Measure again when it is idle"
+            f"something else kept the host busy: repeats of a step lie {100 * done.spread:.0f} % apart. {AGAIN}"
         )
 
 

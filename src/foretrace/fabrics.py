@@ -79,7 +79,8 @@ def _read(source: Path, gpus_per_node: int | None) -> Iterator[Seen]:
         yield Seen(devices, f"{source.name}: collectives of a job of {job.world} ranks", transfers(job, gpus_per_node))
         return
     for table in read_nccl_tests(source):
-        where = f"{source.name}: {table.ranks} x {table.device} in {table.nodes} nodes, by nccl-tests"
+        nodes = "one node" if table.nodes == 1 else f"{table.nodes} nodes"
+        where = f"{source.name}: {table.ranks} x {table.device} in {nodes}, by nccl-tests"
         rows = [Exchange(table.kind, table.ranks, table.nodes, size, (us,)) for size, us in table.rows]
         yield Seen(table.device, where, rows)
 

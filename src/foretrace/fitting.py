@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import asdict
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,12 @@ from foretrace import __version__
 from foretrace.graph import ForetraceError
 from foretrace.platform import fabric_measurements, host_measurements
 from foretrace.platform.cases.families import MEASURED
-from foretrace.platform.device import Device
+from foretrace.platform.device import Device, Measured
 from foretrace.platform.device_facts import DEVICE_FILE, DeviceFacts, describe
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.fabric_measurements import FABRIC_FILE
 from foretrace.platform.files import write
-from foretrace.platform.folder import DEVICE, FABRIC, HOST, INDEX, MODELS, RAW, About, write_about
+from foretrace.platform.folder import DEVICE, FABRIC, HOST, INDEX, MODELS, RAW, About, read_about, write_about
 from foretrace.platform.host_measurements import HOST_FILE
 from foretrace.platform.journal import exists
 from foretrace.platform.measurements import SUFFIX
@@ -59,34 +61,44 @@ def fit(
     raw: Path | None = None,
     parts: Collection[str] = tuple(RAW_FILES),
     told: Told = lambda words: None,
+    anew: bool = True,
 ) -> list[str]:
     """Make the files of a platform from its measurements.
+
+    Stopped before it is done, it leaves the models as they were.
 
     Parameters
     ----------
     folder
         The platform's.
     raw
-        The measurements'; those that the platform keeps where it is left out.
+        The measurements', or that of a platform which keeps some; the platform's own where it is left out.
     parts
         ``device``, ``host``, ``fabric``: those that were measured are fitted.
     told
         Told what is being fitted.
+    anew
+        Whether all is fitted; else models that nothing was measured for since they were fitted are left as they are.
 
     Returns
     -------
     What is left to do, for the reader.
     """
     raw = raw or folder / RAW
+    raw = raw / RAW if (raw / RAW).is_dir() else raw
     measured = measured_parts(raw)
     if not measured:
         raise ForetraceError(f"{raw} holds no measurements", f"`foretrace calibrate --out {folder}` makes some.")
     folder.mkdir(parents=True, exist_ok=True)
     notes: list[str] = []
-    for part in measured:
-        if part in parts:
-            told(f"fitting the {part}")
-            notes += _FIT[part](raw, folder, told)
+    for part in (part for part in measured if part in parts):
+        told(f"fitting the {part}")
+        if part == "device":
+            notes = fit_device(raw, folder, told, anew)
+        elif part == "host":
+            fit_host(raw, folder)
+        else:
+            fit_fabric(raw, folder)
     write_about(folder, _about(folder, [_machine(raw, part) for part in measured]))
     return notes
 
@@ -124,36 +136,62 @@ def _some(runs: list[Any], path: Path) -> list[Any]:
     return runs
 
 
-def write_device(raw: Path, folder: Path) -> Device:
-    """Describe a device by what it says of itself and by the best it was seen to do."""
+def fit_device(raw: Path, folder: Path, told: Told, anew: bool) -> list[str]:
+    """Describe a device by what it says of itself and by the best it was seen to do; fit the models of its kernels."""
     device = describe(DeviceFacts.read(raw), read_all(raw, CEILINGS, "matrix", "copies"), folder.resolve().name)
+    notes = _fit_kernels(raw, folder, device, told, anew) if can_fit() else [_how_to_fit_later(folder)]
     write(folder / DEVICE, asdict(device))
-    return device
+    return notes
 
 
-def fit_device(raw: Path, folder: Path, told: Told) -> list[str]:
-    """Describe a device and fit the models of its kernels."""
-    device = write_device(raw, folder)
-    if not can_fit():
-        way = f"`{INSTALL}`, then `foretrace calibrate fit --out {folder}`, here or elsewhere"
-        return [f"the models of kernels were not fitted, since what they are fitted with is not installed: {way}"]
+def _how_to_fit_later(folder: Path) -> str:
+    way = f"`{INSTALL}`, then `foretrace calibrate fit --out {folder}`, here or elsewhere"
+    return f"the models of kernels were not fitted, since what they are fitted with is not installed: {way}"
+
+
+def _fit_kernels(raw: Path, folder: Path, device: Device, told: Told, anew: bool) -> list[str]:
     from foretrace.costs.fit import fit_models
 
-    index = fit_models(raw, device, folder / MODELS, told)
-    write(folder / INDEX, index)
+    before = None if anew else _models_for(device, folder)
+    with _replaced(folder / MODELS) as models:
+        index = fit_models(raw, device, models, told, before)
+        write(models / Path(INDEX).name, index)
     few = [name for name in MEASURED if exists(raw / f"{name}{SUFFIX}") and name not in index]
     return [f"too little was measured to fit {', '.join(few)}: measure longer"] if few else []
 
 
-def fit_host(raw: Path, folder: Path, told: Told) -> list[str]:
+def _models_for(device: Device, folder: Path) -> Path | None:
+    """The models of a platform, where this Foretrace fitted them for this very device."""
+    try:
+        before, by = Device.read(folder / DEVICE), read_about(folder).versions.get("foretrace")
+    except ForetraceError:
+        return None
+    alike = replace(before, measured=Measured()) == replace(device, measured=Measured())
+    return folder / MODELS if alike and by == __version__ else None
+
+
+@contextmanager
+def _replaced(folder: Path) -> Iterator[Path]:
+    """An empty folder to fill, that takes the place of another once it is complete."""
+    unfinished = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(unfinished, ignore_errors=True)  # a process that was killed may have left one
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def fit_host(raw: Path, folder: Path) -> None:
     """Fit what calls cost on the host."""
     from foretrace.costs.host_fit import fit_host as fit_runs
 
     fit_runs(_host_runs(raw), folder.resolve().name).write(folder / HOST)
-    return []
 
 
-def fit_fabric(raw: Path, folder: Path, told: Told) -> list[str]:
+def fit_fabric(raw: Path, folder: Path) -> None:
     """Fit a curve to each kind of collective, and how ranks slow each other."""
     from foretrace.costs.crowd import fit_beside, fit_crowds
     from foretrace.costs.curves import fit_curves
@@ -165,11 +203,3 @@ def fit_fabric(raw: Path, folder: Path, told: Told) -> list[str]:
     links = Fabric.read(before).links if before.is_file() else None  # measuring again does not change them
     shared = fit_crowds(exchanges), fit_beside(exchanges)
     Fabric(folder.resolve().name, fit_curves(exchanges), "; ".join(sources), links, *shared).write(folder / FABRIC)
-    return []
-
-
-_FIT: dict[str, Callable[[Path, Path, Told], list[str]]] = {
-    "device": fit_device,
-    "host": fit_host,
-    "fabric": fit_fabric,
-}

@@ -186,7 +186,10 @@ def _at_batch(given: AtHand, batch: int | None) -> tuple[AtHand, list[str]]:
 
 
 def _fabric_first(on: Platform | str | Path, said: Fabric | Platform | str | Path | None, world: int) -> Fabric | None:
-    """The fabric, where one is named or none is needed: before the machine at hand, which has none, is measured."""
+    """The fabric, where one is named or none is needed; else None.
+
+    It is asked first of all, so that a machine without a fabric is refused before minutes are spent to measure it.
+    """
     if said is not None:
         return fabric_named(said)
     if world == 1:

@@ -6,17 +6,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foretrace.forecast.fabric_of import fabric_of
 from foretrace.graph import ForetraceError
 from foretrace.graph.given import check_path
-from foretrace.platform.fabric import Fabric
 from foretrace.platform.folder import HERE, find, is_described_only, platforms, read_about, user_folder
 from foretrace.platform.host import Host
 from foretrace.platform.platform import Platform, read_fabric, read_host
-from foretrace.platform.scaling import PARTS, read_factors
-from foretrace.platform.summary import OnPaper, Summary
 
 if TYPE_CHECKING:
+    from foretrace.platform.fabric import Fabric
+    from foretrace.platform.summary import OnPaper, Summary
     from foretrace.stages import Stage, Told
 
 FIRST_MINUTES = 3.0
@@ -64,14 +62,20 @@ def summary_of(name: str) -> Summary | OnPaper:
     >>> summary_of("h200:hbm=1.5").to_dict()["device"]["memory_gbps"]
     7200.0
     """
+    from foretrace.platform.summary import OnPaper, Summary
+
     plain, factors = _with_factors(name)
     return OnPaper(platform(name)) if factors or is_described_only(plain) else Summary.named(name)
 
 
 def _with_factors(on: str) -> tuple[str, dict[str, float]]:
-    """A platform's name, and by how much parts of it are scaled, which a colon parts; folders may have one as well."""
+    """A platform's name, and by how much its parts are scaled: what follows a colon, which folders may have too."""
     name, _, said = on.rpartition(":")
-    scaled = name and ("=" in said or said.partition(",")[0] in PARTS) and not Path(on).is_dir()
+    if not name:
+        return on, {}
+    from foretrace.platform.scaling import PARTS, read_factors
+
+    scaled = ("=" in said or said.partition(",")[0] in PARTS) and not Path(on).is_dir()
     return (name, read_factors(said)) if scaled else (on, {})
 
 
@@ -97,6 +101,8 @@ def fabric_named(of: Fabric | Platform | str | Path) -> Fabric:
     >>> fabric_named("v100-8x").gpus_per_node
     8
     """
+    from foretrace.platform.fabric import Fabric
+
     if isinstance(of, Fabric):
         return of
     if isinstance(of, Platform):
@@ -136,6 +142,8 @@ def joined_by(
         return fabric_named(said), []
     if own is not None:
         return own, []
+    from foretrace.forecast.fabric_of import fabric_of
+
     found = fabric_of(device, max(world, 1), gpus_per_node)
     return found, [f"fabric {found.name}: the shipped one that comes closest; --fabric names another"]
 

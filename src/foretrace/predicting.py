@@ -9,22 +9,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foretrace.forecast.fabric_of import fabrics_of
 from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.jobs.predict import NO_FABRIC, keep_machine, predict_job
-from foretrace.forecast.jobs.scaling import Scaling, scaling_of
 from foretrace.forecast.jobs.supposed import Supposed
-from foretrace.forecast.jobs.world import at_world
 from foretrace.forecast.predict import predict as predict_rank
 from foretrace.graph import MOST_RANKS, ForetraceError, Graph, Job
 from foretrace.graph.given import check_count, check_path
 from foretrace.loading import load
-from foretrace.platform.fabric import Fabric
 from foretrace.platform.host import Host
 from foretrace.platform.platform import Platform
 from foretrace.platforms import joined_by, platform
 
 if TYPE_CHECKING:
+    from foretrace.forecast.jobs.scaling import Scaling
+    from foretrace.platform.fabric import Fabric
     from foretrace.stages import Told
 
 USUAL = "h200"
@@ -99,8 +96,7 @@ def predict(
     where = None if on is None else platform(on, host, fabric, told)
     job = at_hand(what, where.device.kind if where else "cuda", world)
     if where is None and host is None and kernels != "model" and _is_measured(job, world):
-        grown = job if world is None else at_world(job, world)
-        forecast = _on_own_machine(grown, fabric, gpus_per_node, step, supposed, None if world is None else job)
+        forecast = _on_own_machine(job, fabric, gpus_per_node, step, supposed, world)
     else:
         where = where or platform(USUAL, host, fabric, told)
         forecast = on_platform(job, where, kernels, step, gpus_per_node, world, supposed)
@@ -129,6 +125,8 @@ def scaling(
     >>> [row["world"] for row in scaling(step, [1, 2]).rows]
     [1, 2]
     """
+    from foretrace.forecast.jobs.scaling import scaling_of
+
     if isinstance(worlds, (str, int)) or not worlds:
         raise ForetraceError(f"no curve can be made of {worlds!r}", "Give some worlds, for instance [1, 2, 4, 8].")
     for world in worlds:
@@ -138,8 +136,11 @@ def scaling(
     where = None
     if on is not None or host is not None:
         where = platform(on or USUAL, host, options.pop("fabric", None), told)  # type: ignore[arg-type]
-    job = at_hand(what, where.device.kind if where else "cuda", min(several, default=None))
+    fewest = min(several or worlds)
+    job = at_hand(what, where.device.kind if where else "cuda", fewest)
     joined, notes = _joined_alike(job, where, worlds, options)
+    if isinstance(what, (str, Path)) and _script(what) and job.graphs[0].collectives:
+        notes.append(f"the script was sketched as one of {fewest:,} ranks: more of them do what that one does")
     each = [predict(job, where, world=world, **{**options, "fabric": one}) for world, one in zip(worlds, joined)]  # type: ignore[arg-type]
     curve = scaling_of(each)
     return replace(curve, notes=[*curve.notes, *notes])
@@ -155,6 +156,8 @@ def _joined_alike(
         return [said] * len(worlds), []
     if where is None and not _is_measured(job, max(several)):
         where = platform(USUAL)
+    from foretrace.forecast.fabric_of import fabrics_of
+
     device = where.device.matches if where else job.graphs[0].device
     found = dict(zip(several, fabrics_of(device, several, options.get("gpus_per_node"))))  # type: ignore[arg-type]
     names = ", ".join(dict.fromkeys(fabric.name for fabric in found.values()))
@@ -169,9 +172,13 @@ def _on_own_machine(
     gpus_per_node: int | None,
     step: str | None,
     but: Supposed,
-    measured: Job | None,
+    world: int | None,
 ) -> Forecast:
     """A measured job where it was measured, but for what is supposed of it; or one of another size, made of that."""
+    from foretrace.forecast.jobs.predict import NO_FABRIC, keep_machine
+    from foretrace.forecast.jobs.world import at_world
+
+    measured, job = (None, job) if world is None else (job, at_world(job, world))
     joined, notes = NO_FABRIC, list[str]()
     if fabric is not None or job.world > 1:
         joined, notes = joined_by(fabric, None, job.graphs[0].device, job.world, gpus_per_node)
@@ -189,7 +196,9 @@ def on_platform(
 ) -> Forecast:
     """A job at hand on a platform at hand; the rest is as in `predict`."""
     if world is not None:
-        job = at_world(job, world)
+        from foretrace.forecast.jobs.world import of_ranks
+
+        job = of_ranks(job, world)
     try:
         where, notes = with_fabric(where, job, gpus_per_node)
     except ForetraceError:
@@ -198,6 +207,8 @@ def on_platform(
             raise
         notes = []
     if len(job.graphs) > 1 or supposed.ranks or gpus_per_node or (job.alike and where.fabric):
+        from foretrace.forecast.jobs.predict import predict_job  # what one rank does without
+
         return _noted(predict_job(job, where, kernels, step, supposed, gpus_per_node), notes)
     return _noted(predict_rank(job, where, kernels, step), notes)
 
@@ -208,7 +219,7 @@ def with_fabric(where: Platform, job: Job, gpus_per_node: int | None) -> tuple[P
     >>> from foretrace.graph import OpTable
     >>> with_fabric(platform("h200"), Job([Graph(OpTable.of([]))]), None)[0].fabric
     """
-    if where.fabric is not None or not any(graph.collectives for graph in job.graphs):
+    if where.fabric is not None or job.world == 1 or not any(graph.collectives for graph in job.graphs):
         return where, []
     joined, notes = joined_by(None, None, where.device.matches, job.world, gpus_per_node)
     return where.having(fabric=joined), notes
@@ -252,11 +263,22 @@ def read(what: str | Path, device: str = "cuda", world: int | None = None) -> Jo
     world
         How many ranks the process group has that a script shall find, where it asks for one.
     """
-    script, _, function = str(what).partition(".py:")
-    if not function and not str(what).endswith(".py"):
+    script = _script(what)
+    if script is None:
         return load(what)
     from foretrace.record.script import sketch_script  # here, since it brings torch
 
-    path = Path(f"{script}.py" if function else script)
-    graph = sketch_script(path, function or None, "cuda" if device == "cuda" else None, world)
+    graph = sketch_script(*script, "cuda" if device == "cuda" else None, world)
     return Job([graph], graph.source)
+
+
+def _script(what: str | Path) -> tuple[Path, str | None] | None:
+    """A script and the function in it, where one is named; None for anything else.
+
+    >>> _script("train.py:build"), _script("run")
+    ((PosixPath('train.py'), 'build'), None)
+    """
+    path, _, function = str(what).partition(".py:")
+    if function:
+        return Path(f"{path}.py"), function
+    return (Path(path), None) if path.endswith(".py") else None

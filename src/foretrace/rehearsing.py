@@ -32,7 +32,7 @@ LEAST = 3
 
 
 def rehearse(graph: Graph, seconds: float) -> dict[int, list[float]]:
-    """Replay a step on the CPU for so long, in this process; for each of its ops that can be made, what it took.
+    """Replay a step on the CPU for some time, in this process, and time each of its calls.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from cli.samples import step_of_two_ops
-from foretrace.cli.main import main
+from foretrace.cli.app import run as run_verb
 
 
 class Ran(NamedTuple):
@@ -26,9 +26,7 @@ def foretrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
     def run(*words: object) -> Ran:
         monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        return Ran(left.value.code or 0, *capsys.readouterr())
+        return Ran(run_verb(), *capsys.readouterr())
 
     return run
 

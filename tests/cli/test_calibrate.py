@@ -6,6 +6,7 @@ import re
 import pytest
 
 from foretrace.calibrating import Outcome
+from foretrace.platform.alone import alone_in
 from foretrace.platform.measure import calibrate as measuring
 from foretrace.platform.measure.clocks import HostClock
 from foretrace.platform.measurements import read_batches
@@ -31,9 +32,21 @@ def test_it_measures_says_what_and_can_be_gone_on_with(foretrace, tmp_path, monk
     words = ("calibrate", "device", "--out", tmp_path, "--minutes", "0.01", "--family", "fills", "--on", "cpu")
     first, second = foretrace(*words), foretrace(*words)
     assert first.code == second.code == 0, first.err
-    assert re.search(r"fills +\d+ +0 ", first.err) and f"{tmp_path} is ready" in first.err
+    assert re.search(r"fills +\d+ +0 ", first.err) and re.search(f"{tmp_path} is (not )?ready", first.err)
     batches = read_batches(tmp_path / "raw" / "fills.jsonl.gz")
     assert len(batches) >= 2 and batches[0].measurements
+
+
+def test_a_platform_without_any_model_is_not_ready(foretrace, tmp_path, monkeypatch):
+    monkeypatch.setattr("foretrace.fitting.fit", lambda *_, **__: [])
+    ran = foretrace("calibrate", "fit", "--out", platform_folder(tmp_path / "mine"))
+    assert ran.code == 0 and ran.err == f"foretrace: {tmp_path / 'mine'} is not ready: no kernel has a model\n"
+
+
+def test_nobody_fits_what_is_being_measured(foretrace, tmp_path):
+    with alone_in(tmp_path):
+        ran = foretrace("calibrate", "fit", "--out", tmp_path)
+    assert ran.code == 2 and "another calibration is at work in" in ran.err
 
 
 def test_no_word_means_all(foretrace, tmp_path, asked):
@@ -68,7 +81,8 @@ def test_when_stopped_it_says_how_to_go_on(foretrace, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--minutes", "nan"), "--minutes is not a number"),
+        (("--minutes", "nan"), "--minutes nan is no time to measure in. Give a number above 0"),
+        (("--minutes", "0"), "--minutes 0 is no time to measure in"),
         (("--minutes", "-1"), "not in the range"),
         (("--for", "train.py", "--family", "matrix"), "with --for no families are measured"),
     ],
@@ -148,7 +162,7 @@ def test_an_unknown_family_is_answered_with_the_known_ones(foretrace, tmp_path):
 
 
 def test_a_device_that_is_not_there_is_said_so(foretrace, tmp_path):
-    for name in ("nonsense", "mps:0"):
+    for name in ("nonsense", "mps:0", "cpu:7"):
         ran = foretrace("calibrate", "device", "--out", tmp_path, "--on", name)
         assert ran.code == 2 and name in ran.err and "Traceback" not in ran.err
 

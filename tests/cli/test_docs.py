@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from foretrace.cli.main import app
+import foretrace as ft
+from foretrace.cli.app import VERBS
 
 
 @pytest.fixture
@@ -16,32 +18,41 @@ def root(request):
 
 def test_every_verb_has_a_page_and_a_row_in_the_readme(root):
     readme = (root / "README.md").read_text()
-    verbs = [command.callback.__name__ for command in app.registered_commands]
-    for verb in verbs + [group.name for group in app.registered_groups]:
+    for verb in VERBS:
         assert (root / "docs" / f"{verb}.md").is_file()
         assert f"docs/{verb}.md" in readme
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/index.md",
-        "docs/show.md",
-        "docs/diff.md",
-        "docs/export.md",
-        "docs/record.md",
-        "docs/calibrate.md",
-        "docs/platform.md",
-    ],
-)
+def test_every_public_name_is_in_the_index(root):
+    page = (root / "docs" / "index.md").read_text()
+    assert [name for name in ft.__all__ if f"ft.{name}" not in page] == []
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted(DOCS.glob("*.md"))))
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(root, page):
     path = root / page
-    for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
-        assert (path.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", path.read_text()):
+        target = path.parent / link if link else path
+        assert target.exists(), link
+        assert not anchor or anchor in headings(target), f"{link}#{anchor}"
 
 
-def test_every_option_of_show_is_in_its_page(root, foretrace):
-    page = (root / "docs" / "show.md").read_text()
-    options = set(re.findall(r"--[a-z]+", foretrace("show", "--help").out)) - {"--help"}
-    assert options and all(option in page for option in options)
+def headings(page):
+    """The anchors of a page, as its host makes them of its headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+USUAL = {"--help", "--pace"}
+"""Options that need no words: --pace is what a replay does anyway."""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_of_a_verb_is_in_its_page(root, foretrace, verb):
+    page = (root / "docs" / f"{verb}.md").read_text()
+    options = set(re.findall(r"--[a-z][a-z-]+", foretrace(verb, "--help").out)) - USUAL
+    assert {option for option in options if option not in page} == set()

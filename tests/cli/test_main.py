@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import foretrace as ft
+from foretrace import observing  # noqa: F401 - before tests replace what it imports
+from foretrace.cli.main import leave, main
 from foretrace.graph import ForetraceError
+
+RECORDING = Path(__file__).parents[1] / "data" / "h200" / "dlrm_default_b512"
 
 
 def failing(error):
@@ -27,11 +33,34 @@ def test_version_is_the_package_s_own(foretrace):
     assert foretrace("--version").out == f"foretrace {ft.__version__}\n"
 
 
-@pytest.mark.parametrize("code", ["import foretrace", "import foretrace.cli.main"])
+@pytest.mark.parametrize("code", ["import foretrace", "import foretrace.cli.app"])
 def test_starting_up_imports_nothing_heavy(code):
     look = f"{code}; import sys; print(sorted({{'numpy', 'torch', 'numba', 'pandas', 'rich'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_prediction_of_one_rank_loads_nothing_that_it_can_do_without():
+    """What takes long to load: the compiler, what draws tables, masked arrays, what only jobs or other GPUs need."""
+    unneeded = {
+        "numba", "rich", "torch", "jinja2", "scipy", "numpy.ma", "threadpoolctl", "foretrace.forecast.jobs.predict",
+        "foretrace.platform.fabric", "foretrace.platform.carry", "foretrace.graph.edits", "foretrace.cli.show",
+    }  # fmt: skip
+    words = ["predict", str(RECORDING), "--on", "h200", "--kernels", "model", "--json"]
+    code = f"""
+import atexit, sys
+atexit.register(lambda: print(sorted({unneeded!r} & set(sys.modules)), file=sys.stderr))
+sys.argv = ["foretrace", *{words!r}]
+from foretrace.cli.main import main
+main()
+"""
+    clean = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=clean)
+    assert done.stderr == "[]\n"
+
+
+def test_a_word_that_is_nearly_a_verb_is_known_for_it(foretrace):
+    assert "Did you mean 'predict'?" in foretrace("prdict", "x").err
 
 
 def test_a_bad_input_ends_in_one_line_and_exit_code_2(foretrace, monkeypatch):
@@ -76,6 +105,15 @@ def test_an_interrupt_ends_as_shells_expect(foretrace, monkeypatch):
     assert foretrace("show", "x").code == 130
 
 
+def test_so_does_one_while_it_starts(monkeypatch):
+    left = []
+    monkeypatch.setattr("foretrace.cli.app.run", failing(KeyboardInterrupt()))
+    monkeypatch.setattr("foretrace.cli.main.leave", left.append)
+    monkeypatch.setattr("gc.disable", lambda: None)
+    main()
+    assert left == [130]
+
+
 def test_an_unknown_option_is_a_usage_error(foretrace):
     assert foretrace("show", "x", "--no-such-thing").code == 2
 
@@ -110,3 +148,36 @@ def test_without_a_verb_there_is_the_help(foretrace):
 def test_an_empty_name_is_not_the_folder_one_is_in(foretrace, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert foretrace(*words) == (2, "", "foretrace: the name of what to read is empty. Give a recording or a trace.\n")
+
+
+def test_the_end_comes_at_once_but_not_before_all_is_said():
+    code = """
+import atexit
+from foretrace.cli.main import leave
+atexit.register(print, "last")
+print("first")
+leave(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "first\nlast\n", "")
+
+
+def test_under_a_profiler_a_verb_ends_as_programs_do(monkeypatch):
+    monkeypatch.setattr(sys, "getprofile", lambda: print)
+    with pytest.raises(SystemExit) as left:
+        leave(3)
+    assert left.value.code == 3
+
+
+def test_who_reads_no_further_is_told_nothing():
+    code = """
+import os, sys
+from foretrace.cli.main import leave
+reading, writing = os.pipe()
+os.close(reading)
+sys.stdout = os.fdopen(writing, "w")
+print("nobody")
+leave(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from foretrace.cli.main import app
+from foretrace.cli.app import app_of
 from foretrace.cli.parallel import options
 from foretrace.graph import ForetraceError
 
@@ -68,12 +68,12 @@ def test_any_words_are_understood_or_refused_with_advice(words: str) -> None:
 def test_predict_shares_a_script_between_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = CliRunner().invoke(app, ["predict", str(script), "--parallel", "data=2,sharded", "--json"])
+    done = CliRunner().invoke(app_of(["predict"]), ["predict", str(script), "--parallel", "data=2,sharded", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["world"] == 2
 
 
 @pytest.mark.parametrize("words", ["data=0", "data=2,bucket_mb=nan", "data=99999999999", "overlap"])
 def test_ways_that_make_no_sense_are_refused_before_anything_is_read(words: str) -> None:
-    done = CliRunner().invoke(app, ["predict", "nowhere.py", "--parallel", words])
+    done = CliRunner().invoke(app_of(["predict"]), ["predict", "nowhere.py", "--parallel", words])
     assert isinstance(done.exception, ForetraceError) and "nowhere" not in str(done.exception)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.costs.collectives import TRAFFIC, assumptions, predict, price_collective
-from foretrace.costs.curves import fit_curves
+from foretrace.costs.curves import fit_curves, time_at
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.fabric_measurements import Exchange
@@ -132,7 +132,7 @@ def test_a_fabric_smaller_than_the_world_is_refused_or_its_assumption_is_stated(
         assumptions(alone, 16)
     with pytest.raises(ForetraceError, match="was not measured between nodes"):
         price_collective(alone, "all_reduce", 64, range(16))
-    assert assumptions(alone, 16, gpus_per_node=16) == []
+    assert "measured with 8 ranks at most: 16 are carried over" in assumptions(alone, 16, gpus_per_node=16)[0]
     assert price_collective(alone, "all_reduce", 64, range(16), gpus_per_node=16).typical > 0
     (said,) = assumptions(Fabric.named("h100-2x8-p5"), 64)
     assert "measured on 2 nodes at most: 8 are carried over by its links" in said
@@ -208,3 +208,10 @@ def test_published_tables_are_met_at_the_sizes_that_were_left_out(shared):
             inside.append(seen.low <= us <= seen.high)
     assert np.exp(np.mean(np.log(np.maximum(misses, 1e-4)))) < 0.03
     assert np.mean(inside) > 0.75
+
+
+def test_small_messages_alone_show_no_endless_bandwidth():
+    small = [Exchange("all_to_all", 8, 1, nbytes, (us,)) for nbytes, us in ((192, 8.0), (1536, 8.0), (24576, 11.0))]
+    (curve,) = fit_curves(small)
+    assert time_at(curve, 24576) == pytest.approx(11.0, rel=0.05)
+    assert time_at(curve, 24576 * 1000) > 2000.0

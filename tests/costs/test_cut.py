@@ -47,6 +47,17 @@ def test_each_gradient_has_its_own_kernels(of_input, of_filter):
     assert first.cold == pytest.approx(first.warm) == pytest.approx(1 - second.cold)
 
 
+@pytest.mark.parametrize("more", [[], [SUM]])
+def test_pytorch_itself_makes_the_gradient_of_the_filter_first(more):
+    kernels = [
+        "void at::native::conv_depthwise2d_grad_weight_kernel",
+        "void at::native::conv_depthwise2d_backward_kernel",
+    ]
+    shares = cut(measured(*kernels, *more, mask=(True, True, bool(more))), 2 + len(more))
+    assert [share.kernels[0][0] for share in shares] == [kernels[1], kernels[0], *more]
+    assert shares[0].cold == pytest.approx(2 * shares[1].cold)
+
+
 def test_the_bias_is_summed_last():
     shares = cut(measured(DGRAD, WGRAD, "Memset (Device)", SUM, mask=(True, True, True)), 3)
     assert [len(share.kernels) for share in shares] == [1, 1, 2]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from foretrace.costs.estimators import ResidualTrees, ScaledRoofline
+from foretrace.costs.estimators import Blend, ResidualTrees, ScaledRoofline
 from foretrace.costs.nets import ResidualNet
 from foretrace.costs.rows import Rows
 
@@ -89,3 +89,20 @@ def test_a_net_is_kept_in_steps_that_hardly_move_its_answers(rows):
     assert kept["net.weights0"].dtype == np.int8
     again, said = ResidualNet.from_arrays(kept).predict_both(rows), fitted.predict_both(rows)
     assert 0 < np.abs(np.log(again / said)).mean() < 0.05 * np.abs(np.log(said / rows.floored_us[:, None])).mean()
+
+
+class Said:
+    """Says one time of every call."""
+
+    def __init__(self, us: float) -> None:
+        self.us = us
+
+    def predict_both(self, rows: Rows) -> np.ndarray:
+        return np.full((len(rows), 2), self.us)
+
+
+def test_a_blend_lies_halfway_between_trees_and_net_by_their_logarithms():
+    blend = Blend()
+    blend.trees_, blend.net_ = Said(4.0), Said(9.0)
+    rows = Rows(np.zeros((3, 1)), np.zeros(3), np.zeros(3), np.zeros((0, 2)), [])
+    np.testing.assert_allclose(blend.predict_both(rows), np.full((3, 2), 6.0))

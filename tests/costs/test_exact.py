@@ -1,3 +1,6 @@
+import gzip
+import json
+
 import pytest
 
 from foretrace.costs.exact import FILE, Exact, Timed
@@ -36,6 +39,18 @@ def test_without_a_file_nothing_was_timed(tmp_path):
 @pytest.mark.parametrize("damage", [b"", b"not gzip", b"\x1f\x8b\x08\x00"])
 def test_a_damaged_file_is_named(tmp_path, damage):
     (tmp_path / FILE).write_bytes(damage)
+    with pytest.raises(ForetraceError, match=r"exact\.json\.gz does not hold timed calls"):
+        Exact.read(tmp_path)
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize(
+    "wrong", [None, "x", -1.0, float("nan"), 10**40, [], ["x", "y"], [-5.0], [float("nan")], [[1.0]]]
+)
+def test_a_call_whose_figures_are_none_is_shown(tmp_path, place, wrong):
+    line = [["gemm"], [4.0], [3.0], 0.1]
+    line[place] = wrong
+    (tmp_path / FILE).write_bytes(gzip.compress(json.dumps({"a call": line}).encode()))
     with pytest.raises(ForetraceError, match=r"exact\.json\.gz does not hold timed calls"):
         Exact.read(tmp_path)
 

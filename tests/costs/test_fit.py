@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from foretrace.costs.rows import rows_of
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.platform.cases import Case
 from foretrace.platform.device import Device
+from foretrace.platform.files import write as dump
 from foretrace.platform.measurements import Measurement
 from foretrace.platform.platform import Platform
 
@@ -26,7 +28,8 @@ def quick():
     """A few small trees and few updates of nets: what is fitted here follows a simple rule."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit, "SIZES", {0: (100, 15)})
-        patch.setitem(EFFORTS, "cpu", replace(EFFORTS["cpu"], steps=40))
+        for purpose, effort in EFFORTS["cpu"].items():
+            patch.setitem(EFFORTS["cpu"], purpose, replace(effort, steps=40))
         yield
 
 
@@ -38,6 +41,7 @@ def fitted(tmp_path_factory):
     exact = Measurement(Case(Op("aten::erfinv", (Tensor((64,), "float32"),), overload="default")))
     exact.cold, exact.warm = [[("k", 9.0), ("l", 1.0)]], [[("k", 5.0), ("l", 1.0)]]
     write(folder / "raw", "exact", [exact])
+    (folder / "models").mkdir()
     index = fit_models(folder / "raw", H200, folder / "models")
     return folder, index
 
@@ -199,15 +203,38 @@ def test_a_spread_that_is_none_is_refused(fitted, tmp_path):
     _damaged(folder, tmp_path, **{"spread.low": low[:2]})
 
 
-def test_fitting_anew_leaves_no_model_of_before(fitted, tmp_path):
-    folder, _ = fitted
-    (tmp_path / "pooling.npz").write_bytes(b"of another version")
-    fit_models(folder / "raw", H200, tmp_path)
-    assert not (tmp_path / "pooling.npz").exists()
+def test_a_model_that_nothing_was_measured_for_since_is_taken_over(fitted, tmp_path, monkeypatch):
+    folder, index = fitted
+    before = shutil.copytree(folder / "models", tmp_path / "before")
+    dump(before / "index.json", index)
+    monkeypatch.setattr(fit, "fit_family", lambda family, rows: None)
+    (tmp_path / "models").mkdir()
+    assert fit_models(folder / "raw", H200, tmp_path / "models", before=before) == index
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {path.name for path in before.glob("e*")} | {
+        "fallback.json"}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["more was measured", "its model is damaged", "its index is damaged"])
+def test_otherwise_it_is_fitted_anew(fitted, tmp_path, monkeypatch, how):
+    folder, index = fitted
+    before = shutil.copytree(folder / "models", tmp_path / "before")
+    if how == "more was measured":
+        index = {"elementwise": index["elementwise"] | {"measurements": 199}}
+    elif how == "its model is damaged":
+        (before / "elementwise.npz").write_bytes(b"half a model")
+    else:
+        index = {"elementwise": None}
+    dump(before / "index.json", index)
+    seen = []
+    monkeypatch.setattr(fit, "fit_family", lambda family, rows: seen.append(family.name))
+    (tmp_path / "models").mkdir()
+    assert fit_models(folder / "raw", H200, tmp_path / "models", before=before) == {}
+    assert seen == list(FAMILIES)
 
 
 def test_a_step_measured_alone_makes_a_platform_without_families(tmp_path):
     write(tmp_path / "raw", "exact", relus(1))
+    (tmp_path / "models").mkdir()
     assert fit_models(tmp_path / "raw", H200, tmp_path / "models") == {}
     assert models(tmp_path / "models").families == {}
 
@@ -260,6 +287,7 @@ def compiled(tmp_path):
     for found in measured:
         found.case = Case(_compiled(found.case.op.tensors[0].numel))
     write(tmp_path / "raw", "compiled", measured)
+    (tmp_path / "models").mkdir()
 
 
 def test_of_a_few_compiled_kernels_no_model_is_made(tmp_path, compiled):

@@ -6,6 +6,7 @@ import pytest
 from foretrace.costs.families.tilings import SIDES, Kernel
 from foretrace.costs.likely import PREFERRED, LikelyKernels
 from foretrace.costs.net_fit import EFFORTS, Effort
+from foretrace.costs.nets import PURPOSES
 from foretrace.costs.rows import Rows
 
 pytest.importorskip("torch")
@@ -19,14 +20,14 @@ def calls():
     kernels = [SMALL if each < 500 else LARGE for each in side]
     tiles = [np.ceil(each / kernel.first) ** 2 for each, kernel in zip(side, kernels)]
     us = 2 + np.ceil(np.array(tiles) / 132) * side * [0.02 if k is SMALL else 0.05 for k in kernels]
-    features = np.stack([np.zeros(600), side, side, side, np.full(600, 132.0)], axis=1)
+    features = np.stack([np.zeros(600), *[np.log2(side)] * 3, np.full(600, 132.0)], axis=1)
     return Rows(features, side**3 / 1e7, side**2 / 1e6, np.stack([us, 0.9 * us], axis=1), []), kernels
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(EFFORTS, "cpu", Effort(1, 1, 32, 64, 1200, 1000, 1e-2, 1e-4, 0.0))
+        patch.setitem(EFFORTS, "cpu", dict.fromkeys(PURPOSES, Effort(1, 1, 32, 64, 1200, 1000, 1e-2, 1e-4, 0.0)))
         patch.setattr("foretrace.costs.likely.TREES", 20)
         yield
 
@@ -34,7 +35,7 @@ def quick():
 @pytest.fixture(scope="module")
 def fitted(calls, quick):
     rows, kernels = calls
-    return LikelyKernels().fit(rows, None, kernels, SIDES)
+    return LikelyKernels().fit(rows, None, kernels, range(len(SIDES)))
 
 
 def test_both_the_kernel_and_its_time_are_learned(calls, fitted):
@@ -79,10 +80,30 @@ def test_arrays_make_the_same_estimator(calls, fitted):
     np.testing.assert_allclose(again.predict_both(rows), fitted.predict_both(rows), rtol=0.05)
 
 
-def test_rare_kernels_count_as_one(calls, monkeypatch):
-    monkeypatch.setattr("foretrace.costs.likely.KERNELS", 2)
-    monkeypatch.setitem(EFFORTS, "cpu", Effort(1, 0, 8, 64, 20, 1000, 1e-2, 1e-4, 0.0))
+def test_pieces_of_kernels_that_nothing_speaks_for_are_refused(fitted):
+    arrays = {**fitted.arrays(), "columns": np.array(SIDES)}
+    with pytest.raises(ValueError, match="do not fit"):
+        LikelyKernels.from_arrays(arrays | {"pieces": arrays["pieces"] + 1})
+
+
+def test_kernels_are_told_apart_by_what_runs_around_them(calls):
     rows, kernels = calls
-    made = LikelyKernels().fit(rows, None, kernels, SIDES)
+    turned = [kernel._replace(around=">" if place % 2 else "") for place, kernel in enumerate(kernels)]
+    features = np.column_stack([rows.features, np.arange(len(rows)) % 2])
+    told = Rows(features, rows.flops_us, rows.bytes_us, rows.us, [])
+    made = LikelyKernels().fit(told, None, turned, range(len(SIDES)))
+    found = made.kernels_[made._chances(features).argmax(axis=1)]
+    assert (found[:, -1] == features[:, -1]).mean() > 0.97
+    assert len(made.kernels_) == 1 + 4
+    assert (
+        made.pieces_.max() + 1 == 3 + 3 + 2
+    )  # makers and tiles, one of each for all other kernels, and two ways around
+
+
+def test_rare_kernels_count_as_one(calls, monkeypatch):
+    monkeypatch.setattr("foretrace.costs.likely.SEEN", 301)
+    monkeypatch.setitem(EFFORTS, "cpu", dict.fromkeys(PURPOSES, Effort(1, 0, 8, 64, 20, 1000, 1e-2, 1e-4, 0.0)))
+    rows, kernels = calls
+    made = LikelyKernels().fit(rows, None, kernels, range(len(SIDES)))
     assert made.kernels_[:, 0].tolist() == [-1, 0]
     assert np.isfinite(made.predict_both(rows)).all()

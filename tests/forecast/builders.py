@@ -145,3 +145,13 @@ def _kernel_table(kernels: list[tuple[float, float, int, int, int, int, str]]) -
         block=zeros,
         names=names,
     )
+
+
+def recorded(device: str = "by hand") -> Graph:
+    """Two calls, three kernels."""
+    graph = rank(
+        Call("aten::mm", 0, 10), launch(1, 2, (5, 25)), launch(3, 4, (26, 30)), Call("aten::relu", 20, 30),
+        launch(21, 22, (31, 34)),
+    )  # fmt: skip
+    graph.device = device
+    return graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,16 +10,19 @@ import numpy as np
 import pytest
 
 from foretrace.costs.device import FALLBACK, MODEL
+from foretrace.costs.fallback import Fallback
 from foretrace.graph import Graph
 from tests.forecast.by_hand import device
 
-HOST_US = {"before": 1.0, "to_launch": 2.0, "launch": 3.0, "between": 0.5, "after": 1.0}
+HOST_US = {"before": 1.0, "gap": 1.0, "to_launch": 2.0, "launch": 3.0, "between": 0.5, "after": 1.0}
 KERNEL_US = 10.0
+PRICED = ("aten::mm", "aten::strange", "mine::strange")
 
 
 @pytest.fixture
-def platform(monkeypatch: pytest.MonkeyPatch) -> Any:
+def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Each call costs the host 1 + 2 + 3 + 1 us; products launch a kernel of 10 us, unknown ops one by roofline."""
+    Fallback(start_us=1.0, slower=1.0, low=0.5, high=2.0).write(tmp_path)
 
     def price_host(calls: Graph, rows: np.ndarray, launches: np.ndarray, host: object) -> Any:
         columns = {name: np.full(len(rows), us) for name, us in HOST_US.items()}
@@ -26,7 +30,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def price_kernels(calls: Graph, rows: np.ndarray, platform: object) -> Any:
         names = [calls.ops.names[code] for code in calls.ops.name[rows]]
-        launching = [row for row, name in zip(rows.tolist(), names) if name in ("aten::mm", "aten::strange")]
+        launching = [row for row, name in zip(rows.tolist(), names) if name in PRICED]
         time = np.full(len(launching), KERNEL_US)
         source = [MODEL if names[row] == "aten::mm" else FALLBACK for row in launching]
         return SimpleNamespace(
@@ -35,5 +39,6 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Any:
         )  # fmt: skip
 
     monkeypatch.setattr("foretrace.forecast.step.price_host", price_host)
-    monkeypatch.setattr("foretrace.forecast.work.price_kernels", price_kernels)
-    return SimpleNamespace(name="by hand", device=device(gap=1.0, latency=2.0), host=None, fabric=None, carry=None)
+    monkeypatch.setattr("foretrace.forecast.modelled.price_kernels", price_kernels)
+    parts = {"host": None, "fabric": None, "carry": None, "models": tmp_path}
+    return SimpleNamespace(name="by hand", device=device(gap=1.0, latency=2.0), **parts)

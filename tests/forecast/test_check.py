@@ -40,6 +40,15 @@ def test_the_largest_miss_comes_first_and_profiled_host_time_is_taken_down(recor
     assert product["count"] == (2, 2)
 
 
+def test_what_processors_do_is_counted_once(recording: Graph, platform: Any) -> None:
+    forecast = predict(recording, platform, "model")
+    bare = rank(Call("aten::mm", 0, 20), Call("aten::mm", 30, 50))
+    bare.plain = recording.plain
+    product = next(row for row in check(forecast, bare).by_op if row["name"] == "aten::mm")
+    assert product["device_ms"] == (0.0, 0.0)
+    assert product["miss_ms"] == pytest.approx(product["host_ms"][0] - 0.040)
+
+
 def test_a_trace_without_plain_steps_has_nothing_to_check_against(recording: Graph, platform: Any) -> None:
     forecast = predict(recording, platform, "model")
     recording.plain = Timings()

@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from foretrace.costs.host import HostCosts
 from foretrace.forecast.flat import flat
-from foretrace.forecast.host import T4
-from foretrace.forecast.step import priced
+from foretrace.forecast.host import T1, T4
+from foretrace.forecast.step import _durations, priced
 from foretrace.graph import Graph, Op, OpTable
 from tests.forecast import builders
 from tests.forecast.by_hand import Call, step
@@ -44,3 +45,10 @@ def test_repeating_a_step_repeats_all_of_it() -> None:
     assert made.work.launch.tolist() == [0, 1, 2, 3, 4, 5]
     assert made.waits.streams.tolist() == [[0, 1], [2, 3]]
     assert len(made) == 4 and len(made.work.name) == 6
+
+
+def test_what_was_timed_up_to_the_next_call_has_no_gap_of_its_own() -> None:
+    once, gap = np.array([5.0, 0.0]), np.array([2.0, 2.0])
+    nothing = np.zeros(2)
+    host = HostCosts(once + gap, gap, *[nothing] * 4, rested=nothing, spread=nothing, common=0.1)
+    assert _durations(host, np.array([0], np.int32))[T1].tolist() == [5.0, 2.0]

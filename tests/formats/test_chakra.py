@@ -154,7 +154,7 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path: Path):
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ForetraceError, match=r"chakra\.0\.et cannot be written"):
+    with pytest.raises(ForetraceError, match=r"chakra\.0\.et can't be written"):
         write_chakra(Job([rank(0)]), tmp_path / "file")
 
 
@@ -197,7 +197,7 @@ def test_a_file_without_nodes_is_refused(tmp_path: Path):
 def test_a_cut_file_says_at_which_node(tmp_path: Path):
     path = file_of(tmp_path / "a.et", Node(id=1, name="a"), Node(id=2, name="b"))
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(ForetraceError, match=r"a\.et: node number 2 cannot be read \(cut short\)"):
+    with pytest.raises(ForetraceError, match=r"a\.et: node number 2 can't be read \(cut short\)"):
         read_chakra(path)
 
 

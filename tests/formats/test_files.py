@@ -99,4 +99,4 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     path.chmod(0)
     if os.access(path, os.R_OK):
         pytest.skip("this user may read everything")
-    assert "cannot be read" in complaint(path)
+    assert "can't be read" in complaint(path)

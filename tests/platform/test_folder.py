@@ -55,6 +55,13 @@ def test_a_folder_that_is_no_platform_is_said_so(tmp_path):
         read_about(tmp_path)
 
 
+def test_a_folder_that_was_measured_and_not_fitted_is_told_how(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "device.json").write_text("{}")
+    with pytest.raises(ForetraceError, match=r"was measured, and not fitted yet\. `foretrace calibrate fit --out "):
+        read_about(tmp_path)
+
+
 def test_a_platform_of_an_older_version_is_refused_with_the_way_to_refit_it(tmp_path):
     folder = make(tmp_path / "old", version=VERSION - 1, words="of the past")
     (folder / "raw").mkdir()

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import gzip
-import lzma
 
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.platform.journal import append, exists, lines, packed
+from foretrace.platform.journal import append, exists, lines, pack, packed
 
 
 def test_what_is_added_is_read_in_order(tmp_path):
@@ -44,10 +43,12 @@ def test_what_there_is_no_room_for_leaves_the_file_as_it_was(tmp_path):
 def test_what_is_packed_is_read_first_and_gone_on_with(tmp_path):
     path = tmp_path / "some.jsonl.gz"
     assert not exists(path)
-    packed(path).write_bytes(lzma.compress(b'{"n":1}\n{"n":2}\n'))
-    assert exists(path) and list(lines(path)) == ['{"n":1}', '{"n":2}']
+    append(path, [{"n": 1}, {"n": 2}])
+    pack(path)
+    assert not path.exists() and exists(path) and list(lines(path)) == ['{"n":1}', '{"n":2}']
     append(path, [{"n": 3}])
-    assert list(lines(path)) == ['{"n":1}', '{"n":2}', '{"n":3}']
+    pack(path)
+    assert not path.exists() and list(lines(path)) == ['{"n":1}', '{"n":2}', '{"n":3}']
 
 
 def test_a_damaged_packed_file_is_named(tmp_path):

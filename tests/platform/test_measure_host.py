@@ -7,10 +7,11 @@ import torch
 
 from foretrace.costs.host_fit import fit_host
 from foretrace.graph import ForetraceError
-from foretrace.platform.host_measurements import HOST_FILE, read_runs
+from foretrace.platform.host_measurements import HOST_FILE, Calls, read_runs
 from foretrace.platform.journal import append
 from foretrace.platform.measure import host as measuring
 from foretrace.platform.measure.host import HostProgress, calibrate_host
+from foretrace.platform.measure.host_gaps import mean_gaps
 from foretrace.platform.measure.host_profile import Event, cut_at_launches
 from foretrace.platform.measure.host_single import SingleCalls
 from foretrace.platform.measure.host_steps import STEPS
@@ -132,3 +133,11 @@ def test_single_calls_know_the_length_of_their_lists():
     lengths = [n for name, n in zip(single.calls.name, single.calls.tensors) if "_foreach_" in name]
     assert lengths and min(lengths) >= 1 and len(set(lengths)) > 2
     assert all(us > 0 for us in single.timed())
+
+
+def test_gaps_count_within_a_phase_and_not_where_something_held_a_step_up_once():
+    calls = Calls(["aten::mm", "aten::relu", "aten::sum", "aten::mul"], [0, 0, 0, 1], [0] * 4, [0] * 4)
+    ends = [(0, 4000), (6000, 9000), (10000, 11000), (90000, 91000)]
+    usual = [Event(start, end, name) for (start, end), name in zip(ends, calls.name)]
+    held_up = [usual[0], *(event._replace(start=event.start + 70000, end=event.end + 70000) for event in usual[1:])]
+    assert mean_gaps([usual, held_up, usual], calls) == [1.5, 0.0, 0.0]

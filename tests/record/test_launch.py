@@ -82,7 +82,7 @@ def test_a_rank_that_was_not_recorded_is_said(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "not every process was recorded" in done.stderr and "too early" in done.stderr
     job = load_recording(tmp_path / "r")
-    assert job.missing == [1] and "1 of the 2 ranks were not recorded" in job.notes
+    assert job.missing == [1] and "1 of the 2 ranks was not recorded" in job.notes
 
 
 def test_ending_the_recorder_ends_the_job(tmp_path: Path) -> None:

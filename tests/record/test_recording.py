@@ -295,3 +295,10 @@ def test_a_compiled_kernel_shares_the_storages_of_the_calls_around_it(tmp_path: 
     relu = Op("triton_poi_fused_relu_0", (Tensor((4,), "float32", storage=91), Tensor((4,), "float32", storage=5)))
     graph = with_times(watched, read(trace, tmp_path), Graph(OpTable.of([product, relu])))
     assert [t.storage for t in graph.ops[1].tensors] == [5, 6]
+
+
+def test_ranks_of_another_job_are_refused(tmp_path: Path) -> None:
+    rank(tmp_path, 1, {0: 10, 1: 10}, world=4)
+    rank(tmp_path, 0, {0: 10, 1: 10}, world=2)
+    with pytest.raises(ForetraceError, match="rank-1 is of a job of 4 ranks"):
+        load_recording(tmp_path)

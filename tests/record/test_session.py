@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import foretrace as ft
 from foretrace.graph import ForetraceError
+from foretrace.record import folder as files
 from foretrace.record import recorder, session
 from foretrace.record.optimizers import _listeners
 from foretrace.record.recording import load_recording
@@ -287,3 +288,21 @@ def test_a_job_that_profiles_itself_is_recorded_without_our_profile(tmp_path: Pa
         ft.record(small_step(), tmp_path / "r", plain=1, profile=0, warmup=1)
     (graph,) = load_recording(tmp_path / "r").graphs
     assert len(graph.ops) > 5 and not graph.steps
+
+
+def test_ranks_that_finish_at_the_same_moment_end_up_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, parts, move = tmp_path / "r", tmp_path / ".r.partial", Path.replace
+
+    def comes_second(self: Path, target: Path) -> Path:
+        if self == parts:
+            (out / "rank-1").mkdir(parents=True)  # another one, after anybody could look
+        return move(self, target)
+
+    (parts / "rank-0").mkdir(parents=True)
+    facts = {"rank": 0, "world": 2, "device": "", "synced_ms": [], "back_to_back_ms": [], "groups": {}}
+    files.write_rank(parts / "rank-0", {**facts, "slowdown": {"profile": 1.0}})
+    monkeypatch.setattr(Path, "replace", comes_second)
+    session.finish(out, parts, {"by": "ft.record"})
+    assert left_in(out) == ["job.json", "rank-0", "rank-1"]

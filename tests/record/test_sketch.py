@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -361,7 +362,8 @@ def test_everything_is_as_it_was_after_a_sketch() -> None:
     ("arguments", "what"),
     [
         ({"device": "tpu"}, "no sketches for device 'tpu'"),
-        ({"world": 0}, "no rank 0 among 0"),
+        ({"world": 0}, "world can't be 0"),
+        ({"world": 2.5}, "world can't be 2.5"),
         ({"world": 4, "rank": 4}, "no rank 4 among 4"),
     ],
 )
@@ -385,3 +387,17 @@ def test_the_collectives_of_a_pretended_rank_are_among_what_is_known_of_it() -> 
     graph = sketch(lambda: torch.distributed.all_reduce(torch.ones(256)), world=4)
     (found,) = graph.collectives
     assert (found.kind, found.nbytes, found.ranks) == ("all_reduce", 1024, (0, 1, 2, 3))
+
+
+def test_any_rank_finds_its_own_gpu_to_be_the_first() -> None:
+    def build() -> Callable[[], None]:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).to(device), device_ids=[device.index])
+        return lambda: model(torch.ones(4, 8, device=device)).sum().backward()
+
+    graph = sketch(build, device="cuda", world=64, rank=3)
+    assert graph.rank == 3 and [one.kind for one in graph.collectives] == ["all_reduce"]
+
+
+def test_a_group_of_one_is_there_where_it_is_asked_for() -> None:
+    assert sketch(lambda: torch.ones(torch.distributed.get_world_size()), world=1).world == 1

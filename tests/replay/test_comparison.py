@@ -5,10 +5,11 @@ from __future__ import annotations
 from foretrace.replay.harness.comparison import (
     MOST_LETTERS,
     compare_kernels,
-    coverage,
     failures_alike,
     hidden,
     kernels_by_name,
+    shares,
+    weights,
 )
 
 
@@ -33,13 +34,13 @@ def test_without_kernels_nothing_is_compared() -> None:
 
 def test_coverage_counts_calls_host_and_device_apart() -> None:
     calls = [{"host_us": 1.0, "device_us": 9.0}, {"host_us": 3.0, "device_us": 1.0}]
-    assert coverage(calls, [0, 1], {0}) == {"calls": 0.5, "host": 0.25, "device": 0.9}
+    assert shares([weights(calls, [0, 1], {0})]) == {"calls": 0.5, "host": 0.25, "device": 0.9}
 
 
 def test_a_share_of_host_time_needs_half_of_the_calls_timed() -> None:
     calls = [{"host_us": us, "device_us": 0.0} for us in (5.0, 0.0, 0.0, 0.0)]
-    assert coverage(calls, [0, 1, 2, 3], {0})["host"] is None
-    assert coverage(calls, [0, 1], {0})["host"] == 1.0
+    assert shares([weights(calls, [0, 1, 2, 3], {0})])["host"] is None
+    assert shares([weights(calls, [0, 1], {0})])["host"] == 1.0
 
 
 def test_failures_that_say_the_same_are_one() -> None:

@@ -26,7 +26,7 @@ def close(some: Any, others: Any) -> bool:
     return all(torch.allclose(one, other, atol=1e-4) for one, other in zip(some, others, strict=True))
 
 
-def test_flash_attention() -> None:
+def test_flash_attention_gives_what_a_gpu_gives() -> None:
     given, made, gradients = attention(is_causal=True)
     out, sums, *rest = elsewhere.flash_attention(*given, 0.0, True, False)
     assert close([out], [made]) and len(rest) == 7
@@ -56,7 +56,7 @@ def test_cudnn_attention_with_a_dimension_more() -> None:
     assert close(back, gradients)
 
 
-def test_batch_norm() -> None:
+def test_a_batch_norm_gives_what_cudnn_gives() -> None:
     torch.manual_seed(0)
     norm = torch.nn.BatchNorm2d(4)
     given = torch.randn(2, 4, 5, 5, requires_grad=True)

@@ -68,3 +68,10 @@ def test_a_scaling_curve_is_a_line_a_size(page):
     assert "1,024" in text and "weak scaling" in text
     print_scaling(Told({"source": "train.py", "platform": "h200", "scaling": rows, "notes": []}), 1, page)
     assert "… and 1 row more" in page.file.getvalue().removeprefix(text)
+
+
+def test_ranks_without_devices_have_no_columns_of_devices(job, page):
+    still = {"device_span_ms": 0.0, "device_active_ms": 0.0, "bubble_ms": 0.0}
+    print_forecast(Told({**job, "ranks": [rank(0, 1.2, **still), rank(1, 0.0, **still)]}), 10, page)
+    (head,) = [line.split() for line in page.file.getvalue().splitlines() if line.startswith("rank  step ms")]
+    assert head == ["rank", "step", "ms", "waits", "exposed", "host"]

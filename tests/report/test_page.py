@@ -93,7 +93,7 @@ def test_pages_of_all_kinds_are_written(forecast, tmp_path):
 
 def test_a_file_that_cannot_be_written_is_named(forecast, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ForetraceError, match="cannot be written"):
+    with pytest.raises(ForetraceError, match="can't be written"):
         write_page(forecast, tmp_path / "file" / "page.html")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,6 +72,7 @@ def calibrate(
     from foretrace.calibrating import SHARES, Outcome, is_first_rank
     from foretrace.calibrating import calibrate as measure
     from foretrace.fitting import fit, require_fitter
+    from foretrace.platform.alone import alone_in
     from foretrace.platform.cases.families import check_families
     from foretrace.platform.folder import check_out
     from foretrace.stages import Stage
@@ -84,7 +86,8 @@ def calibrate(
     try:
         with _made(out), progress_bar(hidden=not is_first_rank()) as told:
             if what is What.FIT:
-                outcome = Outcome(notes=fit(out, raw, told=lambda words: told(Stage(words))))
+                with alone_in(out):
+                    outcome = Outcome(notes=fit(out, raw, told=lambda words: told(Stage(words))))
             else:
                 outcome = measure(
                     out, parts, MINUTES if minutes is None else minutes, on, family or (), _step(like, on), told
@@ -106,8 +109,9 @@ def _check(what: What, options: dict[str, object]) -> None:
             raise ForetraceError(
                 f"calibrate {what} does not look at {option}", f"Leave {option} out; it belongs to calibrate {words}."
             )
-    if options["--minutes"] != options["--minutes"]:
-        raise ForetraceError("--minutes is not a number", "Give one from 0 to 1440.")
+    minutes = options["--minutes"]
+    if isinstance(minutes, float) and not minutes > 0:
+        raise ForetraceError(f"--minutes {minutes:g} is no time to measure in", "Give a number above 0, up to 1440.")
     if options["--for"] and options["--family"]:
         raise ForetraceError("with --for no families are measured", "Give --for or --family, one after the other.")
 
@@ -130,8 +134,8 @@ def _made(folder: Path) -> Iterator[None]:
         advice = "Make room or give another --out: the same command goes on with what is there."
         raise ForetraceError(f"nothing more can be written to {folder} ({error.strerror})", advice) from None
     finally:
-        if new and not any(folder.iterdir()):
-            folder.rmdir()
+        if new and not any(path.is_file() for path in folder.rglob("*")):
+            rmtree(folder)
 
 
 def _how_to_go_on(out: Path) -> str:
@@ -157,6 +161,7 @@ def _step(what: str | None, on: str | None) -> Graph | None:
 def _say(outcome: Outcome, out: Path) -> None:
     from rich.console import Console
 
+    from foretrace.platform.folder import lacks_models
     from foretrace.report.calibration import measured_families
     from foretrace.report.names import printable
 
@@ -164,4 +169,5 @@ def _say(outcome: Outcome, out: Path) -> None:
         Console(stderr=True).print(measured_families(outcome.families))
     for note in outcome.notes:
         print(f"foretrace: {printable(note)}", file=sys.stderr)
-    print(f"foretrace: {out} is ready: `foretrace platform show {out}`", file=sys.stderr)
+    state = "not ready: no kernel has a model" if lacks_models(out) else f"ready: `foretrace platform show {out}`"
+    print(f"foretrace: {out} is {state}", file=sys.stderr)

@@ -35,9 +35,7 @@ def shared(what: str, words: str, on: str | None, told: Told) -> Job:
     ways = options(words)
     Ways(**ways)  # refuses what contradicts itself, before minutes of sketching
     job = read(what, platform(on or USUAL, told=told).device.kind)
-    if len(job.graphs) != 1:
-        raise ForetraceError(f"{what} has {len(job.graphs)} ranks already", "Leave out --parallel.")
-    return parallelize(job.graphs[0], **ways)
+    return parallelize(job, **ways)
 
 
 def options(words: str) -> dict[str, Any]:

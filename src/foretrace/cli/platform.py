@@ -91,8 +91,9 @@ def fabric(
 ) -> None:
     """Give a platform the fabric that logs of nccl-tests or rccl-tests, or a job's own collectives, show."""
     from foretrace.fabrics import make_fabric
-    from foretrace.platform.folder import check_out
+    from foretrace.platform.folder import check_out, platforms
 
     check_out(out)
     make_fabric(sources, out, links, gpus_per_node)
-    print(f"foretrace: {out} has a fabric: `foretrace platform show {out}`", file=sys.stderr)
+    shown = f"./{out}" if str(out) in platforms() else out  # a name comes before a folder
+    print(f"foretrace: {out} has a fabric: `foretrace platform show {shown}`", file=sys.stderr)

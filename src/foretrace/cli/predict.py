@@ -102,10 +102,12 @@ def predict(
 
 def _sizes(world: str | None, trace: Path | None) -> list[int]:
     """Numbers of ranks that are asked for."""
+    if world is None:
+        return []
     from foretrace.forecast.jobs.world import worlds
     from foretrace.graph import ForetraceError
 
-    sizes = worlds(world) if world is not None else []
+    sizes = worlds(world)
     if len(sizes) > 1 and trace is not None:
         raise ForetraceError("--trace is the timeline of one job, and --world lists several", "Give one of them.")
     return sizes

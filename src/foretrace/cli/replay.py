@@ -9,6 +9,7 @@ import typer
 
 from foretrace.cli.choices import AsJson
 from foretrace.cli.parts import Batch, Dtype, First, Last, Obfuscate, Only, Ops, Phase, Ranks, Without, choices
+from foretrace.replay.harness.limits import MOST_TIMES
 
 
 def replay(
@@ -24,7 +25,12 @@ def replay(
     ] = True,
     slow_host: Annotated[
         float,
-        typer.Option(metavar="X", min=0.01, max=100.0, help="Pace as if the original's host took X times as long."),
+        typer.Option(
+            metavar="X",
+            min=1 / MOST_TIMES,
+            max=MOST_TIMES,
+            help="Pace as if the original's host took X times as long.",
+        ),
     ] = 1.0,
     counters: Annotated[
         bool, typer.Option("--counters", help="On a GPU also count its activity and traffic, with Nsight Compute.")

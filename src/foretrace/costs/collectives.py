@@ -16,11 +16,10 @@ from typing import NamedTuple
 from foretrace.costs.curves import time_at
 from foretrace.costs.layout import Layout
 from foretrace.costs.links import Constants, link_time
+from foretrace.costs.percentiles import TENTH
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Curve, Fabric
 
-TENTH = 1.2816
-"""Standard deviations from the middle to the 10th and the 90th percentile."""
 OTHER_KIND = 0.4
 """Standard deviation of the logarithm of a time that is carried over from another kind of collective: so far apart lie
 the published tables of five kinds on eight A100s."""
@@ -139,6 +138,8 @@ def assumptions(fabric: Fabric, world: int, gpus_per_node: int | None = None) ->
 
     >>> assumptions(Fabric.named("h100-nvswitch"), 64)
     ['nobody measured fabric h100-nvswitch: its times come from the specification of its links']
+    >>> assumptions(Fabric("gloo", (Curve("all_reduce", 8, 1, 50.0, 1.0, 1.0, ((1024.0, 1.0),), 0.1),), ""), 16, 16)
+    ['fabric gloo was measured with 8 ranks at most: 16 are carried over by the steps and the traffic of ring and tree']
     """
     nodes = -(-world // (gpus_per_node or fabric.gpus_per_node))
     most = max((curve.nodes for curve in fabric.curves), default=0)
@@ -146,13 +147,17 @@ def assumptions(fabric: Fabric, world: int, gpus_per_node: int | None = None) ->
         raise _too_small(fabric, world, nodes)
     if not most:
         return [f"nobody measured fabric {fabric.name}: its times come from the specification of its links"]
-    if nodes <= most:
-        return []
     way = "by its links" if fabric.links else "by the steps and the traffic of ring and tree"
-    seen = f"{most} node{'s' if most > 1 else ''} at most"
-    return [
-        f"fabric {fabric.name} was measured on {seen}: {nodes} are carried over {way}, in a network without bottleneck"
-    ]
+    if nodes > most:
+        seen = f"{most} node{'s' if most > 1 else ''} at most"
+        cards = fabric.links.network if fabric.links else None
+        network = f"a network of {cards.nics} x {cards.gbit:g} Gb/s a node" if cards else "a network"
+        carried = f"{nodes} are carried over {way}, in {network} without bottleneck"
+        return [f"fabric {fabric.name} was measured on {seen}: {carried}"]
+    ranks = max(curve.ranks for curve in fabric.curves)
+    if world > ranks:
+        return [f"fabric {fabric.name} was measured with {ranks} ranks at most: {world} are carried over {way}"]
+    return []
 
 
 def _decisive(kind: str, sizes: Sequence[int]) -> int:
@@ -246,5 +251,5 @@ def _too_small(fabric: Fabric, ranks: int, nodes: int) -> ForetraceError:
         f"fabric {fabric.name} was not measured between nodes, and {ranks} ranks are on {nodes} "
         f"({fabric.gpus_per_node} a node)",
         "Take a fabric of several nodes: `foretrace platform list` shows some; `foretrace calibrate fabric` measures "
-        "one, under torchrun. Where all ranks are in one node, give gpus_per_node.",
+        "one, under torchrun. Where all ranks are in one node, say --gpus-per-node.",
     )

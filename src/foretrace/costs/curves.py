@@ -18,6 +18,9 @@ from foretrace.platform.fabric_measurements import BESIDE, WORK, Exchange
 
 Floats = NDArray[np.float64]
 
+LEAST_TRANSFER = 0.25
+"""The part of what the largest message took that is its transfer, at least: sizes that are all latency show no
+bandwidth, and larger ones must not cost nothing."""
 BENDS = np.geomspace(0.3, 2.0, 40)
 """Tried one after the other: with the bend given, latency and bandwidth are a linear fit."""
 
@@ -60,8 +63,11 @@ def _line(sizes: Floats, us: Floats, bend: float) -> tuple[float, float]:
     (fixed, rising), *_ = np.linalg.lstsq(columns, np.ones_like(us), rcond=None)
     if fixed <= 0:  # no latency to be seen: what the smallest took is its bound
         fixed, rising = wanted.min() / 2, (wanted / sizes**bend).min()
-    if rising <= 0:  # no growth to be seen
-        fixed, rising = np.median(wanted), (wanted / sizes**bend).min() / 2
+    least = (LEAST_TRANSFER * us[-1] / sizes[-1]) ** bend
+    if rising < least:  # hardly any growth to be seen
+        weight = 1 / wanted
+        fixed = ((1 - least * sizes**bend * weight) @ weight) / (weight @ weight)
+        fixed, rising = max(fixed, wanted.min() / 2), least
     return float(fixed ** (1 / bend)), float(rising ** (-1 / bend) / 1e3)
 
 

@@ -33,6 +33,8 @@ FIRST = re.compile("(?P<before>[empo<>]*)(D+|gr?|d)")
 """How a gradient of the input begins: what is turned around first, then the product."""
 BACK = {">": "<", "<": ">", "p": "p<"}
 """What turns a result back, by what turned the tensors around before."""
+FILTER_FIRST = "conv_depthwise2d_grad_weight"
+"""Where PyTorch itself makes the gradients, with this kernel, that of the filter comes before that of the input."""
 
 
 class Share(NamedTuple):
@@ -61,7 +63,9 @@ def cut(found: Measurement, parts: int) -> list[Share] | None:
     if ends is None:
         return None
     cold, warm = (_shares(repeats, ends) for repeats in (found.cold, found.warm))
-    return [Share(kernels[begin:end], *both) for begin, end, *both in zip([0, *ends], ends, cold, warm)]
+    shares = [Share(kernels[begin:end], *both) for begin, end, *both in zip([0, *ends], ends, cold, warm)]
+    turned = gradients(found.case.op)[0] is True and any(FILTER_FIRST in name for name, _ in shares[0].kernels)
+    return [shares[1], shares[0], *shares[2:]] if turned else shares
 
 
 def _shares(repeats: Sequence[Repeat], ends: Sequence[int]) -> list[float]:

@@ -7,27 +7,28 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.costs.carried import carried, doubt, factors
-from foretrace.costs.collectives import TENTH
 from foretrace.costs.composed import parts_of
 from foretrace.costs.exact import Exact, Timed
 from foretrace.costs.fallback import Fallback, work_of
 from foretrace.costs.families import FAMILIES, Described, facts_of, family_of
 from foretrace.costs.model import Model
+from foretrace.costs.percentiles import TENTH
 from foretrace.costs.residency import residency
 from foretrace.costs.rows import Floats, Rows, ceilings
 from foretrace.costs.silent import launches_nothing
 from foretrace.costs.spread_of_ids import spread_of_ids
 from foretrace.graph import ForetraceError, Graph, Indices, Op, Tf32
 from foretrace.graph.signature import signature
-from foretrace.platform.carry import Carry
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
+
+if TYPE_CHECKING:
+    from foretrace.platform.carry import Carry
 
 MEASURED, MODEL, FALLBACK = range(3)
 """Where a kernel's time comes from."""
@@ -78,11 +79,15 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     known_times = [timed[place] for place in working]
     costs = _priced(calls, known, graph.tf32, carry.source if carry else device, fitted, warm, known_times)
     if carry:
+        from foretrace.costs.carried import factors
+
         start = fitted.fallback.start_us
         work = np.bincount(costs.op, np.maximum(costs.typical - start, 0.0), len(calls)).astype(np.float64)
         factor = factors(calls, work, known, graph.tf32, warm, device, carry)
         costs = _carried(costs, factor[costs.op], start, carry)
-    return replace(costs, op=row_of[costs.op])
+    # A processor does a call itself: there are no kernels whose names would tell more than the call's.
+    names = [calls[place].name for place in costs.op.tolist()] if kind == "cpu" else costs.name
+    return replace(costs, op=row_of[costs.op], name=names)
 
 
 def _timed(graph: Graph, rows: NDArray[np.int32], ops: Sequence[Op], platform: Platform) -> list[Timed | None]:
@@ -264,6 +269,8 @@ def _by_model(model: Model, way: Way, calls: _Calls, device: Device, warm: Float
 
 def _carried(costs: KernelCosts, factor: Floats, start_us: float, carry: Carry) -> KernelCosts:
     """The same kernels on the device that they are carried over to, the range as much wider."""
+    from foretrace.costs.carried import carried, doubt
+
     low, typical, high = (carried(us, factor, start_us, carry) for us in (costs.low, costs.typical, costs.high))
     wider = np.exp(TENTH * doubt(factor, carry))
     return replace(costs, low=low / wider, typical=typical, high=high * wider)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from foretrace.costs.arrays import finite
 from foretrace.costs.nets import ResidualNet
 from foretrace.costs.rows import Floats, Rows, both_states
-from foretrace.costs.shares import Shares
 from foretrace.costs.trees import Forest
 
 
@@ -104,38 +103,25 @@ class ResidualTrees:
 
 
 class Blend:
-    """Trees and a net, mostly halfway between: where one is off, the other seldom is in the same direction."""
+    """Halfway between trees and a net: where one is off, the other seldom is in the same direction."""
 
-    def fit(self, rows: Rows, latents: Floats | None, trees: int, leaves: int, shares: Shares | None = None) -> Self:
-        """Fit each on the calls that it has a share in."""
-        self.shares_ = shares or Shares()
-        of_trees = self.shares_.of(rows)
-        theirs, its = (np.flatnonzero(share) for share in (of_trees, 1 - of_trees))
-        self.trees_ = ResidualTrees().fit(rows.pick(theirs), _some(latents, theirs), trees, leaves)
-        self.net_ = ResidualNet().fit(rows.pick(its), _some(latents, its))
+    def fit(self, rows: Rows, latents: Floats | None, trees: int, leaves: int) -> Self:
+        """Fit both."""
+        self.trees_ = ResidualTrees().fit(rows, latents, trees, leaves)
+        self.net_ = ResidualNet().fit(rows, latents)
         return self
 
     def predict_both(self, rows: Rows) -> Floats:
         """Microseconds of each row, a column per state."""
-        of_trees = self.shares_.of(rows)
-        logs = np.zeros((len(rows), 2))
-        for model, share in ((self.trees_, of_trees), (self.net_, 1 - of_trees)):
-            asked = np.flatnonzero(share)
-            logs[asked] += share[asked, None] * np.log(model.predict_both(rows.unmeasured(asked)))
-        return np.exp(logs)
+        return np.asarray(np.sqrt(self.trees_.predict_both(rows) * self.net_.predict_both(rows)))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Its numbers, for a file."""
-        return self.shares_.arrays() | self.trees_.arrays() | self.net_.arrays()
+        return self.trees_.arrays() | self.net_.arrays()
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """What `arrays` gave."""
         made = cls()
-        made.shares_ = Shares.from_arrays(arrays)
         made.trees_, made.net_ = ResidualTrees.from_arrays(arrays), ResidualNet.from_arrays(arrays)
         return made
-
-
-def _some(latents: Floats | None, rows: NDArray[np.int64]) -> Floats | None:
-    return None if latents is None else latents[rows]

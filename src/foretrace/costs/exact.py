@@ -8,16 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.costs.patterns import short
 from foretrace.graph import ForetraceError, Indices, Op, Tf32
-from foretrace.platform.cases.recorded import case_key, case_of_each
+from foretrace.platform.files import LARGEST
 from foretrace.platform.folder import EXACT
-from foretrace.platform.measurements import CALL, Measurement, Repeat
+
+if TYPE_CHECKING:
+    from foretrace.platform.measurements import Measurement, Repeat
 
 FILE = Path(EXACT).name
 
@@ -37,7 +39,7 @@ class Timed(NamedTuple):
 
         A processor whose core others use as well is fast at one time and half as fast at another. A step has both.
 
-        >>> from foretrace.platform.cases import Case
+        >>> from foretrace.platform.measurements import Case, Measurement
         >>> seen = Measurement(Case(Op("aten::relu")), cold=[[("k", 4.0)]], warm=[[("k", 2.0)], [("k", 3.0)]])
         >>> Timed.of(seen).warm_us.tolist()
         [2.5]
@@ -46,6 +48,22 @@ class Timed(NamedTuple):
         middle = np.mean if found.on_processor else np.median
         cold, warm = (middle(_alike(repeats, len(kernels)), axis=0) for repeats in (found.cold, found.warm))
         return cls(kernels, cold, warm, max(found.spread("cold"), found.spread("warm")))
+
+    @classmethod
+    def plain(cls, kernels: list[str], cold_us: list[float], warm_us: list[float], spread: float) -> Timed:
+        """From what a file holds; a ValueError for what is no timed call.
+
+        >>> Timed.plain(["gemm"], [4.0], [3.5, 0.5], 0.1)
+        Traceback (most recent call last):
+        ...
+        ValueError: ['gemm'] took [4.0] and [3.5, 0.5], 0.1 apart
+        """
+        cold, warm = np.array(cold_us, float), np.array(warm_us, float)
+        named = isinstance(kernels, list) and all(isinstance(name, str) for name in kernels)
+        numbers = np.concatenate([cold.ravel(), warm.ravel(), [spread]])
+        if not named or cold.shape != warm.shape or cold.shape != (len(kernels),) or not _are_times(numbers):
+            raise ValueError(f"{kernels} took {cold_us} and {warm_us}, {spread} apart")
+        return cls(kernels, cold, warm, float(spread))
 
     @classmethod
     def as_recorded(cls, launched: Sequence[tuple[str, float]]) -> Timed:
@@ -70,6 +88,9 @@ class Exact:
 
         Those of a processor first on their own: one that is fast makes more of them.
         """
+        from foretrace.platform.cases.recorded import case_key
+        from foretrace.platform.measurements import Measurement  # what most steps are priced without
+
         calls: dict[str, Measurement] = {}
         for one in found:
             known = calls.setdefault(case_key(one.case), Measurement(one.case))
@@ -81,6 +102,8 @@ class Exact:
         """For each op what it was seen to take; None for one that was not timed."""
         if not self.calls:
             return [None] * len(ops)
+        from foretrace.platform.cases.recorded import case_key, case_of_each
+
         cases = case_of_each(ops, indices, tf32)
         seen = {id(case): self.calls.get(case_key(case)) for case in {id(c): c for c in cases if c}.values()}
         return [seen.get(id(case)) for case in cases]
@@ -101,13 +124,15 @@ class Exact:
             return cls({})
         try:
             lines: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-            return cls(
-                {k: Timed(n, np.array(c, float), np.array(w, float), float(s)) for k, (n, c, w, s) in lines.items()}
-            )
+            return cls({key: Timed.plain(*line) for key, line in lines.items()})
         except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
             raise ForetraceError(
                 f"{path} does not hold timed calls ({error})", "Restore it, or fit it again: foretrace calibrate fit."
             ) from None
+
+
+def _are_times(numbers: NDArray[np.float64]) -> bool:
+    return bool(((numbers >= 0) & (numbers <= LARGEST)).all())
 
 
 def _alike(repeats: Sequence[Repeat], kernels: int) -> NDArray[np.float64]:
@@ -118,4 +143,6 @@ def _alike(repeats: Sequence[Repeat], kernels: int) -> NDArray[np.float64]:
 
 def _mean(repeats: Sequence[Repeat]) -> list[Repeat]:
     """The repeats of a call as one of them."""
+    from foretrace.platform.measurements import CALL
+
     return [[(CALL, float(np.mean([us for _, us in chain.from_iterable(repeats)])))]] if repeats else []

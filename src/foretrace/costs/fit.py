@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import shutil
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 
 from foretrace.costs.boosting import folds_of
 from foretrace.costs.estimators import Blend, ScaledRoofline
-from foretrace.costs.exact import FILE as EXACT_FILE
 from foretrace.costs.exact import Exact
 from foretrace.costs.fallback import Fallback
 from foretrace.costs.families import FAMILIES, Family
@@ -18,9 +18,11 @@ from foretrace.costs.likely import LikelyKernels
 from foretrace.costs.model import Estimator, Model, Spread
 from foretrace.costs.patterns import Patterns
 from foretrace.costs.rows import Floats, Rows, rows_of
-from foretrace.costs.shares import Shares, mixed
+from foretrace.graph import ForetraceError
 from foretrace.platform.cases.recorded import EXACT
 from foretrace.platform.device import Device
+from foretrace.platform.files import read_object
+from foretrace.platform.folder import INDEX
 from foretrace.platform.rates import read_all
 
 SIZES = {30_000: (1200, 255), 20_000: (1200, 127), 5_000: (900, 63), 0: (500, 31)}
@@ -46,29 +48,40 @@ def fit_family(family: Family, rows: Rows) -> tuple[Model, dict[str, Any]] | Non
     if len(rows) < family.fewest:
         return None
     held_out = _held_out(family, rows)
-    shares = Shares.best(rows, held_out["trees"], held_out["net"])
-    held_out["blend"] = mixed(held_out["trees"], held_out["net"], shares.of(rows))
     measured_us = rows.whole(rows.us)
     scores = {kind: errors(rows.whole(us).ravel(), measured_us.ravel()) for kind, us in held_out.items()}
     best = min(scores, key=lambda kind: scores[kind]["gmae"])
     spread = Spread.of(held_out[best].ravel(), rows.us.ravel())
-    estimator = _fitted(family, rows, shares if best == "blend" else None)[best]
+    estimator = _fitted(family, rows)[best]
     model = Model(family, estimator, spread, Patterns().fit(rows), float(rows.roof_us.max()))
     others = {kind: score["gmae"] for kind, score in scores.items() if kind != best}
-    return model, {"measurements": len(measured_us), "kind": best, **scores[best], "others": others}
+    return model, {"measurements": rows.calls, "kind": best, **scores[best], "others": others}
 
 
 def fit_models(
-    raw: Path, device: Device, out: Path, told: Callable[[str], None] = lambda words: None
+    raw: Path, device: Device, out: Path, told: Callable[[str], None] = lambda words: None, before: Path | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Fit all families that were measured, write their models, and give what is known of each one's errors."""
+    """Fit all families that were measured, write their models, and give what is known of each one's errors.
+
+    Parameters
+    ----------
+    raw
+        The measurements.
+    device
+        What they were made on.
+    out
+        An empty folder for the models.
+    told
+        Told what is being fitted.
+    before
+        Models that were fitted for the same device: of a family that nothing was measured of since, its own is taken.
+    """
     measured = read_all(raw, *FAMILIES)
     rows = {name: rows_of(family, measured, device) for name, family in FAMILIES.items()}
-    index = {}
-    out.mkdir(parents=True, exist_ok=True)
-    for earlier in (*out.glob("*.npz"), out / EXACT_FILE):
-        earlier.unlink(missing_ok=True)  # what is not fitted now was fitted for something else
+    index = _taken_over(before, rows, out) if before else {}
     for name, family in FAMILIES.items():
+        if name in index:
+            continue
         told(f"fitting {name}")
         fitted = fit_family(family, rows[name])
         if fitted:
@@ -78,7 +91,25 @@ def fit_models(
     exact = [m for m in read_all(raw, EXACT) if not m.error and m.cold and m.warm]
     if exact:
         Exact.measured(exact).write(out)
-    return index
+    return {name: index[name] for name in FAMILIES if name in index}
+
+
+def _taken_over(before: Path, rows: Mapping[str, Rows], out: Path) -> dict[str, dict[str, Any]]:
+    """Copy the models that were fitted on as many calls as there are now: what was measured is only ever added to."""
+    taken = {}
+    try:
+        known = read_object(before / Path(INDEX).name)
+    except ForetraceError:
+        return {}
+    for name, found in known.items():
+        try:
+            if found["measurements"] == rows[name].calls:
+                Model.read(before, name)
+                shutil.copy(before / f"{name}.npz", out)
+                taken[name] = found
+        except (ForetraceError, LookupError, TypeError):
+            continue  # what can't be read is fitted anew
+    return taken
 
 
 def _together(parts: Collection[Rows]) -> Rows:
@@ -98,13 +129,13 @@ def _held_out(family: Family, rows: Rows) -> dict[str, Floats]:
     return predicted
 
 
-def _fitted(family: Family, rows: Rows, shares: Shares | None = None) -> dict[str, Estimator]:
-    """A model of each kind; what a blend is made of is fitted once, on the calls that it has a share in."""
+def _fitted(family: Family, rows: Rows) -> dict[str, Estimator]:
+    """A model of each kind; what a blend is made of is fitted once."""
     ran = [[name for name, _ in kernels] for kernels in rows.kernels]
     found = [family.latents(names) for names in ran]
     latents = np.array(found, np.float64) if found and found[0] else None
     trees, leaves = next(size for fewest, size in SIZES.items() if len(rows) >= fewest)
-    blend = Blend().fit(rows, latents, trees, leaves, shares)
+    blend = Blend().fit(rows, latents, trees, leaves)
     fitted: dict[str, Estimator] = {
         "roofline": ScaledRoofline().fit(rows),
         "trees": blend.trees_,
@@ -113,5 +144,6 @@ def _fitted(family: Family, rows: Rows, shares: Shares | None = None) -> dict[st
     }
     kernels = [kernel for names in ran if (kernel := family.kernel(names))]
     if any(kernel.first for kernel in kernels):  # on a CPU no name tells a tile
-        fitted["likely"] = LikelyKernels().fit(rows, latents, kernels, family.columns)
+        sides = [family.columns.index(side) for side in family.sides]
+        fitted["likely"] = LikelyKernels().fit(rows, latents, kernels, sides)
     return fitted

@@ -10,7 +10,9 @@ from foretrace.costs.host_sharded import sharded_us
 from foretrace.costs.host_terms import HostCalls, rested, terms
 from foretrace.graph import Graph
 from foretrace.graph.tables import Floats, Ints
-from foretrace.platform.host import CallCost, Host
+from foretrace.platform.host import TERMS, CallCost, Host
+
+IS_GAP = np.array([name.endswith(("_call", "_view")) for name in TERMS])
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class HostCosts:
 
     before: Floats
     """T1: between the call before and this one."""
+    gap: Floats
+    """The part of T1 that every call of a phase has."""
     to_launch: Floats
     """T2: from its start to its first launch; all of a call that launches nothing."""
     launch: Floats
@@ -59,9 +63,10 @@ def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCost
     ([8.0, 4.0], [6.0, 6.0])
     """
     calls = HostCalls.of(graph, rows, launches)
-    inside = _inside(calls, host)
+    inside, counts, costs = _inside(calls, host), terms(calls), np.array(astuple(host.before))
     return HostCosts(
-        before=terms(calls) @ np.array(astuple(host.before)) + sharded_us(graph, rows, host.sharded),
+        before=counts @ costs + sharded_us(graph, rows, host.sharded),
+        gap=counts[:, IS_GAP] @ costs[IS_GAP],
         to_launch=inside["to_launch"] * np.where(calls.first, host.first, 1.0) + inside["tensor"] * calls.tensors,
         launch=inside["launch"],
         between=inside["between"],

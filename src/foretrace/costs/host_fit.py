@@ -49,7 +49,24 @@ def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
     host = Host(name, calls, *kinds, nothing, common=1.0, provenance=_provenance(runs), first=first)
     host = with_calls_alone(with_time_between(host, subjects), runs)
     common = _common(subjects, host)
-    return _rounded(replace(host, common=common, rested=_rested(steps), sharded=_sharded(runs)))
+    return _rounded(replace(with_gaps(host, runs), common=common, rested=_rested(steps), sharded=_sharded(runs)))
+
+
+def with_gaps(host: Host, runs: Sequence[HostRun]) -> Host:
+    """The host with what was seen between calls of a larger step, where that was: small steps do not tell it there.
+
+    >>> nothing = CallCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.1)
+    >>> host = Host("mine", {}, nothing, nothing, Before(*[0.0] * len(TERMS)), common=0.1, provenance="made up")
+    >>> with_gaps(host, [HostRun({}, gaps=[[12.0, 8.0, 5.0], [14.0, 8.0, 5.0]])]).before.forward_view
+    13.0
+    """
+    seen = [gaps for run in runs for gaps in run.gaps]
+    if not seen:
+        return host
+    forward, backward, optimizer = np.mean(seen, axis=0).tolist()
+    calls = {"forward_call": forward, "backward_call": backward, "optimizer_call": optimizer}
+    views = {"forward_view": forward, "backward_view": backward}
+    return replace(host, before=replace(host.before, **calls, **views))
 
 
 def _sharded(runs: Sequence[HostRun]) -> Sharded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from foretrace.graph import PHASES, Graph, Names, Op, Tensor
 from foretrace.graph.tables import CALL, Floats, Ints, Small
 from foretrace.platform.host import TERMS
-from foretrace.platform.host_measurements import Calls
+
+if TYPE_CHECKING:
+    from foretrace.platform.host_measurements import Calls
 
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 CAST = "aten::_to_copy"

@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from foretrace.costs.nets import PURPOSES, Choice, Purpose
+
 Layer = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Weights and biases, those of each net after the one before."""
 Parameters = list[tuple[torch.Tensor, torch.Tensor]]
@@ -44,11 +46,15 @@ class Effort:
     """Share of a layer's units that an update leaves out, others each time, so that nothing hangs on a few of them."""
 
 
-EFFORTS = {
-    "cpu": Effort(1, 1, 128, 256, 10_000, 150, 5e-3, 1e-4, 0.0),
-    "cuda": Effort(6, 2, 256, 512, 16_000, 300, 4e-3, 0.1, 0.1),
+EFFORTS: dict[str, dict[Purpose, Effort]] = {
+    "cpu": dict.fromkeys(PURPOSES, Effort(1, 1, 128, 256, 10_000, 150, 5e-3, 1e-4, 0.0)),
+    "cuda": {
+        "time": Effort(6, 2, 256, 512, 16_000, 300, 4e-3, 0.1, 0.1),
+        "kernel": Effort(1, 2, 384, 1024, 30_000, 300, 4e-3, 0.03, 0.15),
+        "time on a kernel": Effort(4, 3, 256, 2048, 24_000, 300, 4e-3, 0.05, 0.03),
+    },
 }
-"""By kind of the device that trains."""
+"""By kind of the device that trains, and by what nets are to say."""
 SMALL = 0.05
 """Errors of the logarithm up to which an error counts by its square, beyond by its size."""
 UP = 0.1
@@ -63,11 +69,12 @@ def train(
     columns: NDArray[np.float64],
     target: NDArray[np.float64],
     facts: NDArray[np.float64] | None = None,
-    kinds: NDArray[np.int64] | None = None,
+    choice: Choice | None = None,
+    purpose: Purpose = "time",
 ) -> list[Layer]:
     """Layers of nets that say the logarithm of a time, on a GPU where there is one.
 
-    Where a row is one of several kinds, counted from 0, they say that too: how much speaks for each.
+    Where a kernel is to be chosen, they say that too: how much each piece of one speaks for it.
 
     >>> x = np.linspace(-1, 1, 300)[:, None]
     >>> layers = train(x, 3 * x[:, 0], facts=x > 0)
@@ -75,17 +82,17 @@ def train(
     (1, True)
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    effort = EFFORTS[device]
+    effort = EFFORTS[device][purpose]
     wanted = target[:, None] if facts is None else np.column_stack([target, _standard(facts)])
     with torch.random.fork_rng():
         torch.manual_seed(7)
         x, y = (torch.tensor(values, dtype=torch.float32, device=device) for values in (columns, wanted))
-        kind = torch.tensor(kinds, device=device) if kinds is not None else None
+        chosen = Chosen(choice, device) if choice is not None else None
         middle = y.mean(dim=0)
-        if kind is not None:
-            middle = torch.cat([middle, middle.new_zeros(int(kind.max()) + 1)])
+        if chosen is not None:
+            middle = torch.cat([middle, middle.new_zeros(len(chosen.pieces))])
         layers = _fresh(x.shape[1], middle, effort)
-        Descent(layers, x, y, effort, kind).go()
+        Descent(layers, x, y, effort, chosen).go()
     plain = [tuple(tensor.detach().double().cpu().numpy() for tensor in layer) for layer in layers]
     asked = [0, *range(wanted.shape[1], len(middle))]
     weights, biases = plain[-1]
@@ -111,13 +118,29 @@ def _random(shape: tuple[int, ...], given: int, like: torch.Tensor) -> torch.Ten
     return like.new_empty(shape).uniform_(-1, 1) / math.sqrt(given)
 
 
+class Chosen:
+    """A choice where nets are trained."""
+
+    def __init__(self, choice: Choice, device: str) -> None:
+        self.ran = torch.tensor(choice.ran, device=device)
+        kernels = np.arange(len(choice.pieces))[:, None]
+        pieces = np.zeros((choice.pieces.max() + 1, len(choice.pieces)), np.float32)
+        pieces[choice.pieces, kernels] = 1.0
+        self.pieces = torch.tensor(pieces, device=device)
+        """Which pieces, in rows, each kernel has."""
+
+    def off(self, said: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """How little speaks for the kernels that ran."""
+        return functional.cross_entropy((said @ self.pieces).flatten(0, 1), self.ran[rows].flatten())
+
+
 class Descent:
     """Updates of nets, each on the next batch of rows and at the pace of its time."""
 
     def __init__(
-        self, layers: Parameters, x: torch.Tensor, y: torch.Tensor, effort: Effort, kinds: torch.Tensor | None = None
+        self, layers: Parameters, x: torch.Tensor, y: torch.Tensor, effort: Effort, chosen: Chosen | None = None
     ) -> None:
-        self.layers, self.x, self.y, self.effort, self.kinds = layers, x, y, effort, kinds
+        self.layers, self.x, self.y, self.effort, self.chosen = layers, x, y, effort, chosen
         on_gpu = x.device.type == "cuda"
         batch = min(effort.batch, len(x))
         self.batches = len(x) // batch
@@ -166,9 +189,8 @@ class Descent:
         self.optimizer.zero_grad()
         said, wanted = _said(self.layers, self.x[rows], self.effort.dropout), self.y[rows]
         loss = _off(said[:, :, : wanted.shape[2]] - wanted)
-        if self.kinds is not None:
-            speaking = said[:, :, wanted.shape[2] :].flatten(0, 1)
-            loss = loss + functional.cross_entropy(speaking, self.kinds[rows].flatten())
+        if self.chosen is not None:
+            loss = loss + self.chosen.off(said[:, :, wanted.shape[2] :], rows)
         (self.effort.nets * loss).backward()
         self.optimizer.step()
         self.made += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,8 @@ from foretrace.costs.rows import Floats, Rows, both_states
 
 FARTHEST = 5.0
 """Standard deviations beyond which a column says no more: a net knows nothing of where it was not fitted."""
-FINEST = 127
-"""Weights are kept as so many steps up and down, of a size for each output: answers move by a fifth of a per cent."""
+FINEST = 63
+"""Weights are kept as so many steps up and down, of a size for each output: answers move by a third of a per cent."""
 LEAST = 1e-6
 """A column with less of a standard deviation than this is the same for all rows."""
 FAR = 32.0
@@ -25,29 +25,49 @@ KINDS = 24
 """A column of whole numbers with at most so many different ones names kinds: each gets a column of its own."""
 
 
+Purpose = Literal["time", "kernel", "time on a kernel"]
+"""What nets are to say of a call: they take other efforts to train."""
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+
+
+class Choice(NamedTuple):
+    """Which of some kernels each row ran, and which of a net's answers speak for a kernel, together."""
+
+    ran: NDArray[np.int64]
+    pieces: NDArray[np.int64]
+    """A row per kernel: numbers of answers, all of which are used."""
+
+
 class Nets:
     """Nets of a few hidden layers on the same columns; their answers are averaged."""
 
     def learn(
-        self, columns: Floats, target: Floats, facts: Floats | None = None, kinds: NDArray[np.int64] | None = None
+        self,
+        columns: Floats,
+        target: Floats,
+        facts: Floats | None = None,
+        choice: Choice | None = None,
+        purpose: Purpose = "time",
     ) -> Self:
-        """Learn to say the logarithm of a time, and which of some kinds a row is, where they are given."""
+        """Learn to say the logarithm of a time, and what speaks for each kernel, where one is to be chosen."""
         from foretrace.costs.net_fit import train
 
         self.kinds_, self.logs_ = _kinds(columns), _far_apart(columns)
         wide = self._wide(columns)
         self.middle_, self.width_ = wide.mean(axis=0), wide.std(axis=0)
         self.width_[self.width_ < LEAST] = np.inf  # what never changed may change later: nothing was learned of it
-        self.layers_ = train(self._scaled(wide), target, facts, kinds)
+        self.layers_ = train(self._scaled(wide), target, facts, choice, purpose)
         return self
 
     def answers(self, columns: Floats) -> Floats:
-        """For each row the logarithm of its time, and after it how much speaks for each kind."""
+        """For each row the logarithm of its time, and after it what speaks for the pieces of a choice."""
         flow: NDArray[Any] = self._scaled(self._wide(columns)).astype(np.float32)
         with one_thread():
             for weights, biases in self.layers_[:-1]:
-                flow = flow @ weights + biases
-                flow = flow * (1 + np.tanh(flow / 2)) / 2
+                flow = flow @ weights
+                flow += biases
+                flow /= 2
+                flow += flow * np.tanh(flow)  # of x: x / (1 + exp(-x))
             weights, biases = self.layers_[-1]
             return np.asarray((flow @ weights + biases).mean(axis=0, dtype=np.float64))
 
@@ -61,13 +81,13 @@ class Nets:
     def _scaled(self, wide: Floats) -> Floats:
         return np.asarray(np.clip((wide - self.middle_) / self.width_, -FARTHEST, FARTHEST))
 
-    def kept(self, name: str) -> dict[str, NDArray[Any]]:
-        """Their numbers, for a file, by names that begin with this one."""
+    def kept(self, name: str, finest: int = FINEST) -> dict[str, NDArray[Any]]:
+        """Their numbers, for a file, by names that begin with this one; weights in so many steps up and down."""
         found: dict[str, NDArray[Any]] = {
             f"{name}.{part}": getattr(self, f"{part}_") for part in ("kinds", "logs", "middle", "width")
         }
         for place, (weights, biases) in enumerate(self.layers_):
-            scale = np.maximum(np.abs(weights).max(axis=1, keepdims=True) / FINEST, 1e-9).astype(np.float32)
+            scale = np.maximum(np.abs(weights).max(axis=1, keepdims=True) / finest, 1e-9).astype(np.float32)
             found |= {
                 f"{name}.weights{place}": np.round(weights / scale).astype(np.int8),
                 f"{name}.scale{place}": scale,

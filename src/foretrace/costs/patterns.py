@@ -7,14 +7,16 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.costs.rows import Floats, Rows
 from foretrace.costs.trees import Forest
-from foretrace.platform.measurements import Repeat
+
+if TYPE_CHECKING:
+    from foretrace.platform.measurements import Repeat
 
 RARE = 3
 """Sequences that were seen less often teach nothing."""

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.costs.composed import parts_of
-from foretrace.costs.cut import cut
 from foretrace.costs.families import Described, Facts, Family
 from foretrace.costs.families.family import LATENCY_US
 from foretrace.platform.device import Device
-from foretrace.platform.measurements import Measurement, Repeat
+
+if TYPE_CHECKING:
+    from foretrace.platform.measurements import Measurement, Repeat
 
 Floats = NDArray[np.float64]
 FLOOR_US = 1.0
@@ -47,6 +49,11 @@ class Rows:
         return len(self.features)
 
     @property
+    def calls(self) -> int:
+        """How many calls they are, of one part or of several."""
+        return len(np.unique(self.call))
+
+    @property
     def roof_us(self) -> Floats:
         """What no kernel can beat."""
         return np.maximum(self.flops_us, self.bytes_us)
@@ -62,10 +69,6 @@ class Rows:
         flops_us, bytes_us = self.flops_us[rows], self.bytes_us[rows]
         return Rows(self.features[rows], flops_us, bytes_us, self.us[rows], kernels, self.call[rows])
 
-    def unmeasured(self, rows: NDArray[np.int64]) -> Rows:
-        """Some of the rows, without what was measured of them."""
-        return Rows(self.features[rows], self.flops_us[rows], self.bytes_us[rows], np.zeros((0, 2)), [])
-
     def whole(self, us: Floats) -> Floats:
         """Times of calls, from those of their parts.
 
@@ -80,15 +83,18 @@ class Rows:
 def rows_of(family: Family, measurements: Iterable[Measurement], device: Device) -> Rows:
     """The calls among the measurements that the family answers for, with all that they are made of.
 
-    Those whose kernels don't tell what each part took are left out.
+    Those that launched nothing, or whose kernels don't tell what each part took, are left out.
     """
+    from foretrace.costs.cut import cut  # who asks models does without measurements
+
     described: list[Described] = []
     us: list[tuple[float, float]] = []
     kernels: list[Repeat] = []
     call: list[int] = []
     for number, found in enumerate(measurements):
         made_of = parts_of(found.case.op, device.kind)
-        if found.error or not found.cold or not found.warm or not all(map(family.answers, made_of)):
+        timed = not found.error and found.cold and found.warm and found.us("cold") and found.us("warm")
+        if not timed or not all(map(family.answers, made_of)):
             continue
         facts = Facts(device, found.indices, found.case.tf32, found.case.pinned)
         shares = cut(found, len(made_of))

@@ -31,6 +31,8 @@ PREFIXES = (
     "c10d::",
     "_c10d_functional::",
     "c10d_functional::",
+    "nccl:",
+    "gloo:",
     "cuda::",
     "storage::",
     "profiler::",

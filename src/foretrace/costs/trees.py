@@ -96,31 +96,35 @@ class Forest:
         if leaf.shape != leaves.shape:
             raise ValueError(f"the trees of {prefix!r} have other leaves than values")
         threshold = np.empty(len(feature), np.float32)
-        threshold[leaves], threshold[splits] = leaf, _levels(arrays, prefix, feature[splits], level)
-        right = _right_of(splits, leaves, root)
+        threshold[leaves] = leaf.astype(np.float32)
+        threshold[splits] = _levels(arrays, prefix, feature.take(splits).astype(np.intp), level)
+        right = _right_of(splits, feature >= 0, root)
         if right is None or not np.isfinite(threshold).all():
             raise ValueError(f"the trees of {prefix!r} lead nowhere")
         return cls(feature.astype(np.int16), threshold, right, root.astype(np.int32))
 
 
-def _right_of(splits: Longs, leaves: Longs, root: NDArray[Any]) -> NDArray[np.int16] | None:
+def _right_of(splits: Longs, is_split: NDArray[np.bool_], root: NDArray[Any]) -> NDArray[np.int16] | None:
     """For each node, how far ahead the one is where its right branch begins; None where some have none.
 
     A split is followed by all of its left branch. Each split below opens a branch more, and each leaf ends one, so that
     the left branch is over at the first leaf behind which as many are open as before the split. By depth, and among
     equals by place, the splits and the leaves that end their left branches therefore come in the same order.
     """
-    nodes = len(splits) + len(leaves)
-    rises = np.zeros(nodes, np.int8)
-    rises[splits], rises[leaves] = 1, -1
+    nodes = len(is_split)
+    rises = 2 * is_split.astype(np.int16) - 1
     ends = np.append(root[1:], nodes) - 1  # a tree's last leaf ends no left branch
-    if (rises[ends] > 0).any() or len(splits) != len(leaves) - len(ends):
+    if is_split[ends].any() or 2 * len(splits) != nodes - len(ends):
         return None
     rises[ends] = 0
-    depth = np.cumsum(rises, dtype=np.int16)
     left_ends = np.flatnonzero(rises < 0)
-    splits = splits[np.argsort(depth[splits], kind="stable")]
-    begins = left_ends[np.argsort(depth[left_ends], kind="stable")] + 1
+    depth = np.cumsum(rises, dtype=np.int16)
+    if depth.min(initial=0) < 0:
+        return None
+    if depth.max(initial=0) <= np.iinfo(np.uint8).max:
+        depth = depth.astype(np.uint8)  # sorted twice as fast
+    splits = splits.take(np.argsort(depth.take(splits), kind="stable"))
+    begins = left_ends.take(np.argsort(depth.take(left_ends), kind="stable")) + 1
     ahead = begins - splits
     if len(splits) and (ahead.min() < 2 or ahead.max() > np.iinfo(np.int16).max):
         return None
@@ -137,9 +141,9 @@ def _levels(arrays: Mapping[str, NDArray[Any]], prefix: str, column: NDArray[Any
     if whole:
         used = (columns >= 0) & (columns < len(first))
         first[columns[used]], count[columns[used]] = (np.cumsum(counts) - counts)[used], counts[used]
-    if not whole or (level >= count[column]).any():
+    if not whole or (level >= count.take(column)).any():
         raise ValueError(f"the trees of {prefix!r} split at nothing")
-    found: Floats = levels[first[column] + level]
+    found: Floats = levels.take(first.take(column) + level)
     return found
 
 

@@ -35,15 +35,16 @@ def all_at_once(rows: Floats, feature: Nodes, threshold: Nodes, right: Nodes, ro
     """Every row is in every tree; those that are not at a leaf yet take a step, and so on."""
     count, columns = rows.shape
     values, begins = rows.ravel(), np.tile(np.arange(count) * columns, len(root))
-    node, walking = np.repeat(root, count), np.arange(count * len(root))
-    while True:
-        column = feature[node[walking]]
-        walking, column = walking[column >= 0], column[column >= 0]
-        if not len(walking):
-            break
-        at = node[walking]
-        goes_on = values[begins[walking] + column] <= threshold[at]
-        node[walking] = at + np.where(goes_on, 1, right[at])
+    node = at = np.repeat(root.astype(np.intp), count)
+    walking = np.arange(len(at))
+    while len(at):
+        column = feature.take(at)
+        further = np.flatnonzero(column >= 0)
+        if len(further) < len(at):
+            node[walking] = at
+            at, walking, begins, column = (some.take(further) for some in (at, walking, begins, column))
+        goes_on = values.take(begins + column) <= threshold.take(at)
+        at = at + np.where(goes_on, 1, right.take(at))
     # Added up in the order of the trees, as the compiled walk does it.
     return np.asarray(np.cumsum(threshold[node].reshape(len(root), count), axis=0, dtype=np.float64)[-1])
 

@@ -14,9 +14,10 @@ from dataclasses import replace
 import numpy as np
 
 from foretrace.costs.contention import Contention, contention
+from foretrace.forecast.device_work import as_measured
 from foretrace.forecast.intervals import merged
 from foretrace.forecast.timetable import KERNEL, Timetable
-from foretrace.forecast.work import Work, as_measured
+from foretrace.forecast.work import Work
 from foretrace.graph import Graph
 from foretrace.graph.tables import COLLECTIVE, Floats
 from foretrace.platform.platform import Platform

@@ -15,6 +15,7 @@ from foretrace.forecast.host import SYNC, Segments
 from foretrace.forecast.intervals import previous_on_lane
 from foretrace.graph import Graph
 from foretrace.graph.collectives import EXCHANGES
+from foretrace.graph.numbers import distinct
 from foretrace.graph.tables import COLLECTIVE, WAIT_EVENT, CallTable, Floats, KernelTable, Longs
 
 Pairs = NDArray[np.int32]
@@ -52,7 +53,7 @@ def lane_order(lane: NDArray[Any], start: Floats) -> Pairs:
 def handovers(segments: Segments) -> Pairs:
     """A thread that waited for another one goes on when that one stops."""
     found = [np.zeros((0, 2), np.int32)]
-    for thread in np.unique(segments.after_thread[segments.after_thread >= 0]):
+    for thread in distinct(segments.after_thread[segments.after_thread >= 0]):
         after = np.flatnonzero(segments.after_thread == thread)
         theirs = np.flatnonzero(segments.thread == thread)
         last = np.searchsorted(segments.end[theirs], segments.start[after], "right") - 1
@@ -66,7 +67,7 @@ def launches(graph: Graph, segments: Segments) -> Pairs:
     for_call = segments.call >= 0
     # A blocking copy has two segments; the first is its launch.
     segment[segments.call[for_call][::-1]] = np.flatnonzero(for_call)[::-1]
-    launching = np.unique(graph.kernels.call[graph.kernels.call >= 0])
+    launching = distinct(graph.kernels.call[graph.kernels.call >= 0])
     inside_another = launching[segment[launching] < 0]
     segment[inside_another] = _segments_at(segments, graph.calls.rows(inside_another))
     launched_by = segment[graph.kernels.call]
@@ -77,7 +78,7 @@ def launches(graph: Graph, segments: Segments) -> Pairs:
 def _segments_at(segments: Segments, calls: CallTable) -> Longs:
     """The segment in which each call began; -1 for none."""
     found = np.full(len(calls), -1)
-    for thread in np.unique(calls.thread):
+    for thread in distinct(calls.thread):
         ours, theirs = np.flatnonzero(segments.thread == thread), np.flatnonzero(calls.thread == thread)
         at = np.searchsorted(segments.start[ours], calls.start[theirs], "right")
         found[theirs] = np.append(-1, ours)[at]
@@ -91,7 +92,7 @@ class Streams:
         kernels = graph.kernels
         self.kernels: KernelTable = kernels
         called = np.append(graph.calls.start, -np.inf)[kernels.call]
-        self.rows: list[Longs] = [np.flatnonzero(kernels.stream == stream) for stream in np.unique(kernels.stream)]
+        self.rows: list[Longs] = [np.flatnonzero(kernels.stream == stream) for stream in distinct(kernels.stream)]
         self.rows = [rows[np.argsort(kernels.start[rows], kind="stable")] for rows in self.rows]
         self.launched: list[Floats] = [np.maximum.accumulate(called[rows]) for rows in self.rows]
 
@@ -116,7 +117,7 @@ def event_waits(graph: Graph, streams: Streams) -> Pairs:
     for one, rows in enumerate(streams.rows):
         others = np.flatnonzero(stream != graph.kernels.stream[rows[0]])
         found.append(pairs(streams.last_before(one, time[others]), held[others]))
-    edges = np.unique(np.concatenate(found), axis=0)
+    edges, _ = np.unique(np.concatenate(found), axis=0, return_index=True)  # else it loads masked arrays
     edges = edges[(edges >= 0).all(axis=1)]
     return edges[graph.kernels.end[edges[:, 0]] <= graph.kernels.start[edges[:, 1]]]
 
@@ -138,7 +139,7 @@ def _held_kernels(graph: Graph, waits: Longs) -> tuple[Longs, Longs]:
         return np.asarray(np.append(some, -1)[at])
 
     held = np.full(len(waits), -1)
-    for thread in np.unique(calls.thread[waits]):
+    for thread in distinct(calls.thread[waits]):
         for kind, some in ((True, launched), (False, computing)):
             ours = np.flatnonzero((calls.thread[waits] == thread) & (exchanges == kind))
             held[ours] = next_of(some[calls.thread[kernels.call[some]] == thread], ours)
@@ -198,7 +199,7 @@ def _stream_named(graph: Graph, segments: Segments, syncs: Longs) -> Longs:
     named = np.full(len(syncs), -1)
     launched = np.flatnonzero(kernels.call >= 0)
     launched = launched[np.argsort(calls.start[kernels.call[launched]], kind="stable")]
-    for thread in np.unique(segments.thread[syncs[of_one]]):
+    for thread in distinct(segments.thread[syncs[of_one]]):
         ours = np.flatnonzero(of_one & (segments.thread[syncs] == thread))
         theirs = launched[calls.thread[kernels.call[launched]] == thread]
         last = np.searchsorted(calls.start[kernels.call[theirs]], segments.end[syncs[ours]]) - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from foretrace.costs.percentiles import TENTH
 from foretrace.forecast.families import family
 from foretrace.forecast.step import Step
 from foretrace.forecast.timetable import KERNEL, Timetable
@@ -14,8 +15,6 @@ from foretrace.simulate.forward import Doubt, draw
 DRAWS = 300
 """Enough for the 10th and the 90th percentile to be known to a hundredth of the range, and quick."""
 PERCENTILES = (10.0, 90.0)
-TENTH = 1.2816
-"""Standard deviations from the middle to the 10th and the 90th percentile."""
 OF_THE_FAMILY = 0.5
 """Share of a kernel model's variance that all kernels of a family have in common; the rest is that of equal calls."""
 

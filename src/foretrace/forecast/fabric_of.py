@@ -55,10 +55,13 @@ def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: i
     if size:
         fitting = [fabric for fabric in fitting if fabric.gpus_per_node == size]
     if not fitting:
-        what = f"joins {world} GPUs of the kind {device}" if ours else f"is known for {device or 'a CPU'}"
+        unknown = device or "a CPU, nor for a GPU that nobody names"
+        what = f"joins {world} GPUs of the kind {device}" if ours else f"is known for {unknown}"
         raise ForetraceError(
             f"no shipped fabric {what}",
-            "Name one with --fabric: `foretrace platform list` shows some, `foretrace calibrate fabric` measures one.",
+            "Name one with --fabric: `foretrace platform list` shows some, `foretrace platform fabric --from JOB --out "
+            f"DIR` makes one of a recorded job, `torchrun --nproc-per-node {world} --no-python foretrace calibrate "
+            "fabric --out DIR` measures one.",
         )
     return min(fitting, key=lambda fabric: _distance(fabric, device, world, gpus_per_node))
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.graph import Collective, ForetraceError, Graph, OpTable
 from foretrace.graph.collectives import asked_for
-from foretrace.graph.dispatched import dispatched, node_of, owner, with_numbers
+from foretrace.graph.dispatched import dispatched, nodes_of, owner, with_numbers
 from foretrace.graph.tables import Ints
 
 
@@ -22,6 +23,8 @@ class Flat(NamedTuple):
     """For each call, its row in that graph."""
     stream: Ints
     """For each call, the stream that was current."""
+    loose: NDArray[np.bool_]
+    """For each kernel, whether it was launched between calls; it then belongs to the one before it."""
 
 
 def flat(graph: Graph) -> Flat:
@@ -37,15 +40,16 @@ def flat(graph: Graph) -> Flat:
     place = owner(graph, rows)
     picked = list(graph.ops.rows(rows))
     nested = bool((graph.ops.parent[rows] >= 0).any())
-    for row, op in zip(rows.tolist(), picked):
-        op.parent, op.node = -1, op.node or node_of(graph.ops, row)
+    for op, node in zip(picked, nodes_of(graph.ops, rows)):
+        op.parent, op.node = -1, op.node or node
         if nested:
             op.args = with_numbers(op.args)
     ops = OpTable.of(picked)
     ops.kind = graph.ops.kind[rows]
     ops.detail = picked.__getitem__  # no copies: nobody else has them
     calls, kernels = replace(graph.calls), replace(graph.kernels)
-    calls.op, kernels.op = place[calls.op], _owners(graph, place, rows)
+    loose = (place[kernels.op] < 0) & (kernels.op >= 0) & (kernels.call >= 0)
+    calls.op, kernels.op = place[calls.op], _owners(graph, place, rows, loose)
     alone = replace(
         graph,
         ops=ops,
@@ -55,7 +59,7 @@ def flat(graph: Graph) -> Flat:
         indices=[replace(i, op=int(place[i.op])) for i in graph.indices],
         storages={},
     )
-    return Flat(alone, rows, np.array([op.stream for op in picked], np.int32))
+    return Flat(alone, rows, np.array([op.stream for op in picked], np.int32), loose)
 
 
 def _issued(graph: Graph, place: Ints, rows: Ints) -> list[Collective]:
@@ -67,14 +71,13 @@ def _issued(graph: Graph, place: Ints, rows: Ints) -> list[Collective]:
     ]
 
 
-def _owners(graph: Graph, place: Ints, rows: Ints) -> Ints:
+def _owners(graph: Graph, place: Ints, rows: Ints, loose: NDArray[np.bool_]) -> Ints:
     """The call of each kernel; what was launched between calls, inside an annotation, is the call's before it."""
     kernels = graph.kernels
     owners = place[kernels.op]
-    between = np.flatnonzero((owners < 0) & (kernels.op >= 0) & (kernels.call >= 0))
-    if len(between) and len(rows):
-        launched = graph.calls.start[kernels.call[between]]
-        owners[between] = np.maximum(np.searchsorted(graph.ops.start[rows], launched) - 1, 0)
+    if loose.any() and len(rows):
+        launched = graph.calls.start[kernels.call[loose]]
+        owners[loose] = np.maximum(np.searchsorted(graph.ops.start[rows], launched) - 1, 0)
     return owners
 
 

@@ -81,7 +81,7 @@ class Forecast(InNotebooks):
     """rank, held_ms (how long each of the others waits for it), why"""
     look_at: Rows = field(default_factory=list)
     """The ten ops that hold the step up most: name, phase, ms (on the critical path), share, calls, launches, host_ms,
-    device_ms, mostly (host, device or sync)"""
+    device_ms, mostly (host, device, sync or exchange)"""
     overheads: dict[str, dict[str, float]] = field(default_factory=dict)
     """T1 to T5: ms, count, mean_us, share"""
     by_op: Rows = field(default_factory=list)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretrace.costs.families.matrix import MatrixProduct
 from foretrace.forecast.flat import Flat
 from foretrace.graph import PHASES, Graph
 from foretrace.graph.tables import Longs
@@ -72,6 +71,8 @@ def workspaces(step: Flat, device: Device) -> int:
     """
     if device.kind == "cpu":
         return 0
+    from foretrace.costs.families.matrix import MatrixProduct  # who only looks at a step does without families
+
     ops = step.calls.ops
     multiplies = ops.names.matching(MatrixProduct.ops.__contains__)[ops.name]
     backward = ops.phase == PHASES.index("backward")

@@ -24,6 +24,7 @@ from foretrace.forecast.timetable import Timetable, timetable
 from foretrace.forecast.totals import by_family, by_module, by_op, by_phase
 from foretrace.forecast.workings import Workings
 from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.graph.numbers import percentiles
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 from foretrace.simulate.program import Timeline
@@ -50,7 +51,7 @@ def predict(what: Graph | Job, platform: Platform, kernels: str | None = None, s
     forecast.fabric = platform.fabric.name if platform.fabric else None
     forecast.step_ms_back_to_back = back_to_back(costs, platform.device, slowed) / 1e3
     drawn = draws(calls, costs, table)
-    low, high = np.percentile(drawn, PERCENTILES).tolist()
+    low, high = percentiles(drawn, PERCENTILES)
     forecast.low_ms, forecast.high_ms = min(low / 1e3, forecast.step_ms), max(high / 1e3, forecast.step_ms)
     _add_memory(forecast, whole, alone, platform.device)
     forecast.workings = Workings(

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from foretrace.costs.device import MEASURED
 from foretrace.costs.host import HostCosts, price_host
 from foretrace.forecast.captured import captured_calls, launched_at_once
+from foretrace.forecast.device_work import device_work
 from foretrace.forecast.flat import Flat
 from foretrace.forecast.host import T1, T2, T3, T4, T5
 from foretrace.forecast.waits import Waits, waits
-from foretrace.forecast.work import Work, device_work
+from foretrace.forecast.work import Work
 from foretrace.graph import Graph
+from foretrace.graph.numbers import distinct
 from foretrace.graph.tables import Floats, Ints, Longs
 from foretrace.platform.capture import Capture
 from foretrace.platform.platform import Platform
@@ -56,7 +58,7 @@ class Step:
 
     def _kernel(self, call: NDArray[Any], stream: int | None, side: Any, offset: int) -> Longs:
         found = np.full(len(call), -1)
-        for one in np.unique(self.work.stream) if stream is None else [stream]:
+        for one in distinct(self.work.stream) if stream is None else [stream]:
             rows = np.flatnonzero(self.work.stream == one)
             at = np.searchsorted(self.work.call[rows], call, side) + offset
             ours = (at >= 0) & (at < len(rows))
@@ -131,11 +133,13 @@ def priced(graph: Graph, step: Flat, platform: Platform, kernels: str | None) ->
 
 
 def _durations(host: HostCosts, whole: Ints) -> dict[int, Floats]:
-    """T1 to T5 of each call; nothing inside those that were timed as a whole."""
+    """T1 to T5 of each call; nothing inside those that were timed as a whole, up to the next one."""
     inside = {T2: host.to_launch.copy(), T3: host.after.copy(), T4: host.launch.copy(), T5: host.between.copy()}
     for us in inside.values():
         us[whole] = 0.0
-    return {T1: host.before, **inside}
+    before = host.before.copy()
+    before[whole] -= host.gap[whole]
+    return {T1: before, **inside}
 
 
 def _timed_whole(work: Work, platform: Platform) -> Ints:

@@ -20,6 +20,7 @@ SAME_WORK = 1.02
 
 LATE_START = "its step begins late"
 LATE_LAUNCHES = "slow host: its launches come late"
+LATE_CALLS = "slow host: its calls take longer"
 STALLED = "its device stands still although work is queued"
 MORE_WORK = "more work: it runs more kernels"
 SLOWER_KERNELS = "slower kernels"
@@ -77,6 +78,8 @@ def _why(late: int, graphs: list[Graph], meetings: list[Meetings]) -> str:
     shared = [group for group in meetings if late in group.members and len(group.members) > 1]
     if _began_late(late, graphs, shared):
         return LATE_START
+    if not len(graphs[late].kernels):
+        return LATE_CALLS  # its host does the work itself
     spent = [np.stack(_spent(graph)) for graph in graphs]
     own, others = np.zeros(4), np.zeros(4)
     for group in shared:

@@ -24,6 +24,7 @@ from foretrace.forecast.host import SYNC, T1, T2, T3, T4, T5
 from foretrace.forecast.intervals import previous_on_lane
 from foretrace.forecast.step import Step
 from foretrace.forecast.waits import ALL_STREAMS, NOBODY
+from foretrace.graph.numbers import distinct
 from foretrace.graph.tables import COLLECTIVE, Floats, Ints, Longs, Small
 from foretrace.platform.capture import Capture
 from foretrace.platform.device import Device
@@ -151,7 +152,7 @@ def _device_rules(step: Step, places: Places, device: Device) -> Iterator[tuple[
 
 def _waiting_rules(step: Step, places: Places, device: Device) -> Iterator[tuple[Pairs, float]]:
     """What holds the host up: a wait for the device, and a device that takes no more launches."""
-    for stream in np.unique(step.work.stream):
+    for stream in distinct(step.work.stream):
         waits = (step.waits.host[places.waiting] == ALL_STREAMS) | (step.stream[places.waiting] == stream)
         last = step.last_kernel(places.waiting, int(stream))
         known = waits & (last >= 0)

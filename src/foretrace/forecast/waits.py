@@ -11,6 +11,7 @@ from foretrace.costs.silent import launches_nothing
 from foretrace.forecast.dependencies import Streams, event_waits
 from foretrace.forecast.flat import Flat
 from foretrace.graph import Constant, Graph, Op, Value
+from foretrace.graph.numbers import distinct
 from foretrace.graph.tables import SYNC, Ints, Small
 from foretrace.graph.waiting import SYNCHRONIZE, WAITING, waits_for_device
 
@@ -121,7 +122,7 @@ def _named_works(values: Iterable[Value]) -> list[str]:
 
 def _seen(calls: Graph) -> Iterator[tuple[int, int]]:
     """Waits between streams that a profile shows by its times."""
-    if len(np.unique(calls.kernels.stream)) < 2:
+    if len(distinct(calls.kernels.stream)) < 2:
         return
     op = calls.kernels.op
     for before, after in op[event_waits(calls, Streams(calls))].tolist():

@@ -1,4 +1,4 @@
-"""The nodes of a Chakra file as plain entries, with the times they have or, played back, come to."""
+"""The nodes of a Chakra file as plain entries; where they have no times, these come from playing them back."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def read_entries(path: Path) -> Entries:
             entries.nodes.append(_entry(schema.Node.FromString(message)))
     except DecodeError as error:
         place = len(entries.nodes) + 1
-        raise ForetraceError(f"{path}: node number {place} cannot be read ({error})", _DAMAGED) from None
+        raise ForetraceError(f"{path}: node number {place} can't be read ({error})", _DAMAGED) from None
     if not entries.nodes:
         raise ForetraceError(f"{path} holds no nodes", "Write the trace of at least one step.")
     _tell_times(path, entries)

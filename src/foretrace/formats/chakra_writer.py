@@ -22,11 +22,14 @@ _NODE_TYPES = {"send": schema.COMM_SEND_NODE, "recv": schema.COMM_RECV_NODE}
 def write_chakra(job: Job, folder: Path | str) -> list[Path]:
     """Write each rank of a job as ``chakra.RANK.et`` into a folder; nothing is left half-written.
 
-    Host ops and runtime calls are nodes with the time they spent outside what they call, in their thread's order, and
-    the host's time between outermost ops is a node too; kernels depend on their launch, on the kernel ahead on their
-    stream, and on those of other streams they were made to wait for; syncs on the kernels they waited for. Ranks meet
-    in collective nodes: the same group, in the same order. Attributes keep what Chakra has no field for: exact times,
-    phase, stream, module.
+    Each host op and runtime call is a node, in the order of its thread, with the time that it spent outside what it
+    calls. The host's time between outermost ops is a node too.
+
+    Kernels depend on their launch, on the kernel ahead on their stream, and on kernels of other streams that they were
+    made to wait for. Syncs depend on the kernels they waited for. Ranks meet in collective nodes: the same group, in
+    the same order.
+
+    Attributes keep what Chakra has no field for: exact times, phase, stream, module.
     """
     written = []
     for graph in job.graphs:

@@ -1,7 +1,7 @@
 """Ranks on one clock: by the wall time each trace gives, and by their collectives where that is off.
 
-Ranks on one host share a clock. On several hosts clocks differ, and collectives tell by how much: none of its ranks
-can end a collective before the last of them has started it, so two ranks' ends differ by no more than the kernels took.
+Ranks on one host share a clock. On several hosts clocks differ, and collectives tell by how much. No rank can end a
+collective before the last rank has started it. So the ends on two ranks differ by no more than the kernels took.
 """
 
 from __future__ import annotations

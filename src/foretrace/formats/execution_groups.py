@@ -12,7 +12,7 @@ from msgspec import Struct
 from foretrace.formats.dtypes import dtype_name
 from foretrace.formats.execution_nodes import Node
 from foretrace.formats.values import tensors_among
-from foretrace.graph import Collective
+from foretrace.graph import MOST_RANKS, Collective
 from foretrace.graph.collectives import collective_kind
 from foretrace.graph.tables import Ints
 from foretrace.graph.tensor import ITEMSIZE
@@ -21,7 +21,6 @@ INIT = "## process_group:init ##"
 MARK = "record_param_comms"
 """The node below a collective call that says which group, which collective and how much."""
 
-LARGEST_WORLD = 1 << 20
 _ELEMENT = re.compile(rb"Tensor\(([\w: <>]+)\)")
 
 
@@ -45,7 +44,7 @@ def process_groups(listings: Iterable[Sequence[Any]]) -> dict[str, tuple[int, ..
         if given and isinstance(given[0], str):
             for group in _listed(given[0]):
                 # no ranks listed: the group is the whole world
-                ranks = group.ranks or range(min(group.group_size, LARGEST_WORLD))
+                ranks = group.ranks or range(min(group.group_size, MOST_RANKS))
                 groups[str(group.pg_name)] = tuple(int(r) for r in ranks)
     return groups
 
@@ -111,7 +110,7 @@ class _Mark:
         last = values[-1] if at >= 0 and len(values) > at + 3 else 0
         self.size = marks.pg_size or (last if isinstance(last, int) else 0)
         self.ranks: tuple[int, ...] = ()
-        if marks.pg_size and marks.global_rank_stride > 0 and self.size <= LARGEST_WORLD:
+        if marks.pg_size and marks.global_rank_stride > 0 and self.size <= MOST_RANKS:
             first, step = marks.global_rank_start, marks.global_rank_stride
             self.ranks = tuple(range(first, first + step * self.size, step))
 
@@ -119,7 +118,7 @@ class _Mark:
 def largest_group(nodes: Sequence[Node]) -> int:
     """How many ranks the largest group has that a collective says the size of; 1 where none does."""
     sizes = (_Mark(node).size for node in nodes if node.name == MARK)
-    return max((size for size in sizes if 1 <= size <= LARGEST_WORLD), default=1)
+    return max((size for size in sizes if 1 <= size <= MOST_RANKS), default=1)
 
 
 def _traffic(node: Node) -> tuple[int, str]:

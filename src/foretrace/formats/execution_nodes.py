@@ -136,7 +136,7 @@ def read_nodes(path: Path) -> list[Node]:
 
 
 def _schema(text: bytes) -> str:
-    """Which schema it is: PyTorch says so first; where somebody else wrote it, anywhere."""
+    """Which schema it is. PyTorch writes that first; other writers may put it anywhere."""
     told = _SCHEMA_FIRST.match(text)
     return told[1].decode() if told else msgspec.json.decode(text, type=_Head).schema
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from foretrace.formats.execution_nodes import Node, Side, read_nodes
 from foretrace.formats.lifetimes import Lifetimes
 from foretrace.formats.schema_text import signature
 from foretrace.formats.scopes import BACKWARD_SCOPE, kinds, phases
-from foretrace.formats.values import Naming, decoded
+from foretrace.formats.values import Naming, Reading, reading
 from foretrace.graph import ForetraceError, Graph, Names, Op, OpTable, Value
 from foretrace.graph.tables import Ints
 
@@ -202,13 +202,20 @@ _text_list = msgspec.json.Decoder(list[str])
 
 
 def _values(side: Side, schema: str, storage: Naming) -> list[Value]:
-    count = len(side.values)
-    shapes, kinds = _any_list.decode(side.shapes), _text_list.decode(side.types)
-    strides = msgspec.json.decode(side.strides) or []
-    strides += [None] * (count - len(strides))  # of compiled kernels the trace leaves out the last one
-    if not len(shapes) == len(kinds) == len(strides) == count:
+    values = side.values
+    readings = _readings(bytes(side.shapes), bytes(side.types), bytes(side.strides), schema, len(values))
+    return [read(value, storage) for read, value in zip(readings, values)]
+
+
+@lru_cache(maxsize=4096)
+def _readings(shapes: bytes, types: bytes, strides: bytes, schema: str, count: int) -> list[Reading]:
+    """How each of so many values is decoded: a step calls the same things with the same shapes over and over."""
+    sizes, kinds = _any_list.decode(shapes), _text_list.decode(types)
+    steps = msgspec.json.decode(strides) or []
+    steps += [None] * (count - len(steps))  # of compiled kernels the trace leaves out the last one
+    if not len(sizes) == len(kinds) == len(steps) == count:
         raise ValueError("lists of different lengths")
     parameters = signature(schema).parameters if schema else ()
     # a call may have more values than its schema has parameters, and then nobody knows which is which
     hints = parameters if len(parameters) >= count else (None,) * count
-    return [decoded(v, s, k, t, p, storage) for v, s, k, t, p in zip(side.values, shapes, kinds, strides, hints)]
+    return [reading(size, kind, step, hint) for size, kind, step, hint in zip(sizes, kinds, steps, hints)]

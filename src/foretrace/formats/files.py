@@ -23,8 +23,8 @@ FIRST_PIECE, PIECE = 1 << 16, 1 << 22
 """The first piece is small: often it already tells what a file is."""
 GZIP_MAGIC = b"\x1f\x8b"
 LARGE_BYTES, LARGEST_RATIO = 256 << 20, 200
-"""A file that unpacks to more than this, and to more than this many times its size, is a bomb: traces pack 10 to 60
-times."""
+"""A file that unpacks to more than so many bytes, and to more than so many times its size, is a bomb: traces shrink
+10 to 60 times."""
 
 
 def pieces(path: Path) -> Iterator[bytes]:
@@ -63,7 +63,7 @@ def unreadable(path: Path, error: OSError) -> ForetraceError:
         return ForetraceError(f"{path} does not exist", "Check the path.")
     if isinstance(error, IsADirectoryError):
         return ForetraceError(f"{path} is a folder, not a trace", "Name a file in it.")
-    return ForetraceError(f"{path} cannot be read ({error.strerror or error})", "Check its permissions.")
+    return ForetraceError(f"{path} can't be read ({error.strerror or error})", "Check its permissions.")
 
 
 def _unpacked(path: Path, file: BinaryIO) -> Iterator[bytes]:

@@ -117,7 +117,7 @@ def _with_arguments(structure: OpTable, profile: OpTable, found: Sequence[Ints])
 
 @dataclass
 class _Either:
-    """Makes the op of a row: the structure's where there is one, else the profile's."""
+    """Makes the op of a row: the structure's where there is one, else the profile's; the table says when and where."""
 
     structure: OpTable
     profile: OpTable
@@ -125,7 +125,7 @@ class _Either:
 
     def __call__(self, row: int) -> Op:
         matched = self.of_profile[row]
-        return self.structure[matched] if matched >= 0 else self.profile[row]
+        return self.structure.call(matched) if matched >= 0 else self.profile.call(row)
 
 
 def _storages(storages: dict[int, Storage], found: Ints) -> dict[int, Storage]:

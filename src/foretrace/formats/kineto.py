@@ -132,5 +132,5 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
     if len(graph.ops) and set(columns.signatures) <= {NO_ARGUMENTS}:
         notes.append(NO_SHAPES)
     if len(graph.kernels) and not len(graph.calls):
-        notes.append("no runtime calls: kernels cannot be given to the ops that launched them")
+        notes.append("no runtime calls: kernels can't be given to the ops that launched them")
     return notes

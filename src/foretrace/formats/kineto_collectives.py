@@ -43,7 +43,10 @@ class Finder:
         self._buffers: dict[int, tuple[str, list[int]]] = {}
 
     def of_kernels(self, kernels: KernelTable, comms: dict[int, Comm], events: NDArray[np.intp]) -> list[Collective]:
-        """One collective for each kernel that is one; ``events`` says which event, and so what told, a kernel is."""
+        """One collective for each kernel that is one.
+
+        ``events`` has the event that each kernel came from; what that event tells of a collective is in ``comms``.
+        """
         found = []
         for row in np.flatnonzero(kernels.kind == COLLECTIVE).tolist():
             told = self._told(int(kernels.op[row]), comms.get(int(events[row])))

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph import PHASES, OpTable
+from foretrace.graph.numbers import distinct
 
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 
@@ -54,6 +55,6 @@ def _autograd_threads(ops: OpTable, node: NDArray[np.bool_]) -> list[int]:
     outermost = ops.parent < 0
     return [
         code
-        for code in np.unique(ops.thread[node & outermost]).tolist()
+        for code in distinct(ops.thread[node & outermost]).tolist()
         if node[outermost & (ops.thread == code)].mean() > 0.5
     ]

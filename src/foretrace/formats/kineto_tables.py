@@ -15,6 +15,7 @@ from foretrace.formats.kineto_columns import MODULE_PREFIX, Columns, Rows
 from foretrace.formats.kineto_phases import phases
 from foretrace.formats.nesting import call_order, innermost, parents
 from foretrace.graph import CallTable, KernelTable, Names, OpTable
+from foretrace.graph.numbers import distinct
 from foretrace.graph.tables import (
     ANNOTATION,
     CALL,
@@ -27,11 +28,10 @@ from foretrace.graph.tables import (
     RECORD_EVENT,
     SYNC,
     WAIT_EVENT,
+    Floats,
+    Ints,
+    Longs,
 )  # fmt: skip
-
-Ints = NDArray[np.int32]
-Longs = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _CALL_KINDS = (
     (LAUNCH, re.compile(r"(cuda|cu|hip)(Ext|Drv)?(Module)?(Launch|Memcpy|Memset|GraphLaunch)")),
@@ -154,8 +154,9 @@ def _adopt(calls: CallTable, ops: OpTable) -> Ints:
     runtime calls then seem to run on two threads.
     """
     thread = calls.thread.copy()
-    without_calls = np.setdiff1d(ops.thread, calls.thread)
-    for stranger in np.setdiff1d(calls.thread, ops.thread):
+    making, working = distinct(calls.thread), distinct(ops.thread)
+    without_calls = working[~np.isin(working, making)]
+    for stranger in making[~np.isin(making, working)]:
         at = calls.start[(calls.thread == stranger) & (calls.kind == LAUNCH)]
         homes = [code for code in without_calls if len(at) and _share_inside(ops, int(code), at) >= ADOPTED]
         if len(homes) == 1:
@@ -212,7 +213,7 @@ def kernel_table(
 
 
 def _launchers(calls: CallTable, correlation: Longs) -> Ints:
-    """The call with each correlation id, -1 for none; where a launch and another call share the id, the launch."""
+    """The call with each correlation id, -1 for none; of a launch and another call that share an id, the launch."""
     if not len(calls):
         return np.full(len(correlation), -1, np.int32)
     launch_last = np.lexsort((calls.kind == LAUNCH, calls.correlation))
@@ -232,7 +233,7 @@ def _lanes(device: Longs, stream: Longs) -> Ints:
     ([7, 22], [7, 65543])
     """
     small = bool(((stream >= 0) & (stream < 2**16)).all())
-    if len(np.unique(device)) <= 1 and small:
+    if len(distinct(device)) <= 1 and small:
         return stream.astype(np.int32)
     device = np.unique(device, return_inverse=True)[1]
     stream = stream if small else np.unique(stream, return_inverse=True)[1]

@@ -1,8 +1,8 @@
 """Which storages a traced step used, and from which op to which: the trace's own ids are used again after a free.
 
 A trace says which tensors went into an op and came out of it, not when memory was freed. An op that returns a storage
-which it was not given, and which no op inside it is known to have made, allocated it: that is a birth, also where the
-id was seen before. A storage that was born in the step is taken to die after the last op that touched it.
+which it was not given, and which no op inside it made, has allocated it: that is a birth, even where the id was seen
+before. A storage that was born in the step is taken to die after the last op that touched it.
 """
 
 from __future__ import annotations

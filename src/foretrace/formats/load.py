@@ -12,21 +12,14 @@ from pathlib import Path
 
 from foretrace.formats.clock import EPOCH_FROM_NS, on_one_clock
 from foretrace.formats.collector import no_collector
-from foretrace.formats.files import pieces
 from foretrace.formats.hands import shared_out
-from foretrace.formats.kineto import NO_SHAPES, read_kineto
+from foretrace.formats.kinds import EXECUTION, PROFILE, READERS, SUFFIXES, kind_of, read
+from foretrace.formats.kineto import NO_SHAPES
 from foretrace.formats.kineto_crew import ALONE
 from foretrace.formats.kineto_events import CHUNK
+from foretrace.formats.nameless import grouped_alike
 from foretrace.graph import MOST_RANKS, ForetraceError, Graph, Job
 
-PROFILE, EXECUTION, CHAKRA = "profiler trace", "execution trace", "Chakra trace"
-_KEYS = ((re.compile(rb'"traceEvents"\s*:'), PROFILE), (re.compile(rb'"nodes"\s*:'), EXECUTION))
-_SNIFFED = 32 << 20
-"""How far into a file we look for the key that tells what it is."""
-_CHAKRA_START = re.compile(
-    rb"[\x80-\xff]{0,3}[\x01-\x7f](\x0a[\x01-\x3f][\x20-\x7e]|\x12[\x80-\xff]?[\x01-\x7f]\x0a)", re.DOTALL
-)
-_SUFFIXES = (".json", ".json.gz", ".et", ".et.gz", ".chakra", ".chakra.gz")
 _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
 _NUMBER = re.compile(r"[-_.](\d{1,6})(?:\.[a-z]+)*$", re.I)
 USUAL_RATIO = 15
@@ -62,10 +55,12 @@ def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None
         for graph in graphs:
             graph.world = graphs[-1].rank + 1
     _refuse_mixed(graphs)
+    graphs, said = grouped_alike(graphs)
     graphs, notes = on_one_clock(graphs)
-    job = Job(graphs, source, notes)
+    job = Job(graphs, source, [*said, *notes])
     if job.missing and ranks is None:
-        job.notes.append(f"no trace of rank {_few(job.missing)} of the {job.world} in the job")
+        word = "rank" if len(job.missing) == 1 else "ranks"
+        job.notes.append(f"no trace of {word} {_few(job.missing)} of the {job.world} in the job")
     return job
 
 
@@ -73,29 +68,6 @@ def _may_be_of(path: Path, ranks: set[int]) -> bool:
     """Whether a file may be of one of the ranks: one whose name says otherwise is not even opened."""
     number = rank_in_name(path, alone=True)
     return number is None or number in ranks
-
-
-def kind_of(path: Path) -> str | None:
-    """What a file is: a profiler trace, an execution trace, a Chakra trace; None for something else."""
-    seen = b""
-    for piece in pieces(path):
-        seen += piece
-        text = seen.removeprefix(b"\xef\xbb\xbf").lstrip()
-        if text.startswith(b"["):
-            return PROFILE if b'"ph"' in text or not text.lstrip(b"[").strip(b" \t\r\n]") else None
-        if not text.startswith(b"{"):
-            return CHAKRA if _chakra_like(seen) else None
-        keys = [(found.start(), kind) for key, kind in _KEYS if (found := key.search(text))]
-        if keys:
-            return min(keys)[1]
-        if len(seen) > _SNIFFED:
-            break
-    return CHAKRA if _chakra_like(seen) else None
-
-
-def _chakra_like(start: bytes) -> bool:
-    """A Chakra file starts with the length of a message that holds a version or else an attribute with a name."""
-    return bool(_CHAKRA_START.match(start))
 
 
 def _files(path: Path) -> list[Path]:
@@ -106,7 +78,7 @@ def _files(path: Path) -> list[Path]:
                 f"Run it: foretrace replay {path}. Or name the recording that it was made of.",
             )
         inside = [*path.glob("*"), *path.glob("*/*")]
-        found = sorted(file for file in inside if file.name.lower().endswith(_SUFFIXES) and file.is_file())
+        found = sorted(file for file in inside if file.name.lower().endswith(SUFFIXES) and file.is_file())
         if not found:
             raise ForetraceError(f"{path} holds no traces (*.json, *.json.gz, *.et)", "Name the folder with the files.")
         return found
@@ -146,7 +118,9 @@ def _by_rank(files: list[tuple[Path, str]]) -> list[_Rank]:
 
 
 def rank_in_name(path: Path, alone: bool = False) -> int | None:
-    """The rank that a file's name, or that of the folder around it, tells; any last number does unless it is alone.
+    """The rank in the name of a file, or of the folder around it; None where there is none.
+
+    Without the word rank, the last number in the name is taken, unless the file is ``alone``.
 
     >>> [rank_in_name(Path(p)) for p in ("rank3.kineto.json.gz", "rank-7/et.json", "trace_12.json", "a.json")]
     [3, 7, 12, None]
@@ -171,18 +145,10 @@ def _unpacked_bytes(path: Path) -> int:
 
 def _graph(rank: _Rank) -> Graph:
     files = rank.files
-    if PROFILE in files:
-        graph = read_kineto(files[PROFILE])
-        if EXECUTION in files:
-            graph = _with_arguments(graph, files[EXECUTION])
-    elif EXECUTION in files:
-        from foretrace.formats.execution_trace import read_execution_trace
-
-        graph = read_execution_trace(files[EXECUTION])
-    else:
-        from foretrace.formats.chakra import read_chakra
-
-        graph = read_chakra(files[CHAKRA])
+    kind = next(kind for kind in READERS if kind in files)
+    graph = read(kind, files[kind])
+    if kind == PROFILE and EXECUTION in files:
+        graph = _with_arguments(graph, files[EXECUTION])
     # a profiler trace of many ranks says which it is; an execution trace seldom does
     if rank.number is not None and (graph.world == 1 or (PROFILE not in files and rank.number < graph.world)):
         graph.rank = rank.number
@@ -190,16 +156,15 @@ def _graph(rank: _Rank) -> Graph:
 
 
 def _with_arguments(profile: Graph, execution_trace: Path) -> Graph:
-    from foretrace.formats.execution_trace import read_execution_trace
     from foretrace.formats.join import join
 
-    graph = join(read_execution_trace(execution_trace), profile)
+    graph = join(read(EXECUTION, execution_trace), profile)
     graph.notes = [note for note in graph.notes if note != NO_SHAPES]
     return graph
 
 
 def _refuse_mixed(graphs: list[Graph]) -> None:
-    """Refuse traces that cannot be of one job."""
+    """Refuse traces that can't be of one job."""
     for graph in graphs:
         if graph.world > MOST_RANKS:
             raise ForetraceError(

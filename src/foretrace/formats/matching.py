@@ -1,9 +1,9 @@
 """Which row of a profile is which call of a structure, where nothing but names and order can tell.
 
 The structure may be a nested execution trace or a flat list of calls seen below autograd; the profile has everything:
-composite calls around those of the structure and internals below them. Both are seen as sequences of names, one a
-thread, that are nearly equal: they are walked side by side, and where they differ, both jump to the nearest place
-from which they agree again.
+composite calls around those of the structure and internals below them. Both are seen as nearly equal sequences of
+names, one for each thread. They are walked side by side; where they differ, both jump to the nearest place from which
+they agree again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph import Names, OpTable
+from foretrace.graph.numbers import distinct
 from foretrace.graph.tables import Ints
 
 CONTEXTS = (4, 2, 1)
@@ -105,7 +106,7 @@ def _paired_threads(
     if len(threads) <= 1:
         return [(np.arange(len(seen)), rows)]
     kinds = int(seen.max()) + 1
-    theirs = {int(t): rows[profile_thread[rows] == t] for t in np.unique(profile_thread[rows])}
+    theirs = {int(t): rows[profile_thread[rows] == t] for t in distinct(profile_thread[rows])}
     left = {t: np.bincount(code[mine], minlength=kinds) for t, mine in theirs.items()}
     pairs = []
     for larger_first in threads[np.argsort(-sizes)]:

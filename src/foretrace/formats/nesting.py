@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float64]
+from foretrace.graph.numbers import distinct
+from foretrace.graph.tables import Floats, Ints
 
 ROUNDING_US = 1.0
 """How far an event may stick out of the one around it when stamps are whole microseconds."""
@@ -33,7 +33,7 @@ def parents(thread: Ints, start: Floats, end: Floats) -> Ints:
     [-1, 0, 0]
     """
     parent = np.full(len(start), -1, np.int32)
-    for code in np.unique(thread):
+    for code in distinct(thread):
         rows = np.flatnonzero(thread == code)
         parent[rows] = _nested(rows.tolist(), start[rows].tolist(), end[rows].tolist())
     return parent
@@ -62,7 +62,7 @@ def innermost(thread: Ints, start: Floats, end: Floats, parent: Ints, at_thread:
     [1, 0, -1]
     """
     found = np.full(len(at), -1, np.int32)
-    for code in np.unique(at_thread):
+    for code in distinct(at_thread):
         rows, asked = np.flatnonzero(thread == code), np.flatnonzero(at_thread == code)
         if not len(rows):
             continue

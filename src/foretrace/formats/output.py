@@ -30,7 +30,7 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
         unfinished.replace(path)
     except OSError as error:
         raise ForetraceError(
-            f"{path} cannot be written ({error.strerror or error})", "Name a place that can be written."
+            f"{path} can't be written ({error.strerror or error})", "Name a place that can be written."
         ) from None
     finally:
         with suppress(OSError):

@@ -7,7 +7,7 @@ The trace keeps four lists side by side: values, shapes, types and, since schema
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 from foretrace.formats.dtypes import CPP_NAMES, dtype_name
@@ -31,6 +31,8 @@ _OPAQUE = {"ProcessGroup": "group", "ReduceOp": "reduce_op", "Work": "work", "Ge
 
 Naming: TypeAlias = Callable[[int], int]
 """Gives the storage behind a storage id its own number: the trace uses ids again once they are free."""
+Reading: TypeAlias = Callable[[Any, Naming], Value]
+"""Makes a value of what a trace writes for it."""
 
 
 def tensors_among(values: list[Any]) -> list[list[Any]]:
@@ -59,10 +61,27 @@ def decoded(value: Any, shape: Any, kind: str, stride: Any, parameter: Parameter
     >>> decoded([7, 0, 0, 0, 0, ""], [4, 2], "Tensor(float)", [0, 0], None, lambda i: i).layout
     'sparse_coo'
     """
+    return reading(shape, kind, stride, parameter)(value, storage)
+
+
+def reading(shape: Any, kind: str, stride: Any, parameter: Parameter | None) -> Reading:
+    """How an argument or a result of this shape, type and stride is decoded.
+
+    >>> read = reading([4, 2], "Tensor(float)", [2, 1], None)
+    >>> [read([number, 3, 0, 8, 4, "cpu"], lambda i: i).id for number in (5, 6)]
+    [5, 6]
+    """
+    if kind.startswith("Tensor(nullptr"):
+        return lambda value, storage: None
     if kind.startswith("Tensor("):
-        return _tensor(value, shape, kind, stride, storage)
-    if kind.startswith(("GenericList[", "Tuple[")) and isinstance(value, list):
-        return _sequence(value, shape, kind, stride, storage)
+        return _tensors(shape, kind, stride)
+    if kind.startswith(("GenericList[", "Tuple[")):
+        return _sequences(shape, kind, stride, parameter)
+    return lambda value, storage: _single(value, kind, parameter)
+
+
+def _single(value: Any, kind: str, parameter: Parameter | None) -> Value:
+    """What is neither a tensor nor a list."""
     if value == "<None>" or kind == "None":
         return None
     if kind == "Int" and parameter:
@@ -84,22 +103,26 @@ def _number_or_name(value: Any, parameter: Parameter) -> Value:
     return Constant(what, names[value] if 0 <= value < len(names) else str(value))
 
 
-def _tensor(value: Any, shape: Any, kind: str, stride: Any, storage: Naming) -> Value:
-    number, storage_id, offset, elements, _, device = value
-    if kind.startswith("Tensor(nullptr"):
-        return None
-    # The trace asks sparse tensors for their memory, which they have none of by themselves, and for nothing else.
-    sparse = not storage_id and not elements and not device and all(shape)
-    return Tensor(
-        shape=tuple(map(int, shape)),
-        dtype=_dtype_in(kind),
-        device=str(device),
-        stride=None if stride is None or sparse else tuple(map(int, stride)),
-        offset=int(offset),
-        id=int(number),
-        storage=storage(storage_id) if storage_id else -1,
-        layout="sparse_coo" if sparse else "strided",
-    )
+def _tensors(shape: Any, kind: str, stride: Any) -> Reading:
+    sizes, dtype, steps = tuple(map(int, shape)), _dtype_in(kind), None if stride is None else tuple(map(int, stride))
+    holds_some = all(sizes)
+
+    def read(value: Any, storage: Naming) -> Tensor:
+        number, storage_id, offset, elements, _, device = value
+        # The trace asks sparse tensors for their memory, which they have none of by themselves, and for nothing else.
+        sparse = holds_some and not storage_id and not elements and not device
+        return Tensor(
+            sizes,
+            dtype,
+            str(device),
+            None if sparse else steps,
+            int(offset),
+            int(number),
+            storage(storage_id) if storage_id else -1,
+            "sparse_coo" if sparse else "strided",
+        )
+
+    return read
 
 
 @lru_cache(maxsize=256)
@@ -109,12 +132,21 @@ def _dtype_in(kind: str) -> str:
     return dtype_name(name) or name
 
 
-def _sequence(value: list[Any], shape: Any, kind: str, stride: Any, storage: Naming) -> Value:
-    kinds = _kinds_in(kind)
-    shapes = shape if isinstance(shape, list) and len(shape) == len(value) else [[]] * len(value)
-    strides = stride if isinstance(stride, list) and len(stride) == len(value) else [None] * len(value)
-    items = [decoded(v, s, k, t, None, storage) for v, s, k, t in zip(value, shapes, kinds, strides)]
-    return tuple(items) if kind.startswith("Tuple") else items
+def _sequences(shape: Any, kind: str, stride: Any, parameter: Parameter | None) -> Reading:
+    kinds, make = _kinds_in(kind), tuple if kind.startswith("Tuple") else list
+
+    @cache
+    def items(count: int) -> list[Reading]:
+        shapes = shape if isinstance(shape, list) and len(shape) == count else [[]] * count
+        strides = stride if isinstance(stride, list) and len(stride) == count else [None] * count
+        return [reading(s, k, t, None) for s, k, t in zip(shapes, kinds, strides)]
+
+    def read(value: Any, storage: Naming) -> Value:
+        if not isinstance(value, list):
+            return _single(value, kind, parameter)
+        return make([one(item, storage) for one, item in zip(items(len(value)), value)])
+
+    return read
 
 
 @lru_cache(maxsize=4096)

@@ -41,7 +41,7 @@ def collective_kind(name: str) -> str:
 
 
 def asked_for(graph: Graph, rows: Ints | Longs) -> dict[int, int]:
-    """For collectives that a backend does on a thread of its own, as gloo, the rows of the calls that ask for them.
+    """The rows of the calls that ask for collectives which a backend, such as gloo, does on a thread of its own.
 
     Those are the calls of the same kind and turn.
     """

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph.graph import Graph
+from foretrace.graph.numbers import distinct
 from foretrace.graph.op import SIDE_CALLS, Value
 from foretrace.graph.tables import CALL, NODE, Ints, OpTable
 from foretrace.graph.tensor import Tensor
@@ -26,9 +27,9 @@ WRAPPED: dict[str, Value] = {"float64": 1.0, "int64": 1, "bool": True}
 def dispatched(graph: Graph) -> Ints:
     """Rows of ``graph.ops`` that are dispatcher calls, in order.
 
-    Of a recording or a sketch these are its calls; of a trace, what composite ops, autograd nodes and annotations
-    consist of, and nothing of what a call does inside. What launches device work outside any call and holds none (a
-    compiled kernel) counts as a call.
+    A recording and a sketch hold nothing else. A trace nests: composite ops, autograd nodes and annotations are left
+    out for the calls inside them, and what happens inside a call is left out too. Something that launches device work
+    outside any call, as a compiled kernel does, counts as a call.
 
     >>> from foretrace.graph import Op
     >>> trace = OpTable.of([
@@ -80,12 +81,20 @@ def _is_number(value: Value) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and not value.shape and value.device in ("", "cpu")
 
 
-def node_of(ops: OpTable, row: int) -> str:
-    """The autograd node around an op; empty where there is none."""
-    row = int(ops.parent[row])
-    while row >= 0 and ops.kind[row] != NODE:
-        row = int(ops.parent[row])
-    return ops.names[ops.name[row]] if row >= 0 else ""
+def nodes_of(ops: OpTable, rows: Ints) -> list[str]:
+    """The autograd node around each of some ops; empty where there is none.
+
+    >>> from foretrace.graph import Op
+    >>> trace = OpTable.of([Op("MmBackward0"), Op("aten::linear", parent=0), Op("aten::mm", parent=1)])
+    >>> trace.kind[0] = NODE
+    >>> nodes_of(trace, np.array([0, 2]))
+    ['', 'MmBackward0']
+    """
+    around = ops.parent[rows]
+    while (further := (around >= 0) & (ops.kind[around] != NODE)).any():
+        around[further] = ops.parent[around[further]]
+    names = [*ops.names.items, ""]
+    return [names[code] for code in np.where(around >= 0, ops.name[around], -1).tolist()]
 
 
 def _calls(ops: OpTable) -> NDArray[np.bool_]:
@@ -148,10 +157,10 @@ def _inside(parents: Ints, whole: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _holding(parents: Ints, whole: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether each row has one inside it that is whole."""
     holding = np.zeros(len(parents), bool)
-    above = np.unique(parents[whole])
+    above = distinct(parents[whole])
     while len(above := above[above >= 0]):
         holding[above] = True
-        above = np.unique(parents[above])
+        above = distinct(parents[above])
     return holding
 
 

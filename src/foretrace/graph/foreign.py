@@ -1,4 +1,4 @@
-"""Calls from others' traces, made as a recording has them: what they lose is filled in, and said.
+"""Calls of others' traces, as a recording would hold them: what the trace lost is filled in, and noted.
 
 PyTorch's execution trace uses the numbers of tensors again once they are free, cuts numbers to 6 decimals, and says
 nothing of process groups, reductions, works and streams.
@@ -138,7 +138,7 @@ def _by_call(graph: Graph, rows: Sequence[int]) -> dict[int, Collective]:
 
 
 def _frees(graph: Graph, rows: Sequence[int]) -> list[tuple[int, ...]]:
-    """Storages that end before each call: those that ended in calls inside others end before the next one of these."""
+    """Storages that end before each call; what ended inside a call ends before the next one."""
     frees: list[tuple[int, ...]] = []
     pending: tuple[int, ...] = ()
     wanted = set(rows)

@@ -1,4 +1,4 @@
-"""What a user gives from Python: refused in words where it is something else than was asked for."""
+"""Checks of what a user gives from Python: what makes no sense is refused in words."""
 
 from __future__ import annotations
 

@@ -123,12 +123,12 @@ class Graph:
     slowdown: float = 1.0
     """How many times longer the step took while it was watched for times."""
     marks: Floats = field(default_factory=lambda: np.zeros(0))
-    """When the profiler noted something of the step's host, in order: each time it took time off the step."""
+    """When the profiler noted something on the host, in order: each note made the step longer."""
     allocated: tuple[tuple[float, int], ...] = ()
     """Bytes the allocator had given out over time, where the source says."""
     seen: Mapping[Hashable, tuple[tuple[str, float], ...]] = field(default_factory=dict)
-    """What calls took when they were recorded, kernels with their microseconds by `signature`: of an edited graph,
-    whose own kernels nobody measured."""
+    """For an edited graph, whose own kernels nobody measured: the kernels that calls launched when they were
+    recorded, each with its microseconds, by the `signature` of the call."""
     notes: list[str] = field(default_factory=list)
     """What the source lacks or what was assumed, for the reader."""
 
@@ -139,6 +139,15 @@ class Graph:
         Graph(rank 3 of 8: 0 ops, 0 kernels)
         """
         return f"Graph(rank {self.rank} of {self.world}: {len(self.ops)} ops, {len(self.kernels)} kernels)"
+
+    @property
+    def title(self) -> str:
+        """What to call it in a message.
+
+        >>> Graph(OpTable.of([]), source="train.py").title, Graph(OpTable.of([])).title
+        ('train.py', 'the step')
+        """
+        return self.source or "the step"
 
     @property
     def tf32(self) -> Tf32:

@@ -17,7 +17,9 @@ Launched = tuple[tuple[str, float], ...]
 
 
 def seen_calls(graph: Graph) -> Mapping[Hashable, Launched]:
-    """The kernels of each call that was recorded, equal ones at their median; none of a graph without kernels.
+    """The kernels that each recorded call launched, by the signature of the call; nothing for a graph without kernels.
+
+    Of calls that are alike, each kernel has its median time.
 
     >>> from foretrace.graph import OpTable
     >>> seen_calls(Graph(OpTable.of([])))
@@ -41,7 +43,7 @@ def seen_calls(graph: Graph) -> Mapping[Hashable, Launched]:
 
 
 def _median(each: list[list[tuple[str, float]]]) -> Launched:
-    """Of the repeats that launch as many kernels as the first one."""
+    """The median time of each kernel, over the repeats that launch as many as the first one does."""
     names = [name for name, _ in each[0]]
     times = [[us for _, us in one] for one in each if len(one) == len(names)]
     return tuple(zip(names, np.median(np.array(times), axis=0).tolist()))

@@ -12,7 +12,10 @@ ALIGNMENT = 128
 
 
 def signature(op: Op) -> Hashable:
-    """Equal for calls of one op with equal arguments, tensors by shape and layout; not for calls of other sharing.
+    """Equal for calls that may be expected to take the same time.
+
+    They call the same op with the same arguments, where of a tensor only its shape, type and layout count, and the same
+    arguments share a storage.
 
     >>> here, there = Tensor((8, 8), "float32", storage=1), Tensor((8, 8), "float32", storage=2)
     >>> product = signature(Op("aten::mm", (here, there)))

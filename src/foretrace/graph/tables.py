@@ -138,6 +138,10 @@ class OpTable(Table):
     def _columns(self) -> tuple[NDArray[Any], ...]:
         return self.name, self.source, self.start, self.end, self.thread, self.parent, self.phase, self.module
 
+    def call(self, row: int) -> Op:
+        """What a row calls with what: for who knows better when and where, and fills that in."""
+        return self.detail(self.source.item(row)) if self.detail else Op(self.names.items[self.name.item(row)])
+
     def _op(
         self, name: int, source: int, start: float, end: float, thread: int, parent: int, phase: int, module: int
     ) -> Op:

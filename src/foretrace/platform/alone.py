@@ -36,7 +36,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     except BlockingIOError:
         os.close(held)
         raise ForetraceError(
-            f"another calibration is measuring into {folder}", "Wait until it is done, or give another --out folder."
+            f"another calibration is at work in {folder}", "Wait until it is done, or give another --out folder."
         ) from None
     except OSError:  # some file systems have no locks
         pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,5 +111,23 @@ class Device:
         >>> Device.matching("NVIDIA H200").name
         'h200'
         """
-        devices = (cls.read(path) for path in sorted(MACHINES.glob("*.json")))
-        return next((device for device in devices if device.matches == driver_name), None)
+        return next((device for device in cls._known() if device.matches == driver_name), None)
+
+    @classmethod
+    def closest(cls, driver_name: str) -> Device | None:
+        """The device that the driver calls so, or another of that model: a board with more memory, or other links.
+
+        >>> Device.closest("Tesla V100-SXM2-16GB").name, Device.closest("NVIDIA A100-PG509-200").name
+        ('v100', 'a100-40gb')
+        """
+        words = _words(driver_name)
+        alike = [device for device in cls._known() if _words(device.name)[0] in words]
+        return max(alike, key=lambda device: len({*_words(device.matches)} & {*words}), default=None)
+
+    @classmethod
+    def _known(cls) -> Iterator[Device]:
+        return (cls.read(path) for path in sorted(MACHINES.glob("*.json")))
+
+
+def _words(name: str) -> list[str]:
+    return re.findall("[a-z0-9]+", name.lower())

@@ -129,6 +129,8 @@ def _needed(field: Field[Any]) -> bool:
 
 def _value(kind: Any, value: Any, where: str) -> Any:
     """The value of a field, in the type that the field has."""
+    if kind is float or kind is int:  # as most are
+        return _number(kind, value, where)
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         number = _number(inner[0], value, where)
@@ -146,8 +148,6 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return origin(_items(inner, value, where))
     if is_dataclass(kind):
         return _dataclass(kind, value, where)
-    if kind in (int, float):
-        return _number(kind, value, where)
     if not isinstance(value, kind):
         raise _wrong(where, value, {str: "a text", bool: "true or false"}.get(kind, kind.__name__))
     return value

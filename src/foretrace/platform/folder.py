@@ -129,9 +129,24 @@ def check_out(folder: Path) -> None:
         )
 
 
+def lacks_models(folder: Path) -> bool:
+    """Whether a platform has a device, and nothing that says what kernels take on it.
+
+    >>> lacks_models(SHIPPED / "h200")
+    False
+    """
+    has_models = any((folder / MODELS).glob("*.npz")) or (folder / EXACT).is_file()
+    return (folder / DEVICE).is_file() and not has_models
+
+
 def read_about(folder: Path) -> About:
     """What a platform says of itself; one of another format version is refused with the way to read or remake it."""
     path = folder / ABOUT
+    if not path.is_file() and any((folder / RAW).glob("*")):
+        raise ForetraceError(
+            f"{folder} was measured, and not fitted yet",
+            f"`foretrace calibrate fit --out {folder}` fits what is there.",
+        )
     if not path.is_file():
         raise ForetraceError(
             f"{folder} is not a platform: it has no {ABOUT}",

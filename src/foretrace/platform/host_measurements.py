@@ -12,6 +12,7 @@
 | ``{"alone": [...]}`` | host time of each single call |
 | ``{"sharded": [call, planned]}`` | what a call of an optimizer on shards takes longer, and planning one |
 | ``{"gathered": [group, parameter]}`` | Python around gathering a group of parameters, and for each of them |
+| ``{"gaps": [forward, backward, optimizer]}`` | on processors: what lies between two calls of a larger step |
 
 Older files hold the clearing of gradients inside the forward: there it is NaN.
 """
@@ -97,6 +98,8 @@ class HostRun:
     """Microseconds that a call of an optimizer on shards takes longer, and that planning one takes."""
     gathered: list[list[float]] = field(default_factory=list)
     """The same of Python around gathering a group of parameters, and for each of them."""
+    gaps: list[list[float]] = field(default_factory=list)
+    """Microseconds between two calls in forward, backward and optimizer of a larger step, where processors do it."""
 
 
 def read_runs(path: Path) -> list[HostRun]:
@@ -143,6 +146,8 @@ def _take(line: dict[str, Any], runs: list[HostRun]) -> None:
         run.sharded.append(_numbers(line["sharded"], 2))
     elif "gathered" in line:
         run.gathered.append(_numbers(line["gathered"], 2))
+    elif "gaps" in line:
+        run.gaps.append(_numbers(line["gaps"], 3))
     else:
         step = run.steps[line["profiled"]]
         step.profiled.append(_columns(Profiled, line, len(step.calls)))

@@ -1,7 +1,7 @@
 """A file that is added to while measuring goes on: gzip members of JSON lines.
 
-What is added is whole or not there: a member that was cut off is left out on reading. One that nothing is added to for
-now may be packed, as ``.xz`` in the place of ``.gz``: two thirds of the size. What is added later stands beside it.
+What is added is whole or not there: a member that was cut off is left out on reading. A file that nothing is added to
+for now may be packed, as ``.xz`` in the place of ``.gz``: half the size. What is added later stands beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.graph import ForetraceError
+from foretrace.platform import packing
 
 
 def append(path: Path, entries: Iterable[dict[str, Any]]) -> None:
@@ -46,6 +47,20 @@ def packed(path: Path) -> Path:
     return path.with_suffix(".xz")
 
 
+def pack(path: Path) -> None:
+    """Pack all that a file holds, and what was packed of it before.
+
+    >>> import tempfile; path = Path(tempfile.mkdtemp()) / "some.jsonl.gz"
+    >>> append(path, [{"us": 1.5}]); pack(path); append(path, [{"us": 2.0}])
+    >>> list(lines(path))
+    ['{"us":1.5}', '{"us":2.0}']
+    """
+    temporary = packed(path).with_suffix(".tmp")
+    temporary.write_bytes(packing.pack(lines(path)))
+    temporary.replace(packed(path))
+    path.unlink(missing_ok=True)
+
+
 def exists(path: Path) -> bool:
     """Whether there is such a file, packed or not."""
     return path.exists() or packed(path).exists()
@@ -55,7 +70,7 @@ def lines(path: Path) -> Iterator[str]:
     """The lines of what is packed, then those of all members, in order; none where there is no file."""
     try:
         if packed(path).exists():
-            yield from lzma.decompress(packed(path).read_bytes()).decode().splitlines()
+            yield from packing.unpack(packed(path).read_bytes())
         yield from _added(path.read_bytes() if path.exists() else b"")
     except (lzma.LZMAError, zlib.error, ValueError) as error:
         raise ForetraceError(f"{path} is damaged ({error})", "Restore the file, or measure again.") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,18 +54,24 @@ class Measurement:
 
     def us(self, state: str) -> float:
         """Median time of all its kernels together, in the state ``cold`` or ``warm``."""
-        return statistics.median(self._totals(state))
+        return _median(self._totals(state))
 
     def spread(self, state: str) -> float:
         """Largest less smallest repeat, as a share of the median; of many, a tenth at either end is left out."""
         totals = sorted(self._totals(state))
         few = len(totals) // 10
-        middle = statistics.median(totals)
+        middle = _median(totals)
         return (totals[-1 - few] - totals[few]) / middle if middle else 0.0
 
     def _totals(self, state: str) -> list[float]:
         repeats: list[Repeat] = self.cold if state == "cold" else self.warm
         return [sum(us for _, us in repeat) for repeat in repeats]
+
+
+def _median(times: list[float]) -> float:
+    from statistics import median  # here, since it loads slowly, and who asks models measures nothing
+
+    return median(times)
 
 
 @dataclass(slots=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foretrace.graph import ForetraceError
 from foretrace.platform import folder as files
-from foretrace.platform.carry import Carry
 from foretrace.platform.device import Device
-from foretrace.platform.fabric import Fabric
 from foretrace.platform.folder import About
 from foretrace.platform.host import Host
+
+if TYPE_CHECKING:
+    from foretrace.platform.carry import Carry
+    from foretrace.platform.fabric import Fabric
 
 MEASURED = "h200"
 """The platform whose times are carried over to devices that nobody measured."""
@@ -55,12 +58,11 @@ class Platform:
         """
         folder = Path(path)
         about = files.read_about(folder)
-        fabric = folder / files.FABRIC
         return cls(
             name=about.name,
             device=read_device(folder),
             host=host or read_host(folder),
-            fabric=Fabric.read(fabric) if fabric.exists() else None,
+            fabric=read_fabric(folder) if (folder / files.FABRIC).exists() else None,
             folder=folder,
             about=about,
         )
@@ -87,6 +89,8 @@ class Platform:
         measured
             Whose times are carried over.
         """
+        from foretrace.platform.carry import Carry
+
         about = replace(
             measured.about,
             name=device.name,
@@ -129,6 +133,7 @@ class Platform:
     def having(self, host: Host | None = None, fabric: Fabric | None = None) -> Platform:
         """The same device with another host or fabric.
 
+        >>> from foretrace.platform.fabric import Fabric
         >>> h200 = Platform.named("h200")
         >>> h200.having(fabric=Fabric("ours", (), "made up")).fabric.name
         'ours'
@@ -159,6 +164,8 @@ def read_fabric(folder: Path) -> Fabric:
     """The fabric of a platform that must have one."""
     if not (folder / files.FABRIC).exists():
         raise _unmeasured(folder, "fabric")
+    from foretrace.platform.fabric import Fabric  # who predicts one rank does without
+
     return Fabric.read(folder / files.FABRIC)
 
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from foretrace.forecast.jobs.world import at_world
-from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.forecast.jobs.world import of_ranks
+from foretrace.graph import ForetraceError, Job
 from foretrace.graph.edits.batch import batch_of
 from foretrace.graph.edits.buckets import buckets
 from foretrace.graph.edits.ddp import gradient_group
 from foretrace.graph.edits.overlap import overlap
 from foretrace.graph.edits.parallel.parallelize import parallelize
 from foretrace.graph.edits.parallel.ways import Ways
-from foretrace.graph.edits.shards import in_shards, shards
 from foretrace.graph.edits.texts import size_of
 from foretrace.questions.changes import Change, Edited
 from foretrace.questions.job_words import OF_JOBS, WAYS
@@ -116,9 +115,9 @@ class Arranging:
         asked = Arrangement.of(changes)
         job = replace(self._job, graphs=[edited.by(asked.steps) for edited in self._edited])
         if asked.ways:
-            job = parallelize(_alone(job), **asked.ways)
+            job = parallelize(job, **asked.ways)
         if asked.world is not None:
-            job = _of_ranks(job, asked.world)
+            job = of_ranks(job, asked.world)
         if asked.buckets is not None:
             job = replace(job, graphs=[buckets(graph, asked.buckets) for graph in job.graphs])
         if asked.overlap is not None:
@@ -135,28 +134,8 @@ class Arranging:
         return batch * (asked.ways.get("data", 1) if asked.ways else _replicas(job))
 
 
-def _alone(job: Job) -> Graph:
-    """The step that ranks are to share."""
-    if len(job.graphs) != 1:
-        raise ForetraceError(
-            f"{job.source or 'the job'} has {len(job.graphs)} ranks, and shares its step already",
-            "Of such a job world, buckets and overlap can be set.",
-        )
-    return job.graphs[0]
-
-
-def _of_ranks(job: Job, world: int) -> Job:
-    """A job of so many ranks that all do what its first one does; shards of weights follow their number."""
-    grown = at_world(job, world)
-    first = grown.graphs[0]
-    if not in_shards(first):
-        return grown
-    scattered = next(one.ranks for one in first.collectives if one.kind == "reduce_scatter")
-    return replace(grown, graphs=[shards(first, len(scattered))])
-
-
 def _replicas(job: Job) -> int:
-    """How many ranks have a batch of their own: those that share their gradients; all, where nothing is exchanged."""
+    """How many ranks have a batch of their own: those that sum their gradients, or all where nothing is exchanged."""
     first = job.graphs[0]
     if not first.collectives:
         return job.world

@@ -16,8 +16,9 @@ LOWER = {"bf16": "bfloat16", "fp16": "float16", "bfloat16": "bfloat16", "float16
 def autocast(graph: Graph, name: str) -> Graph:
     """The step with its forward under autocast.
 
-    PyTorch itself says what runs in the lower type, what is cast to it and back, and what backward makes of that:
-    weights are cast once, and stay in float32, as their gradients do. Attention is as PyTorch chooses it for the type.
+    PyTorch itself says what runs in the lower type, what is cast to it and back, and what backward makes of that.
+    Weights stay in float32, as their gradients do, and are cast once. Attention is the one that PyTorch chooses for the
+    type.
 
     Parameters
     ----------

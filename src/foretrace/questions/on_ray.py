@@ -1,4 +1,4 @@
-"""Sweeps on a Ray cluster: as many workers as it has cores; one that is lost is started again, and does its part over.
+"""Sweeps on a Ray cluster, a worker for each of its cores; a lost one is started again, and repeats its part.
 
 Ray is an extra: ``pip install 'foretrace[ray]'``.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from foretrace.graph import ForetraceError
 from foretrace.questions.sweep_points import Point
-from foretrace.questions.sweeping import Subject, Swept, Task
+from foretrace.questions.swept import Subject, Swept, Task
 
 
 def predicted_on_ray(

@@ -88,9 +88,7 @@ def _recognised(graph: Graph, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:
             continue  # that kind does not take such gradients, or knows no such walk
         if {op.name for op in sketched.ops if op.phase == "optimizer"} <= names | {"aten::lift_fresh"}:
             return kind
-    raise ForetraceError(
-        f"nobody knows the optimizer of {graph.source or 'the step'}", f"Say which it shall be: {', '.join(KINDS)}."
-    )
+    raise ForetraceError(f"nobody knows the optimizer of {graph.title}", f"Say which it shall be: {', '.join(KINDS)}.")
 
 
 def _is_foreach(names: set[str]) -> bool:

@@ -175,8 +175,8 @@ def _with(known: Sequence[Composite], then: Sequence[Composite]) -> list[tuple[i
 class Lifetimes:
     """When a program lets go of what it made.
 
-    Where the step freed a tensor in its forward, at the same place; where it did so in backward, autograd held it, and
-    the program let go of it once it was done with it; what outlived backward outlives it again.
+    A tensor that the step freed in its forward is let go at the same place. One that it freed in backward was held by
+    autograd by then: the program let go of it after its last use. What outlived backward outlives it again.
     """
 
     def __init__(self, forward: Forward, calls: Sequence[tuple[int, Composite]]) -> None:

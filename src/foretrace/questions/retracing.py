@@ -1,7 +1,8 @@
 """A step's forward called again on paper, so that PyTorch itself says what follows: casts, backward, memory.
 
-The calls of the forward are put together to what the program called, and sketched under autograd. First as they were:
-where that does not give back the step, nobody knows what a change would give, and the call is named.
+The calls of the forward are put together to what the program called, and sketched under autograd. This is first done
+without the change: if it does not give back the step, nobody knows what a change would give. Then the step is refused,
+with the first call that differs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
 from foretrace.graph.edits.composites import Composite
-from foretrace.graph.edits.linked import slotted
+from foretrace.graph.edits.fresh import Fresh
+from foretrace.graph.edits.other_tensors import with_tensors
 from foretrace.graph.edits.step import Row, assembled, flattened
 from foretrace.questions.retraced_program import Around, Forward, Program
 
@@ -82,7 +84,7 @@ class _Step:
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
             text = str(error).strip().partition("\n")[0]
             raise ForetraceError(
-                f"the forward of {self._graph.source or 'the step'} can't be called again ({text})",
+                f"the forward of {self._graph.title} can't be called again ({text})",
                 f"So nobody can tell what {self._what} makes of it.",
             ) from None
         return self._told(list(made.ops))
@@ -174,9 +176,8 @@ class _Names:
         self._storage = {
             new.storage: was.storage for new, was in zip((*made.inputs, *made.gradients), old) if new.storage >= 0
         }
-        tensors = [tensor for op in forward.ops for tensor in (*op.tensors, *op.produced)]
-        self._next = max(tensor.id for tensor in tensors) + 1
-        self._next_storage = max(tensor.storage for tensor in tensors) + 1
+        fresh = Fresh(forward.ops)
+        self._next, self._next_storage = fresh.number(), fresh.storage()
 
     def storages(self, numbers: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._storage.get(number, number + self._next_storage) for number in numbers)
@@ -186,8 +187,6 @@ class _Names:
         return replace(tensor, id=number, storage=self.storages([tensor.storage])[0] if tensor.storage >= 0 else -1)
 
     def op(self, op: Op) -> Op:
-        new = op.__copy__()
-        new.args, new.outputs = (tuple(slotted(list(values), self._tensor_of)) for values in (op.args, op.outputs))
-        new.kwargs = {key: slotted(value, self._tensor_of) for key, value in op.kwargs.items()}
+        new = with_tensors(op, self._tensor_of)
         new.frees = self.storages(op.frees)
         return new

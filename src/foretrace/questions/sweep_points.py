@@ -90,9 +90,8 @@ def judged(found: Sweep, prices: Mapping[str, float]) -> Sweep:
     ]
     for point in found.points:
         if point.next_ms is not None and point.samples:
-            point.sample_us = round(
-                point.next_ms * 1e3 / point.samples, 9
-            )  # sums of the same in another order are equal
+            # Rounded, so that sums of the same numbers in another order are equal.
+            point.sample_us = round(point.next_ms * 1e3 / point.samples, 9)
             if point.platform in prices:
                 point.cost = prices[point.platform] * point.ranks * point.sample_us / 3600
     found.points.sort(key=_order)
@@ -111,7 +110,10 @@ def _order(point: Point) -> tuple[Any, ...]:
 
 
 def _goals(point: Point, priced: bool) -> tuple[float, ...]:
-    """Time, memory, and money; where that is not known, the time of all devices: more of them have to be worth it."""
+    """Time, memory and money.
+
+    Where no price is known, the time of all devices together stands for money: more of them have to be worth it.
+    """
     time = point.sample_us if point.sample_us is not None else point.step_ms or 0.0
     return (time, float(point.memory_bytes or 0), (point.cost or 0.0) if priced else time * point.ranks)
 

@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from itertools import product
 from math import inf
-from multiprocessing import active_children, get_context
 from os import cpu_count
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
 
-from foretrace.forecast.jobs.quick import job_figures
-from foretrace.forecast.quick import figures
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.graph.edits.texts import size_of
-from foretrace.platforms import platform
-from foretrace.predicting import at_hand, with_fabric
-from foretrace.questions.arranging import Arrangement, Arranging
+from foretrace.questions.arranging import Arrangement
 from foretrace.questions.changes import ANY_SIZE, Change
 from foretrace.questions.job_words import OF_JOBS
 from foretrace.questions.sweep_points import Point, Sweep, judged, keep, read_kept
-from foretrace.questions.whatifs import one_step
+from foretrace.questions.swept import Combination, Subject, Swept, Task, left_out
 
 FEW = 4
 """Combinations that are not worth starting processes for."""
-Combination = tuple[Change, ...]
-Task = tuple[Combination, list[str]]
-"""A combination, and the platforms on which it is to be predicted."""
-
-
-class Subject(NamedTuple):
-    """What is swept."""
-
-    what: Graph | Job | str | Path
-    on: tuple[str, ...]
-    fabric: str | None = None
-    gpus_per_node: int | None = None
-    longest: int = 0
-    """The longest sequence that will be asked for."""
-    world: int | None = None
-    """Ranks of the process group that a script shall find."""
 
 
 def sweep(
@@ -157,14 +128,10 @@ def _planned(
         try:
             Arrangement.of(combination)
         except ForetraceError as error:
-            points += _left_out(combination, names, error)
+            points += left_out(combination, names, error)
         else:
             todo += [(combination, names)] if names else []
     return points, todo
-
-
-def _left_out(combination: Combination, on: Sequence[str], error: ForetraceError) -> list[Point]:
-    return [Point([str(change) for change in combination], name, error=error.what) for name in on]
 
 
 def _longest(combinations: Sequence[Combination]) -> int:
@@ -202,107 +169,6 @@ def _predicted(
             swept = Swept(subject)
             yield from (swept.points(*task) for task in todo)
         return
-    yield from _in_processes(count, todo, subject)
+    from foretrace.questions.in_processes import predicted_in_processes
 
-
-def _in_processes(count: int, todo: Sequence[Task], subject: Subject) -> Iterator[list[Point]]:
-    others = set(active_children())
-    pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (subject,))
-    try:
-        with _uninterrupted(), _without_script():
-            tasks = [pool.submit(_work, task) for task in todo]
-        for task in as_completed(tasks):
-            yield task.result()
-    except BrokenProcessPool:
-        raise ForetraceError(
-            "a process of the sweep was killed", "Memory may have run out: give fewer --workers."
-        ) from None
-    finally:
-        # What is still to be done when somebody interrupts is not waited for. The pool is left to find its processes
-        # ended: were its tasks cancelled as well, it would complain of them, or still be there when Python ends.
-        for process in set(active_children()) - others:
-            process.terminate()
-        pool.shutdown()
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Processes started meanwhile never hear of Ctrl-C, which a terminal sends to all of them; this one does later."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _without_script() -> Iterator[None]:
-    """Processes started meanwhile do not run the script that asks for the sweep, which would ask for it again.
-
-    Python runs it in each of them for what it may define; what they work with is Foretrace's own.
-    """
-    script = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = script
-
-
-class Swept:
-    """A step or a job that is read once, and predicted again and again."""
-
-    def __init__(self, subject: Subject) -> None:
-        self._platforms = {name: platform(name, fabric=subject.fabric) for name in subject.on}
-        self._per_node = subject.gpus_per_node
-        kind = next(iter(self._platforms.values())).device.kind
-        self._arranging = Arranging(one_step(at_hand(subject.what, kind, subject.world)), subject.longest)
-
-    def points(self, combination: Combination, on: Sequence[str]) -> list[Point]:
-        """The points of a combination, one for each platform."""
-        changes = [str(change) for change in combination]
-        try:
-            job = self._arranging.by(combination)
-        except ForetraceError as error:
-            return _left_out(combination, on, error)
-        points, samples = list[Point](), self._arranging.samples(combination, job)
-        for name in on:
-            try:
-                points.append(self._point(Point(changes, name, job.world, samples=samples), job))
-            except ForetraceError as error:
-                points += _left_out(combination, [name], error)
-        return points
-
-    def _point(self, point: Point, job: Job) -> Point:
-        """The point of a job, with its figures."""
-        where, alone = self._platforms[point.platform], len(job.graphs) == 1 and not job.alike
-        try:
-            where, _ = with_fabric(where, job, self._per_node)
-        except ForetraceError:
-            if not alone:  # what one rank alone exchanges may take no time; what a job does may not
-                raise
-        found, notes = (figures(job.graphs[0], where), []) if alone else job_figures(job, where, self._per_node)
-        exchanges = any(graph.collectives for graph in job.graphs)
-        fabric = where.fabric.name if where.fabric and exchanges else None
-        return replace(point, fabric=fabric, notes=notes, **found._asdict())
-
-
-_given: list[Subject] = []
-"""What a process of a sweep works on."""
-
-
-def _start(subject: Subject) -> None:
-    import gc
-
-    gc.disable()  # as the command line does: objects are made, and looking through them finds nothing
-    _given.append(subject)
-
-
-@cache
-def _swept() -> Swept:
-    """Read with the first task and not before: what is wrong with a file is then told like any other error."""
-    return Swept(_given[0])
-
-
-def _work(task: Task) -> list[Point]:
-    return _swept().points(*task)
+    yield from predicted_in_processes(subject, todo, count)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from foretrace.graph import Collective, Constant, Op, Tensor, tensors_in
 from foretrace.graph.collectives import collective_kind
+from foretrace.graph.operators import COMMUNICATES
 
-NAMESPACES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
 BY_OUTPUT = ("all_gather", "gather")
 """Kinds whose size is that of the result; the others' is that of what is given (nccl-tests' convention)."""
 
@@ -23,7 +23,7 @@ def collectives_of(ops: Sequence[Op], groups: dict[str, tuple[int, ...]]) -> lis
     """
     found = []
     for row, op in enumerate(ops):
-        kind = collective_kind(op.name) if op.name.startswith(NAMESPACES) else ""
+        kind = collective_kind(op.name) if op.name.startswith(COMMUNICATES) else ""
         if kind:
             group = _group(op)
             ranks = tuple(groups.get(group, ()))

@@ -1,6 +1,6 @@
-"""What tensors hold that were there before the step: a few figures, so that a replay can make others like them.
+"""What tensors from before the step hold, in a few figures, so that a replay can make others like them.
 
-Large tensors of floats are sampled. Taken in the step in which ids are counted, since looking costs device work.
+Large tensors of floats are sampled. It is done in the step in which ids are counted, since looking costs device work.
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The attention of cuDNN where its conditions hold, else flash, else the memory-efficient one; step by step where a
-    mask is learned.
+    """The attention that PyTorch chooses on a GPU: cuDNN's where it may, else flash, else the memory-efficient one.
+
+    A mask that is learned makes it go step by step.
 
     >>> q = torch.empty(1, 2, 8, 64, dtype=torch.bfloat16, device="meta")
     >>> attention(q, q, q, is_causal=True).shape

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretrace.graph import Content, Indices, Tensor
+from foretrace.graph import Content, Indices
+from foretrace.graph.bindings import view_of
 from foretrace.record.census import Census
-from foretrace.record.contents import content_of
+from foretrace.record.contents import content_of, histogram
 from foretrace.record.watch import Watch, desugars, op_name
 
 ID_ARGUMENTS = ("indices", "index")
@@ -29,8 +30,9 @@ MADE_BY_WATCHING = "aten::detach"
 class IndexWatch(TorchDispatchMode):
     """Looks at the ids that lookups are given, and at all that was there before the step.
 
-    ``seen`` holds (op name, how many of that name came before, statistics of its ids), ``held`` the same with the
-    position among the op's tensors and the content of one that was there before.
+    An entry of ``seen`` has the name of an op, how many of that name came before, and statistics of its ids. An entry
+    of ``held`` has the same two, then the position among the op's tensors, and what the tensor there held before the
+    step.
 
     >>> with IndexWatch() as watch:
     ...     _ = torch.nn.functional.embedding(torch.tensor([3, 3, 5]), torch.zeros(10, 2))
@@ -67,7 +69,7 @@ class IndexWatch(TorchDispatchMode):
         with suppress(Exception):
             self._census.now = 0
             # A view of what was there before is made anew by a replay: nobody need say what is in it.
-            self._looked_at.update(_view(self._census.describe(tensor)) for tensor in _tensors_in([result]))
+            self._looked_at.update(view_of(self._census.describe(tensor)) for tensor in _tensors_in([result]))
         return result
 
     def _look_at_inputs(self, name: str, arguments: Iterable[Any]) -> None:
@@ -75,7 +77,7 @@ class IndexWatch(TorchDispatchMode):
         self._census.now = -1
         for position, tensor in enumerate(_tensors_in(arguments)):
             seen = self._census.describe(tensor)
-            view = _view(seen)
+            view = view_of(seen)
             before = seen.storage >= 0 and self._census.storages[seen.storage].birth < 0
             if name == MADE_BY_WATCHING or not before or view in self._looked_at:
                 continue
@@ -84,10 +86,6 @@ class IndexWatch(TorchDispatchMode):
                 content = content_of(tensor)
             if content is not None:
                 self.held.append((name, self._called[name], position, content))
-
-
-def _view(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.storage, tensor.offset, tensor.shape, tensor.stride, tensor.dtype
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -136,13 +134,5 @@ def _of_many_tables(ids: Any, offsets: Any, cumulated: Any, arguments: dict[str,
 def _count(ids: torch.Tensor, rows: int, bags: int) -> Indices:
     with torch.no_grad():
         hits = torch.unique(ids, return_counts=True)[1]
-        exponents = torch.frexp(hits.double())[1].long() - 1
-        reuse = torch.bincount(exponents) if len(hits) else exponents
-    return Indices(
-        op=-1,
-        rows=rows,
-        count=ids.numel(),
-        unique=len(hits),
-        bags=int(bags),
-        reuse=tuple(int(n) for n in reuse.tolist()),
-    )
+        reuse = tuple(histogram(hits))
+    return Indices(op=-1, rows=rows, count=ids.numel(), unique=len(hits), bags=int(bags), reuse=reuse)

@@ -1,4 +1,4 @@
-"""What launches device work without being a dispatcher call, a compiled kernel: its tensors are in a trace beside."""
+"""Compiled kernels, which launch device work without being dispatcher calls: an execution trace knows their tensors."""
 
 from __future__ import annotations
 

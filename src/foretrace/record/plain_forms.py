@@ -1,7 +1,7 @@
 """Calls that autograd makes differently while somebody watches, made as in a plain step.
 
-Some derivatives scatter into fresh zeros in place, but out of place, with a copy more, where a dispatch mode is on
-(PyTorch can't know that the mode would bear it). Here the in-place form is called, and recorded, again.
+Some derivatives scatter into fresh zeros in place. While a dispatch mode is on they do so out of place, with one copy
+more, since PyTorch can't know that the mode would bear the other. Here the in-place form is called, and recorded.
 """
 
 from __future__ import annotations

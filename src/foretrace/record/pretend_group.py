@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from typing import Any
 from unittest.mock import patch
@@ -36,7 +36,8 @@ def pretended_group(world: int, rank: int) -> Iterator[PretendCollectives]:
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    variables = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+    # The pretended machine has one GPU, the first: whichever rank this is, that one is its own.
+    variables = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": world}
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, {k: str(v) for k, v in variables.items()} | address))
@@ -50,12 +51,34 @@ def pretended_group(world: int, rank: int) -> Iterator[PretendCollectives]:
         stack.enter_context(patch.object(dist.Reducer, "_rebuild_buckets", mode.with_real_integers(rebuild)))
         for name in MESH_METHODS:
             stack.enter_context(patch.object(DeviceMesh, name, _for_real(getattr(DeviceMesh, name))))
+        with suppress(ImportError, AttributeError):  # what keeps FSDP2 elsewhere is slower in large worlds
+            from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+            stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", Parts))
         for module in _importers_of(init_device_mesh):
             stack.enter_context(patch.object(module, "init_device_mesh", _for_real(init_device_mesh)))
         yield mode
 
 
 _destroy = dist.destroy_process_group
+
+
+class Parts:
+    """The parts of a tensor, each cut when it is asked for: a rank under FSDP2 asks for two, however many there are.
+
+    >>> parts = Parts(torch.ones(10, 2), 4, dim=0)
+    >>> [len(parts[rank]) for rank in range(4)] == [len(part) for part in torch.chunk(torch.ones(10, 2), 4)]
+    True
+    """
+
+    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._each = -(-tensor.size(dim) // count)
+
+    def __getitem__(self, rank: int) -> torch.Tensor:
+        start = rank * self._each
+        length = min(self._each, self._tensor.size(self._dim) - start)
+        return self._tensor.narrow(self._dim, start, length) if length > 0 else self._tensor.new_empty(0)
 
 
 def _importers_of(function: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Reading a recording: the structure step's calls at the times, and with the kernels, of the light profile."""
+"""Reading a recording: the calls of the structure step, with the times and the kernels of the light profile."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.formats.kineto import read_kineto
 from foretrace.formats.matching import match
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Storage
+from foretrace.graph.numbers import distinct
 from foretrace.graph.tables import LAUNCH, Ints
 from foretrace.record import folder as files
 from foretrace.record.collectives import collectives_of
@@ -41,11 +42,17 @@ def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Jo
     step = _median_step(list(profiles.values()))
     graphs = [read_rank(folders[rank], profiles.get(rank), step) for rank in chosen]
     for graph in graphs:
+        if graph.world > 1 and graph.world != world:
+            raise ForetraceError(
+                f"{graph.source} is of a job of {graph.world} ranks, and {path} of one of {world}",
+                "Give the ranks of one recording only.",
+            )
         graph.world = world
     graphs, notes = on_one_clock(graphs)
     job = Job(graphs, str(path), notes)
     if job.missing and ranks is None:
-        job.notes.append(f"{len(job.missing)} of the {job.world} ranks were not recorded")
+        were = "was" if len(job.missing) == 1 else "were"
+        job.notes.append(f"{len(job.missing)} of the {job.world} ranks {were} not recorded")
     return job
 
 
@@ -158,7 +165,7 @@ def _owners(found: Ints, profile: Graph) -> Ints:
 def _launchers_without_owner(owner: Ints, profile: Graph) -> NDArray[np.intp]:
     """Rows of the profile that launch work and belong to no call of the structure."""
     launching = profile.calls.op[(profile.calls.kind == LAUNCH) & (profile.calls.op >= 0)]
-    rows: NDArray[np.intp] = np.unique(launching).astype(np.intp)
+    rows: NDArray[np.intp] = distinct(launching).astype(np.intp)
     return rows[_inherited(owner, profile.ops.parent)[rows] < 0]
 
 

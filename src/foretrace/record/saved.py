@@ -1,8 +1,8 @@
 """Taking out what only watching adds.
 
-Where a tensor passes through Python, autograd detaches what it saves for backward, and again what it takes out of
-its savings, which it does not do in a plain step. The former follow right on the op whose result they save, and
-nothing but backward uses them; the latter are called by a generated node such as ``ReluBackward0``.
+Where a tensor passes through Python, autograd detaches it when it saves it for backward, and again when it takes it
+out. In a plain step it does neither. The first kind of detach follows right after the op whose result it saves, and
+nothing but backward uses it. The second kind is called by a generated node such as ``ReluBackward0``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ GENERATED_NODE = re.compile(r"Backward\d+$")
 
 
 def without_saves(ops: list[Op], storages: dict[int, Storage]) -> list[Op]:
-    """The ops less autograd's own detaches; births, deaths, frees and entered modules go to the ops that stay.
+    """The ops without autograd's own detaches.
+
+    Births and deaths of storages, frees, and modules that were entered go to the ops that stay.
 
     >>> from foretrace.graph import Tensor
     >>> y, saved = Tensor((4,), "float32", id=1, storage=1), Tensor((4,), "float32", id=2, storage=1)

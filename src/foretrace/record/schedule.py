@@ -13,7 +13,7 @@ WARM_UP, SYNCED, BACK_TO_BACK, PROFILE, EXECUTION_TRACE, STRUCTURE, INDICES = (
 
 @dataclass(frozen=True)
 class Schedule:
-    """How many steps go to what: warm-up, plain ones (synced, then as many back to back), profiled ones, structure.
+    """How many steps are for warming up, for plain timing (synced, then as many back to back), and for the profiler.
 
     One profiled step more than asked for is run: the first one pays for the profiler's start and is thrown away.
 

@@ -75,7 +75,7 @@ def sketch_script(
 
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            graph = sketch(build, device, world=world or 1)
+            graph = sketch(build, device, world)
     except ForetraceError as error:
         cause = error.__cause__ or error
         said = refusal(cause, str(script)) if isinstance(cause, BEYOND_PAPER) else error

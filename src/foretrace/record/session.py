@@ -190,15 +190,18 @@ def unfinished(parts: Path) -> str:
 def finish(out: Path, parts: Path, facts: dict[str, Any]) -> Path:
     """Put the ranks that were recorded in their place, all at once.
 
-    Launchers on several nodes may share a place: whoever comes later adds its ranks to what is there.
+    Ranks of a job, and launchers on several nodes, may share a place: whoever comes later adds its ranks to what is
+    there. Who that is shows only in moving: they may all come at the same moment.
     """
     ranks = sorted(parts.glob("rank-*"))
     for other in set(parts.iterdir()) - set(ranks):
         shutil.rmtree(other) if other.is_dir() else other.unlink()
     files.write_job(parts, {"world": max(files.read_rank(path).world for path in ranks), **facts})
-    if not out.exists() or not any(out.iterdir()):
+    try:
         parts.replace(out)
-        return out
-    for part in [*ranks, parts / files.JOB]:
-        part.replace(out / part.name)
+    except OSError:
+        if not out.is_dir():
+            raise
+        for part in [*ranks, parts / files.JOB]:
+            part.replace(out / part.name)
     return out

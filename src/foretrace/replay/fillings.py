@@ -1,4 +1,4 @@
-"""What goes into the inputs of a benchmark: as recorded; else as its readers need it; else something harmless."""
+"""What fills the inputs of a benchmark: what was recorded, else what their readers need, else something harmless."""
 
 from __future__ import annotations
 

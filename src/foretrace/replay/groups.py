@@ -9,7 +9,7 @@ from foretrace.replay.plan import Plan
 
 
 def among(ranks: Sequence[int], kept: Sequence[int]) -> dict[str, Any]:
-    """A process group of the ranks that are kept, by their new numbers: where they were in it, and of how many.
+    """What is left of a process group: new numbers of the ranks that are kept, their places in it, and its old size.
 
     >>> among([0, 2, 4, 6], kept=[0, 1, 2])
     {'ranks': [0, 2], 'places': [0, 1], 'of': 4}

@@ -126,7 +126,7 @@ class Plan:
     tail_us: float = 0.0
     """Host time after the last call."""
     renumbered: set[int] = field(default_factory=set)
-    """Numbers that storages from before the step have in it: each time one gets another size, it gets a new one."""
+    """Numbers of storages from before the step: each time one gets another size, it gets another number."""
     sizes: dict[int, int] = field(default_factory=dict)
     """Bytes of each storage, by its number in the recording."""
     threads: int = 1

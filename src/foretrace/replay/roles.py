@@ -93,9 +93,9 @@ def _positions(call: Reading) -> Roles:
             yield place, call.ids(table.shape[dim])
 
 
-def _sparse(indices: int, sizes: int) -> Callable[[Reading], Roles]:
+def _sparse(indices: int) -> Callable[[Reading], Roles]:
     def roles(call: Reading) -> Roles:
-        places, shape = call[indices], call[sizes]
+        places, shape = call[indices], call[2]
         if isinstance(places, Tensor) and places.shape and isinstance(shape, (list, tuple)):
             along = [size for size in shape[: places.shape[0]] if isinstance(size, int)]
             yield places, call.ids(min(along, default=1))
@@ -154,8 +154,8 @@ BY_OP: dict[str, Callable[[Reading], Roles]] = {
     "aten::index": _positions,
     "aten::index_put_": _positions,
     "aten::_index_put_impl_": _positions,
-    "aten::_sparse_coo_tensor_unsafe": _sparse(0, 2),
-    "aten::_sparse_coo_tensor_with_dims_and_tensors": _sparse(3, 2),
+    "aten::_sparse_coo_tensor_unsafe": _sparse(0),
+    "aten::_sparse_coo_tensor_with_dims_and_tensors": _sparse(3),
     "aten::nll_loss_forward": _classes(0, 1),
     "aten::nll_loss_backward": _classes(1, 2),
     "aten::nll_loss2d_forward": _classes(0, 1),

@@ -1,7 +1,7 @@
-"""When the original's host came to each call, had nobody watched it: what a paced replay keeps to.
+"""When the original's host would have come to each call, had nobody watched it: what a paced replay keeps to.
 
-A replay has no modules, no autograd and no optimizer's Python: its host would run ahead of the original's. What the
-host spends waiting for the device is left out: a replay waits by itself.
+A replay has no modules, no autograd and no Python of an optimizer, so its host would run ahead of the original's. Time
+in which the host waits for the device is left out, since a replay waits by itself.
 """
 
 from __future__ import annotations

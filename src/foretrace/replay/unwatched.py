@@ -1,10 +1,11 @@
 """The host's times in a plain step, from those of a profiled one.
 
-The profiler needs the same time for each thing it notes, as long as there is that much: the host did something too
-between two of them. How much that is follows from the plain steps: host and device of the profiled step are run through
-once more in numbers, with that weight taken off the host and kernels as long as they were, and the right weight is the
-one with which the step takes as long as the plain ones did. A device that was waiting for a slowed host is then behind
-it, as it was in the plain steps.
+The profiler is taken to need the same time for each thing it notes: its weight. Between two notes that are close
+together it can't have taken more than a share of what lies between them, since the host did something there too.
+
+The weight follows from the plain steps. The profiled step is simulated with a weight taken off the host and with
+kernels as long as they were; the right weight is the one with which the step takes as long as the plain steps did. The
+device may then turn out to be the slower of the two, as it was in the plain steps.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from foretrace.graph.tables import SYNC, Floats, Ints
 
 HALVINGS = 40
 KEPT = 0.3
-"""Share of the time between two notes that is the host's own at least: a schedule that leaves calls no time at all is
-one that nobody keeps to, and whoever is late before a long call ends late."""
+"""The least share of the time between two notes that is the host's own. Were it none, no replay could keep to the
+schedule, and whoever is late before a long call ends late."""
 
 
 class Profiled:

@@ -52,13 +52,14 @@ def by_op_and_family(words: Words, top: int) -> Iterator[RenderableType]:
 
 def _table(title: str, rows: list[Words], top: int) -> RenderableType:
     columns = ["<name…", "change ms", "device ms", "→", "host ms", "→", "count", "→"]
-    cells = [
-        [
-            short(row["name"]),
-            f"{'+' if row['change_ms'] > 0 else ''}{ms(row['change_ms'])}",
-            *(ms(value) for word in ("device_ms", "host_ms") for value in row[word]),
-            *(f"{value:.0f}" for value in row["count"]),
-        ]
-        for row in rows
+    return table(title, columns, [both_sides(row, row["change_ms"]) for row in rows], top)
+
+
+def both_sides(row: Words, difference_ms: float) -> list[str]:
+    """The cells of a row that holds pairs of times and counts: its name, their difference, then each pair."""
+    return [
+        short(row["name"]),
+        f"{'+' if difference_ms > 0 else ''}{ms(difference_ms)}",
+        *(ms(value) for word in ("device_ms", "host_ms") for value in row[word]),
+        *(f"{value:.0f}" for value in row["count"]),
     ]
-    return table(title, columns, cells, top)

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from foretrace.report.changes import both_sides
 from foretrace.report.forecast import KNOWN
-from foretrace.report.names import short
 from foretrace.report.numbers import bytes_, ms, percent
 from foretrace.report.tables import lines, notes, table
 
@@ -57,14 +57,6 @@ def _ms(pair: tuple[float, float]) -> str:
 
 
 def _misses(words: Words, top: int) -> RenderableType:
-    rows = [
-        [
-            short(row["name"]),
-            f"{'+' if row['miss_ms'] > 0 else ''}{ms(row['miss_ms'])}",
-            *(ms(value) for word in ("device_ms", "host_ms") for value in row[word]),
-            *(f"{value:.0f}" for value in row["count"]),
-        ]
-        for row in words["by_op"]
-    ]
     columns = ["<op…", "off ms", "device ms", "was", "host ms", "was", "calls", "was"]
+    rows = [both_sides(row, row["miss_ms"]) for row in words["by_op"]]
     return table("Largest misses first", columns, rows, top)

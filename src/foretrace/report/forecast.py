@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from foretrace.report.headline import HOST_BOUND
 from foretrace.report.job import is_job, job_blocks, job_rows
 from foretrace.report.names import short
-from foretrace.report.numbers import bytes_, ms, percent, plural
-from foretrace.report.sections import OVERHEADS, time_by
+from foretrace.report.numbers import bytes_, ms, percent, plural, rate
+from foretrace.report.sections import OVERHEADS, critical_path, time_by
 from foretrace.report.tables import bar, lines, notes, table
 
 Words = dict[str, Any]
@@ -35,7 +35,7 @@ def forecast_blocks(words: Words, top: int) -> Iterator[RenderableType]:
     if words["device_idle_ms"] and words["kernels"]:
         yield _causes(words)
     if words["critical_path"]:
-        yield _critical_path(words, top)
+        yield critical_path(words, top, with_rank=is_job(words))
     for key, what in (("by_family", "kernel family"), ("by_op", "op"), ("by_phase", "phase")):
         if len(words[key]) > 1:
             yield time_by(what, words[key], top, on_device=bool(words["kernels"]))
@@ -71,8 +71,8 @@ def headline_rows(words: Words) -> Iterator[tuple[str, str, str]]:
         yield "memory", bytes_(words["peak_memory_bytes"]), f"peak, {fits} the device's {bytes_(words['memory_bytes'])}"
     if words["mfu"] is not None:
         rates = f"{percent(words['mfu'])} of peak (MFU)"
-        moved = f"; kernels move {words['gbps']:,.0f} GB/s" if words["gbps"] else ""
-        yield "rate", f"{words['tflops_per_second']:.3g} TFLOP/s", rates + moved
+        moved = f"; kernels move {rate(words['gbps'], 'GB/s')}" if words["gbps"] else ""
+        yield "rate", rate(words["tflops_per_second"], "TFLOP/s"), rates + moved
     yield "known", *_known(words)
 
 
@@ -123,18 +123,3 @@ def _causes(words: Words) -> RenderableType:
         if spent > 0
     ]
     return table(f"Why the device idles {ms(idle)} ms: what it waits for", ["<", "<", "ms", "share", "<"], rows)
-
-
-def _critical_path(words: Words, top: int) -> RenderableType:
-    title, columns = "Critical path: only what is on it shortens the step", ["share", "ms", "rank", "<what", "<name…"]
-    rows = [
-        [percent(part["share"]), ms(part["ms"]), _rank(part), str(part["what"]), short(part["name"])]
-        for part in words["critical_path"]
-    ]
-    if is_job(words):
-        return table(title, columns, rows, top)
-    return table(title, columns[:2] + columns[3:], [row[:2] + row[3:] for row in rows], top)
-
-
-def _rank(part: Words) -> str:
-    return "all" if part["rank"] is None else str(part["rank"])

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from foretrace.report.job import path_kinds, path_ranks
-from foretrace.report.numbers import bytes_, listed, ms, percent, plural, spread
+from foretrace.report.job import holding_back, path_kinds, path_ranks
+from foretrace.report.numbers import bytes_, ms, percent, plural, spread
 from foretrace.report.tables import lines
 
 Words = dict[str, Any]
@@ -65,9 +65,7 @@ def observed_rows(words: Words) -> Iterator[tuple[str, str, str]]:
 def _verdict(words: Words) -> str:
     """Who or what holds the step up."""
     if words["stragglers"]:
-        ranks = sorted(straggler["rank"] for straggler in words["stragglers"])
-        one = len(ranks) == 1
-        return f"{'rank' if one else 'ranks'} {listed(ranks)} hold{'s' if one else ''} the others back"
+        return holding_back(words, "the others")
     if not words["device_span_ms"]:
         return "all of it on the host"
     idle = _mean(words["device_idle_ms"]) / words["device_span_ms"]

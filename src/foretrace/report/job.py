@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import RenderableType
 
 from foretrace.report.numbers import listed, ms, percent, plural, spread
+from foretrace.report.sections import some_ranks, stragglers
 from foretrace.report.tables import bar, lines, notes, table
 
 Words = dict[str, Any]
-
-RANKS_SHOWN = 16
+OF_DEVICES = ("device_span_ms", "device_active_ms", "bubble_ms")
 
 
 def is_job(words: Words) -> bool:
@@ -23,7 +23,7 @@ def is_job(words: Words) -> bool:
 def job_rows(words: Words) -> Iterator[tuple[str, str, str]]:
     """What a reader wants to know first of a job: a name, a figure, what it means."""
     waits = words["wait_ms"].values()
-    yield "waits", spread(waits), f"a rank, for others{_held_by(words)}"
+    yield "waits", spread(waits), "; ".join(filter(None, ["a rank, for others", holding_back(words, "them")]))
     if words["critical_path_ranks"]:
         total = sum(part["ms"] for part in words["critical_path"])
         yield "path", f"{ms(total)} ms", f"{path_kinds(words)}; {path_ranks(words, total)}"
@@ -49,19 +49,23 @@ def path_ranks(words: Words, total: float) -> str:
     return ", ".join(f"{percent(part / total)} on rank {rank}" for rank, part in longest)
 
 
-def _held_by(words: Words) -> str:
+def holding_back(words: Words, whom: str) -> str:
+    """Which ranks hold the others back; nothing where none does.
+
+    >>> holding_back({"stragglers": [{"rank": 6}, {"rank": 0}]}, "them")
+    'ranks 0 and 6 hold them back'
+    """
     ranks = sorted(row["rank"] for row in words["stragglers"])
     if not ranks:
         return ""
-    return f"; {'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)} hold{'s' if len(ranks) == 1 else ''} them back"
+    return f"rank {ranks[0]} holds {whom} back" if len(ranks) == 1 else f"ranks {listed(ranks)} hold {whom} back"
 
 
 def job_blocks(words: Words, top: int) -> Iterator[RenderableType]:
     """The tables of a job."""
     yield _ranks(words["ranks"])
     if words["stragglers"]:
-        rows = [[str(row["rank"]), ms(row["held_ms"]), str(row["why"])] for row in words["stragglers"]]
-        yield table("Who holds the others back", ["rank", "held ms", "<why…"], rows)
+        yield stragglers(words)
     if words["waits_for"]:
         rows = [
             [str(row["rank"]), str(row["waits_for"]), ms(row["ms"]), str(row["count"])] for row in words["waits_for"]
@@ -71,16 +75,13 @@ def job_blocks(words: Words, top: int) -> Iterator[RenderableType]:
 
 def _ranks(ranks: list[Words]) -> RenderableType:
     """A line a rank; of many, those that wait least and most."""
-    shown, title = ranks, "Ranks"
-    if len(ranks) > RANKS_SHOWN:
-        title = f"The {RANKS_SHOWN} of {len(ranks)} ranks that wait least and most"
-        by_wait = sorted(ranks, key=lambda row: row["wait_ms"])
-        half = RANKS_SHOWN // 2
-        shown = sorted(by_wait[:half] + by_wait[-half:], key=lambda row: row["rank"])
+    title, shown = some_ranks(ranks, lambda row: float(row["wait_ms"]))
     columns = {
         "rank": "rank", "step ms": "step_ms", "device span": "device_span_ms", "active": "device_active_ms",
         "waits": "wait_ms", "exposed": "exposed_communication_ms", "bubble": "bubble_ms", "host": "host_ms",
     }  # fmt: skip
+    if not any(row["device_span_ms"] for row in shown):  # all of it on the host
+        columns = {name: word for name, word in columns.items() if word not in OF_DEVICES}
     rows = [[named(row), *(ms(row[word]) for word in list(columns.values())[1:])] for row in shown]
     return table(title, list(columns), rows)
 

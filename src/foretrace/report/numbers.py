@@ -62,6 +62,16 @@ def dollars(cost: float | None) -> str:
     return f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"
 
 
+def rate(value: float, unit: str) -> str:
+    """So many a second; what is not quite nothing never reads as such.
+
+    >>> rate(822.4, "GB/s"), rate(5.541, "TFLOP/s"), rate(0.00001, "TFLOP/s"), rate(12345.6, "GB/s")
+    ('822 GB/s', '5.54 TFLOP/s', '<0.001 TFLOP/s', '12,346 GB/s')
+    """
+    figures = f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.001 else "<0.001"
+    return f"{figures} {unit}"
+
+
 def bytes_(count: float | None) -> str:
     """Bytes in powers of 1024.
 
@@ -82,13 +92,14 @@ def spread(values: Iterable[float | None]) -> str:
 
     The least has no more decimals than the most: beside 48 ms a microsecond is nothing.
 
-    >>> spread([589.2, 626.1]), spread([3.0, 3.0]), spread([0.0004, 48.2]), spread([])
-    ('589 – 626 ms', '3.00 ms', '0 – 48.2 ms', '–')
+    >>> spread([589.2, 626.1]), spread([3.0, 3.0]), spread([0.0004, 48.2]), spread([1.57, 11.1]), spread([])
+    ('589 – 626 ms', '3.00 ms', '0 – 48.2 ms', '1.6 – 11.1 ms', '–')
     """
     known = sorted(v for v in values if v is not None)
     if not known:
         return UNKNOWN
-    least, most = ms(round(known[0], _decimals(known[-1]))), ms(known[-1])
+    decimals = _decimals(known[-1])
+    least, most = f"{known[0]:,.{decimals}f}" if round(known[0], decimals) else "0", ms(known[-1])
     return f"{most} ms" if least == most else f"{least} – {most} ms"
 
 

@@ -51,6 +51,7 @@ def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
         yield "host", "none", f"`foretrace calibrate host --out {words['folder']}` measures it"
     if words["fabric"]:
         yield "fabric", words["fabric"]["name"], words["fabric"]["provenance"]
+        yield from _links(words["fabric"]["links"]) if words["fabric"]["links"] else ()
     else:
         yield "fabric", "none", "nothing was measured between ranks"
 

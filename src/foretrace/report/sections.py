@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -30,11 +30,11 @@ def sections(words: Words, top: int) -> Iterator[RenderableType]:
     if len(words["step_ms"]) > 1 or words["collectives"]:
         yield _ranks(words)
     if words["stragglers"]:
-        yield _stragglers(words)
+        yield stragglers(words)
     if words["collectives"]:
         yield _collectives(words, top)
     if words["critical_path"]:
-        yield _critical_path(words, top)
+        yield critical_path(words, top)
     if words["overheads"]:
         yield _overheads(words)
     for key, what in VIEWS.items():
@@ -59,15 +59,28 @@ def _ranks(words: Words) -> RenderableType:
     }
     if not words["device_span_ms"]:
         columns = {name: columns[name] for name in ("rank", "step ms", "waits", "peak")}
-    shown, title = sorted(words["step_ms"], key=int), "Ranks"
-    if len(shown) > RANKS_SHOWN:
-        title = f"The {RANKS_SHOWN} of {len(shown)} ranks that wait least and most"
-        by_wait = sorted(shown, key=lambda rank: words["wait_ms"].get(rank) or 0.0)
-        shown = sorted(by_wait[: RANKS_SHOWN // 2] + by_wait[-RANKS_SHOWN // 2 :], key=int)
+    title, shown = some_ranks(sorted(words["step_ms"], key=int), lambda rank: words["wait_ms"].get(rank) or 0.0)
     return table(title, list(columns), _cells(columns, shown))
 
 
-def _stragglers(words: Words) -> RenderableType:
+def some_ranks(ranks: Sequence[Any], wait: Callable[[Any], float]) -> tuple[str, list[Any]]:
+    """The ranks that a table shows, and its title: all of them; of many, those that wait least and most.
+
+    >>> some_ranks([0, 1, 2], wait=float)
+    ('Ranks', [0, 1, 2])
+    >>> some_ranks(range(100), wait=float)[1][7:9]
+    [7, 92]
+    """
+    if len(ranks) <= RANKS_SHOWN:
+        return "Ranks", list(ranks)
+    places = sorted(range(len(ranks)), key=lambda place: wait(ranks[place]))
+    shown = sorted(places[: RANKS_SHOWN // 2] + places[-RANKS_SHOWN // 2 :])
+    title = f"The {RANKS_SHOWN} of {len(ranks)} ranks that wait least and most"
+    return title, [ranks[place] for place in shown]
+
+
+def stragglers(words: Words) -> RenderableType:
+    """Who holds the others back, and why."""
     rows = [[str(row["rank"]), ms(row["held_ms"]), str(row["why"])] for row in words["stragglers"]]
     return table("Who holds the others back", ["rank", "held ms", "<why…"], rows)
 
@@ -89,13 +102,19 @@ def _collectives(words: Words, top: int) -> RenderableType:
     return table(title, list(columns), _cells(columns, rows), top)
 
 
-def _critical_path(words: Words, top: int) -> RenderableType:
-    rows = [
-        [percent(part["share"]), ms(part["ms"]), _rank(part["rank"]), str(part["what"]), short(part["name"])]
-        for part in words["critical_path"]
-    ]
+def critical_path(words: Words, top: int, with_rank: bool = True) -> RenderableType:
+    """What the critical path goes through, the longest first; with the rank of each piece, where there are several."""
+    columns: dict[str, Callable[[Words], str]] = {
+        "share": lambda part: percent(part["share"]),
+        "ms": lambda part: ms(part["ms"]),
+        "rank": lambda part: "all" if part["rank"] is None else str(part["rank"]),
+        "<what": lambda part: str(part["what"]),
+        "<name…": lambda part: short(part["name"]),
+    }
+    if not with_rank:
+        del columns["rank"]
     title = "Critical path: only what is on it shortens the step"
-    return table(title, ["share", "ms", "rank", "<what", "<name…"], rows, top)
+    return table(title, list(columns), _cells(columns, words["critical_path"]), top)
 
 
 def _overheads(words: Words) -> RenderableType:
@@ -129,7 +148,3 @@ def time_by(what: str, rows: list[Words], top: int, on_device: bool) -> Renderab
 
 def _cells(columns: dict[str, Callable[[Any], str]], rows: Iterable[Any]) -> list[list[str]]:
     return [[cell(row) for cell in columns.values()] for row in rows]
-
-
-def _rank(rank: int | None) -> str:
-    return "all" if rank is None else str(rank)

@@ -1,4 +1,4 @@
-"""Tables that fit eighty columns: numbers keep their width, names give way, down to where they still say something."""
+"""Tables that fit eighty columns: numbers keep their width; names are cut, but not so far that they say nothing."""
 
 from __future__ import annotations
 

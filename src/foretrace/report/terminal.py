@@ -12,7 +12,6 @@ from foretrace.report.forecast import forecast_blocks
 from foretrace.report.headline import headline
 from foretrace.report.job import scaling_blocks
 from foretrace.report.json import Document
-from foretrace.report.platform import compared, device_list, fabric_list, one_fabric, one_platform, platform_list
 from foretrace.report.replay import replay_blocks
 from foretrace.report.sections import sections
 from foretrace.report.sharding import sharding_blocks
@@ -74,16 +73,22 @@ def print_sharding(sharding: Document, top: int, console: Console | None = None)
 
 def print_platform(summary: Document, top: int) -> None:
     """Print what a platform is, with at most ``top`` rows of a long table."""
+    from foretrace.report.platform import one_platform  # here as below, since it brings all that platforms are made of
+
     _print(one_platform(summary.to_dict(), top), None)
 
 
 def print_fabric(summary: Document, top: int) -> None:
     """Print what a fabric is, with at most ``top`` rows of a long table."""
+    from foretrace.report.platform import one_fabric
+
     _print(one_fabric(summary.to_dict(), top), None)
 
 
 def print_platforms(listing: Document) -> None:
     """Print which platforms, GPUs and fabrics there are."""
+    from foretrace.report.platform import device_list, fabric_list, platform_list
+
     words = listing.to_dict()
     tables = [platform_list(words["platforms"]), device_list(words["devices"]), fabric_list(words["fabrics"])]
     _print(tables, None)
@@ -91,6 +96,8 @@ def print_platforms(listing: Document) -> None:
 
 def print_comparison(comparison: Document) -> None:
     """Print two platforms side by side."""
+    from foretrace.report.platform import compared
+
     _print([compared(comparison.to_dict())], None)
 
 

@@ -45,7 +45,7 @@ def state_of(plan: Plan, costing: Costing, room: float, options: Options) -> Sta
     return state
 
 
-def solve(costing: Costing, room: float, options: Options, seconds: float = SECONDS) -> Plan | None:
+def solve(costing: Costing, room: float, options: Options) -> Plan | None:
     """The best plan by the sums; None where HiGHS did not prove it in time."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -55,7 +55,7 @@ def solve(costing: Costing, room: float, options: Options, seconds: float = SECO
         integrality=program.whole,
         bounds=Bounds(0, program.most),
         constraints=LinearConstraint(np.array(program.rows), program.low, program.high),
-        options={"time_limit": seconds, "mip_rel_gap": CLOSE},
+        options={"time_limit": SECONDS, "mip_rel_gap": CLOSE},
     )
     return program.plan(solved.x) if solved.status == 0 else None
 

@@ -25,7 +25,7 @@ CLOSE = 0.02
 
 
 class Hits(NamedTuple):
-    """What a batch does to a table: ids, distinct ones, and rows by how often they are hit, in doublings."""
+    """What a batch asks of a table: ids, distinct ones, and rows by how often they are hit: once, 2-3 times, 4-7, …"""
 
     ids: float
     unique: float

@@ -1,8 +1,8 @@
 """The job that a plan makes of a step: on each rank the lookups of what it holds, and all the rest as DDP runs it.
 
-Lookups stand where the step's first one stood. What they find goes to the ranks of its samples, and nobody waits before
-something reads it; gradients come back where the step's first gradient of a lookup was, and rows are updated right
-then. Ids of the next step travel from the lookups on, and are there when the step ends.
+Lookups stand where the first lookup of the step stood. What they find is sent to the ranks of its samples, and waited
+for when something reads it. Gradients come back where the step had the first gradient of a lookup, and rows are updated
+right then. Ids of the next step travel from the lookups on, and arrive before the step ends.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from foretrace.costs.families import family_of
 from foretrace.graph import ForetraceError, Graph, Indices, Op, Tensor
+from foretrace.graph.edits.other_tensors import with_tensors
 from foretrace.graph.edits.parallel.data import USUAL_MB, reduced
-from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, lines_of, with_tensors
+from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, lines_of
 from foretrace.graph.edits.parallel.updates import only, spread
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.hits import Floats
@@ -209,7 +210,7 @@ class _Writer:
         return Group(IDS if what == IDS else "tables", tuple(range(self.ranks.world)))
 
     def _converted(self, like: Op, narrow: bool) -> Iterator[Line]:
-        """What is sent, in fewer bytes; or what came, in all of them again."""
+        """The copy that makes what is sent narrower, or what came in wide again."""
         nbytes = sum(self.nbytes[what][self.rank] for what in (POOLED, SUMS, NODE_SUMS))
         if self.ranks.sent_as not in NARROW or not nbytes:
             return

@@ -51,7 +51,7 @@ class Kernels:
         return Priced(*(_by_rank(us, rank, world) for us in self.alone(pieces)))
 
     def calls(self, pieces: Pieces) -> Pieces:
-        """What one rank looks up by a call each: pieces with rows as long, of one dtype and optimizer, together."""
+        """What one rank looks up, a row a call: pieces with rows as long, of one dtype and optimizer, share a call."""
         kinds, kind = np.unique(pieces.kind, return_inverse=True)
         return pieces.together(kind.ravel(), len(kinds))
 
@@ -94,7 +94,8 @@ class Single(Kernels):
 
     @cached_property
     def _host_us(self) -> Floats:
-        """What the host takes for the calls of a piece, forward and backward: tiny ones, which it alone holds up."""
+        """What the host takes for the calls of a piece, forward and backward: found with tiny ones, which it holds
+        up."""
         table = Table("tiny", rows=TINY, dim=TINY)
         tiny = Pieces.of([Piece(table, TINY, TINY, TINY, *hits(table, TINY))])
         by_phase = zip(*(calls_of(tiny, 0) for _ in range(MANY)))

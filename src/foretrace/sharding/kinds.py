@@ -107,7 +107,7 @@ def _by_columns(table: Table, ranks: Ranks, parts: int) -> Piece:
 
 
 def _by_rows(table: Table, ranks: Ranks, parts: int) -> Piece:
-    """The ids of its rows, popular ones being scattered; of each sample a part of the sum, or the rows found there."""
+    """The ids of its own rows, popular ones being scattered over all parts; it makes parts of sums, or the rows."""
     count, unique, reuse = hits(table, ranks.global_batch * table.ids)
     rows, made = -(-table.rows // parts), table.made_for(ranks.global_batch) / (parts if table.sequence else 1)
     return Piece(table, rows, table.dim, made, count / parts, unique / parts, reuse / parts)

@@ -1,9 +1,9 @@
 """What calls that look up many tables take on a device that was measured: a sum of what they move, at fitted rates.
 
-A call for many tables moves much and waits for little, so that its time is close to a straight line: over the rows that
-it looks up, the distinct ones, the embeddings that it makes. Fitted on a few hundred such calls it is closer than the
-models of single lookups are, and plain sums can be searched fast. A law is a file in ``laws/``, named after its device;
-`benchmarks.sharding_law` fits them.
+A call for many tables moves much and waits for little. So its time is close to a sum of straight lines: over the rows
+that it looks up, the distinct ones among them, and the embeddings that it makes. Fitted on a few hundred such calls,
+this is closer than the models of single lookups are, and sums can be searched fast. A law is a file in ``laws/``, named
+after its device; `benchmarks.sharding_law` fits them.
 """
 
 from __future__ import annotations

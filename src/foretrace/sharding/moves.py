@@ -89,7 +89,7 @@ def _one_move(state: State, parts: Parts) -> bool:
 
 
 def _rest(has: Floats, room: float, source: int) -> Floats:
-    """For each rank, what all ranks but it and one other have: the most of each, and all bytes that are too many."""
+    """For each rank, the most that any rank has, it and the source left out; and all bytes that do not fit on those."""
     others = has.copy()
     others[source] = 0.0
     over = np.maximum(others[:, BYTES] - room, 0.0)

@@ -47,7 +47,7 @@ def tables_of_graph(graph: Graph) -> list[Table]:
     found = {key: replace(table, optimizer=kept.get(key, table.optimizer)) for key, table in found.items()}
     if not found:
         raise ForetraceError(
-            f"{graph.source or 'the step'} looks up no embedding tables",
+            f"{graph.title} looks up no embedding tables",
             "Give a step with nn.EmbeddingBag or nn.Embedding in it, or a list of tables.",
         )
     return _named(list(found.values()))
@@ -78,7 +78,7 @@ def optimizers_of(graph: Graph, tables: Mapping[int, Table]) -> dict[object, str
 
 
 def batch_of_graph(graph: Graph) -> int:
-    """Samples of the step: as many as most of its lookups make sums for; first dimensions of ids, where none does."""
+    """Samples of the step: as many as most of its lookups make sums for, or where none does, as the ids have rows."""
     found = [op for op in graph.ops if op.name in LOOKUPS and len(op.tensors) > 1]
     samples = [op.tensors[2].numel for op in found if op.name in BAGS and len(op.tensors) > 2]
     samples = samples or [(*op.tensors[1].shape, 1)[0] for op in found]

@@ -1,8 +1,8 @@
 """FBGEMM's table-batched embeddings: one kernel forward, and one that sorts, adds up gradients and updates the rows.
 
-Where FBGEMM can't be run, its time is what its rows take at a share of the memory's rate: all rows that are looked up
-forward; backward all gradients of those, and what is read and written of each distinct row. The shares are fitted on
-published measurements of one GPU and carried over to others by the rate of their memory.
+Where FBGEMM can't be run, its time is taken to be bytes at a share of the memory's rate. Forward these are all rows
+that are looked up; backward, the gradients of those, and what is read and written of each distinct row. The shares are
+fitted on published measurements of one GPU and carried over to others by the rate of their memory.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def traffic(pieces: Pieces) -> tuple[Floats, Floats, Floats]:
     return np.asarray(looked_up), np.asarray(gradients), np.asarray(updated)
 
 
-def price_tbe(pieces: Pieces, device: Device, shares: Shares | None = None) -> Priced:
+def price_tbe(pieces: Pieces, device: Device) -> Priced:
     """Each piece, as a part of a kernel that looks up many."""
-    known = shares or Shares.shipped()
+    known = Shares.shipped()
     looked_up, gradients, updated = traffic(pieces)
     rate = device.memory_gbps * 1e3
     forward = looked_up / known.looked_up_share / rate

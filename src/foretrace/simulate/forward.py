@@ -10,6 +10,9 @@ from foretrace.simulate.passes import last_ends, starts_and_ends
 from foretrace.simulate.program import Program, Timeline
 from foretrace.simulate.turns import Floats, Ints
 
+BLOCK = 64
+"""Groups whose factors are worked out at once."""
+
 
 def simulate(program: Program, duration: Floats | None = None) -> Timeline:
     """When each task starts and ends if none waits longer than it must.
@@ -70,17 +73,23 @@ def draw(program: Program, doubt: Doubt, count: int, seed: int = 0) -> Floats:
 def _factors(doubt: Doubt, count: int, seed: int) -> Floats:
     """What the times of each group are multiplied by: a column for each draw.
 
-    Worked out in place, since with many draws this takes longer than to simulate them.
+    Worked out for some groups after the others, whose numbers stay in the cache: with many draws this takes as long as
+    to simulate them.
     """
-    numbers, weight = np.random.default_rng(seed), doubt.weight[:, None]
-    own = numbers.standard_normal((count, len(doubt.down)), np.float32)
-    common = numbers.standard_normal((count, int(doubt.common.max(initial=-1)) + 1), np.float32)
-    number = np.sqrt(weight) * common.T[doubt.common]
-    number += np.sqrt(1 - weight) * own.T
-    spread = np.where(number > 0, doubt.up[:, None], doubt.down[:, None])
-    number *= spread
-    number -= (1 - weight) / 2 * spread**2
-    return np.exp(number, out=number)
+    numbers, groups = np.random.default_rng(seed), len(doubt.down)
+    own = numbers.standard_normal((count, groups), np.float32).T
+    common = numbers.standard_normal((count, int(doubt.common.max(initial=-1)) + 1), np.float32).T
+    factor = np.empty((groups, count))
+    for first in range(0, groups, BLOCK):
+        some = slice(first, first + BLOCK)
+        weight, number = doubt.weight[some, None], factor[some]
+        np.multiply(np.sqrt(weight), common[doubt.common[some]], out=number)
+        number += np.sqrt(1 - weight) * own[some]
+        spread = np.where(number > 0, doubt.up[some, None], doubt.down[some, None])
+        number *= spread
+        number -= (1 - weight) / 2 * spread**2
+        np.exp(number, out=number)
+    return factor
 
 
 def _check_groups(program: Program, doubt: Doubt) -> None:

@@ -1,13 +1,16 @@
 import gzip
 import math
+import re
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from foretrace.costs.families import FAMILIES, Facts, Work, family_of
 from foretrace.graph import Constant, Op, Tensor, Value
 from foretrace.graph.codec import from_lines
+from foretrace.platform.cases.draw import Draw
 from foretrace.platform.cases.families import FAMILIES as CASES
 from foretrace.platform.cases.families import MEASURED
 from foretrace.platform.device import Device
@@ -88,3 +91,24 @@ def test_a_constant_among_the_arguments_is_no_list():
     op = Op("aten::_to_copy", (Tensor((4,), "float32"),), {"dtype": Constant("dtype", "bfloat16")})
     check(op)
     assert family_of(op) is FAMILIES["copies"]
+
+
+def test_the_family_that_contributors_are_shown_works_as_it_stands(request):
+    torch = pytest.importorskip("torch")
+    from foretrace.platform.measure.call import Call
+
+    guide = (request.config.rootpath / "CONTRIBUTING.md").read_text()
+    costs, cases = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(costs, made)
+    exec(cases, made)
+    family, random = made["Spectra"](), Random(0)
+    for number in range(30):
+        case = made["draw"](Draw(str(number), most=2**12, kind="cpu"))
+        assert family.answers(case.op)
+        Call(case, torch.device("cpu"))()
+        poor = Op(case.op.name, tuple(messed(argument, random) for argument in case.op.args))
+        for op in (case.op, poor) if family.answers(poor) else (case.op,):
+            features, work = family.describe(op, Facts(H200))
+            assert len(features) == len(family.columns) and all(map(math.isfinite, features))
+            assert work.us(H200) >= 0

@@ -35,7 +35,7 @@ def test_a_product_that_is_summed_up_afterwards_was_split():
 
 def _columns(call, kernel):
     """As numbers, not logarithms: tiles, steps, and tiles of the busiest multiprocessor."""
-    sides = np.array([[np.log2(call[0]), *call[1:], 132]], float)
+    sides = np.array([[*np.log2(call), 132]], float)
     assert sides.shape[1] == len(SIDES)
     found = on_kernel(sides, np.array([kernel], float))[0]
     return tuple(np.round(2 ** found[[3, 4, 6]]))
@@ -52,11 +52,11 @@ def test_a_tiles_first_side_lies_along_the_columns():
 
 
 def test_of_a_kernel_that_is_not_known_nothing_is_said():
-    sides = np.array([[0.0, 1024, 1024, 1024, 132]] * 2)
+    sides = np.array([[0.0, 10, 10, 10, 132]] * 2)
     assert not on_kernel(sides, np.zeros((2, 4))).any()
 
 
 def test_waves_that_fill_the_device_are_not_ragged():
-    full, over = tiled(np.array([[0.0, 32 * 132, 64, 64, 132], [0.0, 32 * 132 + 1, 64, 64, 132]]))
+    full, over = tiled(np.array([[0.0, np.log2(rows), 6, 6, 132] for rows in (32 * 132, 32 * 132 + 1)]))
     assert full[0] == 0.0 and over[0] > 0.0  # two tiles of 32 by 32 at a time
     assert np.isfinite(full).all() and full.shape == over.shape

@@ -33,6 +33,15 @@ def test_more_ranks_are_slower_and_further_apart() -> None:
     assert "8 ranks at once take 1.20 times as long as 2" in note
 
 
+def test_more_ranks_than_were_measured_are_as_slow_and_as_far_apart_as_the_most_that_were() -> None:
+    ranks, _ = kept_ranks(Job([rank(0), rank(1)]))
+    most, _ = crowded(ranks, fabric(), WORLD, was=2, per_node=None)
+    more, (note,) = crowded(ranks, fabric(), 4 * WORLD, was=2, per_node=4 * WORLD)
+    assert more[0].uneven == most[0].uneven
+    assert more[0].part.program.duration == pytest.approx(most[0].part.program.duration)
+    assert "where 8 were measured at most" in note
+
+
 def test_as_many_as_were_measured_stay_as_fast() -> None:
     ranks, _ = kept_ranks(Job([rank(0), rank(1)]))
     changed, notes = crowded(ranks, fabric(), 2, was=2, per_node=None)

@@ -61,3 +61,14 @@ def test_a_job_of_more_ranks_on_processors_waits_for_the_last_of_them() -> None:
     (note,) = [note for note in forecast.notes if "are taken to be apart by" in note]
     spread = 0.16 / 2.5631
     assert forecast.step_ms == pytest.approx((245 + expected_last(WORLD) * spread * 105) / 1e3, rel=0.02), note
+
+
+def test_of_a_job_on_processors_the_exchange_is_no_work_of_a_device_and_a_late_rank_launches_nothing() -> None:
+    late = recorded(1)
+    late.ops.end[0] += 500.0
+    late.ops.start[1:] += 500.0
+    late.ops.end[1:] += 500.0
+    curve = Curve("all_reduce", 2, 1, 100.0, 1e6, 1.0, ((64.0, 1.0),), 0.05)
+    forecast = keep_machine(Job([recorded(0), late]), Fabric("gloo", (curve,), "made up"))
+    assert {row["mostly"] for row in forecast.look_at} <= {"host", "exchange"}
+    assert [row["why"] for row in forecast.stragglers] == ["slow host: its calls take longer"]

@@ -4,7 +4,7 @@ import pytest
 
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.jobs.scaling import scaling_of
-from foretrace.forecast.jobs.world import at_world, worlds
+from foretrace.forecast.jobs.world import at_world, of_ranks, worlds
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable
 
 
@@ -84,3 +84,15 @@ def test_a_curve_tells_of_groups_once() -> None:
     notes = {n: at_world(rank(8, tuple(range(8))), n).notes for n in (16, 32)}
     curve = scaling_of([Forecast(world=n, step_ms=1.0, notes=said) for n, said in notes.items()])
     assert [note for note in curve.notes if "goes from" in note] == [note for note in notes[32] if "goes from" in note]
+
+
+def test_a_job_of_the_size_it_has_is_not_scaled() -> None:
+    assert at_world(rank(8, tuple(range(8))), 8).notes == []
+
+
+def test_shards_that_a_trace_does_not_tell_enough_of_stay_and_that_is_said() -> None:
+    scatter = Collective("reduce_scatter", "0", 1024, -1, 0, (0, 1))
+    step = Graph(OpTable.of([Op("fsdp::chunk_cat")]), world=2, collectives=[scatter])
+    job = of_ranks(Job([step]), 8)
+    assert job.graphs[0].collectives[0].ranks == tuple(range(8))
+    assert any(note.startswith("shards stay as large as they were") for note in job.notes)

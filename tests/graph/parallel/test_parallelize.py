@@ -157,3 +157,10 @@ def test_a_group_of_neighbours_shares_tensors() -> None:
     ranks = Ranks(tensor=4, data=2, pipeline=2)
     assert ranks.group("tensor", 1).ranks == (8, 9, 10, 11)
     assert ranks.group("data", 1).ranks == (8, 12)
+
+
+def test_a_loaded_job_of_one_rank_is_shared_and_one_of_several_refused() -> None:
+    step = gpt_step()
+    assert parallelize(Job([step], "run"), data=2).world == 2
+    with pytest.raises(ForetraceError, match="run has 2 ranks, and shares its step already"):
+        parallelize(Job([step, step], "run"), data=2)

@@ -45,5 +45,5 @@ def test_folders_around_a_page_are_made(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ForetraceError, match=r"page\.html cannot be written"):
+    with pytest.raises(ForetraceError, match=r"page\.html can't be written"):
         Sheet("refusal.html", "t", {}, {"heading": "h", "why": "w"}).write(tmp_path / "file" / "page.html")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from foretrace.costs.families.engines import engine
 from foretrace.costs.families.family import Described, Facts, Family, Work
 from foretrace.costs.families.reduce_plan import RESIDENT, plan
+from foretrace.costs.families.tilings import Kernel
 from foretrace.costs.families.values import (
     alignment,
     argument,
@@ -68,7 +71,8 @@ class Convolutions(Family):
                "height", "width", "width_aligned", "intensity", "m", "n", "k", "turned",
                *(f"waves_{a}x{b}" for a, b in TILES), *(f"ragged_{a}x{b}" for a, b in TILES), "deepest",
                "innermost", "filter_says", "grad_says", "copied_x", "copied_filter", "copied_grad",
-               "copied", "after", "taps", "ragged_taps", *SUMMED)  # fmt: skip
+               "copied", "after", "taps", "ragged_taps", *SUMMED, "processors")  # fmt: skip
+    sides = ("groups", "m", "n", "k", "processors")
 
     def takes(self, op: Op) -> bool:
         """Calls whose tensors are known."""
@@ -99,9 +103,13 @@ class Convolutions(Family):
             log(64 * work.flops / max(1.0, work.bytes)), log(m), log(n), log(k), log(turned),
             *(log(64 * t) for t in tiles), *(ragged(t) for t in tiles),
             log(k / 64 / max(1.0, sms / max(1.0, tiles[2] * sms))), *_copied(s, op), s.after, log(64 * taps),
-            ragged(taps), *_summed(s, tensors_of(op)[0], sms),
+            ragged(taps), *_summed(s, tensors_of(op)[0], sms), sms,
         ]  # fmt: skip
         return Described(features, work)
+
+    def kernel(self, kernels: Sequence[str]) -> Kernel:
+        """The kernel that convolved."""
+        return engine(kernels)
 
 
 def _copied(s: Shapes, op: Op) -> tuple[float, ...]:

@@ -70,6 +70,8 @@ class Family:
     ops: ClassVar[tuple[str, ...]]
     columns: ClassVar[tuple[str, ...]]
     """Names of the features, in order."""
+    sides: ClassVar[tuple[str, ...]] = ()
+    """Those that say how large a call is as a matrix product, in the order of `SIDES`; nothing where it is none."""
     fewest: ClassVar[int] = 40
     """Measured calls that it takes to be fitted at all."""
     one_kernel: ClassVar[bool] = False

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from foretrace.costs.families.family import Described, Facts, Family, Work
-from foretrace.costs.families.tilings import Kernel
+from foretrace.costs.families.tilings import SIDES, Kernel
 from foretrace.costs.families.values import alignment, log
 from foretrace.graph import Op, Tensor
 
@@ -30,6 +30,8 @@ class MatrixProduct(Family):
         "m_exact", "n_exact", "k_exact", "m_left", "n_left", "k_left", "same", "repeated",
         *(f"{what}_{a}x{b}" for a, b in TILES for what in ("tiles", "ragged", "filled")), "processors",
     )  # fmt: skip
+
+    sides = SIDES
 
     def takes(self, op: Op) -> bool:
         """Calls whose two matrices are known."""

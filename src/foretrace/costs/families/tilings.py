@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-SIDES = ("batch", "m_exact", "n_exact", "k_exact", "processors")
-"""Columns of a product that say how large it is, and how many multiprocessors share it."""
+SIDES = ("batch", "m", "n", "k", "processors")
+"""What says how large a product is, the first four as logarithms to base 2, and how many multiprocessors share it."""
 _HELPER = re.compile(r"splitKreduce|elementwise|epilogue|reduce_1Block")
 _SPLIT = re.compile(r"splitK|split_k")
 _NVJET = re.compile(r"nvjet_\w+?_(\d+)x(\d+)_(\d+)x\d+_\d+x\d+_[hv]_(\w*)")
 _XMMA = re.compile(r"(sm\d+_xmma)\w*?_tilesize(\d+)x(\d+)x(\d+)")
 _CUTLASS = re.compile(r"(cutlass_\d+_\w*?gemm\w*?)_(\d+)x(\d+)(?:_(\d+)x\d+)?_[nt]{2}_(align\d)")
-_PLAIN_DEPTH = 32
+PLAIN_DEPTH = 32
 """Depth of a tile where a name does not tell it."""
 SEVERAL = ((32, 32, (2, 4, 8, 16)), (64, 64, (2, 3, 4, 8)), (64, 32, (4, 8)), (32, 64, (4, 8)), (128, 64, (2, 3)),
            (64, 128, (2, 3)), (128, 128, (2,)), (128, 32, (2, 4)), (32, 128, (2, 4)), (256, 64, (1, 2)),
@@ -37,7 +37,7 @@ class Kernel(NamedTuple):
     """The kernel that does a product's work. A tile's first side lies along the result's columns, as libraries have it.
 
     >>> Kernel.of(["nvjet_sm90_tst_64x40_64x16_4x2_h_bz_splitK_NNT", "void cublasLt::splitKreduce_kernel<32, 16>"])
-    Kernel(maker='nvjet_splitK', first=64, second=40, depth=64, split=True)
+    Kernel(maker='nvjet_splitK', first=64, second=40, depth=64, split=True, around='')
     """
 
     maker: str
@@ -45,6 +45,8 @@ class Kernel(NamedTuple):
     second: int = 0
     depth: int = 0
     split: bool = False
+    around: str = ""
+    """A letter for each kind of kernel that runs before or after it."""
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Kernel:
@@ -61,7 +63,7 @@ class Kernel(NamedTuple):
         if found := _CUTLASS.search(main):
             maker, first, second, depth, aligned = found.groups()
             maker = f"{maker}_{aligned}".replace("_f16", "_bf16")  # the same but for what a number means
-            return cls(maker, int(first), int(second), int(depth or _PLAIN_DEPTH), split)
+            return cls(maker, int(first), int(second), int(depth or PLAIN_DEPTH), split)
         return cls(main.split("<")[0])
 
 
@@ -71,7 +73,7 @@ def tiled(sides: Floats) -> Floats:
     Parameters
     ----------
     sides
-        A row per call, of the columns `SIDES`.
+        A row per call, as `SIDES` has them.
     """
     batch, m, n, k, processors = _sizes(sides)
     columns = []
@@ -92,7 +94,7 @@ def on_kernel(sides: Floats, tiles: Floats) -> Floats:
     Parameters
     ----------
     sides
-        A row per call, of the columns `SIDES`.
+        A row per call, as `SIDES` has them.
     tiles
         For each call first, second, depth and split of a kernel; a first of 0 is a kernel that is not known.
     """
@@ -113,9 +115,9 @@ def on_kernel(sides: Floats, tiles: Floats) -> Floats:
 
 
 def _sizes(sides: Floats) -> Floats:
-    """The sizes themselves, a row for each of `SIDES`: a batch is given as a logarithm."""
+    """The sizes themselves, a row for each of `SIDES`."""
     sizes = sides.T.copy()
-    sizes[0] = np.round(2.0 ** sizes[0])
+    sizes[:4] = np.round(2.0 ** sizes[:4])
     return sizes
 
 

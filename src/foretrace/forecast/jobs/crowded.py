@@ -51,14 +51,16 @@ def crowded(
     if now is None or before is None or not all(rank.on_host for rank in ranks):
         return list(ranks), []
     slower = now.slower / before.slower
-    apart = now.behind / expected_last(now.ranks) if now.ranks > 1 else 0.0
+    known = fabric.crowd[-1].ranks
+    apart = now.behind / expected_last(min(now.ranks, known)) if min(now.ranks, known) > 1 else 0.0
     changed = [replace(one, apart=apart, part=one.part.with_slower_host(slower)) for one in ranks]
     if fabric.beside:
         changed = [_exchanging(one, fabric.beside, more=now.ranks != before.ranks) for one in changed]
     if now.ranks == before.ranks:
         return changed, []
     than = f"{now.ranks} ranks at once take {slower:.2f} times as long as {before.ranks}"
-    return changed, [f"ranks share processors: {than} on fabric {fabric.name}"]
+    beyond = f", where {known} were measured at most: more are taken to be as slow" if now.ranks > known else ""
+    return changed, [f"ranks share processors: {than} on fabric {fabric.name}{beyond}"]
 
 
 def as_typical(ranks: Sequence[KeptRank], measured: Sequence[KeptRank]) -> tuple[list[KeptRank], list[str]]:

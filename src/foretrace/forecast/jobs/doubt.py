@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretrace.forecast.doubt import DRAWS, PERCENTILES, TENTH
+from foretrace.costs.percentiles import TENTH
+from foretrace.forecast.doubt import DRAWS, PERCENTILES
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.jobs.simulated import Simulated
+from foretrace.graph.numbers import percentiles
 from foretrace.simulate.forward import Doubt, draw
 
 DRAWN_TASKS = 20_000_000
@@ -21,7 +23,7 @@ def add_range(forecast: Forecast, done: Simulated) -> None:
     program = done.program.program
     count = min(max(DRAWN_TASKS // max(len(program), 1), FEWEST_DRAWS), DRAWS)
     ends = draw(program, _doubt(done), count) - float(done.timeline.start.min())
-    low, high = (np.percentile(ends, PERCENTILES) / 1e3).tolist()
+    low, high = percentiles(ends / 1e3, PERCENTILES)
     forecast.low_ms, forecast.high_ms = min(low, forecast.step_ms), max(high, forecast.step_ms)
     if forecast.workings is not None:
         forecast.workings = replace(forecast.workings, draws_ms=ends / 1e3)

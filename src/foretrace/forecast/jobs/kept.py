@@ -19,6 +19,7 @@ from foretrace.forecast.jobs.contention import measured_share
 from foretrace.forecast.jobs.together import Part
 from foretrace.forecast.measured import HOST, KERNEL, Measured, in_time_order, rank_tasks
 from foretrace.graph import Graph, Span
+from foretrace.graph.numbers import distinct
 from foretrace.graph.tables import Floats, Ints, Longs
 from foretrace.simulate.program import Program, Timeline
 
@@ -112,7 +113,7 @@ def at_new_times(graph: Graph, segments: Segments, part: Part, times: Timeline) 
 def _warped(time: Floats, thread: Ints, old: Segments, new: Segments) -> Floats:
     """Times on each thread, moved as the host time around them was."""
     result = time.copy()
-    for one in np.unique(old.thread):
+    for one in distinct(old.thread):
         here, there = np.flatnonzero(old.thread == one), thread == one
         was = np.stack([old.start[here], old.end[here]], axis=1).ravel()
         then = np.stack([new.start[here], new.end[here]], axis=1).ravel()

@@ -13,10 +13,10 @@ from foretrace.forecast.look_at import SHOWN
 from foretrace.forecast.measured import HOST, Measured
 from foretrace.forecast.observation import Rows
 from foretrace.graph import PHASES, Graph
-from foretrace.graph.tables import CALL, Ints, Longs
+from foretrace.graph.tables import CALL, COLLECTIVE, Ints, Longs
 from foretrace.simulate.path import critical_path
 
-HOW = ("host", "device", "sync")
+HOW = ("host", "device", "sync", "exchange")
 
 
 def job_look_at(tasks: Measured, graphs: list[Graph], segments: list[Segments]) -> Rows:
@@ -30,7 +30,7 @@ def job_look_at(tasks: Measured, graphs: list[Graph], segments: list[Segments]) 
         on_host = tasks.kind[task] == HOST
         op = int(rank.cut.op[row] if on_host else rank.launcher[row])
         if op >= 0:
-            how = 1 if not on_host else 2 if rank.cut.kind[row] == SYNC else 0
+            how = rank.beyond if not on_host else 2 if rank.cut.kind[row] == SYNC else 0
             spent[rank.names[rank.codes[op]], int(rank.graph.ops.phase[op])][how] += time
     largest = sorted(spent, key=lambda key: -spent[key].sum())[:SHOWN]
     total = tasks.timeline.span or 1.0  # with what ranks began apart, as in the path that is shown
@@ -50,6 +50,11 @@ class _Rank(NamedTuple):
     codes: Ints
     names: list[str]
     launcher: Longs
+
+    @property
+    def beyond(self) -> int:
+        """What is not on its host: work of its device, or what processors exchange where there is none."""
+        return 1 if (self.graph.kernels.kind != COLLECTIVE).any() else 3
 
 
 def launchers(graph: Graph, cut: Segments) -> Longs:

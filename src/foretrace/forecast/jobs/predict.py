@@ -12,10 +12,12 @@ from foretrace.forecast.jobs.doubt import add_range
 from foretrace.forecast.jobs.rank import KeptRank, PricedRank
 from foretrace.forecast.jobs.shown import shown_by_all
 from foretrace.forecast.jobs.simulated import simulate_job
-from foretrace.forecast.jobs.supposed import Supposed, with_own_graphs
+from foretrace.forecast.jobs.supposed import Supposed
+from foretrace.forecast.jobs.supposing import with_own_graphs
 from foretrace.forecast.jobs.unrolled import back_to_back
 from foretrace.forecast.jobs.variation import words_of
 from foretrace.forecast.jobs.words import told
+from foretrace.forecast.notes import of_ranks
 from foretrace.forecast.rates import add_rates, totals
 from foretrace.forecast.steps import chosen_step
 from foretrace.graph import ForetraceError, Graph, Job
@@ -136,7 +138,7 @@ def predict_job(
     forecast.step_ms_back_to_back = back_to_back(ranks, done.met, us, platform.device, supposed.slow_host)
     add_rates(forecast, [totals(rank.flat.calls, rank.step, platform.device) for rank in ranks])
     add_range(forecast, done)
-    forecast.notes = _notes(job, [*(note for rank in ranks for note in rank.notes), *notes])
+    forecast.notes = _notes(job, [*of_ranks({rank.graph.rank: rank.notes for rank in ranks}), *notes])
     return forecast
 
 
@@ -174,8 +176,8 @@ def _slowdowns(ranks: list[KeptRank]) -> list[str]:
 def _notes(job: Job, more: list[str]) -> list[str]:
     said = [*job.notes, *(note for graph in job.graphs for note in graph.notes)]
     if job.missing:
-        have = "has" if len(job.missing) == 1 else "have"
-        said.append(f"{len(job.missing)} of the {job.world} ranks {have} no graph: nobody waits for them")
+        ranks = "rank" if len(job.missing) == 1 else f"{len(job.missing):,} ranks"
+        said.append(f"nobody waits for the {ranks} of {job.world:,} without a graph")
     if job.alike:
         said.append(f"ranks that do the same are simulated once: {len(job.graphs):,} for all {job.world:,}")
     return list(dict.fromkeys([*said, *more]))

@@ -9,6 +9,7 @@ from typing import Any
 
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.in_notebooks import InNotebooks
+from foretrace.forecast.notes import said_alike
 from foretrace.forecast.observation import Rows, plain
 
 
@@ -30,8 +31,6 @@ class Scaling(InNotebooks):
 
 ALIKE = re.compile(r"ranks (that )?do the same")
 """Notes that a curve says by its first column."""
-NUMBER = re.compile(r"(?<![\w-])\d[\d,.]*(?![\w-])")
-"""A number by itself; those of a name, as a100-8x, are none."""
 WORDS = (
     "world", "fabric", "step_ms", "low_ms", "high_ms", "device_active_ms", "exposed_communication_ms",
     "hidden_communication_ms",
@@ -60,5 +59,5 @@ def _notes_of(ordered: Sequence[Forecast]) -> list[str]:
     >>> _notes_of([Forecast(notes=["a100-8x on 2 nodes"]), Forecast(notes=["a100-8x on 4 nodes", "a100-4x on 4"])])
     ['a100-8x on 4 nodes', 'a100-4x on 4']
     """
-    said = {NUMBER.sub("N", note): note for forecast in ordered for note in forecast.notes if not ALIKE.search(note)}
+    said = {said_alike(note): note for forecast in ordered for note in forecast.notes if not ALIKE.search(note)}
     return list(said.values())

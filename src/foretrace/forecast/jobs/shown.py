@@ -16,6 +16,14 @@ def shown_by_all(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
     """The graphs without the collectives that other members' traces do not hold, and a word on these.
 
     What is left out stays a kernel like any other, which takes as long as it was seen to.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> def rank(*ends):
+    ...     ops = OpTable.of([Op("c10d::allreduce_", start_us=end - 5.0, end_us=end) for end in ends])
+    ...     return Graph(ops, collectives=[Collective("all_reduce", "0", 64, -1, row) for row in range(len(ends))])
+    >>> graphs, (note,) = shown_by_all([rank(10.0, 50.0, 90.0), rank(50.5, 90.2)])
+    >>> [len(graph.collectives) for graph in graphs]
+    [2, 2]
     """
     groups: dict[tuple[str, tuple[int, ...]], dict[int, Found]] = defaultdict(dict)
     lost: dict[int, set[int]] = defaultdict(set)

@@ -13,7 +13,8 @@ from foretrace.forecast.jobs.agreement import Meeting, agreed
 from foretrace.forecast.jobs.contention import with_contention
 from foretrace.forecast.jobs.lateness import lateness
 from foretrace.forecast.jobs.rank import Rank
-from foretrace.forecast.jobs.supposed import Supposed, supposed_parts
+from foretrace.forecast.jobs.supposed import Supposed
+from foretrace.forecast.jobs.supposing import supposed_parts
 from foretrace.forecast.jobs.together import Part, Together, together
 from foretrace.forecast.jobs.transfers import Transfers, price_transfers
 from foretrace.graph import ForetraceError, Graph, Job

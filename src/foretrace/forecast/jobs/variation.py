@@ -7,8 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from foretrace.forecast.doubt import PERCENTILES, TENTH
+from foretrace.costs.percentiles import TENTH
+from foretrace.forecast.doubt import PERCENTILES
 from foretrace.graph import Graph, KernelTable
+from foretrace.graph.numbers import percentiles
 from foretrace.graph.tables import Floats, Ints
 from foretrace.platform.folder import find
 from foretrace.platform.platform import read_host
@@ -25,8 +27,8 @@ def log_spread(times: Sequence[float] | Floats) -> float:
     >>> round(log_spread([90.0, 100.0, 100.0, 100.0, 110.0]), 2)
     0.05
     """
-    low, high = np.percentile(np.log(np.maximum(times, 1e-9)), PERCENTILES)
-    return float(high - low) / (2 * TENTH)
+    low, high = percentiles(np.log(np.maximum(times, 1e-9)), PERCENTILES)
+    return (high - low) / (2 * TENTH)
 
 
 def host_spread(graph: Graph) -> float:

@@ -5,12 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from foretrace.forecast.collectives import ONE_SIDED
+from foretrace.forecast.collectives import ONE_SIDED, members
 from foretrace.graph import MOST_RANKS, Collective, ForetraceError, Graph, Job
 from foretrace.graph.given import check_count
 
 WEAK = "weak scaling: each rank's own work and the bytes of each collective stay, groups that span the job grow with it"
 NOTHING_EXCHANGED = "the step exchanges nothing: --parallel data=N makes a job of it whose ranks share their gradients"
+
+
+def of_ranks(job: Job, world: int) -> Job:
+    """A job of so many ranks that all do what the first one does, its weights in as many shards as there are ranks.
+
+    As `at_world`, for a step that is priced anew. A trace that does not tell its calls well enough keeps its shards.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> of_ranks(Job([Graph(OpTable.of([Op("aten::mm")]))]), 64).world
+    64
+    """
+    grown = at_world(job, world)
+    (rank,) = grown.graphs
+    ranks = _scattering(rank)
+    if ranks == _scattering(job.graphs[0]):
+        return grown
+    from foretrace.graph.edits.shards import in_shards, shards  # here, since few steps scatter anything
+
+    if not in_shards(rank):
+        return grown
+    try:
+        return replace(grown, graphs=[shards(rank, ranks)])
+    except ForetraceError as unknown:
+        return replace(grown, notes=[*grown.notes, f"shards stay as large as they were: {unknown}"])
+
+
+def _scattering(graph: Graph) -> int:
+    """How many ranks scatter sums to each other."""
+    return next((len(members(graph, one)) for one in graph.collectives if one.kind == "reduce_scatter"), 0)
 
 
 def at_world(job: Job, world: int) -> Job:
@@ -45,16 +74,16 @@ def at_world(job: Job, world: int) -> Job:
     grown: dict[tuple[int, ...], tuple[int, ...]] = {}
     sizes: dict[str, tuple[int, int]] = {}
 
-    def members(collective: Collective) -> tuple[int, ...]:
+    def members_of(collective: Collective) -> tuple[int, ...]:
         ranks = collective.ranks or first.groups.get(collective.group, ()) or tuple(range(job.world))
         if ranks not in grown:
             grown[ranks] = _grown(ranks, first, job.world, world)
         sizes[collective.group] = len(ranks), len(grown[ranks])
         return grown[ranks]
 
-    collectives = [replace(one, ranks=members(one)) for one in first.collectives]
+    collectives = [replace(one, ranks=members_of(one)) for one in first.collectives]
     graph = replace(first, rank=0, world=world, collectives=collectives, groups={})
-    notes = [*job.notes, WEAK, *_regrouped(sizes)]
+    notes = [*job.notes, *([WEAK] if world != job.world else []), *_regrouped(sizes)]
     if len(job.graphs) > 1:
         notes.append(
             f"all ranks are taken to do what rank {first.rank} did: how much later others came is not in the step"

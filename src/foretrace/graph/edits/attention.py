@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from foretrace.graph.edits.fresh import Fresh
-from foretrace.graph.edits.on_meta import Made, UnknownOnMetaError
+from foretrace.graph.edits.on_meta import META, Made, UnknownOnMetaError
 from foretrace.graph.edits.relayout import relaid
-from foretrace.graph.edits.resize import META
 from foretrace.graph.edits.step import assembled, flattened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
@@ -41,7 +40,7 @@ USUAL: dict[str, Any] = {"train": True, "p": 0.0, "causal": False, "debug": Fals
 NAME = "aten::_scaled_dot_product_{}_attention"
 HALF = ("bfloat16", "float16")
 LARGEST_HEAD = {"cudnn": 128, "flash": 256}
-"""That each takes, in half precision; the efficient one takes any, in any type."""
+"""The largest head that each takes, in half precision only. The efficient one takes any head, in any type."""
 
 
 def attention(graph: Graph, kind: str) -> Graph:
@@ -49,9 +48,7 @@ def attention(graph: Graph, kind: str) -> Graph:
     implementation(kind)
     made = _swapped(graph, lambda q, bias: kind)
     if not any(kind_of(op.name) for op in made.ops):
-        raise ForetraceError(
-            f"{graph.source or 'the step'} calls none of {', '.join(FORWARD)} attention", "There is nothing to swap."
-        )
+        raise ForetraceError(f"{graph.title} calls none of {', '.join(FORWARD)} attention", "There is nothing to swap.")
     made.notes.append(f"attention is {kind}, whatever it was")
     return made
 
@@ -95,7 +92,7 @@ def _swapped(graph: Graph, wanted: Callable[[Tensor, object], str]) -> Graph:
         elif kind is not None:
             op = _forward(op, kind, wanted, saved, fresh, extra)
         after.append(op)
-    rows = relaid(before, after, META)
+    rows = relaid(before, after)
     return assembled(graph, rows)
 
 

@@ -7,10 +7,10 @@ from collections import Counter
 from foretrace.graph.edits.carry import Choice
 from foretrace.graph.edits.inputs import Given, is_statistic
 from foretrace.graph.edits.linked import Linked
-from foretrace.graph.edits.resize import Resizable, sound
+from foretrace.graph.edits.resize import Resizable, checked_size
 from foretrace.graph.edits.scale import Scale
 from foretrace.graph.edits.shapes import Dims
-from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.edits.step import flattened, opened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.tensor import Tensor
@@ -36,24 +36,22 @@ def batch(graph: Graph, new: int, old: int | None = None) -> Graph:
     >>> batch(step, 32).ops[0].outputs[0].shape
     (32, 4)
     """
-    return batches(graph, old).to(sound("batch", new))
+    return batches(graph, old).to(checked_size("batch", new))
 
 
 def batches(graph: Graph, old: int | None = None) -> Resizable:
     """The step with any batch: ``batches(graph).to(64)``; how it goes through the calls is found once."""
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
+    graph, ops = opened(graph)
     step = Linked(ops)
     given = Given(step)
     data = given.data
     if old is not None:
-        _check(graph, data, sound("batch", old))
+        _check(graph, data, checked_size("batch", old))
     found = old or given.batch
     if found is None and not _firsts(data):
         raise _without_data(graph)
     if found is None:
-        raise ForetraceError(f"{graph.source or 'the step'} does not show its batch", "Say what it was: batch=NEW/OLD.")
+        raise ForetraceError(f"{graph.title} does not show its batch", "Say what it was: batch=NEW/OLD.")
     scale = Scale(found, found)
     choices = [Choice((slot,), _ways(tensor, scale)) for slot, tensor in data.items()]
     return Resizable(graph, step, "batch", scale, choices)
@@ -89,7 +87,7 @@ def _check(graph: Graph, data: dict[int, Tensor], old: int) -> None:
         raise _without_data(graph)
     sizes = ", ".join(str(size) for size, _ in Counter(firsts).most_common(5))
     raise ForetraceError(
-        f"{graph.source or 'the step'} was not recorded with a batch of {old}: its inputs begin with {sizes}",
+        f"{graph.title} was not recorded with a batch of {old}: its inputs begin with {sizes}",
         "Leave out what was recorded, and it is found: batch=NEW.",
     )
 
@@ -101,6 +99,6 @@ def _firsts(data: dict[int, Tensor]) -> list[int]:
 
 def _without_data(graph: Graph) -> ForetraceError:
     return ForetraceError(
-        f"{graph.source or 'the step'} makes its data itself: no input holds a batch",
+        f"{graph.title} makes its data itself: no input holds a batch",
         "Record it with data that is there before the step begins.",
     )

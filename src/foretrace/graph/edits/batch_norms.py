@@ -13,7 +13,7 @@ CUDNN, NATIVE = "aten::cudnn_batch_norm", "aten::native_batch_norm"
 BACK = "_backward"
 NODES = {CUDNN: "CudnnBatchNormBackward0", NATIVE: "NativeBatchNormBackward0"}
 ROOM = "aten::empty"
-"""What PyTorch calls before its own kernels: the room, of no bytes, that cuDNN would have made by itself."""
+"""PyTorch calls it before its own kernels, to make a tensor of no bytes where cuDNN would keep something."""
 MEAN = 5
 """The place of the mean among the tensors of both backwards; a norm with weights and statistics takes as many."""
 

@@ -9,8 +9,9 @@ from math import inf
 
 from foretrace.graph.edits.ddp import Bucket, Place, Share, SharedStep
 from foretrace.graph.edits.fresh import Fresh
+from foretrace.graph.edits.other_tensors import change_tensors, with_tensors
 from foretrace.graph.edits.parallel.data import buckets_of
-from foretrace.graph.edits.parallel.draft import Line, change_tensors, with_tensors
+from foretrace.graph.edits.parallel.draft import Line
 from foretrace.graph.edits.parallel.weights import Gradient
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
@@ -145,7 +146,7 @@ def _sent(step: SharedStep, bucket: _Filled) -> Line:
 
 
 def _brought_back(step: SharedStep, bucket: _Filled, moved: Moved) -> Iterator[Op]:
-    """What copies the sums back to the gradients, as DDP does: first a look at each, then the copies."""
+    """The calls that bring the sums back to the gradients, as DDP makes them: first a view of each, then the copies."""
     if bucket.like.wait >= 0:
         waits = step.ops[bucket.like.wait].__copy__()
         waits.args = tuple(bucket.work if _is_work(value) else value for value in waits.args)

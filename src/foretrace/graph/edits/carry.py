@@ -1,9 +1,11 @@
-"""A step in which a size is another one: its inputs change, and every call after them follows.
+"""A step with another size: its inputs change, and every call after them follows.
 
-Shapes are carried through the calls on PyTorch's meta device, which computes nothing. Numbers among the arguments (the
-sizes of a view, the end of a range) may hold the size or not: each call takes the likeliest reading that fits, and
-where a later call can't go on, the latest call before it that could be read otherwise is. The search is made with a
-size that nothing else has, so that nothing fits by chance; what it found then serves for every size.
+Shapes are carried through the calls on PyTorch's meta device, which computes nothing. A number among the arguments (a
+size of a view, the end of a range) may hold the size or not. Each call takes the likeliest reading that fits. Where a
+later call can't go on, the search goes back to the latest call that could be read otherwise, and tries that.
+
+The search uses a size that nothing else in the step has, so that nothing fits by chance. What it found serves for every
+other size.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from foretrace.graph.edits.linked import Call, Linked, filled
-from foretrace.graph.edits.on_meta import Made, MetaDevice, frozen
+from foretrace.graph.edits.on_meta import Made, frozen
 from foretrace.graph.edits.readings import NOTHING, Reading, readings
 from foretrace.graph.edits.scale import Scale
 from foretrace.graph.edits.shapes import Dims, Shapes
@@ -21,7 +23,7 @@ from foretrace.graph.tensor import Tensor
 
 MOST_TRIES = 2000
 NEAREST, DEEPEST = 8, 3
-"""Inputs that are changed otherwise for a call that can't go on: so many of those near to it, so many at once."""
+"""Where a call can't go on, inputs near to it are changed otherwise: so many are tried, and so many of them at once."""
 
 
 class StuckError(Exception):
@@ -38,7 +40,7 @@ class Found:
     inputs: dict[int, Dims]
     readings: list[Reading]
     kinds: list[int]
-    """Equal for calls of which the same becomes, whatever the size; -1 for those that stay as they were."""
+    """Equal for calls that become the same, whatever the size; -1 for calls that stay as they were."""
 
 
 @dataclass
@@ -55,7 +57,7 @@ class _Place:
 
 @dataclass
 class Choice:
-    """Inputs that change together, as a weight and its momentum do: the dimensions that may, likely ways first."""
+    """Inputs that change together, as a weight and its momentum, and which dimensions may change; likely ways first."""
 
     slots: tuple[int, ...]
     options: list[Dims]
@@ -67,7 +69,7 @@ class Choice:
         return self.options[self.taken]
 
 
-def search(step: Linked, choices: Sequence[Choice], scale: Scale, meta: MetaDevice) -> Found:
+def search(step: Linked, choices: Sequence[Choice], scale: Scale) -> Found:
     """Find readings that fit all calls; raises `StuckError` where there are none.
 
     Parameters
@@ -78,15 +80,13 @@ def search(step: Linked, choices: Sequence[Choice], scale: Scale, meta: MetaDevi
         Inputs that may change.
     scale
         From the recorded size to the one to search with.
-    meta
-        Where calls are asked.
     """
-    return _Search(step, choices, scale, meta).found()
+    return _Search(step, choices, scale).found()
 
 
 class _Search:
-    def __init__(self, step: Linked, choices: Sequence[Choice], scale: Scale, meta: MetaDevice) -> None:
-        self._shapes = Shapes(step, scale, meta)
+    def __init__(self, step: Linked, choices: Sequence[Choice], scale: Scale) -> None:
+        self._shapes = Shapes(step, scale)
         self._choices = choices
         self._choice_of = {slot: choice for choice in choices for slot in choice.slots}
         self._calls = step.calls
@@ -110,7 +110,11 @@ class _Search:
             raise stuck
 
     def _advance(self, place: int, until: int) -> int | None:
-        """Carry on up to a call; the place of the furthest one where no other reading of those before it helps."""
+        """Carry the size on up to a call.
+
+        Returns None where that worked. Otherwise it returns the place of the furthest call that could be reached, past
+        which no other reading of earlier calls leads.
+        """
         furthest = -1
         while place <= until:
             problem = self._carry(place)
@@ -148,9 +152,10 @@ class _Search:
         return self._advance(0, until)
 
     def _repair(self, place: int, depth: int, held: Sequence[Choice] = ()) -> bool:
-        """Change so many inputs in another way that a call can go on; near ones first. They stay if that helps.
+        """Change some inputs otherwise, near ones first, until a call can go on; they stay so if that helps.
 
-        Those that are held were just changed for this: changing them back would lead in circles.
+        At most ``depth`` are changed at once. Those in ``held`` were just changed for this: to change them back would
+        lead in circles.
         """
         near = self._before(self._calls[place])[1]
         free = [choice for choice in near if len(choice.options) > 1 and choice not in held]

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from foretrace.graph.edits.frees import refree
 from foretrace.graph.edits.on_meta import is_pointwise
-from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments, storages_in
+from foretrace.graph.edits.step import Row, assembled, opened, storages_in
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
 from foretrace.graph.tensor import Tensor
 
 ALSO = ("aten::_to_copy", "aten::native_dropout")
-"""Calls that go element by element although PyTorch does not mark them so: one may copy to another device, and the
-other draws numbers, which a compiler's kernel does on its own."""
+"""Calls that go element by element although PyTorch does not mark them so. The first may also copy to another device;
+the second draws random numbers, which a compiled kernel can do by itself."""
 NAME = "triton_poi_fused_{}_{}"
 LONGEST_NAME = 8
 """Calls named in a kernel's name."""
@@ -26,8 +26,7 @@ def fused_elementwise(graph: Graph) -> Graph:
 
     A call joins the chain whose result it takes, where both walk the same shape on the same stream, and nothing else
     has looked at that result. What later calls need is written. Reductions, views and the optimizer stay as they are.
-    It is what ``torch.compile`` makes of such chains at least; the calls around them, which it would make without
-    Python, stay too.
+    ``torch.compile`` does at least that. It would also make the calls around the chains without Python; here they stay.
 
     >>> from foretrace.graph import OpTable
     >>> x, y, z = (Tensor((8, 4), "float32", "cuda:0", (4, 1), id=number, storage=number) for number in range(3))
@@ -36,14 +35,10 @@ def fused_elementwise(graph: Graph) -> Graph:
     >>> [op.name for op in fused_elementwise(Graph(OpTable.of([relu, double]))).ops]
     ['triton_poi_fused_relu_mul_0']
     """
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
+    graph, ops = opened(graph)
     chains = [chain for chain in _chains(ops) if len(chain.rows) > 1]
     if not chains:
-        raise ForetraceError(
-            f"{graph.source or 'the step'} has no two element-wise calls in a row", "There is nothing to fuse."
-        )
+        raise ForetraceError(f"{graph.title} has no two element-wise calls in a row", "There is nothing to fuse.")
     readers = _readers(ops)
     kernels = {chain.rows[-1]: _kernel(chain, ops, readers, number) for number, chain in enumerate(chains)}
     inside = {row for chain in chains for row in chain.rows}

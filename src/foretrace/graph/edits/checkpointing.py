@@ -9,7 +9,7 @@ from foretrace.graph.edits.fresh import Fresh
 from foretrace.graph.edits.linked import Call, Linked, filled
 from foretrace.graph.edits.names import unknown
 from foretrace.graph.edits.parallel.blocks import all_blocks_of, block_of
-from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments
+from foretrace.graph.edits.step import Row, assembled, opened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
@@ -29,9 +29,7 @@ def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
     blocks
         Which ones: a pattern of their modules, ``"*.blocks.*"``, or how they end, ``"blocks.3"``.
     """
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
+    graph, ops = opened(graph)
     step = Linked(ops)
     again = _Again(step, ops)
     for block in _blocks(graph, ops, blocks):
@@ -44,7 +42,7 @@ def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
 def _blocks(graph: Graph, ops: list[Op], wanted: str) -> list[str]:
     found = all_blocks_of(ops)
     if not found:
-        raise ForetraceError(f"{graph.source or 'the step'} shows no repeated blocks", "Record it, or sketch it.")
+        raise ForetraceError(f"{graph.title} shows no repeated blocks", "Record it, or sketch it.")
     meant = [block for block in found if fnmatchcase(block, wanted) or block.endswith(f".{wanted}")]
     if not meant:
         raise unknown("block", wanted, found)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import Any
 
-from foretrace.graph.edits.linked import Call, Linked, Slot
+from foretrace.graph.edits.linked import Call, Linked, Slot, is_sequence
 
 
 def companions(step: Linked) -> list[tuple[int, ...]]:
@@ -37,12 +37,9 @@ def companions(step: Linked) -> list[tuple[int, ...]]:
 
 def _side_by_side(call: Call) -> Iterator[list[int]]:
     """Slots that a call works on at once: its arguments, and those at the same place of its lists."""
-    alone = [value.number for value in (*call.args, *call.kwargs.values(), *call.results) if isinstance(value, Slot)]
-    lists: list[Sequence[Any]] = [
-        value
-        for value in (*call.args, *call.kwargs.values(), *call.results)
-        if isinstance(value, (list, tuple)) and not isinstance(value, Slot)
-    ]
+    values: list[Any] = [*call.args, *call.kwargs.values(), *call.results]
+    alone = [value.number for value in values if isinstance(value, Slot)]
+    lists = [value for value in values if is_sequence(value)]
     if alone:
         yield alone
     for row in zip_longest(*lists):
@@ -67,7 +64,7 @@ class _Together:
         a, b = sorted((self.find(first), self.find(second)))
         self._above[b] = a
 
-    def groups(self, slots: Iterator[int] | Any) -> list[tuple[int, ...]]:
+    def groups(self, slots: Iterable[int]) -> list[tuple[int, ...]]:
         found: dict[int, list[int]] = {}
         for slot in slots:
             found.setdefault(self.find(slot), []).append(slot)

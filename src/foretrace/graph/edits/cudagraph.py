@@ -8,7 +8,7 @@ from dataclasses import replace
 from foretrace.graph.edits.fresh import Fresh
 from foretrace.graph.edits.inputs import Given, is_statistic
 from foretrace.graph.edits.linked import Linked
-from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments
+from foretrace.graph.edits.step import Row, assembled, opened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import GRAPH_LAUNCH, Op
@@ -23,19 +23,17 @@ IDLE = ("aten::empty", "aten::empty_strided", "aten::lift_fresh", "aten::detach"
 def cudagraph(graph: Graph) -> Graph:
     """The step captured as one CUDA graph.
 
-    Before it is launched, each batch is copied to where the captured one lay. What ``torch.cuda.graph`` refuses, or
-    would freeze, is refused with the call: a wait for the device, sizes that depend on values, work on the host.
+    Before each launch the batch is copied to where the captured one lay. A call that ``torch.cuda.graph`` refuses or
+    would freeze is named and refused: a wait for the device, sizes that depend on values, work on the host.
 
     Parameters
     ----------
     graph
         A recording, a sketch, or a trace with the arguments of its calls, of a GPU's step.
     """
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
+    graph, ops = opened(graph)
     if not any(on_device(tensor.device) for op in ops for tensor in op.tensors):
-        raise ForetraceError(f"{graph.source or 'the step'} calls nothing on a GPU", "There is nothing to capture.")
+        raise ForetraceError(f"{graph.title} calls nothing on a GPU", "There is nothing to capture.")
     waited = {int(row) for row in graph.calls.op[graph.calls.kind == SYNC]}
     last = max(row for row, op in enumerate(ops) if not op.is_side_call)
     for row, op in enumerate(ops[: last + 1]):  # what waits for the whole step waits for the graph

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from foretrace.graph.edits.frees import refree
 from foretrace.graph.edits.parallel.draft import Line
-from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments
+from foretrace.graph.edits.step import Row, assembled, flattened, opened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Collective, Graph
 from foretrace.graph.op import Constant, Op
@@ -58,7 +58,7 @@ class Bucket:
 
 
 Place = tuple[int, int]
-"""The row at which a call stands, and its turn there: 0 for the call that stood there before, then those behind it."""
+"""A row of the step, and the turn of a call there: 0 for the call that was there, more for those put behind it."""
 
 
 class SharedStep:
@@ -71,15 +71,13 @@ class SharedStep:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = flattened(graph)
-        self.ops = list(self.graph.ops)
-        needs_arguments(self.ops, graph.source)
+        self.graph, self.ops = opened(graph)
         collectives = {collective.op: collective for collective in self.graph.collectives}
         self.lines = [Line(op, row, collectives.get(row)) for row, op in enumerate(self.ops)]
         self.buckets = list(_buckets(self.ops))
         if not self.buckets:
             raise ForetraceError(
-                f"{graph.source or 'the step'} shares no gradients in buckets, as DistributedDataParallel does",
+                f"{graph.title} shares no gradients in buckets, as DistributedDataParallel does",
                 "Give a step under DistributedDataParallel, or share that of one rank: --set data=8.",
             )
         for bucket in self.buckets:
@@ -167,7 +165,7 @@ def _gradient(op: Op) -> Tensor:
 
 
 def gradient_group(graph: Graph) -> tuple[int, ...]:
-    """Ranks that sum their gradients, in buckets or, as FSDP2 does, in shards; nobody where the step shows neither."""
+    """Ranks that sum their gradients, in DDP's buckets or in FSDP2's shards; none where the step shows neither."""
     graph = flattened(graph)
     ops = list(graph.ops)
     named = {bucket.row: bucket.group for bucket in _buckets(ops)}

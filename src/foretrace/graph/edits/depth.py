@@ -9,8 +9,8 @@ from string import digits
 from foretrace.graph.edits.linked import Call, Linked
 from foretrace.graph.edits.parallel.blocks import block_of, blocks_of
 from foretrace.graph.edits.repeated import Neighbours
-from foretrace.graph.edits.resize import sound
-from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.edits.resize import checked_size
+from foretrace.graph.edits.step import opened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 
@@ -22,9 +22,9 @@ MOST_BLOCKS = 1000
 def depth(graph: Graph, blocks: int) -> Graph:
     """The step of a model with so many blocks.
 
-    Blocks are modules whose names differ in a number and that call the same, one after the other. New ones are
-    put between two of them, in forward and in backward, with weights of their own that the optimizer changes too; or
-    some are left out, and those beside them meet.
+    Blocks are modules that follow each other, make the same calls, and differ in a number in their names. New ones are
+    put between two of them, in forward and in backward; they have weights of their own, which the optimizer updates.
+    Where there shall be fewer, some are left out, and their neighbours meet.
 
     Parameters
     ----------
@@ -33,15 +33,11 @@ def depth(graph: Graph, blocks: int) -> Graph:
     blocks
         How many.
     """
-    sound("depth", blocks)
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
+    checked_size("depth", blocks)
+    graph, ops = opened(graph)
     was = len(blocks_of(ops))
     if was < 2:
-        raise ForetraceError(
-            f"{graph.source or 'the step'} shows no repeated blocks", "Record it, or sketch it: traces lack modules."
-        )
+        raise ForetraceError(f"{graph.title} shows no repeated blocks", "Record it, or sketch it: traces lack modules.")
     if blocks == 1:
         raise ForetraceError("a depth of 1 is no repetition", "The least is 2.")
     if blocks > MOST_BLOCKS:
@@ -69,7 +65,7 @@ def _neighbours(graph: Graph, most: int) -> Neighbours:
                 renamed = dict(zip(names[second : second + size], _unused(names)))
                 return Neighbours(graph, step, forward, backward, renamed)
     raise ForetraceError(
-        f"no two blocks of {graph.source or 'the step'} follow each other and call the same", "Its depth can't be set."
+        f"no two blocks of {graph.title} follow each other and call the same", "Its depth can't be set."
     )
 
 

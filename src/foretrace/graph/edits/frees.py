@@ -22,7 +22,7 @@ def refree(
     soon
         Storages that are freed as soon as nobody reads them any more.
     now
-        Storages that lie in another one now: it is free when the last of them is.
+        Storages that are part of another one now, which is freed with the last of them.
     """
     moved = now or {}
     last = {t.storage: place for place, row in enumerate(rows) for t in (*row.op.tensors, *row.op.produced)}

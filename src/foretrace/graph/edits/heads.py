@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from foretrace.graph.edits.hidden import hidden
-from foretrace.graph.edits.resize import sound
+from foretrace.graph.edits.resize import checked_size
 from foretrace.graph.edits.sharing import unshared
-from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.edits.step import opened
 from foretrace.graph.edits.stream import Stream
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
@@ -21,14 +21,13 @@ def heads(graph: Graph, count: int) -> Graph:
     count
         How many.
     """
-    sound("heads", count)
-    needs_arguments(list(graph.ops), graph.source)
-    as_it_was = flattened(graph)
+    checked_size("heads", count)
+    as_it_was, _ = opened(graph)
     graph, shared = unshared(as_it_was, "heads")
     stream = Stream.of(list(graph.ops))
     if stream is None or stream.heads == 1:
         raise ForetraceError(
-            f"{graph.source or 'the step'} shows no blocks with heads of attention",
+            f"{graph.title} shows no blocks with heads of attention",
             "If it has some, record it, or sketch it: traces lack modules.",
         )
     if stream.width % count:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from foretrace.graph.edits.resize import sound
+from foretrace.graph.edits.resize import checked_size
 from foretrace.graph.edits.sharing import unshared
-from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.edits.step import opened
 from foretrace.graph.edits.stream import Stream
 from foretrace.graph.edits.width import hidden_layers, width
 from foretrace.graph.errors import ForetraceError
@@ -14,10 +14,13 @@ from foretrace.graph.graph import Graph
 def hidden(graph: Graph, new: int, old: int | None = None) -> Graph:
     """The step with another hidden width.
 
-    Of a model that repeats blocks, the width of what they add to and pass on: embeddings, norms, projections, the
-    layers between them at the same ratio, and the state of the optimizer follow. The number of heads stays, their size
-    changes. Of a model without such blocks, the outputs of every linear layer that another one reads. Gradients shared
-    by DDP are put into its buckets anew.
+    In a model that repeats blocks, it is the width of what they add to and pass on. Embeddings, norms, projections and
+    the state of the optimizer follow, and the layers between them keep their ratio to it. The number of heads stays;
+    their size changes.
+
+    In a model without such blocks, it is the number of outputs of every linear layer that another one reads.
+
+    Gradients that DDP shares are put into its buckets anew.
 
     Parameters
     ----------
@@ -35,16 +38,15 @@ class Widths:
     """The step with any hidden width: ``Widths(graph).to(1024)``; how it goes through the calls is found once."""
 
     def __init__(self, graph: Graph, old: int | None = None) -> None:
-        needs_arguments(list(graph.ops), graph.source)
-        self._as_it_was = flattened(graph)
+        self._as_it_was, _ = opened(graph)
         self._graph, self._shared = unshared(self._as_it_was, "hidden")
         ops = list(self._graph.ops)
-        self._stream = Stream.of(ops, sound("hidden", old) if old is not None else None)
+        self._stream = Stream.of(ops, checked_size("hidden", old) if old is not None else None)
         self._resizable = self._stream.resizable(self._graph, keep="heads") if self._stream else None
 
     def to(self, new: int) -> Graph:
         """The step with that width."""
-        sound("hidden", new)
+        checked_size("hidden", new)
         if self._stream is None or self._resizable is None:
             return self._shared(_layers(self._graph, new))
         if new == self._stream.width:
@@ -71,7 +73,7 @@ def _layers(graph: Graph, size: int) -> Graph:
     if not layers:
         has_modules = any(op.module for op in graph.ops)
         raise ForetraceError(
-            f"{graph.source or 'the step'} shows neither repeated blocks nor linear layers behind each other",
+            f"{graph.title} shows neither repeated blocks nor linear layers behind each other",
             "It has no hidden width." if has_modules else "Record it, or sketch it: traces lack modules.",
         )
     for layer in layers:

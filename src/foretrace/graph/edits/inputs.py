@@ -8,6 +8,10 @@ from math import log2
 from foretrace.graph.edits.linked import Linked
 from foretrace.graph.tensor import Tensor
 
+BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+BEFORE = ("forward", "other")
+"""Phases in which data and weights are read first."""
+
 
 class Given:
     """The inputs of a step by what they are for.
@@ -49,13 +53,8 @@ class Given:
 
     @property
     def batch(self) -> int | None:
-        """Samples in a batch, by the data; the ids of bags do not count, of which a sample has many."""
+        """Samples in a batch, by the sizes of the data; ids of bags do not count, since a sample has many of them."""
         return common_size([tensor for slot, tensor in self.data.items() if slot not in self._ids])
-
-
-BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-BEFORE = ("forward", "other")
-"""Phases in which data and weights are read first."""
 
 
 def is_statistic(tensor: Tensor) -> bool:

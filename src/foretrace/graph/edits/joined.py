@@ -12,8 +12,9 @@ from foretrace.graph.edits.frees import refree
 from foretrace.graph.edits.fresh import Fresh
 from foretrace.graph.edits.inputs import BAGS
 from foretrace.graph.edits.layout import dense_strides
-from foretrace.graph.edits.linked import Call, Linked, slotted
+from foretrace.graph.edits.linked import Call, Linked, is_sequence
 from foretrace.graph.edits.members import Owners, lists_of
+from foretrace.graph.edits.other_tensors import change_tensors, with_tensors
 from foretrace.graph.edits.step import Row, assembled, storages_in
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
@@ -50,6 +51,8 @@ class Joined:
         fresh, count = Fresh(self._ops), len(self._lookups)
         first = self._lookups[0].op
         self._part = first.produced[0]
+        self._parts = {call.op.produced[0].storage: number for number, call in enumerate(self._lookups)}
+        """By the storage that it had, which part of the whole result each table gave."""
         bags, dim = self._part.shape
         starts = first.tensors[OFFSETS]
         self._offsets = fresh.tensor((bags * count + starts.shape[0] - bags,), starts)
@@ -87,12 +90,10 @@ class Joined:
                 # What the first table's gradient is used for has to wait for those of the others.
                 early = self._owners.of_row.get(call.row) == 0 and call.row < self._last
                 (waiting if early else rows).append(Row(self._shorter(call), call.row))
-        for row in rows:
-            self._move(row.op)
+        rows = [Row(with_tensors(row.op, self._moved), row.origin) for row in rows]
         self._check(rows)
-        parts = {call.op.produced[0].storage: self._out.storage for call in self._lookups}
         soon = {call.op.tensors[0].storage for call in self._backwards} | {self._gradient.storage}
-        refree(rows, self._ops, soon, parts)
+        refree(rows, self._ops, soon, dict.fromkeys(self._parts, self._out.storage))
         seen = storages_in(row.op for row in rows)
         gone = storages_in(self._ops) - seen
         storages = {number: storage for number, storage in self._graph.storages.items() if number not in gone}
@@ -124,7 +125,7 @@ class Joined:
         op = self._backwards[0].op.__copy__()
         made = [self._lookups[0].op.tensors[OFFSETS], *self._lookups[0].op.produced[OF_BAGS:]]
         now = {tensor.storage: wide for tensor, wide in zip(made, [self._offsets, *map(self._wider, made[1:])])}
-        args = slotted(list(op.args), lambda tensor: now.get(tensor.storage, tensor))
+        args = change_tensors(op.args, lambda tensor: now.get(tensor.storage, tensor))
         op.args = (self._gradient, *args[1:])
         return [
             Row(_new(op, "aten::stack", (gradients,), (self._stacked,), node="UnbindBackward0"), -1),
@@ -141,26 +142,19 @@ class Joined:
         keep = [not owner for owner in self._owners.places(call)]
 
         def short(value: Any) -> Any:
-            fits = isinstance(value, (list, tuple)) and not hasattr(value, "_fields") and len(value) == len(keep)
+            fits = is_sequence(value) and len(value) == len(keep)
             return [item for item, kept in zip(value, keep) if kept] if fits else value
 
         op.args, op.outputs = tuple(map(short, op.args)), tuple(map(short, op.outputs))
         op.kwargs = {name: short(value) for name, value in op.kwargs.items()}
         return op
 
-    def _move(self, op: Op) -> None:
-        """Let a call find what each table gave where it lies now."""
-        place = {call.op.produced[0].storage: number for number, call in enumerate(self._lookups)}
-
-        def now(tensor: Tensor) -> Tensor:
-            number = place.get(tensor.storage)
-            if number is None:
-                return tensor
-            offset = tensor.offset + number * self._part.numel
-            return replace(tensor, storage=self._out.storage, offset=offset)
-
-        op.args, op.outputs = tuple(slotted(list(op.args), now)), tuple(slotted(list(op.outputs), now))
-        op.kwargs = {key: slotted(value, now) for key, value in op.kwargs.items()}
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """What a table gave, where it lies now; any other tensor as it is."""
+        number = self._parts.get(tensor.storage)
+        if number is None:
+            return tensor
+        return replace(tensor, storage=self._out.storage, offset=tensor.offset + number * self._part.numel)
 
     def _check(self, rows: Sequence[Row]) -> None:
         """Refuse where a call that stays reads what nobody makes any more."""

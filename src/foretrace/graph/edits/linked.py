@@ -1,16 +1,15 @@
-"""Which tensors of a step are one and the same, and what each call reads and makes.
-
-A recording knows tensors and storages by number. Two tensors that look at the same place in the same way are one:
-autograd's own detaches are not in a recording, so what it saved comes back under a number of its own.
-"""
+"""A step over slots: which tensors are one and the same, and what each call reads and makes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
-from foretrace.graph.op import Constant, Op, Value
+from foretrace.graph.bindings import Bindings
+from foretrace.graph.edits.other_tensors import change_tensors
+from foretrace.graph.op import Op, Value
 from foretrace.graph.tensor import Tensor
 
 
@@ -21,7 +20,6 @@ class Slot(NamedTuple):
 
 
 Argument: TypeAlias = "Value | Slot | list[Argument] | tuple[Argument, ...] | dict[str, Argument]"
-View: TypeAlias = "tuple[object, ...]"
 
 
 @dataclass(slots=True)
@@ -52,11 +50,8 @@ class Linked:
         self.inputs: dict[int, Tensor] = {}
         """Slots that nobody fills: they were there before the step."""
         self.calls: list[Call] = []
-        self.slots = 0
-        self._of_tensor: dict[int, int] = {}
-        self._of_view: dict[View, int] = {}
-        self._on_storage: dict[int, dict[int, Tensor]] = {}
-        self._keys: dict[int, list[tuple[int, View]]] = {}
+        self._slots = count()
+        self._bindings = Bindings[int]()
         self._given: set[int] = set()
         """Storages that were there before the step."""
         for row, op in enumerate(ops):
@@ -64,7 +59,8 @@ class Linked:
 
     def _add(self, row: int, op: Op) -> None:
         for storage in op.frees:
-            self._free(storage)
+            if storage not in self._given:
+                self._bindings.release(storage)
         if op.resized is not None:
             self._move(*op.resized[:2])
         reads: list[int] = []
@@ -74,8 +70,7 @@ class Linked:
             reads.append(number)
             return Slot(number)
 
-        args = tuple(slotted(value, read) for value in op.args)
-        kwargs = {key: slotted(value, read) for key, value in op.kwargs.items()}
+        args, kwargs = change_tensors(op.args, read), change_tensors(op.kwargs, read)
         made: dict[int, Tensor] = {}
 
         def make(tensor: Tensor) -> Slot:
@@ -84,82 +79,53 @@ class Linked:
                 made[number] = tensor
             return Slot(number)
 
-        results = tuple(slotted(value, make) for value in op.outputs)
+        results = change_tensors(op.outputs, make)
         self.calls.append(Call(row, op, args, kwargs, results, made, reads))
 
     def _read(self, tensor: Tensor, reader: Op) -> int:
-        known = self._known(tensor)
+        known = self._bindings.find(tensor)
         if known is not None:
             return known
-        alive = self._on_storage.get(tensor.storage)
-        if alive and tensor.storage not in self._given:
-            base = next((n for n, t in alive.items() if t.dtype == tensor.dtype and t.layout == "strided"), None)
-            if base is not None:
-                number = self._bind(tensor)
-                look = Op("aten::as_strided", phase=reader.phase, module=reader.module)
-                self.calls.append(Call(-1, look, (Slot(base),), {}, (Slot(number),), {number: tensor}, [base]))
-                return number
+        base = self._bindings.base_of(tensor) if tensor.storage not in self._given else None
+        number = self._bound(tensor)
+        if base is not None:
+            look = Op("aten::as_strided", phase=reader.phase, module=reader.module)
+            self.calls.append(Call(-1, look, (Slot(base),), {}, (Slot(number),), {number: tensor}, [base]))
+            return number
         if tensor.storage >= 0:
             self._given.add(tensor.storage)
-        number = self._bind(tensor)
         self.inputs[number] = tensor
         return number
 
-    def _known(self, tensor: Tensor) -> int | None:
-        if tensor.id < 0:
-            return None
-        known = self._of_tensor.get(tensor.id)
-        return self._of_view.get(_view(tensor)) if known is None else known
-
     def _make(self, tensor: Tensor) -> tuple[int, bool]:
         """The slot of a result, and whether it is a new one: what was changed in place has one already."""
-        held = self._of_tensor.get(tensor.id) if tensor.id >= 0 else None
+        held = self._bindings.by_number(tensor)
         if held is None:
-            return self._bind(tensor), True
-        if tensor.storage >= 0 and held not in self._on_storage.get(tensor.storage, ()):
-            self._bind(tensor, held)  # the same object, now with another storage
+            return self._bound(tensor), True
+        if tensor.storage >= 0 and held not in self._bindings.on(tensor.storage):
+            self._bindings.rebind(tensor, held)
         return held, False
 
-    def _bind(self, tensor: Tensor, number: int | None = None) -> int:
-        if number is None:
-            number, self.slots = self.slots, self.slots + 1
-        if tensor.id >= 0:
-            view = _view(tensor)
-            self._of_tensor[tensor.id] = self._of_view[view] = number
-            self._keys.setdefault(number, []).append((tensor.id, view))
-            if tensor.storage >= 0:
-                self._on_storage.setdefault(tensor.storage, {})[number] = tensor
+    def _bound(self, tensor: Tensor) -> int:
+        """A new slot for a tensor."""
+        number = next(self._slots)
+        self._bindings.bind(tensor, number)
         return number
-
-    def _free(self, storage: int) -> None:
-        if storage in self._given:
-            return
-        for number in self._on_storage.pop(storage, {}):
-            for tensor, view in self._keys.pop(number, ()):
-                if self._of_tensor.get(tensor) == number:
-                    del self._of_tensor[tensor]
-                if self._of_view.get(view) == number:
-                    del self._of_view[view]
 
     def _move(self, old: int, new: int) -> None:
         """A storage was given another size, and with it another number."""
-        if old in self._on_storage:
-            self._on_storage[new] = self._on_storage.pop(old)
+        self._bindings.move(old, new)
         if old in self._given:
             self._given.add(new)
 
 
-def slotted(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A value with something else for each tensor in it."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Constant):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [slotted(item, change) for item in value]
-    if isinstance(value, dict):
-        return {key: slotted(item, change) for key, item in value.items()}
-    return value
+def is_sequence(value: Any) -> bool:
+    """Whether a value is a list or a tuple of others; slots and constants are tuples too, and stand for one thing.
+
+    >>> is_sequence([Slot(3)]), is_sequence(Slot(3))
+    (True, False)
+    """
+    return type(value) in (list, tuple)
 
 
 def filled(value: Any, tensors: Callable[[int], Any]) -> Any:
@@ -182,12 +148,6 @@ def slots_in(value: Any) -> Iterator[int]:
     """Numbers of the slots in a value, however deep."""
     if isinstance(value, Slot):
         yield value.number
-    elif isinstance(value, (list, tuple)) and not isinstance(value, Constant):
+    elif is_sequence(value):
         for item in value:
             yield from slots_in(item)
-
-
-def _view(tensor: Tensor) -> View:
-    if tensor.storage < 0:
-        return (-1, tensor.id)
-    return (tensor.storage, tensor.offset, tensor.shape, tensor.stride, tensor.dtype, tensor.layout)

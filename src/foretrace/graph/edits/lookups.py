@@ -8,7 +8,7 @@ from typing import Any
 from foretrace.graph.edits.inputs import BAGS
 from foretrace.graph.edits.joined import IDS, OFFSETS, Joined
 from foretrace.graph.edits.linked import Linked
-from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.edits.step import opened
 from foretrace.graph.edits.tables import table_ids, table_rows
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph, Indices
@@ -19,20 +19,19 @@ from foretrace.graph.tensor import Tensor
 def fused_lookups(graph: Graph) -> Graph:
     """The step with its EmbeddingBags joined, as a batched lookup does it.
 
-    Tables of one dimension, type and way to pool are one table, one below the other; it is asked once, for the ids of
-    all, and what it gives is cut into what each gave before. Backward and optimizer work on the one table.
+    Tables with the same dimension, type and pooling become one large table. It is asked once, for the ids of all, and
+    the result is cut into what each table gave before. Backward and optimizer work on the one table.
 
     Parameters
     ----------
     graph
         A recording, a sketch, or a trace with the arguments of its calls.
     """
-    graph = flattened(graph)
-    needs_arguments(list(graph.ops), graph.source)
+    graph, _ = opened(graph)
     groups = _groups(graph)
     if not groups:
         raise ForetraceError(
-            f"{graph.source or 'the step'} has no two lookups that can be one",
+            f"{graph.title} has no two lookups that can be one",
             "They are EmbeddingBags of one dimension, with as many bags, whose ids are there before the step.",
         )
     for tables in groups:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from foretrace.graph.edits.linked import Call, Linked, Slot, slots_in
+from foretrace.graph.edits.linked import Call, Linked, Slot, is_sequence, slots_in
 
 
 class Owners:
     """The weight that each call of the backward pass and of the optimizer works for.
 
-    What a call makes of a weight's gradient is that weight's, and so is what the optimizer keeps beside it. A call of
-    the optimizer over nothing that is anybody's goes with the next one that is: counts of steps come first.
+    What a call makes of a weight's gradient belongs to that weight, and so does what the optimizer keeps beside it. A
+    call of the optimizer that touches nobody's tensors, such as one that counts steps, goes with the next one that
+    does.
 
     Parameters
     ----------
@@ -92,7 +93,7 @@ def lists_of(call: Call) -> list[list[Any]] | None:
     """The lists of tensors that a call walks side by side; None for a call of another kind."""
     if not call.op.name.startswith(("aten::_foreach_", "aten::_fused_")):
         return None
-    return [value for value in _values(call) if isinstance(value, list) and any(isinstance(v, Slot) for v in value)]
+    return [value for value in _values(call) if is_sequence(value) and any(isinstance(v, Slot) for v in value)]
 
 
 def _values(call: Call) -> Iterator[Any]:

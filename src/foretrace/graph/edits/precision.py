@@ -9,10 +9,10 @@ from typing import Any
 from foretrace.graph.edits.attention import suited_attention
 from foretrace.graph.edits.batch_norms import suited_batch_norms
 from foretrace.graph.edits.casts import without_idle_casts
-from foretrace.graph.edits.linked import Call, Linked, filled, slots_in
-from foretrace.graph.edits.on_meta import Made, UnknownOnMetaError
-from foretrace.graph.edits.resize import META, Retyped, Script
-from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.edits.linked import Call, Linked, filled, is_sequence, slots_in
+from foretrace.graph.edits.on_meta import META, Made, UnknownOnMetaError
+from foretrace.graph.edits.script import Retyped, Script
+from foretrace.graph.edits.step import flattened, opened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Constant
@@ -40,14 +40,12 @@ def floating(name: str) -> str:
 
 
 def in_precision(graph: Graph, dtype: str) -> Graph:
-    """The step with its weights and data in one floating type; counts and scales, without dimension, stay as they are.
+    """The step with its weights and data in one floating type; tensors without dimensions, counts and scales, stay.
 
     What the calls make of them follows PyTorch's rules: a norm of bfloat16 keeps its statistics in float32. Casts stay,
     also where they cast nothing any more.
     """
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
+    graph, ops = opened(graph)
     step = Linked(ops)
     now = {slot: _in(tensor, dtype) for slot, tensor in step.inputs.items()}
     calls = []
@@ -122,7 +120,7 @@ def _cast(value: Any, dtype: str) -> Any:
     """An argument that names a floating type, with the new one."""
     if isinstance(value, Constant):
         return Constant("dtype", dtype) if value.kind == "dtype" and value.value in FLOATING else value
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+    if is_sequence(value):
         return [_cast(item, dtype) for item in value]
     return {key: _cast(item, dtype) for key, item in value.items()} if isinstance(value, dict) else value
 

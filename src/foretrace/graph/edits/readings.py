@@ -1,7 +1,7 @@
 """Numbers among the arguments of a call that may hold a size, and the ways to read them.
 
-A reading is the set of numbers that change, by their place among all numbers of the arguments. Where the op's own rule
-says which ones must (a view keeps what it is a view of), only these readings are given.
+A reading is the set of numbers that change, by their place among all numbers of the arguments. Where the op has a rule
+of its own (a view has as many elements as what it is a view of), only readings that keep to it are given.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import combinations
 from math import prod
 from typing import Any, TypeAlias
 
-from foretrace.graph.edits.linked import Argument, Call
+from foretrace.graph.edits.linked import Argument, Call, is_sequence
 from foretrace.graph.edits.scale import Scale
 from foretrace.graph.tensor import Tensor
 
@@ -138,7 +138,7 @@ def _of_slice(args: list[int], was: Tensor, now: Tensor, scale: Scale) -> Iterat
 
 def _of_norm(call: Call, was: Tensor, now: Tensor) -> Reading:
     """The sizes over which a norm goes are the last ones of what it is given."""
-    first = next((place for place, value in enumerate(call.args) if isinstance(value, list)), 0)
+    first = next((place for place, value in enumerate(call.args) if is_sequence(value)), 0)
     start = len(was.shape) - len(list(numbers(call.args[first : first + 1])))
     return frozenset(first + dim - start for dim in range(start, len(was.shape)) if was.shape[dim] != now.shape[dim])
 
@@ -146,7 +146,7 @@ def _of_norm(call: Call, was: Tensor, now: Tensor) -> Reading:
 def numbers(args: Any) -> Iterator[int]:
     """Every number among arguments, in order; what is none counts as 0."""
     for value in args:
-        if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        if is_sequence(value):
             yield from numbers(value)
         else:
             yield value if isinstance(value, int) and not isinstance(value, bool) else 0
@@ -166,7 +166,7 @@ def _changed(args: Any, wanted: Callable[[int], bool], scale: Scale) -> list[Any
 
     def walk(value: Any) -> Any:
         nonlocal place
-        if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        if is_sequence(value):
             return [walk(item) for item in value]
         place += 1
         return scale.of(value) if wanted(place) else value

@@ -1,7 +1,7 @@
 """Strides that follow from others, and the copies that they cost or save.
 
-``reshape`` copies where it can't look: it is recorded as a view, or as a copy and a view of that. ``contiguous`` copies
-what is not, and is not recorded elsewhere.
+``reshape`` is recorded as a view where that is possible, else as a copy and a view of the copy. ``contiguous`` is
+recorded as a copy where the tensor is not contiguous, else not at all. So other strides mean other calls.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 from foretrace.graph.edits.frees import refree
 from foretrace.graph.edits.fresh import Fresh
 from foretrace.graph.edits.layout import dense_strides
-from foretrace.graph.edits.linked import Call, Linked, filled, slots_in, slotted
-from foretrace.graph.edits.on_meta import Made, MetaDevice, UnknownOnMetaError
+from foretrace.graph.edits.linked import Call, Linked, filled, slots_in
+from foretrace.graph.edits.on_meta import META, Made, UnknownOnMetaError
+from foretrace.graph.edits.other_tensors import change_tensors
 from foretrace.graph.edits.step import Row
 from foretrace.graph.op import Constant, Op
 from foretrace.graph.tensor import Tensor
@@ -23,7 +24,7 @@ VIEW, COPY, VIEW_OF_COPY = "aten::view", "aten::clone", "aten::_unsafe_view"
 CONTIGUOUS = Constant("memory_format", "contiguous_format")
 
 
-def relaid(before: Sequence[Op], after: Sequence[Op], meta: MetaDevice) -> list[Row]:
+def relaid(before: Sequence[Op], after: Sequence[Op]) -> list[Row]:
     """The calls of a step in which some make results of another layout: strides follow, copies come and go.
 
     Parameters
@@ -32,15 +33,13 @@ def relaid(before: Sequence[Op], after: Sequence[Op], meta: MetaDevice) -> list[
         The calls of the step.
     after
         The same, some of them swapped for others; what they make has its own strides.
-    meta
-        Where calls are asked.
     """
-    return _Relaid(before, after, meta).rows()
+    return _Relaid(before, after).rows()
 
 
 class _Relaid:
-    def __init__(self, before: Sequence[Op], after: Sequence[Op], meta: MetaDevice) -> None:
-        self._after, self._meta = after, meta
+    def __init__(self, before: Sequence[Op], after: Sequence[Op]) -> None:
+        self._after = after
         self._step = Linked(before)
         self._fresh = Fresh([*before, *after])
         self._now = dict(self._step.inputs)
@@ -81,7 +80,7 @@ class _Relaid:
         made = {t.id: t for t in op.produced}
         self._now.update({slot: made.get(tensor.id, tensor) for slot, tensor in call.made.items()})
         new = op.__copy__()
-        new.args = tuple(slotted(list(op.args), lambda t: self._as(t, slots[t.id]) if t.id in slots else t))
+        new.args = change_tensors(op.args, lambda t: self._as(t, slots[t.id]) if t.id in slots else t)
         return new
 
     def _as(self, tensor: Tensor, slot: int) -> Tensor:
@@ -158,7 +157,7 @@ class _Relaid:
 
     def _asked(self, name: str, args: Any, overload: str = "default", kwargs: Any = None) -> Any:
         try:
-            return self._meta.called(name, overload, args, kwargs or {})
+            return META.called(name, overload, args, kwargs or {})
         except (UnknownOnMetaError, ValueError):
             return None
 

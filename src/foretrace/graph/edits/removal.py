@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from foretrace.graph.edits.linked import slotted
+from foretrace.graph.edits.other_tensors import with_tensors
 from foretrace.graph.edits.step import Row, assembled, flattened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
@@ -35,10 +35,9 @@ def removed(graph: Graph, rows: Collection[int]) -> Graph:
             raise ForetraceError(
                 f"call {row}, {op.name}, reads what {lost} makes, which is taken out", "Take both out, or neither."
             )
+        op = with_tensors(op, same.of)
         op.frees, freed = freed, ()
         op.entered, entered = op.entered + entered, 0
-        op.args, op.outputs = tuple(slotted(list(op.args), same.of)), tuple(slotted(list(op.outputs), same.of))
-        op.kwargs = {key: slotted(value, same.of) for key, value in op.kwargs.items()}
         kept.append(Row(op, row))
     return assembled(graph, kept)
 

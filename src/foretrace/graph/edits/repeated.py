@@ -9,7 +9,7 @@ from typing import Any
 from foretrace.graph.edits.frees import refree
 from foretrace.graph.edits.fresh import Fresh
 from foretrace.graph.edits.inputs import Given
-from foretrace.graph.edits.linked import Call, Linked, filled
+from foretrace.graph.edits.linked import Call, Linked, filled, is_sequence
 from foretrace.graph.edits.members import Owners, lists_of
 from foretrace.graph.edits.parallel.blocks import block_of
 from foretrace.graph.edits.step import Row, assembled, storages_in
@@ -22,7 +22,7 @@ SECOND, OTHERS = 1, 0
 
 
 class Neighbours:
-    """Two such runs of as many blocks, and what of the second belongs to it alone.
+    """Two runs of as many blocks, one right after the other, and what belongs to the second alone.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Neighbours:
     backward
         The calls of the second run and of the first.
     names
-        The modules of the second run, and one for each of what may be put before them.
+        For each module of the second run, the name of the one that may be put before it.
     """
 
     def __init__(
@@ -233,4 +233,4 @@ def _over_lists(old: Op, new: Op, change: Callable[[Any, Any], Any]) -> Op:
 
 
 def _is_list(value: Any, count: int) -> bool:
-    return isinstance(value, (list, tuple)) and not hasattr(value, "_fields") and len(value) == count
+    return is_sequence(value) and len(value) == count

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from foretrace.graph.edits.carry import Choice, StuckError, carried, search
 from foretrace.graph.edits.contents import resized_content, resized_indices
-from foretrace.graph.edits.layout import reaches
-from foretrace.graph.edits.linked import Argument, Call, Linked, filled
-from foretrace.graph.edits.on_meta import MetaDevice
+from foretrace.graph.edits.linked import Call, Linked
 from foretrace.graph.edits.readings import read
 from foretrace.graph.edits.scale import Scale
+from foretrace.graph.edits.script import Retyped, Script, look_of
 from foretrace.graph.edits.shapes import Shapes
-from foretrace.graph.edits.step import Row, assembled
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph, Indices
 from foretrace.graph.op import Op
 from foretrace.graph.operators import target
-from foretrace.graph.tensor import Storage, Tensor
+from foretrace.graph.tensor import Tensor
 
-META = MetaDevice()
-"""Asked by all edits of a process: what it answered once it never has to compute again."""
 GUESSED = ("batch", "seq", "hidden")
-"""Sizes that no single input tells: what was recorded may be said."""
+"""Sizes that no single input shows, so that a user may say what was recorded: ``batch=64/16``."""
 
 
 class Resizable:
@@ -43,7 +38,7 @@ class Resizable:
     choices
         Inputs that may change.
     roomy
-        Inputs that have room for any size that is wanted, and stay as they are: the search asks for a larger one.
+        Inputs with room for every size that will be asked for: they stay as they are, though the search changes them.
     """
 
     def __init__(
@@ -59,16 +54,16 @@ class Resizable:
         sizes = {size for call in step.calls for tensor in call.made.values() for size in tensor.shape}
         probe = scale.probe(sizes)
         try:
-            self._found = search(step, choices, probe, META)
+            self._found = search(step, choices, probe)
         except StuckError as stuck:
             raise self._refused("NEW", f"another {what} than {scale.old}", stuck) from None
         if not self._found.inputs:
             raise ForetraceError(
-                f"no input of {graph.source or 'the step'} holds a {what} of {scale.old}",
+                f"no input of {graph.title} holds a {what} of {scale.old}",
                 f"It is made within the step, or was another: {what}=NEW/OLD says which.",
             )
         rows = [place for place, call in enumerate(step.calls) if call.row >= 0]
-        self._shapes = Shapes(step, probe, META, certain=True)
+        self._shapes = Shapes(step, probe, certain=True)
         tensors = carried(self._shapes, self._found, probe)
         self._moving = [p for p in rows if self._found.kinds[p] >= 0 or _moves(step.calls[p], tensors)]
         self._script = Script(graph, [step.calls[place] for place in rows], [step.calls[p] for p in self._moving])
@@ -118,92 +113,13 @@ class Resizable:
 def _moves(call: Call, tensors: dict[int, Tensor]) -> bool:
     """Whether something that a call reads or makes lies elsewhere now, or otherwise."""
     seen = (*zip(call.reads, call.op.tensors), *call.made.items())
-    return any(_place(tensors[slot]) != _place(was) for slot, was in seen)
+    return any(look_of(tensors[slot]) != look_of(was) for slot, was in seen)
 
 
 def _resized(call: Call, tensors: dict[int, Tensor]) -> set[str]:
     """On which sides of a call something has another shape now."""
     sides = {"read": zip(call.reads, call.op.tensors), "made": call.made.items()}
     return {side for side, seen in sides.items() if any(tensors[slot].shape != was.shape for slot, was in seen)}
-
-
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.stride, tensor.offset, tensor.dtype
-
-
-class Retyped(NamedTuple):
-    """A call with other arguments."""
-
-    call: Call
-    args: tuple[Argument, ...]
-    kwargs: dict[str, Argument]
-
-
-class Script:
-    """A flat step that is written again over other tensors; what these do not change is found once.
-
-    Parameters
-    ----------
-    graph
-        The step.
-    calls
-        All its calls.
-    moving
-        Those of them whose tensors may be others.
-    """
-
-    def __init__(self, graph: Graph, calls: Sequence[Call], moving: Sequence[Call]) -> None:
-        self._known = graph.storages
-        self._template = assembled(graph, [Row(call.op, call.row) for call in calls])
-        self._ops = [call.op for call in calls]
-        places = {call.row: place for place, call in enumerate(calls)}
-        self._places = [places[call.row] for call in moving]
-        still = set(range(len(calls))) - set(self._places)
-        self._still = reaches(self._ops[place] for place in still)
-        self._was = _largest(self._still, reaches(call.op for call in moving))
-
-    def over(self, moving: Sequence[Retyped], tensors: dict[int, Tensor]) -> Graph:
-        """The graph of the same calls, with what the slots of the moving ones hold now."""
-        changed = [_changed(*call, tensors) for call in moving]
-        ops = list(self._ops)
-        for place, op in zip(self._places, changed):
-            ops[place] = op
-        now, like = _largest(self._still, reaches(changed)), self._template
-        return replace(
-            like,
-            ops=replace(like.ops, detail=lambda row: ops[row].__copy__()),
-            storages={n: self._sized(storage, now.get(n, 0)) for n, storage in like.storages.items()},
-            notes=list(like.notes),
-        )
-
-    def _sized(self, storage: Storage, now: int) -> Storage:
-        """A storage that calls see so many bytes of; what was larger than all that was seen in it keeps its share."""
-        was, known = self._was.get(storage.id, 0), self._known.get(storage.id)
-        nbytes = known.nbytes if known else 0
-        if was and was != now:
-            nbytes = round(nbytes * now / was)
-        return Storage(storage.id, max(nbytes, now), storage.device, storage.birth, storage.death)
-
-
-def _largest(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
-    return {**one, **{number: max(size, one.get(number, 0)) for number, size in other.items()}}
-
-
-def _changed(call: Call, args: tuple[Argument, ...], kwargs: dict[str, Argument], tensors: dict[int, Tensor]) -> Op:
-    """The op with what its slots hold now; each tensor keeps its own number."""
-    given, made = iter(call.op.tensors), iter(call.op.produced)
-
-    def now(old: Tensor, slot: int) -> Tensor:
-        is_ = tensors[slot]
-        if _place(is_) == _place(old):
-            return old
-        return Tensor(is_.shape, is_.dtype, old.device, is_.stride, is_.offset, old.id, old.storage, old.layout)
-
-    new = call.op.__copy__()
-    new.args = tuple(filled(list(args), lambda slot: now(next(given), slot)))
-    new.kwargs = filled(kwargs, lambda slot: now(next(given), slot))
-    new.outputs = tuple(filled(list(call.results), lambda slot: now(next(made), slot)))
-    return new
 
 
 def _indices(known: Indices, was: Op, now: Op) -> Indices:
@@ -233,7 +149,7 @@ def _exchanged(nbytes: int, was: Op, now: Op) -> int:
     return round(nbytes * after / before) if before else nbytes
 
 
-def sound(what: str, size: int) -> int:
+def checked_size(what: str, size: int) -> int:
     """The size, if it is one."""
     if not isinstance(size, int) or size < 1:
         raise ForetraceError(f"a {what} of {size} makes no sense", "It is a whole number, 1 or more.")

@@ -17,11 +17,11 @@ class Scale:
     old: int
     new: int
     last: bool = False
-    """Of several numbers that may hold the size, the last one is the likelier: a batch comes first, a width last."""
+    """Whether, of several numbers that may hold the size, the last is likeliest. A batch comes first, a width last."""
     parts: bool = False
     """Whether the size may be cut into factors: a width into heads and their size, which changes if `last` is set."""
     sums: dict[int, int] = field(default_factory=dict)
-    """Sizes that hold it so many times and something else besides, as joined tensors have them: found on the way."""
+    """Sizes of joined tensors, found on the way: each holds the size so many times, and something else besides."""
 
     def of(self, size: int) -> int:
         """A size that holds the old one, with the new one; others stay as they are.
@@ -36,7 +36,7 @@ class Scale:
         return self.new + 1 if size == self.old + 1 and not self.parts else size * self.new // self.old
 
     def holds(self, value: object) -> bool:
-        """Whether a number may hold the size: once, several times, or with one more, as texts and offsets have it."""
+        """Whether a number may hold the size: once, several times, or plus one, as offsets have one entry more."""
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             return False
         if value in self.sums:
@@ -66,7 +66,7 @@ class Scale:
         return 0 if size == self.old else 1 if size % self.old == 0 else 2
 
     def add(self, size: int, now: int) -> bool:
-        """Note a size that is another now because parts of it hold the size; False where that can't be."""
+        """Note a size that changed because parts of it hold the size; False where that can't explain the change."""
         times, rest = divmod(now - size, self.new - self.old)
         if rest or times < 1 or times * self.old >= size:
             return False

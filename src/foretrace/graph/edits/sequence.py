@@ -9,10 +9,10 @@ from foretrace.graph.edits.carry import Choice
 from foretrace.graph.edits.companions import companions
 from foretrace.graph.edits.inputs import Given
 from foretrace.graph.edits.linked import Linked
-from foretrace.graph.edits.resize import Resizable, sound
+from foretrace.graph.edits.resize import Resizable, checked_size
 from foretrace.graph.edits.scale import Scale
 from foretrace.graph.edits.shapes import Dims
-from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.edits.step import opened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
@@ -36,21 +36,17 @@ def sequence(graph: Graph, new: int, old: int | None = None) -> Graph:
     old
         Tokens in a recorded one; found by its attention, or by the sizes of its data, where it is left out.
     """
-    return sequences(graph, sound("seq", new), old).to(new)
+    return sequences(graph, checked_size("seq", new), old).to(new)
 
 
 def sequences(graph: Graph, longest: int, old: int | None = None) -> Resizable:
     """The step with samples of any length up to the longest one."""
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
+    graph, ops = opened(graph)
     step = Linked(ops)
     given = Given(step)
-    found = sound("seq", old) if old is not None else _length(ops, given)
+    found = checked_size("seq", old) if old is not None else _length(ops, given)
     if found is None:
-        raise ForetraceError(
-            f"{graph.source or 'the step'} does not show its sequence length", "Say what it was: seq=NEW/OLD."
-        )
+        raise ForetraceError(f"{graph.title} does not show its sequence length", "Say what it was: seq=NEW/OLD.")
     scale = Scale(found, longest, last=True)
     choices = [Choice((slot,), _ways(tensor, scale)) for slot, tensor in given.data.items()]
     for group in companions(step):

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from foretrace.graph.edits.layout import moved, with_shape
-from foretrace.graph.edits.linked import Call, Linked, filled, slots_in
-from foretrace.graph.edits.on_meta import Made, MetaDevice, UnknownOnMetaError
+from foretrace.graph.edits.linked import Call, Linked, filled, is_sequence, slots_in
+from foretrace.graph.edits.on_meta import META, Made, UnknownOnMetaError
 from foretrace.graph.edits.readings import NOTHING, Reading, numbers, read
 from foretrace.graph.edits.scale import Scale
 from foretrace.graph.operators import COMMUNICATES
@@ -28,8 +28,8 @@ class Shapes:
     ``certain`` says that readings are known to be right: what a call makes of them is taken as it is.
     """
 
-    def __init__(self, step: Linked, scale: Scale, meta: MetaDevice, certain: bool = False) -> None:
-        self.step, self.scale, self._meta, self._certain = step, scale, meta, certain
+    def __init__(self, step: Linked, scale: Scale, certain: bool = False) -> None:
+        self.step, self.scale, self._certain = step, scale, certain
         self.now: dict[int, Tensor] = {}
         self.was: dict[int, Tensor] = dict(step.inputs)
         self.maker: dict[int, int] = {}
@@ -100,7 +100,7 @@ class Shapes:
         if all(self.now[slot].layout == "strided" for slot in call.reads):
             try:
                 args = filled(read(call.args, reading, self.scale), self.now.__getitem__)
-                self._meta.called(call.op.name, call.op.overload, args, filled(call.kwargs, self.now.__getitem__))
+                META.called(call.op.name, call.op.overload, args, filled(call.kwargs, self.now.__getitem__))
             except UnknownOnMetaError:
                 return {}
             except ValueError as problem:
@@ -116,7 +116,7 @@ class Shapes:
     def _asked(self, call: Call, reading: Reading, shapes: dict[int, Tensor], scale: Scale) -> dict[int, Made]:
         args = filled(read(call.args, reading, scale), shapes.__getitem__)
         kwargs = filled(call.kwargs, shapes.__getitem__)
-        result = self._meta.called(call.op.name, call.op.overload, args, kwargs)
+        result = META.called(call.op.name, call.op.overload, args, kwargs)
         given = list(result) if isinstance(result, list) and len(call.results) != 1 else [result]
         return {slot: made for slot, made in _pairs(call.results, given) if slot in call.made and made is not None}
 
@@ -225,7 +225,7 @@ class Shapes:
             return "one side of it changes, and the other does not"
         wanted = new if True in grown else old
         for was, now in zip(call.args, read(call.args, reading, self.scale)):
-            if isinstance(was, list) and sum(numbers(now)) * old != sum(numbers(was)) * wanted:
+            if is_sequence(was) and sum(numbers(now)) * old != sum(numbers(was)) * wanted:
                 return "its parts and its buffers do not change alike"
         return self._alike(call)
 

@@ -1,8 +1,8 @@
 """Weights in other shards: FSDP2 over another number of ranks.
 
 A rank keeps a part of every weight. Before a unit of the model runs, the parts of its weights are copied together and
-gathered, then copied out to whole ones; after its backward, gradients are joined and scattered. What has the number of
-ranks in its size changes; the weights themselves, and what is computed with them, stay.
+gathered, then copied out to whole ones; after its backward, gradients are joined and scattered. Everything changes that
+has the number of ranks in its size. The whole weights, and what is computed with them, stay.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from math import prod
 from typing import Any
 
 from foretrace.graph.edits.layout import dense_strides
-from foretrace.graph.edits.parallel.draft import with_tensors
+from foretrace.graph.edits.other_tensors import with_tensors
 from foretrace.graph.edits.parallel.updates import lists_in
-from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments
+from foretrace.graph.edits.step import Row, assembled, opened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Collective, Graph
 from foretrace.graph.op import RESIZE, Op
@@ -44,11 +44,9 @@ def shards(graph: Graph, ranks: int) -> Graph:
     ranks
         How many share the weights now.
     """
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
+    graph, ops = opened(graph)
     if not any(op.name == JOIN for op in ops):
-        raise ForetraceError(f"{graph.source or 'the step'} has no weights in shards", "Give a step under FSDP2.")
+        raise ForetraceError(f"{graph.title} has no weights in shards", "Give a step under FSDP2.")
     resharding = _Resharding(ops, ranks)
     rows = [Row(resharding.changed(op), row) for row, op in enumerate(ops)]
     storages = {  # those that change are as large as what is seen in them
@@ -74,7 +72,7 @@ class _Unit:
     weights: tuple[Shape, ...]
 
     def parts(self, ranks: int) -> list[int]:
-        """Elements of each weight that a rank keeps, the first one at least: others may have fewer, and pad them."""
+        """Elements of each weight that the first rank keeps; others may have fewer, and pad them to as many."""
         return [prod(_part(shape, ranks)) for shape in self.weights]
 
     def starts(self, ranks: int) -> list[int]:

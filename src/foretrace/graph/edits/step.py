@@ -1,4 +1,4 @@
-"""A step to be edited: its calls in a list, none inside another; and a graph again of what became of them."""
+"""A step taken apart to be edited, its calls in one flat list; and the graph of what became of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretrace.graph.collectives import asked_for
-from foretrace.graph.dispatched import dispatched, node_of, owner, with_numbers
+from foretrace.graph.dispatched import dispatched, nodes_of, owner, with_numbers
 from foretrace.graph.edits.layout import reach
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.foreign import Tidied, is_foreign
@@ -45,7 +45,7 @@ def flattened(graph: Graph) -> Graph:
     ops = [graph.ops[row] for row in rows]
     groups, notes = graph.groups, list(graph.notes)
     nested = bool((graph.ops.parent[rows] >= 0).any()) if rows else False
-    nodes = [node_of(graph.ops, row) for row in rows] if nested else []
+    nodes = nodes_of(graph.ops, np.array(rows, np.int32)) if nested else []
     if is_foreign(ops) and any(tensor.id >= 0 for op in ops for tensor in op.tensors):
         tidied = Tidied(graph, rows)
         ops, groups = tidied.ops, tidied.groups
@@ -58,8 +58,16 @@ def flattened(graph: Graph) -> Graph:
     return replace(made, groups=groups, notes=notes)
 
 
+def opened(graph: Graph) -> tuple[Graph, list[Op]]:
+    """A step to be edited: flat, and its calls in a list; refused where these do not say which tensors they take."""
+    flat = flattened(graph)
+    ops = list(flat.ops)
+    needs_arguments(ops, graph.source)
+    return flat, ops
+
+
 def _asked(graph: Graph, rows: Sequence[int], place: Sequence[int]) -> list[Collective]:
-    """The collectives; those that a backend does on a thread of its own, as gloo, with the calls that ask for them."""
+    """The collectives; one that a backend such as gloo does on a thread of its own gets the call that asks for it."""
     if all(place[one.op] >= 0 for one in graph.collectives):
         return graph.collectives
     asked = asked_for(graph, np.array(rows, np.int32))

@@ -9,9 +9,9 @@ from foretrace.graph.edits.companions import companions
 from foretrace.graph.edits.inputs import BAGS, Given
 from foretrace.graph.edits.linked import Call, Linked
 from foretrace.graph.edits.names import unknown
-from foretrace.graph.edits.resize import Resizable, sound
+from foretrace.graph.edits.resize import Resizable, checked_size
 from foretrace.graph.edits.scale import Scale
-from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.edits.step import opened
 from foretrace.graph.edits.width import following
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
@@ -32,7 +32,7 @@ def table_rows(graph: Graph, rows: int, tables: str = "*") -> Graph:
         Which ones: a pattern of the names of the modules that look up in them, or a place among them, from 0 on. All
         are those whose ids come with the batch: not the positions of a text.
     """
-    sound("rows", rows)
+    checked_size("rows", rows)
     graph, step = _step(graph)
     for table in sorted({step.inputs[call.reads[0]].shape[0] for call in _lookups(graph, step, tables)} - {rows}):
         graph, step = _step(graph)
@@ -51,7 +51,7 @@ def table_rows(graph: Graph, rows: int, tables: str = "*") -> Graph:
 
 def table_dim(graph: Graph, dim: int) -> Graph:
     """The step with tables of another dimension; the layers that read and join what is looked up follow."""
-    sound("dim", dim)
+    checked_size("dim", dim)
     graph, step = _step(graph)
     calls = _lookups(graph, step, "*")
     dims = {step.inputs[call.reads[0]].shape[1] for call in calls}
@@ -69,7 +69,7 @@ def table_dim(graph: Graph, dim: int) -> Graph:
 
 def pooling(graph: Graph, ids: int, tables: str = "*") -> Graph:
     """The step with so many ids in each bag."""
-    sound("pooling", ids)
+    checked_size("pooling", ids)
     graph, step = _step(graph)
     for count, bags in sorted({_ids(step, call) for call in _lookups(graph, step, tables, BAGS)}):
         graph, step = _step(graph)
@@ -94,10 +94,8 @@ def table_ids(graph: Graph, ids: int, table: str) -> Graph:
 
 
 def _step(graph: Graph) -> tuple[Graph, Linked]:
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
-    return graph, Linked(ops)
+    flat, ops = opened(graph)
+    return flat, Linked(ops)
 
 
 def _ids(step: Linked, call: Call) -> tuple[int, int]:
@@ -125,7 +123,7 @@ def _lookups(graph: Graph, step: Linked, tables: str, names: tuple[str, ...] = L
     elif tables == "*":
         calls = _of_data(step, calls) or calls
     if not calls:
-        raise ForetraceError(f"{graph.source or 'the step'} looks up in no tables", "Edit something that it has.")
+        raise ForetraceError(f"{graph.title} looks up in no tables", "Edit something that it has.")
     if tables == "*":
         return calls
     if tables.isdecimal() and int(tables) < len(calls):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from foretrace.graph.edits.fresh import Fresh
 from foretrace.graph.edits.inputs import Given
-from foretrace.graph.edits.linked import Linked, slotted
-from foretrace.graph.edits.step import Row, assembled, flattened, needs_arguments
+from foretrace.graph.edits.linked import Linked
+from foretrace.graph.edits.other_tensors import with_tensors
+from foretrace.graph.edits.step import Row, assembled, opened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
@@ -19,10 +21,7 @@ MARK = "aten::detach"
 
 def updated(graph: Graph) -> list[tuple[Tensor, Tensor]]:
     """The weights that a step's optimizer changes, each with its gradient, in its order."""
-    flat = flattened(graph)
-    ops = list(flat.ops)
-    needs_arguments(ops, graph.source)
-    return _pairs(flat, ops)
+    return _pairs(*opened(graph))
 
 
 def _pairs(graph: Graph, ops: list[Op]) -> list[tuple[Tensor, Tensor]]:
@@ -31,7 +30,7 @@ def _pairs(graph: Graph, ops: list[Op]) -> list[tuple[Tensor, Tensor]]:
     given = {tensor.storage for tensor in step.inputs.values() if tensor.layout == "strided"}
     shapes = {tensor.shape for tensor in weights.values()}
     changed: dict[int, Tensor] = {}
-    gradients: dict[int, Tensor] = {}
+    gradients: dict[tuple[str, int], Tensor] = {}
     made: set[int] = set()
     for op in ops:
         if op.phase != "optimizer":
@@ -40,12 +39,13 @@ def _pairs(graph: Graph, ops: list[Op]) -> list[tuple[Tensor, Tensor]]:
             if tensor.storage in weights:
                 changed.setdefault(tensor.storage, weights[tensor.storage])
             elif tensor.id not in made and tensor.storage not in given and tensor.shape in shapes:
-                gradients.setdefault(tensor.id if tensor.storage < 0 else tensor.storage + (1 << 40), tensor)
-        made.update(tensor.id for tensor in op.produced if tensor.id not in {given.id for given in op.tensors})
+                which = ("tensor", tensor.id) if tensor.storage < 0 else ("storage", tensor.storage)
+                gradients.setdefault(which, tensor)
+        made.update({tensor.id for tensor in op.produced} - {tensor.id for tensor in op.tensors})
     pairs = list(zip(changed.values(), gradients.values()))
     if not pairs or len(changed) != len(gradients) or any(weight.shape != grad.shape for weight, grad in pairs):
         raise ForetraceError(
-            f"{graph.source or 'the step'} does not show which gradient belongs to which weight",
+            f"{graph.title} does not show which gradient belongs to which weight",
             "Its optimizer can't be changed.",
         )
     return pairs
@@ -62,9 +62,7 @@ def with_update(graph: Graph, update: Graph) -> Graph:
         A sketch of the other optimizer's step over the same weights and gradients, in the order of `updated`. Before
         it begins it detaches each weight and its gradient, so that they can be told apart from its state.
     """
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
+    graph, ops = opened(graph)
     pairs = _pairs(graph, ops)
     old = [row for row, op in enumerate(ops) if op.phase == "optimizer"]
     new = _named(list(update.ops), [tensor for pair in pairs for tensor in pair], ops)
@@ -89,23 +87,20 @@ def _named(update: list[Op], ours: list[Tensor], ops: list[Op]) -> list[Op]:
         raise ForetraceError("the update does not show its weights", "Detach each weight and its gradient first.")
     tensors = {mark.tensors[0].id: our for mark, our in zip(marks, ours)}
     storages = {mark.tensors[0].storage: our.storage for mark, our in zip(marks, ours) if our.storage >= 0}
-    everything = [tensor for op in ops for tensor in _all(op)]
-    next_id = max((tensor.id for tensor in everything), default=0) + 1
-    next_storage = max((tensor.storage for tensor in everything), default=0) + 1
+    fresh = Fresh(ops)
+    next_id, next_storage = fresh.number(), fresh.storage()
 
     def named(tensor: Tensor) -> Tensor:
         our = tensors.get(tensor.id)
         if our is not None:
-            return replace(our, stride=tensor.stride, offset=our.offset) if our.stride is None else our
+            return replace(our, stride=tensor.stride) if our.stride is None else our
         storage = storages.get(tensor.storage, tensor.storage + next_storage) if tensor.storage >= 0 else -1
         return replace(tensor, id=tensor.id + next_id, storage=storage)
 
     made = []
     for op in update:
         if op.phase == "optimizer":
-            new = op.__copy__()
-            new.args, new.outputs = tuple(slotted(list(op.args), named)), tuple(slotted(list(op.outputs), named))
-            new.kwargs = {key: slotted(value, named) for key, value in op.kwargs.items()}
+            new = with_tensors(op, named)
             new.frees = tuple(storages.get(number, number + next_storage) for number in op.frees)
             made.append(new)
     return made

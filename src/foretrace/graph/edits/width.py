@@ -10,9 +10,9 @@ from foretrace.graph.edits.companions import companions
 from foretrace.graph.edits.inputs import Given
 from foretrace.graph.edits.linked import Linked
 from foretrace.graph.edits.names import unknown
-from foretrace.graph.edits.resize import Resizable, sound
+from foretrace.graph.edits.resize import Resizable, checked_size
 from foretrace.graph.edits.scale import Scale
-from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.edits.step import flattened, opened
 from foretrace.graph.errors import ForetraceError
 from foretrace.graph.graph import Graph
 
@@ -31,10 +31,8 @@ def width(graph: Graph, outputs: int, layer: str) -> Graph:
     layer
         Its module, or how that ends: ``"top.0"``.
     """
-    sound("width", outputs)
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
+    checked_size("width", outputs)
+    graph, ops = opened(graph)
     step = Linked(ops)
     weights = Given(step).weights
     layers = _layers(step, weights)

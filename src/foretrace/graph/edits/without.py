@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from foretrace.graph.edits.names import unknown
 from foretrace.graph.edits.removal import removed
-from foretrace.graph.edits.step import flattened, needs_arguments
+from foretrace.graph.edits.step import opened
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
 
@@ -27,9 +27,7 @@ def without(graph: Graph, what: str) -> Graph:
         The name of an op, ``"native_dropout"`` or ``"aten::native_dropout"``; with ``@`` only in some modules, by a
         pattern or by how they end: ``"gelu@mlp.1"``.
     """
-    graph = flattened(graph)
-    ops = list(graph.ops)
-    needs_arguments(ops, graph.source)
+    graph, ops = opened(graph)
     name, _, where = what.partition("@")
     called = [row for row, op in enumerate(ops) if name in (op.name, op.name.partition("::")[2])]
     if not called:

@@ -22,6 +22,7 @@ import torch
 from foretrace.graph import ForetraceError
 from foretrace.platform.host_measurements import HOST_FILE, Calls, read_runs
 from foretrace.platform.journal import append
+from foretrace.platform.measure.host_gaps import gaps_us
 from foretrace.platform.measure.host_profile import profiled
 from foretrace.platform.measure.host_sharded import gather_costs, sharded_costs
 from foretrace.platform.measure.host_single import SingleCalls
@@ -123,11 +124,19 @@ def calibrate_host(
         while not done.rounds or time.monotonic() - began < 60 * minutes:
             append(path, _round(subjects, single, done))
             if single:
-                append(path, _sharded(device))
+                measure_around(out, device)
             done.rounds += 1
             done.seconds = time.monotonic() - began
             progress(done)
     return done
+
+
+def measure_around(out: Path, device: Any) -> None:
+    """Add to the last run in a folder what Python around shards takes, and on processors what lies between calls."""
+    found: dict[str, tuple[float, ...] | None] = {"sharded": sharded_costs(device), "gathered": gather_costs(device)}
+    if device.type == "cpu":
+        found["gaps"] = gaps_us()
+    append(out / HOST_FILE, [{name: _rounded(costs)} for name, costs in found.items() if costs])
 
 
 def _refuse_another(path: Path, device: Any) -> None:
@@ -192,12 +201,6 @@ def _round(subjects: list[_Subject], single: SingleCalls | None, done: HostProgr
     if single:
         lines.append({"alone": _rounded(single.timed())})
     return lines
-
-
-def _sharded(device: Any) -> list[dict[str, Any]]:
-    """What shards cost, where this PyTorch has them."""
-    found = {"sharded": sharded_costs(device), "gathered": gather_costs(device)}
-    return [{name: _rounded(costs)} for name, costs in found.items() if costs]
 
 
 def _after_a_wait(subject: _Subject) -> dict[str, Any]:

@@ -40,8 +40,19 @@ def profiled(training: Training, calls: Calls) -> Profiled:
     >>> len(found.to_launch) == len(calls), found.launches[0]
     (True, 0)
     """
-    (step,) = _marked([training.timed_step], first=training.timed_step)
+    (step,) = profiled_steps(training, 1)
     return cut_at_launches(step, calls.name)
+
+
+def profiled_steps(training: Training, repeats: int) -> list[list[Event]]:
+    """The events of some steps under one profile, but for a first one.
+
+    >>> weight = torch.ones(3, requires_grad=True)
+    >>> training = Training(lambda: weight.sum(), torch.optim.SGD([weight], lr=0.5))
+    >>> [any(event.name == "aten::sum" for event in step) for step in profiled_steps(training, 2)]
+    [True, True]
+    """
+    return _marked([training.timed_step] * repeats, first=training.timed_step)
 
 
 def launches_of(calls: Sequence[Callable[[], Any]]) -> list[int]:
@@ -85,6 +96,25 @@ def cut_at_launches(events: list[Event], names: list[str]) -> Profiled:
     ([2.0], [2.0], [3.0], [1])
     """
     rows: list[tuple[Any, ...]] = []
+    for call, inside in _found(events, names):
+        launches = [event for event in inside if event.name.startswith(LAUNCHES)]
+        rows.append(_parts(call, launches) if call else NOT_SHOWN)
+    return Profiled(*([row[column] for row in rows] for column in range(len(NOT_SHOWN))))
+
+
+def found_calls(events: Sequence[Event], names: Sequence[str]) -> list[Event | None]:
+    """For each call its event; None where the profile does not show it.
+
+    >>> events = [Event(0, 9, "aten::linear"), Event(1, 8, "aten::mm"), Event(9, 9, "aten::add")]
+    >>> [call.start if call else None for call in found_calls(events, ["aten::mm", "aten::t", "aten::add"])]
+    [1, None, 9]
+    """
+    return [call for call, _ in _found(events, names)]
+
+
+def _found(events: Sequence[Event], names: Sequence[str]) -> list[tuple[Event | None, Sequence[Event]]]:
+    """For each call its event, and those inside."""
+    rows: list[tuple[Event | None, Sequence[Event]]] = []
     place = 0
     while place < len(events):
         event = events[place]
@@ -95,10 +125,9 @@ def cut_at_launches(events: list[Event], names: list[str]) -> Profiled:
         first = place
         while place < len(events) and events[place].start < event.end:
             place += 1
-        rows += [NOT_SHOWN] * ahead.index(event.name)
-        rows.append(_parts(event, [e for e in events[first:place] if e.name.startswith(LAUNCHES)]))
-    rows += [NOT_SHOWN] * (len(names) - len(rows))
-    return Profiled(*([row[column] for row in rows] for column in range(len(NOT_SHOWN))))
+        rows += [(None, ())] * ahead.index(event.name)
+        rows.append((event, events[first:place]))
+    return rows + [(None, ())] * (len(names) - len(rows))
 
 
 def _parts(call: Event, launches: list[Event]) -> tuple[Any, ...]:

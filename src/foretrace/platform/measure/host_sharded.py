@@ -7,6 +7,7 @@ And before a group of parameters is gathered, and after it was used, hooks see t
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,9 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WORLD = 2
-COUNT = 12
-"""Parameters of an optimizer."""
+COUNT, SIZES = 12, (2**16, 2**8)
+"""Parameters of an optimizer, and elements of them in turns: weights and biases. Work on large ones leaves little in
+the caches of what Python needs for the next call, as in a job."""
 GROUPS, LAYERS, SIDE = 3, (1, 5), 8
 """Groups of linear layers of this side, each group so many of them: few, and as many as in a block."""
 GATHER = "all_gather_copy_in"
@@ -40,13 +42,14 @@ def sharded_costs(device: Any) -> tuple[float, float] | None:
     """
 
     def measured(mesh: Any) -> tuple[float, float]:
-        alike = [_parameter(64, device, mesh) for _ in range(COUNT)]
-        different = [_parameter(64 + 8 * number, device, mesh) for number in range(COUNT)]
-        plain = [_parameter(64, device, None) for _ in range(COUNT)]
+        alike, different, plain = (
+            [_parameter(SIZES[number % len(SIZES)] + longer * number, device, where) for number in range(COUNT)]
+            for longer, where in ((0, mesh), (8, mesh), (0, None))
+        )
         steps = [_optimizer(some).step for some in (alike, different, plain)]
         took, of_different, of_plain = _times_us(steps)
-        planned = max((of_different - took) / (COUNT - 1), 0.0)
-        return max((took - planned - of_plain) / _counted(steps[-1]).total(), 0.0), planned
+        planned = max((of_different - took) / (COUNT - len(SIZES)), 0.0)
+        return max((took - len(SIZES) * planned - of_plain) / _counted(steps[-1]).total(), 0.0), planned
 
     return _on_shards(device, measured)
 
@@ -84,7 +87,7 @@ def _around_gather_us(layers: int, device: Any, mesh: Any) -> float:
     from torch.distributed.fsdp import fully_shard
 
     plain, sharded = (_groups(layers, device) for _ in range(2))
-    for group in sharded:
+    for group in (*sharded, sharded):  # the whole of them last, so that each is gathered again for its backward
         fully_shard(group, mesh=mesh)
     given = torch.ones(SIDE, SIDE, device=device)
 
@@ -141,8 +144,8 @@ def _times_us(steps: Sequence[Callable[[], Any]]) -> list[float]:
 
 
 def _optimizer(parameters: Sequence[Any]) -> Any:
-    """One that sees to its parameters one after the other."""
-    return torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
+    """One that sees to its parameters one after the other, with numbers that this process has not seen yet."""
+    return torch.optim.AdamW(parameters, lr=random.uniform(1e-4, 1e-3), foreach=False)
 
 
 def _counted(step: Callable[[], Any]) -> Counter[str]:

@@ -24,8 +24,12 @@ def find_device(name: str | None = None) -> Any:
         device = torch.device(name or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
         raise ForetraceError(f"{name!r} is no device", "Name one like cuda:0 or cpu.") from None
-    if device.type not in ("cuda", "cpu") or (device.type == "cuda" and not torch.cuda.is_available()):
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = {"cpu": 1, "cuda": gpus}.get(device.type, 0)
+    if not there:
         raise ForetraceError(f"this PyTorch cannot use {name}", "Measure cpu, or install a build for that device.")
+    if (device.index or 0) >= there:
+        raise ForetraceError(f"there is no {name} here", f"The last one is {device.type}:{there - 1}.")
     return device
 
 

@@ -23,7 +23,8 @@ LONG_US = 1000.0
 """A case that takes longer than this runs once in each state: its repeats hardly differ, and time is short."""
 FATAL = ("CUDA error", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "device-side assert")
 """What PyTorch says when a device has failed for good: nothing more can be measured in this process."""
-REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, ForetraceError)
+OUT_OF_MEMORY = "out of memory"
+REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, OverflowError, MemoryError, ForetraceError)
 """What a call raises that this PyTorch or device can't do."""
 
 
@@ -80,14 +81,25 @@ def _run(case: Case, device: Any, clock: Clock) -> Measurement:
             call()
             for _ in range(repeats):
                 clock.time(call)
-    except torch.OutOfMemoryError:
-        measurement.error = "out of memory"
-        torch.cuda.empty_cache()
     except REFUSALS as error:
         if is_fatal(error):
             raise
-        measurement.error = str(error).strip().split("\n")[0][:200]
+        measurement.error = problem_of(error)
+        if measurement.error == OUT_OF_MEMORY:
+            torch.cuda.empty_cache()
     return measurement
+
+
+def problem_of(error: Exception) -> str:
+    """What a call said that can't be made, in a line.
+
+    >>> problem_of(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"))
+    'out of memory'
+    """
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
+        return OUT_OF_MEMORY
+    said = error.what if isinstance(error, ForetraceError) else str(error)
+    return said.strip().split("\n")[0][:200]
 
 
 def is_fatal(error: Exception) -> bool:

@@ -80,19 +80,10 @@ def _named(some: dict[str, list[float]], others: dict[str, list[float]]) -> list
     return sorted(found, key=lambda row: -float(row["ms"]))
 
 
-def coverage(calls: list[dict[str, Any]], numbers: list[int], called: set[int]) -> dict[str, float | None]:
-    """The share of the original that was really called: by number of calls, by host time, by device time.
-
-    >>> coverage([{"host_us": 3.0, "device_us": 0.0}, {"host_us": 1.0, "device_us": 0.0}], [0, 1], {0})
-    {'calls': 0.5, 'host': 0.75, 'device': None}
-    """
-    return shares([weights(calls, numbers, called)])
-
-
 def weights(
     calls: list[dict[str, Any]], numbers: list[int], called: set[int], unowned_us: float = 0.0
 ) -> dict[str, list[float]]:
-    """What was really called of the original, and all of it: in calls, in host time, in device time.
+    """How much of the original was really called, and all of it: pairs of calls, of host time and of device time.
 
     Device time that no call owns is part of the whole.
 
@@ -114,8 +105,8 @@ def weights(
 def shares(of_ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:
     """The share that was called, over all ranks.
 
-    >>> shares([{"calls": [3, 4]}, {"calls": [4, 4]}])
-    {'calls': 0.875}
+    >>> shares([{"calls": [3, 4], "device": [0, 0]}, {"calls": [4, 4], "device": [0, 0]}])
+    {'calls': 0.875, 'device': None}
     """
     found: dict[str, float | None] = {}
     for word in of_ranks[0]:
@@ -139,7 +130,7 @@ def by_op(calls: list[dict[str, Any]], numbers: list[int], called: set[int]) -> 
 
 
 def failures_alike(failures: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
-    """Failures of the same op that say the same, as one: the call or its op, how many calls, what they say.
+    """Failures of one op with the same error, as one: the call, or the op of several; how many; what they say.
 
     >>> failures_alike([{"call": "aten.mm.default(t1, t2)", "error": "no"}])
     [('aten.mm.default(t1, t2)', 1, 'no')]

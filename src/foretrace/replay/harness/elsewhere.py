@@ -159,7 +159,7 @@ like."""
 
 
 def copied(call: str, error: str) -> str | None:
-    """A view that can't be had here, as a copy; None where it is no view, or fails for another reason.
+    """The copy that stands for a view which the layout on this device does not allow; None for any other failure.
 
     >>> copied("aten.view.default(t1, [4])", "view size is not compatible with input tensor's size and stride")
     'aten.reshape.default(t1, [4])'

@@ -96,7 +96,7 @@ def _made(entry: Any) -> Any:
 
 
 def fitted(number: int, made: Any) -> Any:
-    """What a call made, in the size it had in the original: other data makes more of it, or less."""
+    """What a call made, cut or padded to its size in the original: that depends on data, which is made up here."""
     wanted = here.calls[number]["makes"]
     results = made if isinstance(made, tuple) else (made,)
     fit = tuple(_fit(result, entry) for result, entry in zip(results, wanted))

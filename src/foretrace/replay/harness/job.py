@@ -50,9 +50,9 @@ def started() -> bool:
 
 
 def launch(program: Sequence[str], world: int) -> int:
-    """Start a Python program once for each rank, on this machine; the exit code of the first rank that failed, or 0.
+    """Start a Python program once for each rank, on this machine; the exit code of the first that failed, or 0.
 
-    Of what ranks complain of only the words of that one are passed on, or of the first.
+    Only the complaints of that rank are passed on; where none failed, those of the first rank.
     """
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
@@ -128,7 +128,7 @@ def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def notes(of_ranks: Sequence[Sequence[str]]) -> list[str]:
-    """What ranks note, each once; what not all of them do, with whose it is.
+    """All that ranks note, each note once; one that not all of them make says whose it is.
 
     >>> notes([["slow", "no GPU"], ["no GPU", "late"], ["no GPU", "late"]])
     ['rank 0: slow', 'no GPU', 'ranks 1, 2: late']

@@ -20,6 +20,8 @@ from .host import here
 from .modes import Mode
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+FEWEST, MOST, LONG_ENOUGH_S = 20, 500, 1.0
+"""How many steps are timed where nobody says: as many as fit in a second, but no fewer than 20."""
 Step = Callable[[], Any]
 
 
@@ -38,10 +40,6 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-FEWEST, MOST, LONG_ENOUGH_S = 20, 500, 1.0
-"""How many steps are timed where nobody says: as many as fit in a second, but no fewer than 20."""
 
 
 def synced_ms(step: Step, iterations: int | None) -> list[float]:

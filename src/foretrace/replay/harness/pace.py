@@ -1,8 +1,8 @@
 """The pace of the original's host.
 
-A replay's own calls do not take long enough: the original had modules, autograd and an optimizer's Python between them.
-So time is added where it is missing: as much as in a typical step, not as in this one. A host that others use is slower
-now and then, and so the original would have been; whoever waited for the clock instead could only be late.
+A replay's own calls do not take long enough: the original had modules, autograd and the Python of an optimizer between
+them. So time is added where it is missing. How much is learnt from typical steps, and not from the clock of this one: a
+host that others use is slow now and then, and then the replay shall be late, as the original would have been.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from statistics import fmean, median
 from time import perf_counter_ns
 
 MOST_STEPS, LEARNT_FROM = 32, 9
-"""What is typical is learnt anew after 1, 2, 4, … steps, and then after every so many; from no more than the first of
-them, since learning takes time as well."""
+"""What is typical is learnt anew after 1, 2, 4, … steps, and in the end after every 32. It is learnt from the first
+few of these steps only, since learning takes time as well."""
 FAR = 4.0
 """A stretch that took so many times as long as usual was interrupted, and counts as one that took just that."""
 

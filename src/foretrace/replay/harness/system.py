@@ -75,7 +75,7 @@ class Nvml:
         return self.found and bool(getattr(self._library, question)(self._handle, ctypes.byref(value)) == 0)
 
 
-def power_and_clock(step: Callable[[], Any], wait: Callable[[], None], seconds: float = SECONDS) -> dict[str, float]:
+def power_and_clock(step: Callable[[], Any], wait: Callable[[], None]) -> dict[str, float]:
     """Mean power and clock while a step runs over and over; empty where there is no NVML."""
     nvml = Nvml()
     energy = nvml.energy_mj()
@@ -83,7 +83,7 @@ def power_and_clock(step: Callable[[], Any], wait: Callable[[], None], seconds: 
         return {}
     clocks = []
     began = time.perf_counter()
-    while time.perf_counter() - began < seconds:
+    while time.perf_counter() - began < SECONDS:
         step()
         wait()
         clocks.append(nvml.clock_mhz() or 0)

@@ -1,8 +1,8 @@
 """A step as lanes for a page to draw: what each thread and each stream does when, in columns of small numbers.
 
-Times are whole tenths of a microsecond, each start told by its distance from the one before. What is drawn has a
-name, a kind that gives it its colour, and, where it is a kernel, the op that launched it: all three are in one table
-of distinct ones, and a piece knows its row.
+Times are whole tenths of a microsecond; each start is stored as its distance from the one before. What is drawn has a
+name, a kind that gives it its colour, and, for a kernel, the op that launched it. These three are kept once in a table,
+and a piece knows its row there.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _scripts(drawn: dict[str, Chart]) -> tuple[str, ...]:
 
 
 def fragment(template: str, **words: Any) -> str:
-    """A template's text: for a notebook, which is somebody else's page, without the scripts."""
+    """The text of a filled-in template. A notebook, which is somebody else's page, takes it without the scripts."""
     return _environment().get_template(template).render(**words)
 
 

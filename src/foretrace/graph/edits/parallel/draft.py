@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +37,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that speak with each other, under a name."""
+    """Ranks that speak with each other, under a name.
+
+    >>> Group("data", (0, 2, 4, 6)).size
+    4
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -259,36 +263,3 @@ def with_ids(graph: Graph) -> Graph:
 def _outermost(op: Op) -> Op:
     op.parent = -1
     return op
-
-
-def change_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A value with another tensor for each in it, however deep.
-
-    >>> large = Tensor((8,), "float32")
-    >>> change_tensors({"given": [large, 2]}, lambda tensor: replace(tensor, shape=(4,)))["given"][0].shape
-    (4,)
-    """
-    kind = type(value)
-    if kind is Tensor:
-        return change(value)
-    if kind is list:
-        return [change_tensors(item, change) for item in value]
-    if kind is tuple:
-        return tuple([change_tensors(item, change) for item in value])
-    if kind is dict:
-        return {key: change_tensors(item, change) for key, item in value.items()}
-    return value
-
-
-def with_tensors(op: Op, change: Callable[[Tensor], Tensor]) -> Op:
-    """A call over other tensors.
-
-    >>> relu = Op("aten::relu", (Tensor((8,), "float32"),))
-    >>> with_tensors(relu, lambda tensor: replace(tensor, shape=(4,))).tensors[0].shape
-    (4,)
-    """
-    changed = op.__copy__()
-    changed.args = change_tensors(op.args, change)
-    changed.kwargs = change_tensors(op.kwargs, change) if op.kwargs else op.kwargs
-    changed.outputs = change_tensors(op.outputs, change)
-    return changed

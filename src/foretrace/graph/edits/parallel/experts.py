@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
 from foretrace.graph.edits.layout import dense_strides
-from foretrace.graph.edits.parallel.draft import Draft, Group, Line, lines_of, with_tensors
+from foretrace.graph.edits.other_tensors import with_tensors
+from foretrace.graph.edits.parallel.draft import Draft, Group, Line, lines_of
 from foretrace.graph.edits.parallel.splitting import Key, key_of
 from foretrace.graph.edits.parallel.weights import weights_of
 

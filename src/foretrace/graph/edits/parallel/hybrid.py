@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from foretrace.graph import Constant, ForetraceError, Graph, Job, Op, Tensor
 from foretrace.graph.edits.contents import resized_indices
 from foretrace.graph.edits.layout import dense_strides
+from foretrace.graph.edits.other_tensors import with_tensors
 from foretrace.graph.edits.parallel.data import USUAL_MB, reduced
-from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, lines_of, with_tensors
+from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, lines_of
 from foretrace.graph.edits.parallel.updates import only, spread
 
 LOOKUPS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from foretrace.graph import Graph, Job
+from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.graph.edits.parallel.blocks import block_of
 from foretrace.graph.edits.parallel.data import USUAL_MB, reduced
 from foretrace.graph.edits.parallel.draft import Draft, Group, Line, lines_of
@@ -63,7 +63,7 @@ class Ranks:
 
 
 def parallelize(
-    graph: Graph,
+    graph: Graph | Job,
     data: int = 1,
     tensor: int = 1,
     pipeline: int = 1,
@@ -84,7 +84,7 @@ def parallelize(
     Parameters
     ----------
     graph
-        The step of one rank: a sketch or a recording.
+        The step of one rank: a sketch, or a recording of one as `foretrace.load` gives it.
     data
         How many ranks train the same, each on a batch like the one given. They share gradients as DDP does it.
     tensor
@@ -135,6 +135,7 @@ def parallelize(
         data, tensor, pipeline, overlap, sequence, sharded, mixed, experts, tables, microbatches, schedule, chunks,
         bucket_mb,
     )  # fmt: skip
+    graph = _alone(graph)
     if tables:
         return tables_on_ranks(graph, data, bucket_mb=bucket_mb)
     ranks = Ranks(tensor, data, pipeline)
@@ -166,6 +167,18 @@ def parallelize(
             ours = shards.of(ours, stage, stays=True)
         graphs.append(draft.graph_of(ours, ranks.at(stage), ranks.world, "; ".join(notes)))
     return Job(graphs, graph.source, alike=ranks.alike)
+
+
+def _alone(step: Graph | Job) -> Graph:
+    """The one rank whose step is to be shared."""
+    if isinstance(step, Graph):
+        return step
+    if len(step.graphs) != 1:
+        raise ForetraceError(
+            f"{step.source or 'the job'} has {len(step.graphs)} ranks, and shares its step already",
+            "Give the step of one rank; world, buckets and overlap of such a job can be set.",
+        )
+    return step.graphs[0]
 
 
 def _with_gradients(

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.graph import Graph, Job, Tensor
+from foretrace.graph.edits.other_tensors import with_tensors
 from foretrace.graph.edits.parallel.batches import part_of_batch
-from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, lines_of, with_tensors
+from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, lines_of
 from foretrace.graph.edits.parallel.schedules import check, turns
 from foretrace.graph.edits.parallel.stages import Chunk, Stages, stages_of
 from foretrace.graph.edits.parallel.updates import only, spread

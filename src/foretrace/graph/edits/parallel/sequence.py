@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from foretrace.graph import ForetraceError, Op, Tensor
+from foretrace.graph.edits.other_tensors import with_tensors
 from foretrace.graph.edits.parallel.blocks import block_of
-from foretrace.graph.edits.parallel.draft import Draft, Group, Line, empty, with_tensors
+from foretrace.graph.edits.parallel.draft import Draft, Group, Line, empty
 from foretrace.graph.edits.parallel.splitting import PARTIAL, ConflictError, Splitting, key_of
 
 SEQUENCE = -2

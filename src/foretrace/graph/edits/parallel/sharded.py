@@ -20,8 +20,9 @@ from functools import partial
 
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
 from foretrace.graph.edits.layout import dense_strides
+from foretrace.graph.edits.other_tensors import with_tensors
 from foretrace.graph.edits.parallel.blocks import block_of, blocks_of
-from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, empty, lines_of, with_tensors
+from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, empty, lines_of
 from foretrace.graph.edits.parallel.weights import Gradient, Weights, weights_of
 from foretrace.graph.op import RESIZE
 

@@ -35,7 +35,14 @@ BATCHED = 2
 
 
 def product(s: Splitting, op: Op) -> Op | None:
-    """Matrix products, with or without a bias, one or many at once."""
+    """Matrix products, with or without a bias, one or many at once.
+
+    >>> x, w, y = (Tensor((8, 8), "float32", stride=(8, 1), id=number, storage=number) for number in range(3))
+    >>> rows = Splitting(2, {}, elementwise, wanted={key_of(x): 1, key_of(w): 0})
+    >>> product(rows, Op("aten::mm", (x, w), outputs=(y,)))
+    >>> rows.state(y) == PARTIAL
+    True
+    """
     bias = op.name in ("aten::addmm", "aten::baddbmm")
     a, b = op.args[bias : bias + 2]
     assert isinstance(a, Tensor) and isinstance(b, Tensor)

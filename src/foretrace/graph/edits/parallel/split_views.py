@@ -96,13 +96,13 @@ def view(s: Splitting, op: Op) -> Op | None:
 
 
 def expand(s: Splitting, op: Op) -> Op | None:
-    """More dimensions in front, and repeated ones."""
+    """More dimensions in front, and repeated ones; one number is repeated as often as somebody wants it."""
     given, made = first(op), out(op)
-    state = s.state(given)
+    state = s.state(given) if given.shape else s.wanted.get(key_of(made), s.state(given))
     if state is None or state == PARTIAL:
         s.set(made, state, op)
         return None
-    dim = state + len(made.shape) - len(given.shape)
+    dim = state + len(made.shape) - len(given.shape) if given.shape else state
     s.set(made, dim, op)
     sizes = list(op.args[1])  # type: ignore[arg-type]
     sizes[dim] = fraction(sizes[dim], s.ways)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretrace.graph import ForetraceError, Op, Tensor
-from foretrace.graph.edits.parallel.draft import with_tensors
+from foretrace.graph.edits.other_tensors import with_tensors
 from foretrace.graph.op import RESIZE
 
 PARTIAL = -1
@@ -40,7 +40,15 @@ class ConflictError(Exception):
 
 @dataclass
 class Splitting:
-    """How tensors are divided over so many parts, as far as the calls gone through tell."""
+    """How tensors are divided over so many parts, as far as the calls gone through tell.
+
+    >>> from foretrace.graph.edits.parallel.split_rules import RULES, elementwise
+    >>> x, w, y = (Tensor((8, 8), "float32", stride=(8, 1), id=number, storage=number) for number in range(3))
+    >>> columns = Splitting(2, RULES, elementwise, wanted={key_of(w): 1})
+    >>> product = columns.through(Op("aten::mm", (x, w), outputs=(y,)))
+    >>> [tensor.shape for tensor in (*product.tensors, *product.produced)]
+    [(8, 8), (8, 4), (8, 4)]
+    """
 
     ways: int
     rules: dict[str, Rule]

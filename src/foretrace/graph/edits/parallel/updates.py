@@ -22,7 +22,14 @@ def lists_in(op: Op) -> list[list[Tensor]]:
 
 
 def spread(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
-    """Whose the optimizer's states are: of the weight or gradient that they are used with."""
+    """Whose the optimizer's states are: of the weight or gradient that they are used with.
+
+    >>> weight, grad, momentum = (Tensor((4,), "float32", storage=number) for number in range(3))
+    >>> owners = {weight.storage: "first stage"}
+    >>> spread([Op("aten::add_", (weight, momentum)), Op("aten::add_", (momentum, grad))], owners)
+    >>> owners[momentum.storage], owners[grad.storage]
+    ('first stage', 'first stage')
+    """
     by_length: dict[int, list[Owner]] = {}
     for _ in range(2):
         for op in ops:
@@ -40,7 +47,13 @@ def spread(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
 
 
 def only(op: Op, owned: dict[int, bool]) -> Op | None:
-    """A call of the optimizer over what is ours; None where that is nothing."""
+    """A call of the optimizer over what is ours; None where that is nothing.
+
+    >>> weights = [Tensor((4,), "float32", storage=number) for number in range(3)]
+    >>> ours = only(Op("aten::_foreach_mul_", (weights, 0.9)), {0: True, 1: False, 2: True})
+    >>> [tensor.storage for tensor in ours.tensors]
+    [0, 2]
+    """
     lists = lists_in(op)
     if not lists:
         mine = [owned[t.storage] for t in (*op.tensors, *op.produced) if t.storage in owned]

@@ -1,0 +1,92 @@
+"""Sweeps in several processes of this machine, each of which reads what is swept for itself."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing import active_children, get_context
+from types import ModuleType
+
+from foretrace.graph import ForetraceError
+from foretrace.questions.sweep_points import Point
+from foretrace.questions.swept import Subject, Swept, Task
+
+
+def predicted_in_processes(subject: Subject, todo: Sequence[Task], count: int) -> Iterator[list[Point]]:
+    """The points of each task, as they become ready.
+
+    Parameters
+    ----------
+    subject
+        What is swept, by its path.
+    todo
+        What is to be predicted.
+    count
+        How many processes.
+    """
+    others = set(active_children())
+    pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (subject,))
+    try:
+        with _uninterrupted(), _without_script():
+            tasks = [pool.submit(_work, task) for task in todo]
+        for task in as_completed(tasks):
+            yield task.result()
+    except BrokenProcessPool:
+        raise ForetraceError(
+            "a process of the sweep was killed", "Memory may have run out: give fewer --workers."
+        ) from None
+    finally:
+        # What is still to be done when somebody interrupts is not waited for. The pool is left to find its processes
+        # ended: were its tasks cancelled as well, it would complain of them, or still be there when Python ends.
+        for process in set(active_children()) - others:
+            process.terminate()
+        pool.shutdown()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes started meanwhile never hear of Ctrl-C, which a terminal sends to all of them; this one does later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """Processes started meanwhile do not run the script that asks for the sweep, which would ask for it again.
+
+    Python runs it in each of them for what it may define; what they work with is Foretrace's own.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
+_given: list[Subject] = []
+"""What a process of a sweep works on."""
+
+
+def _start(subject: Subject) -> None:
+    gc.disable()  # as the command line does: objects are made, and looking through them finds nothing
+    _given.append(subject)
+
+
+@cache
+def _swept() -> Swept:
+    """Read with the first task and not before: what is wrong with a file is then told like any other error."""
+    return Swept(_given[0])
+
+
+def _work(task: Task) -> list[Point]:
+    return _swept().points(*task)

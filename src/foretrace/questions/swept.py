@@ -1,0 +1,78 @@
+"""What is swept: a step or a job that is read once, and predicted again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from foretrace.forecast.jobs.quick import job_figures
+from foretrace.forecast.quick import figures
+from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.platforms import platform
+from foretrace.predicting import at_hand, with_fabric
+from foretrace.questions.arranging import Arranging
+from foretrace.questions.changes import Change
+from foretrace.questions.sweep_points import Point
+from foretrace.questions.whatifs import one_step
+
+Combination = tuple[Change, ...]
+Task = tuple[Combination, list[str]]
+"""A combination, and the platforms on which it is to be predicted."""
+
+
+class Subject(NamedTuple):
+    """What is swept."""
+
+    what: Graph | Job | str | Path
+    on: tuple[str, ...]
+    fabric: str | None = None
+    gpus_per_node: int | None = None
+    longest: int = 0
+    """The longest sequence that will be asked for."""
+    world: int | None = None
+    """Ranks of the process group that a script shall find."""
+
+
+class Swept:
+    """A step or a job that is read once, and predicted again and again."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._platforms = {name: platform(name, fabric=subject.fabric) for name in subject.on}
+        self._per_node = subject.gpus_per_node
+        kind = next(iter(self._platforms.values())).device.kind
+        self._arranging = Arranging(one_step(at_hand(subject.what, kind, subject.world)), subject.longest)
+
+    def points(self, combination: Combination, on: Sequence[str]) -> list[Point]:
+        """The points of a combination, one for each platform."""
+        changes = [str(change) for change in combination]
+        try:
+            job = self._arranging.by(combination)
+        except ForetraceError as error:
+            return left_out(combination, on, error)
+        points, samples = list[Point](), self._arranging.samples(combination, job)
+        for name in on:
+            try:
+                points.append(self._point(Point(changes, name, job.world, samples=samples), job))
+            except ForetraceError as error:
+                points += left_out(combination, [name], error)
+        return points
+
+    def _point(self, point: Point, job: Job) -> Point:
+        """The point of a job, with its figures."""
+        where, alone = self._platforms[point.platform], len(job.graphs) == 1 and not job.alike
+        try:
+            where, _ = with_fabric(where, job, self._per_node)
+        except ForetraceError:
+            if not alone:  # what one rank alone exchanges may take no time; what a job does may not
+                raise
+        found, notes = (figures(job.graphs[0], where), []) if alone else job_figures(job, where, self._per_node)
+        exchanges = any(graph.collectives for graph in job.graphs)
+        fabric = where.fabric.name if where.fabric and exchanges else None
+        return replace(point, fabric=fabric, notes=notes, **found._asdict())
+
+
+def left_out(combination: Combination, on: Sequence[str], error: ForetraceError) -> list[Point]:
+    """The points of a combination that can't be predicted, with the reason: one for each platform."""
+    return [Point([str(change) for change in combination], name, error=error.what) for name in on]
