@@ -49,7 +49,7 @@ def test_a_benchmark_runs_alone_and_can_be_replayed(foretrace, recording, tmp_pa
     )
     command = [sys.executable, "-c", alone, str(tmp_path / "bench")]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and "100.0% of the calls" in done.stdout, done.stderr
+    assert done.returncode == 0 and "100.0 % of the calls" in done.stdout, done.stderr
     assert foretrace("replay", tmp_path / "bench", "--iterations", 2).code == 0
 
 

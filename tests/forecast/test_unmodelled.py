@@ -58,7 +58,7 @@ def test_a_guess_from_tensors_makes_way_for_what_was_recorded(platform: Any) -> 
 
 def test_models_alone_leave_them_out_and_say_so(platform: Any) -> None:
     work, (said,) = device_work(flat(fused()), platform, "model")
-    assert len(work) == 1 and said.startswith("some 40% of what kernels took where they were recorded is left out")
+    assert len(work) == 1 and said.startswith("some 40 % of what kernels took where they were recorded is left out")
 
 
 def test_few_of_them_are_not_worth_a_word(platform: Any) -> None:

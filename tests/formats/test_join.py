@@ -39,7 +39,7 @@ def test_matched_ops_have_times_of_one_and_arguments_of_the_other():
     assert [op.start_us for op in ops[1:4]] == [1.0, 11.0, 21.0]
     assert [op.tensors[0].id for op in ops[1:4]] == list(SIZES)
     assert ops[0].name == "ProfilerStep#0"
-    assert joined.notes == ["100.0% of the execution trace's ops found in the profiler trace"]
+    assert joined.notes == ["100.0 % of the execution trace's ops found in the profiler trace"]
 
 
 def test_record_ids_decide_where_both_sides_have_them():

@@ -74,7 +74,7 @@ def test_a_batched_lookup_is_recorded_with_the_statistics_of_each_feature(featur
     assert any(name.startswith("fbgemm::") and "backward" in name for name in names)
     assert {found.op for found in graph.indices} == {lookup}
     assert [told(found) for found in graph.indices] == expected(features, ids)
-    assert graph.notes == ["100.0% of the recorded calls found in the profile"]
+    assert graph.notes == ["100.0 % of the recorded calls found in the profile"]
 
 
 def test_a_batched_lookup_keeps_every_argument(tmp_path: Path) -> None:

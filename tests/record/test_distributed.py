@@ -37,7 +37,7 @@ def calls(graph: Graph) -> list[tuple[str, int, str, tuple[int, ...]]]:
 def test_each_rank_has_its_folder(job: Job) -> None:
     assert [graph.rank for graph in job.graphs] == [0, 1]
     assert (job.world, job.missing) == (2, [])
-    assert {graph.notes[0] for graph in job.graphs} == {"100.0% of the recorded calls found in the profile"}
+    assert {graph.notes[0] for graph in job.graphs} == {"100.0 % of the recorded calls found in the profile"}
     assert len({graph.steps[0].name for graph in job.graphs}) == 1
 
 

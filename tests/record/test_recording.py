@@ -64,18 +64,18 @@ def test_calls_take_their_times_threads_and_kernels_from_the_profile(tmp_path: P
     assert graph.ops.start.tolist() == profile.ops.start[rows].tolist()
     assert graph.ops.end.tolist() == profile.ops.end[rows].tolist()
     assert graph.ops[0].thread == graph.ops[1].thread != graph.ops[2].thread
-    assert graph.notes == ["100.0% of the recorded calls found in the profile"]
+    assert graph.notes == ["100.0 % of the recorded calls found in the profile"]
     assert graph.origin_ns == profile.origin_ns and graph.steps == profile.steps
 
 
 def test_the_share_of_calls_that_were_found_is_told(tmp_path: Path) -> None:
     graph = with_times(structure("aten::t", "aten::addmm", "aten::mm", "aten::gone"), read(linear(), tmp_path))
-    assert graph.notes == ["75.0% of the recorded calls found in the profile"]
+    assert graph.notes == ["75.0 % of the recorded calls found in the profile"]
 
 
 def test_a_side_call_is_not_missed_in_the_profile(tmp_path: Path) -> None:
     graph = with_times(structure("aten::t", "cuda::event_record", "aten::addmm"), read(linear(), tmp_path))
-    assert graph.notes == ["100.0% of the recorded calls found in the profile"]
+    assert graph.notes == ["100.0 % of the recorded calls found in the profile"]
 
 
 def test_a_call_the_profile_does_not_show_stands_beside_its_neighbours(tmp_path: Path) -> None:
@@ -188,12 +188,12 @@ def test_a_profile_without_a_single_call_leaves_the_structure(tmp_path: Path) ->
         trace.now += 100
     graph = with_times(structure("aten::mm", "aten::relu"), read(trace, tmp_path))
     assert names(graph) == ["aten::mm", "aten::relu"]
-    assert graph.notes == ["0.0% of the recorded calls found in the profile"]
+    assert graph.notes == ["0.0 % of the recorded calls found in the profile"]
 
 
 def test_a_recording_of_a_gpu_is_whole() -> None:
     (graph,) = load_recording(H200).graphs
-    assert graph.notes == ["100.0% of the recorded calls found in the profile"]
+    assert graph.notes == ["100.0 % of the recorded calls found in the profile"]
     assert len(graph.kernels) == 116 and (graph.kernels.op >= 0).all() and (graph.calls.op >= -1).all()
     assert graph.device == "NVIDIA H200"
     assert np.isfinite(graph.ops.start).all() and (np.diff(graph.ops.start) >= 0).all()

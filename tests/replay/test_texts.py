@@ -16,7 +16,7 @@ def test_text_is_one_line_without_anything_that_steers(text: str) -> None:
 
 
 def test_a_note_of_ours_stays_as_it_is() -> None:
-    note = "100.0% of the recorded calls found in the profile; 3 of 5 (a=1, b-c/d)"
+    note = "100.0 % of the recorded calls found in the profile; 3 of 5 (a=1, b-c/d)"
     assert sentence(note) == note
 
 

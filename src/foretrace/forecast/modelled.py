@@ -117,9 +117,9 @@ def _by_roofline(work: Work, calls: Graph, platform: Platform) -> list[str]:
 def _named(share: dict[str, float]) -> str:
     """Ops with their share of the device time, and that of all."""
     largest = sorted(share, key=lambda name: -share[name])
-    named = ", ".join(f"{name} ({share[name]:.1%})" for name in largest[:NAMED])
+    named = ", ".join(f"{name} ({100 * share[name]:.1f} %)" for name in largest[:NAMED])
     more = f" and {len(largest) - NAMED} more" if len(largest) > NAMED else ""
-    return f"{named}{more}, {sum(share.values()):.1%} of the device time"
+    return f"{named}{more}, {100 * sum(share.values()):.1f} % of the device time"
 
 
 def _kind(name: str) -> int:

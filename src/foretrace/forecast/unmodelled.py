@@ -81,8 +81,8 @@ def left_out(calls: Graph, which: NDArray[np.bool_]) -> list[str]:
     if share < WORTH_SAYING:
         return []
     return [
-        f"some {round(share, 1):.0%} of what kernels took where they were recorded is left out: no model knows what "
-        f"launched them ({_longest(calls, which)})"
+        f"some {100 * round(share, 1):.0f} % of what kernels took where they were recorded is left out: no model knows "
+        f"what launched them ({_longest(calls, which)})"
     ]
 
 

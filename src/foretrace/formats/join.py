@@ -39,7 +39,7 @@ def join(structure: Graph, times: Graph) -> Graph:
     if matched < SAME_STEP:
         raise ForetraceError(
             f"{structure.source} and {times.source} are not of one job: "
-            f"only {matched:.0%} of the execution trace's ops are in the profiler trace",
+            f"only {100 * matched:.0f} % of the execution trace's ops are in the profiler trace",
             "Give the traces of one job only.",
         )
     return replace(
@@ -52,7 +52,7 @@ def join(structure: Graph, times: Graph) -> Graph:
         notes=[
             *times.notes,
             *(note for note in structure.notes if note != NO_TIMES),
-            f"{matched:.1%} of the execution trace's ops found in the profiler trace",
+            f"{100 * matched:.1f} % of the execution trace's ops found in the profiler trace",
         ],
     )
 

@@ -145,7 +145,7 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
         origin_ns=profile.origin_ns,
         steps=profile.steps,
         marks=np.sort(np.concatenate([t for table in (profile.ops, profile.calls) for t in (table.start, table.end)])),
-        notes=[*structure.notes, f"{matched:.1%} of the recorded calls found in the profile"],
+        notes=[*structure.notes, f"{100 * matched:.1f} % of the recorded calls found in the profile"],
     )
 
 

@@ -129,5 +129,5 @@ def change(before: float, after: float, *, unit: str = "ms") -> str:
     ('20.0 → 15.0 ms (-25 %)', '0 → 1.00 ms', '20.0 → 20.0 ms (+0 %)')
     """
     more = round((after - before) / before, 2) + 0.0 if before else 0.0  # no -0.0
-    share = f" ({more:+.0%})".replace("%", " %") if before else ""
+    share = f" ({100 * more:+.0f} %)" if before else ""
     return f"{ms(before)} → {ms(after)} {unit}{share}"

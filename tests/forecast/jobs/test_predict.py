@@ -117,7 +117,7 @@ def test_device_time_that_nothing_explains_is_kept_and_told(fabric: Fabric) -> N
     stalled.kernels.end[-1] += 500.0
     forecast = keep_machine(job(one_rank(100.0, wait=300.0), stalled), fabric)
     assert forecast.step_ms == pytest.approx((466 + 500) / 1e3, rel=1e-2)
-    assert any("rank 1 for 0.5 ms (52% of the step)" in note for note in forecast.notes)
+    assert any("rank 1 for 0.5 ms (52 % of the step)" in note for note in forecast.notes)
 
 
 def test_what_ran_before_the_trace_began_starts_when_it_did(fabric: Fabric) -> None:

@@ -39,4 +39,4 @@ def test_the_range_of_a_job_on_its_own_machine_holds_what_its_host_varies_by() -
     sure, unsure = (keep_machine(Job([measured(*plain)]), NO_FABRIC) for plain in (STEADY, SHAKY))
     assert sure.low_ms == pytest.approx(sure.step_ms) == sure.high_ms
     assert unsure.low_ms < 0.9 * unsure.step_ms and unsure.high_ms > 1.1 * unsure.step_ms
-    assert any("the host varies by 14%, as the plain steps did" in note for note in unsure.notes)
+    assert any("the host varies by 14 %, as the plain steps did" in note for note in unsure.notes)

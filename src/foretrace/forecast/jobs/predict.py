@@ -160,7 +160,8 @@ def _from_zero(graphs: list[Graph]) -> list[Graph]:
 
 def _stalls(ranks: list[KeptRank], step_ms: float) -> list[str]:
     still = {rank.graph.rank: rank.stalled_us / 1e3 for rank in ranks if rank.stalled_us > STALLED * step_ms * 1e3}
-    said = ", ".join(f"rank {rank} for {ms:.1f} ms ({ms / step_ms:.0%} of the step)" for rank, ms in still.items())
+    shares = {rank: f"{ms:.1f} ms ({100 * ms / step_ms:.0f} % of the step)" for rank, ms in still.items()}
+    said = ", ".join(f"rank {rank} for {share}" for rank, share in shares.items())
     reason = "although nothing is seen to hold it up (somebody else uses it?): that is kept as it was, not predicted"
     return [f"work stands still, {said}, {reason}"] if still else []
 

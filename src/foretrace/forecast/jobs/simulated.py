@@ -57,7 +57,7 @@ def simulate_job(
         _, as_it_is, _ = run_together([rank.part for rank in ranks], ranks, met, usual)
         before = as_it_is.span / 1e3
         change = timeline.span / 1e3 / before - 1
-        how.append(f"without what is supposed the step takes {before:.2f} ms: that makes {change:+.1%}")
+        how.append(f"without what is supposed the step takes {before:.2f} ms: that makes {100 * change:+.1f} %")
     at = [rank.at(program.times(position, timeline)) for position, rank in enumerate(ranks)]
     graphs, segments = [graph for graph, _ in at], [cut for _, cut in at]
     done = Simulated(ranks, met, transfers, program, timeline, graphs, segments)
@@ -113,8 +113,8 @@ def run_together(
 
 def _told_late(late: Floats, ranks: Sequence[Rank]) -> str:
     """What was added since ranks are never equally fast."""
-    by = max(rank.uneven for rank in ranks)
-    return f"ranks that do the same are taken to be apart by {by:.0%}: they wait {late.sum() / 1e3:.1f} ms for the last"
+    by, ms = max(rank.uneven for rank in ranks), late.sum() / 1e3
+    return f"ranks that do the same are taken to be apart by {100 * by:.0f} %: they wait {ms:.1f} ms for the last"
 
 
 def _knot(job: Job, program: Together, stuck: StuckError) -> ForetraceError:

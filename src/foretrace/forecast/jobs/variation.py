@@ -79,5 +79,5 @@ def words_of(graphs: Sequence[Graph]) -> str:
     """
     timed = all(len(graph.plain.synced_ms) >= FEWEST for graph in graphs)
     how = "as the plain steps did" if timed else f"as the {TYPICAL}'s does, since no plain steps were timed"
-    by = f"{max(host_spread(graph) for graph in graphs):.0%}"
+    by = f"{100 * max(host_spread(graph) for graph in graphs):.0f} %"
     return f"in the range the host varies by {by}, {how}; kernels as those of a kind do, transfers as the fabric says"

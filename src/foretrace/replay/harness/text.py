@@ -34,7 +34,7 @@ def _figures(result: dict[str, Any]) -> Iterator[str]:
     for name, show, ours, theirs in known:
         yield f"  {name:8}{show(ours):>12}{_shown(theirs, show) if beside else '':>12}  {_off(ours, theirs)}".rstrip()
     yield from _system(result["system"] or {})
-    shares = ", ".join(f"{share:.1%} of {of}" for of, share in _known(result["coverage"]))
+    shares = ", ".join(f"{100 * share:.1f} % of {of}" for of, share in _known(result["coverage"]))
     yield f"  covered  {shares}{', of their host time unknown' if result['coverage']['host'] is None else ''}"
 
 
@@ -80,7 +80,7 @@ def _kernels(result: dict[str, Any], top: int) -> Iterator[str]:
     compared = result["kernels"]
     if not compared:
         return
-    yield f"  same     {compared['same']:.1%} of the original's kernel time, by name"
+    yield f"  same     {100 * compared['same']:.1f} % of the original's kernel time, by name"
     yield ""
     yield f"{'kernel':{NAME_WIDTH}}{'count':>7}{'ms':>10}{'was':>10}"
     for row in compared["matched"][:top]:
