@@ -75,7 +75,7 @@ def words_of(graphs: Sequence[Graph]) -> str:
     >>> from foretrace.graph import OpTable, Timings
     >>> step = Graph(OpTable.of([]), plain=Timings(synced_ms=(90.0, 100.0, 100.0, 100.0, 110.0)))
     >>> words_of([step]).partition(";")[0]
-    'in the range the host varies by 5%, as the plain steps did'
+    'in the range the host varies by 5 %, as the plain steps did'
     """
     timed = all(len(graph.plain.synced_ms) >= FEWEST for graph in graphs)
     how = "as the plain steps did" if timed else f"as the {TYPICAL}'s does, since no plain steps were timed"
