@@ -1,4 +1,4 @@
-"""Fits how much longer kernels take beside a collective, and it beside them: src/foretrace/costs/contention.json.
+"""Fits how much longer kernels take beside a collective, and it beside them: src/foretrace/cost_models/contention.json.
 
     python -m benchmarks.contention_fit TRACE ...
 
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.costs.contention import FILE
+from foretrace.cost_models.contention import FILE
 from foretrace.forecast.contention import beside
 from foretrace.formats.load import load
 from foretrace.graph import Graph

@@ -30,9 +30,9 @@ import foretrace as ft
 import resnet
 from foretrace import edits
 from foretrace.graph import Graph
-from foretrace.graph.edits.step import Row, assembled
 from foretrace.graph.op import GRAPH_LAUNCH
 from foretrace.platform.capture import Capture
+from foretrace.transforms.step import Row, assembled
 
 MEASURED_ON = H200
 MEASURED = Path(__file__).parent / "data" / "cudagraph.json"

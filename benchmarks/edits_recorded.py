@@ -28,8 +28,8 @@ from benchmarks.edits import geomean
 from benchmarks.edits_truth import CHANGED, FIRST
 from benchmarks.table import H200, keep
 from foretrace.graph import ForetraceError, Graph
-from foretrace.graph.edits.step import flattened
 from foretrace.questions.changes import edited
+from foretrace.transforms.step import flattened
 
 MEASURED_ON = H200
 MOST = 0.05

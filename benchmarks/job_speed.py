@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.table import keep
-from foretrace.costs.device import MODEL
+from foretrace.cost_models.device import MODEL
 from foretrace.forecast.host import T1, T2, T3, T4, T5
 from foretrace.forecast.jobs.agreement import agreed
 from foretrace.forecast.jobs.rank import part_of
@@ -37,7 +37,7 @@ from foretrace.graph import Collective, Graph, Job, Op, OpTable
 from foretrace.graph.tables import COLLECTIVE, COMPUTE
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
-from foretrace.simulate.forward import simulate
+from foretrace.simulation.forward import simulate
 
 RUNS = 5
 MANY = 5

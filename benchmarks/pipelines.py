@@ -15,13 +15,13 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from benchmarks.table import keep
-from foretrace.costs.contention import Contention
+from foretrace.cost_models.contention import Contention
 from foretrace.forecast.jobs.predict import predict_job
 from foretrace.graph import Graph, Job, Op, OpTable, Tensor
-from foretrace.graph.edits.parallel.parallelize import parallelize
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platforms import platform
+from foretrace.transforms.parallel.parallelize import parallelize
 
 LIMIT = 1e-3
 MOST_STAGES = 8

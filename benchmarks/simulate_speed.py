@@ -17,8 +17,8 @@ from statistics import median
 import numpy as np
 
 from benchmarks.table import keep
-from foretrace.simulate.forward import Doubt, draw, simulate
-from foretrace.simulate.program import Program
+from foretrace.simulation.forward import Doubt, draw, simulate
+from foretrace.simulation.program import Program
 
 RUNS = 7
 QUEUE = 1024

@@ -28,17 +28,17 @@ from scipy.optimize import least_squares
 
 from benchmarks.megatron import step
 from benchmarks.table import keep
-from foretrace.costs.collectives import price_collective
-from foretrace.costs.device import price_kernels
+from foretrace.cost_models.collectives import price_collective
+from foretrace.cost_models.device import price_kernels
 from foretrace.graph import Graph
-from foretrace.graph.edits.parallel.parallelize import Ranks, parallelize
-from foretrace.graph.edits.parallel.schedules import turns
-from foretrace.graph.edits.parallel.weights import weights_of
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platforms import platform
-from foretrace.simulate.forward import simulate
-from foretrace.simulate.program import Program
+from foretrace.simulation.forward import simulate
+from foretrace.simulation.program import Program
+from foretrace.transforms.parallel.parallelize import Ranks, parallelize
+from foretrace.transforms.parallel.schedules import turns
+from foretrace.transforms.parallel.weights import weights_of
 
 TABLES = Path(__file__).resolve().parents[2] / "shared" / "public" / "vtrain"
 LIMITS = {"single_node": 0.08, "multi_node": 0.12}

@@ -12,7 +12,7 @@ from foretrace.platform.cases import Case
 from foretrace.platform.device import Device
 from foretrace.platform.device_facts import DeviceFacts
 from foretrace.platform.measurements import Measurement
-from tests.costs.made_up import write
+from tests.cost_models.made_up import write
 
 FACTS = DeviceFacts("cuda", "NVIDIA H200", 132, 1980.0, 3201.0, 141.0, 60.0, {"made": "2026-11-15"})
 
@@ -38,7 +38,7 @@ def asked(monkeypatch):
         told("half of it")
         return {"fills": {"gmae": 0.1}}
 
-    monkeypatch.setattr("foretrace.costs.fit.fit_models", fit_models)
+    monkeypatch.setattr("foretrace.cost_models.fit.fit_models", fit_models)
     return seen
 
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from cli.samples import step_of_two_ops
 
 import foretrace as ft
 from foretrace.graph import ForetraceError
+from tests.cli.samples import step_of_two_ops
 
 
 def test_a_path_is_read_first(tmp_path: Path) -> None:

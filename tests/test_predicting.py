@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from graph.parallel.steps import gpt_step
 
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Tensor
-from foretrace.graph.edits.parallel.parallelize import parallelize
 from foretrace.predicting import at_hand, predict, scaling
+from foretrace.transforms.parallel.parallelize import parallelize
 from tests.forecast import builders
+from tests.transforms.parallel.steps import gpt_step
 
 SQUARE = Tensor((2048, 2048), "bfloat16", "cuda:0", id=0, storage=0)
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from foretrace.calibrating import calibrate_host as calibrate_host
     from foretrace.forecast.difference import difference as difference
     from foretrace.graph import ForetraceError as ForetraceError
-    from foretrace.graph.edits.parallel.parallelize import parallelize as parallelize
     from foretrace.loading import load as load
     from foretrace.observing import observe as observe
     from foretrace.planning import shard as shard
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from foretrace.replaying import benchmark as benchmark
     from foretrace.replaying import replay as replay
     from foretrace.report.notebook import as_html as as_html
+    from foretrace.transforms.parallel.parallelize import parallelize as parallelize
 
 __version__ = "0.1.0"
 
@@ -42,7 +42,7 @@ _HOME = {
     "load": "foretrace.loading",
     "observe": "foretrace.observing",
     "difference": "foretrace.forecast.difference",
-    "parallelize": "foretrace.graph.edits.parallel.parallelize",
+    "parallelize": "foretrace.transforms.parallel.parallelize",
     "predict": "foretrace.predicting",
     "recording": "foretrace.record.session",
     "scaling": "foretrace.predicting",

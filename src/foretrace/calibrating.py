@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from foretrace.costs.silent import launches_nothing
+from foretrace.cost_models.silent import launches_nothing
 from foretrace.fitting import can_fit, fit
 from foretrace.graph import Graph
 from foretrace.graph.dispatched import dispatched
@@ -269,7 +269,7 @@ def _add(total: list[Progress], more: list[Progress]) -> None:
 
 def held_out_errors(raw: Path) -> dict[str, float]:
     """How far models that are fitted on what is measured so far miss measurements they have not seen, by family."""
-    from foretrace.costs.quick import quick_errors
+    from foretrace.cost_models.quick import quick_errors
 
     return quick_errors(raw, describe(DeviceFacts.read(raw), read_all(raw, CEILINGS), "here"))
 

@@ -11,25 +11,25 @@
 
 from __future__ import annotations
 
-from foretrace.graph.edits.attention import attention
-from foretrace.graph.edits.batch import batch
-from foretrace.graph.edits.buckets import buckets
-from foretrace.graph.edits.checkpointing import checkpointing
-from foretrace.graph.edits.cudagraph import cudagraph
-from foretrace.graph.edits.depth import depth
-from foretrace.graph.edits.heads import heads
-from foretrace.graph.edits.hidden import hidden
-from foretrace.graph.edits.overlap import overlap
-from foretrace.graph.edits.precision import dtype
-from foretrace.graph.edits.sequence import sequence
-from foretrace.graph.edits.shards import shards
-from foretrace.graph.edits.tables import pooling, table_dim, table_rows
-from foretrace.graph.edits.width import width
-from foretrace.graph.edits.without import without
 from foretrace.questions.autocasting import autocast
 from foretrace.questions.changes import fuse
 from foretrace.questions.inserting import insert
 from foretrace.questions.optimizers import optimizer
+from foretrace.transforms.attention import attention
+from foretrace.transforms.batch import batch
+from foretrace.transforms.buckets import buckets
+from foretrace.transforms.checkpointing import checkpointing
+from foretrace.transforms.cudagraph import cudagraph
+from foretrace.transforms.depth import depth
+from foretrace.transforms.heads import heads
+from foretrace.transforms.hidden import hidden
+from foretrace.transforms.overlap import overlap
+from foretrace.transforms.precision import dtype
+from foretrace.transforms.sequence import sequence
+from foretrace.transforms.shards import shards
+from foretrace.transforms.tables import pooling, table_dim, table_rows
+from foretrace.transforms.width import width
+from foretrace.transforms.without import without
 
 __all__ = [
     "attention",

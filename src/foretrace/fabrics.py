@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from foretrace.costs.layout import Layout
+from foretrace.cost_models.layout import Layout
 from foretrace.fitting import fit
 from foretrace.forecast.collectives import Meetings, meetings
 from foretrace.formats.nccl_tests import read_nccl_tests

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from foretrace.costs.collectives import assumptions
+from foretrace.cost_models.collectives import assumptions
 from foretrace.graph import ForetraceError, Graph, Job
-from foretrace.graph.edits.batch import batch as with_batch
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.folder import HERE
 from foretrace.platform.platform import Platform
@@ -27,6 +26,7 @@ from foretrace.sharding.recorded import batch_of_graph, tables_of_graph
 from foretrace.sharding.search import Found, Told, search
 from foretrace.sharding.simulated import Simulated, simulate_plan
 from foretrace.sharding.tables import Table, check, gigabytes
+from foretrace.transforms.batch import batch as with_batch
 
 BATCH = 4096
 """Samples of a rank, where nobody says."""

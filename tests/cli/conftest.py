@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from cli.samples import step_of_two_ops
 from foretrace.cli.app import run as run_verb
+from tests.cli.samples import step_of_two_ops
 
 
 class Ran(NamedTuple):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from cli.samples import step_of_two_ops
+from tests.cli.samples import step_of_two_ops
 
 
 def test_the_op_that_got_slower_is_named_first(foretrace, trace, tmp_path):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cli.samples import step_of_two_ops
+from tests.cli.samples import step_of_two_ops
 
 
 def test_a_trace_is_shown_with_its_ops_and_step(foretrace, trace):

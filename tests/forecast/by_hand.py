@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrace.costs.device import MODEL
+from foretrace.cost_models.device import MODEL
 from foretrace.forecast.host import T1, T2, T3, T4, T5
 from foretrace.forecast.step import Step
 from foretrace.forecast.timetable import KERNEL, Timetable, timetable
@@ -15,8 +15,8 @@ from foretrace.forecast.waits import NOBODY, Waits
 from foretrace.forecast.work import Work
 from foretrace.graph.tables import COMPUTE
 from foretrace.platform.device import Device, Measured
-from foretrace.simulate.forward import simulate
-from foretrace.simulate.program import Timeline
+from foretrace.simulation.forward import simulate
+from foretrace.simulation.program import Timeline
 
 STREAM = 7
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretrace.costs.device import FALLBACK, MODEL
-from foretrace.costs.fallback import Fallback
+from foretrace.cost_models.device import FALLBACK, MODEL
+from foretrace.cost_models.fallback import Fallback
 from foretrace.graph import Graph
 from tests.forecast.by_hand import device
 

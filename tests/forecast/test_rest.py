@@ -6,7 +6,7 @@ import pytest
 
 from foretrace.forecast.rest import after_a_wait, longest_wait
 from foretrace.forecast.waits import OWN_STREAM
-from foretrace.simulate.forward import simulate
+from foretrace.simulation.forward import simulate
 from tests.forecast.by_hand import Call, device, run, step
 
 

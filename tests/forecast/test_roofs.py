@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from report.steps import sketched
 
 import foretrace as ft
 from foretrace.forecast.roofs import roofs
+from tests.report.steps import sketched
 
 
 def test_calls_of_one_name_and_shapes_are_told_together_the_longest_first():

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from execution_traces import step, trace, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import job, rank
@@ -29,6 +28,7 @@ from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.formats.kineto import read_kineto
 from foretrace.graph import Collective, ForetraceError, Graph, Job
 from foretrace.graph.tables import CALL, LAUNCH
+from tests.formats.execution_traces import step, trace, write
 
 
 def nodes_of(path: Path) -> list[Any]:

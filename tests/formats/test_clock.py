@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from traces import Trace, all_reduce
 
 from foretrace.formats.clock import on_one_clock
 from foretrace.formats.kineto import read_kineto
 from foretrace.graph import Graph
+from tests.traces import Trace, all_reduce
 
 COLLECTIVES = 20
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from execution_traces import node, scaffold, step, tensor, trace, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.graph import Constant, ForetraceError, Graph
 from foretrace.graph.tables import ANNOTATION, CALL, NODE
+from tests.formats.execution_traces import node, scaffold, step, tensor, trace, write
 
 SCHEMAS = ("1.0.1", "1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.0.4", "1.1.0-chakra.0.0.4", "1.1.1-chakra.0.0.4")
 NAMES = [

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from traces import training_step
 
 from foretrace.formats.files import json_pieces, pieces
 from foretrace.graph import ForetraceError
+from tests.traces import training_step
 
 
 def complaint(path: Path) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from traces import AUTOGRAD, BASE_NS, MAIN, Trace, training_step
 
 from foretrace.formats.kineto import NO_SHAPES, read_kineto
 from foretrace.graph import Graph
@@ -24,6 +23,7 @@ from foretrace.graph.tables import (
     SYNC,
     WAIT_EVENT,
 )
+from tests.traces import AUTOGRAD, BASE_NS, MAIN, Trace, training_step
 
 
 def read(trace: Trace | bytes, folder: Path) -> Graph:

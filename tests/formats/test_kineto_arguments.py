@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from traces import Trace
 
 from foretrace.formats.kineto import read_kineto
 from foretrace.formats.kineto_arguments import decoded, values, with_words
 from foretrace.graph import Constant, Op, Tensor
+from tests.traces import Trace
 
 
 def op(tmp_path: Path, **args: object) -> Op:

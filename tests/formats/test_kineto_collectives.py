@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import Trace, all_reduce, training_step
 
 from foretrace.formats.kineto import read_kineto
 from foretrace.graph import Collective, Graph
+from tests.traces import Trace, all_reduce, training_step
 
 
 def read(trace: Trace, folder: Path) -> Graph:

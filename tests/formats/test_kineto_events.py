@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import Trace, training_step
 
 from foretrace.formats import hands, kineto_crew, kineto_events
 from foretrace.formats.kineto import read_kineto
 from foretrace.graph import ForetraceError, Graph
+from tests.traces import Trace, training_step
 
 
 def read(trace: Trace | bytes, folder: Path) -> Graph:

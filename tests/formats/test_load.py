@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import Trace, training_step
 
 from foretrace.formats.load import load
 from foretrace.graph import ForetraceError, Job
+from tests.traces import Trace, training_step
 
 
 def job(folder: Path, world: int = 4, name: str = "rank{}.json.gz") -> Path:

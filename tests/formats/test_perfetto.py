@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from execution_traces import step, trace, write
 from jobs import EPOCH_NS, job, rank
 
 from foretrace.formats.execution_trace import read_execution_trace
@@ -15,6 +14,7 @@ from foretrace.formats.join import join
 from foretrace.formats.kineto import read_kineto
 from foretrace.formats.perfetto import FIRST_STREAM, write_perfetto
 from foretrace.graph import ForetraceError, Graph, Job
+from tests.formats.execution_traces import step, trace, write
 
 
 def written(folder: Path, what: Job, name: str = "trace.json") -> dict[str, Any]:

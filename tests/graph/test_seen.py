@@ -7,10 +7,10 @@ import pytest
 
 import foretrace as ft
 from foretrace.graph import Graph, KernelTable, Names, Op, OpTable, Tensor
-from foretrace.graph.edits.parallel.data import data_parallel
 from foretrace.graph.seen import seen_calls
 from foretrace.graph.signature import signature
 from foretrace.graph.tables import COMPUTE
+from foretrace.transforms.parallel.data import data_parallel
 
 W, X, Y, G = (Tensor((512, 512), "float32", "cuda:0", id=n, storage=n) for n in range(4))
 PRODUCT_US = (4000.0, 6000.0)

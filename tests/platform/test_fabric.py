@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from foretrace.costs.collectives import predict
+from foretrace.cost_models.collectives import predict
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.platform.fabric_measurements import (

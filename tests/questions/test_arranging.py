@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from graph.parallel.steps import exchanged, gpt_step, told
 
 from foretrace.graph import ForetraceError, Job
-from foretrace.graph.edits.batch import batch
-from foretrace.graph.edits.buckets import buckets
-from foretrace.graph.edits.parallel.parallelize import parallelize
 from foretrace.questions.arranging import Arrangement, Arranging
 from foretrace.questions.changes import Change, read_changes
-from tests.graph.edits.agreement import assert_same
+from foretrace.transforms.batch import batch
+from foretrace.transforms.buckets import buckets
+from foretrace.transforms.parallel.parallelize import parallelize
+from tests.transforms.agreement import assert_same
+from tests.transforms.parallel.steps import exchanged, gpt_step, told
 
 
 def arranged(graph, *changes):

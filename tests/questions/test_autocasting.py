@@ -12,11 +12,11 @@ import dlrm
 import gpt
 import resnet
 from foretrace.graph import ForetraceError, Graph
-from foretrace.graph.edits.checkpointing import checkpointing
-from foretrace.graph.edits.precision import dtype
 from foretrace.questions.autocasting import autocast
 from foretrace.record.sketch import sketch
-from tests.graph.edits.agreement import calls, sketched
+from foretrace.transforms.checkpointing import checkpointing
+from foretrace.transforms.precision import dtype
+from tests.transforms.agreement import calls, sketched
 
 HALF = {"dtype": "bf16"}
 

@@ -16,9 +16,9 @@ import foretrace as ft
 import gpt
 import resnet
 from foretrace.graph import Graph
-from foretrace.graph.edits.step import flattened
 from foretrace.questions.changes import edited
 from foretrace.record.session import record
+from foretrace.transforms.step import flattened
 
 MODELS = {"dlrm": dlrm, "bert": bert, "gpt": gpt, "resnet": resnet}
 CHANGES: list[tuple[str, str, dict[str, Any]]] = [

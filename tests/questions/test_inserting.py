@@ -10,10 +10,10 @@ from torch import nn
 import dlrm
 import gpt
 from foretrace.graph import ForetraceError, Graph, Op, OpTable
-from foretrace.graph.edits.without import without
 from foretrace.questions.changes import edited
 from foretrace.questions.inserting import insert
-from tests.graph.edits.agreement import assert_same, sketched, sketched_now
+from foretrace.transforms.without import without
+from tests.transforms.agreement import assert_same, sketched, sketched_now
 
 
 def test_what_was_taken_out_comes_back() -> None:

@@ -8,7 +8,7 @@ import dlrm
 import gpt
 from foretrace.graph import ForetraceError
 from foretrace.questions.optimizers import chosen, optimizer
-from tests.graph.edits.agreement import assert_same, sketched
+from tests.transforms.agreement import assert_same, sketched
 
 
 @pytest.mark.parametrize(("old", "new"), [("loop", "fused"), ("auto", "loop"), ("fused", "foreach")])

@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.samples import step_of_two_ops
-from graph.parallel.steps import gpt_step
 
 import dlrm
 import foretrace as ft
 from foretrace.graph import ForetraceError
 from foretrace.questions.sweep_points import Point, Sweep, judged
 from foretrace.questions.sweeping import sweep
-from tests.graph.edits.agreement import sketched
+from tests.cli.samples import step_of_two_ops
 from tests.processes import PATIENCE_S, started
+from tests.transforms.agreement import sketched
+from tests.transforms.parallel.steps import gpt_step
 
 SETS = {"batch": [64, 256], "pooling": [2, 4]}
 

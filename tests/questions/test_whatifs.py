@@ -14,7 +14,7 @@ from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Tensor
 from foretrace.predicting import predict
 from foretrace.questions import whatifs
 from foretrace.questions.changes import Change, edited, read_changes
-from tests.graph.edits.agreement import assert_same, sketched
+from tests.transforms.agreement import assert_same, sketched
 
 
 def test_an_edited_step_is_predicted_as_the_step_itself() -> None:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from replay.steps import Step, layers
 
 import gpt
 from foretrace.graph import ForetraceError, Graph, OpTable
-from foretrace.graph.edits.batch import batch
 from foretrace.replay.folder import Choices
 from foretrace.replay.memory import footprint
 from foretrace.replay.planning import plan_of
+from foretrace.transforms.batch import batch
 from tests.record.reexecution import watched
+from tests.replay.steps import Step, layers
 
 
 def graph_of(step: Step) -> Graph:

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from replay.steps import STEPS
-from replay.test_replays import graph_of
 
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.replay.folder import Choices, write_benchmark
+from tests.replay.steps import STEPS
+from tests.replay.test_replays import graph_of
 
 
 @pytest.fixture(scope="module")

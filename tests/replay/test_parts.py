@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from replay.test_replays import graph_of
 from torch import nn
 
 from foretrace.graph import Graph, Op, OpTable, Storage, Tensor
@@ -15,6 +14,7 @@ from foretrace.graph.op import RESIZE
 from foretrace.replay.folder import Choices
 from foretrace.replay.planning import plan_of
 from foretrace.replay.selection import Selection
+from tests.replay.test_replays import graph_of
 
 
 def lookups() -> Callable[[], None]:

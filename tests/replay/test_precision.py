@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from replay.steps import STEPS
-from replay.test_replays import graph_of
 
 from foretrace.graph import ForetraceError
-from foretrace.graph.edits.precision import floating
 from foretrace.replay.folder import Choices
+from foretrace.transforms.precision import floating
+from tests.replay.steps import STEPS
+from tests.replay.test_replays import graph_of
 
 
 @pytest.mark.parametrize("name", ["adamw, fused", "adamw, foreach", "dlrm with sparse gradients", "resnet"])

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from replay.steps import STEPS
 
 from foretrace.graph import Graph, OpTable
 from foretrace.replay.planning import plan_of
 from tests.record.reexecution import watched
+from tests.replay.steps import STEPS
 
 
 def graph_of(step: Callable[[], Any]) -> tuple[Graph, dict[int, torch.Tensor], dict[int, Any]]:

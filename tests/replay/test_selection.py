@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from replay.steps import STEPS
-from replay.test_replays import graph_of
 
 from foretrace.graph import ForetraceError, Op
 from foretrace.replay.folder import Choices
 from foretrace.replay.selection import Selection, select
+from tests.replay.steps import STEPS
+from tests.replay.test_replays import graph_of
 
 OPS = [
     Op("aten::embedding", phase="forward"),

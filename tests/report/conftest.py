@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from report.samples import WORDS
+from tests.report.samples import WORDS
 
 
 @pytest.fixture

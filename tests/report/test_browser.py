@@ -21,7 +21,7 @@ from foretrace.report.page import (
     write_sweep,
 )
 from foretrace.sharding.tables import Table
-from report.steps import HOSTILE, rank, sketched
+from tests.report.steps import HOSTILE, rank, sketched
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 

@@ -4,7 +4,7 @@ import pytest
 
 from foretrace.forecast.forecast import Forecast
 from foretrace.report.terminal import print_forecast, print_scaling
-from report.samples import Told
+from tests.report.samples import Told
 
 
 def rank(number, wait, **more):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from foretrace.report.json import as_json
-from report.samples import Told
+from tests.report.samples import Told
 
 
 def test_the_same_words_give_the_same_text_whatever_their_order(words):

@@ -10,7 +10,7 @@ from foretrace.graph import ForetraceError
 from foretrace.predicting import scaling
 from foretrace.questions.sweep_points import Point, Sweep, judged
 from foretrace.sharding.tables import Table
-from report.steps import HOSTILE, sketched
+from tests.report.steps import HOSTILE, sketched
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from foretrace.forecast.observe import observe
 from foretrace.graph import ForetraceError, Graph, Job, Timings
 from foretrace.report.page import measured_beside, write_comparison, write_observation, write_page
 from foretrace.report.pages.forecast import forecast_page
-from report.steps import HOSTILE, rank, sketched
+from tests.report.steps import HOSTILE, rank, sketched
 
 
 class Tags(HTMLParser):

@@ -8,7 +8,7 @@ from foretrace.planning import shard
 from foretrace.report.sharding import sharding_rows
 from foretrace.report.terminal import print_sharding
 from foretrace.sharding.tables import Table
-from report.samples import Told
+from tests.report.samples import Told
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from foretrace.report.terminal import print_observation
-from report.samples import Told
+from tests.report.samples import Told
 
 
 def shown(words, page, top=10):

@@ -6,7 +6,6 @@ import pytest
 import dlrm
 from foretrace.forecast.jobs.rank import PricedRank
 from foretrace.graph import Graph
-from foretrace.graph.edits.parallel.hybrid import tables_on_ranks
 from foretrace.planning import shard
 from foretrace.platform.platform import Platform
 from foretrace.predicting import predict
@@ -14,6 +13,7 @@ from foretrace.record.sketch import sketch
 from foretrace.sharding.hybrid import steps_of_ranks
 from foretrace.sharding.kernels import Fused, Single
 from foretrace.sharding.simulated import _lookups, _with_lookups, simulate_plan
+from foretrace.transforms.parallel.hybrid import tables_on_ranks
 from tests.sharding.test_hybrid import costs, whole
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 import pytest
-from report.steps import sketched
 
 from benchmarks.browser import MISSING, chromium
 from foretrace.graph import Job
 from foretrace.ui import answers
 from foretrace.ui.folder import Folder
 from foretrace.ui.server import Server
+from tests.report.steps import sketched
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 

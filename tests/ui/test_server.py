@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlencode
 
 import pytest
-from cli.samples import step_of_two_ops
-from report.steps import sketched
 
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.jobs.scaling import scaling_of
@@ -23,7 +21,9 @@ from foretrace.report.json import as_json
 from foretrace.ui import answers
 from foretrace.ui.folder import Folder
 from foretrace.ui.server import LARGEST_BODY, Server
+from tests.cli.samples import step_of_two_ops
 from tests.processes import PATIENCE_S
+from tests.report.steps import sketched
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretrace.costs.contention import Contention, contention
+from foretrace.cost_models.contention import Contention, contention
 from foretrace.forecast.device_work import as_measured
 from foretrace.forecast.intervals import merged
 from foretrace.forecast.timetable import KERNEL, Timetable
@@ -21,8 +21,8 @@ from foretrace.forecast.work import Work
 from foretrace.graph import Graph
 from foretrace.graph.tables import COLLECTIVE, Floats
 from foretrace.platform.platform import Platform
-from foretrace.simulate.forward import simulate
-from foretrace.simulate.program import Program, Timeline
+from foretrace.simulation.forward import simulate
+from foretrace.simulation.program import Program, Timeline
 
 PASSES = 4
 SETTLED_US = 1.0

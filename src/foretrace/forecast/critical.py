@@ -12,7 +12,7 @@ from foretrace.forecast.host import KINDS, Segments
 from foretrace.forecast.measured import HOST, TRANSFER, Measured
 from foretrace.graph import Graph
 from foretrace.graph.tables import COLLECTIVE, COPY, SET, Floats, Longs, Names
-from foretrace.simulate.path import critical_path
+from foretrace.simulation.path import critical_path
 
 LATENCY_US = 20.0
 """A kernel starts this soon after what it waited for is over; what takes longer, the trace does not explain."""

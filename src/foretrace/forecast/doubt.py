@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretrace.costs.percentiles import TENTH
+from foretrace.cost_models.percentiles import TENTH
 from foretrace.forecast.families import family
 from foretrace.forecast.step import Step
 from foretrace.forecast.timetable import KERNEL, Timetable
 from foretrace.graph import Graph
 from foretrace.graph.tables import Floats, Ints
-from foretrace.simulate.forward import Doubt, draw
+from foretrace.simulation.forward import Doubt, draw
 
 DRAWS = 300
 """Enough for the 10th and the 90th percentile to be known to a hundredth of the range, and quick."""

@@ -12,8 +12,8 @@ from foretrace.forecast.observation import Rows
 from foretrace.forecast.step import Step
 from foretrace.forecast.timetable import KERNEL, Timetable
 from foretrace.graph import PHASES, Graph
-from foretrace.simulate.path import critical_path
-from foretrace.simulate.program import Timeline
+from foretrace.simulation.path import critical_path
+from foretrace.simulation.program import Timeline
 
 SHOWN = 10
 

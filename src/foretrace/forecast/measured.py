@@ -23,7 +23,7 @@ from foretrace.forecast.host import Segments
 from foretrace.forecast.host_exchange import exchange_edges
 from foretrace.graph import Graph
 from foretrace.graph.tables import Floats, Ints, Longs, Small
-from foretrace.simulate.program import Program, Timeline
+from foretrace.simulation.program import Program, Timeline
 
 HOST, KERNEL, TRANSFER = range(3)
 """What a task is: a segment of host time, a kernel, the transfer of a collective."""

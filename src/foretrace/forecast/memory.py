@@ -71,7 +71,7 @@ def workspaces(step: Flat, device: Device) -> int:
     """
     if device.kind == "cpu":
         return 0
-    from foretrace.costs.families.matrix import MatrixProduct  # who only looks at a step does without families
+    from foretrace.cost_models.families.matrix import MatrixProduct  # who only looks at a step does without families
 
     ops = step.calls.ops
     multiplies = ops.names.matching(MatrixProduct.ops.__contains__)[ops.name]

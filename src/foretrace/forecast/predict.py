@@ -27,7 +27,7 @@ from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.graph.numbers import percentiles
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
-from foretrace.simulate.program import Timeline
+from foretrace.simulation.program import Timeline
 
 UNROLLED = 4
 """Steps after which the distance between ends has settled: the host is as far ahead as it gets, or never is."""

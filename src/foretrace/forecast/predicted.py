@@ -15,7 +15,7 @@ from foretrace.forecast.timetable import KERNEL, Timetable
 from foretrace.graph import CallTable, Graph, KernelTable, Names, Span
 from foretrace.graph.tables import LAUNCH, Floats, Longs
 from foretrace.graph.tables import SYNC as SYNC_CALL
-from foretrace.simulate.program import Timeline
+from foretrace.simulation.program import Timeline
 
 STEP = "predicted step"
 LAUNCH_NAME, WAIT_NAME = "launch", "wait for the device"

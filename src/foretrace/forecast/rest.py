@@ -9,8 +9,8 @@ import numpy as np
 from foretrace.forecast.host import SYNC, T1
 from foretrace.forecast.step import Step
 from foretrace.forecast.timetable import KERNEL, Timetable
-from foretrace.simulate.forward import simulate
-from foretrace.simulate.program import Timeline
+from foretrace.simulation.forward import simulate
+from foretrace.simulation.program import Timeline
 
 
 def after_a_wait(step: Step, table: Timetable) -> Timetable:

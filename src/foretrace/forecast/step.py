@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.costs.device import MEASURED
-from foretrace.costs.host import HostCosts, price_host
+from foretrace.cost_models.device import MEASURED
+from foretrace.cost_models.host import HostCosts, price_host
 from foretrace.forecast.captured import captured_calls, launched_at_once
 from foretrace.forecast.device_work import device_work
 from foretrace.forecast.flat import Flat

@@ -28,7 +28,7 @@ from foretrace.graph.numbers import distinct
 from foretrace.graph.tables import COLLECTIVE, Floats, Ints, Longs, Small
 from foretrace.platform.capture import Capture
 from foretrace.platform.device import Device
-from foretrace.simulate.program import Program
+from foretrace.simulation.program import Program
 
 KERNEL = SYNC + 1
 """What a task is: one of the kinds of host time, or a kernel."""

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.costs.device import FALLBACK, models
-from foretrace.costs.families.compiled import PYTORCHS
-from foretrace.costs.percentiles import TENTH
+from foretrace.cost_models.device import FALLBACK, models
+from foretrace.cost_models.families.compiled import PYTORCHS
+from foretrace.cost_models.percentiles import TENTH
 from foretrace.forecast.families import family
 from foretrace.forecast.flat import Flat
 from foretrace.forecast.work import Work, launched, measured_work
@@ -62,7 +62,7 @@ def carried_over(calls: Graph, which: NDArray[np.bool_], platform: Platform) -> 
     us = start + (work.typical - start) * slower
     low, high = us * fallback.low, us * fallback.high
     if there:
-        from foretrace.costs.carried import doubt  # most steps have nothing to carry over
+        from foretrace.cost_models.carried import doubt  # most steps have nothing to carry over
         from foretrace.platform.carry import Carry
 
         off = np.exp(TENTH * doubt(slower, Carry.over(there, here)))

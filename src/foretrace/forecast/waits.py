@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretrace.costs.silent import launches_nothing
+from foretrace.cost_models.silent import launches_nothing
 from foretrace.forecast.dependencies import Streams, event_waits
 from foretrace.forecast.flat import Flat
 from foretrace.graph import Constant, Graph, Op, Value

@@ -17,7 +17,7 @@ from foretrace.graph import Graph, Job
 from foretrace.graph.dispatched import dispatched
 from foretrace.graph.tables import Floats, Ints, Longs, Small
 from foretrace.platform.device import Device
-from foretrace.simulate.path import critical_path
+from foretrace.simulation.path import critical_path
 
 
 class Memory(NamedTuple):

@@ -18,7 +18,7 @@ class Curve:
     """Time of one kind of collective over message sizes, for one number of ranks.
 
     Between a latency and a bandwidth the time bends from one to the other, sharply or gently; ``knots`` say by how much
-    the measured sizes lie off that. `foretrace.costs.curves` fits and evaluates it.
+    the measured sizes lie off that. `foretrace.cost_models.curves` fits and evaluates it.
     """
 
     kind: str

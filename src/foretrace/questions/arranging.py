@@ -9,15 +9,15 @@ from typing import Any
 
 from foretrace.forecast.jobs.world import of_ranks
 from foretrace.graph import ForetraceError, Job
-from foretrace.graph.edits.batch import batch_of
-from foretrace.graph.edits.buckets import buckets
-from foretrace.graph.edits.ddp import gradient_group
-from foretrace.graph.edits.overlap import overlap
-from foretrace.graph.edits.parallel.parallelize import parallelize
-from foretrace.graph.edits.parallel.ways import Ways
-from foretrace.graph.edits.texts import size_of
 from foretrace.questions.changes import Change, Edited
 from foretrace.questions.job_words import OF_JOBS, WAYS
+from foretrace.transforms.batch import batch_of
+from foretrace.transforms.buckets import buckets
+from foretrace.transforms.ddp import gradient_group
+from foretrace.transforms.overlap import overlap
+from foretrace.transforms.parallel.parallelize import parallelize
+from foretrace.transforms.parallel.ways import Ways
+from foretrace.transforms.texts import size_of
 
 
 @dataclass(frozen=True)

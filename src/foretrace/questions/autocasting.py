@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from foretrace.graph import ForetraceError, Graph
-from foretrace.graph.edits.step import flattened
 from foretrace.questions.retracing import retraced
+from foretrace.transforms.step import flattened
 
 LOWER = {"bf16": "bfloat16", "fp16": "float16", "bfloat16": "bfloat16", "float16": "float16"}
 """Types that autocast casts to."""

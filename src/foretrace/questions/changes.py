@@ -6,27 +6,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from foretrace.graph import ForetraceError, Graph
-from foretrace.graph.edits.attention import attention, implementation
-from foretrace.graph.edits.batch import batches
-from foretrace.graph.edits.chains import fused_elementwise
-from foretrace.graph.edits.checkpointing import checkpointing
-from foretrace.graph.edits.cudagraph import cudagraph
-from foretrace.graph.edits.depth import depth
-from foretrace.graph.edits.heads import heads
-from foretrace.graph.edits.hidden import Widths
-from foretrace.graph.edits.lookups import fused_lookups
-from foretrace.graph.edits.names import unknown
-from foretrace.graph.edits.precision import dtype, floating
-from foretrace.graph.edits.resize import Resizable
-from foretrace.graph.edits.sequence import sequences
-from foretrace.graph.edits.tables import pooling, table_dim, table_rows
-from foretrace.graph.edits.texts import size_of
-from foretrace.graph.edits.width import width
-from foretrace.graph.edits.without import without
 from foretrace.questions.autocasting import autocast, lower
 from foretrace.questions.inserting import insert, insertable
 from foretrace.questions.job_words import OF_JOBS
 from foretrace.questions.optimizers import chosen, optimizer
+from foretrace.transforms.attention import attention, implementation
+from foretrace.transforms.batch import batches
+from foretrace.transforms.chains import fused_elementwise
+from foretrace.transforms.checkpointing import checkpointing
+from foretrace.transforms.cudagraph import cudagraph
+from foretrace.transforms.depth import depth
+from foretrace.transforms.heads import heads
+from foretrace.transforms.hidden import Widths
+from foretrace.transforms.lookups import fused_lookups
+from foretrace.transforms.names import unknown
+from foretrace.transforms.precision import dtype, floating
+from foretrace.transforms.resize import Resizable
+from foretrace.transforms.sequence import sequences
+from foretrace.transforms.tables import pooling, table_dim, table_rows
+from foretrace.transforms.texts import size_of
+from foretrace.transforms.width import width
+from foretrace.transforms.without import without
 
 SIZES: dict[str, Callable[..., Graph]] = {
     "rows": table_rows,

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from foretrace.graph import ForetraceError, Graph, Tensor
-from foretrace.graph.edits.composites import Composite
-from foretrace.graph.edits.linked import slots_in
-from foretrace.graph.edits.names import unknown
-from foretrace.graph.edits.precision import FLOATING
-from foretrace.graph.edits.without import is_in
 from foretrace.questions.retracing import retraced
+from foretrace.transforms.composites import Composite
+from foretrace.transforms.linked import slots_in
+from foretrace.transforms.names import unknown
+from foretrace.transforms.precision import FLOATING
+from foretrace.transforms.without import is_in
 
 INSERTS: dict[str, Callable[[Tensor], list[Any]]] = {
     **dict.fromkeys(("relu", "gelu", "silu", "tanh", "sigmoid"), lambda given: []),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foretrace.graph import MOST_RANKS, ForetraceError
-from foretrace.graph.edits.buckets import bucket_size
-from foretrace.graph.edits.names import unknown
-from foretrace.graph.edits.parallel.schedules import SCHEDULES
+from foretrace.transforms.buckets import bucket_size
+from foretrace.transforms.names import unknown
+from foretrace.transforms.parallel.schedules import SCHEDULES
 
 SWITCHED = {"on": True, "off": False}
 

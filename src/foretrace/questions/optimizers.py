@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from foretrace.graph import ForetraceError, Graph, Tensor
-from foretrace.graph.edits.names import unknown
-from foretrace.graph.edits.on_meta import empty
-from foretrace.graph.edits.update import updated, with_update
+from foretrace.transforms.names import unknown
+from foretrace.transforms.on_meta import empty
+from foretrace.transforms.update import updated, with_update
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("AdamW", {}),

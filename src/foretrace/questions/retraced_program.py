@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from foretrace.graph import Constant, Graph, Op, Tensor
-from foretrace.graph.edits.composites import Composite, composites
-from foretrace.graph.edits.linked import Linked, Slot, slots_in
-from foretrace.graph.edits.on_meta import empty, operator
-from foretrace.graph.edits.step import needs_arguments
-from foretrace.graph.edits.update import updated
 from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS, target
 from foretrace.graph.tensor import ITEMSIZE
+from foretrace.transforms.composites import Composite, composites
+from foretrace.transforms.linked import Linked, Slot, slots_in
+from foretrace.transforms.on_meta import empty, operator
+from foretrace.transforms.step import needs_arguments
+from foretrace.transforms.update import updated
 
 Around = Callable[[], AbstractContextManager[Any]]
 

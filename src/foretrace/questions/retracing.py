@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
-from foretrace.graph.edits.composites import Composite
-from foretrace.graph.edits.fresh import Fresh
-from foretrace.graph.edits.other_tensors import with_tensors
-from foretrace.graph.edits.step import Row, assembled, flattened
 from foretrace.questions.retraced_program import Around, Forward, Program
+from foretrace.transforms.composites import Composite
+from foretrace.transforms.fresh import Fresh
+from foretrace.transforms.other_tensors import with_tensors
+from foretrace.transforms.step import Row, assembled, flattened
 
 More = Callable[[Sequence[Composite]], list[Composite]]
 

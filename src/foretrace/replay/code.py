@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from foretrace.graph import Content, Tensor
-from foretrace.graph.edits.layout import dense_strides
 from foretrace.graph.operators import NAMESPACES
 from foretrace.graph.tensor import ITEMSIZE
 from foretrace.replay.fillings import FACTS
@@ -15,6 +14,7 @@ from foretrace.replay.lines import Lines
 from foretrace.replay.literals import Name, NotWritableError, device_name, literal
 from foretrace.replay.plan import Input, Plan
 from foretrace.replay.sections import Section, sections
+from foretrace.transforms.layout import dense_strides
 
 WIDTH = 120
 

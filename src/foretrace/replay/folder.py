@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.graph import ForetraceError, Graph, Tensor
-from foretrace.graph.edits.batch import batch, batch_of
-from foretrace.graph.edits.precision import floating, in_precision
-from foretrace.graph.edits.texts import size_of
 from foretrace.graph.operators import LAYOUTS
 from foretrace.graph.tensor import ITEMSIZE
 from foretrace.replay.about import about
@@ -26,6 +23,9 @@ from foretrace.replay.plan import Call, Plan, Result
 from foretrace.replay.planning import plan_of
 from foretrace.replay.selection import Selection
 from foretrace.replay.texts import one_word, sentence
+from foretrace.transforms.batch import batch, batch_of
+from foretrace.transforms.precision import floating, in_precision
+from foretrace.transforms.texts import size_of
 
 LONGEST_US, MOST_BYTES = 60e6, 1 << 62
 HARNESS = Path(__file__).parent / "harness"

@@ -8,7 +8,6 @@ import numpy as np
 
 from foretrace.graph import Constant, Graph, Op, Tensor, Value
 from foretrace.graph.dispatched import owner
-from foretrace.graph.edits.step import call_rows, needs_arguments
 from foretrace.graph.foreign import Tidied, is_foreign
 from foretrace.graph.op import RESIZE
 from foretrace.graph.sparse import sparse_parts
@@ -20,6 +19,7 @@ from foretrace.replay.schedule import doubt, schedule_of
 from foretrace.replay.selection import Selection, select
 from foretrace.replay.variables import Variables
 from foretrace.replay.works import under_way, with_waits, work_name
+from foretrace.transforms.step import call_rows, needs_arguments
 
 SHORTEST_UNOWNED_US = 1.0
 TAKES_STORAGE = "aten::set_"

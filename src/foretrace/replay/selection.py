@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from foretrace.graph import PHASES, ForetraceError, Op
-from foretrace.graph.edits.names import near_to
 from foretrace.graph.operators import COMMUNICATES
+from foretrace.transforms.names import near_to
 
 LOOKS_UP = ("embedding", "index_select", "lookup")
 

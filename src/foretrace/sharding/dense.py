@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from foretrace.costs.families import family_of
+from foretrace.cost_models.families import family_of
 from foretrace.forecast.flat import flat
 from foretrace.forecast.memory import peak_memory
 from foretrace.forecast.predict import predict
 from foretrace.graph import Graph, Job, Op, OpTable
-from foretrace.graph.edits.parallel.updates import spread
 from foretrace.platform.platform import Platform
 from foretrace.sharding.recorded import LOOKUPS
+from foretrace.transforms.parallel.updates import spread
 
 
 def dense_us(step: Graph, where: Platform) -> float:

@@ -11,12 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from foretrace.costs.families import family_of
+from foretrace.cost_models.families import family_of
 from foretrace.graph import ForetraceError, Graph, Indices, Op, Tensor
-from foretrace.graph.edits.other_tensors import with_tensors
-from foretrace.graph.edits.parallel.data import USUAL_MB, reduced
-from foretrace.graph.edits.parallel.draft import Draft, Group, Line, called, lines_of
-from foretrace.graph.edits.parallel.updates import only, spread
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.hits import Floats
 from foretrace.sharding.kinds import ACROSS, COPIES, IDS, NODE_SUMS, POOLED, SUMS
@@ -25,6 +21,10 @@ from foretrace.sharding.pieces import Pieces
 from foretrace.sharding.plan import Plan
 from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.recorded import LOOKUPS
+from foretrace.transforms.other_tensors import with_tensors
+from foretrace.transforms.parallel.data import USUAL_MB, reduced
+from foretrace.transforms.parallel.draft import Draft, Group, Line, called, lines_of
+from foretrace.transforms.parallel.updates import only, spread
 
 PHASES = ("forward", "backward")
 OUT = ((POOLED, "all_to_all"), (SUMS, "reduce_scatter"), (NODE_SUMS, "reduce_scatter"), (ACROSS, "all_to_all"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from foretrace.costs.families.lookups import BAGS
+from foretrace.cost_models.families.lookups import BAGS
 from foretrace.graph import ForetraceError, Graph, Indices, Op
-from foretrace.graph.edits.parallel.updates import spread
 from foretrace.sharding.hits import exponent_of
 from foretrace.sharding.tables import ITEMSIZE, Table
+from foretrace.transforms.parallel.updates import spread
 
 LOOKUPS = (*BAGS, "aten::embedding")
 KEEPS = {

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretrace.costs.contention import Contention
+from foretrace.cost_models.contention import Contention
 from foretrace.forecast import contention
 from foretrace.forecast.contention import beside
 from foretrace.forecast.jobs.agreement import Call, Meeting
@@ -19,8 +19,8 @@ from foretrace.forecast.measured import KERNEL
 from foretrace.forecast.predict import predict
 from foretrace.graph import Collective, Graph, Job, Op, OpTable, Tensor
 from foretrace.platform.fabric import Fabric
-from foretrace.simulate.forward import simulate
-from foretrace.simulate.program import Program
+from foretrace.simulation.forward import simulate
+from foretrace.simulation.program import Program
 
 FIRST, COLLECTIVE, OTHER = range(3)
 

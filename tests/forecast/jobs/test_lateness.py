@@ -11,8 +11,8 @@ from foretrace.forecast.jobs.world import at_world
 from foretrace.forecast.measured import HOST, KERNEL
 from foretrace.graph import Graph, Job, Timings
 from foretrace.platform.fabric import Curve, Fabric
-from foretrace.simulate.forward import simulate
-from foretrace.simulate.program import Program
+from foretrace.simulation.forward import simulate
+from foretrace.simulation.program import Program
 from tests.forecast.test_host_exchange import rank
 
 WORLD, SPREAD = 8, 0.1

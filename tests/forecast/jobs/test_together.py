@@ -6,9 +6,9 @@ import pytest
 from foretrace.forecast.jobs.agreement import Call, Meeting
 from foretrace.forecast.jobs.together import Part, Together, together
 from foretrace.forecast.measured import HOST, KERNEL, TRANSFER
-from foretrace.simulate.forward import simulate
-from foretrace.simulate.program import Program, Timeline
-from foretrace.simulate.turns import StuckError
+from foretrace.simulation.forward import simulate
+from foretrace.simulation.program import Program, Timeline
+from foretrace.simulation.turns import StuckError
 
 HOST_TASK, COMPUTE, ARRIVAL, AFTER = range(4)
 

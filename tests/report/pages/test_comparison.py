@@ -3,7 +3,7 @@ from __future__ import annotations
 import foretrace as ft
 from foretrace.forecast.forecast import Forecast
 from foretrace.report.pages.comparison import comparison_page
-from report.steps import HOSTILE, sketched
+from tests.report.steps import HOSTILE, sketched
 
 
 def test_both_forecasts_are_drawn_on_one_clock_and_in_one_distribution():

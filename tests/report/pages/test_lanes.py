@@ -8,7 +8,7 @@ from foretrace.forecast.collectives import meetings
 from foretrace.forecast.observe import observe
 from foretrace.graph import Graph, Job, Op, OpTable
 from foretrace.report.pages.lanes import FOR_RANKS, RANKS_DRAWN, timeline, waits_for_ranks
-from report.steps import rank
+from tests.report.steps import rank
 
 
 def pieces(drawn, number):

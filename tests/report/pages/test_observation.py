@@ -3,7 +3,7 @@ from __future__ import annotations
 from foretrace.forecast.observe import observe
 from foretrace.graph import Graph, Job, Op, OpTable
 from foretrace.report.pages.observation import observation_page
-from report.steps import HOSTILE, rank
+from tests.report.steps import HOSTILE, rank
 
 
 def test_each_rank_has_a_bar_of_what_its_device_did():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import foretrace as ft
 from foretrace.forecast.observe import observe
 from foretrace.report.pages.roofline import roofline
-from report.steps import rank, sketched
+from tests.report.steps import rank, sketched
 
 
 def test_products_stand_right_of_additions_and_no_dot_above_its_roof():

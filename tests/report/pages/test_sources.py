@@ -5,7 +5,7 @@ import pytest
 import foretrace as ft
 from foretrace.forecast.observe import observe
 from foretrace.report.pages.sources import sources
-from report.steps import rank, sketched
+from tests.report.steps import rank, sketched
 
 
 def test_the_device_time_of_each_family_is_told_by_how_it_is_known():

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from foretrace.report.pages.sweep import sweep_page
-from report.steps import HOSTILE
+from tests.report.steps import HOSTILE
 
 
 def point(batch: int, **figures: Any) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretrace.costs.contention import Contention
+from foretrace.cost_models.contention import Contention
 from foretrace.forecast.contention import beside, longer, settled, transfer_longer
 from foretrace.forecast.jobs.together import Part, Together
 from foretrace.forecast.measured import HOST, KERNEL
 from foretrace.graph.tables import Floats, Longs
-from foretrace.simulate.program import Timeline
+from foretrace.simulation.program import Timeline
 
 NONE = np.zeros(0, np.int64)
 
@@ -39,7 +39,7 @@ def with_contention(
 
     >>> from foretrace.forecast.jobs.agreement import Call, Meeting
     >>> from foretrace.forecast.jobs.together import together
-    >>> from foretrace.simulate.program import Program
+    >>> from foretrace.simulation.program import Program
     >>> program = Program.of([0.0, 80.0], [1, 0], [])  # a collective of 100 us, and a kernel beside it
     >>> rank = Part(program, np.full(2, KERNEL, np.int8), np.arange(2, dtype=np.int32), np.array([0]))
     >>> job = together([rank], [Meeting("all_reduce", 8, (0, 1), (Call(0, 0),))], np.array([100.0]))

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretrace.costs.percentiles import TENTH
+from foretrace.cost_models.percentiles import TENTH
 from foretrace.forecast.doubt import DRAWS, PERCENTILES
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.jobs.simulated import Simulated
 from foretrace.graph.numbers import percentiles
-from foretrace.simulate.forward import Doubt, draw
+from foretrace.simulation.forward import Doubt, draw
 
 DRAWN_TASKS = 20_000_000
 """Tasks of all draws together: large jobs are drawn less often."""

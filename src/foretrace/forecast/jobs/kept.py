@@ -21,7 +21,7 @@ from foretrace.forecast.measured import HOST, KERNEL, Measured, in_time_order, r
 from foretrace.graph import Graph, Span
 from foretrace.graph.numbers import distinct
 from foretrace.graph.tables import Floats, Ints, Longs
-from foretrace.simulate.program import Program, Timeline
+from foretrace.simulation.program import Program, Timeline
 
 STEP = "predicted step"
 

@@ -15,7 +15,7 @@ import numpy as np
 from foretrace.forecast.jobs.agreement import Meeting
 from foretrace.forecast.jobs.together import Part, Together, waits_for_arrivals
 from foretrace.graph.tables import Floats
-from foretrace.simulate.program import Timeline
+from foretrace.simulation.program import Timeline
 
 
 def expected_last(ranks: int) -> float:
@@ -41,8 +41,8 @@ def lateness(program: Together, timeline: Timeline, met: Sequence[Meeting], unev
 
     >>> from foretrace.forecast.jobs.agreement import Call
     >>> from foretrace.forecast.jobs.together import together
-    >>> from foretrace.simulate.forward import simulate
-    >>> from foretrace.simulate.program import Program
+    >>> from foretrace.simulation.forward import simulate
+    >>> from foretrace.simulation.program import Program
     >>> part = Part(Program.of([100.0, 0.0], [0, 1], [(0, 1)]), np.array([0, 1], np.int8), np.arange(2), np.array([1]))
     >>> met = [Meeting("all_reduce", 8, tuple(range(8)), (Call(0, 0),))]  # one rank for eight works 100 us and arrives
     >>> job = together([part], met, np.array([20.0]))

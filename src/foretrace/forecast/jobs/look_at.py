@@ -14,7 +14,7 @@ from foretrace.forecast.measured import HOST, Measured
 from foretrace.forecast.observation import Rows
 from foretrace.graph import PHASES, Graph
 from foretrace.graph.tables import CALL, COLLECTIVE, Ints, Longs
-from foretrace.simulate.path import critical_path
+from foretrace.simulation.path import critical_path
 
 HOW = ("host", "device", "sync", "exchange")
 

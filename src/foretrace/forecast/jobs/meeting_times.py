@@ -11,7 +11,7 @@ from foretrace.forecast.collectives import Meetings
 from foretrace.forecast.jobs.agreement import Meeting
 from foretrace.forecast.jobs.together import Together
 from foretrace.graph import Graph
-from foretrace.simulate.program import Timeline
+from foretrace.simulation.program import Timeline
 
 
 def meeting_times(graphs: list[Graph], met: Sequence[Meeting], program: Together, timeline: Timeline) -> list[Meetings]:

@@ -15,7 +15,7 @@ from foretrace.forecast.memory import peak_memory, workspaces
 from foretrace.forecast.quick import Figures
 from foretrace.graph import ForetraceError, Job
 from foretrace.platform.platform import Platform
-from foretrace.simulate.turns import StuckError
+from foretrace.simulation.turns import StuckError
 
 
 def job_figures(job: Job, platform: Platform, gpus_per_node: int | None) -> tuple[Figures, list[str]]:

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from foretrace.costs.contention import Contention
-from foretrace.costs.device import MEASURED, MODEL
+from foretrace.cost_models.contention import Contention
+from foretrace.cost_models.device import MEASURED, MODEL
 from foretrace.forecast.contention import contends
 from foretrace.forecast.critical import LATENCY_US
 from foretrace.forecast.doubt import doubts
@@ -29,8 +29,8 @@ from foretrace.forecast.work import SOURCES
 from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.tables import COLLECTIVE, Floats, Small
 from foretrace.platform.platform import Platform
-from foretrace.simulate.forward import Doubt
-from foretrace.simulate.program import Timeline
+from foretrace.simulation.forward import Doubt
+from foretrace.simulation.program import Timeline
 
 ALONE = np.zeros(1)
 """The share of kernels that models price: nothing runs beside them."""

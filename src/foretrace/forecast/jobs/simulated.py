@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrace.costs.collectives import assumptions
+from foretrace.cost_models.collectives import assumptions
 from foretrace.forecast.host import Segments
 from foretrace.forecast.jobs.agreement import Meeting, agreed
 from foretrace.forecast.jobs.contention import with_contention
@@ -20,8 +20,8 @@ from foretrace.forecast.jobs.transfers import Transfers, price_transfers
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.graph.tables import Floats
 from foretrace.platform.fabric import Fabric
-from foretrace.simulate.program import Timeline
-from foretrace.simulate.turns import StuckError
+from foretrace.simulation.program import Timeline
+from foretrace.simulation.turns import StuckError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from foretrace.forecast.jobs.agreement import Meeting
 from foretrace.forecast.measured import HOST, TRANSFER, Measured
 from foretrace.graph.tables import Floats, Ints, Longs, Small
-from foretrace.simulate.program import Program, Timeline
+from foretrace.simulation.program import Program, Timeline
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def together(parts: Sequence[Part], meetings: Sequence[Meeting], us: Floats) -> 
         What each of these takes from the last arrival on.
 
     >>> from foretrace.forecast.jobs.agreement import Call
-    >>> from foretrace.simulate.forward import simulate
+    >>> from foretrace.simulation.forward import simulate
     >>> def rank(works):  # works so long, arrives, and goes on for 1 us when all are there
     ...     program = Program.of([works, 0.0, 1.0], [0, 1, 0], [(0, 1), (1, 2)])
     ...     return Part(program, np.array([0, 1, 0], np.int8), np.arange(3, dtype=np.int32), np.array([1]))

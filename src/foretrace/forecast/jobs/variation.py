@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from foretrace.costs.percentiles import TENTH
+from foretrace.cost_models.percentiles import TENTH
 from foretrace.forecast.doubt import PERCENTILES
 from foretrace.graph import Graph, KernelTable
 from foretrace.graph.numbers import percentiles

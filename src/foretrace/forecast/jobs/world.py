@@ -27,7 +27,7 @@ def of_ranks(job: Job, world: int) -> Job:
     ranks = _scattering(rank)
     if ranks == _scattering(job.graphs[0]):
         return grown
-    from foretrace.graph.edits.shards import in_shards, shards  # here, since few steps scatter anything
+    from foretrace.transforms.shards import in_shards, shards  # here, since few steps scatter anything
 
     if not in_shards(rank):
         return grown

@@ -1,0 +1,49 @@
+"""Packages whose exported names are imported when they are first asked for.
+
+A package lists its public names once, in ``__init__.pyi``, where type checkers and readers find them. A command then loads
+only the modules that it uses: importing ``foretrace.analysis`` loads none of its modules.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and ``__dir__`` of a package that exports what its ``__init__.pyi`` imports.
+
+    >>> import foretrace.simulation
+    >>> "TaskGraph" in dir(foretrace.simulation), foretrace.simulation.TaskGraph.__module__
+    (True, 'foretrace.simulation.task_graph')
+    """
+    homes: dict[str, str] = {}
+
+    def exported() -> dict[str, str]:
+        if not homes:
+            homes.update(_homes(package))
+        return homes
+
+    def get(name: str) -> Any:
+        if name.startswith("__") or name not in exported():
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(exported()[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def listed() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *exported()})
+
+    return get, listed
+
+
+def _homes(package: str) -> dict[str, str]:
+    """The module that each name in the package's stub is imported from."""
+    import ast
+
+    stub = Path(str(sys.modules[package].__file__)).with_suffix(".pyi")
+    imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
+    return {alias.asname or alias.name: str(node.module) for node in imports for alias in node.names}

@@ -1,1 +1,0 @@
-"""Tasks, lanes and edges in arrays: timelines and critical paths."""

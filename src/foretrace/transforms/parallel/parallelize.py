@@ -1,0 +1,254 @@
+"""A step of one rank as a job of many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.transforms.parallel.blocks import block_of
+from foretrace.transforms.parallel.data import USUAL_MB, reduced
+from foretrace.transforms.parallel.draft import Draft, Group, Line, lines_of
+from foretrace.transforms.parallel.experts import with_experts
+from foretrace.transforms.parallel.hybrid import tables_on_ranks
+from foretrace.transforms.parallel.pipeline import of_one_part, pipelined, told
+from foretrace.transforms.parallel.sharded import sharded as in_shards
+from foretrace.transforms.parallel.sharded import units_of
+from foretrace.transforms.parallel.tensor import divided
+from foretrace.transforms.parallel.updates import spread
+from foretrace.transforms.parallel.ways import Ways
+from foretrace.transforms.parallel.weights import refuse_sparse, weights_of
+
+TENSOR, DATA, EXPERTS = "tensor", "data", "experts"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where each rank stands: ranks of one tensor group are neighbours, then come data parallel ones, then stages.
+
+    >>> Ranks(tensor=2, data=4, pipeline=2).at(stage=1, data=3, tensor=1)
+    15
+    """
+
+    tensor: int
+    data: int
+    pipeline: int
+
+    @property
+    def world(self) -> int:
+        """How many there are."""
+        return self.tensor * self.data * self.pipeline
+
+    def at(self, stage: int = 0, data: int = 0, tensor: int = 0) -> int:
+        """The rank at a place."""
+        return (stage * self.data + data) * self.tensor + tensor
+
+    def group(self, name: str, stage: int, experts: int = 1) -> Group:
+        """The group of that name in which the first rank of a stage is."""
+        if name == TENSOR:
+            return Group(name, tuple(self.at(stage, 0, t) for t in range(self.tensor)))
+        count = experts if name == EXPERTS else self.data
+        return Group(name, tuple(self.at(stage, d, 0) for d in range(count)))
+
+    def replicas(self, stage: int, experts: int) -> Group:
+        """The ranks that keep the same experts as the first one of a stage."""
+        return Group("expert replicas", self.group(DATA, stage).ranks[::experts])
+
+    @property
+    def alike(self) -> dict[int, int]:
+        """For each rank but the first of its stage, that one."""
+        each = self.tensor * self.data
+        return {rank: rank - rank % each for rank in range(self.world) if rank % each}
+
+
+def parallelize(
+    graph: Graph | Job,
+    data: int = 1,
+    tensor: int = 1,
+    pipeline: int = 1,
+    *,
+    overlap: bool = False,
+    sequence: bool = False,
+    sharded: bool | Sequence[str] = False,
+    mixed: bool = False,
+    experts: int = 1,
+    tables: bool = False,
+    microbatches: int = 1,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    bucket_mb: float = USUAL_MB,
+) -> Job:
+    """The job that many ranks make of the step of one: nothing runs, and no cluster is needed.
+
+    Parameters
+    ----------
+    graph
+        The step of one rank: a sketch, or a recording of one as `foretrace.load` gives it.
+    data
+        How many ranks train the same, each on a batch like the one given. They share gradients as DDP does it.
+    tensor
+        How many ranks share the work of every block, by columns and rows as Megatron has it.
+    pipeline
+        How many stages the blocks are cut into.
+    overlap
+        Whether sums of tensor parallel ranks in backward go out beside the products of the weights' gradients, as
+        Megatron does it; else after them.
+    sequence
+        Whether tensor parallel ranks have a part of every sequence each between the products of a block: Megatron's
+        sequence parallel.
+    sharded
+        Whether data parallel ranks keep a shard of the weights each, as FSDP2 does it; or the names of the modules that
+        are gathered together. Stages of a pipeline gather theirs once a step, and experts are in shards over the ranks
+        that keep the same ones.
+    mixed
+        Whether the shards, the sums of gradients and the optimizer are float32 although the step computes in half
+        precision: FSDP2's ``MixedPrecisionPolicy``.
+    experts
+        How many of the data parallel ranks share the experts of every mixture; each keeps some of them.
+    tables
+        Whether data parallel ranks keep some of the embedding tables each, whole, and all the rest, as DLRM is trained.
+    microbatches
+        Parts that the batch of a rank is cut into.
+    schedule
+        In which order stages work on them: ``1f1b``, ``gpipe`` or ``interleaved``.
+    chunks
+        Groups of blocks on each stage, for ``interleaved``.
+    bucket_mb
+        Size of DDP's buckets; infinity for one all_reduce after backward.
+
+    Returns
+    -------
+    A job with a graph for each stage, and who is like them. Ranks are numbered as in Megatron: those of a tensor group
+    are neighbours, then come the data parallel ones, then the stages.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> w, x, g = (Tensor((8, 8), "float32", "cuda:0", id=n, storage=n) for n in range(3))
+    >>> step = OpTable.of([
+    ...     Op("aten::mm", (x, w), phase="forward"), Op("aten::mm", (x, x), outputs=(g,), phase="backward"),
+    ...     Op("aten::add_", (w, g), outputs=(w,), phase="optimizer")])
+    >>> job = parallelize(Graph(step), data=4)
+    >>> job.world, [c.kind for c in job.graphs[0].collectives]
+    (4, ['all_reduce'])
+    """
+    Ways(
+        data, tensor, pipeline, overlap, sequence, sharded, mixed, experts, tables, microbatches, schedule, chunks,
+        bucket_mb,
+    )  # fmt: skip
+    graph = _alone(graph)
+    if tables:
+        return tables_on_ranks(graph, data, bucket_mb=bucket_mb)
+    ranks = Ranks(tensor, data, pipeline)
+    draft = lines_of(graph, "parallelize")
+    if data > 1:
+        refuse_sparse(draft.ops, graph.source)
+    notes = _told(ranks, overlap, sequence, sharded, bucket_mb)
+    lines, own = draft.lines, set[int]()
+    in_parts = pipeline > 1 or microbatches > 1
+    if in_parts:
+        lines = of_one_part(draft, lines, microbatches)
+        notes.append(told(pipeline, microbatches, schedule, chunks))
+    if tensor > 1:
+        lines = divided(draft, lines, ranks.group(TENSOR, 0), overlap, sequence)
+    if experts > 1:
+        lines, own = with_experts(draft, lines, ranks.group(EXPERTS, 0, experts))
+    units = units_of(draft.ops, None if isinstance(sharded, bool) else sharded) if sharded else []
+    shards = _Shards(draft, ranks, experts, own, units, mixed)
+    if sharded and pipeline == 1:  # each part of the batch gathers and scatters anew
+        lines = shards.of(lines, 0, stays=False)
+    firsts = tuple(ranks.at(stage) for stage in range(pipeline))
+    staged = pipelined(draft, lines, firsts, microbatches, schedule, chunks) if in_parts else [lines]
+    graphs = []
+    for stage, ours in enumerate(staged):
+        ours = [_moved(line, ranks, stage, experts) for line in ours]
+        if data > 1 and not sharded:
+            ours = _with_gradients(draft, ours, ranks, stage, own, experts, bucket_mb)
+        if sharded and pipeline > 1:
+            ours = shards.of(ours, stage, stays=True)
+        graphs.append(draft.graph_of(ours, ranks.at(stage), ranks.world, "; ".join(notes)))
+    return Job(graphs, graph.source, alike=ranks.alike)
+
+
+def _alone(step: Graph | Job) -> Graph:
+    """The one rank whose step is to be shared."""
+    if isinstance(step, Graph):
+        return step
+    if len(step.graphs) != 1:
+        raise ForetraceError(
+            f"{step.source or 'the job'} has {len(step.graphs)} ranks, and shares its step already",
+            "Give the step of one rank; world, buckets and overlap of such a job can be set.",
+        )
+    return step.graphs[0]
+
+
+def _with_gradients(
+    draft: Draft, lines: list[Line], ranks: Ranks, stage: int, own: set[int], experts: int, bucket_mb: float
+) -> list[Line]:
+    """The lines with gradients shared: those of experts among the ranks that keep the same ones."""
+    lines = reduced(draft, lines, ranks.group(DATA, stage), bucket_mb, own)
+    replicas = ranks.replicas(stage, experts)
+    if not own or replicas.size == 1:
+        return lines
+    others = weights_of([line.op for line in lines]).storages - own
+    return reduced(draft, lines, replicas, bucket_mb, others)
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """Weights in shards over data parallel ranks, those of experts over the ranks that keep the same ones."""
+
+    draft: Draft
+    ranks: Ranks
+    experts: int
+    own: set[int]
+    """Storages of experts' gradients."""
+    units: list[str]
+    """Modules that are gathered together, of all stages."""
+    mixed: bool
+
+    def of(self, lines: list[Line], stage: int, stays: bool) -> list[Line]:
+        """The lines of a stage with its weights in shards."""
+        modules = {line.op.module for line in lines}
+        units = [unit for unit in self.units if any(block_of(module, [unit]) == 0 for module in modules)]
+        theirs, ours = self._experts_apart(lines)
+        lines = in_shards(self.draft, lines, self.ranks.group(DATA, stage), units, self.mixed, stays, theirs)
+        replicas = self.ranks.replicas(stage, self.experts)
+        if theirs and replicas.size > 1:
+            ours |= weights_of([line.op for line in lines]).storages - theirs
+            lines = in_shards(self.draft, lines, replicas, units, self.mixed, stays, ours)
+        return lines
+
+    def _experts_apart(self, lines: list[Line]) -> tuple[set[int], set[int]]:
+        """What the optimizer knows of experts, and of all the rest: weights, gradients and states."""
+        if not self.own:
+            return set(), set()
+        ops = [line.op for line in lines]
+        of_expert = {storage: storage in self.own for storage in weights_of(ops).storages}
+        spread([line.op for line in lines if line.op.phase == "optimizer" and line.collective is None], of_expert)
+        known = set(of_expert)
+        theirs = {storage for storage in known if of_expert[storage]}
+        return theirs, known - theirs
+
+
+def _moved(line: Line, ranks: Ranks, stage: int, experts: int) -> Line:
+    """A line with the groups of its stage."""
+    if line.collective is None or line.collective.group not in (TENSOR, EXPERTS):
+        return line
+    group = ranks.group(line.collective.group, stage, experts)
+    return replace(line, collective=replace(line.collective, ranks=group.ranks))
+
+
+def _told(ranks: Ranks, overlap: bool, sequence: bool, sharded: bool | Sequence[str], bucket_mb: float) -> list[str]:
+    ways = [f"{n} {word}" for n, word in ((ranks.tensor, "tensor"), (ranks.data, "data")) if n > 1]
+    if not ways:
+        return []
+    said = [f"parallel over {' x '.join(ways)} ranks"]
+    if sequence:
+        said.append("sequences divided")
+    if overlap:
+        said.append("gradients of inputs summed beside products")
+    if sharded:
+        said.append("weights in shards")
+    elif ranks.data > 1:
+        said.append("one bucket" if bucket_mb == inf else f"buckets of {bucket_mb:g} MB")
+    return [", ".join([*said, "made from the step of one rank"])]

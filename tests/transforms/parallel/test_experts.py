@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from foretrace.graph import ForetraceError, Graph
+from foretrace.record.sketch import sketch
+from foretrace.transforms.parallel.experts import expert_parallel
+from foretrace.transforms.parallel.parallelize import parallelize
+from tests.transforms.parallel.steps import trained
+
+EXPERTS, TOKENS, WIDTH = 8, 512, 64
+
+
+class Mixture(nn.Module):
+    """Experts choose their tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, EXPERTS)
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, 4 * WIDTH))
+        self.down = nn.Parameter(torch.randn(EXPERTS, 4 * WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        top = self.gate(x).softmax(-1).t().topk(len(x) // EXPERTS, dim=1)
+        hidden = nn.functional.gelu(torch.bmm(x[top.indices], self.up))
+        made = torch.bmm(hidden, self.down) * top.values.unsqueeze(-1)
+        return x + torch.zeros_like(x).index_add(0, top.indices.flatten(), made.flatten(0, 1))
+
+
+@pytest.fixture(scope="module")
+def step() -> Graph:
+    return sketch(trained(lambda: (nn.Sequential(Mixture(), Mixture()), torch.randn(TOKENS, WIDTH))), device="cuda")
+
+
+def test_tokens_go_to_their_experts_and_back_in_both_directions(step: Graph) -> None:
+    graph = expert_parallel(step, 4)
+    sent = [(graph.ops[c.op].phase, c.kind, c.nbytes) for c in graph.collectives]
+    tokens = TOKENS * WIDTH * 4
+    # The gradient of the very first tokens nobody needs.
+    assert sent == [("forward", "all_to_all", tokens)] * 4 + [("backward", "all_to_all", tokens)] * 3
+
+
+def test_each_rank_has_all_ranks_tokens_for_its_own_experts(step: Graph) -> None:
+    products = [op for op in expert_parallel(step, 4).ops if op.name == "aten::bmm"]
+    assert products[0].tensors[0].shape == (2, 4 * 64, WIDTH)
+    assert products[0].tensors[1].shape == (2, WIDTH, 4 * WIDTH)
+    assert all(t.shape[0] == 2 for op in products for t in (*op.tensors, *op.produced))
+
+
+def test_experts_are_changed_where_they_lie(step: Graph) -> None:
+    changed = [t.shape for op in expert_parallel(step, 4).ops if op.phase == "optimizer" for t in op.tensors]
+    assert (2, WIDTH, 4 * WIDTH) in changed
+    assert (EXPERTS, WIDTH, 4 * WIDTH) not in changed
+    assert (EXPERTS, WIDTH) in changed  # the gate is everybody's
+
+
+def test_gradients_of_experts_are_shared_by_those_who_keep_them(step: Graph) -> None:
+    job = parallelize(step, data=8, experts=4)
+    shared = {c.group: (c.nbytes, c.ranks) for c in job.graphs[0].collectives if c.kind == "all_reduce"}
+    expert, gate = 2 * WIDTH * 4 * WIDTH, WIDTH * EXPERTS + EXPERTS
+    assert shared["data"] == (2 * gate * 4, tuple(range(8)))
+    assert shared["expert replicas"][1] == (0, 4)
+    assert sum(c.nbytes for c in job.graphs[0].collectives if c.group == "expert replicas") == 2 * 2 * expert * 4
+
+
+def test_experts_are_in_shards_over_those_who_keep_the_same_and_the_rest_over_all(step: Graph) -> None:
+    graph = parallelize(step, data=8, experts=4, sharded=True).graphs[0]
+    sizes = {(c.kind, c.group): (c.nbytes, c.ranks) for c in graph.collectives}
+    expert, gate = 2 * WIDTH * 4 * WIDTH, WIDTH * EXPERTS + EXPERTS
+    for kind in ("all_gather", "reduce_scatter"):
+        assert sizes[kind, "expert replicas"] == (2 * expert * 4, (0, 4))
+        assert sizes[kind, "data"] == (gate * 4, tuple(range(8)))
+    changed = {t.shape for op in graph.ops if op.phase == "optimizer" for t in op.tensors}
+    assert changed == {(1, WIDTH, 4 * WIDTH), (1, 4 * WIDTH, WIDTH), (1, WIDTH), (1,)}
+
+
+def test_experts_that_one_rank_alone_keeps_stay_whole(step: Graph) -> None:
+    graph = parallelize(step, data=4, experts=4, sharded=True).graphs[0]
+    assert {c.group for c in graph.collectives} == {"data", "experts"}
+    assert (2, WIDTH, 4 * WIDTH) in {t.shape for op in graph.ops if op.phase == "optimizer" for t in op.tensors}
+
+
+def test_experts_that_do_not_divide_are_named(step: Graph) -> None:
+    with pytest.raises(ForetraceError, match=r"the 8 experts of Sequential.0 can't be divided over 3 ranks"):
+        expert_parallel(step, 3)
+
+
+def test_a_model_without_experts_is_refused() -> None:
+    step = sketch(trained(lambda: (nn.Linear(8, 8), torch.randn(4, 8))), device="cuda")
+    with pytest.raises(ForetraceError, match="has no experts"):
+        expert_parallel(step, 2)

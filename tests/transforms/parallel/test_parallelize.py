@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import foretrace as ft
+from foretrace.graph import ForetraceError, Job
+from foretrace.transforms.parallel.data import data_parallel
+from foretrace.transforms.parallel.parallelize import Ranks, parallelize
+from tests.transforms.parallel.steps import exchanged, gpt_step, told
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    return parallelize(gpt_step(), data=4, tensor=2, pipeline=2, microbatches=4)
+
+
+def test_every_rank_has_a_graph_or_is_like_one_that_has(job: Job) -> None:
+    assert job.world == 16
+    assert [graph.rank for graph in job.graphs] == [0, 8]
+    assert not job.missing
+    assert {rank: job.alike[rank] for rank in (1, 7, 9, 15)} == {1: 0, 7: 0, 9: 8, 15: 8}
+
+
+def test_ranks_are_numbered_as_megatron_numbers_them(job: Job) -> None:
+    groups = [{c.group: c.ranks for c in graph.collectives} for graph in job.graphs]
+    assert [g["tensor"] for g in groups] == [(0, 1), (8, 9)]
+    assert [g["data"] for g in groups] == [(0, 2, 4, 6), (8, 10, 12, 14)]
+    assert groups[0]["forward to chunk 1"] == (0, 8)
+
+
+def test_tensor_ranks_sum_the_activations_of_a_part_of_the_batch(job: Job) -> None:
+    part = 2 * 32 * 64 * 4
+    sums = {c.nbytes for graph in job.graphs for c in graph.collectives if c.group == "tensor"}
+    assert sums == {part, part // 64}  # those of the loss have one number a word
+
+
+def test_parts_of_a_batch_and_of_its_sequences_go_together() -> None:
+    job = parallelize(gpt_step(), data=2, tensor=2, pipeline=2, microbatches=4, sequence=True, overlap=True)
+    part = 2 * 32 * 64 * 4
+    for graph in job.graphs:
+        sizes = {(c.kind, c.nbytes) for c in graph.collectives}
+        assert {("all_gather", part), ("reduce_scatter", part)} <= sizes
+        assert sum(c.group == "tensor" and graph.ops[c.op].phase == "optimizer" for c in graph.collectives) == 1
+
+
+def test_gradients_are_shared_after_the_last_part_of_the_batch(job: Job) -> None:
+    for graph in job.graphs:
+        shared = [c.op for c in graph.collectives if c.group == "data"]
+        last_forward = max(row for row, op in enumerate(graph.ops) if op.name == "aten::gelu")
+        assert min(shared) > last_forward
+
+
+def test_no_two_parts_of_the_batch_share_a_tensor(job: Job) -> None:
+    """What is put in for data parallel ranks must not be taken for a part of the batch either."""
+    for graph in job.graphs:
+        shapes: dict[int, set[int]] = {}
+        for op in graph.ops:
+            for tensor in op.produced:
+                shapes.setdefault(tensor.id, set()).add(tensor.storage)
+        assert all(len(storages) == 1 for storages in shapes.values())
+        buckets = {
+            t.storage for op in graph.ops if op.name == "c10d::allreduce_" for t in op.tensors if len(t.shape) == 1
+        }
+        computed = {t.storage for op in graph.ops if op.name == "aten::addmm" for t in op.produced}
+        assert not buckets & computed
+
+
+def test_all_ways_together_can_be_predicted(job: Job) -> None:
+    forecast = ft.predict(job, on="h200")
+    assert forecast.world == 16
+    assert [row["stands_for"] for row in forecast.ranks] == [8, 8]
+    assert forecast.step_ms > 0
+
+
+def test_one_way_alone_is_the_edit_of_its_own() -> None:
+    ours, alone = parallelize(gpt_step(), data=8).graphs[0], data_parallel(gpt_step(), 8)
+    assert told(ours) == told(alone)
+    assert exchanged(ours) == exchanged(alone)
+
+
+def test_more_data_parallel_ranks_take_no_less_time() -> None:
+    one, many = (ft.predict(parallelize(gpt_step(), data=n), on="h200").step_ms for n in (2, 64))
+    assert many >= 0.98 * one
+
+
+def test_notes_tell_that_nobody_ran_it(job: Job) -> None:
+    assert "made from the step of one rank" in job.graphs[0].notes[-1]
+
+
+@pytest.mark.parametrize(
+    "ways, message",
+    [
+        ({"data": 0}, "data can't be 0"),
+        ({"sharded": True}, "can't be in shards on one rank"),
+        ({"data": 2, "sharded": ["nowhere"], "pipeline": 2}, "no module is called 'nowhere'"),
+        ({"data": 2, "mixed": True}, "mixed says how shards are kept"),
+        ({"data": 2, "overlap": True}, "overlap is about tensor parallel ranks"),
+        ({"chunks": 0}, "chunks can't be 0"),
+        ({"data": 99_999_999_999}, "data can't be 99999999999"),
+        ({"data": 2**19, "tensor": 4}, "a job can't have 2,097,152 ranks"),
+        ({"schedule": "zigzag"}, "no schedule is called 'zigzag'"),
+        ({"data": 2, "bucket_mb": 0.0}, "bucket_mb can't be 0"),
+        ({"data": 4, "experts": 3}, "3 ranks that share experts"),
+        ({"tables": True}, "tables need several ranks"),
+        ({"data": 2, "tables": True, "tensor": 2}, "go together with data parallel only"),
+        ({"tensor": 3}, "not divisible by 3"),
+        ({"pipeline": 2, "microbatches": 3}, "a batch of 8 can't be divided into 3 microbatches"),
+    ],
+)
+def test_what_can_not_be_done_is_refused(ways: dict[str, Any], message: str) -> None:
+    with pytest.raises(ForetraceError, match=message):
+        parallelize(gpt_step(), **ways)
+
+
+COUNTS = st.integers(-1, 9)
+
+
+@settings(max_examples=40)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "data": COUNTS,
+            "tensor": COUNTS,
+            "pipeline": COUNTS,
+            "microbatches": COUNTS,
+            "experts": COUNTS,
+            "chunks": COUNTS,
+            "sharded": st.booleans() | st.just(["GPT.blocks.1"]) | st.just(["nowhere"]),
+            "mixed": st.booleans(),
+            "overlap": st.booleans(),
+            "sequence": st.booleans(),
+            "tables": st.booleans(),
+            "schedule": st.sampled_from(["1f1b", "gpipe", "interleaved", "zigzag"]),
+            "bucket_mb": st.sampled_from([25.0, 0.01, math.inf, math.nan, -1.0]),
+        },
+    )
+)
+def test_any_wish_is_fulfilled_or_refused_with_advice(ways: dict[str, Any]) -> None:
+    try:
+        job = parallelize(gpt_step(), **ways)
+    except ForetraceError as error:
+        assert error.advice
+    else:
+        assert job.world == ways.get("data", 1) * ways.get("tensor", 1) * ways.get("pipeline", 1)
+        assert not job.missing
+        for graph in job.graphs:
+            assert all(c.nbytes > 0 and graph.rank in c.ranks for c in graph.collectives)
+
+
+def test_a_group_of_neighbours_shares_tensors() -> None:
+    ranks = Ranks(tensor=4, data=2, pipeline=2)
+    assert ranks.group("tensor", 1).ranks == (8, 9, 10, 11)
+    assert ranks.group("data", 1).ranks == (8, 12)
+
+
+def test_a_loaded_job_of_one_rank_is_shared_and_one_of_several_refused() -> None:
+    step = gpt_step()
+    assert parallelize(Job([step], "run"), data=2).world == 2
+    with pytest.raises(ForetraceError, match="run has 2 ranks, and shares its step already"):
+        parallelize(Job([step, step], "run"), data=2)

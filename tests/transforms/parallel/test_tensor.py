@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from foretrace.forecast.memory import peak_memory
+from foretrace.graph import ForetraceError, Graph, Op, Tensor
+from foretrace.record.sketch import sketch
+from foretrace.transforms.parallel.parallelize import parallelize
+from foretrace.transforms.parallel.split_views import join
+from foretrace.transforms.parallel.splitting import Splitting, key_of
+from foretrace.transforms.parallel.tensor import tensor_parallel
+from tests.transforms.parallel.steps import LOOKS, exchanged, gpt_step, neighbours, told, trained
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part(x).unflatten(-1, (-1, 16)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.attention, self.between = nn.LayerNorm(64), Attention(), nn.LayerNorm(64)
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.before(x))
+        return x + self.down(nn.functional.gelu(self.up(self.between(x))))
+
+
+PLAN = {f"attention.{name}": ColwiseParallel for name in "qkv"} | {
+    "attention.out": RowwiseParallel,
+    "up": ColwiseParallel,
+    "down": RowwiseParallel,
+}
+
+
+def transformer(ways: int) -> tuple[nn.Module, torch.Tensor]:
+    model = nn.Sequential(Block(), Block())
+    if ways > 1:
+        mesh = init_device_mesh("cpu", (ways,))
+        for block in model:
+            parallelize_module(block, mesh, {name: style() for name, style in PLAN.items()})
+    return model, torch.randn(8, 32, 64)
+
+
+@cache
+def whole() -> Graph:
+    return sketch(trained(lambda: transformer(1), "cpu"))
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+def test_blocks_are_divided_as_dtensor_divides_them(ways: int) -> None:
+    ours = tensor_parallel(whole(), ways)
+    theirs = sketch(trained(lambda: transformer(ways), "cpu"), world=ways)
+    assert exchanged(ours) == exchanged(theirs)
+    assert neighbours(ours) == neighbours(theirs)
+
+    def computed(graph: Graph) -> list[tuple[str, list[tuple[int, ...]]]]:
+        return [(name, shapes) for name, shapes in told(graph) if "mm" in name or "attention" in name]
+
+    assert computed(ours) == computed(theirs)
+
+
+def in_two_dimensions(data: int, ways: int) -> tuple[nn.Module, torch.Tensor]:
+    model = nn.Sequential(Block(), Block())
+    mesh = init_device_mesh("cpu", (data, ways), mesh_dim_names=("data", "tensor"))
+    for block in model:
+        parallelize_module(block, mesh["tensor"], {name: style() for name, style in PLAN.items()})
+        fully_shard(block, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"]), torch.randn(8, 32, 64)
+
+
+def test_divided_blocks_in_shards_exchange_what_dtensor_and_fsdp2_exchange() -> None:
+    ours = parallelize(whole(), data=4, tensor=2, sharded=True).graphs[0]
+    theirs = sketch(trained(lambda: in_two_dimensions(4, 2), "cpu"), world=8)
+    assert exchanged(ours) == exchanged(theirs)
+    assert {c.kind: c.ranks for c in ours.collectives} == {c.kind: c.ranks for c in theirs.collectives}
+
+
+def test_sums_of_backward_may_go_out_before_the_weights_gradients() -> None:
+    after, beside = (tensor_parallel(gpt_step(), 2, overlap) for overlap in (False, True))
+    assert exchanged(after) == exchanged(beside)
+
+    def products_behind(graph: Graph) -> list[str]:
+        """Of each sum in backward, the next call that computes something."""
+        sums = [c.op for c in graph.collectives if graph.ops[c.op].phase == "backward"]
+        computing = [(row, op.name) for row, op in enumerate(graph.ops) if op.name not in LOOKS]
+        return [next(name for row, name in computing if row > at) for at in sums]
+
+    assert set(products_behind(after)) == {"aten::native_layer_norm_backward"}
+    assert products_behind(beside).count("aten::mm") == 4
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_along_the_sequence_sums_are_scattered_and_products_gather(dtype: str) -> None:
+    graph = tensor_parallel(gpt_step(dtype=dtype), 2, sequence=True)
+    inside = [graph.ops[c.op] for c in graph.collectives if "blocks" in graph.ops[c.op].module]
+    forward, backward = (Counter(op.name for op in inside if op.phase == phase) for phase in ("forward", "backward"))
+    gather, scatter = "c10d::_allgather_base_", "c10d::_reduce_scatter_base_"
+    assert forward == {gather: 2 * 2, scatter: 2 * 2}
+    # Twice a block the gradient of a result, and the input once more; of the inputs' gradients, sums are scattered.
+    assert backward == {gather: 4 * 2, scatter: 2 * 2}
+    normed = {op.tensors[0].shape for op in graph.ops if "layer_norm" in op.name}
+    assert normed == {(8, 16, 64)}
+
+
+def test_along_the_sequence_products_are_the_same_and_less_is_kept() -> None:
+    whole, parts = (tensor_parallel(gpt_step(), 2, sequence=sequence) for sequence in (False, True))
+    products = [[op.tensors[-1].shape for op in g.ops if "mm" in op.name] for g in (whole, parts)]
+    assert products[0] == products[1]
+    assert (peak_memory(parts) or 0) < (peak_memory(whole) or 0)
+
+
+def test_a_sequence_that_does_not_divide_is_named() -> None:
+    odd = sketch(trained(lambda: (nn.Sequential(Block(), Block()), torch.randn(8, 31, 64)), "cpu"))
+    with pytest.raises(ForetraceError, match=r"reads \[8, 31, 64\], which has no sequence that 2 ranks"):
+        tensor_parallel(odd, 2, sequence=True)
+
+
+def test_a_gpt_sums_twice_a_block_and_way_and_over_its_vocabulary() -> None:
+    graph = tensor_parallel(gpt_step(), 2)
+    words = 8 * 32
+    activations, statistics = words * 64 * 4, words * 4
+    assert [c.nbytes for c in graph.collectives] == [activations] * 5 + [statistics] * 3 + [activations] * 5
+    assert {c.kind for c in graph.collectives} == {"all_reduce"}
+
+
+def test_autocast_divides_the_same() -> None:
+    whole, cast = tensor_parallel(gpt_step(), 2), tensor_parallel(gpt_step(dtype="bf16"), 2)
+    assert [c.kind for c in cast.collectives] == [c.kind for c in whole.collectives]
+    products = [[op.tensors[-1].shape for op in g.ops if op.name in ("aten::mm", "aten::addmm")] for g in (whole, cast)]
+    assert products[0] == products[1]
+
+
+def test_weights_states_and_gradients_are_divided_alike() -> None:
+    graph = tensor_parallel(gpt_step(), 2)
+    update = next(op for op in graph.ops if op.name == "aten::_foreach_lerp_")
+    momenta, gradients = update.args[:2]
+    assert isinstance(momenta, list) and isinstance(gradients, list)
+    assert [t.shape for t in momenta] == [t.shape for t in gradients]  # type: ignore[union-attr]
+    assert {(256, 64), (96, 64), (96,), (64, 32), (128, 64), (64, 128)} <= {t.shape for t in update.tensors}
+
+
+def test_a_view_into_divided_queries_steps_over_its_own_part_only() -> None:
+    graph = tensor_parallel(gpt_step(), 2)
+    call = next(op for op in graph.ops if "attention" in op.name and op.phase == "forward")
+    queries = call.tensors[0]
+    assert (queries.shape, queries.stride) == ((8, 2, 32, 16), (32 * 96, 16, 96, 1))
+
+
+def test_heads_that_do_not_divide_are_named() -> None:
+    with pytest.raises(ForetraceError, match=r"aten::view in GPT.blocks.0.attention can't be divided by 8"):
+        tensor_parallel(gpt_step(), 8)
+
+
+def test_a_width_that_does_not_divide_is_named() -> None:
+    with pytest.raises(ForetraceError, match=r"addmm in GPT.blocks.0.attention.qkv .* not divisible by 5"):
+        tensor_parallel(gpt_step(), 5)
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    graph = sketch(trained(lambda: (nn.Linear(8, 8), torch.randn(4, 8)), "cpu"))
+    with pytest.raises(ForetraceError, match="repeats no block"):
+        tensor_parallel(graph, 2)
+
+
+def test_blocks_without_linear_layers_are_refused() -> None:
+    def build() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Sequential(*(nn.LayerNorm(8) for _ in range(4))), torch.randn(4, 8)
+
+    with pytest.raises(ForetraceError, match=r"no linear layers in the blocks .* Sequential.0"):
+        tensor_parallel(sketch(trained(build, "cpu")), 2)
+
+
+def test_an_empty_vector_that_is_joined_with_anything_is_no_part_to_divide() -> None:
+    """As caches of keys begin: cat([], keys)."""
+    rules = Splitting(2, {}, join)
+    keys, nothing = Tensor((4, 8, 16), "float32", id=0, storage=0), Tensor((0,), "float32", id=1, storage=1)
+    joined = Tensor((4, 8, 16), "float32", id=2, storage=2)
+    rules.states[key_of(keys)] = 1
+    join(rules, Op("aten::cat", ([nothing, keys], -2), outputs=(joined,)))
+    assert rules.split(joined) == 1
