@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from foretrace import processes
-from foretrace.processes import Claim, Owner, end_with, is_alive, is_held, is_left_behind, temporary_folder
+from foretrace.processes import Claim, Owner, is_alive, is_held, is_left_behind, temporary_folder
 from tests.processes import PATIENCE_S, started
 
 PARENT = """
@@ -122,7 +122,8 @@ def test_a_folder_that_names_no_owner_is_left_behind_after_a_day(tmp_path: Path)
 def test_temporary_folders_of_killed_processes_are_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = "import time; from foretrace.processes import temporary_folder as t\nwith t() as f: print(f, flush=True); time.sleep(600)"
+    hold = "with temporary_folder() as folder: print(folder, flush=True); time.sleep(600)"
+    hold = f"import time; from foretrace.processes import temporary_folder\n{hold}"
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "foretrace-1-notes").mkdir()  # a user's own: it names no owner
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -136,8 +137,3 @@ def test_temporary_folders_of_killed_processes_are_removed_by_the_next(
     assert left.is_dir()
     with temporary_folder() as mine:
         assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "foretrace-1-notes", mine])
-
-
-def test_a_child_of_nobody_is_not_ended() -> None:
-    end_with(os.getpid())  # itself: alive, and no parent; a thread looks for it
-    assert is_alive(os.getpid())

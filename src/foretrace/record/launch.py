@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from pathlib import Path
 
 from foretrace.graph import ForetraceError
 from foretrace.record.attach import ATTACHED, ORDERS, TORCH
-from foretrace.record.session import TRAIN_LONGER, finish, prepare, unfinished
+from foretrace.record.place import prepare
+from foretrace.record.session import TRAIN_LONGER, unfinished
 
 
 def launch(
@@ -32,7 +32,8 @@ def launch(
     """
     if not command:
         raise ForetraceError("there is no command to record", "Put it after --: foretrace record --out DIR -- python …")
-    out, parts = prepare(out)
+    place = prepare(out, command)
+    parts = place.parts
     orders = {"out": str(parts), "plain": plain, "profile": profile, "warmup": warmup, "stop": stop}
     injected = str(Path(__file__).parent / "inject")
     path = os.pathsep.join(p for p in (injected, os.environ.get("PYTHONPATH", "")) if p)
@@ -42,12 +43,17 @@ def launch(
         if not any(parts.glob("rank-*")):
             raise _nothing_recorded(parts, code)
         lost = unfinished(parts)
-        finish(out, parts, {"by": "foretrace record", "command": list(command)})
+        folder = place.finish({"by": "foretrace record", "command": list(command)})
         if lost:
             print(f"foretrace: not every process was recorded: {lost}", file=sys.stderr)
-        print(f"foretrace: recorded into {out}; see it with: foretrace show {shlex.quote(str(out))}", file=sys.stderr)
+        if folder != place.out:
+            print(f"foretrace: another recording into {place.out} came first: this one has its own", file=sys.stderr)
+        print(
+            f"foretrace: recorded into {folder}; see it with: foretrace show {shlex.quote(str(folder))}",
+            file=sys.stderr,
+        )
     finally:
-        shutil.rmtree(parts, ignore_errors=True)
+        place.leave()
     return code
 
 

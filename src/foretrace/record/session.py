@@ -5,8 +5,6 @@ Imports torch only once something is recorded, so that ``foretrace.step()`` cost
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrace.graph import ForetraceError
-from foretrace.record import folder as files
 from foretrace.record.attach import UNFINISHED
+from foretrace.record.place import prepare
 from foretrace.record.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -112,18 +110,22 @@ def record(step_fn: Callable[[], Any], out: str | Path, plain: int = 20, profile
     from foretrace.record.recorder import Recorder
 
     _refuse_a_second()
-    out, parts = prepare(out)
-    recorder = Recorder(parts, Schedule(warmup, plain, profile))
+    schedule = Schedule(warmup, plain, profile)
+    place = prepare(out)
+    recorder = Recorder(place.parts, schedule)
     try:
         while not recorder.done:
             step_fn()
             recorder.step()
         if recorder.failed:
             raise ForetraceError(f"nothing was recorded: {recorder.failed}", "Set FORETRACE_DEBUG=1 to see where.")
-        return finish(out, parts, {"by": "ft.record"})
+        folder = place.finish({"by": "ft.record"})
+        if folder != place.out:
+            warnings.warn(f"foretrace: recorded into {folder}: another recording came first", stacklevel=2)
+        return folder
     finally:
         recorder.let_go()
-        shutil.rmtree(parts, ignore_errors=True)
+        place.leave()
 
 
 @contextmanager
@@ -142,21 +144,22 @@ def recording(out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 
     True
     """
     _refuse_a_second()
-    out, parts = prepare(out)
-    session = open_session(parts, Schedule(warmup, plain, profile))
+    schedule = Schedule(warmup, plain, profile)
+    place = prepare(out)
+    session = open_session(place.parts, schedule)
     try:
-        yield out
+        yield place.out
         session.close()
         if session.recorder.failed:
             return  # it has said so
         if why := why_unfinished(session.recorder):
             warnings.warn(f"foretrace: nothing was recorded: {why}. {TRAIN_LONGER}", stacklevel=3)
-        else:
-            finish(out, parts, {"by": "ft.recording"})
+        elif (folder := place.finish({"by": "ft.recording"})) != place.out:
+            warnings.warn(f"foretrace: recorded into {folder}: another recording came first", stacklevel=3)
     finally:
         session.close()
         session.recorder.let_go()
-        shutil.rmtree(parts, ignore_errors=True)
+        place.leave()
 
 
 def why_unfinished(recorder: Recorder) -> str:
@@ -166,42 +169,6 @@ def why_unfinished(recorder: Recorder) -> str:
     return f"the job ended {recorder.missing_steps} steps too early"
 
 
-def prepare(out: str | Path) -> tuple[Path, Path]:
-    """The folder of a recording to be, and a working folder beside it that ranks write into."""
-    out = Path(out)
-    try:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ForetraceError(f"{out} is there already", "Choose another --out, or remove it first.")
-    except OSError as error:
-        raise ForetraceError(f"{out} can't be looked at ({error.strerror})", "Choose another --out.") from None
-    parts = out.absolute().with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        parts.mkdir(parents=True)
-    except OSError as error:
-        raise ForetraceError(f"{out} can't be written ({error.strerror})", "Choose another --out.") from None
-    return out, parts
-
-
 def unfinished(parts: Path) -> str:
     """Why ranks are missing, as the processes that should have recorded them say."""
     return "; ".join(sorted({note.read_text() for note in parts.glob(f"*{UNFINISHED}")}))
-
-
-def finish(out: Path, parts: Path, facts: dict[str, Any]) -> Path:
-    """Put the ranks that were recorded in their place, all at once.
-
-    Ranks of a job, and launchers on several nodes, may share a place: whoever comes later adds its ranks to what is
-    there. Who that is shows only in moving: they may all come at the same moment.
-    """
-    ranks = sorted(parts.glob("rank-*"))
-    for other in set(parts.iterdir()) - set(ranks):
-        shutil.rmtree(other) if other.is_dir() else other.unlink()
-    files.write_job(parts, {"world": max(files.read_rank(path).world for path in ranks), **facts})
-    try:
-        parts.replace(out)
-    except OSError:
-        if not out.is_dir():
-            raise
-        for part in [*ranks, parts / files.JOB]:
-            part.replace(out / part.name)
-    return out

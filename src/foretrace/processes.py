@@ -1,0 +1,271 @@
+"""Processes that end with their parent, and working folders that name the process they belong to.
+
+Standard library only: it is imported inside training images.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system
+    fcntl = None  # type: ignore[assignment]
+
+OWNER = "owner.json"
+"""The file in a working folder that names its process; locked as long as that process lives."""
+PR_SET_PDEATHSIG = 1
+"""Linux's prctl option that has the kernel send a signal when the parent ends."""
+POLL_S = 1.0
+"""How often the parent is looked for where the kernel does not tell."""
+UNKNOWN_OWNER_S = 86_400.0
+"""Age at which a working folder without an owner file counts as left behind: it may be from another machine."""
+LOCK_PATIENCE_S = 2.0
+"""How long to wait for a folder's lock, which is held for milliseconds; a calibration may hold it for hours."""
+TEMPORARY = "foretrace-"
+"""How the names of temporary folders begin."""
+
+
+def end_with(parent: int) -> None:
+    """End this process as soon as process ``parent`` has ended, even by SIGKILL.
+
+    On Linux the kernel kills a child with its parent. Elsewhere, or where ``parent`` is no direct parent, a thread
+    looks for it once a second.
+    """
+    if os.getppid() == parent and _kernel_ends_this():
+        if os.getppid() != parent:  # it ended before the kernel knew
+            os._exit(1)
+        return
+    if not is_alive(parent):
+        os._exit(1)
+    threading.Thread(target=_end_after, args=(parent, os.getppid()), daemon=True).start()
+
+
+def _kernel_ends_this() -> bool:
+    """Ask the kernel to kill this process with its parent; False where it can't."""
+    if sys.platform != "linux":
+        return False
+    try:
+        import ctypes
+
+        return ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0  # type: ignore[no-any-return]
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+def _end_after(parent: int, direct: int) -> None:
+    """End this process once ``parent`` is gone, or the direct parent it had at first."""
+    while is_alive(parent) and os.getppid() == direct:
+        time.sleep(POLL_S)
+    os._exit(1)
+
+
+def is_alive(pid: int, started: int | None = None) -> bool:
+    """Whether a process of this machine runs; of several with the same number, the one that started then.
+
+    >>> is_alive(os.getpid()), is_alive(os.getpid(), started=-1), is_alive(0)
+    (True, False, False)
+    """
+    if pid <= 0:
+        return False
+    if os.name == "posix":
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except PermissionError:  # somebody else's, and so alive
+            pass
+    state, ticks = _state(pid)
+    return state not in ("Z", "X") and (started is None or ticks is None or ticks == started)
+
+
+def _state(pid: int) -> tuple[str, int | None]:
+    """The state of a process and when it started, in clock ticks; unknown where there is no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return "", None
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that a working folder belongs to."""
+
+    host: str
+    pid: int
+    started: int | None = None
+    job: str = ""
+    """The job that the process is a part of; empty where it is none."""
+    part: str = ""
+    """Which part: its rank, or whatever tells it from the others."""
+
+    @classmethod
+    def here(cls, job: str = "", part: str = "") -> Owner:
+        """This process."""
+        return cls(socket.gethostname(), os.getpid(), _state(os.getpid())[1], job, part)
+
+    def shares_with(self, other: Owner) -> bool:
+        """Whether both are different parts of one job.
+
+        >>> ranks = [Owner("node-1", pid, None, "job 7", rank) for pid, rank in ((10, "0"), (11, "1"), (12, "1"))]
+        >>> ranks[0].shares_with(ranks[1]), ranks[1].shares_with(ranks[2])
+        (True, False)
+        """
+        return bool(self.job) and self.job == other.job and self.part != other.part
+
+
+class Claim:
+    """A working folder that belongs to this process until it is released, or the process ends.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with Claim(folder):
+    ...     owner_of(folder).pid == os.getpid(), is_held(folder)
+    (True, True)
+    >>> is_held(folder)
+    False
+    """
+
+    def __init__(self, folder: Path, owner: Owner | None = None) -> None:
+        self._file = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT, 0o644)
+        os.write(self._file, json.dumps(asdict(owner or Owner.here())).encode())
+        if fcntl is not None:
+            with suppress(OSError):  # some file systems have no locks
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._folder: Path | None = folder
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give the folder up, once or several times."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            os.close(self._file)
+            with suppress(OSError):
+                (folder / OWNER).unlink()
+
+
+def owner_of(folder: Path) -> Owner | None:
+    """The owner that a working folder names; None where it names none."""
+    try:
+        return Owner(**json.loads((folder / OWNER).read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a live process owns a working folder. Of processes on other machines only a lock tells."""
+    owner = owner_of(folder)
+    if owner is None:
+        return False
+    if _is_locked(folder / OWNER):
+        return True
+    return owner.host == socket.gethostname() and is_alive(owner.pid, owner.started)
+
+
+def is_left_behind(folder: Path) -> bool:
+    """Whether the owner of a working folder ended on this machine without removing it.
+
+    The name's number and the age decide where it names no owner: another machine's may look the same.
+    """
+    owner = owner_of(folder)
+    if owner is not None:
+        return owner.host == socket.gethostname() and not is_held(folder)
+    number = re.search(r"\d+", folder.name)
+    try:
+        age = time.time() - folder.stat().st_mtime
+    except OSError:
+        return False
+    return age > UNKNOWN_OWNER_S and number is not None and not is_alive(int(number[0]))
+
+
+def _is_locked(path: Path) -> bool:
+    if fcntl is None:
+        return False
+    try:
+        file = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # some file systems have no locks
+        return False
+    finally:
+        os.close(file)
+    return False
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keep other processes out of the same section for this folder, where the file system has locks."""
+    file = os.open(folder, os.O_RDONLY) if fcntl is not None else None
+    try:
+        if file is not None:
+            _wait_for_lock(file)
+        yield
+    finally:
+        if file is not None:
+            os.close(file)
+
+
+def _wait_for_lock(file: int) -> None:
+    patience = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > patience:
+                return None
+            time.sleep(0.01)
+        except OSError:  # some file systems have no locks
+            return None
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A temporary folder; those that killed processes of the same user left behind are removed.
+
+    >>> with temporary_folder() as folder:
+    ...     folder.is_dir()
+    True
+    >>> folder.exists()
+    False
+    """
+    remove_left_behind()
+    folder = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-"))
+    try:
+        with Claim(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_left_behind() -> None:
+    """Remove temporary folders whose process was killed: ours by name, by user and by the owner they name."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}[0-9]*-*"):
+        with suppress(OSError):
+            mine = not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid()
+            if mine and folder.is_dir() and not folder.is_symlink() and owner_of(folder) and is_left_behind(folder):
+                shutil.rmtree(folder, ignore_errors=True)
