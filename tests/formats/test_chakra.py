@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import job, rank
 
 from foretrace.formats.chakra import read_chakra, write_chakra
 from foretrace.formats.chakra_schema import (
@@ -29,6 +28,7 @@ from foretrace.formats.kineto import read_kineto
 from foretrace.graph import Collective, ForetraceError, Graph, Job
 from foretrace.graph.tables import CALL, LAUNCH
 from tests.formats.execution_traces import step, trace, write
+from tests.formats.jobs import job, rank
 
 
 def nodes_of(path: Path) -> list[Any]:
@@ -204,6 +204,7 @@ def test_a_cut_file_says_at_which_node(tmp_path: Path):
 @settings(max_examples=150)
 @given(st.integers(0, 100_000), st.binary(min_size=1, max_size=6))
 def test_bytes_changed_anywhere_give_a_graph_or_one_line(tmp_path: Path, at: int, patch: bytes):
+    (tmp_path / "chakra.0.et").unlink(missing_ok=True)  # of the case before
     (path,) = write_chakra(Job([rank(0)]), tmp_path)
     text = path.read_bytes()
     at %= len(text)

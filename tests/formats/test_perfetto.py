@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs import EPOCH_NS, job, rank
 
 from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.formats.join import join
@@ -15,6 +14,7 @@ from foretrace.formats.kineto import read_kineto
 from foretrace.formats.perfetto import FIRST_STREAM, write_perfetto
 from foretrace.graph import ForetraceError, Graph, Job
 from tests.formats.execution_traces import step, trace, write
+from tests.formats.jobs import EPOCH_NS, job, rank
 
 
 def written(folder: Path, what: Job, name: str = "trace.json") -> dict[str, Any]:
@@ -100,12 +100,13 @@ def test_a_structure_without_times_has_nothing_to_show(tmp_path: Path):
 
 
 def test_an_earlier_file_survives_a_writer_that_fails(tmp_path: Path):
-    (tmp_path / "trace.json").write_text("earlier")
+    write_perfetto(Job([rank(0)]), tmp_path / "trace.json")
+    earlier = (tmp_path / "trace.json").read_text()
     graph = rank(0)
     graph.ops.detail = lambda row: 1 / 0  # type: ignore[assignment,return-value]
     with pytest.raises(ZeroDivisionError):
         write_perfetto(Job([graph]), tmp_path / "trace.json")
-    assert [p.read_text() for p in tmp_path.iterdir()] == ["earlier"]
+    assert [p.read_text() for p in tmp_path.iterdir()] == [earlier]
 
 
 @pytest.mark.parametrize("stem", ["traces/h200/resnet50_b64_fp32/", "public/megatron_tp8_8xA100/rank2."])

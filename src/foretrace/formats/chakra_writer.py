@@ -11,7 +11,7 @@ from typing import Any
 from foretrace.formats import chakra_schema as schema
 from foretrace.formats.chakra_edges import CALL, GAP, KERNEL, OP, Planned, plan
 from foretrace.formats.chakra_schema import add_attributes, framed
-from foretrace.formats.output import replaced
+from foretrace.formats.output import CHAKRA, replaced
 from foretrace.formats.values import encoded
 from foretrace.graph import Collective, Graph, Job, Op, Value
 
@@ -34,7 +34,7 @@ def write_chakra(job: Job, folder: Path | str) -> list[Path]:
     written = []
     for graph in job.graphs:
         path = Path(folder) / f"chakra.{graph.rank}.et"
-        with replaced(path) as file:
+        with replaced(path, CHAKRA) as file:
             file.write(framed(_metadata(graph)))
             for message in _Messages(graph).all():
                 file.write(framed(message))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from foretrace.files import GZIP_MAGIC, opened
 from foretrace.graph import ForetraceError
 
 _gunzip: Callable[..., Any] = gzip.GzipFile
@@ -21,7 +23,6 @@ except ImportError:  # there is no wheel of it for some machines
 
 FIRST_PIECE, PIECE = 1 << 16, 1 << 22
 """The first piece is small: often it already tells what a file is."""
-GZIP_MAGIC = b"\x1f\x8b"
 LARGE_BYTES, LARGEST_RATIO = 256 << 20, 200
 """A file that unpacks to more than so many bytes, and to more than so many times its size, is a bomb: traces shrink
 10 to 60 times."""
@@ -37,7 +38,7 @@ def pieces(path: Path) -> Iterator[bytes]:
     [b'{}']
     """
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             magic = file.read(2)
             file.seek(0)
             if not magic:
@@ -67,7 +68,7 @@ def unreadable(path: Path, error: OSError) -> ForetraceError:
 
 
 def _unpacked(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    packed = path.stat().st_size
+    packed = os.fstat(file.fileno()).st_size
     total, size = 0, FIRST_PIECE
     with _gunzip(fileobj=file, mode="rb") as stream:
         while True:

@@ -8,11 +8,13 @@ command before it, or in the file's name.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from foretrace.formats.files import pieces
+from foretrace.files import read_bounded
+from foretrace.formats.files import unreadable
 from foretrace.graph import ForetraceError
 from foretrace.graph.collectives import collective_kind
 
@@ -23,6 +25,10 @@ _COLUMNS = re.compile(r"\bsize\s+count\s+type\b.*\btime\b")
 _ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s")
 _PREFIX = re.compile(r"^\[\d+,\d+\]<std\w+>:")
 """What mpirun puts before each line."""
+MAX_LOG_BYTES = 64 << 20
+"""A table has a hundred lines: no set of tests prints this much."""
+MAX_BYTES, MAX_US = 1 << 50, 1e12
+"""What no message holds, and what no collective takes."""
 
 
 @dataclass
@@ -50,7 +56,12 @@ class NcclTable:
 
 def read_nccl_tests(path: Path) -> list[NcclTable]:
     """The tables of a log, in order; a log without any is refused."""
-    text = b"".join(pieces(path)).decode("utf-8", "replace")
+    try:
+        text = read_bounded(path, MAX_LOG_BYTES, "a log of nccl-tests").decode("utf-8", "replace")
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (EOFError, zlib.error) as error:
+        raise ForetraceError(f"{path} is not a sound gzip file ({error})", "Copy it again.") from None
     tables = [table for table in _tables(text.splitlines(), path) if table.rows]
     if not tables:
         raise ForetraceError(f"{path} holds no table of nccl-tests", "Give what all_reduce_perf and the like print.")
@@ -84,7 +95,7 @@ def _row(cells: list[str], place: int) -> list[tuple[int, float]]:
         size, us = int(cells[0]), float(cells[place])
     except (ValueError, IndexError):
         return []  # cut off
-    return [(size, us)] if size > 0 and us > 0 else []
+    return [(size, us)] if 0 < size <= MAX_BYTES and 0 < us <= MAX_US else []
 
 
 def _check(table: NcclTable, path: Path) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from foretrace.formats.dtypes import CPP_NAMES
-from foretrace.formats.output import replaced
+from foretrace.formats.output import TIMELINE, replaced
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, Tensor, Value, tensors_in
 from foretrace.graph.tables import ANNOTATION, CALL, COLLECTIVE, COMPUTE, COPY, MODULE, NODE, SET
 from foretrace.graph.tensor import ITEMSIZE
@@ -50,7 +50,7 @@ def write_perfetto(job: Job, path: Path | str) -> None:
             f"{job.source or 'the job'} has no times to show", "Bring a profiler trace, or record the job."
         )
     zero_ns = min(g.origin_ns + int(first) * 1000 for g, first in zip(job.graphs, firsts) if not math.isnan(first))
-    with replaced(path) as file, ExitStack() as stack:
+    with replaced(path, TIMELINE) as file, ExitStack() as stack:
         out = file
         if path.suffix == ".gz":
             out = cast(Any, stack.enter_context(gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0)))

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import math
 import types
+import zlib
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from foretrace.files import read_bounded, written_whole
 from foretrace.graph import ForetraceError
 
 T = TypeVar("T")
@@ -22,6 +24,8 @@ Positive = Annotated[float, "above 0"]
 PositiveInt = Annotated[int, "above 0"]
 LARGEST = 2**53
 """JSON has whole numbers of any size; arrays do not."""
+MAX_FILE_BYTES = 64 << 20
+"""The largest that is shipped, a host, has 32 kB."""
 
 
 def read_as(kind: type[T], path: Path, advice: str = "Restore it.") -> T:
@@ -60,10 +64,10 @@ def read_as(kind: type[T], path: Path, advice: str = "Restore it.") -> T:
 def read_object(path: Path, advice: str = "Restore it.") -> dict[str, Any]:
     """The object that a file of JSON holds."""
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(read_bounded(path, MAX_FILE_BYTES, "facts of a platform"))
     except FileNotFoundError:
         raise ForetraceError(f"{path} does not exist", advice) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise ForetraceError(f"{path} is not readable as JSON ({error})", advice) from None
     if not isinstance(facts, dict):
         raise ForetraceError(f"{path} holds no JSON object", advice)
@@ -72,9 +76,9 @@ def read_object(path: Path, advice: str = "Restore it.") -> dict[str, Any]:
 
 def write(path: Path, facts: dict[str, Any]) -> None:
     """Write facts as JSON: under another name first, so that no reader sees half a file."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
-    temporary.replace(path)
+    text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
+    with written_whole(path) as file:
+        file.write(text.encode())
 
 
 class FieldError(ValueError):

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from foretrace.files import written_whole
 from foretrace.graph import ForetraceError
 from foretrace.platform import packing
 
@@ -55,9 +56,9 @@ def pack(path: Path) -> None:
     >>> list(lines(path))
     ['{"us":1.5}', '{"us":2.0}']
     """
-    temporary = packed(path).with_suffix(".tmp")
-    temporary.write_bytes(packing.pack(lines(path)))
-    temporary.replace(packed(path))
+    data = packing.pack(lines(path))
+    with written_whole(packed(path)) as file:
+        file.write(data)
     path.unlink(missing_ok=True)
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foretrace.files import written_folder
 from foretrace.graph import ForetraceError, Graph, Tensor
 from foretrace.graph.operators import LAYOUTS
 from foretrace.graph.tensor import ITEMSIZE
@@ -118,17 +119,12 @@ def _changed(graph: Graph, choices: Choices) -> Graph:
 
 
 def write_files(files: Mapping[str, str], out: Path) -> Path:
-    """Write a new folder with these files, with what runs them."""
-    try:
-        out.mkdir(parents=True)
+    """Write a new folder with these files, with what runs them; nothing is left of one that can't be completed."""
+    with written_folder(out) as folder:
         for name, text in {"run.py": RUN, **files}.items():
-            (out / name).parent.mkdir(exist_ok=True)
-            (out / name).write_text(text, encoding="utf-8")
-        shutil.copytree(HARNESS, out / "harness", ignore=shutil.ignore_patterns("__pycache__"))
-    except FileExistsError:
-        raise ForetraceError(f"{out} is there already", "Choose another folder, or remove it first.") from None
-    except OSError as error:
-        raise ForetraceError(f"{out} can't be written ({error.strerror})", "Choose another folder.") from None
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        shutil.copytree(HARNESS, folder / "harness", ignore=shutil.ignore_patterns("__pycache__"))
     return out
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from foretrace.files import read_bounded
+from foretrace.formats.output import PLAN, replaced
 from foretrace.graph import ForetraceError
+from foretrace.graph.codec import DAMAGE
 from foretrace.sharding.kinds import KINDS, Way, ways
 from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 VERSION = 1
+MAX_PLAN_BYTES = 512 << 20
+"""A million tables, each on a hundred ranks, take less."""
 
 
 class Placement(NamedTuple):
@@ -42,13 +48,10 @@ def to_dict(plan: Plan, tables: Sequence[Table]) -> dict[str, Any]:
 
 
 def write_plan(plan: Plan, tables: Sequence[Table], ranks: Ranks, path: Path) -> None:
-    """Write it to a file."""
+    """Write it to a file; a file that is there and holds no plan is left alone."""
     words = {"version": VERSION, "world": ranks.world, "batch": ranks.batch, "plan": to_dict(plan, tables)}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(words, indent=1) + "\n")
-    except OSError as error:
-        raise ForetraceError(f"{path} can't be written ({error.strerror})", "Name another file.") from None
+    with replaced(path, PLAN) as file:
+        file.write((json.dumps(words, indent=1) + "\n").encode())
 
 
 def read_plan(path: str | Path, tables: Sequence[Table], ranks: Ranks) -> Plan:
@@ -60,9 +63,9 @@ def read_plan(path: str | Path, tables: Sequence[Table], ranks: Ranks) -> Plan:
     True
     """
     try:
-        words = json.loads(Path(path).read_text())["plan"]
+        words = json.loads(read_bounded(Path(path), MAX_PLAN_BYTES, "a plan"))["plan"]
         found = {name: Placement(str(p["kind"]), tuple(map(int, p["ranks"]))) for name, p in words.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, EOFError, zlib.error, *DAMAGE) as error:
         raise ForetraceError(f"{path} is no plan ({error})", "`foretrace shard --out` writes one.") from None
     absent = [table.name for table in tables if table.name not in found]
     if absent:

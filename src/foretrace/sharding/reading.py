@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import difflib
-import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from foretrace.files import read_bounded
 from foretrace.graph import ForetraceError
 from foretrace.sharding.kinds import KINDS
 from foretrace.sharding.tables import DTYPES, Table, check
 
 MOST_TABLES = 1_000_000
+MAX_FILE_BYTES = 256 << 20
+"""A million tables take less."""
 YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 YAML, CSV = (".yaml", ".yml", ".yaml.gz", ".yml.gz"), (".csv", ".csv.gz")
 
@@ -65,8 +67,7 @@ def read_tables(path: Path) -> list[Table]:
 
 def _text(path: Path) -> str:
     try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.name.endswith(".gz") else data).decode("utf-8-sig")
+        return read_bounded(path, MAX_FILE_BYTES, "a list of tables").decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ForetraceError(f"{path} can't be read ({reason})", "Give a YAML or CSV file that lists tables.") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrace import __version__
-from foretrace.formats.output import replaced
+from foretrace.formats.output import PAGE, replaced
 from foretrace.report.json import tidy
 from foretrace.report.names import short
 from foretrace.report.numbers import bytes_, ms, percent
@@ -62,8 +62,8 @@ class Sheet:
         )
 
     def write(self, path: Path) -> None:
-        """Write it; the file is whole or not there, and folders around it are made."""
-        with replaced(path) as file:
+        """Write it; the file is whole or not there, and folders around it are made. Only a page is replaced by one."""
+        with replaced(path, PAGE) as file:
             file.write(self.html().encode())
 
 
