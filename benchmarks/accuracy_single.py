@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.single_folder import Truth
 from benchmarks.table import H200, keep
-from foretrace.cost_models.fallback import work_of
+from foretrace.cost_models.kernels.roofline import work_of
 from foretrace.forecast.check import check
 from foretrace.forecast.flat import flat
 from foretrace.forecast.predict import predict

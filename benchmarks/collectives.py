@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from benchmarks.link_fit import by_machine, by_table, left_out
 from benchmarks.nccl_tables import TABLES, Table, tables
 from benchmarks.table import keep
-from foretrace.cost_models.collectives import Range, predict
-from foretrace.cost_models.curves import fit_curves
-from foretrace.cost_models.links import Constants
+from foretrace.cost_models.collectives.curves import fit_curves
+from foretrace.cost_models.collectives.pricing import Range, predict
+from foretrace.cost_models.collectives.topology import Constants
 from foretrace.platform.fabric import Fabric
 
 Floats = NDArray[np.float64]

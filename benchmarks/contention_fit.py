@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.contention import FILE
+from foretrace.cost_models.collectives.contention import FILE
 from foretrace.forecast.contention import beside
 from foretrace.formats.load import load
 from foretrace.graph import Graph

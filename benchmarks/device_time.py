@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.process import shared
 from benchmarks.table import H200, keep
 from foretrace import load
-from foretrace.cost_models.device import FALLBACK, KernelCosts, price_kernels
+from foretrace.cost_models.kernels.pricing import FALLBACK, KernelCosts, price_kernels
 from foretrace.forecast.flat import flat
 from foretrace.graph import Graph
 from foretrace.platform.platform import Platform

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.table import H200, keep
-from foretrace.cost_models.host import price_host
-from foretrace.cost_models.host_fit import fit_host
+from foretrace.cost_models.host.fitting import fit_host
+from foretrace.cost_models.host.pricing import price_host
 from foretrace.graph import PHASES, Graph, Op, OpTable, Tensor
 from foretrace.platform.host import Host
 from foretrace.platform.host_measurements import HOST_FILE, HostRun, read_runs

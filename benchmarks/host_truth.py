@@ -24,7 +24,7 @@ import torch
 
 from benchmarks import workloads
 from benchmarks.table import machine
-from foretrace.cost_models.host_terms import longest_list
+from foretrace.cost_models.host.terms import longest_list
 from foretrace.graph import PHASES
 from foretrace.loading import load
 from foretrace.platform.host_measurements import HOST_FILE, read_runs

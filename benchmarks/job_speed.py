@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.table import keep
-from foretrace.cost_models.device import MODEL
+from foretrace.cost_models.kernels.pricing import MODEL
 from foretrace.forecast.host import T1, T2, T3, T4, T5
 from foretrace.forecast.jobs.agreement import agreed
 from foretrace.forecast.jobs.rank import part_of

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.table import H200, keep
-from foretrace.cost_models.composed import parts_of
-from foretrace.cost_models.device import models
-from foretrace.cost_models.estimators import ScaledRoofline
-from foretrace.cost_models.families import FAMILIES, Described, Facts, family_of
-from foretrace.cost_models.fit import errors
-from foretrace.cost_models.rows import Floats, Rows, ceilings, rows_of
+from foretrace.cost_models.kernels.decomposition import parts_of
+from foretrace.cost_models.kernels.estimators.dataset import Floats, Rows, ceilings, rows_of
+from foretrace.cost_models.kernels.estimators.residual import ScaledRoofline
+from foretrace.cost_models.kernels.families import FAMILIES, Described, Facts, family_of
+from foretrace.cost_models.kernels.fitting import errors
+from foretrace.cost_models.kernels.pricing import models
 from foretrace.platform.measurements import Measurement
 from foretrace.platform.platform import Platform
 from foretrace.platform.rates import read_all

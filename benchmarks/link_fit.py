@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.nccl_tables import Driven, Table
-from foretrace.cost_models.links import Constants
+from foretrace.cost_models.collectives.topology import Constants
 
 Floats = NDArray[np.float64]
 

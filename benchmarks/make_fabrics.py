@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.link_fit import by_machine, fit, left_out
 from benchmarks.nccl_tables import TABLES, Table, tables
-from foretrace.cost_models.collectives import TENTH
-from foretrace.cost_models.curves import fit_curves
-from foretrace.cost_models.links import CONSTANTS
+from foretrace.cost_models.collectives.curves import fit_curves
+from foretrace.cost_models.collectives.pricing import TENTH
+from foretrace.cost_models.collectives.topology import CONSTANTS
 from foretrace.platform.fabric import FABRICS, Fabric
 from foretrace.platform.fabric_measurements import Exchange
 from foretrace.platform.files import write

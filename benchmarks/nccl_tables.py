@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.layout import Layout
-from foretrace.cost_models.links import Constants, link_time
+from foretrace.cost_models.collectives.topology import Constants, Layout, link_time
 from foretrace.platform.fabric_measurements import Exchange
 from foretrace.platform.links import Links
 

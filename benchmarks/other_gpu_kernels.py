@@ -23,9 +23,9 @@ import numpy as np
 from benchmarks.process import shared
 from benchmarks.table import keep
 from foretrace import load
-from foretrace.cost_models.device import price_kernels
-from foretrace.cost_models.families import FAMILIES, family_of
-from foretrace.cost_models.families.compiled import Compiled
+from foretrace.cost_models.kernels.families import FAMILIES, family_of
+from foretrace.cost_models.kernels.families.compiled import Compiled
+from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.forecast.flat import flat
 from foretrace.graph import Graph, Op
 from foretrace.graph.tables import COLLECTIVE, Floats

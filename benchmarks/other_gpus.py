@@ -32,8 +32,8 @@ import numpy as np
 from benchmarks.eager_transformers import SIZES, make
 from benchmarks.process import shared
 from benchmarks.table import keep
-from foretrace.cost_models.device import price_kernels
-from foretrace.cost_models.silent import launches_nothing
+from foretrace.cost_models.kernels.launches import launches_nothing
+from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.forecast.flat import flat
 from foretrace.forecast.predict import predict
 from foretrace.forecast.rates import works

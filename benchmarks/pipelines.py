@@ -15,7 +15,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from benchmarks.table import keep
-from foretrace.cost_models.contention import Contention
+from foretrace.cost_models.collectives.contention import Contention
 from foretrace.forecast.jobs.predict import predict_job
 from foretrace.graph import Graph, Job, Op, OpTable, Tensor
 from foretrace.platform.fabric import Curve, Fabric

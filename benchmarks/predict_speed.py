@@ -23,7 +23,7 @@ import numpy as np
 
 import foretrace as ft
 from benchmarks.table import keep
-from foretrace.cost_models.device import price_kernels
+from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.forecast.flat import flat
 from foretrace.graph import Graph, Op, OpTable
 from foretrace.graph.codec import from_lines

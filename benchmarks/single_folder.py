@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.single_truth import BESIDE
 from benchmarks.sketched import ESTIMATE
 from foretrace import load
-from foretrace.cost_models.exact import Exact, Timed
-from foretrace.cost_models.host_fit import fit_host
+from foretrace.cost_models.host.fitting import fit_host
+from foretrace.cost_models.kernels.exact import Exact, Timed
 from foretrace.graph import Job
 from foretrace.platform.cases.recorded import EXACT, case_key
 from foretrace.platform.host import Host

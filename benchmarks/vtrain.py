@@ -28,8 +28,8 @@ from scipy.optimize import least_squares
 
 from benchmarks.megatron import step
 from benchmarks.table import keep
-from foretrace.cost_models.collectives import price_collective
-from foretrace.cost_models.device import price_kernels
+from foretrace.cost_models.collectives.pricing import price_collective
+from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.graph import Graph
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
@@ -38,7 +38,7 @@ from foretrace.simulation.forward import simulate
 from foretrace.simulation.program import Program
 from foretrace.transforms.parallel.parallelize import Ranks, parallelize
 from foretrace.transforms.parallel.schedules import turns
-from foretrace.transforms.parallel.weights import weights_of
+from foretrace.transforms.weights import weights_of
 
 TABLES = Path(__file__).resolve().parents[2] / "shared" / "public" / "vtrain"
 LIMITS = {"single_node": 0.08, "multi_node": 0.12}

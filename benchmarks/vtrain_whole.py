@@ -20,10 +20,10 @@ import numpy as np
 from benchmarks.megatron import step
 from benchmarks.table import keep
 from benchmarks.vtrain import START, Machine, Run, a100, sketched
-from foretrace.cost_models.device import price_kernels
+from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.predicting import predict
 from foretrace.transforms.parallel.parallelize import Ranks, parallelize
-from foretrace.transforms.parallel.weights import weights_of
+from foretrace.transforms.weights import weights_of
 
 LIMIT = 0.06
 WIDTH, HEADS, LENGTH, SAMPLES = 2048, 16, 1024, 4

@@ -38,7 +38,7 @@ def small(monkeypatch):
     monkeypatch.setattr(measuring, "BATCH", 4)
     monkeypatch.setattr(measuring, "MOST", {"cpu": 2**12})
     monkeypatch.setattr(HostClock, "flush", lambda clock: None)
-    monkeypatch.setattr("foretrace.cost_models.fit.fit_models", fit_models)
+    monkeypatch.setattr("foretrace.cost_models.kernels.fitting.fit_models", fit_models)
     return fitted
 
 
@@ -199,7 +199,7 @@ def test_a_gpu_that_is_busy_is_said_so(tmp_path, small, monkeypatch):
 
 def test_a_family_with_too_few_measurements_is_named(tmp_path, small, monkeypatch):
     (tmp_path / "models").mkdir()
-    monkeypatch.setattr("foretrace.cost_models.fit.fit_models", lambda *_: {})
+    monkeypatch.setattr("foretrace.cost_models.kernels.fitting.fit_models", lambda *_: {})
     assert (
         calibrate(tmp_path, minutes=0.005, **FILLS).notes[-1] == "too little was measured to fit fills: measure longer"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretrace.cost_models.collectives import price_collective
+from foretrace.cost_models.collectives.pricing import price_collective
 from foretrace.fabrics import make_fabric, specification, transfers
 from foretrace.graph import ForetraceError
 from foretrace.loading import load

@@ -38,7 +38,7 @@ def asked(monkeypatch):
         told("half of it")
         return {"fills": {"gmae": 0.1}}
 
-    monkeypatch.setattr("foretrace.cost_models.fit.fit_models", fit_models)
+    monkeypatch.setattr("foretrace.cost_models.kernels.fitting.fit_models", fit_models)
     return seen
 
 

@@ -150,7 +150,7 @@ def _how_to_fit_later(folder: Path) -> str:
 
 
 def _fit_kernels(raw: Path, folder: Path, device: Device, told: Told, anew: bool) -> list[str]:
-    from foretrace.cost_models.fit import fit_models
+    from foretrace.cost_models.kernels.fitting import fit_models
 
     before = None if anew else _models_for(device, folder)
     with _replaced(folder / MODELS) as models:
@@ -186,15 +186,15 @@ def _replaced(folder: Path) -> Iterator[Path]:
 
 def fit_host(raw: Path, folder: Path) -> None:
     """Fit what calls cost on the host."""
-    from foretrace.cost_models.host_fit import fit_host as fit_runs
+    from foretrace.cost_models.host.fitting import fit_host as fit_runs
 
     fit_runs(_host_runs(raw), folder.resolve().name).write(folder / HOST)
 
 
 def fit_fabric(raw: Path, folder: Path) -> None:
     """Fit a curve to each kind of collective, and how ranks slow each other."""
-    from foretrace.cost_models.crowd import fit_beside, fit_crowds
-    from foretrace.cost_models.curves import fit_curves
+    from foretrace.cost_models.collectives.contention import fit_beside, fit_crowds
+    from foretrace.cost_models.collectives.curves import fit_curves
 
     runs = _fabric_runs(raw)
     exchanges = [exchange for run in runs for exchange in run.exchanges]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from foretrace.cost_models.exact import Exact, Timed
+from foretrace.cost_models.kernels.exact import Exact, Timed
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.folder import VERSION
 from tests.machines import platform_folder

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretrace.cost_models.arrays import read_arrays
+from foretrace.cost_models.kernels.estimators.npz import read_arrays
 
 ARRAYS = {
     "kind": np.array("trees"),

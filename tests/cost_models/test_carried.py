@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import foretrace as ft
-from foretrace.cost_models.carried import Limits, factors, notes, reached
-from foretrace.cost_models.device import price_kernels
+from foretrace.cost_models.kernels.cross_device import Limits, factors, notes, reached
+from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.graph import Graph, Op, OpTable, Tensor, Tf32
 from foretrace.platform.carry import Carry
 from foretrace.platform.device import Device

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.cost_models.collectives import TRAFFIC, assumptions, predict, price_collective
-from foretrace.cost_models.curves import fit_curves, time_at
+from foretrace.cost_models.collectives.curves import fit_curves, time_at
+from foretrace.cost_models.collectives.pricing import TRAFFIC, assumptions, predict, price_collective
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.fabric_measurements import Exchange

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from foretrace.cost_models.composed import parts_of
-from foretrace.cost_models.device import price_kernels
-from foretrace.cost_models.families import family_of
+from foretrace.cost_models.kernels.decomposition import parts_of
+from foretrace.cost_models.kernels.families import family_of
+from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.graph import Graph, Op, OpTable, Tensor
 from foretrace.platform.platform import Platform
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretrace.cost_models.boosting import folds_of
-from foretrace.cost_models.cut import cut
-from foretrace.cost_models.families import FAMILIES
-from foretrace.cost_models.rows import Rows, rows_of
+from foretrace.cost_models.kernels.decomposition import cut
+from foretrace.cost_models.kernels.estimators.dataset import Rows, rows_of
+from foretrace.cost_models.kernels.estimators.forests import folds_of
+from foretrace.cost_models.kernels.families import FAMILIES
 from foretrace.graph import Op, Tensor
 from foretrace.platform.cases import Case
 from foretrace.platform.device import Device

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from foretrace.cost_models.estimators import Blend, ResidualTrees, ScaledRoofline
-from foretrace.cost_models.nets import ResidualNet
-from foretrace.cost_models.rows import Rows
+from foretrace.cost_models.kernels.estimators.dataset import Rows
+from foretrace.cost_models.kernels.estimators.nets import ResidualNet
+from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from foretrace.cost_models.exact import FILE, Exact, Timed
+from foretrace.cost_models.kernels.exact import FILE, Exact, Timed
 from foretrace.graph import ForetraceError, Op, Tensor, Tf32
 from foretrace.platform.cases import Case
 from foretrace.platform.cases.recorded import case_key

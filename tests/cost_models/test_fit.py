@@ -4,14 +4,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretrace.cost_models import fit
-from foretrace.cost_models.device import FALLBACK, MEASURED, MODEL, models, price_kernels
-from foretrace.cost_models.families import FAMILIES
-from foretrace.cost_models.families.compiled import Compiled
-from foretrace.cost_models.fit import fit_family, fit_models
-from foretrace.cost_models.model import Model
-from foretrace.cost_models.net_fit import EFFORTS
-from foretrace.cost_models.rows import rows_of
+from foretrace.cost_models.kernels import fitting as fit
+from foretrace.cost_models.kernels.estimators.dataset import rows_of
+from foretrace.cost_models.kernels.estimators.net_training import EFFORTS
+from foretrace.cost_models.kernels.families import FAMILIES
+from foretrace.cost_models.kernels.families.compiled import Compiled
+from foretrace.cost_models.kernels.fitting import fit_family, fit_models
+from foretrace.cost_models.kernels.model import Model
+from foretrace.cost_models.kernels.pricing import FALLBACK, MEASURED, MODEL, models, price_kernels
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.platform.cases import Case
 from foretrace.platform.device import Device

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretrace.cost_models.host import price_host
-from foretrace.cost_models.host_terms import HostCalls
+from foretrace.cost_models.host.pricing import price_host
+from foretrace.cost_models.host.terms import HostCalls
 from foretrace.graph import Graph, Op, OpTable, Tensor
-from foretrace.graph.dispatched import dispatched
+from foretrace.graph.calls import dispatched
 from foretrace.loading import load
 from foretrace.platform.folder import SHIPPED
 from foretrace.platform.host import TERMS, Before, CallCost, Host, Rested

@@ -7,10 +7,9 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from foretrace.cost_models.host_between import inside_us, nonnegative, step_us
-from foretrace.cost_models.host_fit import fit_host
-from foretrace.cost_models.host_inside import Subject
-from foretrace.cost_models.host_terms import HostCalls, terms
+from foretrace.cost_models.host.fitting import fit_host, inside_us, nonnegative, step_us
+from foretrace.cost_models.host.inside_ops import Subject
+from foretrace.cost_models.host.terms import HostCalls, terms
 from foretrace.graph import ForetraceError
 from foretrace.platform.host import Before, CallCost, Host, Rested
 from foretrace.platform.host_measurements import Calls, HostRun, Profiled, StepTimes, Waited

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretrace.cost_models.layout import Layout
+from foretrace.cost_models.collectives.topology import Layout
 from foretrace.graph import ForetraceError
 
 

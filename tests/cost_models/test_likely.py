@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from foretrace.cost_models.families.tilings import SIDES, Kernel
-from foretrace.cost_models.likely import PREFERRED, LikelyKernels
-from foretrace.cost_models.net_fit import EFFORTS, Effort
-from foretrace.cost_models.nets import PURPOSES
-from foretrace.cost_models.rows import Rows
+from foretrace.cost_models.kernels.estimators.dataset import Rows
+from foretrace.cost_models.kernels.estimators.net_training import EFFORTS, Effort
+from foretrace.cost_models.kernels.estimators.nets import PURPOSES
+from foretrace.cost_models.kernels.kernel_names import SIDES, Kernel
+from foretrace.cost_models.kernels.selection import PREFERRED, LikelyKernels
 
 pytest.importorskip("torch")
 SMALL, LARGE = Kernel("a", 32, 32, 8), Kernel("b", 128, 128, 8)
@@ -28,7 +28,7 @@ def calls():
 def quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(EFFORTS, "cpu", dict.fromkeys(PURPOSES, Effort(1, 1, 32, 64, 1200, 1000, 1e-2, 1e-4, 0.0)))
-        patch.setattr("foretrace.cost_models.likely.TREES", 20)
+        patch.setattr("foretrace.cost_models.kernels.selection.TREES", 20)
         yield
 
 
@@ -101,7 +101,7 @@ def test_kernels_are_told_apart_by_what_runs_around_them(calls):
 
 
 def test_rare_kernels_count_as_one(calls, monkeypatch):
-    monkeypatch.setattr("foretrace.cost_models.likely.SEEN", 301)
+    monkeypatch.setattr("foretrace.cost_models.kernels.selection.SEEN", 301)
     monkeypatch.setitem(EFFORTS, "cpu", dict.fromkeys(PURPOSES, Effort(1, 0, 8, 64, 20, 1000, 1e-2, 1e-4, 0.0)))
     rows, kernels = calls
     made = LikelyKernels().fit(rows, None, kernels, range(len(SIDES)))

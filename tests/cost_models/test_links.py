@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretrace.cost_models.layout import Layout
-from foretrace.cost_models.links import ROUTES, Constants, link_time
+from foretrace.cost_models.collectives.topology import ROUTES, Constants, Layout, link_time
 from foretrace.graph import ForetraceError
 from foretrace.platform.links import Links
 

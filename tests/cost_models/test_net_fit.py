@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from foretrace.cost_models.net_fit import EFFORTS, Descent, Effort, paces, train
-from foretrace.cost_models.nets import ResidualNet
-from foretrace.cost_models.rows import Rows
+from foretrace.cost_models.kernels.estimators.dataset import Rows
+from foretrace.cost_models.kernels.estimators.net_training import EFFORTS, Descent, Effort, paces, train
+from foretrace.cost_models.kernels.estimators.nets import ResidualNet
 
 torch = pytest.importorskip("torch")
 

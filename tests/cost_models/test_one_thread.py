@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from foretrace.cost_models.one_thread import one_thread
+from foretrace._numpy_threads import one_thread
 
 
 def threads() -> list[int]:
@@ -27,7 +27,7 @@ def test_matrices_are_multiplied_on_one_thread_and_then_on_as_many_as_before() -
 def test_a_verb_loads_numpy_without_threads_and_tells_no_other_process() -> None:
     code = """
 import os, sys
-from foretrace.cost_models.one_thread import STARTED, load_numpy, one_thread
+from foretrace._numpy_threads import STARTED, load_numpy, one_thread
 load_numpy()
 assert "numpy" in sys.modules and STARTED not in os.environ
 with one_thread():
@@ -44,7 +44,7 @@ print([library["num_threads"] for library in threadpool_info()])
 
 def test_how_many_threads_the_user_says_is_left_alone() -> None:
     code = """
-from foretrace.cost_models.one_thread import load_numpy
+from foretrace._numpy_threads import load_numpy
 load_numpy()
 import sys
 print("numpy" in sys.modules)

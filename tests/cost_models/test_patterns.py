@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from foretrace.cost_models.patterns import Patterns, short
-from foretrace.cost_models.rows import Rows
+from foretrace.cost_models.kernels.estimators.dataset import Rows
+from foretrace.cost_models.kernels.model import Patterns, short
 
 
 @pytest.fixture(scope="module")

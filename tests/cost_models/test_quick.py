@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.cost_models.quick import quick_errors
+from foretrace.cost_models.kernels.fitting import quick_errors
 from foretrace.platform.device import Device
 
 H200 = Path(__file__).resolve().parents[2] / "measurements" / "h200"

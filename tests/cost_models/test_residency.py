@@ -1,6 +1,6 @@
 import numpy as np
 
-from foretrace.cost_models.residency import GAIN, UNKNOWN, residency
+from foretrace.cost_models.kernels.l2_residency import GAIN, UNKNOWN, residency
 from foretrace.graph import Op, Tensor
 
 MB = 1_000_000

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from foretrace.cost_models.families import FAMILIES
-from foretrace.cost_models.rows import rows_of
+from foretrace.cost_models.kernels.estimators.dataset import rows_of
+from foretrace.cost_models.kernels.families import FAMILIES
 from foretrace.graph import Op, Tensor
 from foretrace.platform.cases import Case
 from foretrace.platform.device import Device

@@ -1,6 +1,6 @@
 import pytest
 
-from foretrace.cost_models.silent import launches_nothing
+from foretrace.cost_models.kernels.launches import launches_nothing
 from foretrace.graph import Op, Tensor
 
 X = Tensor((8,), "float32", "cuda:0")

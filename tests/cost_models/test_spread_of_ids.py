@@ -1,4 +1,4 @@
-from foretrace.cost_models.spread_of_ids import spread_of_ids
+from foretrace.cost_models.kernels.families.lookups import spread_of_ids
 from foretrace.graph import Indices, Op, Tensor
 
 TABLE = Tensor((1000, 16), "float32", storage=1)

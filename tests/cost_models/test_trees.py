@@ -2,7 +2,7 @@ import lightgbm
 import numpy as np
 import pytest
 
-from foretrace.cost_models.trees import Forest
+from foretrace.cost_models.kernels.estimators.forests import Forest
 
 
 def test_a_forest_says_what_the_library_that_grew_it_says():

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.compiling import Patience
-from foretrace.cost_models import walker
-from foretrace.cost_models.trees import Forest
+from foretrace._jit import JitBudget
+from foretrace.cost_models.kernels.estimators import forests as walker
+from foretrace.cost_models.kernels.estimators.forests import Forest
 
 COLUMNS = 3
 values = st.floats(-8, 8, width=16)
@@ -58,6 +58,6 @@ def test_rows_that_do_not_fit_into_the_cache_at_once_are_taken_in_parts(monkeypa
         [{"split_feature": 0, "threshold": 5.0, "left_child": {"leaf_value": 1.0}, "right_child": {"leaf_value": 2.0}}]
     )
     monkeypatch.setattr(walker, "WALKS", 3)
-    monkeypatch.setattr(walker, "patience", Patience(float("inf")))
+    monkeypatch.setattr(walker, "jit_budget", JitBudget(float("inf")))
     assert forest.predict(np.arange(8.0)[:, None]).tolist() == [1.0] * 6 + [2.0] * 2
     assert forest.predict(np.zeros((0, 1))).tolist() == []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrace.cost_models.device import MODEL
+from foretrace.cost_models.kernels.pricing import MODEL
 from foretrace.forecast.host import T1, T2, T3, T4, T5
 from foretrace.forecast.step import Step
 from foretrace.forecast.timetable import KERNEL, Timetable, timetable

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretrace.cost_models.device import FALLBACK, MODEL
-from foretrace.cost_models.fallback import Fallback
+from foretrace.cost_models.kernels.pricing import FALLBACK, MODEL
+from foretrace.cost_models.kernels.roofline import Fallback
 from foretrace.graph import Graph
 from tests.forecast.by_hand import device
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foretrace.cost_models.device import MEASURED
+from foretrace.cost_models.kernels.pricing import MEASURED
 from foretrace.forecast.device_work import device_work
 from foretrace.forecast.flat import flat
 from foretrace.graph import Collective, ForetraceError, Graph, Op, OpTable, Tensor
@@ -83,7 +83,7 @@ def test_a_collective_runs_on_a_stream_of_its_group_at_the_fabrics_price(
     platform: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     price = SimpleNamespace(low=20.0, typical=30.0, high=60.0)
-    monkeypatch.setattr("foretrace.cost_models.collectives.price_collective", lambda *_: price)
+    monkeypatch.setattr("foretrace.cost_models.collectives.pricing.price_collective", lambda *_: price)
     platform.fabric = Fabric.named("h100-8x")
     graph = sketched("c10d::allreduce_", "aten::mm", world=2)
     graph.collectives = [Collective("all_reduce", "0", 1024, -1, 0, (0, 1))]

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.cost_models.host import HostCosts
+from foretrace.cost_models.host.pricing import HostCosts
 from foretrace.forecast.flat import flat
 from foretrace.forecast.host import T1, T4
 from foretrace.forecast.step import _durations, priced

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from foretrace.cost_models.device import FALLBACK, MODEL
+from foretrace.cost_models.kernels.pricing import FALLBACK, MODEL
 from foretrace.forecast.device_work import device_work
 from foretrace.forecast.flat import flat
 from foretrace.graph import Graph

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from foretrace.cost_models.collectives import predict
+from foretrace.cost_models.collectives.pricing import predict
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.platform.fabric_measurements import (

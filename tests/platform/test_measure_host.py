@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretrace.cost_models.host_fit import fit_host
+from foretrace.cost_models.host.fitting import fit_host
 from foretrace.graph import ForetraceError
 from foretrace.platform.host_measurements import HOST_FILE, Calls, read_runs
 from foretrace.platform.journal import append

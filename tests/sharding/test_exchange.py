@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretrace.cost_models.collectives import price_collective
+from foretrace.cost_models.collectives.pricing import price_collective
 from foretrace.platform.fabric import Fabric
 from foretrace.sharding.exchange import Exchange
 from foretrace.sharding.ranks import Ranks

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.host import HostCosts
+from foretrace.cost_models.host.pricing import HostCosts
 from foretrace.forecast.flat import Flat
 from foretrace.graph import Graph
 from foretrace.graph.op import GRAPH_LAUNCH

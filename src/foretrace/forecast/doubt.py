@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretrace.cost_models.percentiles import TENTH
+from foretrace.cost_models.ranges import TENTH
 from foretrace.forecast.families import family
 from foretrace.forecast.step import Step
 from foretrace.forecast.timetable import KERNEL, Timetable

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from foretrace.cost_models.collectives import assumptions
+from foretrace.cost_models.collectives.pricing import assumptions
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Fabric, fabrics
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretrace.cost_models.silent import NAMES
+from foretrace.cost_models.kernels.launches import NAMES
 from foretrace.graph import Graph, OpTable
 from foretrace.graph.tables import Ints, Names
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foretrace.cost_models.device import FALLBACK, MODEL, price_kernels
-from foretrace.cost_models.families.compiled import PYTORCHS
+from foretrace.cost_models.kernels.families.compiled import PYTORCHS
+from foretrace.cost_models.kernels.pricing import FALLBACK, MODEL, price_kernels
 from foretrace.forecast.collectives import ONE_SIDED, members
 from foretrace.forecast.flat import Flat
 from foretrace.forecast.unmodelled import carried_over, guessed_calls, left_out, unmodelled
@@ -17,7 +17,7 @@ from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, Ints
 from foretrace.platform.platform import Platform
 
 if TYPE_CHECKING:
-    from foretrace.cost_models.collectives import Range
+    from foretrace.cost_models.collectives.pricing import Range
 
 NAMED = 5
 """How many ops a note names."""
@@ -76,7 +76,7 @@ def _carried(calls: Graph, platform: Platform) -> list[str]:
     """What is to be said of times that were measured on another device."""
     if not platform.carry:
         return []
-    from foretrace.cost_models.carried import notes
+    from foretrace.cost_models.kernels.cross_device import notes
 
     return notes(calls, platform)
 
@@ -135,7 +135,7 @@ def _with_collectives(work: Work, calls: Graph, platform: Platform) -> tuple[Wor
     if fabric is None:
         kinds = ", ".join(sorted({c.kind for _, c in theirs}))
         return work, [f"{platform.name} has no fabric: {len(theirs)} collectives ({kinds}) take no time here"]
-    from foretrace.cost_models.collectives import assumptions, price_collective
+    from foretrace.cost_models.collectives.pricing import assumptions, price_collective
 
     lanes: dict[object, int] = {}
     first_lane = int(work.stream.max(initial=0)) + 1

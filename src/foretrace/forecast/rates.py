@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from foretrace.cost_models.fallback import work_of
-from foretrace.cost_models.families import Work, facts_of, family_of
-from foretrace.cost_models.spread_of_ids import spread_of_ids
+from foretrace.cost_models.kernels.families import Work, facts_of, family_of
+from foretrace.cost_models.kernels.families.lookups import spread_of_ids
+from foretrace.cost_models.kernels.roofline import work_of
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.step import Step
 from foretrace.graph import Graph, Indices, Op, Tf32

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.device import FALLBACK, MEASURED, MODEL
+from foretrace.cost_models.kernels.pricing import FALLBACK, MEASURED, MODEL
 from foretrace.graph import Graph
 from foretrace.graph.tables import Floats, Ints, Small
 

@@ -1,6 +1,6 @@
 """The links of a kind of machine, as its maker states them: inside a node, and between nodes.
 
-A kind is a file in ``links/``: adding one is adding a file. `foretrace.cost_models.links` says what collectives take on them.
+A kind is a file in ``links/``: adding one is adding a file. `foretrace.cost_models.collectives.topology` says what collectives take on them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.cost_models.collectives import price_collective
+from foretrace.cost_models.collectives.pricing import price_collective
 from foretrace.platform.fabric import Fabric
 from foretrace.sharding.hits import Floats
 from foretrace.sharding.kinds import ACROSS, COPIES, IDS, NODE_SUMS, POOLED, SUMS

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.families.reuse import evenly
+from foretrace.cost_models.kernels.features import evenly
 from foretrace.sharding.tables import Table
 
 Floats = NDArray[np.float64]

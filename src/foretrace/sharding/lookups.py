@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.cost_models.device import price_kernels
+from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.graph import Graph, Indices, Op, OpTable, Tensor
 from foretrace.platform.platform import Platform
 from foretrace.sharding.hits import Floats

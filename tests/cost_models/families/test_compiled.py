@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foretrace.cost_models.families import FAMILIES, Facts, family_of
-from foretrace.cost_models.families.compiled import Compiled, loops_of
+from foretrace.cost_models.kernels.families import FAMILIES, Facts, family_of
+from foretrace.cost_models.kernels.families.compiled import Compiled, loops_of
 from foretrace.graph import Op, Tensor
 from foretrace.platform.device import Device
 

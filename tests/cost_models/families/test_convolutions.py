@@ -1,4 +1,4 @@
-from foretrace.cost_models.families import FAMILIES, Facts
+from foretrace.cost_models.kernels.families import FAMILIES, Facts
 from foretrace.graph import Op, Tensor
 from foretrace.platform.device import Device
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from foretrace.cost_models.families.engines import engine
-from foretrace.cost_models.families.tilings import Kernel
+from foretrace.cost_models.kernels.kernel_names import Kernel, engine
 
 XMMA = "sm90_xmma_{}_implicit_gemm_{}_nhwckrsc_nhwc_tilesize128x64x32_warpgroupsize1x1x1_g1_execute_segment_k_{}_kernel"
 CUDNN = "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_{}_s16816fprop_optimized_{}_256x64_32x4_nhwc_align8>(Params)"

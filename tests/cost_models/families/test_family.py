@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foretrace.cost_models.families import FAMILIES, Facts, Work, family_of
+from foretrace.cost_models.kernels.families import FAMILIES, Facts, Work, family_of
 from foretrace.graph import Constant, Op, Tensor, Value
 from foretrace.graph.codec import from_lines
 from foretrace.platform.cases.draw import Draw

@@ -1,4 +1,4 @@
-from foretrace.cost_models.families import FAMILIES, Facts, family_of
+from foretrace.cost_models.kernels.families import FAMILIES, Facts, family_of
 from foretrace.graph import Indices, Op, Tensor
 from foretrace.platform.device import Device
 

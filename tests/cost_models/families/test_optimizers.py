@@ -1,5 +1,5 @@
-from foretrace.cost_models.families import FAMILIES, Facts
-from foretrace.cost_models.families.optimizers import launches_of
+from foretrace.cost_models.kernels.families import FAMILIES, Facts
+from foretrace.cost_models.kernels.families.optimizers import launches_of
 from foretrace.graph import Op, Tensor
 from foretrace.platform.device import Device
 

@@ -1,4 +1,4 @@
-from foretrace.cost_models.families.reduce_plan import merged, plan
+from foretrace.cost_models.kernels.families.reductions import merged, plan
 from foretrace.graph import Tensor
 
 

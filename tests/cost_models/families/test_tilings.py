@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from foretrace.cost_models.families.tilings import SIDES, Kernel, on_kernel, tiled
+from foretrace.cost_models.kernels.kernel_names import SIDES, Kernel, on_kernel, tiled
 
 NAMES = {
     "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNN": Kernel("nvjet_coopA", 128, 256, 64),

@@ -1,4 +1,4 @@
-from foretrace.cost_models.families.values import (
+from foretrace.cost_models.kernels.features import (
     argument,
     bits,
     channels_last,

@@ -1,5 +1,4 @@
-from foretrace.cost_models.families.pointwise import COLUMNS, pointwise
-from foretrace.cost_models.families.walk import broadcast_shape, walk
+from foretrace.cost_models.kernels.tensor_iterator import COLUMNS, broadcast_shape, pointwise, walk
 from foretrace.graph import Tensor
 
 

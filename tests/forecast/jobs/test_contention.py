@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretrace.cost_models.contention import Contention
+from foretrace.cost_models.collectives.contention import Contention
 from foretrace.forecast import contention
 from foretrace.forecast.contention import beside
 from foretrace.forecast.jobs.agreement import Call, Meeting

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretrace.cost_models.contention import Contention
+from foretrace.cost_models.collectives.contention import Contention
 from foretrace.forecast.contention import beside, longer, settled, transfer_longer
 from foretrace.forecast.jobs.together import Part, Together
 from foretrace.forecast.measured import HOST, KERNEL

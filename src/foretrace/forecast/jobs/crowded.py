@@ -8,8 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from foretrace.cost_models.contention import Contention
-from foretrace.cost_models.crowd import crowd_of
+from foretrace.cost_models.collectives.contention import Contention, crowd_of
 from foretrace.forecast.jobs.lateness import expected_last
 from foretrace.forecast.jobs.rank import ALONE, KeptRank, PricedRank
 from foretrace.platform.fabric import Beside, Fabric

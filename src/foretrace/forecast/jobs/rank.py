@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from foretrace.cost_models.contention import Contention
-from foretrace.cost_models.device import MEASURED, MODEL
+from foretrace.cost_models.collectives.contention import Contention
+from foretrace.cost_models.kernels.pricing import MEASURED, MODEL
 from foretrace.forecast.contention import contends
 from foretrace.forecast.critical import LATENCY_US
 from foretrace.forecast.doubt import doubts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrace.cost_models.collectives import assumptions
+from foretrace.cost_models.collectives.pricing import assumptions
 from foretrace.forecast.host import Segments
 from foretrace.forecast.jobs.agreement import Meeting, agreed
 from foretrace.forecast.jobs.contention import with_contention

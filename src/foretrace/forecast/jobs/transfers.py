@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.cost_models.collectives import Range, price_collective
+from foretrace.cost_models.collectives.pricing import Range, price_collective
 from foretrace.forecast.jobs.agreement import Meeting
 from foretrace.graph.tables import Floats, Ints
 from foretrace.platform.fabric import Fabric

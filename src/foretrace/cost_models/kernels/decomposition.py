@@ -1,0 +1,184 @@
+"""Calls that the dispatcher sees as one and that PyTorch makes of several others: each is priced as those."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from foretrace.cost_models.kernels.families.convolutions import BACKWARD, MASK, gradients
+from foretrace.cost_models.kernels.features import dense
+from foretrace.graph import Op, Tensor, Value
+from foretrace.platform.measurements import Measurement, Repeat
+
+HALVES = {"bfloat16", "float16"}
+"""Dtypes that have no room for each other: together they become float32."""
+
+
+def parts_of(op: Op, kind: str = "cuda") -> Sequence[Op]:
+    """What a call is made of on a device of some kind: itself where nothing else is known.
+
+    >>> [part.name for part in parts_of(Op("aten::_safe_softmax", (Tensor((8, 8), "float32"), -1)))]
+    ['aten::_softmax', 'aten::eq', 'aten::all', 'aten::fill_', 'aten::where']
+    >>> [part.name for part in parts_of(Op("aten::relu"))]
+    ['aten::relu']
+    """
+    made_of = _MADE_OF.get(op.name) or (_MADE_ON_GPUS.get(op.name) if kind == "cuda" else None)
+    return made_of(op, op.tensors[0]) if made_of and op.tensors else (op,)
+
+
+def _safe_softmax(op: Op, scores: Tensor) -> Sequence[Op]:
+    """Zeros instead of NaNs for rows that are masked from end to end."""
+    dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", -1)
+    mask = replace(scores, dtype="bool", storage=-1)
+    row = replace(mask, shape=(*scores.shape[:-1], 1), stride=None)
+    zero = Tensor((), scores.dtype, device=scores.device)
+    return (
+        Op("aten::_softmax", (scores, dim, False), overload="default"),
+        Op("aten::eq", (scores, float("-inf")), overload="Scalar", outputs=(mask,)),
+        Op("aten::all", (mask, dim, True), overload="dim", outputs=(row,)),
+        Op("aten::fill_", (zero, 0.0), overload="Scalar"),
+        Op("aten::where", (row, zero, scores), overload="self", outputs=(scores,)),
+    )
+
+
+def _gradients(op: Op, grad: Tensor) -> Sequence[Op]:
+    """Each gradient by a call of the library; None stands for one that the same call has made before.
+
+    >>> [gradients(part) for part in parts_of(Op(BACKWARD, (Tensor((8, 4, 9, 9), "float32"),)))]
+    [[True, False, False], [None, True, False]]
+    """
+    wanted = gradients(op)
+    if wanted.count(True) < 2:
+        return (op,)
+    masks: list[list[Value]] = [
+        [*(None if each else False for each in wanted[:place]), True, *(False for _ in wanted[place + 1 :])]
+        for place, each in enumerate(wanted)
+        if each
+    ]
+    return [replace(op, args=op.args[:MASK], kwargs={**op.kwargs, "output_mask": mask}) for mask in masks]
+
+
+def _copies(op: Op, first: Tensor) -> Sequence[Op]:
+    """A join of tensors of several dtypes: each is copied to its place in the result.
+
+    >>> joined = [Tensor((4, 2), "float32"), Tensor((4, 3), "bfloat16")]
+    >>> [(part.name, part.args[0].dtype, part.args[0].stride) for part in parts_of(Op("aten::cat", (joined, 1)))]
+    [('aten::copy_', 'float32', (5, 1)), ('aten::copy_', 'float32', (5, 1))]
+    """
+    joined = [tensor for tensor in op.tensors if 0 not in tensor.shape]
+    dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", 0)
+    dtypes = {tensor.dtype for tensor in joined}
+    if len(dtypes) < 2 or not isinstance(dim, int) or not all(len(t.shape) == len(first.shape) > 0 for t in joined):
+        return (op,)
+    dim %= len(first.shape)
+    shape = list(joined[0].shape)
+    shape[dim] = sum(tensor.shape[dim] for tensor in joined)
+    dtype = "float32" if dtypes == HALVES else max(joined, key=lambda tensor: tensor.itemsize).dtype
+    stride = tuple(dense(shape))
+    places = [replace(tensor, dtype=dtype, stride=stride, storage=-1) for tensor in joined]
+    return [Op("aten::copy_", both, overload="default") for both in zip(places, joined)]
+
+
+_MADE_OF: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {"aten::_safe_softmax": _safe_softmax}
+_MADE_ON_GPUS: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {BACKWARD: _gradients, "aten::cat": _copies}
+"""What a CPU does in one go."""
+
+
+# --- was cost_models.cut: Which of a measured call's kernels, and what share of its time, belong to each of the calls that it is made of.
+
+LETTERS = (
+    ("memset|memcpy", "m"),
+    ("nchwtonhwc", ">"),
+    ("nhwctonchw", "<"),
+    ("wgrad|bgrad", "W"),
+    ("dgrad", "D"),
+    ("splitk_?reduce", "r"),
+    ("at::native::reduce_kernel", "b"),
+    ("elementwise|copy", "e"),
+    ("addpadding|tensortransform", "p"),
+    ("fft", "f"),
+    ("depthwise", "d"),
+    ("nvjet|cutlass|gemm|fprop", "g"),
+    ("", "o"),
+)
+"""A letter for what a kernel does by its name, the first that fits: changes of layout, gradients of filter and input,
+sums, copies, padding, products, others."""
+FIRST = re.compile("(?P<before>[empo<>]*)(D+|gr?|d)")
+"""How a gradient of the input begins: what is turned around first, then the product."""
+BACK = {">": "<", "<": ">", "p": "p<"}
+"""What turns a result back, by what turned the tensors around before."""
+FILTER_FIRST = "conv_depthwise2d_grad_weight"
+"""Where PyTorch itself makes the gradients, with this kernel, that of the filter comes before that of the input."""
+
+
+class Share(NamedTuple):
+    """What a part of a call has of the whole."""
+
+    kernels: Repeat
+    """With a cold cache."""
+    cold: float
+    """Share of the time of all."""
+    warm: float
+
+
+def cut(found: Measurement, parts: int) -> list[Share] | None:
+    """The share of each part in a measured call; None where its kernels don't tell.
+
+    >>> from foretrace.platform.cases import Case
+    >>> both = Op("aten::convolution_backward", kwargs={"output_mask": [True, True, False]})
+    >>> ran = [("dgrad_128x64", 3.0), ("Memset (Device)", 1.0), ("wgrad_64x64", 4.0)]
+    >>> [(share.cold, len(share.kernels)) for share in cut(Measurement(Case(both), [ran], [ran]), 2)]
+    [(0.375, 1), (0.625, 2)]
+    """
+    kernels = found.cold[0]
+    if parts == 1:
+        return [Share(kernels, 1.0, 1.0)]
+    ends = _ends(found.case.op, [name for name, _ in kernels])
+    if ends is None:
+        return None
+    cold, warm = (_shares(repeats, ends) for repeats in (found.cold, found.warm))
+    shares = [Share(kernels[begin:end], *both) for begin, end, *both in zip([0, *ends], ends, cold, warm)]
+    turned = gradients(found.case.op)[0] is True and any(FILTER_FIRST in name for name, _ in shares[0].kernels)
+    return [shares[1], shares[0], *shares[2:]] if turned else shares
+
+
+def _shares(repeats: Sequence[Repeat], ends: Sequence[int]) -> list[float]:
+    us = np.zeros(len(ends))
+    for repeat in repeats:
+        us += [sum(us for _, us in repeat[begin:end]) for begin, end in zip([0, *ends], ends)]
+    return [float(part) for part in us / us.sum()]
+
+
+def _ends(op: Op, names: Sequence[str]) -> list[int] | None:
+    """Where the kernels of each gradient of a convolution end; None where they don't tell."""
+    letters = "".join(next(letter for words, letter in LETTERS if re.search(words, name.lower())) for name in names)
+    of_input, of_filter, of_bias = ([each is True for each in gradients(op)] + [False] * 3)[:3]
+    ends = [len(names)]
+    if of_bias:
+        last = re.search("m?b$", letters)
+        if last is None:
+            return None
+        ends = [last.start(), *ends]
+    if of_input and of_filter:
+        first = _first(letters[: ends[0]])
+        if first is None:
+            return None
+        ends = [first, *ends]
+    return ends if ends[0] else None
+
+
+def _first(letters: str) -> int | None:
+    """Where the gradient of the input ends and that of the filter begins."""
+    begun = FIRST.match(letters)
+    if begun is None or "f" in letters:
+        return None
+    end = begun.end()
+    back = next((back for turned, back in BACK.items() if turned in begun["before"]), "")
+    if letters[end : end + 1] and letters[end] in back:
+        end += 1
+    rest = letters[end:]
+    return end if re.search("[Wgd]", rest) and "D" not in rest else None

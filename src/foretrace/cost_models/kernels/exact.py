@@ -1,0 +1,148 @@
+"""Calls that were measured because a step has them: what was timed needs no model."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.cost_models.kernels.model import short
+from foretrace.graph import ForetraceError, Indices, Op, Tf32
+from foretrace.platform.files import LARGEST
+from foretrace.platform.folder import EXACT
+
+if TYPE_CHECKING:
+    from foretrace.platform.measurements import Measurement, Repeat
+
+FILE = Path(EXACT).name
+
+
+class Timed(NamedTuple):
+    """A call's kernels, with what each took."""
+
+    kernels: list[str]
+    cold_us: NDArray[np.float64]
+    warm_us: NDArray[np.float64]
+    spread: float
+    """How far its repeats lay apart, as a share."""
+
+    @classmethod
+    def of(cls, found: Measurement) -> Timed:
+        """From its repeats, each kernel at the median; what a processor did at the mean.
+
+        A processor whose core others use as well is fast at one time and half as fast at another. A step has both.
+
+        >>> from foretrace.platform.measurements import Case, Measurement
+        >>> seen = Measurement(Case(Op("aten::relu")), cold=[[("k", 4.0)]], warm=[[("k", 2.0)], [("k", 3.0)]])
+        >>> Timed.of(seen).warm_us.tolist()
+        [2.5]
+        """
+        kernels = [short(name) for name, _ in found.cold[0]]
+        middle = np.mean if found.on_processor else np.median
+        cold, warm = (middle(_alike(repeats, len(kernels)), axis=0) for repeats in (found.cold, found.warm))
+        return cls(kernels, cold, warm, max(found.spread("cold"), found.spread("warm")))
+
+    @classmethod
+    def plain(cls, kernels: list[str], cold_us: list[float], warm_us: list[float], spread: float) -> Timed:
+        """From what a file holds; a ValueError for what is no timed call.
+
+        >>> Timed.plain(["gemm"], [4.0], [3.5, 0.5], 0.1)
+        Traceback (most recent call last):
+        ...
+        ValueError: ['gemm'] took [4.0] and [3.5, 0.5], 0.1 apart
+        """
+        cold, warm = np.array(cold_us, float), np.array(warm_us, float)
+        named = isinstance(kernels, list) and all(isinstance(name, str) for name in kernels)
+        numbers = np.concatenate([cold.ravel(), warm.ravel(), [spread]])
+        if not named or cold.shape != warm.shape or cold.shape != (len(kernels),) or not _are_times(numbers):
+            raise ValueError(f"{kernels} took {cold_us} and {warm_us}, {spread} apart")
+        return cls(kernels, cold, warm, float(spread))
+
+    @classmethod
+    def as_recorded(cls, launched: Sequence[tuple[str, float]]) -> Timed:
+        """As a step had it: however warm the cache was.
+
+        >>> Timed.as_recorded([("gemm", 4.0)]).cold_us.tolist()
+        [4.0]
+        """
+        us = np.array([took for _, took in launched], float)
+        return cls([short(name) for name, _ in launched], us, us, 0.0)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Timed calls, by what tells calls apart."""
+
+    calls: Mapping[str, Timed]
+
+    @classmethod
+    def measured(cls, found: Iterable[Measurement]) -> Exact:
+        """From measurements; the repeats of a call that was measured more than once are taken together.
+
+        Those of a processor first on their own: one that is fast makes more of them.
+        """
+        from foretrace.platform.cases.recorded import case_key
+        from foretrace.platform.measurements import Measurement  # what most steps are priced without
+
+        calls: dict[str, Measurement] = {}
+        for one in found:
+            known = calls.setdefault(case_key(one.case), Measurement(one.case))
+            known.cold += _mean(one.cold) if one.on_processor else one.cold
+            known.warm += _mean(one.warm) if one.on_processor else one.warm
+        return cls({key: Timed.of(one) for key, one in calls.items()})
+
+    def of(self, ops: Sequence[Op], indices: Sequence[Indices], tf32: Tf32) -> list[Timed | None]:
+        """For each op what it was seen to take; None for one that was not timed."""
+        if not self.calls:
+            return [None] * len(ops)
+        from foretrace.platform.cases.recorded import case_key, case_of_each
+
+        cases = case_of_each(ops, indices, tf32)
+        seen = {id(case): self.calls.get(case_key(case)) for case in {id(c): c for c in cases if c}.values()}
+        return [seen.get(id(case)) for case in cases]
+
+    def write(self, folder: Path) -> None:
+        """Into a file of the models' folder."""
+        lines = {
+            key: [call.kernels, call.cold_us.round(3).tolist(), call.warm_us.round(3).tolist(), round(call.spread, 4)]
+            for key, call in self.calls.items()
+        }
+        (folder / FILE).write_bytes(gzip.compress(json.dumps(lines).encode(), mtime=0))
+
+    @classmethod
+    def read(cls, folder: Path) -> Exact:
+        """What `write` wrote; nothing where no step was measured."""
+        path = folder / FILE
+        if not path.exists():
+            return cls({})
+        try:
+            lines: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+            return cls({key: Timed.plain(*line) for key, line in lines.items()})
+        except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
+            raise ForetraceError(
+                f"{path} does not hold timed calls ({error})", "Restore it, or fit it again: foretrace calibrate fit."
+            ) from None
+
+
+def _are_times(numbers: NDArray[np.float64]) -> bool:
+    return bool(((numbers >= 0) & (numbers <= LARGEST)).all())
+
+
+def _alike(repeats: Sequence[Repeat], kernels: int) -> NDArray[np.float64]:
+    """What so many kernels took in each of the repeats that had as many."""
+    alike = [[us for _, us in repeat] for repeat in repeats if len(repeat) == kernels]
+    return np.array(alike, float).reshape(len(alike), kernels) if alike else np.zeros((1, kernels))
+
+
+def _mean(repeats: Sequence[Repeat]) -> list[Repeat]:
+    """The repeats of a call as one of them."""
+    from foretrace.platform.measurements import CALL
+
+    return [[(CALL, float(np.mean([us for _, us in chain.from_iterable(repeats)])))]] if repeats else []

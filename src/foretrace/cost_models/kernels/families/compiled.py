@@ -1,0 +1,131 @@
+"""Compiled kernels, and others' own: priced from the tensors they are given, and from what their names tell.
+
+TorchInductor names a kernel after what it does, ``triton_red_fused_add_sum_3``, and gives it its tensors, the sizes of
+its loops, and a stream. Which tensors it writes, nobody says.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from foretrace.cost_models.kernels.family import Described, Facts, Family, Work
+from foretrace.cost_models.kernels.features import alignment, dtype_code, is_dense, log, ragged, tensors_of
+from foretrace.graph import Op, Tensor
+from foretrace.graph.tensor import ITEMSIZE
+
+KINDS = {"poi": 1, "red": 2, "per": 3, "tem": 4, "for": 5}
+"""By the letters after ``triton_``: element by element, a reduction in a loop, one whose rows fit into a block, a
+template such as a product's, and many tensors in one kernel. Any other kernel is 0."""
+POINTWISE, LOOPED, PERSISTENT = 1, 2, 3
+PYTORCHS = ("aten::", "prims::", "c10d::", "higher_order::")
+"""What begins so is PyTorch's own, and no custom kernel."""
+LOOPED_ROW = 512
+"""A reduction in a loop gets along as fast as a sum over rows of this length, whichever way it walks."""
+HEAVY = re.compile(r"gelu|tanh|erf|sigmoid|silu|pow|log|sin|cos|softplus|mish|rand|dropout|bernoulli")
+DIVIDING = re.compile(r"exp|softmax|sqrt|div|norm|var")
+SELECTING = re.compile(r"embedding|index|gather|scatter|slice|cat")
+
+
+class Loops(NamedTuple):
+    """How a kernel walks."""
+
+    kind: int
+    rows: int
+    along: int
+    """Elements of a row that become one; 1 where nothing is reduced."""
+
+    @property
+    def elements(self) -> int:
+        """Elements walked over."""
+        return self.rows * self.along
+
+
+class Compiled(Family):
+    """Kernels that no library brings."""
+
+    name = "compiled"
+    ops = ()
+    fewest = 1000  # random chains differ widely: models of a few hundred kernels are further off than what stands in
+    one_kernel = True
+    columns = ("kind", "elements", "rows", "along", "bytes", "tensors", "whole", "broadcast", "gathered", "largest",
+               "dtype", "last_dtype", "itemsize", "uneven", "arithmetic", "selecting", "words", "row_aligned",
+               "along_aligned", "waves", "ragged")  # fmt: skip
+
+    def answers(self, op: Op) -> bool:
+        """Its names are made up by the compiler."""
+        return self.takes(op)
+
+    def takes(self, op: Op) -> bool:
+        """What is no call of PyTorch's own, where its tensors are known."""
+        return not op.name.startswith(PYTORCHS) and bool(tensors_of(op))
+
+    def describe(self, op: Op, facts: Facts) -> Described:
+        """Loops and traffic: of a tensor larger than the loops only as much is touched."""
+        tensors = tensors_of(op)
+        loops = loops_of(op, tensors)
+        moved = traffic(loops, tensors)
+        largest = max(tensors, key=lambda t: t.nbytes)
+        touched = sum(min(t.numel, loops.elements) for t in tensors)
+        waves = loops.elements / (1024 * facts.device.sms)
+        features = [
+            loops.kind, log(loops.elements), log(loops.rows), log(loops.along), log(moved), len(tensors),
+            sum(t.numel == loops.elements for t in tensors), sum(t.numel < loops.elements for t in tensors),
+            sum(t.numel > loops.elements for t in tensors), log(largest.nbytes), dtype_code(largest.dtype),
+            dtype_code(tensors[-1].dtype), moved / max(1, touched), sum(not is_dense(t) for t in tensors),
+            arithmetic(op.name), bool(SELECTING.search(op.name)), op.name.count("_"), alignment(loops.rows),
+            alignment(loops.along), log(64 * waves), ragged(waves),
+        ]  # fmt: skip
+        return Described(features, Work(flops=float(loops.elements), bytes=float(moved)))
+
+    def guesses(self, op: Op) -> bool:
+        """Of what TorchInductor did not make, the name tells nothing."""
+        return not op.name.startswith("triton_")
+
+    def stand_in(self, op: Op) -> Op:
+        """A call of PyTorch's own that moves as many bytes in the same way."""
+        tensors = tensors_of(op)
+        loops = loops_of(op, tensors)
+        moved = traffic(loops, tensors)
+        dtype = max(tensors, key=lambda t: t.nbytes).dtype
+        dtype = dtype if dtype in ("float32", "bfloat16", "float16") else "float32"
+        if loops.kind in (LOOPED, PERSISTENT):
+            along = loops.along if loops.kind == PERSISTENT else LOOPED_ROW
+            rows = max(1, round(moved / along / ITEMSIZE["float32"]))
+            return Op("aten::sum", (Tensor((rows, along), "float32"), [1]), overload="dim_IntList")
+        name = "aten::gelu" if arithmetic(op.name) > 1 else "aten::relu"
+        return Op(name, (Tensor((max(1, round(moved / 2 / ITEMSIZE[dtype])),), dtype),), overload="default")
+
+
+def loops_of(op: Op, tensors: list[Tensor]) -> Loops:
+    """The loops of a kernel: of TorchInductor's as it says, of others over the largest tensor.
+
+    >>> x = Tensor((4096, 768), "float32")
+    >>> loops_of(Op("triton_per_fused_sum_0", (x, Tensor((4096,), "float32"), 4096, 768, 0)), [x])
+    Loops(kind=3, rows=4096, along=768)
+    """
+    kind = KINDS.get(op.name[7:10], 0) if op.name.startswith("triton_") else 0
+    *sizes, _ = [a for a in op.args if isinstance(a, int) and not isinstance(a, bool)] or [0]  # the last is the stream
+    largest = max((t.numel for t in tensors), default=1)
+    if kind in (LOOPED, PERSISTENT) and len(sizes) > 1:
+        return Loops(kind, math.prod(sizes[:-1]), sizes[-1])
+    return Loops(kind, math.prod(sizes) if kind == POINTWISE and sizes else max(1, largest), 1)
+
+
+def traffic(loops: Loops, tensors: list[Tensor]) -> int:
+    """Bytes that a kernel moves at least: each tensor once, and no more of it than it walks over.
+
+    >>> traffic(Loops(1, 8, 1), [Tensor((8,), "float32"), Tensor((100,), "float32")])
+    64
+    """
+    return sum(min(t.numel, loops.elements) * t.itemsize for t in tensors)
+
+
+def arithmetic(name: str) -> int:
+    """How much an element takes, by what was fused: little, a division, or more.
+
+    >>> arithmetic("triton_poi_fused_add_0"), arithmetic("triton_poi_fused_gelu_0")
+    (0, 2)
+    """
+    return 2 if HEAVY.search(name) else int(bool(DIVIDING.search(name)))

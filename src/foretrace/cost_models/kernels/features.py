@@ -1,0 +1,269 @@
+"""Arguments of a call as numbers: what is absent or of another kind gives a default, never an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from foretrace.graph import Constant, Indices, Op, Tensor
+from foretrace.graph.op import tensors_in
+from foretrace.graph.tensor import ITEMSIZE
+
+DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+"""Dtypes that a feature tells apart, by position; any other counts as the first of its size."""
+
+CODES = {
+    dtype: DTYPES.index(next((d for d in (dtype, *DTYPES) if d in DTYPES and ITEMSIZE[d] == size), DTYPES[0]))
+    for dtype, size in ITEMSIZE.items()
+}
+
+
+def log(value: float) -> float:
+    """Logarithm to base 2 of a size, where nothing counts as one.
+
+    >>> log(8), log(0)
+    (3.0, 0.0)
+    """
+    return math.log2(value) if value > 1 else 0.0
+
+
+def alignment(size: int) -> int:
+    """The largest power of two up to 64 that divides a size: what vector loads and tiles care for.
+
+    >>> alignment(48), alignment(7), alignment(0)
+    (16, 1, 64)
+    """
+    return min(size & -size, 64) if size else 64
+
+
+def per(count: float, size: float) -> int:
+    """How many pieces of a size a count takes.
+
+    >>> per(9, 4)
+    3
+    """
+    return -int(-count // size) if size > 0 else 0
+
+
+def ragged(waves: float) -> float:
+    """Share of the last wave that idles, as a factor: what rounding up to whole waves costs.
+
+    >>> ragged(1.5), ragged(0)
+    (1.3333333333333333, 1.0)
+    """
+    return math.ceil(waves) / waves if waves > 0 else 1.0
+
+
+def dtype_code(dtype: str) -> int:
+    """A number for a dtype.
+
+    >>> dtype_code("bfloat16"), dtype_code("float8_e4m3fn")
+    (1, 7)
+    """
+    return CODES.get(dtype, len(DTYPES))
+
+
+def argument(op: Op, place: int, name: str, default: object = None) -> object:
+    """An argument by position or by name; the default where it is absent or None.
+
+    >>> argument(Op("aten::sum", (1, [0])), 1, "dim"), argument(Op("aten::sum", (1,)), 1, "dim", "all")
+    ([0], 'all')
+    """
+    found = op.args[place] if 0 <= place < len(op.args) else op.kwargs.get(name)
+    return default if found is None else found
+
+
+def integer(op: Op, place: int, name: str, default: int) -> int:
+    """An argument that is a whole number.
+
+    >>> integer(Op("aten::cat", ([], -1)), 1, "dim", 0), integer(Op("aten::cat", ([],)), 1, "dim", 0)
+    (-1, 0)
+    """
+    found = argument(op, place, name)
+    return found if isinstance(found, int) and not isinstance(found, bool) else default
+
+
+def integers(op: Op, place: int, name: str, count: int, default: int) -> list[int]:
+    """An argument that is a list of whole numbers, one of which may stand for all.
+
+    >>> integers(Op("aten::convolution", (0, 0, 0, [2])), 3, "stride", 2, 1)
+    [2, 2]
+    """
+    found = argument(op, place, name)
+    listed = whole(found) if isinstance(found, (list, tuple)) else [found] if isinstance(found, int) else []
+    if len(listed) < count:
+        listed = [*listed, *(listed[-1:] or [default]) * (count - len(listed))]
+    return listed[:count]
+
+
+def whole(values: object) -> list[int]:
+    """The whole numbers of a list; of anything else none.
+
+    >>> whole([2, None, 3]), whole(None)
+    ([2, 3], [])
+    """
+    return [v for v in values if isinstance(v, int)] if isinstance(values, (list, tuple)) else []
+
+
+def flag(op: Op, place: int, name: str) -> bool:
+    """An argument that is true or false; absent is false.
+
+    >>> flag(Op("aten::sum", (0, [0], True)), 2, "keepdim")
+    True
+    """
+    return argument(op, place, name) is True
+
+
+def bits(values: object) -> int:
+    """Which of a list are true, as a number.
+
+    >>> bits([True, False, True])
+    5
+    """
+    return sum(1 << i for i, v in enumerate(values) if v is True) if isinstance(values, (list, tuple)) else 0
+
+
+def dtype_argument(op: Op, default: str) -> str:
+    """The dtype a call is told to make.
+
+    >>> dtype_argument(Op("aten::sum", (), {"dtype": Constant("dtype", "float32")}), "int8")
+    'float32'
+    """
+    found = op.kwargs.get("dtype")
+    return found.value if isinstance(found, Constant) and found.kind == "dtype" else default
+
+
+def tensors_of(op: Op) -> list[Tensor]:
+    """Every tensor among the arguments, as `Op.tensors` has them, faster where most arguments are none.
+
+    >>> [t.shape for t in tensors_of(Op("aten::cat", ([Tensor((1,), "int8"), Tensor((2,), "int8")], 0)))]
+    [(1,), (2,)]
+    """
+    found: list[Tensor] = []
+    for value in (*op.args, *op.kwargs.values()) if op.kwargs else op.args:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple, dict)) and not isinstance(value, Constant):
+            found.extend(tensors_in(value))
+    return found
+
+
+def dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor whose last dimension is innermost.
+
+    >>> dense((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides, step = [0] * len(shape), 1
+    for dim in range(len(shape) - 1, -1, -1):
+        strides[dim] = step
+        step *= shape[dim] or 1
+    return tuple(strides)
+
+
+def strides_of(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of a tensor, dense where nothing is known."""
+    stride = tensor.stride
+    return stride if stride is not None and len(stride) == len(tensor.shape) else dense(tensor.shape)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements lie side by side with the last dimension innermost.
+
+    >>> is_dense(Tensor((2, 1, 3), "int8", stride=(3, 99, 1))), is_dense(Tensor((2, 3), "int8", stride=(1, 2)))
+    (True, False)
+    """
+    stride = tensor.stride
+    if stride is None:
+        return True
+    expected = 1
+    for size, step in zip(reversed(tensor.shape), reversed(stride)):
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
+
+
+def channels_last(tensor: Tensor) -> bool:
+    """Whether channels are innermost.
+
+    >>> channels_last(Tensor((2, 8, 4, 4), "int8", stride=(128, 1, 32, 8)))
+    True
+    """
+    stride = tensor.stride
+    return stride is not None and len(stride) > 2 and len(tensor.shape) > 2 and stride[1] == 1 and tensor.shape[1] > 1
+
+
+# --- was cost_models.kernels.families.reuse: How often the rows of a table are hit, as columns: what decides how much of a lookup the caches serve.
+
+COLUMNS = ("unique", "unique_share", "hottest", "hits", "often", "rows_hit")
+FLAT = 64
+"""Hits of the mean row from which on all rows are hit about as often as it."""
+
+
+def reuse(found: Indices) -> tuple[float, ...]:
+    """Columns from what is known of the ids.
+
+    >>> [round(x, 2) for x in reuse(evenly(rows=1000, count=1000))]
+    [9.3, 0.63, 3.0, 1.58, 0.0, 0.63]
+    """
+    unique = max(1, found.unique)
+    hits = [n * 1.5 * 2**k for k, n in enumerate(found.reuse)]
+    often = sum(hits[5:]) / (sum(hits) or 1.0)  # of rows that are hit at least 32 times
+    return (log(unique), unique / max(1, found.count), float(len(found.reuse)), found.count / unique, often,
+            unique / max(1, found.rows))  # fmt: skip
+
+
+def hottest(found: Indices) -> float:
+    """Hits of the row that is hit most, by the doubling that it lies in.
+
+    >>> hottest(Indices(op=-1, rows=9, count=12, unique=3, bags=12, reuse=(0, 0, 3)))
+    6.0
+    """
+    return 1.5 * 2 ** (len(found.reuse) - 1) if len(found.reuse) > 1 else 1.0
+
+
+def most_hits(found: Indices) -> float:
+    """The same more closely: what the other rows leave of all hits to those in the last doubling.
+
+    >>> most_hits(Indices(op=-1, rows=9, count=107, unique=3, bags=107, reuse=(2, 0, 0, 0, 0, 0, 1)))
+    105.0
+    """
+    last = len(found.reuse) - 1
+    if last < 1 or not found.reuse[last]:
+        return 1.0
+    others = sum(rows * 1.5 * 2**k if k else rows for k, rows in enumerate(found.reuse[:last]))
+    return float(min(max((found.count - others) / found.reuse[last], 2**last), 2 ** (last + 1) - 1))
+
+
+def evenly(rows: int, count: int) -> Indices:
+    """Ids drawn evenly over the rows: how often each is hit follows Poisson's law.
+
+    >>> evenly(10, 0).unique
+    0
+    """
+    rows = max(1, rows)
+    mean = count / rows
+    if mean >= FLAT:
+        histogram = [0] * int(math.log2(mean)) + [rows]
+    else:
+        histogram = [round(rows * share) for share in _shares(mean)]
+        while histogram and not histogram[-1]:
+            histogram.pop()
+    unique = round(rows * -math.expm1(-mean))
+    return Indices(op=-1, rows=rows, count=count, unique=unique, bags=count, reuse=tuple(histogram))
+
+
+def _shares(mean: float) -> list[float]:
+    """Share of the rows that are hit once, two or three times, four to seven times, and so on."""
+    term, hits = math.exp(-mean), 0
+    shares: list[float] = []
+    while 2 ** len(shares) <= mean + 6 * math.sqrt(mean) + 8:
+        share = 0.0
+        for _ in range(2 ** len(shares)):
+            hits += 1
+            term *= mean / hits
+            share += term
+        shares.append(share)
+    return shares
