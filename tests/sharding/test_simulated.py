@@ -10,9 +10,8 @@ from foretrace.planning import shard
 from foretrace.platform.platform import Platform
 from foretrace.predicting import predict
 from foretrace.record.sketch import sketch
-from foretrace.sharding.hybrid import steps_of_ranks
 from foretrace.sharding.kernels import Fused, Single
-from foretrace.sharding.simulated import _lookups, _with_lookups, simulate_plan
+from foretrace.sharding.simulated import _lookups, _with_lookups, simulate_plan, steps_of_ranks
 from foretrace.transforms.parallel.hybrid import tables_on_ranks
 from tests.sharding.test_hybrid import costs, whole
 

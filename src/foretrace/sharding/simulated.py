@@ -6,6 +6,7 @@ last rank arrives, and what may run beside something else does. Lookups take wha
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,9 +23,20 @@ from foretrace.forecast.timetable import timetable
 from foretrace.graph import Graph, Job
 from foretrace.platform.device import Device
 from foretrace.sharding.costing import Costing
-from foretrace.sharding.hybrid import RankStep, steps_of_ranks
-from foretrace.sharding.lookups import Priced
+from foretrace.sharding.hits import Floats
+from foretrace.sharding.kinds import ACROSS, COPIES, IDS, NODE_SUMS, POOLED, SUMS
+from foretrace.sharding.lookups import Priced, graph_of
 from foretrace.sharding.plan import Plan
+from foretrace.sharding.ranks import Ranks
+from foretrace.transforms.draft import Group
+from foretrace.transforms.parallel.hybrid import RankStep, TableShare, Transfer, sharded_steps
+
+FORWARD = ((POOLED, "all_to_all"), (SUMS, "reduce_scatter"), (NODE_SUMS, "reduce_scatter"), (ACROSS, "all_to_all"))
+"""The collectives that bring embeddings to the ranks of their samples, in order."""
+BACKWARD = ((POOLED, "all_to_all"), (SUMS, "all_gather"), (ACROSS, "all_to_all"), (NODE_SUMS, "all_gather"))
+"""Those that bring gradients back."""
+NARROW = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
+"""The dtype that embeddings are converted into before they are sent."""
 
 
 class Simulated(NamedTuple):
@@ -61,6 +73,62 @@ def simulate_plan(step: Graph, costing: Costing, plan: Plan) -> Simulated:
     settled = back_to_back(ranks, done.met, done.transfers.typical, where.device) or forecast.step_ms
     low, high = (bound / forecast.step_ms for bound in (forecast.low_ms, forecast.high_ms))
     return Simulated(settled, settled * low, settled * high)
+
+
+def steps_of_ranks(step: Graph, costing: Costing, plan: Plan) -> list[RankStep]:
+    """The step of each rank under a plan.
+
+    Parameters
+    ----------
+    step
+        That of one rank alone, which has all tables.
+    costing
+        What the plan was made by.
+    plan
+        Where the tables lie.
+    """
+    shards, rank = costing.held(plan)
+    nbytes, _ = costing.exchanged(plan, shards, rank)
+    shares = []
+    for number in range(costing.ranks.world):
+        graph, _, phase = graph_of(costing.kernels.calls(shards.pick(rank == number)))
+        shares.append(_share(graph, phase.astype(bool).tolist(), costing.ranks, number, nbytes))
+    return sharded_steps(step, shares)
+
+
+def _share(
+    lookups: Graph, backward: Sequence[bool], ranks: Ranks, rank: int, nbytes: Mapping[str, Floats]
+) -> TableShare:
+    """What a rank looks up and sends; transfers in which no rank of the group sends anything are left out."""
+
+    def transfer(what: str, kind: str) -> Transfer | None:
+        group = _group(ranks, rank, what)
+        if group.size < 2 or not max(nbytes[what][member] for member in group.ranks):
+            return None
+        return Transfer(kind, group, round(nbytes[what][rank]))
+
+    def transfers(calls: Sequence[tuple[str, str]]) -> list[Transfer]:
+        *every, inner, outer = (transfer(*call) for call in calls)
+        if inner and outer:
+            outer = outer._replace(forwards=True)
+        return [one for one in (*every, inner, outer) if one is not None]
+
+    sent_as = NARROW.get(ranks.sent_as, "")
+    elements = round(sum(nbytes[what][rank] for what in (POOLED, SUMS, NODE_SUMS)) / ranks.sent_bytes)
+    return TableShare(
+        lookups, backward, transfer(IDS, "all_to_all"), transfers(FORWARD), transfers(BACKWARD),
+        transfer(COPIES, "all_reduce"), sent_as, elements,
+    )  # fmt: skip
+
+
+def _group(ranks: Ranks, rank: int, what: str) -> Group:
+    node, place = divmod(rank, ranks.per_node)
+    if what == NODE_SUMS:
+        return Group(f"node {node}", tuple(ranks.of_node(node)))
+    if what == ACROSS:
+        return Group(f"across nodes {place}", tuple(range(place, ranks.world, ranks.per_node)))
+    # Ids overlap with everything else: they have a group, and so a stream, of their own.
+    return Group(IDS if what == IDS else "tables", tuple(range(ranks.world)))
 
 
 def _lookups(costing: Costing, plan: Plan) -> Priced:
