@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 
 from foretrace import processes
 from foretrace.processes import Claim, Owner, is_alive, is_held, is_left_behind, temporary_folder
-from tests.processes import PATIENCE_S, started
+from tests.processes import PATIENCE_S, started, wait_until
 
 PARENT = """
 import subprocess, sys
@@ -32,13 +31,6 @@ from foretrace import processes
 processes.end_with({parent})
 time.sleep(600)
 """
-
-
-def wait_until(happened: Callable[[], bool], what: str) -> None:
-    patience = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < patience, what
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,10 +11,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from foretrace.cost_models.silent import launches_nothing
+from foretrace.cost_models.kernels.launches import launches_nothing
 from foretrace.fitting import can_fit, fit
 from foretrace.graph import Graph
-from foretrace.graph.dispatched import dispatched
+from foretrace.graph.calls import dispatched
 from foretrace.platform.alone import alone_in
 from foretrace.platform.cases import Case
 from foretrace.platform.cases.compiled import COMPILED
@@ -27,6 +26,7 @@ from foretrace.platform.folder import RAW
 from foretrace.platform.host import Host
 from foretrace.platform.platform import read_host
 from foretrace.platform.rates import CEILINGS, read_all
+from foretrace.processes import temporary_folder
 from foretrace.stages import Stage, Told
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _add(total: list[Progress], more: list[Progress]) -> None:
 
 def held_out_errors(raw: Path) -> dict[str, float]:
     """How far models that are fitted on what is measured so far miss measurements they have not seen, by family."""
-    from foretrace.cost_models.quick import quick_errors
+    from foretrace.cost_models.kernels.fitting import quick_errors
 
     return quick_errors(raw, describe(DeviceFacts.read(raw), read_all(raw, CEILINGS), "here"))
 
@@ -311,9 +311,9 @@ def calibrate_host(seconds: float = 60.0, on: str | None = None) -> Host:
     on
         The device that the host drives, like ``cuda:1`` or ``cpu``; the first GPU where there is one.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        calibrate(Path(folder) / "this host", ("host",), seconds / 60, on)
-        return read_host(Path(folder) / "this host")
+    with temporary_folder() as folder:
+        calibrate(folder / "this host", ("host",), seconds / 60, on)
+        return read_host(folder / "this host")
 
 
 def measure_fabric(raw: Path, seconds: float, told: Told) -> None:

@@ -9,7 +9,6 @@ goes nowhere.
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ import torch
 from foretrace.graph import Graph
 from foretrace.platform.cases import Case
 from foretrace.platform.measurements import CALL, Measurement
+from foretrace.processes import temporary_folder
 from foretrace.replaying import benchmark
 
 WARM_UP = 2
@@ -45,8 +45,8 @@ def rehearse(graph: Graph, seconds: float) -> dict[int, list[float]]:
     -------
     By row among the graph's ops, microseconds in each of the steps: of the call, and of giving back what it freed.
     """
-    with tempfile.TemporaryDirectory() as place:
-        played = _benchmark_class()(benchmark(graph, Path(place) / "step"), device="cpu")
+    with temporary_folder() as place:
+        played = _benchmark_class()(benchmark(graph, place / "step"), device="cpu")
         clock = _Clock()
         step = played.source.clocked(clock.begins)
         steps: list[dict[int, float]] = []

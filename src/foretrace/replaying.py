@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.loading import load
+from foretrace.processes import temporary_folder
 from foretrace.replay.folder import Choices
 from foretrace.replay.ranks import write_job
 from foretrace.replay.running import How, Replay, is_benchmark, run_benchmark
@@ -70,8 +70,8 @@ def replay(
     job = _job(what)
     if how.delayed:
         _check_delay(job.world, job.source)
-    with tempfile.TemporaryDirectory() as folder:
-        made = benchmark(job, keep or Path(folder) / "benchmark", choices)
+    with temporary_folder() as folder:
+        made = benchmark(job, keep or folder / "benchmark", choices)
         return run_benchmark(made, how)
 
 

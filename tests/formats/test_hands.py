@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from foretrace.formats import hands
 from foretrace.formats.hands import Hand, shared_out
 from foretrace.graph import ForetraceError
+from tests.processes import assert_killed_with, descendants, started, wait_until
 
 
 def squared(number: int) -> int:
@@ -70,3 +73,13 @@ def test_no_process_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     before = children.read_text()
     shared_out(squared, range(8))
     assert children.read_text() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_hand_ends_with_the_process_it_works_for() -> None:
+    busy = "import time; from foretrace.formats.hands import Hand; hands = [Hand(time.sleep) for _ in range(2)]"
+    busy += "; [hand.give(600) for hand in hands]; print('given', flush=True); time.sleep(600)"
+    with started([sys.executable, "-c", busy], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == "given\n"
+        wait_until(lambda: len(descendants(process.pid)) == 2, "no hands")
+        assert_killed_with(process, descendants(process.pid))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -15,6 +17,8 @@ from foretrace.platform.measure.calibrate import Drawn, calibrate, next_case_in
 from foretrace.platform.measure.crew import Crew, Pace, workers_for
 from foretrace.platform.measure.machine import device_name, facts
 from foretrace.platform.measurements import Batch, open_batch, read_batches
+from tests.processes import assert_killed_with, descendants
+from tests.processes import started as process_started
 
 CPU = torch.device("cpu")
 
@@ -113,3 +117,12 @@ def test_none_are_started_where_they_do_not_pay(monkeypatch):
     assert workers_for(gpu, seconds=5.0) == 0, "they would be needed no more when they had started"
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
     assert workers_for(gpu, seconds=60.0) == 0, "one alone gains nothing"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_crew_ends_with_the_process_that_measures():
+    lead = "import time, torch; from foretrace.platform.measure.crew import Crew; crew = Crew(torch.device('cpu'), 2)"
+    lead += "\nwhile not crew.ready: time.sleep(0.1)\nprint('ready', flush=True); time.sleep(600)"
+    with process_started([sys.executable, "-c", lead], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert_killed_with(process, descendants(process.pid))

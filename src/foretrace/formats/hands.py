@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from foretrace.processes import end_with
+
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
@@ -43,11 +45,12 @@ class Hand(Generic[Given, Made]):
         self._answers = True
         asked, ask = os.pipe()
         answered, answer = os.pipe()
+        parent = os.getpid()
         self._process = os.fork()
         if not self._process:
             os.close(ask)
             os.close(answered)
-            _serve(work, asked, answer)
+            _serve(work, asked, answer, parent)
         os.close(asked)
         os.close(answer)
         self._ask, self._answered = os.fdopen(ask, "wb"), os.fdopen(answered, "rb")
@@ -81,9 +84,10 @@ class Hand(Generic[Given, Made]):
                 pipe.close()
 
 
-def _serve(work: Callable[[Given], Made], asked: int, answer: int) -> None:
+def _serve(work: Callable[[Given], Made], asked: int, answer: int, parent: int) -> None:
     """Answer until nobody asks or something goes wrong; never return to what the parent was doing."""
     with suppress(BaseException), os.fdopen(asked, "rb") as questions, os.fdopen(answer, "wb") as answers:
+        end_with(parent)
         while True:
             pickle.dump(work(pickle.load(questions)), answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()

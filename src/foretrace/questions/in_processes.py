@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from multiprocessing import active_children, get_context
 from types import ModuleType
 
 from foretrace.graph import ForetraceError
+from foretrace.processes import end_with
 from foretrace.questions.sweep_points import Point
 from foretrace.questions.swept import Subject, Swept, Task
 
@@ -31,7 +33,7 @@ def predicted_in_processes(subject: Subject, todo: Sequence[Task], count: int) -
         How many processes.
     """
     others = set(active_children())
-    pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (subject,))
+    pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (subject, os.getpid()))
     try:
         with _uninterrupted(), _without_script():
             tasks = [pool.submit(_work, task) for task in todo]
@@ -77,7 +79,8 @@ _given: list[Subject] = []
 """What a process of a sweep works on."""
 
 
-def _start(subject: Subject) -> None:
+def _start(subject: Subject, parent: int) -> None:
+    end_with(parent)  # its queue stays open in the other workers: it would wait for ever
     gc.disable()  # as the command line does: objects are made, and looking through them finds nothing
     _given.append(subject)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.graph import ForetraceError
+from foretrace.replay.harness.parent import PARENT
 
 REFUSED = 2
 """How ``run.py`` ends where it did not begin, and said why."""
@@ -103,7 +105,8 @@ def run_benchmark(folder: Path, how: How | None = None) -> Replay:
 
 def _output(folder: Path, options: Sequence[str]) -> str:
     """What ``run.py`` prints with these options."""
-    done = subprocess.run([sys.executable, str(folder / "run.py"), *options], capture_output=True, text=True)
+    command = [sys.executable, str(folder / "run.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, PARENT: str(os.getpid())})
     if done.returncode == 0:
         return done.stdout
     last = _last_words(done.returncode, done.stderr)

@@ -32,7 +32,7 @@ ROOM = 8 * 2**30
 """Bytes of the device's memory that a process needs, for itself and the tensors of a case."""
 SPARED = 2
 """Processors that are left to the process that measures the rest."""
-PROGRAM = "import sys; from foretrace.platform.measure.crew_work import work; work(int(sys.argv[1]))"
+PROGRAM = "import sys; from foretrace.platform.measure.crew_work import work; work(*map(int, sys.argv[1:]))"
 
 GONE = (EOFError, OSError)
 """What is raised on this side of a pipe when the process on the other has ended."""
@@ -181,7 +181,7 @@ def _start(device: Any) -> Worker:
     ours, theirs = Pipe()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(theirs.fileno())],
+            [sys.executable, "-c", PROGRAM, str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             stdout=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -15,10 +15,12 @@ from foretrace.platform.cases import Case
 from foretrace.platform.measure.calibrate import fill_batch, reference_case
 from foretrace.platform.measure.call import Call
 from foretrace.platform.measure.timed import REFUSALS, is_fatal, settings, timed
+from foretrace.processes import end_with
 
 
-def work(handle: int) -> None:
-    """Rounds, as `Crew` asks for them through the pipe of this handle, until it is closed."""
+def work(handle: int, parent: int) -> None:
+    """Rounds, as `Crew` of process ``parent`` asks for them through the pipe of this handle, until it is closed."""
+    end_with(parent)
     pipe = Connection(handle)
     torch.set_num_threads(1)
     try:

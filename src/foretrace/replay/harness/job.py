@@ -16,6 +16,7 @@ from typing import Any
 
 from .comparison import shares
 from .files import read_json
+from .parent import PARENT
 
 LONGEST_FAREWELL_S = 10.0
 """How long the other ranks may go on once one has failed."""
@@ -58,6 +59,7 @@ def launch(program: Sequence[str], world: int) -> int:
         asked.bind(("127.0.0.1", 0))
         port = asked.getsockname()[1]
     common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common[PARENT] = os.getpid()
     ranks: list[subprocess.Popen[bytes]] = []
     with ExitStack() as opened:
         words = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(world)]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from .files import AGAIN, INSTALL, NotToBeRunError, said
 from .job import Job, job_of, launch, merged, started
 from .limits import MOST_TIMES
+from .parent import end_with_parent
 
 if TYPE_CHECKING:
     from .benchmark import Benchmark
@@ -70,6 +71,7 @@ def _factor(value: str) -> float:
 
 def main(folder: Path) -> int:
     """Run the benchmark in a folder; 0 where it ran."""
+    end_with_parent()
     chosen = parser().parse_args()
     try:
         job = job_of(folder)
