@@ -147,19 +147,19 @@ def test_a_name_as_long_as_names_may_be_can_be_written(tmp_path):
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path):
-    with pytest.raises(ForetraceError, match=r"kept can't be written \(No space left on device\)"):
-        with written_folder(tmp_path / "new" / "kept") as folder:
-            (folder / "run.py").write_text("")
-            full()
+    said = r"kept can't be written \(No space left on device\)"
+    with pytest.raises(ForetraceError, match=said), written_folder(tmp_path / "new" / "kept") as folder:
+        (folder / "run.py").write_text("")
+        full()
     assert not list(tmp_path.iterdir())
 
 
 def test_why_a_folder_could_not_be_copied_is_said(tmp_path):
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "main.py").write_text("")
-    with pytest.raises(ForetraceError, match=r"can't be written \(No space left on device"):
-        with written_folder(tmp_path / "kept") as folder:
-            shutil.copytree(tmp_path / "harness", folder / "harness", copy_function=full)
+    said = r"can't be written \(No space left on device"
+    with pytest.raises(ForetraceError, match=said), written_folder(tmp_path / "kept") as folder:
+        shutil.copytree(tmp_path / "harness", folder / "harness", copy_function=full)
     assert not (tmp_path / "kept").exists()
 
 

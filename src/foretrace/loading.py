@@ -9,6 +9,8 @@ from foretrace.formats.load import load as load_traces
 from foretrace.graph import ForetraceError, Job
 from foretrace.record.folder import is_recording, refuse_headless
 
+STANDARD_INPUT = Path("/dev/stdin")
+
 
 def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
     """Read a recording of ours or traces of others.
@@ -17,7 +19,7 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
     ----------
     paths
         A recording's folder; or profiler, execution or Chakra traces, gzipped or not: a file, a folder, a glob, or the
-        files of several ranks.
+        files of several ranks; ``-`` is standard input.
     ranks
         Read only these; all where it is left out.
 
@@ -26,6 +28,7 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
     The graphs of all ranks, on one clock.
     """
     refuse_nameless(paths)
+    paths = tuple(STANDARD_INPUT if str(path) == "-" else path for path in paths)
     wanted = None if ranks is None else set(ranks)
     recordings = [path for path in paths if is_recording(Path(path))]
     if recordings and len(paths) > 1:
@@ -50,7 +53,7 @@ def refuse_nameless(paths: Collection[str | Path]) -> None:
 
     >>> refuse_nameless(["run", ""])
     Traceback (most recent call last):
-    foretrace.graph.errors.ForetraceError: the name of what to read is empty. Give a recording or a trace.
+    foretrace.errors.ForetraceError: the name of what to read is empty. Give a recording or a trace.
     """
     if not all(map(str, paths)):
         raise ForetraceError("the name of what to read is empty", "Give a recording or a trace.")

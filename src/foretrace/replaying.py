@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from foretrace.files import check_new_folder
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.loading import load
 from foretrace.processes import temporary_folder
@@ -35,6 +36,7 @@ def benchmark(what: Graph | Job | str | Path, out: str | Path, choices: Choices 
     """
     if _benchmark(what) is not None:
         raise ForetraceError(f"{what} is a benchmark already", f"Run it with: python {what}/run.py")
+    check_new_folder(Path(out))
     return write_job(_job(what), Path(out), choices or Choices())
 
 
@@ -65,8 +67,8 @@ def replay(
         if how.delayed:
             _check_delay(_world(written), str(written))
         return run_benchmark(written, how)
-    if keep is not None and Path(keep).exists():
-        raise ForetraceError(f"{keep} is there already", "Choose another --keep, or remove it first.")
+    if keep is not None:
+        check_new_folder(Path(keep))
     job = _job(what)
     if how.delayed:
         _check_delay(job.world, job.source)

@@ -9,6 +9,7 @@ import pytest
 
 import foretrace as ft
 from foretrace import observing  # noqa: F401 - before tests replace what it imports
+from foretrace.cli.app import VERBS
 from foretrace.cli.main import leave, main
 from foretrace.graph import ForetraceError
 
@@ -27,6 +28,24 @@ def test_help_lists_every_verb(foretrace):
     assert ran.code == 0
     for verb in ("record", "show", "diff", "export", "calibrate"):
         assert f"\n  {verb} " in ran.out
+
+
+@pytest.mark.parametrize("verb", [(), *((verb,) for verb in VERBS), ("platform", "show"), ("platform", "fabric")])
+def test_every_verb_answers_h_as_it_does_help(foretrace, verb):
+    short, long, word = foretrace(*verb, "-h"), foretrace(*verb, "--help"), foretrace("help", *verb)
+    assert short.code == 0 and short.out.startswith(" ".join(("Usage: foretrace", *verb))) and not short.err
+    assert short == long == word
+
+
+def test_a_recorded_job_keeps_its_own_h(foretrace, monkeypatch):
+    seen: list[object] = []
+    monkeypatch.setattr("foretrace.record.launch.launch", lambda command, *_, **__: seen.append(command) or 0)
+    assert foretrace("record", "--out", "x", "--", "python", "train.py", "-h").code == 0
+    assert seen == [["python", "train.py", "-h"]]
+
+
+def test_help_for_what_is_no_verb_says_so(foretrace):
+    assert foretrace("help", "frob").err.startswith("foretrace: no such command 'frob'.")
 
 
 def test_version_is_the_package_s_own(foretrace):
@@ -167,6 +186,35 @@ def test_under_a_profiler_a_verb_ends_as_programs_do(monkeypatch):
     with pytest.raises(SystemExit) as left:
         leave(3)
     assert left.value.code == 3
+
+
+def in_a_shell(line: str) -> subprocess.CompletedProcess[str]:
+    command = line.replace("foretrace", f"{sys.executable} -m foretrace").replace("RUN", str(RECORDING))
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("words", ["show RUN --json", "show RUN", "platform list", "--help", "help show"])
+def test_a_full_disk_behind_standard_output_is_told_in_one_line(words):
+    done = in_a_shell(f"foretrace {words} > /dev/full")
+    said = "foretrace: nothing more can be written (No space left on device). Make room where the output goes.\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_where_nothing_at_all_can_be_said_the_exit_code_does():
+    assert in_a_shell("foretrace show RUN > /dev/full 2> /dev/full").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words", ["show RUN --json", "show RUN --top 500", "--help", "export RUN --perfetto /dev/stdout"]
+)
+def test_who_has_read_enough_ends_it_quietly(words):
+    done = in_a_shell(f"foretrace {words} | true; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_standard_output_may_be_closed():
+    done = in_a_shell("foretrace show RUN --json >&-")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_who_reads_no_further_is_told_nothing():

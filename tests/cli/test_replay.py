@@ -169,7 +169,7 @@ def test_a_benchmark_of_one_rank_has_nothing_to_delay(foretrace, bench):
 
 def test_a_folder_to_keep_it_in_must_be_new(foretrace, recording, tmp_path):
     ran = foretrace("replay", recording, "--keep", tmp_path)
-    assert ran.code == 2 and "Choose another --keep" in ran.err and "--out" not in ran.err
+    assert ran.code == 2 and "Choose another folder" in ran.err and "--out" not in ran.err
 
 
 def test_custom_ops_that_the_step_does_not_have_are_noted(foretrace, recording):

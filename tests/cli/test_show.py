@@ -122,3 +122,46 @@ def test_a_terminal_without_unicode_gets_its_report_too(trace):
     command = [sys.executable, "-m", "foretrace", "show", str(trace)]
     done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
     assert b"aten::mm" in done.stdout and done.stdout.isascii()
+
+
+def in_a_shell(line: str, trace: object) -> subprocess.CompletedProcess[str]:
+    command = line.replace("foretrace", f"{sys.executable} -m foretrace").replace("TRACE", str(trace))
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "foretrace show <(cat TRACE)",
+        "foretrace show <(gzip -c TRACE)",
+        "cat TRACE | foretrace show -",
+        "gzip -c TRACE | foretrace show /dev/stdin",
+        "foretrace show - < TRACE",
+        "foretrace diff <(cat TRACE) <(cat TRACE)",
+        "foretrace export <(cat TRACE) --chakra TRACE.chakra && foretrace show TRACE.chakra",
+    ],
+)
+def test_what_another_process_writes_is_read(trace, line):
+    done = in_a_shell(line, trace)
+    assert done.returncode == 0, done.stderr
+    assert "0.200 ms" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("mkfifo TRACE.fifo; foretrace show TRACE.fifo", "trace.json.fifo is a pipe: reading it may never end"),
+        ("foretrace show /dev/zero", "/dev/zero is a device: reading it may never end. Give a file"),
+        ("foretrace show -", "/dev/stdin is a device"),
+        ("foretrace show <(true)", "is empty (0 bytes)"),
+    ],
+)
+def test_what_may_never_end_is_refused_in_one_line(trace, line, said):
+    done = in_a_shell(line, trace)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_pipes_among_traces_are_refused_or_passed_over(foretrace, trace, tmp_path):
+    os.mkfifo(tmp_path / "rank1.json")
+    assert "is a pipe" in foretrace("show", tmp_path / "*.json").err
+    assert foretrace("show", tmp_path).code == 0

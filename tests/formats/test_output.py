@@ -17,8 +17,8 @@ from foretrace.formats.output import CHAKRA, PAGE, PLAN, TIMELINE, check_output,
 from foretrace.formats.perfetto import write_perfetto
 from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable
 from foretrace.report.pages.sheet import Sheet
+from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement, write_plan
-from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 JOB = Job([Graph(OpTable.of([Op("aten::mm", start_us=0.0, end_us=2.5)]))])
@@ -136,9 +136,9 @@ def test_a_link_that_leads_to_itself_is_refused(tmp_path):
 def test_what_foretrace_did_not_write_is_not_replaced(tmp_path, kind, content):
     path = tmp_path / "precious"
     path.write_bytes(content)
-    with pytest.raises(ForetraceError, match=f"precious is there already, and is not {kind.name}"):
-        with replaced(path, kind) as file:
-            file.write(b"lost")
+    said = f"precious is there already, and is not {kind.name}"
+    with pytest.raises(ForetraceError, match=said), replaced(path, kind) as file:
+        file.write(b"lost")
     assert path.read_bytes() == content
 
 

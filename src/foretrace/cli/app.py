@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from foretrace import __version__
-from foretrace.cli.main import INTERRUPTED
-from foretrace.costs.one_thread import load_numpy
+from foretrace._numpy_threads import load_numpy
+from foretrace.cli.main import INTERRUPTED, reader_left
 
 BAD_INPUT, BUG = 2, 70
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -27,6 +29,11 @@ VERBS = (
 """As help lists them. Each has a module of its name, and in that a function, or an app of its own, of its name."""
 SETTINGS = {"record": {"allow_interspersed_args": False}}
 """Of verbs whose words are not all theirs: behind the first one that is no option, all belong to the recorded job."""
+
+
+HELP = ("-h", "--help")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""How a system says that there is no room: what was printed may go to a file."""
 
 
 def print_version(wanted: bool) -> None:
@@ -50,7 +57,13 @@ def app_of(verbs: Iterable[str]) -> typer.Typer:
     >>> [command.callback.__name__ for command in app_of(["show", "diff"]).registered_commands]
     ['show', 'diff']
     """
-    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": [*HELP]},
+    )
     app.callback()(foretrace)
     for verb in verbs:
         found = getattr(import_module(f"foretrace.cli.{verb}"), verb)
@@ -71,16 +84,23 @@ def run() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no bars shows question marks
     # To make out the options of all verbs takes longer than many a verb: only the one that is called is looked at.
-    called = [word for word in sys.argv[1:2] if word in VERBS]
-    if called and "--help" not in sys.argv:
+    words = asked(sys.argv[1:])
+    called = [word for word in words[:1] if word in VERBS]
+    if called and not set(words) & set(HELP):
         load_numpy()
     try:
-        return app_of(called or VERBS)(prog_name="foretrace", standalone_mode=False) or 0
+        code = app_of(called or VERBS)(words, prog_name="foretrace", standalone_mode=False) or 0
+        sys.stdout.flush()
+        return int(code)
     except UsageError as error:
         misused(error)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
+    except SystemExit as left:
+        if isinstance(left.__context__, BrokenPipeError) and reader_left():
+            return 0
+        raise
     except Exception as error:
         # Imported here because it brings numpy along, which --help does without.
         from foretrace.graph import ForetraceError
@@ -88,11 +108,25 @@ def run() -> int:
         if isinstance(error, ForetraceError):
             complain(error.what, error.advice)
             return BAD_INPUT
+        if isinstance(error, BrokenPipeError) and reader_left():
+            return 0
+        if isinstance(error, OSError) and error.errno in FULL:
+            complain(f"nothing more can be written ({error.strerror})", "Make room where the output goes.")
+            return BAD_INPUT
         if os.environ.get("FORETRACE_DEBUG"):
             raise
         what = f"this is a bug of Foretrace, {type(error).__name__}: {error}"
         complain(what, "Please report it with the traceback that FORETRACE_DEBUG=1 shows.")
         return BUG
+
+
+def asked(words: list[str]) -> list[str]:
+    """The words of a call; `help` and what follows it ask for the help of that.
+
+    >>> asked(["help", "predict"]), asked(["help"]), asked(["show", "help"])
+    (['predict', '--help'], ['--help'], ['show', 'help'])
+    """
+    return [*words[1:], "--help"] if words[:1] == ["help"] else words
 
 
 def misused(error: Any) -> None:
@@ -118,4 +152,5 @@ def complain(what: str, advice: str) -> None:
         width = shutil.get_terminal_size().columns
         folded = (fill(part, width, initial_indent=indent, subsequent_indent=indent) for part in parts)
         text = "\n".join(folded).lstrip()
-    print(f"foretrace: {text}", file=sys.stderr)
+    with suppress(OSError):  # where that is full too, the exit code has to do
+        print(f"foretrace: {text}", file=sys.stderr, flush=True)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from foretrace.cli.outputs import check_outputs
+
 
 def export(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A recording, a trace, or a folder of them.")],
@@ -18,6 +20,7 @@ def export(
 
     if chakra is None and perfetto is None:
         raise typer.BadParameter("say where to: --chakra DIR, --perfetto FILE, or both")
+    check_outputs([path], perfetto=perfetto, chakra=chakra)
     job = ft.load(path)
     if chakra is not None:
         from foretrace.formats.chakra import write_chakra

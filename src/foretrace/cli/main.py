@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import select
 import sys
 from contextlib import suppress
 from typing import NoReturn
@@ -20,6 +21,9 @@ def main() -> NoReturn:
     time.
     """
     gc.disable()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by >&-
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - as long as we run
     try:
         from foretrace.cli.app import run
 
@@ -27,6 +31,22 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # before it had begun
         code = INTERRUPTED
     leave(code)
+
+
+def reader_left() -> bool:
+    """Whether nobody reads standard output any more, as after `| head`.
+
+    What draws tables has put ``/dev/null`` in its place when it noticed.
+    """
+    asked = select.poll()
+    asked.register(1, 0)
+    with suppress(OSError):
+        return any(event & select.POLLERR for _, event in asked.poll(0)) or os.fstat(1).st_rdev == _null()
+    return False
+
+
+def _null() -> int:
+    return os.stat(os.devnull).st_rdev  # noqa: PTH116 - before pathlib is needed
 
 
 def leave(code: int) -> NoReturn:
@@ -37,7 +57,7 @@ def leave(code: int) -> NoReturn:
     if sys.getprofile() or sys.gettrace():
         sys.exit(code)
     atexit._run_exitfuncs()
-    with suppress(OSError):  # nobody reads on
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads on
+            stream.flush()
     os._exit(code)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrace.cli.choices import AsJson
+from foretrace.cli.outputs import check_outputs
 from foretrace.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def predict(
 
     A script is sketched, not run: train.py, or train.py:make_step to name the function that builds or does a step.
     """
+    check_outputs([what, on, host, fabric], html=html, trace=trace)
     sizes = _sizes(world, trace)
     options: dict[str, Any] = {
         "host": host, "fabric": fabric, "gpus_per_node": gpus_per_node, "step": step,

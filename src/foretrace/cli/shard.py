@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli.choices import AsJson
+from foretrace.cli.outputs import check_outputs
 from foretrace.cli.progress import progress_bar
 
 
@@ -64,6 +65,7 @@ def shard(
 
     Tables may stay whole, be split by rows or by columns, or be copied to all ranks.
     """
+    check_outputs([tables, on, fabric], html=html, plan=out)
     from foretrace.planning import shard as plan
     from foretrace.report.json import as_json
     from foretrace.report.terminal import print_sharding

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli.choices import AsJson, rank_numbers
+from foretrace.cli.outputs import check_outputs
 
 
 def show(
@@ -25,6 +26,7 @@ def show(
 
     By op, kernel family, phase and module; host overheads; who waits for whom; the critical path across all ranks.
     """
+    check_outputs(paths, html=html)
     import foretrace as ft
 
     observation = ft.observe(ft.load(*paths, ranks=rank_numbers(ranks)), step)

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from foretrace.cli.choices import AsJson
+from foretrace.cli.outputs import check_outputs
 from foretrace.cli.predict import OtherFabric, PerNode, print_frames
 from foretrace.cli.progress import progress_bar
 
@@ -50,6 +51,7 @@ def sweep(
 
     Settings are those of `foretrace whatif`, those of a job among them: --set tensor=1,2,4 --world 8.
     """
+    check_outputs([what, *platforms(on), fabric], html=html, points=out)
     from foretrace.forecast.jobs.world import worlds
     from foretrace.graph import ForetraceError
     from foretrace.questions.sweeping import sweep as predict_all

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli.choices import AsJson
+from foretrace.cli.outputs import check_outputs
 from foretrace.cli.predict import OtherFabric, Parallel, PerNode, print_frames
 from foretrace.cli.progress import progress_bar
 
@@ -60,6 +61,7 @@ def whatif(
     Changes are made in the order in which they are written; then ops are put in, calls taken out, others fused. What is
     set of a job comes last: how ranks share the step, how many they are, how they exchange gradients.
     """
+    check_outputs([what, on, fabric], html=html)
     from foretrace.cli.parallel import as_changes
     from foretrace.graph import ForetraceError
     from foretrace.questions.whatifs import whatif as ask

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from foretrace.files import check_place
 from foretrace.graph import ForetraceError
 from foretrace.platform.device import MACHINES
 from foretrace.platform.files import PositiveInt, read_as, read_object, write
@@ -111,15 +112,18 @@ def find(what: str | Path) -> Path:
 
 
 def check_out(folder: Path) -> None:
-    """Refuse to write a platform among files that are not a platform's.
+    """Refuse to write a platform among files that are not a platform's, or where no folder can be.
 
     >>> import tempfile; folder = Path(tempfile.mkdtemp())
     >>> check_out(folder); _ = (folder / "job.json").write_text("{}"); check_out(folder)
     Traceback (most recent call last):
     ...
-    foretrace.graph.errors.ForetraceError: ...
+    foretrace.errors.ForetraceError: ...
     """
     if not folder.is_dir():
+        if folder.exists():
+            raise ForetraceError(f"{folder} is no folder", "Give an empty or a new folder as --out.")
+        check_place(folder)
         return
     here = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     if here and not here & {ABOUT, RAW}:
