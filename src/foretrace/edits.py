@@ -11,25 +11,20 @@
 
 from __future__ import annotations
 
-from foretrace.questions.autocasting import autocast
 from foretrace.questions.changes import fuse
-from foretrace.questions.inserting import insert
-from foretrace.questions.optimizers import optimizer
-from foretrace.transforms.attention import attention
-from foretrace.transforms.batch import batch
-from foretrace.transforms.buckets import buckets
-from foretrace.transforms.checkpointing import checkpointing
-from foretrace.transforms.cudagraph import cudagraph
-from foretrace.transforms.depth import depth
-from foretrace.transforms.heads import heads
-from foretrace.transforms.hidden import hidden
-from foretrace.transforms.overlap import overlap
-from foretrace.transforms.precision import dtype
-from foretrace.transforms.sequence import sequence
-from foretrace.transforms.shards import shards
-from foretrace.transforms.tables import pooling, table_dim, table_rows
-from foretrace.transforms.width import width
-from foretrace.transforms.without import without
+from foretrace.transforms.fusion.cuda_graph import cudagraph
+from foretrace.transforms.fusion.ddp_buckets import buckets, overlap
+from foretrace.transforms.numerics.autocast import autocast
+from foretrace.transforms.numerics.dtype import dtype
+from foretrace.transforms.parallel.fsdp_reshard import shards
+from foretrace.transforms.resize.batch_sequence import batch, sequence
+from foretrace.transforms.resize.tables import pooling, table_dim, table_rows
+from foretrace.transforms.resize.width import heads, hidden, width
+from foretrace.transforms.structure.attention import attention
+from foretrace.transforms.structure.checkpointing import checkpointing
+from foretrace.transforms.structure.depth import depth
+from foretrace.transforms.structure.insert_remove import insert, without
+from foretrace.transforms.structure.optimizer import optimizer
 
 __all__ = [
     "attention",

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from foretrace.graph.errors import ForetraceError
+from foretrace.errors import ForetraceError
 
 GZIP_MAGIC = b"\x1f\x8b"
 PIECE = 1 << 20
@@ -71,7 +71,7 @@ def opened(path: Path) -> BinaryIO:
     >>> opened(Path("/dev/zero"))
     Traceback (most recent call last):
     ...
-    foretrace.graph.errors.ForetraceError: /dev/zero is a device: reading it may never end. Give a file.
+    foretrace.errors.ForetraceError: /dev/zero is a device: reading it may never end. Give a file.
     """
     there = path.stat()
     if stat.S_ISREG(there.st_mode) or stat.S_ISDIR(there.st_mode):  # opening a folder raises what says so
@@ -126,7 +126,7 @@ def read_bounded(path: Path, most: int, what: str) -> bytes:
     >>> read_bounded(folder / "a.json", 1, "a plan")
     Traceback (most recent call last):
     ...
-    foretrace.graph.errors.ForetraceError: ...a.json is too large for a plan (more than 1 byte). Give another file.
+    foretrace.errors.ForetraceError: ...a.json is too large for a plan (more than 1 byte). Give another file.
     """
     with opened(path) as file:
         data = file.read(most + 1)
@@ -223,7 +223,7 @@ def check_new_folder(path: Path) -> None:
     >>> check_new_folder(Path("/"))
     Traceback (most recent call last):
     ...
-    foretrace.graph.errors.ForetraceError: / is there already. Choose another folder, or remove it first.
+    foretrace.errors.ForetraceError: / is there already. Choose another folder, or remove it first.
     """
     if os.path.lexists(path):
         raise ForetraceError(f"{path} is there already", "Choose another folder, or remove it first.")

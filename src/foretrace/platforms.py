@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretrace.errors import check_path
 from foretrace.graph import ForetraceError
-from foretrace.graph.given import check_path
 from foretrace.platform.folder import HERE, find, is_described_only, platforms, read_about, user_folder
 from foretrace.platform.host import Host
 from foretrace.platform.platform import Platform, read_fabric, read_host

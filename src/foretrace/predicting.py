@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from foretrace.errors import check_count, check_path
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.jobs.supposed import Supposed
 from foretrace.forecast.predict import predict as predict_rank
 from foretrace.graph import MOST_RANKS, ForetraceError, Graph, Job
-from foretrace.graph.given import check_count, check_path
 from foretrace.loading import load
 from foretrace.platform.host import Host
 from foretrace.platform.platform import Platform

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foretrace.graph import Op, OpTable, Tensor
+from foretrace.graph.tables import distinct, percentiles
 
 
 def test_an_op_comes_back_with_all_it_went_in_with() -> None:
@@ -33,3 +37,13 @@ def test_ops_one_after_the_other_are_those_asked_for_one_by_one() -> None:
 
 def test_an_empty_table_has_no_rows() -> None:
     assert len(OpTable.of([])) == len(OpTable.empty()) == 0
+
+
+@given(st.lists(st.integers(-9, 9)))
+def test_different_numbers_are_those_of_numpy(values: list[int]) -> None:
+    assert distinct(np.array(values, np.int32)).tolist() == np.unique(np.array(values, np.int32)).tolist()
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.lists(st.floats(0, 100), min_size=1))
+def test_percentiles_are_those_of_numpy(values: list[float], which: list[float]) -> None:
+    assert percentiles(np.array(values), which) == pytest.approx(np.percentile(values, which).tolist(), abs=1e-6)

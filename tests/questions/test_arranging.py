@@ -7,9 +7,9 @@ import pytest
 from foretrace.graph import ForetraceError, Job
 from foretrace.questions.arranging import Arrangement, Arranging
 from foretrace.questions.changes import Change, read_changes
-from foretrace.transforms.batch import batch
-from foretrace.transforms.buckets import buckets
+from foretrace.transforms.fusion.ddp_buckets import buckets
 from foretrace.transforms.parallel.parallelize import parallelize
+from foretrace.transforms.resize.batch_sequence import batch
 from tests.transforms.agreement import assert_same
 from tests.transforms.parallel.steps import exchanged, gpt_step, told
 

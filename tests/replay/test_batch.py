@@ -13,7 +13,7 @@ from foretrace.graph import ForetraceError, Graph, OpTable
 from foretrace.replay.folder import Choices
 from foretrace.replay.memory import footprint
 from foretrace.replay.planning import plan_of
-from foretrace.transforms.batch import batch
+from foretrace.transforms.resize.batch_sequence import batch
 from tests.record.reexecution import watched
 from tests.replay.steps import Step, layers
 

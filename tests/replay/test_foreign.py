@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.graph import Collective, Constant, ForetraceError, Graph, Op, OpTable, Tensor
-from foretrace.graph.foreign import Tidied, is_foreign
+from foretrace.graph.execution_traces import Tidied, is_foreign
 from foretrace.replay.folder import Choices
 from foretrace.replay.planning import plan_of
 from foretrace.replay.running import How

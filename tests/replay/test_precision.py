@@ -10,7 +10,7 @@ import torch
 
 from foretrace.graph import ForetraceError
 from foretrace.replay.folder import Choices
-from foretrace.transforms.precision import floating
+from foretrace.transforms.numerics.dtype import floating
 from tests.replay.steps import STEPS
 from tests.replay.test_replays import graph_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foretrace.graph import Op, Tensor
-from foretrace.graph.sparse import sparse_parts
+from foretrace.graph.operators import sparse_parts
 from foretrace.replay.roles import roles
 
 

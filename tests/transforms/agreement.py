@@ -13,7 +13,7 @@ import torch
 from foretrace.forecast.memory import peak_memory
 from foretrace.graph import Graph
 from foretrace.record.sketch import sketch
-from foretrace.transforms.readings import NORMS
+from foretrace.transforms.resize.arguments import NORMS
 
 
 def sketched(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from foretrace.graph import ForetraceError, Job
-from foretrace.graph.edits.parallel.parallelize import parallelize
-from foretrace.graph.edits.parallel.ways import Ways
 from foretrace.platforms import platform
 from foretrace.predicting import USUAL, read
+from foretrace.transforms.parallel.parallelize import Ways, parallelize
 
 if TYPE_CHECKING:
     from foretrace.stages import Told

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph import Collective, ForetraceError, Graph, OpTable
-from foretrace.graph.collectives import asked_for
-from foretrace.graph.dispatched import dispatched, nodes_of, owner, with_numbers
+from foretrace.graph.calls import asked_for, dispatched, nodes_of, owner, with_numbers
 from foretrace.graph.tables import Ints
 
 

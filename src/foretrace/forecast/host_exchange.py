@@ -15,7 +15,8 @@ from foretrace.forecast.dependencies import Pairs, pairs
 from foretrace.forecast.host import Segments
 from foretrace.forecast.waits import WAIT
 from foretrace.graph import Constant, Graph, KernelTable, Names
-from foretrace.graph.collectives import EXCHANGES, asked_for
+from foretrace.graph.calls import asked_for
+from foretrace.graph.operators import EXCHANGES
 from foretrace.graph.tables import ANNOTATION, CALL, COLLECTIVE, Longs
 
 

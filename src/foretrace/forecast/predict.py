@@ -24,7 +24,7 @@ from foretrace.forecast.timetable import Timetable, timetable
 from foretrace.forecast.totals import by_family, by_module, by_op, by_phase
 from foretrace.forecast.workings import Workings
 from foretrace.graph import ForetraceError, Graph, Job
-from foretrace.graph.numbers import percentiles
+from foretrace.graph.tables import percentiles
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 from foretrace.simulation.program import Timeline

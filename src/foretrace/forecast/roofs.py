@@ -9,7 +9,7 @@ import numpy as np
 from foretrace.forecast.rates import works
 from foretrace.forecast.workings import Workings
 from foretrace.graph import Graph, Op
-from foretrace.graph.dispatched import dispatched, owner
+from foretrace.graph.calls import dispatched, owner
 from foretrace.graph.tables import Floats, Ints
 
 USUAL = "float32"

@@ -14,7 +14,7 @@ from foretrace.forecast.measured import HOST, Measured
 from foretrace.forecast.memory import held_bytes
 from foretrace.forecast.steps import chosen_step, cut_to_step
 from foretrace.graph import Graph, Job
-from foretrace.graph.dispatched import dispatched
+from foretrace.graph.calls import dispatched
 from foretrace.graph.tables import Floats, Ints, Longs, Small
 from foretrace.platform.device import Device
 from foretrace.simulation.path import critical_path

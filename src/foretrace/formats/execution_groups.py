@@ -13,7 +13,7 @@ from foretrace.formats.dtypes import dtype_name
 from foretrace.formats.execution_nodes import Node
 from foretrace.formats.values import tensors_among
 from foretrace.graph import MOST_RANKS, Collective
-from foretrace.graph.collectives import collective_kind
+from foretrace.graph.operators import collective_kind
 from foretrace.graph.tables import Ints
 from foretrace.graph.tensor import ITEMSIZE
 

@@ -12,7 +12,7 @@ from foretrace.formats.dtypes import dtype_name
 from foretrace.formats.kineto_arguments import Arguments, decoded, values
 from foretrace.formats.kineto_columns import Comm
 from foretrace.graph import Collective, KernelTable, OpTable, tensors_in
-from foretrace.graph.collectives import collective_kind
+from foretrace.graph.operators import collective_kind
 from foretrace.graph.tables import COLLECTIVE
 from foretrace.graph.tensor import ITEMSIZE
 

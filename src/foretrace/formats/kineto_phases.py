@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph import PHASES, OpTable
-from foretrace.graph.numbers import distinct
+from foretrace.graph.tables import distinct
 
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 

@@ -15,7 +15,6 @@ from foretrace.formats.kineto_columns import MODULE_PREFIX, Columns, Rows
 from foretrace.formats.kineto_phases import phases
 from foretrace.formats.nesting import call_order, innermost, parents
 from foretrace.graph import CallTable, KernelTable, Names, OpTable
-from foretrace.graph.numbers import distinct
 from foretrace.graph.tables import (
     ANNOTATION,
     CALL,
@@ -31,6 +30,7 @@ from foretrace.graph.tables import (
     Floats,
     Ints,
     Longs,
+    distinct,
 )  # fmt: skip
 
 _CALL_KINDS = (

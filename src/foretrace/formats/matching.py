@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph import Names, OpTable
-from foretrace.graph.numbers import distinct
-from foretrace.graph.tables import Ints
+from foretrace.graph.tables import Ints, distinct
 
 CONTEXTS = (4, 2, 1)
 """How many names in a row must agree for two places to be the same; fewer between two places found with more."""

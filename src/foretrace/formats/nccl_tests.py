@@ -16,7 +16,7 @@ from pathlib import Path
 from foretrace.files import read_bounded
 from foretrace.formats.files import unreadable
 from foretrace.graph import ForetraceError
-from foretrace.graph.collectives import collective_kind
+from foretrace.graph.operators import collective_kind
 
 _TEST = re.compile(r"\b(\w+?)_perf\b")
 _SETTINGS = re.compile(r"nThread\s+\d+\s+nGpus\s+\d+")

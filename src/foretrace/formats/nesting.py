@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.graph.numbers import distinct
-from foretrace.graph.tables import Floats, Ints
+from foretrace.graph.tables import Floats, Ints, distinct
 
 ROUNDING_US = 1.0
 """How far an event may stick out of the one around it when stamps are whole microseconds."""

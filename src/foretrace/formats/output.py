@@ -68,7 +68,7 @@ def check_output(path: Path, kind: Kind) -> None:
     >>> check_output(Path("/"), PAGE)
     Traceback (most recent call last):
     ...
-    foretrace.graph.errors.ForetraceError: / is a folder, and a page is a file. Name one: /page.html.
+    foretrace.errors.ForetraceError: / is a folder, and a page is a file. Name one: /page.html.
     """
     try:
         descriptor = descriptor_of(path)

@@ -1,8 +1,7 @@
 """What a step is: ops, tensors, kernels, the graph of one rank and the job of all of them."""
 
-from foretrace.graph.content import Content
-from foretrace.graph.errors import ForetraceError
-from foretrace.graph.graph import MOST_RANKS, Collective, Graph, Indices, Job, Span, Tf32, Timings
+from foretrace.errors import ForetraceError
+from foretrace.graph.graph import MOST_RANKS, Collective, Content, Graph, Indices, Job, Span, Tf32, Timings
 from foretrace.graph.op import PHASES, Constant, Op, Value, tensors_in
 from foretrace.graph.tables import CallTable, KernelTable, Names, OpTable
 from foretrace.graph.tensor import Storage, Tensor

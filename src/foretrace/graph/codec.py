@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from foretrace.graph.errors import ForetraceError
+from foretrace.errors import ForetraceError
 from foretrace.graph.op import PHASES, Constant, Op, Value
 from foretrace.graph.tensor import Tensor
 

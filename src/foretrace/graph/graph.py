@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from foretrace.graph.content import Content
 from foretrace.graph.tables import CallTable, Floats, KernelTable, OpTable
 from foretrace.graph.tensor import Storage
 
@@ -257,3 +256,35 @@ class Job:
     def missing(self) -> list[int]:
         """Ranks of the job that nobody brought a trace of, and that share no other's."""
         return sorted(set(range(self.world)) - {g.rank for g in self.graphs} - self.alike.keys())
+
+
+# --- was graph.content: What a tensor held before the step, in a few figures: enough to make another like it, never its values.
+
+Fact: TypeAlias = "bool | int | float | list[int] | list[float]"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A kind of content and its figures.
+
+    ====================  =======================================================================================
+    kind                  figures
+    ====================  =======================================================================================
+    ``values``            ``values``: a handful of numbers, exactly (a step count, a loss scale)
+    ``constant``          ``value``
+    ``normal``            ``mean``, ``std``, ``low``, ``high``, ``zeros`` (share of exact zeros)
+    ``uniform``           ``low``, ``high``, ``zeros``
+    ``either``            ``one``, ``other``, ``share`` of the other: targets, masks
+    ``triangle``          ``below``, ``above``: a causal mask
+    ``arange``            ``start``, ``step``, ``period``
+    ``tril``              ``side``, ``offset``, ``row``: pairs below a square's diagonal; coordinate 0, 1 or (2) both
+    ``offsets``           ``first``, ``last``, ``steps`` (histogram of the differences in powers of two)
+    ``ids``               ``low``, ``high``, ``unique``, ``reuse`` (as in `Indices`), ``sorted``; so many ``nones``
+    ====================  =======================================================================================
+
+    >>> Content("constant", {"value": 1.0}).kind
+    'constant'
+    """
+
+    kind: str
+    facts: dict[str, Fact] = field(default_factory=dict)

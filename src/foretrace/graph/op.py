@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from foretrace.graph.tensor import Tensor
 
@@ -136,3 +136,82 @@ def tensors_in(value: Value) -> list[Tensor]:
     found: list[Tensor] = []
     _collect((value,), found)
     return found
+
+
+# --- was graph.signature: What tells calls apart whose times may differ: a step makes most of its calls many times over.
+
+ALIGNMENT = 128
+"""Elements: where a tensor begins in its storage matters up to this."""
+
+
+def signature(op: Op) -> Hashable:
+    """Equal for calls that may be expected to take the same time.
+
+    They call the same op with the same arguments, where of a tensor only its shape, type and layout count, and the same
+    arguments share a storage.
+
+    >>> here, there = Tensor((8, 8), "float32", storage=1), Tensor((8, 8), "float32", storage=2)
+    >>> product = signature(Op("aten::mm", (here, there)))
+    >>> product == signature(Op("aten::mm", (there, here))), product == signature(Op("aten::mm", (here, here)))
+    (True, False)
+    """
+    parts: list[Hashable] = [op.name, op.overload]
+    views: list[Tensor] = []
+    _take_apart(op.args, parts, views)
+    if op.kwargs:
+        _take_apart(op.kwargs.items(), parts, views)
+    last = {view.storage: place for place, view in enumerate(views)}
+    if len(last) < len(views):
+        parts += [(last[view.storage], view.offset) for view in views]
+    return tuple(parts)
+
+
+def _take_apart(values: Iterable[Value], parts: list[Hashable], views: list[Tensor]) -> None:
+    """Add what counts of some values, and the tensors among them, however deep."""
+    for value in values:
+        if isinstance(value, Tensor):
+            views.append(value)
+            parts += (value.shape, value.stride, value.offset % ALIGNMENT, value.dtype, value.device, value.layout)
+        elif isinstance(value, (list, tuple)):
+            parts.append(len(value))
+            _take_apart(value, parts, views)
+        elif isinstance(value, dict):
+            parts.append(len(value))
+            _take_apart(value.items(), parts, views)
+        else:
+            parts += (type(value).__name__, value)  # since 1, 1.0 and True are equal
+
+
+# --- was transforms.other_tensors: Calls over other tensors than they had.
+
+
+def change_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A value with something else for each tensor in it, however deep.
+
+    >>> change_tensors({"given": [Tensor((8,), "float32"), 2]}, lambda tensor: tensor.shape)
+    {'given': [(8,), 2]}
+    """
+    kind = type(value)  # a constant is a tuple too, but not of that type
+    if kind is Tensor:
+        return change(value)
+    if kind is list:
+        return [change_tensors(item, change) for item in value]
+    if kind is tuple:
+        return tuple([change_tensors(item, change) for item in value])
+    if kind is dict:
+        return {key: change_tensors(item, change) for key, item in value.items()}
+    return value
+
+
+def with_tensors(op: Op, change: Callable[[Tensor], Tensor]) -> Op:
+    """A copy of a call, with another tensor for each that it takes or gives.
+
+    >>> relu = Op("aten::relu", (Tensor((8,), "float32"),))
+    >>> with_tensors(relu, lambda tensor: Tensor((4,), tensor.dtype)).tensors[0].shape
+    (4,)
+    """
+    changed = op.__copy__()
+    changed.args = change_tensors(op.args, change)
+    changed.kwargs = change_tensors(op.kwargs, change) if op.kwargs else op.kwargs
+    changed.outputs = change_tensors(op.outputs, change)
+    return changed

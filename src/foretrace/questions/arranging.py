@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from foretrace.errors import size_of
 from foretrace.forecast.jobs.world import of_ranks
 from foretrace.graph import ForetraceError, Job
 from foretrace.questions.changes import Change, Edited
 from foretrace.questions.job_words import OF_JOBS, WAYS
-from foretrace.transforms.batch import batch_of
-from foretrace.transforms.buckets import buckets
-from foretrace.transforms.ddp import gradient_group
-from foretrace.transforms.overlap import overlap
-from foretrace.transforms.parallel.parallelize import parallelize
-from foretrace.transforms.parallel.ways import Ways
-from foretrace.transforms.texts import size_of
+from foretrace.transforms.fusion.ddp_buckets import buckets, gradient_group, overlap
+from foretrace.transforms.parallel.parallelize import Ways, parallelize
+from foretrace.transforms.resize.batch_sequence import batch_of
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from foretrace.errors import unknown
 from foretrace.graph import MOST_RANKS, ForetraceError
-from foretrace.transforms.buckets import bucket_size
-from foretrace.transforms.names import unknown
+from foretrace.transforms.fusion.ddp_buckets import bucket_size
 from foretrace.transforms.parallel.schedules import SCHEDULES
 
 SWITCHED = {"on": True, "off": False}

@@ -9,13 +9,13 @@ from math import inf
 from os import cpu_count
 from pathlib import Path
 
+from foretrace.errors import size_of
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.questions.arranging import Arrangement
 from foretrace.questions.changes import ANY_SIZE, Change
 from foretrace.questions.job_words import OF_JOBS
 from foretrace.questions.sweep_points import Point, Sweep, judged, keep, read_kept
 from foretrace.questions.swept import Combination, Subject, Swept, Task, left_out
-from foretrace.transforms.texts import size_of
 
 FEW = 4
 """Combinations that are not worth starting processes for."""

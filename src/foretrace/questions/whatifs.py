@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from foretrace.errors import size_of
 from foretrace.forecast.difference import difference
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.in_notebooks import InNotebooks
 from foretrace.forecast.observation import Observation, plain
 from foretrace.forecast.steps import chosen_step, cut_to_step
 from foretrace.graph import ForetraceError, Graph, Job
-from foretrace.graph.foreign import is_foreign
+from foretrace.graph.execution_traces import is_foreign
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platforms import platform
@@ -22,7 +23,6 @@ from foretrace.questions.arranging import Arrangement, Arranging
 from foretrace.questions.changes import Change, listed, read_changes
 from foretrace.questions.job_words import OF_JOBS
 from foretrace.transforms.step import flattened
-from foretrace.transforms.texts import size_of
 
 UNSEEN = "which work waits for a collective only the profile shows: of a changed step more of it may be exposed"
 COMPARED = "both are forecasts by the platform's models, also where the step was measured: like is held against like"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretrace.graph import Collective, Constant, Op, Tensor, tensors_in
-from foretrace.graph.collectives import collective_kind
-from foretrace.graph.operators import COMMUNICATES
+from foretrace.graph.operators import COMMUNICATES, collective_kind
 
 BY_OUTPUT = ("all_gather", "gather")
 """Kinds whose size is that of the result; the others' is that of what is given (nccl-tests' convention)."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretrace.graph import Content
-from foretrace.graph.content import Fact
+from foretrace.graph.graph import Fact
 
 EXACT = 4
 """A tensor of no more elements than that is a count, a scale or a seed: its values steer and are kept."""

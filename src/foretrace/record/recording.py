@@ -14,8 +14,7 @@ from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.formats.kineto import read_kineto
 from foretrace.formats.matching import match
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Storage
-from foretrace.graph.numbers import distinct
-from foretrace.graph.tables import LAUNCH, Ints
+from foretrace.graph.tables import LAUNCH, Ints, distinct
 from foretrace.record import folder as files
 from foretrace.record.collectives import collectives_of
 from foretrace.record.launchers import described

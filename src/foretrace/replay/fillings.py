@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from foretrace.graph import Content, Graph, Op, Tensor
-from foretrace.graph.content import Fact
+from foretrace.graph.graph import Fact
 from foretrace.graph.operators import COMMUNICATES
 from foretrace.replay.plan import Plan
 from foretrace.replay.roles import roles

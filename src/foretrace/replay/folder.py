@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foretrace.errors import size_of
 from foretrace.files import written_folder
 from foretrace.graph import ForetraceError, Graph, Tensor
 from foretrace.graph.operators import LAYOUTS
@@ -24,9 +25,8 @@ from foretrace.replay.plan import Call, Plan, Result
 from foretrace.replay.planning import plan_of
 from foretrace.replay.selection import Selection
 from foretrace.replay.texts import one_word, sentence
-from foretrace.transforms.batch import batch, batch_of
-from foretrace.transforms.precision import floating, in_precision
-from foretrace.transforms.texts import size_of
+from foretrace.transforms.numerics.dtype import floating, in_precision
+from foretrace.transforms.resize.batch_sequence import batch, batch_of
 
 LONGEST_US, MOST_BYTES = 60e6, 1 << 62
 HARNESS = Path(__file__).parent / "harness"

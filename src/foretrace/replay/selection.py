@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from foretrace.errors import near_to
 from foretrace.graph import PHASES, ForetraceError, Op
 from foretrace.graph.operators import COMMUNICATES
-from foretrace.transforms.names import near_to
 
 LOOKS_UP = ("embedding", "index_select", "lookup")
 

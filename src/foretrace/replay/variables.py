@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from foretrace.graph import Content, Storage, Tensor
 from foretrace.graph.bindings import Bindings
+from foretrace.graph.tensor import reach
 from foretrace.replay.literals import Name
 from foretrace.replay.plan import Argument, Call, Input, Memory
-from foretrace.transforms.layout import reach
 
 
 class Variables:

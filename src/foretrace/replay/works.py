@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from foretrace.graph import Constant, Graph, Op
-from foretrace.graph.dispatched import owner
+from foretrace.graph.calls import owner
 from foretrace.replay.literals import NUMBER, Name
 from foretrace.replay.plan import Call, Input
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretrace.transforms.attention import FORWARD, USUAL, kind_of
-from foretrace.transforms.layout import dense_strides
-from foretrace.transforms.linked import Call, Slot
-from foretrace.transforms.relayout import CONTIGUOUS
+from foretrace.graph.tensor import dense_strides
+from foretrace.transforms.dataflow import Call, Slot
+from foretrace.transforms.structure.attention import CONTIGUOUS, FORWARD, USUAL, kind_of
 
 RESHAPES = ("aten::view", "aten::_unsafe_view", "aten::clone")
 LINEARS = [

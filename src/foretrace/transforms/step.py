@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.graph.collectives import asked_for
-from foretrace.graph.dispatched import dispatched, nodes_of, owner, with_numbers
-from foretrace.graph.errors import ForetraceError
-from foretrace.graph.foreign import Tidied, is_foreign
+from foretrace.errors import ForetraceError
+from foretrace.graph.calls import asked_for, dispatched, nodes_of, owner, with_numbers
+from foretrace.graph.execution_traces import Tidied, is_foreign
 from foretrace.graph.graph import Collective, Graph, Timings
 from foretrace.graph.op import Op
 from foretrace.graph.tables import SYNC, KernelTable, OpTable
-from foretrace.graph.tensor import Storage
-from foretrace.transforms.layout import reach
+from foretrace.graph.tensor import Storage, Tensor, dense_strides, reach
+from foretrace.transforms.dataflow import Argument, Call, filled
 
 
 @dataclass(slots=True)
@@ -153,3 +153,179 @@ def needs_arguments(ops: Sequence[Op], source: str) -> None:
         f"{source or 'the trace'} does not hold its calls' arguments: a profiler trace alone never does",
         "Give the folder with the execution trace beside it, or record the job with foretrace record.",
     )
+
+
+# --- was transforms.frees: When storages die in a step whose calls are others now.
+
+
+def refree(
+    rows: Sequence[Row], before: Sequence[Op], soon: Collection[int] = (), now: Mapping[int, int] | None = None
+) -> None:
+    """Free what the calls before freed, at the same place, but never while somebody still reads it.
+
+    Parameters
+    ----------
+    rows
+        The calls now.
+    before
+        The calls that the rows' origins count.
+    soon
+        Storages that are freed as soon as nobody reads them any more.
+    now
+        Storages that are part of another one now, which is freed with the last of them.
+    """
+    moved = now or {}
+    last = {t.storage: place for place, row in enumerate(rows) for t in (*row.op.tensors, *row.op.produced)}
+    place_of = _places(rows, len(before))
+    ends = {storage: last[storage] + 1 for storage in soon if storage in last}
+    for origin, op in enumerate(before):
+        for freed in op.frees:
+            storage = moved.get(freed, freed)
+            if storage in last and storage not in soon:
+                ends[storage] = max(place_of[origin], last[storage] + 1, ends.get(storage, 0))
+    for row in rows:
+        row.op.frees = ()
+    for storage, place in ends.items():
+        if place < len(rows):
+            rows[place].op.frees += (storage,)
+
+
+def _places(rows: Sequence[Row], count: int) -> list[int]:
+    """For each row before, the place of the first call now that comes from it or from a later one."""
+    places = [len(rows)] * count
+    for place in range(len(rows) - 1, -1, -1):
+        if rows[place].origin >= 0:
+            places[rows[place].origin] = place
+    for origin in range(count - 2, -1, -1):
+        places[origin] = min(places[origin], places[origin + 1])
+    return places
+
+
+# --- was transforms.fresh: Numbers for tensors and storages that nobody has yet.
+
+
+class Fresh:
+    """Makes tensors that are new to a step.
+
+    >>> x = Tensor((4,), "float32", id=7, storage=2)
+    >>> made = Fresh([Op("aten::relu", (x,))]).tensor((2, 2), like=x)
+    >>> made.id, made.storage, made.stride
+    (8, 3, (2, 1))
+    """
+
+    def __init__(self, ops: Iterable[Op]) -> None:
+        tensors = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]
+        self._tensor = max((tensor.id for tensor in tensors), default=-1)
+        self._storage = max((tensor.storage for tensor in tensors), default=-1)
+
+    def number(self) -> int:
+        """The number of another tensor."""
+        self._tensor += 1
+        return self._tensor
+
+    def storage(self) -> int:
+        """The number of another storage."""
+        self._storage += 1
+        return self._storage
+
+    def tensor(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A dense tensor with a storage of its own, of another's type and device."""
+        return Tensor(shape, like.dtype, like.device, dense_strides(shape), 0, self.number(), self.storage())
+
+    def view(self, of: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Another look at a tensor without gaps."""
+        return replace(of, shape=shape, stride=dense_strides(shape), id=self.number())
+
+
+# --- was transforms.script: A flat step written again over other tensors.
+
+
+class Retyped(NamedTuple):
+    """A call with other arguments."""
+
+    call: Call
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument]
+
+
+class Script:
+    """A flat step that is written again and again over other tensors; what stays the same is worked out once.
+
+    Parameters
+    ----------
+    graph
+        The step.
+    calls
+        All its calls.
+    moving
+        Those of them whose tensors may be others.
+    """
+
+    def __init__(self, graph: Graph, calls: Sequence[Call], moving: Sequence[Call]) -> None:
+        self._known = graph.storages
+        self._template = assembled(graph, [Row(call.op, call.row) for call in calls])
+        self._ops = [call.op for call in calls]
+        places = {call.row: place for place, call in enumerate(calls)}
+        self._places = [places[call.row] for call in moving]
+        still = set(range(len(calls))) - set(self._places)
+        self._still = reaches(self._ops[place] for place in still)
+        self._was = _largest(self._still, reaches(call.op for call in moving))
+
+    def over(self, moving: Sequence[Retyped], tensors: dict[int, Tensor]) -> Graph:
+        """The graph of the same calls, with what the slots of the moving ones hold now."""
+        changed = [_changed(*call, tensors) for call in moving]
+        ops = list(self._ops)
+        for place, op in zip(self._places, changed):
+            ops[place] = op
+        now, like = _largest(self._still, reaches(changed)), self._template
+        return replace(
+            like,
+            ops=replace(like.ops, detail=lambda row: ops[row].__copy__()),
+            storages={n: self._sized(storage, now.get(n, 0)) for n, storage in like.storages.items()},
+            notes=list(like.notes),
+        )
+
+    def _sized(self, storage: Storage, now: int) -> Storage:
+        """A storage of which calls now see so many bytes; one that was larger than what they saw stays so in
+        proportion."""
+        was, known = self._was.get(storage.id, 0), self._known.get(storage.id)
+        nbytes = known.nbytes if known else 0
+        if was and was != now:
+            nbytes = round(nbytes * now / was)
+        return Storage(storage.id, max(nbytes, now), storage.device, storage.birth, storage.death)
+
+
+def _largest(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
+    return {**one, **{number: max(size, one.get(number, 0)) for number, size in other.items()}}
+
+
+def _changed(call: Call, args: tuple[Argument, ...], kwargs: dict[str, Argument], tensors: dict[int, Tensor]) -> Op:
+    """The op with what its slots hold now; each tensor keeps its own number."""
+    given, made = iter(call.op.tensors), iter(call.op.produced)
+
+    def now(old: Tensor, slot: int) -> Tensor:
+        is_ = tensors[slot]
+        if look_of(is_) == look_of(old):
+            return old
+        return Tensor(is_.shape, is_.dtype, old.device, is_.stride, is_.offset, old.id, old.storage, old.layout)
+
+    new = call.op.__copy__()
+    new.args = tuple(filled(list(args), lambda slot: now(next(given), slot)))
+    new.kwargs = filled(kwargs, lambda slot: now(next(given), slot))
+    new.outputs = tuple(filled(list(call.results), lambda slot: now(next(made), slot)))
+    return new
+
+
+def look_of(tensor: Tensor) -> tuple[object, ...]:
+    """How a tensor looks, and where in its storage it begins: equal for one that stays as it was."""
+    return tensor.shape, tensor.stride, tensor.offset, tensor.dtype
+
+
+def reaches(ops: Iterable[Op]) -> dict[int, int]:
+    """For each storage that calls see, the bytes up to the last element of it that any of them sees."""
+    largest: dict[int, int] = {}
+    for op in ops:
+        for tensor in (*op.tensors, *op.produced):
+            if tensor.storage >= 0:
+                largest[tensor.storage] = max(largest.get(tensor.storage, 0), reach(tensor))
+    return largest

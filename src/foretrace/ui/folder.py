@@ -41,7 +41,7 @@ class Folder:
     >>> folder = Folder(Path(tempfile.mkdtemp()))
     >>> folder.path("../somewhere")
     Traceback (most recent call last):
-    foretrace.graph.errors.ForetraceError: ../somewhere is not in the folder. Open what the list shows.
+    foretrace.errors.ForetraceError: ../somewhere is not in the folder. Open what the list shows.
     """
 
     def __init__(self, root: Path) -> None:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.record.sketch import sketch
 from foretrace.transforms.parallel.data import buckets_of, data_parallel
-from foretrace.transforms.parallel.weights import Gradient
+from foretrace.transforms.weights import Gradient
 from tests.transforms.parallel.steps import exchanged, gpt_step, neighbours, told, trained
 
 

@@ -1,9 +1,19 @@
+"""."""
+
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from typing import Any
 
-from foretrace.graph import ForetraceError
-from foretrace.transforms.parallel.schedules import Turn, check, turns
+import pytest
+import torch
+
+import bert
+import resnet
+from foretrace.graph import ForetraceError, Graph, Op
+from foretrace.record.sketch import sketch
+from foretrace.transforms.parallel.schedules import Turn, check, part_of_batch, turns
+from tests.transforms.parallel.steps import gpt_step, trained
 
 CASES = [("1f1b", 4, 8, 1), ("gpipe", 4, 8, 1), ("1f1b", 4, 2, 1), ("interleaved", 4, 8, 2), ("interleaved", 2, 6, 3)]
 
@@ -61,3 +71,83 @@ def test_the_first_stage_of_1f1b_keeps_no_more_activations_than_there_are_stages
 def test_schedules_that_make_no_sense_are_refused(case: tuple[str, int, int, int], message: str) -> None:
     with pytest.raises(ForetraceError, match=message):
         check(*case)
+
+
+def shapes(ops: list[Op]) -> list[tuple[str, list[tuple[int, ...]]]]:
+    return [(op.name, [t.shape for t in (*op.tensors, *op.produced)]) for op in ops]
+
+
+GPTS = [{"dtype": "fp32"}, {"dtype": "bf16"}, {"recompute": True}, {"optimizer": "fused"}]
+
+
+@pytest.mark.parametrize("options", GPTS, ids=str)
+def test_a_part_of_a_gpts_batch_is_the_step_at_a_smaller_batch(options: dict[str, Any]) -> None:
+    part = part_of_batch(list(gpt_step(**options).ops), 4)
+    assert shapes(part) == shapes(list(gpt_step(batch=2, **options).ops))
+
+
+@pytest.mark.parametrize("example", [bert, resnet], ids=["sequences before samples", "convolutions"])
+def test_a_part_of_another_models_batch_is_its_step_at_a_smaller_batch(example: Any) -> None:
+    """nn.TransformerEncoder computes with the batch as its second dimension."""
+
+    def at(batch: int) -> Graph:
+        return sketch(lambda: example.make_step("tiny", device="cuda", batch=batch), device="cuda")
+
+    assert shapes(part_of_batch(list(at(8).ops), 2)) == shapes(list(at(4).ops))
+
+
+class SequencesFirst(torch.nn.Module):
+    """Ids are samples of sequences, all that is made of them sequences of samples: as Megatron has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids, self.out = torch.nn.Embedding(32, 8), torch.nn.Linear(8, 32)
+        self.mask = torch.nn.Buffer(torch.ones(16, 16, dtype=torch.bool).triu(1))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.ids(ids).transpose(0, 1).contiguous()
+        scores = torch.bmm(x.transpose(0, 1), x.permute(1, 2, 0)).masked_fill(self.mask, -1e4).softmax(-1)
+        result: torch.Tensor = self.out(torch.bmm(scores, x.transpose(0, 1)).transpose(0, 1).contiguous())
+        return result
+
+
+def test_a_mask_as_long_as_the_sequences_is_not_taken_for_the_batch() -> None:
+    def at(batch: int) -> Graph:
+        return sketch(trained(lambda: (SequencesFirst(), torch.zeros(batch, 16, dtype=torch.int64)), "cpu"))
+
+    assert shapes(part_of_batch(list(at(8).ops), 4)) == shapes(list(at(2).ops))
+    with pytest.raises(ForetraceError, match="a batch of 8 can't be divided into 16"):
+        part_of_batch(list(at(8).ops), 16)
+
+
+LOSSES: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda guess: guess.mean(),
+    lambda guess: guess.sum(),
+    lambda guess: guess.sum(-1).mean(),
+    lambda guess: guess.sum() / guess.numel(),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=["mean", "sum", "mean of sums", "sum by count"])
+def test_the_gradient_of_a_plain_mean_or_sum_is_divided_like_its_samples(
+    loss: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def at(batch: int) -> Graph:
+        def build() -> Callable[[], None]:
+            model, given = torch.nn.Linear(16, 4), torch.ones(batch, 16)
+            optimizer = torch.optim.SGD(model.parameters())
+
+            def step() -> None:
+                loss(model(given)).backward()
+                optimizer.step()
+
+            return step
+
+        return sketch(build, device="cpu")
+
+    assert shapes(part_of_batch(list(at(8).ops), 2)) == shapes(list(at(4).ops))
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(ForetraceError, match="a batch of 8 can't be divided into 3 microbatches"):
+        part_of_batch(list(gpt_step().ops), 3)

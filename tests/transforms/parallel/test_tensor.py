@@ -14,7 +14,7 @@ from foretrace.forecast.memory import peak_memory
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
 from foretrace.record.sketch import sketch
 from foretrace.transforms.parallel.parallelize import parallelize
-from foretrace.transforms.parallel.split_views import join
+from foretrace.transforms.parallel.split_rules import join
 from foretrace.transforms.parallel.splitting import Splitting, key_of
 from foretrace.transforms.parallel.tensor import tensor_parallel
 from tests.transforms.parallel.steps import LOOKS, exchanged, gpt_step, neighbours, told, trained

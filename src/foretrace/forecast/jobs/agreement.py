@@ -177,7 +177,7 @@ def check_alike(job: Job) -> None:
     >>> from foretrace.graph import Graph, OpTable
     >>> check_alike(Job([Graph(OpTable.of([]), world=2)], alike={1: 3}))
     Traceback (most recent call last):
-    foretrace.graph.errors.ForetraceError: ranks are said to be alike rank 3, which has no graph. Give its graph, ...
+    foretrace.errors.ForetraceError: ranks are said to be alike rank 3, which has no graph. Give its graph, ...
     """
     lost = sorted(set(job.alike.values()) - {graph.rank for graph in job.graphs})
     if lost:

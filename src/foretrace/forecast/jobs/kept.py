@@ -19,8 +19,7 @@ from foretrace.forecast.jobs.contention import measured_share
 from foretrace.forecast.jobs.together import Part
 from foretrace.forecast.measured import HOST, KERNEL, Measured, in_time_order, rank_tasks
 from foretrace.graph import Graph, Span
-from foretrace.graph.numbers import distinct
-from foretrace.graph.tables import Floats, Ints, Longs
+from foretrace.graph.tables import Floats, Ints, Longs, distinct
 from foretrace.simulation.program import Program, Timeline
 
 STEP = "predicted step"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foretrace.errors import check_by_rank
 from foretrace.graph import ForetraceError
-from foretrace.graph.given import check_by_rank
 
 UNMEASURED = "nobody measured it"
 MOST_TIMES = 1e6

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from foretrace.errors import check_count
 from foretrace.forecast.collectives import ONE_SIDED, members
 from foretrace.graph import MOST_RANKS, Collective, ForetraceError, Graph, Job
-from foretrace.graph.given import check_count
 
 WEAK = "weak scaling: each rank's own work and the bytes of each collective stay, groups that span the job grow with it"
 NOTHING_EXCHANGED = "the step exchanges nothing: --parallel data=N makes a job of it whose ranks share their gradients"
@@ -27,7 +27,7 @@ def of_ranks(job: Job, world: int) -> Job:
     ranks = _scattering(rank)
     if ranks == _scattering(job.graphs[0]):
         return grown
-    from foretrace.transforms.shards import in_shards, shards  # here, since few steps scatter anything
+    from foretrace.transforms.parallel.fsdp_reshard import in_shards, shards  # here, since few steps scatter anything
 
     if not in_shards(rank):
         return grown

@@ -17,7 +17,7 @@ from foretrace.forecast.collectives import meetings
 from foretrace.forecast.families import family
 from foretrace.forecast.workings import Legs, Workings
 from foretrace.graph import PHASES, Graph
-from foretrace.graph.dispatched import dispatched
+from foretrace.graph.calls import dispatched
 from foretrace.graph.tables import SYNC, Floats, Ints, Longs
 from foretrace.report.names import short
 

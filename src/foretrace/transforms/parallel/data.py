@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from foretrace.graph import Graph, Op, Tensor
-from foretrace.transforms.parallel.draft import Draft, Group, Line, called, lines_of
-from foretrace.transforms.parallel.weights import Gradient, refuse_sparse, weights_of
+from foretrace.transforms.draft import Draft, Group, Line, called, lines_of
+from foretrace.transforms.weights import Gradient, refuse_sparse, weights_of
 
 MIB = 2**20
 USUAL_MB = 25.0

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
-from foretrace.transforms.layout import dense_strides
-from foretrace.transforms.other_tensors import with_tensors
-from foretrace.transforms.parallel.draft import Draft, Group, Line, lines_of
+from foretrace.graph.op import with_tensors
+from foretrace.graph.tensor import dense_strides
+from foretrace.transforms.draft import Draft, Group, Line, lines_of
 from foretrace.transforms.parallel.splitting import Key, key_of
-from foretrace.transforms.parallel.weights import weights_of
+from foretrace.transforms.weights import weights_of
 
 PRODUCTS = ("aten::bmm", "aten::baddbmm")
 NONE = 0

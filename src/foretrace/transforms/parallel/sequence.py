@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from foretrace.graph import ForetraceError, Op, Tensor
-from foretrace.transforms.other_tensors import with_tensors
-from foretrace.transforms.parallel.blocks import block_of
-from foretrace.transforms.parallel.draft import Draft, Group, Line, empty
+from foretrace.graph.op import with_tensors
+from foretrace.transforms.blocks import block_of
+from foretrace.transforms.draft import Draft, Group, Line, empty
 from foretrace.transforms.parallel.splitting import PARTIAL, ConflictError, Splitting, key_of
 
 SEQUENCE = -2

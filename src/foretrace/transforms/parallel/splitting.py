@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretrace.graph import ForetraceError, Op, Tensor
-from foretrace.graph.op import RESIZE
-from foretrace.transforms.other_tensors import with_tensors
+from foretrace.graph.op import RESIZE, with_tensors
 
 PARTIAL = -1
 """Instead of a dimension: whole in shape, but to be summed over all parts."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
-from foretrace.transforms.parallel.blocks import block_of, blocks_of
-from foretrace.transforms.parallel.draft import Draft, Group, Line, lines_of
+from foretrace.transforms.blocks import block_of, blocks_of
+from foretrace.transforms.draft import Draft, Group, Line, lines_of
 from foretrace.transforms.parallel.sequence import AlongSequence
 from foretrace.transforms.parallel.split_rules import MOVES, RULES, elementwise
 from foretrace.transforms.parallel.splitting import (
@@ -24,7 +24,7 @@ from foretrace.transforms.parallel.splitting import (
     given_before,
     key_of,
 )
-from foretrace.transforms.parallel.weights import weights_of
+from foretrace.transforms.weights import weights_of
 
 LINEAR = {"aten::mm": 0, "aten::addmm": 1}
 """Where a linear layer's call has its input; its weight is the next one."""

@@ -1,0 +1,214 @@
+"""Which tensors of a step are weights, which their gradients, and when each gradient is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from foretrace.graph import ForetraceError, Op, Tensor, tensors_in
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What backward leaves for the optimizer to read."""
+
+    tensor: Tensor
+    ready: int
+    """Row of the call after which it is whole."""
+    module: str
+    """Whose backward made it."""
+
+
+@dataclass
+class Weights:
+    """The weights of a step, by storage, and their gradients, in the order in which backward finishes them."""
+
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    modules: dict[int, list[str]] = field(default_factory=dict)
+    """Modules whose forward reads each weight."""
+    gradients: list[Gradient] = field(default_factory=list)
+    in_model_order: list[Gradient] = field(default_factory=list)
+    """The same, as the optimizer reads them."""
+
+    @property
+    def storages(self) -> set[int]:
+        """Of the gradients."""
+        return {gradient.tensor.storage for gradient in self.gradients}
+
+    def without(self, others: Collection[int]) -> Weights:
+        """All but those in some storages."""
+        return Weights(
+            {storage: weight for storage, weight in self.weights.items() if storage not in others},
+            {storage: modules for storage, modules in self.modules.items() if storage not in others},
+            [gradient for gradient in self.gradients if gradient.tensor.storage not in others],
+            [gradient for gradient in self.in_model_order if gradient.tensor.storage not in others],
+        )
+
+
+def weights_of(ops: Sequence[Op], source: str = "") -> Weights:
+    """Find them: a weight was there before the step, is read in forward and written by the optimizer.
+
+    >>> w, x = Tensor((4, 4), "float32", id=0, storage=0), Tensor((2, 4), "float32", id=1, storage=1)
+    >>> y, g = Tensor((2, 4), "float32", id=2, storage=2), Tensor((4, 4), "float32", id=3, storage=3)
+    >>> found = weights_of([
+    ...     Op("aten::mm", (x, w), outputs=(y,), phase="forward", module="net.up"),
+    ...     Op("aten::mm", (x, y), outputs=(g,), phase="backward", module="net.up"),
+    ...     Op("aten::add_", (w, g), outputs=(w,), phase="optimizer")])
+    >>> list(found.weights), [(g.tensor.shape, g.ready) for g in found.gradients]
+    ([0], [((4, 4), 1)])
+    """
+    watch = _Watch()
+    for row, op in enumerate(ops):
+        watch.see(row, op)
+    found = watch.found
+    found.modules = {storage: watch.modules[storage] for storage in found.weights}
+    found.in_model_order = list(watch.gradients.values())
+    found.gradients = sorted(found.in_model_order, key=lambda gradient: gradient.ready)
+    if not found.weights or not found.gradients:
+        raise ForetraceError(
+            f"{source or 'the graph'} updates no weights from gradients",
+            "Give a whole training step: forward, backward and optimizer.",
+        )
+    return found
+
+
+def refuse_sparse(ops: Sequence[Op], source: str = "") -> None:
+    """Refuse a step with sparse gradients for data parallel ranks, as DDP over NCCL and FSDP do.
+
+    >>> x = Tensor((4,), "float32", id=0, storage=0)
+    >>> refuse_sparse([Op("aten::relu", (x,), outputs=(x,), phase="backward")])
+    """
+    made = {t.id for op in ops if op.phase == "backward" for t in op.produced if t.layout != "strided"}
+    read = {t.id for op in ops if op.phase == "optimizer" for t in op.tensors} & made
+    if read:
+        raise ForetraceError(
+            f"{source or 'the graph'} has {len(read)} sparse gradients, and data parallel ranks can't share them: NCCL "
+            "has no all_reduce of sparse tensors",
+            "Add tables, which keeps each embedding table on one rank (--parallel data=8,tables), or make the tables "
+            "with sparse=False.",
+        )
+
+
+class _Watch:
+    """Goes through a step, call by call."""
+
+    def __init__(self) -> None:
+        self.found = Weights()
+        self.gradients: dict[tuple[int, int], Gradient] = {}
+        """By storage and offset: several may lie in one, as in FSDP2's scattered ones."""
+        self.modules: dict[int, list[str]] = {}
+        self.born: set[int] = set()
+        self.read: dict[int, Tensor] = {}
+        """What was there before and forward reads, by storage."""
+        self.written: dict[int, tuple[int, str]] = {}
+        """What backward makes or changes: the last call that does, and the module."""
+
+    def see(self, row: int, op: Op) -> None:
+        """One more call."""
+        made = {t.storage for t in op.produced}
+        if op.phase == "forward":
+            self._forward(op)
+        elif op.phase == "backward":
+            changed = {t.storage for t in changed_by(op)}
+            for storage in changed | {s for s in made if s in self.written or self._is_new(s)}:
+                module = op.module or self.written.get(storage, (0, ""))[1]
+                self.written[storage] = (row, module)
+        elif op.phase == "optimizer":
+            self._update(op)
+        self.born |= made - self.read.keys()
+
+    def _is_new(self, storage: int) -> bool:
+        return storage not in self.born and storage not in self.read
+
+    def _forward(self, op: Op) -> None:
+        for tensor in op.tensors:
+            if tensor.storage not in self.born and tensor.numel:
+                self.read.setdefault(tensor.storage, tensor)
+                self.modules.setdefault(tensor.storage, []).append(op.module)
+
+    def _update(self, op: Op) -> None:
+        for tensor in op.tensors:
+            place = tensor.storage, tensor.offset
+            if tensor.storage >= 0 and tensor.storage in self.written and place not in self.gradients:
+                ready, module = self.written[tensor.storage]
+                self.gradients[place] = Gradient(tensor, ready, module)
+        for tensor in changed_by(op):  # in the optimizer's order, which is the model's
+            if tensor.storage in self.read:
+                self.found.weights.setdefault(tensor.storage, self.read[tensor.storage])
+
+
+def changed_by(op: Op) -> list[Tensor]:
+    """The tensors that a call changes in place.
+
+    >>> x = Tensor((4,), "float32", id=0, storage=0)
+    >>> changed_by(Op("aten::_foreach_add_", ([x], 1.0))) == [x], changed_by(Op("aten::add", (x, 1.0)))
+    (True, [])
+    """
+    changed = tensors_in(op.kwargs["out"]) if "out" in op.kwargs else []
+    return [*changed, *tensors_in(op.args[0])] if op.name.endswith("_") and op.args else changed
+
+
+# --- was transforms.parallel.updates: The optimizer of a rank that has a part of the weights.
+
+Owner = TypeVar("Owner")
+
+
+def lists_in(op: Op) -> list[list[Tensor]]:
+    """The lists of tensors that a call takes and gives, as foreach optimizers have them.
+
+    >>> weight = Tensor((4,), "float32")
+    >>> [len(some) for some in lists_in(Op("aten::_foreach_add_", ([weight] * 3, [weight] * 3, 0.1)))]
+    [3, 3]
+    """
+    return [a for a in (*op.args, *op.outputs) if isinstance(a, list) and a and isinstance(a[0], Tensor)]  # type: ignore[misc]
+
+
+def spread(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
+    """Whose the optimizer's states are: of the weight or gradient that they are used with.
+
+    >>> weight, grad, momentum = (Tensor((4,), "float32", storage=number) for number in range(3))
+    >>> owners = {weight.storage: "first stage"}
+    >>> spread([Op("aten::add_", (weight, momentum)), Op("aten::add_", (momentum, grad))], owners)
+    >>> owners[momentum.storage], owners[grad.storage]
+    ('first stage', 'first stage')
+    """
+    by_length: dict[int, list[Owner]] = {}
+    for _ in range(2):
+        for op in ops:
+            lists = lists_in(op)
+            for same in zip(*lists) if lists else [op.tensors + op.produced]:
+                known = [owned[t.storage] for t in same if t.storage in owned]
+                if known:
+                    owned |= {t.storage: known[0] for t in same if t.storage >= 0 and t.storage not in owned}
+            if lists and all(t.storage in owned for t in lists[0]):
+                by_length[len(lists[0])] = [owned[t.storage] for t in lists[0]]
+    for op in ops:
+        for tensors in lists_in(op):
+            for tensor, mine in zip(tensors, by_length.get(len(tensors), ())):
+                owned.setdefault(tensor.storage, mine)
+
+
+def only(op: Op, owned: dict[int, bool]) -> Op | None:
+    """A call of the optimizer over what is ours; None where that is nothing.
+
+    >>> weights = [Tensor((4,), "float32", storage=number) for number in range(3)]
+    >>> ours = only(Op("aten::_foreach_mul_", (weights, 0.9)), {0: True, 1: False, 2: True})
+    >>> [tensor.storage for tensor in ours.tensors]
+    [0, 2]
+    """
+    lists = lists_in(op)
+    if not lists:
+        mine = [owned[t.storage] for t in (*op.tensors, *op.produced) if t.storage in owned]
+        return op if not mine or any(mine) else None
+    count = len(lists[0])
+    keep = [any(owned.get(one[i].storage, True) for one in lists if i < len(one)) for i in range(count)]
+    if not any(keep):
+        return None
+
+    def ours(value: Any) -> Any:
+        if isinstance(value, list) and len(value) == count:
+            return [item for item, kept in zip(value, keep) if kept]
+        return value
+
+    return replace(op, args=tuple(map(ours, op.args)), outputs=tuple(map(ours, op.outputs)))

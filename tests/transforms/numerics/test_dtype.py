@@ -1,0 +1,76 @@
+"""A step in another floating type, and the attention that goes with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import bert
+import dlrm
+import gpt
+import resnet
+from foretrace.graph import ForetraceError
+from foretrace.transforms.numerics.dtype import dtype
+from foretrace.transforms.structure.attention import attention
+from tests.transforms.agreement import assert_same, calls, sketched, sketched_now
+
+
+def test_autocast_taken_away_is_a_step_in_float32() -> None:
+    for model in (gpt, dlrm):
+        assert_same(dtype(sketched(model, options={"dtype": "bf16"}), "fp32"), sketched(model))
+
+
+def test_copies_come_back_where_another_attention_lays_out_its_results_otherwise() -> None:
+    assert calls(dtype(sketched(bert, options={"dtype": "bf16"}), "fp32")) == calls(sketched(bert))
+
+
+def test_a_step_in_bfloat16_calls_what_a_model_made_so_calls() -> None:
+    for model in (gpt, bert):  # the copies that BERT's attention makes depend on what lays out its results
+        assert calls(dtype(sketched(model), "bf16")) == calls(sketched(model, torch.bfloat16))
+
+
+def test_a_step_of_convolutions_runs_in_float16() -> None:
+    assert calls(dtype(sketched(resnet, batch=2), "fp16")) == calls(sketched(resnet, torch.float16, batch=2))
+
+
+def test_batch_norms_are_of_cudnn_where_it_takes_their_types() -> None:
+    single, autocast = sketched(resnet), sketched(resnet, options={"dtype": "bf16"})
+    # How often a gradient is detached hangs on the strides that a CPU's convolutions give it.
+    known, found = (
+        [call for call in calls(step) if call[0] != "aten::detach"] for step in (single, dtype(autocast, "fp32"))
+    )
+    assert found == known
+    half = dtype(single, "fp16")
+    assert not any("cudnn_batch_norm" in op.name for op in half.ops)
+    assert_same(dtype(half, "fp32"), single)
+
+
+def test_batch_norms_that_pytorch_computed_for_other_reasons_stay_so() -> None:
+    with torch.backends.cudnn.flags(enabled=False):
+        native = sketched_now(resnet, batch=2)
+    assert any(op.name == "aten::native_batch_norm" for op in native.ops)
+    assert not any("cudnn_batch_norm" in op.name for op in dtype(native, "fp64").ops)
+
+
+def test_attention_is_swapped_in_both_directions() -> None:
+    efficient = sketched(gpt)
+    there = attention(dtype(efficient, "bf16"), "flash")
+    assert sum("flash" in op.name for op in there.ops) == 4
+    assert_same(dtype(there, "fp32"), efficient)
+
+
+def test_attention_is_not_given_what_it_does_not_take() -> None:
+    with pytest.raises(ForetraceError, match=r"given float32, and flash attention takes.*Set dtype=bf16"):
+        attention(sketched(gpt), "flash")
+    odd = dtype(sketched(gpt, dim=68), "bf16")
+    with pytest.raises(ForetraceError, match="heads of 17, and cudnn attention takes multiples of 8 up to 128"):
+        attention(odd, "cudnn")
+
+
+def test_names_that_nothing_has_are_refused() -> None:
+    with pytest.raises(ForetraceError, match="can't run in 'int8'"):
+        dtype(sketched(dlrm), "int8")
+    with pytest.raises(ForetraceError, match="no attention 'fast'"):
+        attention(sketched(gpt), "fast")
+    with pytest.raises(ForetraceError, match="calls none of"):
+        attention(sketched(dlrm), "flash")

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import cross_entropy
+
+import gpt
+from foretrace.forecast.flat import flat
+from foretrace.forecast.memory import peak_memory
+from foretrace.forecast.waits import waits
+from foretrace.graph import ForetraceError, Job
+from foretrace.record.sketch import sketch
+from foretrace.transforms.draft import Group, lines_of
+from foretrace.transforms.parallel.fsdp import COMPUTE, sharded, sharded_data_parallel
+from foretrace.transforms.parallel.parallelize import parallelize
+from tests.transforms.parallel.steps import exchanged, gpt_step, neighbours, precise, told
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_sharded_gpt_calls_what_fsdp2_calls(dtype: str) -> None:
+    ours, theirs = sharded_data_parallel(gpt_step(dtype=dtype), 8), gpt_step(8, fsdp=True, dtype=dtype)
+    assert told(ours) == told(theirs)
+    assert exchanged(ours) == exchanged(theirs)
+    assert neighbours(ours) == neighbours(theirs)
+    assert [ours.ops[c.op].stream for c in ours.collectives] == [theirs.ops[c.op].stream for c in theirs.collectives]
+
+
+def test_parts_of_a_batch_gather_scatter_and_add_up_as_fsdp2_accumulates() -> None:
+    ours = parallelize(gpt_step(), data=8, sharded=True, microbatches=2).graphs[0]
+    theirs = gpt_step(8, fsdp=True, accumulate=2)
+    batch = "aten::split"  # the script cuts its batch, and so do the queries, keys and values
+    assert told(ours, batch) == told(theirs, batch)
+    assert exchanged(ours) == exchanged(theirs)
+
+
+def mixed_step(policy: MixedPrecisionPolicy | None) -> Callable[[], Callable[[], None]]:
+    def build() -> Callable[[], None]:
+        with torch.device("cuda"):
+            model = gpt.GPT(gpt.PRESETS["tiny"], recompute=False)
+            text = torch.randint(512, (8, 33))
+        if policy is None:
+            model.bfloat16()
+        for part in (*model.blocks, model) if policy else ():
+            fully_shard(part, mp_policy=policy)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            cross_entropy(model(text[:, :-1]).float().flatten(0, 1), text[:, 1:].flatten()).backward()
+            optimizer.step()
+
+        return step
+
+    return build
+
+
+def test_mixed_precision_gathers_halves_of_float32_shards_as_fsdp2_does() -> None:
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    ours = sharded_data_parallel(sketch(mixed_step(None), device="cuda"), 8, mixed=True)
+    theirs = sketch(mixed_step(policy), device="cuda", world=8)
+    assert precise(ours) == precise(theirs)
+    assert exchanged(ours) == exchanged(theirs)
+    assert {t.dtype for op in ours.ops if op.phase == "optimizer" for t in op.tensors} == {"float32"}
+
+
+def test_mixed_precision_of_a_step_in_float32_is_refused() -> None:
+    with pytest.raises(ForetraceError, match=r"starts from a step in half precision, .* in float32 in GPT.words"):
+        sharded_data_parallel(gpt_step(), 8, mixed=True)
+
+
+def test_weights_are_gathered_twice_and_gradients_scattered_once() -> None:
+    kinds = [c.kind for c in sharded_data_parallel(gpt_step(), 8).collectives]
+    blocks, root = 2, 1
+    assert kinds.count("all_gather") == 2 * blocks + root  # what is in no block stays from forward to backward
+    assert kinds.count("reduce_scatter") == blocks + root
+
+
+def test_communication_has_streams_of_its_own_and_the_copy_out_waits() -> None:
+    graph = sharded_data_parallel(gpt_step(), 8)
+    streams = {c.kind: graph.ops[c.op].stream for c in graph.collectives}
+    assert len({COMPUTE, *streams.values()}) == 3
+    names = [op.name for op in graph.ops]
+    assert names.index("c10d::wait") < names.index("fsdp::split_with_sizes_copy")
+
+
+def test_only_the_optimizer_waits_for_scattered_gradients() -> None:
+    graph = sharded_data_parallel(gpt_step(), 8)
+    step = flat(graph)
+    scattered = {c.op for c in step.calls.collectives if c.kind == "reduce_scatter"}
+    waiting = [after for before, after in waits(graph, step).streams.tolist() if before in scattered]
+    assert waiting
+    assert {step.calls.ops[row].phase for row in waiting} == {"optimizer"}
+
+
+def test_a_shard_of_the_weights_takes_less_memory() -> None:
+    whole, shards = gpt_step(), sharded_data_parallel(gpt_step(), 8)
+    kept = [sum(s.nbytes for s in graph.storages.values() if s.birth < 0) for graph in (whole, shards)]
+    assert kept[1] < kept[0] / 4
+    assert (peak_memory(shards) or 0) < (peak_memory(whole) or 0)
+
+
+def test_the_optimizer_changes_shards() -> None:
+    graph = sharded_data_parallel(gpt_step(), 8)
+    update = next(op for op in graph.ops if op.name == "aten::_foreach_lerp_")
+    assert {t.shape for t in update.tensors} >= {(64, 64), (4, 64), (8,)}
+
+
+def test_units_can_be_named() -> None:
+    graph = sharded_data_parallel(gpt_step(), 8, ["GPT.blocks.1"])
+    assert [c.kind for c in graph.collectives].count("reduce_scatter") == 2
+
+
+def test_a_unit_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ForetraceError, match=r"no module is called 'GPT.layers'"):
+        sharded_data_parallel(gpt_step(), 8, ["GPT.layers"])
+
+
+def bytes_of(job: Job, kind: str) -> list[int]:
+    """Of the data parallel ranks' collectives, for each stage."""
+    return [sum(c.nbytes for c in g.collectives if c.kind == kind and c.group == "data") for g in job.graphs]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_stage_gathers_its_weights_once_a_step_and_scatters_their_gradients_once(schedule: str) -> None:
+    job = parallelize(gpt_step(), 4, 1, 2, microbatches=4, schedule=schedule, sharded=True)
+    whole = parallelize(gpt_step(), 4, 1, 2, microbatches=4, schedule=schedule, bucket_mb=math.inf)
+    # As many bytes as the gradients that stages without shards sum, but for shards of equal size.
+    for kind in ("all_gather", "reduce_scatter"):
+        assert bytes_of(job, kind) == pytest.approx(bytes_of(whole, "all_reduce"), rel=0.001)
+    kinds = [[c.kind for c in g.collectives if c.group == "data"] for g in job.graphs]
+    assert kinds == [["all_gather"] * 2 + ["reduce_scatter"] * 2] * 2, "of a block, and of what is in none"
+
+
+def test_stages_pass_on_the_same_whether_their_weights_are_in_shards_or_not() -> None:
+    jobs = [parallelize(gpt_step(), 4, 2, 2, microbatches=4, sharded=some) for some in (False, True)]
+    passed = [
+        [(c.kind, c.nbytes, c.ranks) for g in job.graphs for c in g.collectives if c.group != "data"] for job in jobs
+    ]
+    assert passed[0] == passed[1]
+
+
+def test_a_stage_changes_its_shards_of_its_own_weights() -> None:
+    job = parallelize(gpt_step(), data=4, pipeline=2, microbatches=4, sharded=True)
+    for graph in job.graphs:
+        shapes = {t.shape for op in graph.ops if op.phase == "optimizer" for t in op.tensors}
+        assert (256 // 4, 64) in shapes and (256, 64) not in shapes
+    whole = parallelize(gpt_step(), data=4, pipeline=2, microbatches=4)
+    held, more = (peak_memory(some.graphs[0]) for some in (job, whole))
+    assert held is not None and more is not None and held < more
+
+
+def test_units_that_stay_gathered_are_what_fsdp2_calls_without_resharding() -> None:
+    draft = lines_of(gpt_step(), "a test")
+    group = Group("sharded", tuple(range(8)))
+    ours = draft.graph_of(sharded(draft, draft.lines, group, stays=True), 0, 8, "")
+    theirs = sketch(without_resharding, device="cuda", world=8)
+    assert exchanged(ours) == exchanged(theirs)
+
+
+def without_resharding() -> Callable[[], None]:
+    with torch.device("cuda"):
+        model = gpt.GPT(gpt.PRESETS["tiny"], recompute=False)
+        text = torch.randint(512, (8, 33))
+    for part in (*model.blocks, model):
+        fully_shard(part, reshard_after_forward=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
+        optimizer.step()
+
+    return step

@@ -1,0 +1,163 @@
+"""A step with another batch: the same calls with the shapes that the model itself would have given them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+
+import bert
+import dlrm
+import foretrace as ft
+import gpt
+import resnet
+from foretrace.graph import Constant, ForetraceError, Graph, Op, OpTable, Tensor
+from foretrace.transforms.resize.batch_sequence import batch, batch_of, batches, sequence
+from tests.transforms.agreement import assert_same, shapes, sketched, sketched_now
+
+
+@pytest.mark.parametrize(("model", "old", "new"), [(dlrm, 48, 96), (gpt, 8, 64), (bert, 4, 16), (resnet, 3, 5)])
+def test_every_call_is_the_one_that_the_model_makes(model: ModuleType, old: int, new: int) -> None:
+    small, large = (sketched(model, batch=size) for size in (old, new))
+    assert batch_of(small) == old
+    assert_same(batch(small, new), large)
+
+
+def test_what_was_found_once_serves_for_every_batch() -> None:
+    any_batch = batches(sketched(gpt, batch=6))
+    for new in (3, 10):
+        assert_same(any_batch.to(new), sketched(gpt, batch=new))
+
+
+def test_a_step_is_not_changed_by_its_edits() -> None:
+    step = sketched(dlrm, batch=48)
+    batch(step, 96)
+    assert_same(step, sketched_now(dlrm, batch=48))
+
+
+def test_what_can_not_be_carried_through_is_said_with_its_call() -> None:
+    given = Tensor((4, 3), "float32", "cpu", (3, 1), id=0, storage=0)
+    fixed = Tensor((4, 3), "float32", "cpu", (3, 1), id=1, storage=1)
+    made = Tensor((4, 3), "float32", "cpu", (3, 1), id=2, storage=2)
+    ops = [
+        Op("aten::mul", (given, fixed), outputs=(made,), overload="Tensor", phase="forward"),
+        Op("aten::relu_", (fixed,), outputs=(fixed,), overload="default", phase="optimizer"),
+    ]
+    with pytest.raises(ForetraceError, match="call 0, aten::mul"):
+        batch(Graph(OpTable.of(ops)), 8, 4)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        Op("aten::relu", (Tensor((4,), "load", "cpu", (1,), id=0, storage=0),), overload="default"),
+        Op("aten::_indices", (3,), outputs=(Tensor((1,), "int64", id=1),), overload="default"),
+        Op("aten::zeros", ([4], Constant("layout", "save")), overload="default"),
+        Op("os::system", ("rm",), outputs=(Tensor((4,), "int64", id=1),), overload="default"),
+        Op("aten::view", (Tensor((4,), "int8", "cpu", (1,), id=0, storage=0), "x"), overload="default"),
+        Op("aten::slice", (Tensor((4,), "int8", "cpu", (1,), id=0, storage=0), 7), overload="Tensor"),
+    ],
+)
+def test_a_hostile_call_ends_in_an_error_of_ours_or_in_none(op: Op) -> None:
+    given = Tensor((4, 3), "float32", "cpu", (3, 1), id=9, storage=9)
+    used = Op("aten::relu", (given,), outputs=(), overload="default", phase="forward")
+    with contextlib.suppress(ForetraceError):
+        batch(Graph(OpTable.of([used, op])), 8, 4)
+
+
+@pytest.mark.parametrize(("made", "said"), [((64, 3), False), ((7, 3), True)])
+def test_an_operator_that_nobody_knows_is_said_where_its_results_do_not_follow(
+    made: tuple[int, int], said: bool
+) -> None:
+    x, y = Tensor((64, 8), "float32", id=0, storage=0), Tensor(made, "float32", id=1, storage=1)
+    found = batch(Graph(OpTable.of([Op("my::own", (x,), outputs=(y,), overload="default")])), 128)
+    assert any("nobody can ask my::own" in note for note in found.notes) == said
+
+
+def test_the_parts_of_an_exchange_change_with_its_buffers() -> None:
+    sent, got = (Tensor((32,), "int64", "cpu", (1,), id=number, storage=number) for number in (0, 1))
+    ops = [
+        Op("aten::new_empty", (sent, [32]), outputs=(got,), overload="default", phase="forward"),
+        Op("c10d::alltoall_base_", (got, sent, None, [16, 16], [8, 24], False), overload="default", phase="forward"),
+    ]
+    assert batch(Graph(OpTable.of(ops)), 16, 8).ops[1].args[3:5] == ([32, 32], [16, 48])
+
+
+def test_a_batch_of_nothing_makes_no_sense() -> None:
+    with pytest.raises(ForetraceError, match="a batch of 0 makes no sense"):
+        batch(sketched(dlrm), 0)
+
+
+def test_what_was_recorded_must_be_a_size_of_the_inputs() -> None:
+    recorded = sketched(dlrm, batch=48)
+    with pytest.raises(ForetraceError, match="not recorded with a batch of 7: its inputs begin with 192, 48"):
+        batch(recorded, 64, 7)
+    assert_same(batch(recorded, 96, 48), batch(recorded, 96))
+
+
+def test_a_trace_without_arguments_is_refused() -> None:
+    shape = Tensor((4, 3), "float32")
+    with pytest.raises(ForetraceError, match="does not hold its calls' arguments"):
+        batch(Graph(OpTable.of([Op("aten::relu", (shape,), outputs=(shape,))])), 8)
+
+
+@pytest.mark.parametrize("name", ["gpt2_b2_s256_fp32", "dlrm_default_b512"])
+def test_a_trace_of_others_takes_another_batch(shared, name: str) -> None:  # type: ignore[no-untyped-def]
+    from foretrace.loading import load
+
+    trace = load(shared / "traces" / "h200" / name).graphs[0]
+    old = batch_of(trace)
+    assert old is not None and batch_of(batch(trace, 2 * old)) == 2 * old
+
+
+def test_many_ids_for_a_sample_do_not_hide_the_batch() -> None:
+    assert batch_of(sketched(dlrm, batch=64, pooling=100, rows=(50,) * 12)) == 64
+
+
+@pytest.mark.parametrize("old", [None, 32])
+def test_a_step_that_makes_its_data_itself_says_so(old: int | None) -> None:
+    made = Tensor((32, 4), "float32", "cpu", (4, 1), id=0, storage=0)
+    step = Graph(OpTable.of([Op("aten::randn", ([32, 4],), outputs=(made,), overload="default", phase="forward")]))
+    with pytest.raises(ForetraceError, match="makes its data itself"):
+        batch(step, 8, old)
+
+
+@pytest.mark.parametrize(("model", "new"), [(gpt, 48), (gpt, 128), (bert, 64)])
+def test_with_another_length_every_call_is_the_one_that_the_model_makes(model: ModuleType, new: int) -> None:
+    assert_same(sequence(sketched(model), new), sketched(model, seq=new))
+
+
+def test_autocast_stays_where_it_was() -> None:
+    half = {"dtype": "bf16"}
+    assert_same(sequence(sketched(bert, options=half), 64), sketched(bert, options=half, seq=64))
+
+
+def with_positions(tokens: int) -> Graph:
+    """A step whose model cuts its positions from a buffer for longer samples, as BERT does in transformers."""
+
+    def build() -> Callable[[], None]:
+        words, places, head = torch.nn.Embedding(100, 16), torch.nn.Embedding(32, 16), torch.nn.Linear(16, 4)
+        positions = torch.arange(32)[None]
+        ids = torch.zeros(4, tokens, dtype=torch.int64)
+        weights = [*words.parameters(), *places.parameters(), *head.parameters()]
+        optimizer = torch.optim.SGD(weights, lr=0.1)
+
+        def step() -> None:
+            head(words(ids) + places(positions[:, : ids.shape[1]])).relu().sum().backward()
+            optimizer.step()
+
+        return step
+
+    return ft.sketch(build)
+
+
+def test_positions_are_cut_from_a_buffer_for_longer_samples() -> None:
+    assert shapes(sequence(with_positions(8), 16)) == shapes(with_positions(16))
+
+
+def test_a_step_without_sequences_says_so() -> None:
+    with pytest.raises(ForetraceError, match="does not show its sequence length"):
+        sequence(sketched(dlrm), 64)

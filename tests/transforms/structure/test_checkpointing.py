@@ -1,0 +1,46 @@
+"""Blocks that are computed again in backward."""
+
+from __future__ import annotations
+
+import pytest
+
+import dlrm
+import foretrace as ft
+import gpt
+import resnet
+from foretrace.forecast.memory import peak_memory
+from foretrace.graph import ForetraceError
+from foretrace.transforms.structure.checkpointing import checkpointing
+from tests.transforms.agreement import assert_same, sketched
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_step_computes_its_blocks_again_as_pytorch_does(dtype: str) -> None:
+    plain, truth = (sketched(gpt, options={"dtype": dtype, "recompute": again}) for again in (False, True))
+    edited = checkpointing(plain)
+    assert_same(edited, truth)
+    assert [op.entered for op in edited.ops] == [op.entered for op in truth.ops]
+    assert peak_memory(edited) < peak_memory(plain)
+    times = [ft.predict(graph, on="h200").step_ms for graph in (edited, truth)]
+    assert times[0] == pytest.approx(times[1], rel=0.05)
+
+
+def test_one_block_alone_is_computed_again() -> None:
+    plain = sketched(gpt)
+    assert len(plain.ops) < len(checkpointing(plain, "blocks.1").ops) < len(checkpointing(plain).ops)
+
+
+def test_the_blocks_of_all_stages_are_computed_again() -> None:
+    plain = sketched(resnet, blocks=(2, 3))
+    again = checkpointing(plain)
+    extra = [op.module for op in again.ops if op.phase == "backward" and op.name == "aten::convolution"]
+    assert {module.partition(".body")[0].partition(".shortcut")[0] for module in extra} == {
+        f"ResNet.stages.{stage}.{block}" for stage, blocks in ((0, 2), (1, 3)) for block in range(blocks)
+    }
+
+
+def test_a_block_that_is_not_there_is_told_with_those_near_to_it() -> None:
+    with pytest.raises(ForetraceError, match=r"no block 'GPT.block.1'.*GPT.blocks.1"):
+        checkpointing(sketched(gpt), "GPT.block.1")
+    with pytest.raises(ForetraceError, match=r"tables\.0"):
+        checkpointing(sketched(dlrm), "blocks.*")

@@ -1,0 +1,86 @@
+"""Calls taken out of a step."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+from torch import nn
+
+import bert
+import dlrm
+import gpt
+from foretrace.graph import ForetraceError, Graph, Op, OpTable
+from foretrace.questions.changes import edited
+from foretrace.transforms.structure.insert_remove import insert, without
+from tests.transforms.agreement import assert_same, shapes, sketched, sketched_now
+
+
+def test_a_step_without_its_activations_is_that_of_a_model_without_them() -> None:
+    with patch.object(gpt.nn, "GELU", nn.Identity):
+        truth = sketched_now(gpt)
+    assert_same(without(sketched(gpt), "gelu"), truth)
+
+
+def test_what_backward_made_of_dropped_activations_goes_with_them() -> None:
+    names = {name for name, *_ in shapes(without(sketched(bert), "aten::native_dropout"))}
+    assert not any("dropout" in name for name in names)
+
+
+def test_calls_of_one_module_alone_are_taken_out() -> None:
+    step = sketched(gpt)
+    count = sum(op.name == "aten::gelu" for op in step.ops)
+    module = next(op.module for op in step.ops if op.name == "aten::gelu")
+    assert sum(op.name == "aten::gelu" for op in without(step, f"gelu@{module}").ops) == count - 1
+
+
+def test_a_name_that_nothing_has_is_told_with_those_near_to_it() -> None:
+    with pytest.raises(ForetraceError, match=r"no op 'gellu'. Near to it is aten::gelu"):
+        without(sketched(gpt), "gellu")
+    with pytest.raises(ForetraceError, match=r"no gelu in a module 'head'"):
+        without(sketched(gpt), "gelu@head")
+
+
+def test_what_others_can_not_do_without_stays() -> None:
+    with pytest.raises(ForetraceError, match=r"call \d+, aten::\w+, reads what aten::embedding makes"):
+        without(sketched(gpt), "embedding")
+
+
+def test_what_was_taken_out_comes_back() -> None:
+    step = sketched(gpt)
+    assert_same(insert(without(step, "gelu"), "gelu", "addmm@mlp.0"), step)
+
+
+def test_dropout_behind_activations_is_that_of_a_model_that_has_it() -> None:
+    activation = nn.GELU
+    with patch.object(gpt.nn, "GELU", lambda: nn.Sequential(activation(), nn.Dropout())):
+        truth = sketched_now(gpt)
+    assert_same(edited(sketched(gpt), ["insert:gelu=dropout"]), truth)
+
+
+def test_an_op_is_put_behind_what_is_named_and_nowhere_else() -> None:
+    norms = [op.module for op in insert(sketched(gpt), "rms_norm", "addmm@blocks.1.mlp.2").ops if "rsqrt" in op.name]
+    assert norms == ["GPT.blocks.1.mlp.2"]
+
+
+def test_names_that_nothing_has_are_told_with_those_near_to_them() -> None:
+    with pytest.raises(ForetraceError, match=r"no op in its forward 'gellu'. Near to it is aten::gelu"):
+        insert(sketched(gpt), "relu", "gellu")
+    with pytest.raises(ForetraceError, match=r"no gelu in a module 'head'"):
+        insert(sketched(gpt), "relu", "gelu@head")
+    with pytest.raises(ForetraceError, match=r"nobody can insert 'reluu'. What can be inserted is relu"):
+        insert(sketched(gpt), "reluu", "gelu")
+    with pytest.raises(ForetraceError, match=r"does not say of what it is. Name a call"):
+        edited(sketched(gpt), ["insert=relu"])
+
+
+def test_what_makes_nothing_to_be_called_on_says_so() -> None:
+    with pytest.raises(ForetraceError, match=r"call \d+, aten::select, makes nothing new"):
+        insert(sketched(dlrm), "relu", "select")
+
+
+def test_a_hostile_name_is_called_by_nobody() -> None:
+    step = sketched(dlrm)
+    hostile = Op("aten::from_file", ("/etc/passwd",), overload="default", phase="forward")
+    with pytest.raises(ForetraceError, match="nobody knows aten::from_file"):
+        insert(Graph(OpTable.of([hostile, *step.ops]), storages=step.storages), "relu", "bmm")

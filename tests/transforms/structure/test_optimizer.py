@@ -1,0 +1,45 @@
+"""Another optimizer: what PyTorch itself calls with it."""
+
+from __future__ import annotations
+
+import pytest
+
+import dlrm
+import gpt
+from foretrace.graph import ForetraceError
+from foretrace.transforms.structure.optimizer import chosen, optimizer
+from tests.transforms.agreement import assert_same, sketched
+
+
+@pytest.mark.parametrize(("old", "new"), [("loop", "fused"), ("auto", "loop"), ("fused", "foreach")])
+def test_the_same_optimizer_walks_its_weights_otherwise(old: str, new: str) -> None:
+    assert_same(optimizer(sketched(gpt, options={"optimizer": old}), new), sketched(gpt, options={"optimizer": new}))
+
+
+def test_another_optimizer_holds_other_state() -> None:
+    there_and_back = optimizer(optimizer(sketched(gpt), "sgd"), "adamw")
+    assert_same(there_and_back, sketched(gpt))
+
+
+def test_a_name_that_is_none_is_told_with_those_near_to_it() -> None:
+    with pytest.raises(ForetraceError, match=r"'adamv'. Near to it are .*adamw"):
+        chosen("adamv")
+
+
+@pytest.mark.parametrize("name", ["sgd", "loop"])
+def test_the_optimizer_that_a_step_has_changes_nothing_also_with_sparse_gradients(name: str) -> None:
+    assert_same(optimizer(sketched(dlrm), name), sketched(dlrm))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("adamw", "does not support sparse gradients"),
+        ("fused", "does not support sparse gradients"),
+        ("adagrad", "depends on the data"),
+        ("momentum", "sparse state"),
+    ],
+)
+def test_what_sparse_gradients_do_not_take_is_refused(name: str, why: str) -> None:
+    with pytest.raises(ForetraceError, match=f"^{name} does not take the gradients of this step .*{why}"):
+        optimizer(sketched(dlrm), name)
