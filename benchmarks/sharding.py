@@ -24,9 +24,8 @@ from benchmarks.sharding_loads import EXTRA, Candidate, fresh, seen, timed_tasks
 from benchmarks.sharding_tasks import Task
 from benchmarks.table import H200, keep
 from foretrace.platform.platform import Platform
-from foretrace.sharding.hits import DOUBLINGS, Floats
 from foretrace.sharding.lookups import price
-from foretrace.sharding.pieces import Piece, Pieces
+from foretrace.sharding.shards import DOUBLINGS, Floats, Piece, Pieces
 from foretrace.sharding.tables import Table
 
 MEASURED_ON = H200

@@ -18,12 +18,11 @@ import numpy as np
 from benchmarks.sharding_tasks import Task, tasks
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
-from foretrace.sharding.costing import Costing
-from foretrace.sharding.exchange import Exchange
-from foretrace.sharding.kernels import Fused
-from foretrace.sharding.kinds import KINDS, ways
+from foretrace.sharding.costing import Costing, Exchange
+from foretrace.sharding.lookups import Fused
+from foretrace.sharding.options import KINDS, ways
 from foretrace.sharding.plan import Placement, Plan
-from foretrace.sharding.search import search
+from foretrace.sharding.search.iterated_local_search import search
 from foretrace.sharding.tables import Table
 
 FABRIC = "h100-8x"

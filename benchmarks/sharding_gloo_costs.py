@@ -9,16 +9,15 @@ from pathlib import Path
 from benchmarks.sharding_gloo_jobs import BATCH, Spec
 from benchmarks.sharding_gloo_machine import table_of
 from foretrace.fitting import fit
-from foretrace.platform.cases.recorded import EXACT, case_key
+from foretrace.platform.cases import EXACT, case_key
 from foretrace.platform.folder import RAW
 from foretrace.platform.measurements import SUFFIX, Batch, Measurement, close_batch, open_batch
 from foretrace.platform.platform import Platform, read_fabric
 from foretrace.platform.rates import read_all
-from foretrace.sharding.costing import Costing
-from foretrace.sharding.exchange import Exchange
-from foretrace.sharding.kernels import Single
+from foretrace.sharding.costing import Costing, Exchange
+from foretrace.sharding.lookups import Single
+from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement
-from foretrace.sharding.ranks import Ranks
 
 
 def machine(out: Path, world: int, folder: Path) -> Platform:

@@ -19,10 +19,9 @@ import numpy as np
 from benchmarks.sharding_gloo_jobs import BATCH, Spec, jobs
 from foretrace.calibrating import calibrate
 from foretrace.graph import Graph, OpTable
-from foretrace.sharding.kinds import KINDS, TABLE
 from foretrace.sharding.lookups import graph_of
-from foretrace.sharding.pieces import Pieces
-from foretrace.sharding.ranks import Ranks
+from foretrace.sharding.options import KINDS, TABLE, Ranks
+from foretrace.sharding.shards import Pieces
 from foretrace.sharding.tables import Table
 
 HOST_MINUTES, CALLS_MINUTES = 0.05, 0.35

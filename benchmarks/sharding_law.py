@@ -12,9 +12,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from benchmarks.sharding_loads import EXTRA, Load, loads
-from foretrace.sharding.hits import Floats
-from foretrace.sharding.laws import LAWS, TERMS, terms
-from foretrace.sharding.pieces import Pieces
+from foretrace.sharding.linear_models import LAWS, TERMS, terms
+from foretrace.sharding.shards import Floats, Pieces
 
 FILE = LAWS / "h200.json"
 

@@ -12,10 +12,9 @@ import numpy as np
 
 from benchmarks.sharding_tasks import Task
 from foretrace.platform.platform import Platform
-from foretrace.sharding.hits import Floats
-from foretrace.sharding.pieces import Pieces
+from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement, Plan
-from foretrace.sharding.ranks import Ranks
+from foretrace.sharding.shards import Floats, Pieces
 from foretrace.sharding.tables import Table
 
 DATA = Path(__file__).parent / "data"

@@ -23,16 +23,14 @@ import numpy as np
 from benchmarks.sharding_candidates import costing_of
 from benchmarks.sharding_tasks import PUBLIC, Task
 from benchmarks.table import keep
-from foretrace.planning import shard
 from foretrace.platform.platform import Platform
-from foretrace.sharding.exact import gap
-from foretrace.sharding.kinds import TABLE
-from foretrace.sharding.pieces import Pieces
+from foretrace.sharding.options import TABLE, Ranks
 from foretrace.sharding.plan import Placement
-from foretrace.sharding.ranks import Ranks
-from foretrace.sharding.reading import read_tables
-from foretrace.sharding.search import search
-from foretrace.sharding.tables import Table
+from foretrace.sharding.planner import shard
+from foretrace.sharding.search.exact import gap
+from foretrace.sharding.search.iterated_local_search import search
+from foretrace.sharding.shards import Pieces
+from foretrace.sharding.tables import Table, read_tables
 
 ROOM = 126e9
 SMALL, CASES, CLOSE = 10, 6, 0.01

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrace.sharding.ranks import Ranks
+from foretrace.sharding.options import Ranks
 from foretrace.sharding.tables import Table
 
 PUBLIC = Path(__file__).resolve().parents[1].parent / "shared" / "public" / "sharding"

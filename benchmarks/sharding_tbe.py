@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sharding_tasks import PUBLIC
-from foretrace.sharding.hits import DOUBLINGS
-from foretrace.sharding.pieces import Piece, Pieces
+from foretrace.sharding.linear_models import CONSTANTS, traffic
+from foretrace.sharding.shards import DOUBLINGS, Piece, Pieces
 from foretrace.sharding.tables import Table
-from foretrace.sharding.tbe import CONSTANTS, traffic
 
 H100_GBPS = 3350.0
 CACHED = "sgd_caching"

@@ -21,7 +21,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from benchmarks.sharding_tasks import Task, tasks
 from foretrace.sharding.plan import Plan, to_dict
-from foretrace.sharding.torchrec_plan import plan_of
+from foretrace.sharding.torchrec import plan_of
 
 MEMORY = 126_000_000_000
 """Bytes that a rank has for tables, in all plans."""

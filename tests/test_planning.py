@@ -6,11 +6,11 @@ import pytest
 
 import dlrm
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
-from foretrace.planning import shard
 from foretrace.platform.platform import Platform
 from foretrace.record.sketch import sketch
-from foretrace.sharding.dense import dense_bytes
+from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
+from foretrace.sharding.training_step import dense_bytes
 
 TABLE = Tensor((10_000, 64), "float32", "cuda")
 IDS, OFFSETS = (Tensor((count,), "int64", "cuda") for count in (4096, 1024))

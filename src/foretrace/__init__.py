@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from foretrace.graph import ForetraceError as ForetraceError
     from foretrace.loading import load as load
     from foretrace.observing import observe as observe
-    from foretrace.planning import shard as shard
     from foretrace.platforms import platform as platform
     from foretrace.predicting import predict as predict
     from foretrace.predicting import scaling as scaling
@@ -30,12 +29,13 @@ if TYPE_CHECKING:
     from foretrace.replaying import benchmark as benchmark
     from foretrace.replaying import replay as replay
     from foretrace.report.notebook import as_html as as_html
+    from foretrace.sharding.planner import shard as shard
     from foretrace.transforms.parallel.parallelize import parallelize as parallelize
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "ForetraceError": "foretrace.graph.errors",
+    "ForetraceError": "foretrace.errors",
     "as_html": "foretrace.report.notebook",
     "benchmark": "foretrace.replaying",
     "calibrate_host": "foretrace.calibrating",
@@ -46,7 +46,7 @@ _HOME = {
     "predict": "foretrace.predicting",
     "recording": "foretrace.record.session",
     "scaling": "foretrace.predicting",
-    "shard": "foretrace.planning",
+    "shard": "foretrace.sharding.planner",
     "sketch": "foretrace.record.sketch",
     "step": "foretrace.record.session",
     "sweep": "foretrace.questions.sweeping",

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from foretrace.platform.fabric import Curve, Fabric
+from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import read_plan
-from foretrace.sharding.ranks import Ranks
-from foretrace.sharding.reading import read_tables
+from foretrace.sharding.tables import read_tables
 
 RECORDING = Path(__file__).parents[1] / "data" / "h200" / "dlrm_default_b512"
 WORDS = ("step_ms", "low_ms", "high_ms", "plan", "ranks", "alternatives")

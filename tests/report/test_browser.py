@@ -10,7 +10,6 @@ from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.jobs.scaling import scaling_of
 from foretrace.forecast.observe import observe
 from foretrace.graph import Job
-from foretrace.planning import shard
 from foretrace.questions.sweep_points import Point, Sweep
 from foretrace.report.page import (
     write_comparison,
@@ -20,6 +19,7 @@ from foretrace.report.page import (
     write_sharding,
     write_sweep,
 )
+from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
 from tests.report.steps import HOSTILE, rank, sketched
 

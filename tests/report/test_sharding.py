@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from foretrace.planning import shard
 from foretrace.report.sharding import sharding_rows
 from foretrace.report.terminal import print_sharding
+from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
 from tests.report.samples import Told
 

@@ -4,11 +4,9 @@ import numpy as np
 
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
-from foretrace.sharding.costing import Costing
-from foretrace.sharding.exchange import Exchange
-from foretrace.sharding.kernels import Kernels
-from foretrace.sharding.lookups import Priced
-from foretrace.sharding.ranks import Ranks
+from foretrace.sharding.costing import Costing, Exchange
+from foretrace.sharding.lookups import Kernels, Priced
+from foretrace.sharding.options import Ranks
 from foretrace.sharding.tables import Table
 
 

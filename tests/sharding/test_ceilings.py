@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from foretrace.sharding.ceilings import below_ceilings
-from foretrace.sharding.options import LOAD, Options
 from foretrace.sharding.plan import check_placement
-from foretrace.sharding.search import search
-from foretrace.sharding.state import State
+from foretrace.sharding.search.heuristics import below_ceilings
+from foretrace.sharding.search.iterated_local_search import search
+from foretrace.sharding.search.state import LOAD, Options, State
 from foretrace.sharding.tables import Table
 from tests.sharding.simple import costing
 

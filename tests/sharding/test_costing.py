@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from foretrace.platform.platform import Platform
-from foretrace.sharding.kernels import KERNELS, Single
-from foretrace.sharding.kinds import KINDS
-from foretrace.sharding.options import ASKED, LOAD, SENT, Options
-from foretrace.sharding.pieces import Pieces
+from foretrace.sharding.lookups import KERNELS, Single
+from foretrace.sharding.options import KINDS, Ranks
 from foretrace.sharding.plan import Placement
-from foretrace.sharding.ranks import Ranks
+from foretrace.sharding.search.state import ASKED, LOAD, SENT, Options
+from foretrace.sharding.shards import Pieces
 from foretrace.sharding.tables import Table
 from tests.sharding.simple import costing, some_tables
 

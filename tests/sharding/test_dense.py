@@ -6,7 +6,7 @@ import pytest
 
 from foretrace.graph import Graph, OpTable
 from foretrace.record.sketch import sketch
-from foretrace.sharding.dense import dense_bytes
+from foretrace.sharding.training_step import dense_bytes
 
 torch = pytest.importorskip("torch")
 

@@ -5,8 +5,8 @@ import pytest
 
 from foretrace.cost_models.collectives.pricing import price_collective
 from foretrace.platform.fabric import Fabric
-from foretrace.sharding.exchange import Exchange
-from foretrace.sharding.ranks import Ranks
+from foretrace.sharding.costing import Exchange
+from foretrace.sharding.options import Ranks
 
 H100 = Fabric.named("h100-8x")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretrace.sharding.hits import exponent_of, hits
+from foretrace.sharding.shards import exponent_of, hits
 from foretrace.sharding.tables import Table
 
 torch = pytest.importorskip("torch")

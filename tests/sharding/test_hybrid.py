@@ -7,10 +7,9 @@ import pytest
 import dlrm
 from foretrace.graph import ForetraceError, Graph, Op, OpTable
 from foretrace.record.sketch import sketch
-from foretrace.sharding.kernels import Fused, Single
+from foretrace.sharding.lookups import Fused, Single
 from foretrace.sharding.plan import Placement
-from foretrace.sharding.recorded import batch_of_graph, tables_of_graph
-from foretrace.sharding.simulated import steps_of_ranks
+from foretrace.sharding.training_step import batch_of_graph, steps_of_ranks, tables_of_graph
 from tests.sharding.simple import costing
 
 DIM, TABLES, BATCH = 16, 4, 128

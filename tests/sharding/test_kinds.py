@@ -2,8 +2,7 @@
 
 import pytest
 
-from foretrace.sharding.kinds import COLUMN, DATA, KINDS, ROW, TABLE, TABLE_ROW, Way, ways
-from foretrace.sharding.ranks import Ranks
+from foretrace.sharding.options import COLUMN, DATA, KINDS, ROW, TABLE, TABLE_ROW, Ranks, Way, ways
 from foretrace.sharding.tables import Table
 
 TWO_NODES = Ranks(world=16, per_node=8, batch=100)

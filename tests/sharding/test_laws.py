@@ -7,11 +7,10 @@ import pytest
 
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
-from foretrace.sharding.kernels import Fused
-from foretrace.sharding.kinds import DATA, KINDS, TABLE
-from foretrace.sharding.laws import TERMS, WIDE, Law, holds, terms
-from foretrace.sharding.pieces import Pieces
-from foretrace.sharding.ranks import Ranks
+from foretrace.sharding.linear_models import TERMS, WIDE, Law, holds, terms
+from foretrace.sharding.lookups import Fused
+from foretrace.sharding.options import DATA, KINDS, TABLE, Ranks
+from foretrace.sharding.shards import Pieces
 from foretrace.sharding.tables import Table
 
 H200 = Device.named("h200")

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from foretrace.platform.platform import Platform
-from foretrace.sharding.kinds import KINDS
+from foretrace.sharding.linear_models import price_tbe
 from foretrace.sharding.lookups import calls_of, graph_of, price
-from foretrace.sharding.pieces import Pieces
-from foretrace.sharding.ranks import Ranks
+from foretrace.sharding.options import KINDS, Ranks
+from foretrace.sharding.shards import Pieces
 from foretrace.sharding.tables import Table
-from foretrace.sharding.tbe import price_tbe
 
 RANKS = Ranks(world=2, batch=2048)
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from foretrace.graph import ForetraceError
+from foretrace.sharding.options import Ranks, check_ranks
 from foretrace.sharding.plan import Placement, read_plan, write_plan
-from foretrace.sharding.ranks import Ranks, check_ranks
 from foretrace.sharding.tables import Table
 
 TABLES = [Table("a", 1000, 64), Table("b", 1000, 32)]

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from foretrace.sharding.plan import Placement, check_placement
-from foretrace.sharding.polish import polish
+from foretrace.sharding.search.iterated_local_search import polish
 from foretrace.sharding.tables import Table
 from tests.sharding.simple import costing, some_tables
 

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.sharding.reading import read_tables
+from foretrace.sharding.tables import read_tables
 
 
 def written(folder, text, name="tables.csv"):

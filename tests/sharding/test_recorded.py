@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from foretrace.graph import ForetraceError, Graph, Indices, Op, OpTable, Storage, Tensor
-from foretrace.sharding.recorded import batch_of_graph, tables_of_graph
+from foretrace.sharding.training_step import batch_of_graph, tables_of_graph
 
 
 def lookup(storage, rows, dim, count, bags, module=""):

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.sharding.exact import gap, solve, state_of
-from foretrace.sharding.kinds import COLUMN, KINDS
-from foretrace.sharding.moves import improve
-from foretrace.sharding.options import Options
+from foretrace.sharding.options import COLUMN, KINDS
 from foretrace.sharding.plan import check_placement
-from foretrace.sharding.search import search
-from foretrace.sharding.starts import HEURISTICS, greedy
-from foretrace.sharding.state import State
+from foretrace.sharding.search.exact import gap, solve, state_of
+from foretrace.sharding.search.heuristics import HEURISTICS, greedy
+from foretrace.sharding.search.iterated_local_search import search
+from foretrace.sharding.search.local_search import improve
+from foretrace.sharding.search.state import Options, State
 from foretrace.sharding.tables import Table
 from tests.sharding.simple import costing, some_tables
 

@@ -6,12 +6,12 @@ import pytest
 import dlrm
 from foretrace.forecast.jobs.rank import PricedRank
 from foretrace.graph import Graph
-from foretrace.planning import shard
 from foretrace.platform.platform import Platform
 from foretrace.predicting import predict
 from foretrace.record.sketch import sketch
-from foretrace.sharding.kernels import Fused, Single
-from foretrace.sharding.simulated import _lookups, _with_lookups, simulate_plan, steps_of_ranks
+from foretrace.sharding.lookups import Fused, Single
+from foretrace.sharding.planner import shard
+from foretrace.sharding.training_step import _lookups, _with_lookups, simulate_plan, steps_of_ranks
 from foretrace.transforms.parallel.hybrid import tables_on_ranks
 from tests.sharding.test_hybrid import costs, whole
 

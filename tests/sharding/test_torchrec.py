@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from foretrace.graph import ForetraceError
+from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement
-from foretrace.sharding.ranks import Ranks
 from foretrace.sharding.tables import Table
 
 warnings.simplefilter("ignore")
@@ -17,8 +17,8 @@ torchrec = pytest.importorskip("torchrec")
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology  # noqa: E402
 from torchrec.modules.embedding_configs import DataType  # noqa: E402
 
-from foretrace.planning import shard  # noqa: E402
-from foretrace.sharding.torchrec_plan import plan_of, sharding_plan, tables_of  # noqa: E402
+from foretrace.sharding.planner import shard  # noqa: E402
+from foretrace.sharding.torchrec import plan_of, sharding_plan, tables_of  # noqa: E402
 
 PLACED = {
     "t0": Placement("table_wise", (3,)),
@@ -142,7 +142,7 @@ def test_our_models_guide_its_planner():
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
     from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 
-    from foretrace.sharding.torchrec_estimator import ForetraceEstimator
+    from foretrace.sharding.torchrec import ForetraceEstimator
 
     topology = Topology(world_size=2, compute_device="cuda", hbm_cap=10**11, local_world_size=2)
     constraints = {f"t{n}": ParameterConstraints(pooling_factors=[1.0 + 20 * (n % 2)]) for n in range(4)}
@@ -158,7 +158,7 @@ def test_our_models_guide_its_planner():
 
 def estimated(sharding_type, dtype=torch.float32, shards=1, pooled=True, features=1):
     """What the first shard of a table of 100,000 rows of 64 takes on two nodes, by the estimator."""
-    from foretrace.sharding.torchrec_estimator import ForetraceEstimator
+    from foretrace.sharding.torchrec import ForetraceEstimator
 
     topology = Topology(world_size=4, compute_device="cuda", hbm_cap=10**11, local_world_size=2)
     option = SimpleNamespace(

@@ -66,9 +66,9 @@ def shard(
     Tables may stay whole, be split by rows or by columns, or be copied to all ranks.
     """
     check_outputs([tables, on, fabric], html=html, plan=out)
-    from foretrace.planning import shard as plan
     from foretrace.report.json import as_json
     from foretrace.report.terminal import print_sharding
+    from foretrace.sharding.planner import shard as plan
     from foretrace.stages import Stage
 
     with progress_bar(hidden=json) as told:

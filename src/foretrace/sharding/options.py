@@ -1,167 +1,197 @@
-"""What each way of sharding each table adds to ranks and to the step: plain sums, which a search can go through fast.
-
-The models' own answer is no sum: a call that looks up ten tables takes less than ten calls. `Options` says about what
-each piece adds; a plan that the search likes is priced by `Costing.estimate`, and the sums are put right by that.
-"""
+"""The ways to shard a table: a new one is a function that says what each rank then holds, and a line in `KINDS`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
+from foretrace.graph import ForetraceError
+from foretrace.sharding.shards import Piece, hits
+from foretrace.sharding.tables import COLUMN, DATA, ROW, TABLE, TABLE_ROW, Table
 
-from foretrace.sharding.costing import LENGTH, Costing
-from foretrace.sharding.exchange import Line
-from foretrace.sharding.hits import Floats
-from foretrace.sharding.kinds import ACROSS, COPIES, DATA, IDS, NODE_SUMS, POOLED, SUMS, Way, exchange_of, ways
-from foretrace.sharding.memory import ID, OUTPUT, memory
-from foretrace.sharding.pieces import Longs, Pieces
-
-WORTH_SPLITTING = 0.2
-"""A table that takes less of a rank's mean load, and of its memory, stays whole: there are enough to fill gaps."""
-WORTH_COPYING = 1 << 28
-"""Bytes of the largest table that is copied to all ranks."""
-WORTH_TRYING = 400
-"""Tables, the largest loads first, whose other ways are looked at."""
-LOAD, SENT, ASKED, MEMORY = range(4)
-"""What a piece adds to its rank: microseconds, pooled bytes that it sends, bytes of ids that it gets, memory."""
+IDS, POOLED, SUMS, NODE_SUMS, ACROSS, COPIES = "ids", "pooled", "sums", "node sums", "across nodes", "copies"
+"""What ranks exchange: `foretrace.sharding.costing` says when, and by which collectives."""
+CONVERSION = "conversion"
+"""What they do besides, where it is sent in fewer bytes."""
+NARROWEST = 16
+"""Columns that a piece has at least: narrower rows fill no 32-byte sector at 2 bytes each."""
+MOST_PARTS = 8
 
 
-class Option(NamedTuple):
-    """One way of sharding one table."""
+class Way(NamedTuple):
+    """A kind of sharding, and the number of parts that it makes of a table."""
 
-    table: int
-    way: Way
-
-
-class Lines(NamedTuple):
-    """Exchange times as straight lines over bytes."""
-
-    sent: Line
-    asked: Line
-    sums: Line
-    node_sums: Line
-    across: Line
-    copies: Line
+    kind: str
+    parts: int
 
 
-@dataclass
-class Options:
-    """A row per option."""
+@dataclass(frozen=True)
+class Kind:
+    """What a way of sharding does to a table."""
 
-    options: list[Option]
-    adds: Floats
-    """What a piece adds to its rank: columns LOAD, SENT, ASKED, MEMORY."""
-    shared: Floats
-    """Microseconds that it adds to the exchange of all."""
-    group: Longs
-    """Pieces of one group on a rank are looked up by one call."""
-    call: Floats
-    """By group: microseconds that the call takes besides."""
-    needs: list[str]
-    """What ranks exchange."""
-    lines: Lines
-    of_table: list[list[int]]
-    """For each table its options; first, whole, where it may be."""
+    parts: Callable[[Table, Ranks], Iterator[int]]
+    """The numbers of parts that it may cut the table into."""
+    piece: Callable[[Table, Ranks, int], Piece]
+    """What a rank that has one of so many parts holds."""
+    where: Callable[[Ranks], list[tuple[int, ...]]]
+    """The groups of ranks that may hold parts; of those free to go anywhere, each rank by itself."""
+    exchange: str
+    """What ranks exchange of sums then, as `foretrace.sharding.costing` calls it."""
 
-    @classmethod
-    def of(cls, costing: Costing, room: float, every: bool = False) -> Options:
-        """Of all tables, on ranks with so many bytes of room: those worth looking at, or every one."""
-        tables = range(len(costing.tables))
-        plain = [Option(t, _plainest(costing, t)) for t in tables]
-        loads = _adds(costing, plain)
-        split = list(tables) if every else _worth_it(costing, plain, loads, room)
-        more = [Option(table, way) for table in split for way in _other_ways(costing, plain[table])]
-        options = plain + more
-        pieces = _pieces(costing, options)
-        adds = np.concatenate([loads, _adds(costing, more)])
-        _, first, group = np.unique(pieces.kind, return_index=True, return_inverse=True)
-        of_table: list[list[int]] = [[t] for t in tables]
-        for place, option in enumerate(more, len(plain)):
-            of_table[option.table].append(place)
-        lines = _lines(costing, loads)
-        shared = np.array([_shared(costing, option, lines) for option in options])
-        call = costing.kernels.fixed(pieces.pick(first)).sum(axis=1)
-        needs = [_needs(costing, option) for option in options]
-        return cls(options, adds, shared, group.ravel(), call, needs, lines, of_table)
+    @property
+    def anywhere(self) -> bool:
+        """Whether each part may lie on any rank."""
+        return self.where is _each
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether parts have other rows, and so other ids."""
+        return self.piece is _by_rows
 
 
-def _needs(costing: Costing, option: Option) -> str:
-    return exchange_of(costing.tables[option.table], option.way.kind)
+def exchange_of(table: Table, kind: str) -> str:
+    """What ranks exchange of a table: rows by themselves go straight to their samples, wherever they lie.
+
+    >>> exchange_of(Table("t", 100, 8), ROW), exchange_of(Table("t", 100, 8, sequence=True), ROW)
+    ('sums', 'pooled')
+    """
+    return POOLED if table.sequence and kind != DATA else KINDS[kind].exchange
 
 
-def _plainest(costing: Costing, table: int) -> Way:
-    """Whole where that is allowed; else the first way that is."""
-    return ways(costing.tables[table], costing.ranks)[0]
+def ways(table: Table, ranks: Ranks) -> list[Way]:
+    """All ways to shard a table among the ranks.
+
+    >>> [way.kind for way in ways(Table("t", 10_000, 64), Ranks(world=2, per_node=2))]
+    ['table_wise', 'column_wise', 'row_wise', 'data_parallel']
+    """
+    allowed = table.kinds or tuple(KINDS)
+    return [Way(name, n) for name in KINDS if name in allowed for n in KINDS[name].parts(table, ranks)]
 
 
-def _other_ways(costing: Costing, plain: Option) -> Iterable[Way]:
-    table = costing.tables[plain.table]
-    for way in ways(table, costing.ranks):
-        if way != plain.way and (way.kind != DATA or table.nbytes <= WORTH_COPYING):
-            yield way
+def _whole(table: Table, ranks: Ranks) -> Iterator[int]:
+    yield 1
 
 
-def _worth_it(costing: Costing, plain: list[Option], adds: Floats, room: float) -> list[int]:
-    """Tables that are heavy, long to send or large; the heaviest where those are many."""
-    world = costing.ranks.world
-    if world < 2:
-        return []
-    parts = np.array([option.way.parts for option in plain])
-    mean = (adds[:, :MEMORY] * parts[:, None]).sum(axis=0) / world
-    share = (adds[:, :MEMORY] / np.maximum(mean, 1e-9)).max(axis=1)
-    large = adds[:, MEMORY] / room
-    worth = np.flatnonzero((share >= WORTH_SPLITTING) | (large >= WORTH_SPLITTING) | (share.max() < WORTH_SPLITTING))
-    order = np.argsort(-np.maximum(share, large)[worth], kind="stable")
-    must = set(np.flatnonzero(large > 1).tolist())
-    return sorted({*worth[order][:WORTH_TRYING].tolist(), *must})
+def _columns(table: Table, ranks: Ranks) -> Iterator[int]:
+    parts = 2
+    while parts <= min(MOST_PARTS, ranks.world) and table.dim % parts == 0 and table.dim // parts >= NARROWEST:
+        yield parts
+        parts *= 2
 
 
-def _pieces(costing: Costing, options: list[Option]) -> Pieces:
-    return Pieces.of([costing.piece(*option) for option in options])
+def _among_all(table: Table, ranks: Ranks) -> Iterator[int]:
+    if ranks.world > 1 and table.rows >= ranks.world:
+        yield ranks.world
 
 
-def _adds(costing: Costing, options: list[Option]) -> Floats:
-    if not options:
-        return np.zeros((0, 4))
-    pieces = _pieces(costing, options)
-    needs = np.array([_needs(costing, option) for option in options])
-    load = costing.adds(options).sum(axis=1)
-    sent = np.where(needs == POOLED, pieces.bags * pieces.dim * costing.ranks.sent_bytes, 0.0)
-    features = np.array([costing.tables[option.table].features for option in options])
-    asked = np.where(needs == COPIES, 0.0, pieces.count * ID + costing.ranks.global_batch * LENGTH * features)
-    return np.stack([load, sent, asked, memory(pieces, costing.sparse_gradients)], axis=1)
+def _in_a_node(table: Table, ranks: Ranks) -> Iterator[int]:
+    even = ranks.world % ranks.per_node == 0
+    if ranks.nodes > 1 and ranks.per_node > 1 and even and table.rows >= ranks.per_node:
+        yield ranks.per_node
 
 
-def _lines(costing: Costing, adds: Floats) -> Lines:
-    """Around what a rank has to send and to get where all ranks have as much."""
-    _, sent, asked, _ = adds.sum(axis=0) / costing.ranks.world
-    line = costing.exchange.line
-    some = costing.ranks.global_batch * costing.ranks.sent_bytes * 128.0
-    ids = line(IDS, asked) if not costing.dense_us else Line(0.0, 0.0)  # hidden behind the dense part
-    return Lines(line(POOLED, sent), ids, line(SUMS, some), line(NODE_SUMS, some),
-                 line(ACROSS, some / costing.ranks.per_node), line(COPIES, 2.0**24))  # fmt: skip
+def _copies(table: Table, ranks: Ranks) -> Iterator[int]:
+    if ranks.world > 1:
+        yield ranks.world
 
 
-def _shared(costing: Costing, option: Option, lines: Lines) -> float:
-    """What a way adds to the exchange of all, but for what the first such table adds."""
-    table, ranks = costing.tables[option.table], costing.ranks
-    pooled = table.dim * table.features * ranks.global_batch * ranks.sent_bytes
-    needs = _needs(costing, option)
-    if needs == SUMS:
-        return lines.sums.per_byte * pooled
-    if needs == NODE_SUMS:
-        # Nodes exchange at the same time: a table adds its part where they have as many.
-        return (lines.node_sums.per_byte * pooled + lines.across.per_byte * pooled / ranks.per_node) / ranks.nodes
-    if needs == COPIES:
-        return lines.copies.per_byte * table.rows * table.dim * OUTPUT
-    return 0.0
+def _by_columns(table: Table, ranks: Ranks, parts: int) -> Piece:
+    """All ids, and of each row a part; a whole table is one part."""
+    seen = hits(table, ranks.global_batch * table.ids)
+    return Piece(table, table.rows, table.dim // parts, table.made_for(ranks.global_batch), *seen)
 
 
-def first_of(exchange: str, lines: Lines) -> float:
-    """What the first table that needs an exchange adds to the step: collectives that were not there before."""
-    fixed = {POOLED: lines.sent.fixed, SUMS: lines.sums.fixed, COPIES: lines.copies.fixed,
-             NODE_SUMS: lines.node_sums.fixed + lines.across.fixed}  # fmt: skip
-    return fixed[exchange]
+def _by_rows(table: Table, ranks: Ranks, parts: int) -> Piece:
+    """The ids of its own rows, popular ones being scattered over all parts; it makes parts of sums, or the rows."""
+    count, unique, reuse = hits(table, ranks.global_batch * table.ids)
+    rows, made = -(-table.rows // parts), table.made_for(ranks.global_batch) / (parts if table.sequence else 1)
+    return Piece(table, rows, table.dim, made, count / parts, unique / parts, reuse / parts)
+
+
+def _by_samples(table: Table, ranks: Ranks, parts: int) -> Piece:
+    """The ids of its own samples."""
+    seen = hits(table, ranks.batch * table.ids)
+    return Piece(table, table.rows, table.dim, table.made_for(ranks.batch), *seen, everywhere=True)
+
+
+def _each(ranks: Ranks) -> list[tuple[int, ...]]:
+    return [(rank,) for rank in range(ranks.world)]
+
+
+def _all(ranks: Ranks) -> list[tuple[int, ...]]:
+    return [tuple(range(ranks.world))]
+
+
+def _nodes(ranks: Ranks) -> list[tuple[int, ...]]:
+    return [tuple(ranks.of_node(node)) for node in range(ranks.nodes)]
+
+
+KINDS = {
+    TABLE: Kind(_whole, _by_columns, _each, POOLED),
+    COLUMN: Kind(_columns, _by_columns, _each, POOLED),
+    TABLE_ROW: Kind(_in_a_node, _by_rows, _nodes, NODE_SUMS),
+    ROW: Kind(_among_all, _by_rows, _all, SUMS),
+    DATA: Kind(_copies, _by_samples, _all, COPIES),
+}
+"""By the name that a plan and TorchRec call it."""
+
+
+# --- was sharding.ranks: What all tables of a job share: how many ranks, how they lie on nodes, batch, and what they exchange in.
+
+COMMUNICATED = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0}
+"""Bytes of an element on its way between ranks, by what it is sent as."""
+MOST_PLACES = 4096
+"""Ranks among which a search still finds its way in the time it is given."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that tables are placed on, and the batch of each.
+
+    >>> Ranks(world=16, per_node=8, batch=4096).global_batch
+    65536
+    """
+
+    world: int
+    per_node: int = 8
+    """Ranks of a node, which fill one after the other."""
+    batch: int = 4096
+    """Samples of each rank."""
+    sent_as: str = "fp32"
+    """What embeddings and their gradients are exchanged in."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of all ranks: a rank that holds a table looks up those of everybody."""
+        return self.world * self.batch
+
+    @property
+    def nodes(self) -> int:
+        """Machines that the ranks fill."""
+        return -(-self.world // self.per_node)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes of an element on its way."""
+        return COMMUNICATED[self.sent_as]
+
+    def of_node(self, node: int) -> range:
+        """Ranks of a node.
+
+        >>> Ranks(world=12, per_node=8).of_node(1)
+        range(8, 12)
+        """
+        return range(node * self.per_node, min(self.world, (node + 1) * self.per_node))
+
+
+def check_ranks(ranks: Ranks) -> None:
+    """Refuse what no job is."""
+    if not 0 < ranks.world <= MOST_PLACES:
+        raise ForetraceError(f"tables can't be placed on {ranks.world:,} ranks", f"Give from 1 to {MOST_PLACES:,}.")
+    if ranks.batch < 1:
+        raise ForetraceError(f"a batch can't have {ranks.batch} samples", "Give those of one rank, 1 or more.")
+    if ranks.per_node < 1:
+        raise ForetraceError(f"a node can't have {ranks.per_node} ranks", "Give 1 or more.")
+    if ranks.sent_as not in COMMUNICATED:
+        raise ForetraceError(f"nothing is sent as {ranks.sent_as!r}", f"Known are: {', '.join(COMMUNICATED)}.")

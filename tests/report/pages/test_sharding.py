@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from foretrace.planning import shard
 from foretrace.report.pages.sharding import sharding_page
+from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
 
 HOSTILE = "<script>alert(1)</script>"

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 from foretrace.graph import ForetraceError
 from foretrace.sharding.costing import Costing
-from foretrace.sharding.kinds import DATA, KINDS, NARROWEST, ROW, Way, ways
-from foretrace.sharding.memory import memory
-from foretrace.sharding.pieces import Pieces
-from foretrace.sharding.ranks import Ranks
+from foretrace.sharding.options import DATA, KINDS, NARROWEST, ROW, Ranks, Way, ways
+from foretrace.sharding.shards import Pieces, memory
 from foretrace.sharding.tables import Table, gigabytes
 
 MOST_TIMES = 64

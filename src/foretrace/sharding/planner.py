@@ -6,27 +6,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from foretrace.cost_models.collectives import assumptions
+from foretrace.cost_models.collectives.pricing import assumptions
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.folder import HERE
 from foretrace.platform.platform import Platform
 from foretrace.platforms import fabric_named, joined_by, platform
 from foretrace.predicting import at_hand
-from foretrace.sharding.answer import Sharding
-from foretrace.sharding.costing import Costing
-from foretrace.sharding.dense import dense_bytes, dense_us
-from foretrace.sharding.exact import gap
-from foretrace.sharding.exchange import Exchange
-from foretrace.sharding.kernels import KERNELS, Batched
-from foretrace.sharding.memory import KEPT_FREE
-from foretrace.sharding.ranks import Ranks, check_ranks
-from foretrace.sharding.reading import is_tables, read_tables
-from foretrace.sharding.recorded import batch_of_graph, tables_of_graph
-from foretrace.sharding.search import Found, Told, search
-from foretrace.sharding.simulated import Simulated, simulate_plan
-from foretrace.sharding.tables import Table, check, gigabytes
-from foretrace.transforms.batch import batch as with_batch
+from foretrace.sharding.costing import Costing, Exchange
+from foretrace.sharding.lookups import KERNELS, Batched
+from foretrace.sharding.options import Ranks, check_ranks
+from foretrace.sharding.plan import Sharding
+from foretrace.sharding.search.exact import gap
+from foretrace.sharding.search.iterated_local_search import Found, Told, search
+from foretrace.sharding.shards import KEPT_FREE
+from foretrace.sharding.tables import Table, check, gigabytes, is_tables, read_tables
+from foretrace.sharding.training_step import (
+    Simulated,
+    batch_of_graph,
+    dense_bytes,
+    dense_us,
+    simulate_plan,
+    tables_of_graph,
+)
+from foretrace.transforms.resize.batch_sequence import batch as with_batch
 
 BATCH = 4096
 """Samples of a rank, where nobody says."""
@@ -160,7 +163,7 @@ def _at_hand(what: Sequence[Table] | Graph | Job | Module | str | Path, device: 
         step = job.graphs[0]
         return AtHand(tables_of_graph(step), job.source, batch_of_graph(step), step)
     if isinstance(what, Module):
-        from foretrace.sharding.torchrec_plan import tables_of
+        from foretrace.sharding.torchrec import tables_of
 
         return AtHand(tables_of(what), type(what).__name__)
     for table in what:

@@ -9,6 +9,7 @@ after its device; `benchmarks.sharding_law` fits them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,8 @@ from numpy.typing import NDArray
 
 from foretrace.platform.device import Device
 from foretrace.platform.files import Positive, read_as
-from foretrace.sharding.hits import Floats
-from foretrace.sharding.memory import OUTPUT
-from foretrace.sharding.pieces import DTYPES, OPTIMIZERS, Pieces
+from foretrace.sharding.shards import DTYPES, ID, OPTIMIZERS, OUTPUT, Floats, Pieces, Priced
+from foretrace.sharding.tables import STATE
 
 LAWS = Path(__file__).parent / "laws"
 WIDE = 2**31
@@ -70,3 +70,48 @@ def terms(pieces: Pieces) -> Floats:
     moved = np.stack([pieces.count * row, pieces.count, pieces.unique * row], axis=1)
     apart = [np.where(which[:, None], moved, 0.0) for which in (~wide, wide)]
     return np.column_stack([np.ones(len(pieces)), pooled, pieces.bags, *apart])
+
+
+# --- was sharding.tbe: FBGEMM's table-batched embeddings: one kernel forward, and one that sorts, adds up gradients and updates the rows.
+
+CONSTANTS = Path(__file__).with_name("tbe.json")
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Parts of the memory's rate that FBGEMM's kernels reach."""
+
+    looked_up_share: Positive
+    gradient_share: Positive
+    updated_share: Positive
+    spread: Positive
+    """How far times on other GPUs may be off, as a share."""
+    provenance: str
+
+    @classmethod
+    @cache
+    def shipped(cls) -> Shares:
+        """Those that come with Foretrace."""
+        return read_as(cls, CONSTANTS)
+
+
+def traffic(pieces: Pieces) -> tuple[Floats, Floats, Floats]:
+    """Bytes that are looked up and pooled; of gradients, and ids to sort; and of distinct rows, to update them."""
+    row = pieces.dim * pieces.itemsize
+    pooled = pieces.dim * OUTPUT
+    element, per_row = np.array([STATE[name] for name in OPTIMIZERS], np.float64)[pieces.optimizer].T
+    looked_up = pieces.count * (row + ID) + pieces.bags * pooled
+    gradients = pieces.count * (pooled + ID)
+    updated = pieces.unique * 2 * (row + pieces.dim * element + per_row)
+    return np.asarray(looked_up), np.asarray(gradients), np.asarray(updated)
+
+
+def price_tbe(pieces: Pieces, device: Device) -> Priced:
+    """Each piece, as a part of a kernel that looks up many."""
+    known = Shares.shipped()
+    looked_up, gradients, updated = traffic(pieces)
+    rate = device.memory_gbps * 1e3
+    forward = looked_up / known.looked_up_share / rate
+    backward = (gradients / known.gradient_share + updated / known.updated_share) / rate
+    typical = np.stack([forward, backward], axis=1)
+    return Priced(typical / (1 + known.spread), typical, typical * (1 + known.spread))

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from foretrace.sharding.costing import Costing
-from foretrace.sharding.hits import Floats
-from foretrace.sharding.kinds import KINDS
-from foretrace.sharding.options import LOAD, MEMORY, Option, Options, first_of
+from foretrace.sharding.options import KINDS
 from foretrace.sharding.plan import Placement, Plan
-from foretrace.sharding.state import State
+from foretrace.sharding.search.state import LOAD, MEMORY, Option, Options, State, first_of
+from foretrace.sharding.shards import Floats
 
 TABLES, RANKS = 12, 4
 """More than so many take HiGHS long."""

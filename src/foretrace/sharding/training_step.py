@@ -1,0 +1,297 @@
+"""Tables from a recorded or sketched step: its lookups, with what is known of their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from foretrace.cost_models.kernels.families import family_of
+from foretrace.cost_models.kernels.families.lookups import BAGS
+from foretrace.forecast.flat import flat
+from foretrace.forecast.forecast import Forecast
+from foretrace.forecast.jobs.doubt import add_range
+from foretrace.forecast.jobs.rank import PricedRank, part_of
+from foretrace.forecast.jobs.simulated import simulate_job
+from foretrace.forecast.jobs.supposed import Supposed
+from foretrace.forecast.jobs.unrolled import back_to_back
+from foretrace.forecast.memory import peak_memory
+from foretrace.forecast.predict import predict
+from foretrace.forecast.rest import after_a_wait
+from foretrace.forecast.timetable import timetable
+from foretrace.graph import ForetraceError, Graph, Indices, Job, Op, OpTable
+from foretrace.platform.device import Device
+from foretrace.platform.platform import Platform
+from foretrace.sharding.costing import Costing
+from foretrace.sharding.lookups import graph_of
+from foretrace.sharding.options import ACROSS, COPIES, IDS, NODE_SUMS, POOLED, SUMS, Ranks
+from foretrace.sharding.plan import Plan, Simulated
+from foretrace.sharding.shards import Floats, Priced, exponent_of
+from foretrace.sharding.tables import ITEMSIZE, Table
+from foretrace.transforms.draft import Group
+from foretrace.transforms.parallel.hybrid import RankStep, TableShare, Transfer, sharded_steps
+from foretrace.transforms.weights import spread
+
+LOOKUPS = (*BAGS, "aten::embedding")
+KEEPS = {
+    (0, 0): "sgd", (0, 1): "rowwise_adagrad", (1, 0): "adagrad", (1, 1): "partial_rowwise_adam",
+    (2, 0): "adam", (2, 1): "adam",
+}  # fmt: skip
+"""The optimizer that keeps so many numbers for each element, and for each row."""
+
+
+def tables_of_graph(graph: Graph) -> list[Table]:
+    """The tables that a step looks up.
+
+    >>> from foretrace.graph import OpTable, Tensor
+    >>> table, ids, offsets = (Tensor(s, t, storage=n) for n, (s, t) in enumerate(
+    ...     [((1000, 16), "float32"), ((80,), "int64"), ((20,), "int64")]))
+    >>> found = tables_of_graph(Graph(OpTable.of([Op("aten::_embedding_bag", (table, ids, offsets))])))
+    >>> [(t.rows, t.dim, t.pooling) for t in found]
+    [(1000, 16, 4.0)]
+    """
+    batch = batch_of_graph(graph)
+    known = {indices.op: indices for indices in graph.indices}
+    found: dict[object, Table] = {}
+    for row, op in enumerate(graph.ops):
+        if op.name not in LOOKUPS or len(op.tensors) < 2 or len(op.tensors[0].shape) != 2:
+            continue
+        weight = op.tensors[0]
+        key = weight.storage if weight.storage >= 0 else (op.module, weight.shape, len(found))
+        if weight.dtype not in ITEMSIZE:
+            continue
+        if key not in found:
+            found[key] = _table(op, len(found), batch, known.get(row))
+        elif op.phase != "backward":  # where lookups are made again, which are no others
+            found[key] = _with_more(found[key], _table(op, 0, batch, None))
+    kept = optimizers_of(graph, {weight: table for weight, table in found.items() if isinstance(weight, int)})
+    found = {key: replace(table, optimizer=kept.get(key, table.optimizer)) for key, table in found.items()}
+    if not found:
+        raise ForetraceError(
+            f"{graph.title} looks up no embedding tables",
+            "Give a step with nn.EmbeddingBag or nn.Embedding in it, or a list of tables.",
+        )
+    return _named(list(found.values()))
+
+
+def optimizers_of(graph: Graph, tables: Mapping[int, Table]) -> dict[object, str]:
+    """By storage, the optimizer that keeps as much of a table as the step's does: what it is called does not matter.
+
+    Parameters
+    ----------
+    graph
+        A step with its optimizer.
+    tables
+        By storage.
+    """
+    updates = [op for op in graph.ops if op.phase == "optimizer"]
+    owner = {storage: storage for storage in tables}
+    spread(updates, owner)
+    seen = {t.storage: t for op in updates for t in (*op.tensors, *op.produced) if t.layout == "strided"}
+    counts = {storage: [0, 0] for storage in tables}
+    for storage, tensor in seen.items():
+        table = tables.get(owner.get(storage, -1))
+        before = storage in graph.storages and graph.storages[storage].birth < 0
+        if table is not None and storage not in tables and before:
+            counts[owner[storage]][0] += tensor.numel == table.rows * table.dim
+            counts[owner[storage]][1] += tensor.numel == table.rows
+    return {storage: KEEPS[min(each, 2), min(row, 1)] for storage, (each, row) in counts.items()}
+
+
+def batch_of_graph(graph: Graph) -> int:
+    """Samples of the step: as many as most of its lookups make sums for, or where none does, as the ids have rows."""
+    found = [op for op in graph.ops if op.name in LOOKUPS and len(op.tensors) > 1]
+    samples = [op.tensors[2].numel for op in found if op.name in BAGS and len(op.tensors) > 2]
+    samples = samples or [(*op.tensors[1].shape, 1)[0] for op in found]
+    return max(1, max(sorted(set(samples)), key=samples.count, default=1))
+
+
+def _table(op: Op, number: int, batch: int, seen: Indices | None) -> Table:
+    weight, ids = op.tensors[:2]
+    rows, dim = weight.shape
+    pooled = op.name in BAGS and len(op.tensors) > 2
+    bags = max(1, op.tensors[2].numel if pooled else batch)
+    zipf = exponent_of(rows, seen.count, seen.unique) if seen and seen.count else 0.0
+    name = op.module or f"table {number}"
+    return Table(name, rows, dim, ids.numel / bags, weight.dtype, zipf=zipf, sequence=not pooled,
+                 features=max(1, round(bags / batch)))  # fmt: skip
+
+
+def _with_more(table: Table, more: Table) -> Table:
+    """A table that is looked up by another call besides."""
+    features = table.features + more.features
+    return replace(table, features=features, pooling=(table.ids + more.ids) / features)
+
+
+def _named(tables: list[Table]) -> list[Table]:
+    """Each with a name of its own."""
+    seen: dict[str, int] = {}
+    named = []
+    for table in tables:
+        times = seen[table.name] = seen.get(table.name, 0) + 1
+        named.append(table if times == 1 else replace(table, name=f"{table.name}.{times - 1}"))
+    return named
+
+
+# --- was sharding.dense: What a step has besides its tables: the time of all other calls, and the memory that they hold.
+
+
+def dense_us(step: Graph, where: Platform) -> float:
+    """What a step takes without its lookups, their gradients and updates."""
+    others = [op for op in flat(step).calls.ops if not _looks_up(op)]
+    if not others:
+        return 0.0
+    rest = Graph(OpTable.of(others), settings=step.settings)
+    return predict(Job([rest], step.source), where, "model").step_ms * 1e3
+
+
+def dense_bytes(step: Graph) -> int | None:
+    """Most bytes that a step holds without tables, their gradients and what an optimizer keeps of them.
+
+    Embeddings of a rank's own samples stay: they come to it wherever the tables lie. None where nothing is known.
+
+    >>> from foretrace.graph import Storage, Tensor
+    >>> table, ids = Tensor((1000, 64), "float32", storage=0), Tensor((64,), "int64", storage=1)
+    >>> sizes = {0: 256_000, 1: 512, 2: 16_384}
+    >>> storages = {n: Storage(n, nbytes, "cuda:0") for n, nbytes in sizes.items()}
+    >>> dense_bytes(Graph(OpTable.of([Op("aten::embedding", (table, ids))]), storages=storages))
+    16896
+    """
+    of_tables: dict[int, bool] = {}
+    for op in step.ops:
+        if op.name in LOOKUPS:
+            of_tables |= {tensor.storage: True for tensor in op.tensors[:1]}
+        elif op.phase == "backward" and (_looks_up(op) or _is_sparse(op)):
+            of_tables |= {tensor.storage: True for tensor in op.produced}
+    spread([op for op in step.ops if op.phase == "optimizer"], of_tables)
+    rest = {number: storage for number, storage in step.storages.items() if number not in of_tables}
+    return peak_memory(Graph(OpTable.of([]), storages=rest))
+
+
+def _is_sparse(op: Op) -> bool:
+    """Whether it reads a gradient of some rows of a table."""
+    return any(tensor.layout == "sparse_coo" for tensor in op.tensors)
+
+
+def _looks_up(op: Op) -> bool:
+    family = family_of(op)
+    return family is not None and family.name == "lookups"
+
+
+# --- was sharding.simulated: A plan as a whole job: all ranks simulated together, with the rest of the model's step.
+
+FORWARD = ((POOLED, "all_to_all"), (SUMS, "reduce_scatter"), (NODE_SUMS, "reduce_scatter"), (ACROSS, "all_to_all"))
+"""The collectives that bring embeddings to the ranks of their samples, in order."""
+BACKWARD = ((POOLED, "all_to_all"), (SUMS, "all_gather"), (ACROSS, "all_to_all"), (NODE_SUMS, "all_gather"))
+"""Those that bring gradients back."""
+NARROW = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
+"""The dtype that embeddings are converted into before they are sent."""
+
+
+def simulate_plan(step: Graph, costing: Costing, plan: Plan) -> Simulated:
+    """The step of all ranks under a plan.
+
+    Parameters
+    ----------
+    step
+        That of one rank alone, which has all tables.
+    costing
+        What the plan was made by; its platform is where the ranks run.
+    plan
+        Where the tables lie.
+    """
+    where = costing.kernels.platform.having(fabric=costing.exchange.fabric)
+    made = steps_of_ranks(step, costing, plan)
+    lookups = _lookups(costing, plan)
+    ranks = [
+        _with_lookups(PricedRank.of(one.graph, None, where, "model"), one, lookups, number, where.device)
+        for number, one in enumerate(made)
+    ]
+    job = Job([rank.graph for rank in ranks], step.source)
+    done, _ = simulate_job(job, list(ranks), costing.exchange.fabric, Supposed(), costing.ranks.per_node)
+    forecast = Forecast(source=step.source, world=job.world, step_ms=done.timeline.span / 1e3)
+    add_range(forecast, done)
+    settled = back_to_back(ranks, done.met, done.transfers.typical, where.device) or forecast.step_ms
+    low, high = (bound / forecast.step_ms for bound in (forecast.low_ms, forecast.high_ms))
+    return Simulated(settled, settled * low, settled * high)
+
+
+def steps_of_ranks(step: Graph, costing: Costing, plan: Plan) -> list[RankStep]:
+    """The step of each rank under a plan.
+
+    Parameters
+    ----------
+    step
+        That of one rank alone, which has all tables.
+    costing
+        What the plan was made by.
+    plan
+        Where the tables lie.
+    """
+    shards, rank = costing.held(plan)
+    nbytes, _ = costing.exchanged(plan, shards, rank)
+    shares = []
+    for number in range(costing.ranks.world):
+        graph, _, phase = graph_of(costing.kernels.calls(shards.pick(rank == number)))
+        shares.append(_share(graph, phase.astype(bool).tolist(), costing.ranks, number, nbytes))
+    return sharded_steps(step, shares)
+
+
+def _share(
+    lookups: Graph, backward: Sequence[bool], ranks: Ranks, rank: int, nbytes: Mapping[str, Floats]
+) -> TableShare:
+    """What a rank looks up and sends; transfers in which no rank of the group sends anything are left out."""
+
+    def transfer(what: str, kind: str) -> Transfer | None:
+        group = _group(ranks, rank, what)
+        if group.size < 2 or not max(nbytes[what][member] for member in group.ranks):
+            return None
+        return Transfer(kind, group, round(nbytes[what][rank]))
+
+    def transfers(calls: Sequence[tuple[str, str]]) -> list[Transfer]:
+        *every, inner, outer = (transfer(*call) for call in calls)
+        if inner and outer:
+            outer = outer._replace(forwards=True)
+        return [one for one in (*every, inner, outer) if one is not None]
+
+    sent_as = NARROW.get(ranks.sent_as, "")
+    elements = round(sum(nbytes[what][rank] for what in (POOLED, SUMS, NODE_SUMS)) / ranks.sent_bytes)
+    return TableShare(
+        lookups, backward, transfer(IDS, "all_to_all"), transfers(FORWARD), transfers(BACKWARD),
+        transfer(COPIES, "all_reduce"), sent_as, elements,
+    )  # fmt: skip
+
+
+def _group(ranks: Ranks, rank: int, what: str) -> Group:
+    node, place = divmod(rank, ranks.per_node)
+    if what == NODE_SUMS:
+        return Group(f"node {node}", tuple(ranks.of_node(node)))
+    if what == ACROSS:
+        return Group(f"across nodes {place}", tuple(range(place, ranks.world, ranks.per_node)))
+    # Ids overlap with everything else: they have a group, and so a stream, of their own.
+    return Group(IDS if what == IDS else "tables", tuple(range(ranks.world)))
+
+
+def _lookups(costing: Costing, plan: Plan) -> Priced:
+    """What lookups take on each rank's device; the slowest one's, wherever rows that are hit often happen to lie."""
+    pieces, rank = costing.held(plan)
+    priced = costing.kernels.devices(pieces, costing.each(plan), rank, costing.ranks.world)
+    estimate = costing.estimate(plan)
+    uneven = estimate.slowest / max(float(estimate.lookups.max()), 1e-9)
+    return Priced(*(us * uneven for us in priced))
+
+
+def _with_lookups(rank: PricedRank, step: RankStep, lookups: Priced, number: int, device: Device) -> PricedRank:
+    """A rank whose lookups take what the search says, each its part of that."""
+    work = rank.step.work
+    low, typical, high = work.low.copy(), work.typical.copy(), work.high.copy()
+    for phase, rows in enumerate(step.lookups):
+        ours = np.isin(rank.flat.rows[work.call], rows)
+        said = max(float(work.typical[ours].sum()), 1e-9)
+        for times, us in zip((low, typical, high), lookups):
+            times[ours] = work.typical[ours] * (us[number, phase] / said)
+    priced = replace(rank.step, work=replace(work, low=low, typical=typical, high=high))
+    table = after_a_wait(priced, timetable(priced, device))
+    kernels = np.array([one.kernel for one in rank.graph.collectives], np.int64)
+    return replace(rank, step=priced, table=table, part=part_of(table, kernels))
