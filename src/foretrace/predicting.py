@@ -139,7 +139,7 @@ def scaling(
     fewest = min(several or worlds)
     job = at_hand(what, where.device.kind if where else "cuda", fewest)
     joined, notes = _joined_alike(job, where, worlds, options)
-    if isinstance(what, (str, Path)) and _script(what) and job.graphs[0].collectives:
+    if isinstance(what, (str, Path)) and script_of(what) and job.graphs[0].collectives:
         notes.append(f"the script was sketched as one of {fewest:,} ranks: more of them do what that one does")
     each = [predict(job, where, world=world, **{**options, "fabric": one}) for world, one in zip(worlds, joined)]  # type: ignore[arg-type]
     curve = scaling_of(each)
@@ -263,7 +263,7 @@ def read(what: str | Path, device: str = "cuda", world: int | None = None) -> Jo
     world
         How many ranks the process group has that a script shall find, where it asks for one.
     """
-    script = _script(what)
+    script = script_of(what)
     if script is None:
         return load(what)
     from foretrace.record.script import sketch_script  # here, since it brings torch
@@ -272,10 +272,10 @@ def read(what: str | Path, device: str = "cuda", world: int | None = None) -> Jo
     return Job([graph], graph.source)
 
 
-def _script(what: str | Path) -> tuple[Path, str | None] | None:
+def script_of(what: str | Path) -> tuple[Path, str | None] | None:
     """A script and the function in it, where one is named; None for anything else.
 
-    >>> _script("train.py:build"), _script("run")
+    >>> script_of("train.py:build"), script_of("run")
     ((PosixPath('train.py'), 'build'), None)
     """
     path, _, function = str(what).partition(".py:")

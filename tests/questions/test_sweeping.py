@@ -66,13 +66,6 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert sum("point" in line for line in out.read_text().splitlines()) >= 4
 
 
-def test_a_file_of_another_sweep_is_left_alone(tmp_path: Path) -> None:
-    out = tmp_path / "points.jsonl"
-    out.write_text(json.dumps({"source": "other", "point": {"changes": [], "platform": "h200"}}) + "\n")
-    with pytest.raises(ForetraceError, match="holds a sweep of other"):
-        sweep(sketched(dlrm), ["h200"], SETS, out=out)
-
-
 @pytest.mark.parametrize("line", ['{"source": "x"}', '{"point": {"changes": [], "platform": 3}}', '{"point": 7}'])
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, line: str) -> None:
     out = tmp_path / "points.jsonl"
@@ -90,9 +83,12 @@ def test_one_platform_or_one_value_need_not_be_in_a_list(tmp_path: Path) -> None
 
 def test_points_between_ranks_that_were_joined_otherwise_are_not_mixed(tmp_path: Path) -> None:
     out = tmp_path / "points.jsonl"
-    sweep(sketched(dlrm), ["h200"], {"batch": [64]}, out=out)
-    with pytest.raises(ForetraceError, match="joined otherwise"):
-        sweep(sketched(dlrm), ["h200"], {"batch": [64]}, out=out, fabric="h200-nvswitch")
+    step = sketched(dlrm)
+    sweep(step, ["h200"], {"batch": [64]}, out=out)
+    for otherwise in ({"fabric": "h200-nvswitch"}, {"gpus_per_node": 2}):
+        found = sweep(step, ["h200"], {"batch": [64]}, out=out, **otherwise)
+        assert len(found.points) == 1 and "joined otherwise" in found.notes[0]
+    assert len(out.read_text().splitlines()) == 3
 
 
 def test_a_file_that_can_not_take_points_is_refused_before_any_is_predicted(tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None
     return job
 
 
+def trace_files(path: Path | str) -> list[Path]:
+    """The files that are read of a path: traces alone, whatever lies beside them."""
+    return [file for file, _ in _traces(str(path), _files(Path(path)))]
+
+
 def _may_be_of(path: Path, ranks: set[int]) -> bool:
     """Whether a file may be of one of the ranks: one whose name says otherwise is not even opened."""
     number = rank_in_name(path, alone=True)

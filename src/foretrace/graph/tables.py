@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import starmap
 from typing import Any, Self
 
@@ -171,7 +172,7 @@ class OpTable(Table):
             names=names,
             modules=modules,
             source=np.arange(count, dtype=np.int32),
-            detail=lambda row: ops[row].__copy__(),
+            detail=partial(_copied, ops),  # which can be sent to another process
         )
 
     def untimed(self) -> OpTable:
@@ -181,6 +182,10 @@ class OpTable(Table):
         True
         """
         return replace(self, start=np.full(len(self), np.nan), end=np.full(len(self), np.nan))
+
+
+def _copied(ops: Sequence[Op], row: int) -> Op:
+    return ops[row].__copy__()
 
 
 @dataclass

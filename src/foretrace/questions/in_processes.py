@@ -26,7 +26,7 @@ def predicted_in_processes(subject: Subject, todo: Sequence[Task], count: int) -
     Parameters
     ----------
     subject
-        What is swept, by its path.
+        What is swept: the path of a recording or of traces, or the job that a script was sketched as.
     todo
         What is to be predicted.
     count

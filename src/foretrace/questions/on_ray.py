@@ -23,7 +23,7 @@ def predicted_on_ray(
     address
         Of the cluster: ``HOST:PORT``, ``auto`` for the one this machine is part of, ``local`` for one on this machine.
     subject
-        What is swept, by a path that every machine of the cluster can read.
+        What is swept: a path that every machine of the cluster can read, or the job that a script was sketched as.
     todo
         What is to be predicted.
     workers

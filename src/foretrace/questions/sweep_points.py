@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from foretrace.forecast.in_notebooks import InNotebooks
 from foretrace.graph import ForetraceError
+from foretrace.questions.sweep_keys import Key
 
-Joined = tuple[str | None, int | None]
-"""What was asked for between ranks: the fabric, and the GPUs of a node."""
 MOST_NOTES = 4
 """Notes of points that are told of a sweep: large ones have many that differ in a number."""
 
@@ -129,39 +129,91 @@ def _fits(point: Point, limit: int | None) -> bool:
     return point.fits is not False if limit is None else point.memory_bytes is not None and point.memory_bytes <= limit
 
 
-def read_kept(out: Path, source: str, joined: Joined) -> dict[tuple[str, ...], Point]:
+class Kept(NamedTuple):
+    """A point as a file holds it."""
+
+    point: Point
+    key: Key | None
+    """What it depends on; None where an older Foretrace wrote it, which did not say."""
+
+
+def read_kept(out: Path) -> list[Kept]:
     """Points that a file holds; what a process that was killed left half-written is left out."""
     if not out.exists():
-        return {}
+        return []
     try:
         text = out.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ForetraceError(f"{out} can't be read ({error.strerror})", "Choose another file.") from None
     if text and not text.startswith("{"):
         raise ForetraceError(f"{out} holds no sweep", "Choose another file: points would be added to this one.")
-    found: dict[tuple[str, ...], Point] = {}
+    found: list[Kept] = []
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-            point, was_joined = msgspec.convert(entry["point"], Point), tuple(entry.get("joined", (None, None)))
+            key = msgspec.convert(entry.get("key"), Key | None)
+            found.append(Kept(msgspec.convert(entry["point"], Point), key))
         except json.JSONDecodeError:
             continue
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             raise ForetraceError(
                 f"{out} holds something else than points: {line[:60]}", "Choose another file."
             ) from None
-        if entry.get("source") != source:
-            raise ForetraceError(f"{out} holds a sweep of {entry.get('source')}", "Choose another file.")
-        if was_joined != joined:
-            raise ForetraceError(f"{out} holds a sweep of ranks that are joined otherwise", "Choose another file.")
-        found[point.key] = point
     return found
 
 
-def keep(out: Path, source: str, points: Iterable[Point], joined: Joined) -> None:
-    """Add points to a file, those that are left out apart: each on a line of its own."""
-    told = {"source": source, "joined": joined}
-    lines = [json.dumps({**told, "point": asdict(point)}) + "\n" for point in points if point.error is None]
+def reused(kept: Iterable[Kept], keys: Mapping[str, Key], out: Path) -> tuple[dict[tuple[str, ...], Point], list[str]]:
+    """The points that may be taken again, by their own keys; and a note on those that were left aside.
+
+    Parameters
+    ----------
+    kept
+        What the file holds.
+    keys
+        What points depend on today, by platform.
+    out
+        The file.
+    """
+    known: dict[tuple[str, ...], Point] = {}
+    aside: Counter[str] = Counter()
+    places = {_place(name) for name in keys}
+    for point, key in kept:
+        names = [name for name, current in keys.items() if current == key]
+        known |= {(*point.changes, name): replace(point, platform=name) for name in names}
+        if not names and (why := _why_aside(point, key, keys, places)):
+            aside[why] += 1
+    if not aside:
+        return known, []
+    number = f"{aside.total():,} point{'s' * (aside.total() > 1)}"
+    return known, [f"{number} that {out} holds were left aside: {', '.join(aside)}"]
+
+
+def _why_aside(point: Point, key: Key | None, keys: Mapping[str, Key], places: Collection[str]) -> str:
+    """Why a point is not taken again; empty where it is of a platform that nobody asks for now."""
+    if key is None:
+        return "an older Foretrace wrote them, and not what they depend on"
+    current = next(iter(keys.values()))
+    if key.step != current.step:
+        return "they are of another step, or of another version of it"
+    if key.foretrace != current.foretrace:
+        return "another version of Foretrace predicted them"
+    if _place(point.platform) not in places:
+        return ""
+    if key.platform not in {one.platform for one in keys.values()}:
+        return "their platform has changed"
+    return "their ranks are joined otherwise"
+
+
+def _place(name: str) -> str:
+    """A platform however its folder is written."""
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
+
+
+def keep(out: Path, source: str, points: Iterable[Point], keys: Mapping[str, Key]) -> None:
+    """Add points to a file, each on a line of its own with the key of its platform; not those that were left out."""
+    made = [point for point in points if point.error is None]
+    entries = [{"source": source, "key": asdict(keys[point.platform]), "point": asdict(point)} for point in made]
+    lines = [json.dumps(entry) + "\n" for entry in entries]
     try:
         ended = not out.exists() or not out.stat().st_size or out.read_bytes().endswith(b"\n")
         with out.open("a", encoding="utf-8") as file:

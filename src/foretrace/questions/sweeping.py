@@ -14,7 +14,8 @@ from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.questions.arranging import Arrangement
 from foretrace.questions.changes import ANY_SIZE, Change
 from foretrace.questions.job_words import OF_JOBS
-from foretrace.questions.sweep_points import Point, Sweep, judged, keep, read_kept
+from foretrace.questions.sweep_keys import Key
+from foretrace.questions.sweep_points import Point, Sweep, judged, keep, read_kept, reused
 from foretrace.questions.swept import Combination, Subject, Swept, Task, left_out
 
 FEW = 4
@@ -50,7 +51,8 @@ def sweep(
     memory_limit
         Bytes that the best point may take on a device; the device's memory where it is left out.
     out
-        A file of JSON lines that takes each point as it is done; points that it already holds are not predicted again.
+        A file of JSON lines that takes each point as it is done. Points that it already holds are not predicted again,
+        where the content of the step and of the platform and the version of Foretrace are still the same.
     workers
         Processes; as many as there are cores where it is left out.
     ray
@@ -71,19 +73,22 @@ def sweep(
     combinations, names = _combinations(sets or {}), _names(on)
     _check_prices(prices or {}, names)
     source = what.source if isinstance(what, (Graph, Job)) else str(what)
-    joined, kept = (fabric, gpus_per_node), Path(out) if out else None
-    known = read_kept(kept, source, joined) if kept else {}
-    if kept:
-        keep(kept, source, [], joined)  # a file that can't be written is refused before anything is predicted
-    points, todo = _planned(combinations, names, known)
     subject = Subject(what, names, fabric, gpus_per_node, _longest(combinations), _smallest_world(combinations))
-    with closing(_predicted(subject, todo, workers, ray)) as predicted:
+    kept = Path(out) if out else None
+    known, keys, notes = dict[tuple[str, ...], Point](), dict[str, Key](), list[str]()
+    if kept:
+        held = read_kept(kept)
+        keep(kept, source, [], {})  # a file that can't be written is refused before anything is sketched
+        subject, keys = subject.sketched().keyed()
+        known, notes = reused(held, keys, kept)
+    points, todo = _planned(combinations, names, known)
+    with closing(_predicted(subject, todo, workers, ray, isinstance(what, (Graph, Job)))) as predicted:
         for number, made in enumerate(predicted, 1):
             points += made
             if kept:
-                keep(kept, source, made, joined)
+                keep(kept, source, made, keys)
             told(number, len(todo))
-    return judged(Sweep(source, points, memory_limit), prices or {})
+    return judged(Sweep(source, points, memory_limit, notes), prices or {})
 
 
 def _names(on: Iterable[str | Path] | str | Path) -> tuple[str, ...]:
@@ -152,15 +157,16 @@ def _smallest_world(combinations: Sequence[Combination]) -> int | None:
 
 
 def _predicted(
-    subject: Subject, todo: Sequence[Task], workers: int | None, ray: str | None
+    subject: Subject, todo: Sequence[Task], workers: int | None, ray: str | None, at_hand_already: bool
 ) -> Generator[list[Point], None, None]:
     """The points of each task, as they are done."""
-    at_hand_already = isinstance(subject.what, (Graph, Job))
+    if ray is not None and at_hand_already:
+        raise ForetraceError("a step at hand can't be sent to a Ray cluster", "Give the path of a recording.")
+    if todo:
+        subject = subject.sketched()  # once: a script may do something else each time, and takes seconds
     if ray is not None:
         from foretrace.questions.on_ray import predicted_on_ray
 
-        if at_hand_already:
-            raise ForetraceError("a step at hand can't be sent to a Ray cluster", "Give the path of a recording.")
         yield from predicted_on_ray(ray, subject, todo, workers) if todo else ()
         return
     count = min(workers or cpu_count() or 1, len(todo))

@@ -10,10 +10,12 @@ from typing import NamedTuple
 from foretrace.forecast.jobs.quick import job_figures
 from foretrace.forecast.quick import figures
 from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.platform.platform import Platform
 from foretrace.platforms import platform
-from foretrace.predicting import at_hand, with_fabric
+from foretrace.predicting import at_hand, script_of, with_fabric
 from foretrace.questions.arranging import Arranging
 from foretrace.questions.changes import Change
+from foretrace.questions.sweep_keys import Key, key_of, step_digest
 from foretrace.questions.sweep_points import Point
 from foretrace.questions.whatifs import one_step
 
@@ -26,6 +28,7 @@ class Subject(NamedTuple):
     """What is swept."""
 
     what: Graph | Job | str | Path
+    """A script is sketched once, and its job sent to all processes that work on it."""
     on: tuple[str, ...]
     fabric: str | None = None
     gpus_per_node: int | None = None
@@ -33,6 +36,28 @@ class Subject(NamedTuple):
     """The longest sequence that will be asked for."""
     world: int | None = None
     """Ranks of the process group that a script shall find."""
+    digest: str = ""
+    """Of the files at a path; empty where nobody compares."""
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it has to be sketched."""
+        return not isinstance(self.what, (Graph, Job)) and script_of(self.what) is not None
+
+    def sketched(self) -> Subject:
+        """The same with the job of its script, where it is one."""
+        if not self.is_script:
+            return self
+        return self._replace(what=at_hand(self.what, self._platforms()[self.on[0]].device.kind, self.world))
+
+    def keyed(self) -> tuple[Subject, dict[str, Key]]:
+        """The same with its digest, and what its points depend on: by platform."""
+        digest = step_digest(self.what)
+        keys = {name: key_of(digest, where, self.gpus_per_node) for name, where in self._platforms().items()}
+        return (self if isinstance(self.what, (Graph, Job)) else self._replace(digest=digest)), keys
+
+    def _platforms(self) -> dict[str, Platform]:
+        return {name: platform(name, fabric=self.fabric) for name in self.on}
 
 
 class Swept:
@@ -42,7 +67,10 @@ class Swept:
         self._platforms = {name: platform(name, fabric=subject.fabric) for name in subject.on}
         self._per_node = subject.gpus_per_node
         kind = next(iter(self._platforms.values())).device.kind
-        self._arranging = Arranging(one_step(at_hand(subject.what, kind, subject.world)), subject.longest)
+        job = at_hand(subject.what, kind, subject.world)
+        if subject.digest and step_digest(subject.what) != subject.digest:
+            raise ForetraceError(f"{subject.what} changed while it was swept", "Start the sweep again.")
+        self._arranging = Arranging(one_step(job), subject.longest)
 
     def points(self, combination: Combination, on: Sequence[str]) -> list[Point]:
         """The points of a combination, one for each platform."""
