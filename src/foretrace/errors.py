@@ -1,4 +1,4 @@
-"""The one kind of error a user sees."""
+"""ForetraceError, the error a user sees, and the checks of user input that raise it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any
 
+MAX_SIZE_DIGITS = 9
+"""No size of a step has more, and products of two such sizes still fit in 64 bits."""
+MAX_LISTED = 8
+"""Known names that an error lists."""
+
 
 class ForetraceError(Exception):
-    """What was wrong with which file, and what to do about it: shown as it is, without a traceback.
+    """An error that the user can fix: what is wrong, and what to do about it. Shown without a traceback.
 
     >>> print(ForetraceError("a.json is empty", "Record it again."))
     a.json is empty. Record it again.
@@ -21,38 +26,35 @@ class ForetraceError(Exception):
         super().__init__(f"{self.what}. {advice}".strip())
 
 
-# --- was graph.given: Checks of what a user gives from Python: what makes no sense is refused in words.
-
-
-def check_count(value: object, what: str, most: int) -> None:
-    """Refuse what is no whole number from 1 to so many.
+def check_count(value: object, what: str, maximum: int) -> None:
+    """Raise unless the value is a whole number from 1 to the maximum.
 
     >>> check_count("x", "world", 8)
     Traceback (most recent call last):
     ...
     foretrace.errors.ForetraceError: world can't be 'x'. Give a whole number from 1 to 8.
     """
-    if not _is_whole(value) or not 1 <= value <= most:  # type: ignore[operator]
-        raise ForetraceError(f"{what} can't be {value!r}", f"Give a whole number from 1 to {most:,}.")
+    if not _is_integer(value) or not 1 <= value <= maximum:  # type: ignore[operator]
+        raise ForetraceError(f"{what} can't be {value!r}", f"Give a whole number from 1 to {maximum:,}.")
 
 
 def check_by_rank(values: Any, what: str, whole: bool = False) -> None:
-    """Refuse what does not give some ranks a number each.
+    """Raise unless the value maps ranks to numbers.
 
     >>> check_by_rank([1.2], "slow_host")
     Traceback (most recent call last):
     ...
-    foretrace.errors.ForetraceError: slow_host can't be [1.2]. Give ranks a number each, as in {3: 2}.
+    foretrace.errors.ForetraceError: slow_host can't be [1.2]. Map ranks to numbers, as in {3: 2}.
     """
-    right = isinstance(values, Mapping) and all(
-        _is_whole(rank) and (_is_whole(value) if whole else _is_number(value)) for rank, value in values.items()
+    valid = isinstance(values, Mapping) and all(
+        _is_integer(rank) and (_is_integer(value) if whole else _is_number(value)) for rank, value in values.items()
     )
-    if not right:
-        raise ForetraceError(f"{what} can't be {values!r}", "Give ranks a number each, as in {3: 2}.")
+    if not valid:
+        raise ForetraceError(f"{what} can't be {values!r}", "Map ranks to numbers, as in {3: 2}.")
 
 
 def check_path(value: object, what: str) -> None:
-    """Refuse what is no name of anything.
+    """Raise unless the value is a name or a path.
 
     >>> check_path(5, "fabric")
     Traceback (most recent call last):
@@ -63,63 +65,53 @@ def check_path(value: object, what: str) -> None:
         raise ForetraceError(f"{what} can't be {value!r}", "Give its name or its path.")
 
 
-def _is_whole(value: object) -> bool:
+def parse_size(what: str, text: str) -> tuple[int, int | None]:
+    """Parse ``64``, or ``64/16`` where 16 is the recorded size: the new size, and the recorded one or None.
+
+    >>> parse_size("batch", "64"), parse_size("batch", "64/16")
+    ((64, None), (64, 16))
+    """
+    new, slash, old = text.partition("/")
+    sizes = [
+        int(part) if part.isdecimal() and part.isascii() and len(part) <= MAX_SIZE_DIGITS else 0
+        for part in (new, old or "1")
+    ]
+    if not all(sizes) or (slash and not old):
+        largest = 10**MAX_SIZE_DIGITS - 1
+        raise ForetraceError(
+            f"{what} can't be {text!r}", f"Write a whole number from 1 to {largest:,}, like {what}=64."
+        )
+    return sizes[0], sizes[1] if old else None
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> ForetraceError:
+    """The error for a name that does not exist, with similar ones.
+
+    >>> print(unknown_name("setting", "bacth", ["batch", "optimizer"]))
+    there is no setting 'bacth'. Did you mean batch?
+    """
+    return ForetraceError(f"there is no {what} {name!r}", suggestion(name, known, "There are"))
+
+
+def suggestion(name: str, known: Iterable[str], listing: str) -> str:
+    """A sentence with known names similar to a wrong one; with the first of all known names if none is similar.
+
+    >>> suggestion("rellu", ["aten::mm", "aten::relu"], "It has"), suggestion("x", ["aten::mm"], "It has")
+    ('Did you mean aten::relu?', 'It has aten::mm.')
+    """
+    names = sorted(filter(None, set(known)))
+    if not names:
+        return "It names none: traces lack modules."  # the modules of a trace's calls are empty
+    by_short = {full.rpartition("::")[2]: full for full in names}
+    close = get_close_matches(name, [*by_short, *names], n=3)
+    if close:
+        return f"Did you mean {' or '.join(dict.fromkeys(by_short.get(found, found) for found in close))}?"
+    return f"{listing} {', '.join(names[:MAX_LISTED])}{', …' * (len(names) > MAX_LISTED)}."
+
+
+def _is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-# --- was transforms.names: What to say of a name that nothing has.
-
-MOST_NAMED = 8
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> ForetraceError:
-    """The error, with the names that are like it.
-
-    >>> print(unknown("setting", "bacth", ["batch", "optimizer"]))
-    there is no setting 'bacth'. Near to it is batch.
-    """
-    return ForetraceError(f"there is no {what} {name!r}", near_to(name, known, "There are"))
-
-
-def near_to(name: str, known: Iterable[str], listing: str) -> str:
-    """Names that are like it; where there are none, those that are known. Calls of a trace have modules without one.
-
-    >>> near_to("rellu", ["aten::mm", "aten::relu"], "It has"), near_to("x", ["aten::mm"], "It has")
-    ('Near to it is aten::relu.', 'It has aten::mm.')
-    """
-    names = sorted(filter(None, set(known)))
-    if not names:
-        return "It names none: traces lack modules."
-    by_short = {full.rpartition("::")[2]: full for full in names}
-    near = get_close_matches(name, [*by_short, *names], n=3)
-    told = list(dict.fromkeys(by_short.get(found, found) for found in near))
-    listed = f"{listing} {', '.join(names[:MOST_NAMED])}{', …' * (len(names) > MOST_NAMED)}."
-    return f"Near to it {'is' if len(told) == 1 else 'are'} {', '.join(told)}." if near else listed
-
-
-# --- was transforms.texts: Edits as a user writes them: ``batch=64``, or ``batch=64/16`` where 16 is what was recorded.
-
-MOST_DIGITS = 9
-"""Of a size: no step has a larger one, and sizes that are multiplied still fit in 64 bits."""
-
-
-def size_of(what: str, text: str) -> tuple[int, int | None]:
-    """The new size, and the recorded one where it is told.
-
-    >>> size_of("batch", "64"), size_of("batch", "64/16")
-    ((64, None), (64, 16))
-    """
-    new, slash, old = text.partition("/")
-    sizes = [
-        int(part) if part.isdecimal() and part.isascii() and len(part) <= MOST_DIGITS else 0
-        for part in (new, old or "1")
-    ]
-    if not all(sizes) or (slash and not old):
-        raise ForetraceError(
-            f"{what} can't be {text!r}", f"Write a whole number from 1 to {10**MOST_DIGITS - 1:,}, like {what}=64."
-        )
-    return sizes[0], sizes[1] if old else None

@@ -13,7 +13,7 @@ from foretrace.errors import check_count, check_path
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.jobs.supposed import Supposed
 from foretrace.forecast.predict import predict as predict_rank
-from foretrace.graph import MOST_RANKS, ForetraceError, Graph, Job
+from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
 from foretrace.loading import load
 from foretrace.platform.host import Host
 from foretrace.platform.platform import Platform
@@ -89,9 +89,9 @@ def predict(
     """
     supposed = Supposed(slow_host or {}, host_of or {}, slow_link or {})
     if gpus_per_node is not None:
-        check_count(gpus_per_node, "gpus_per_node", MOST_RANKS)
+        check_count(gpus_per_node, "gpus_per_node", MAX_RANKS)
     if world is not None:
-        check_count(world, "world", MOST_RANKS)
+        check_count(world, "world", MAX_RANKS)
         supposed.check_alike()
     where = None if on is None else platform(on, host, fabric, told)
     job = at_hand(what, where.device.kind if where else "cuda", world)
@@ -130,7 +130,7 @@ def scaling(
     if isinstance(worlds, (str, int)) or not worlds:
         raise ForetraceError(f"no curve can be made of {worlds!r}", "Give some worlds, for instance [1, 2, 4, 8].")
     for world in worlds:
-        check_count(world, "a world", MOST_RANKS)
+        check_count(world, "a world", MAX_RANKS)
     host, told = options.pop("host", None), options.pop("told", None)
     several = [world for world in worlds if world > 1]
     where = None

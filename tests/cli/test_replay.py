@@ -143,7 +143,7 @@ def test_a_profiler_s_trace_alone_has_no_arguments(foretrace, recording):
     [
         (("--from", "mm#99"), "no call 'mm#99'. Of mm it has 3 calls, mm#0 to mm#2."),
         (("--to", "mm#x"), "no call 'mm#x'. Of mm it has 3 calls"),
-        (("--without", "reluu"), "no call 'reluu'. Near to it is aten::relu"),
+        (("--without", "reluu"), "no call 'reluu'. Did you mean aten::relu"),
         (("--delayed",), "is of one rank: it has no collectives to delay"),
         (("--ranks", 0), "0 ranks are none to replay"),
         (("--ranks", 2), "has one rank, not 2"),

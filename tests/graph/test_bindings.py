@@ -15,7 +15,7 @@ def test_the_same_look_at_the_same_place_is_the_same_tensor():
     bindings.bind(tensor(0, storage=0), "t0")
     assert bindings.find(tensor(1, storage=0)) == "t0"
     assert bindings.find(tensor(1, storage=0, offset=4)) is None
-    assert bindings.by_number(tensor(1, storage=0)) is None
+    assert bindings.by_id(tensor(1, storage=0)) is None
 
 
 def test_who_holds_something_on_a_storage_that_is_freed_holds_it_no_more():

@@ -11,7 +11,7 @@ import pytest
 import foretrace as ft
 from foretrace.formats.load import load
 from foretrace.graph import Graph, KernelTable, Names, Op, OpTable, Tensor
-from foretrace.graph.calls import composites, dispatched, owner, seen_calls
+from foretrace.graph.calls import composites, dispatched, enclosing_calls, recorded_kernels
 from foretrace.graph.op import signature
 from foretrace.graph.tables import ANNOTATION, COMPUTE, NODE
 from foretrace.loading import load as load_any
@@ -99,7 +99,7 @@ def test_an_annotation_around_calls_is_no_call_although_it_launches_something_it
 def test_every_kernel_of_a_trace_belongs_to_a_dispatched_call(shared: Path) -> None:
     (graph,) = load([shared / "traces" / "h200" / "dlrm_default_b512"], None).graphs
     rows = dispatched(graph)
-    belongs = owner(graph, rows)[graph.kernels.op]
+    belongs = enclosing_calls(graph, rows)[graph.kernels.op]
     assert (belongs >= 0).all()
     innermost = graph.kernels.op
     assert np.all(graph.ops.start[rows[belongs]] <= graph.ops.start[innermost])
@@ -137,13 +137,13 @@ def recorded() -> Graph:
 
 
 def test_equal_calls_are_seen_at_their_median(recorded: Graph) -> None:
-    seen = seen_calls(recorded)
+    seen = recorded_kernels(recorded)
     assert seen[signature(recorded.ops[0])] == (("gemm", 5000.0),)
     assert seen[signature(recorded.ops[2])] == (("add", 3.0),)
 
 
 def test_a_graph_without_kernels_has_seen_nothing(recorded: Graph) -> None:
-    assert seen_calls(Graph(recorded.ops)) == {}
+    assert recorded_kernels(Graph(recorded.ops)) == {}
 
 
 def test_what_an_edit_leaves_as_it_was_takes_what_was_recorded(recorded: Graph) -> None:

@@ -27,7 +27,9 @@ tensors = st.builds(
     layout=st.sampled_from(["strided", "sparse_coo"]),
 )
 constants = st.builds(Constant, st.sampled_from(["dtype", "group", "generator", "object"]), st.text())
-leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | tensors | constants
+leaves = (
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats() | st.text() | tensors | constants
+)
 values = st.recursive(
     leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8
 )
@@ -85,6 +87,8 @@ def test_a_tensor_is_written_once() -> None:
 
 SOUND = list(to_lines([Op("aten::mm", (Tensor((2, 2), "float32"),), {"x": 1}, phase="forward"), Op("aten::relu")]))
 
+ZEROS = "0" * 400
+
 
 @pytest.mark.parametrize(
     "damaged",
@@ -102,6 +106,9 @@ SOUND = list(to_lines([Op("aten::mm", (Tensor((2, 2), "float32"),), {"x": 1}, ph
         '{"op": "x", "args": [], "phase": "other", "thread": NaN}',
         '{"op": "x", "args": [], "phase": "other", "new": [[1, 2]]}',
         '{"op": "x", "args": [], "phase": "other", "new": [[[null], "float32", "", null, 0, 0, 0, "strided"]]}',
+        '{"op": "x", "args": [], "phase": "other", "new": [[[1' + ZEROS + '], "float32", "", null, 0, 0, 0, ""]]}',
+        '{"op": "x", "args": [], "phase": "other", "new": [[[1], "int8", "", null, -1' + ZEROS + ', 0, 0, ""]]}',
+        '{"op": "x", "args": [[1' + ZEROS + ']], "phase": "other"}',
         '{"op": "x", "args": ' + "[" * 100_000 + "]" * 100_000 + ', "phase": "other"}',
     ],
 )  # fmt: skip

@@ -42,10 +42,10 @@ def test_lookups_are_fused_after_another_change() -> None:
     [
         ("batch=0", "batch can't be '0'"),
         ("batch", "is no change"),
-        ("bacth=8", "Near to it is batch"),
+        ("bacth=8", "Did you mean batch"),
         ("batch:x=8", "of the whole step"),
         ("dtype=int3", "can't run in"),
-        ("optimizer=adamv", "Near to it are .*adamw"),
+        ("optimizer=adamv", "Did you mean .*adamw"),
         ("attention=fast", "There are efficient"),
         ("fuse=all", "What can be fused is lookups, elementwise, optimizer"),
         ("depth=0", "depth can't be '0'"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.graph import Collective, Constant, ForetraceError, Graph, Op, OpTable, Tensor
-from foretrace.graph.execution_traces import Tidied, is_foreign
+from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
 from foretrace.replay.folder import Choices
 from foretrace.replay.planning import plan_of
 from foretrace.replay.running import How
@@ -35,7 +35,7 @@ def test_a_collective_gets_the_arguments_of_todays_pytorch_and_a_group() -> None
     opaque = Constant("group", ""), Constant("reduce_op", "")
     old = Op("c10d::allreduce_", ([tensor(1, 1)], *opaque, -1), outputs=([tensor(1, 1)], Constant("object", "Object")))
     graph = Graph(OpTable.of([old]), world=4, collectives=[Collective("all_reduce", "group 0", 16, -1, 0)])
-    tidied = Tidied(graph, [0])
+    tidied = CompletedTrace(graph, [0])
     (op,) = tidied.ops
     assert op.overload == "default" and op.args[1:] == (
         Constant("group", "group 0"),
@@ -47,7 +47,7 @@ def test_a_collective_gets_the_arguments_of_todays_pytorch_and_a_group() -> None
 
 
 def test_a_recording_is_not_foreign() -> None:
-    assert not is_foreign([Op("aten::relu", overload="default"), Op("aten::add", overload="Tensor")])
+    assert not lacks_overloads([Op("aten::relu", overload="default"), Op("aten::add", overload="Tensor")])
 
 
 def test_ids_stay_inside_their_table_after_arithmetic() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph import Collective, ForetraceError, Graph, OpTable
-from foretrace.graph.calls import asked_for, dispatched, nodes_of, owner, with_numbers
+from foretrace.graph.calls import autograd_nodes, dispatched, enclosing_calls, host_collective_calls, with_scalars
 from foretrace.graph.tables import Ints
 
 
@@ -36,13 +36,13 @@ def flat(graph: Graph) -> Flat:
     """
     check_order(graph)
     rows = dispatched(graph)
-    place = owner(graph, rows)
+    place = enclosing_calls(graph, rows)
     picked = list(graph.ops.rows(rows))
     nested = bool((graph.ops.parent[rows] >= 0).any())
-    for op, node in zip(picked, nodes_of(graph.ops, rows)):
+    for op, node in zip(picked, autograd_nodes(graph.ops, rows)):
         op.parent, op.node = -1, op.node or node
         if nested:
-            op.args = with_numbers(op.args)
+            op.args = with_scalars(op.args)
     ops = OpTable.of(picked)
     ops.kind = graph.ops.kind[rows]
     ops.detail = picked.__getitem__  # no copies: nobody else has them
@@ -63,7 +63,7 @@ def flat(graph: Graph) -> Flat:
 
 def _issued(graph: Graph, place: Ints, rows: Ints) -> list[Collective]:
     """The collectives with the calls that ask for them."""
-    asked = asked_for(graph, rows) if (place[[c.op for c in graph.collectives]] < 0).any() else {}
+    asked = host_collective_calls(graph, rows) if (place[[c.op for c in graph.collectives]] < 0).any() else {}
     return [
         replace(c, op=int(place[c.op] if place[c.op] >= 0 else place[asked.get(number, -1)]))
         for number, c in enumerate(graph.collectives)

@@ -15,8 +15,8 @@ from foretrace.forecast.dependencies import Pairs, pairs
 from foretrace.forecast.host import Segments
 from foretrace.forecast.waits import WAIT
 from foretrace.graph import Constant, Graph, KernelTable, Names
-from foretrace.graph.calls import asked_for
-from foretrace.graph.operators import EXCHANGES
+from foretrace.graph.calls import host_collective_calls
+from foretrace.graph.operators import C10D_CALLS
 from foretrace.graph.tables import ANNOTATION, CALL, COLLECTIVE, Longs
 
 
@@ -24,11 +24,11 @@ def with_lanes(graph: Graph) -> Graph:
     """The graph with a kernel for each collective that a thread of the host did, owned by the call that asked for."""
     ops = graph.ops
     theirs = [n for n, c in enumerate(graph.collectives) if c.kernel < 0 <= c.op and np.isfinite(ops.start[c.op])]
-    theirs = [n for n in theirs if not ops.names[ops.name[graph.collectives[n].op]].startswith(EXCHANGES)]
+    theirs = [n for n in theirs if not ops.names[ops.name[graph.collectives[n].op]].startswith(C10D_CALLS)]
     if not theirs:
         return graph
     rows = np.array([graph.collectives[n].op for n in theirs])
-    calls = asked_for(graph, np.flatnonzero(ops.kind == CALL))
+    calls = host_collective_calls(graph, np.flatnonzero(ops.kind == CALL))
     names = Names(list(graph.kernels.names.items))
     codes = [names.code(ops.names[ops.name[row]]) for row in rows.tolist()]
     nothing = np.zeros(len(rows), np.int64)
@@ -112,7 +112,7 @@ def _waiting(graph: Graph, asking: list[int], first: Longs) -> Longs:
         op = graph.ops[row]
         if op.name == WAIT:
             due.update(*(known_by[value] for value in op.args if isinstance(value, Constant)))
-        elif not op.name.startswith(EXCHANGES):
+        elif not op.name.startswith(C10D_CALLS):
             due.update(*(known_by[tensor.storage] for tensor in (*op.tensors, *op.produced)))
         if due and first[row] >= 0:
             waiting[[number for number in due if waiting[number] < 0]] = first[row]

@@ -9,7 +9,7 @@ import numpy as np
 from foretrace.forecast.rates import works
 from foretrace.forecast.workings import Workings
 from foretrace.graph import Graph, Op
-from foretrace.graph.calls import dispatched, owner
+from foretrace.graph.calls import dispatched, enclosing_calls
 from foretrace.graph.tables import Floats, Ints
 
 USUAL = "float32"
@@ -66,7 +66,7 @@ def roofs(workings: Workings) -> Roofs | None:
 
 def _device_time(graph: Graph, rows: Ints) -> Floats:
     """Microseconds that the device works for each of these calls."""
-    kernels, place = graph.kernels, owner(graph, rows)[graph.kernels.op]
+    kernels, place = graph.kernels, enclosing_calls(graph, rows)[graph.kernels.op]
     owned = place >= 0
     time = kernels.end - kernels.start
     return np.asarray(np.bincount(place[owned], time[owned], len(rows)), np.float64)

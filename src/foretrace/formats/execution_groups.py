@@ -12,7 +12,7 @@ from msgspec import Struct
 from foretrace.formats.dtypes import dtype_name
 from foretrace.formats.execution_nodes import Node
 from foretrace.formats.values import tensors_among
-from foretrace.graph import MOST_RANKS, Collective
+from foretrace.graph import MAX_RANKS, Collective
 from foretrace.graph.operators import collective_kind
 from foretrace.graph.tables import Ints
 from foretrace.graph.tensor import ITEMSIZE
@@ -44,7 +44,7 @@ def process_groups(listings: Iterable[Sequence[Any]]) -> dict[str, tuple[int, ..
         if given and isinstance(given[0], str):
             for group in _listed(given[0]):
                 # no ranks listed: the group is the whole world
-                ranks = group.ranks or range(min(group.group_size, MOST_RANKS))
+                ranks = group.ranks or range(min(group.group_size, MAX_RANKS))
                 groups[str(group.pg_name)] = tuple(int(r) for r in ranks)
     return groups
 
@@ -110,7 +110,7 @@ class _Mark:
         last = values[-1] if at >= 0 and len(values) > at + 3 else 0
         self.size = marks.pg_size or (last if isinstance(last, int) else 0)
         self.ranks: tuple[int, ...] = ()
-        if marks.pg_size and marks.global_rank_stride > 0 and self.size <= MOST_RANKS:
+        if marks.pg_size and marks.global_rank_stride > 0 and self.size <= MAX_RANKS:
             first, step = marks.global_rank_start, marks.global_rank_stride
             self.ranks = tuple(range(first, first + step * self.size, step))
 
@@ -118,7 +118,7 @@ class _Mark:
 def largest_group(nodes: Sequence[Node]) -> int:
     """How many ranks the largest group has that a collective says the size of; 1 where none does."""
     sizes = (_Mark(node).size for node in nodes if node.name == MARK)
-    return max((size for size in sizes if 1 <= size <= MOST_RANKS), default=1)
+    return max((size for size in sizes if 1 <= size <= MAX_RANKS), default=1)
 
 
 def _traffic(node: Node) -> tuple[int, str]:

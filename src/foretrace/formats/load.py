@@ -18,7 +18,7 @@ from foretrace.formats.kineto import NO_SHAPES
 from foretrace.formats.kineto_crew import ALONE
 from foretrace.formats.kineto_events import CHUNK
 from foretrace.formats.nameless import grouped_alike
-from foretrace.graph import MOST_RANKS, ForetraceError, Graph, Job
+from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
 
 _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
 _NUMBER = re.compile(r"[-_.](\d{1,6})(?:\.[a-z]+)*$", re.I)
@@ -171,7 +171,7 @@ def _with_arguments(profile: Graph, execution_trace: Path) -> Graph:
 def _refuse_mixed(graphs: list[Graph]) -> None:
     """Refuse traces that can't be of one job."""
     for graph in graphs:
-        if graph.world > MOST_RANKS:
+        if graph.world > MAX_RANKS:
             raise ForetraceError(
                 f"{graph.source} says that its job has {graph.world:,} ranks", "Check where the file comes from."
             )

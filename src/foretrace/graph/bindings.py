@@ -1,7 +1,7 @@
-"""Which tensors of a step are one and the same, and who holds each: a variable, a slot.
+"""Bindings: which variable (or slot) holds each tensor of a step that is alive.
 
-A recording knows tensors and storages by number. Two tensors that look at the same place in the same way are one:
-autograd's own detaches are not in a recording, so what it saved comes back under a number of its own.
+A recording identifies tensors and storages by id. Two tensors with the same view of the same storage count as one:
+autograd's own detaches are not recorded, so a saved tensor comes back under a new id.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ View: TypeAlias = "tuple[object, ...]"
 
 
 def view_of(tensor: Tensor) -> View:
-    """What a tensor looks at, and how: equal for tensors that are one and the same.
+    """The part of a storage that a tensor views: equal for tensors that count as one.
 
-    >>> saved, taken_out = (Tensor((4,), "float32", stride=(1,), id=number, storage=3) for number in (7, 9))
-    >>> view_of(saved) == view_of(taken_out)
+    >>> saved, unpacked = (Tensor((4,), "float32", stride=(1,), id=number, storage=3) for number in (7, 9))
+    >>> view_of(saved) == view_of(unpacked)
     True
     """
     if tensor.storage < 0:
@@ -29,7 +29,7 @@ def view_of(tensor: Tensor) -> View:
 
 
 class Bindings(Generic[Holder]):
-    """The holder of each tensor that is alive, as the calls of a step are gone through in order.
+    """The holder of each live tensor, updated while the calls of a step are processed in order.
 
     >>> x, again = (Tensor((4,), "float32", stride=(1,), id=number, storage=0) for number in (0, 1))
     >>> bindings = Bindings[str]()
@@ -43,34 +43,34 @@ class Bindings(Generic[Holder]):
         self._of_view: dict[View, Holder] = {}
         self._on_storage: dict[int, dict[Holder, Tensor]] = {}
         self._keys: dict[Holder, list[tuple[int, View]]] = {}
-        """Under which numbers and views each holder is known."""
+        """The tensor ids and views of each holder."""
 
     def find(self, tensor: Tensor) -> Holder | None:
-        """Who holds a tensor, by its number or as the same look at the same place; None for nobody."""
-        known = self.by_number(tensor)
+        """The holder of a tensor, by its id or by an equal view of its storage; None if there is none."""
+        known = self.by_id(tensor)
         return self._of_view.get(view_of(tensor)) if known is None and tensor.id >= 0 else known
 
-    def by_number(self, tensor: Tensor) -> Holder | None:
-        """Who holds a tensor by its number; None for nobody, or where the source can't say which tensor it was."""
+    def by_id(self, tensor: Tensor) -> Holder | None:
+        """The holder of a tensor by its id; None if there is none, or if the source has no ids."""
         return self._of_tensor.get(tensor.id) if tensor.id >= 0 else None
 
     def on(self, storage: int) -> dict[Holder, Tensor]:
-        """All that are held on a storage."""
+        """All holders on a storage, with their tensors."""
         return self._on_storage.get(storage, {})
 
     def knows(self, storage: int) -> bool:
-        """Whether something was held on a storage since it was made, and it was not freed."""
+        """Whether a storage has had a holder and was not freed since."""
         return storage in self._on_storage
 
     def base_of(self, tensor: Tensor) -> Holder | None:
-        """A holder on a tensor's storage through which it can be looked at; None where there is none."""
+        """A holder on a tensor's storage of which the tensor can be a view; None if there is none."""
         there = self.on(tensor.storage).items()
         return next((holder for holder, t in there if t.dtype == tensor.dtype and t.layout == "strided"), None)
 
     def bind(self, tensor: Tensor, holder: Holder) -> None:
-        """From now on this is who holds the tensor."""
+        """Make a holder the one of a tensor."""
         if tensor.id < 0:
-            return  # nobody will be able to ask for it again
+            return  # it can't be looked up again
         view = view_of(tensor)
         self._of_tensor[tensor.id] = self._of_view[view] = holder
         self._keys.setdefault(holder, []).append((tensor.id, view))
@@ -78,18 +78,18 @@ class Bindings(Generic[Holder]):
             self.hold(tensor.storage, holder, tensor)
 
     def hold(self, storage: int, holder: Holder, tensor: Tensor) -> None:
-        """A holder keeps a storage alive."""
+        """Add a holder to a storage."""
         self._on_storage.setdefault(storage, {})[holder] = tensor
 
     def rebind(self, tensor: Tensor, holder: Holder) -> None:
-        """The same object has another storage now: it no longer ends with the one it had."""
+        """Bind a holder to a tensor on another storage: it is no longer released with the old one."""
         self.forget(holder)
         for there in self._on_storage.values():
             there.pop(holder, None)
         self.bind(tensor, holder)
 
     def move(self, old: int, new: int) -> list[Holder]:
-        """A storage was given another size, and with it another number. All that hold it."""
+        """Move all holders of a resized storage to its new id, and return them."""
         if old not in self._on_storage:
             return []
         moved = self._on_storage[new] = self._on_storage.pop(old)
@@ -98,14 +98,14 @@ class Bindings(Generic[Holder]):
         return list(moved)
 
     def release(self, storage: int) -> list[Holder]:
-        """A storage is freed: all that were held on it, and are no more."""
+        """Free a storage and return the holders that ended with it."""
         ended = list(self._on_storage.pop(storage, {}))
         for holder in ended:
             self.forget(holder)
         return ended
 
     def forget(self, holder: Holder) -> None:
-        """A holder lets go of what it held."""
+        """Remove a holder from all lookups."""
         for number, view in self._keys.pop(holder, ()):
             if self._of_tensor.get(number) == holder:
                 del self._of_tensor[number]

@@ -1,7 +1,8 @@
-"""Which rows of a graph are dispatcher calls as a recording holds them, and which of these each kernel belongs to.
+"""Dispatcher calls of a graph: which rows they are, which kernels they launched, which collectives they started.
 
-A recording is flat: it holds what passed the dispatcher below autograd. A trace is nested: it also has the composite
-ops above (aten::linear, which is a transposition and an addmm) and the internals below (the aten::empty in an addmm).
+A recording is flat: it holds the calls that pass the dispatcher below autograd. A trace is nested: it also has the
+composite ops above them (aten::linear, which is a transposition and an addmm) and the internals below (the aten::empty
+in an addmm). The functions here reduce both to the same rows.
 """
 
 from __future__ import annotations
@@ -10,28 +11,32 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TypeGuard
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import SIDE_CALLS, Value, signature
-from foretrace.graph.operators import EXCHANGES, collective_kind
+from foretrace.graph.operators import C10D_CALLS, collective_kind
 from foretrace.graph.tables import CALL, COLLECTIVE, NODE, Ints, Longs, OpTable, distinct
 from foretrace.graph.tensor import Tensor
 
-COMPOSITES = Path(__file__).parent / "composite_ops.txt"
-WRAPPED: dict[str, Value] = {"float64": 1.0, "int64": 1, "bool": True}
-"""What stands for a number whose value a trace does not tell, by the dtype that PyTorch gives it."""
+COMPOSITE_OPS = Path(__file__).parent / "composite_ops.txt"
+SCALAR_VALUES: dict[str, Value] = {"float64": 1.0, "int64": 1, "bool": True}
+"""Stands for a Python scalar whose value a trace lacks, by the dtype that PyTorch gives the scalar."""
+
+Mask: TypeAlias = NDArray[np.bool_]
+Launched: TypeAlias = tuple[tuple[str, float], ...]
+"""Kernels in order, each with its microseconds."""
 
 
 def dispatched(graph: Graph) -> Ints:
     """Rows of ``graph.ops`` that are dispatcher calls, in order.
 
-    A recording and a sketch hold nothing else. A trace nests: composite ops, autograd nodes and annotations are left
-    out for the calls inside them, and what happens inside a call is left out too. Something that launches device work
-    outside any call, as a compiled kernel does, counts as a call.
+    All rows of a recording or a sketch are. In a trace, composite ops, autograd nodes and annotations are skipped in
+    favour of the calls inside them, and so is what happens inside a call. A row that launches device work outside any
+    call, as a compiled kernel does, counts as a call.
 
     >>> from foretrace.graph import Op
     >>> trace = OpTable.of([
@@ -41,21 +46,21 @@ def dispatched(graph: Graph) -> Ints:
     """
     ops = graph.ops
     nested = bool(((ops.parent >= 0) & (ops.kind == CALL)).any())
-    whole = _whole(ops) if nested else _calls(ops)
-    inside = _inside(ops.parent, whole)
+    calls = _leaf_calls(ops) if nested else _calls(ops)
+    inside = _inside(ops.parent, calls)
     launching = np.zeros(len(ops), bool)
     launching[graph.kernels.op[graph.kernels.op >= 0]] = True
-    return np.flatnonzero((whole | (launching & ~_holding(ops.parent, whole))) & ~inside).astype(np.int32)
+    return np.flatnonzero((calls | (launching & ~_around(ops.parent, calls))) & ~inside).astype(np.int32)
 
 
-def owner(graph: Graph, rows: Ints) -> Ints:
-    """For each row of ``graph.ops`` the position in ``rows`` of the dispatcher call it belongs to; -1 for none.
+def enclosing_calls(graph: Graph, rows: Ints) -> Ints:
+    """For each row of ``graph.ops`` the position in ``rows`` of the dispatcher call it is part of; -1 for none.
 
-    One entry more than there are rows, for "no op": index it with ``graph.kernels.op``.
+    Has one more entry than there are rows, for "no op", so that it can be indexed with ``graph.kernels.op``.
 
     >>> from foretrace.graph import Op
     >>> trace = Graph(OpTable.of([Op("aten::linear"), Op("aten::addmm", parent=0), Op("aten::empty", parent=1)]))
-    >>> owner(trace, dispatched(trace)).tolist()
+    >>> enclosing_calls(trace, dispatched(trace)).tolist()
     [-1, 0, 0, -1]
     """
     position = np.full(len(graph.ops) + 1, -1, np.int32)
@@ -67,29 +72,13 @@ def owner(graph: Graph, rows: Ints) -> Ints:
     return np.array(result, np.int32)
 
 
-def with_numbers(args: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Arguments with the numbers that a trace shows as tensors: ``x * 0.5`` is given a double without dimensions.
-
-    >>> x = Tensor((4,), "float32", "cuda:0")
-    >>> with_numbers((x, Tensor((), "float64", "cpu")))[1]
-    1.0
-    """
-    if not any(isinstance(value, Tensor) and value.shape for value in args):
-        return args
-    return tuple(WRAPPED.get(value.dtype, value) if _is_number(value) else value for value in args)
-
-
-def _is_number(value: Value) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and not value.shape and value.device in ("", "cpu")
-
-
-def nodes_of(ops: OpTable, rows: Ints) -> list[str]:
-    """The autograd node around each of some ops; empty where there is none.
+def autograd_nodes(ops: OpTable, rows: Ints) -> list[str]:
+    """The name of the autograd node around each of some ops; empty where there is none.
 
     >>> from foretrace.graph import Op
     >>> trace = OpTable.of([Op("MmBackward0"), Op("aten::linear", parent=0), Op("aten::mm", parent=1)])
     >>> trace.kind[0] = NODE
-    >>> nodes_of(trace, np.array([0, 2]))
+    >>> autograd_nodes(trace, np.array([0, 2]))
     ['', 'MmBackward0']
     """
     around = ops.parent[rows]
@@ -99,32 +88,103 @@ def nodes_of(ops: OpTable, rows: Ints) -> list[str]:
     return [names[code] for code in np.where(around >= 0, ops.name[around], -1).tolist()]
 
 
-def _calls(ops: OpTable) -> NDArray[np.bool_]:
-    """Rows that passed the dispatcher: neither annotations nor calls that steer a stream, a storage or a work."""
+def with_scalars(args: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Arguments with a number for each scalar that a trace shows as a tensor: of ``x * 0.5``, a 0-dim float64 tensor.
+
+    >>> x = Tensor((4,), "float32", "cuda:0")
+    >>> with_scalars((x, Tensor((), "float64", "cpu")))[1]
+    1.0
+    """
+    if not any(isinstance(value, Tensor) and value.shape for value in args):
+        return args
+    return tuple(SCALAR_VALUES.get(value.dtype, value) if _is_scalar(value) else value for value in args)
+
+
+def _is_scalar(value: Value) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and not value.shape and value.device in ("", "cpu")
+
+
+def host_collective_calls(graph: Graph, rows: Ints | Longs) -> dict[int, int]:
+    """The rows that start the collectives which a backend such as gloo runs on a thread of its own.
+
+    By the position of the collective in ``graph.collectives``; matched by kind and order.
+    """
+    ops, names = graph.ops, graph.ops.names
+    performing = {c.op for c in graph.collectives}
+    starts = names.matching(lambda name: name.startswith(C10D_CALLS) and "wait" not in name)
+    free = [row for row in rows.tolist() if starts[ops.name[row]] and row not in performing]
+    by_kind: dict[str, Iterator[int]] = {}
+    found = {}
+    for number, collective in enumerate(graph.collectives):
+        kind = collective.kind
+        if collective.op < 0 or names[ops.name[collective.op]].startswith(C10D_CALLS):
+            continue
+        if kind not in by_kind:
+            by_kind[kind] = iter([row for row in free if collective_kind(names[ops.name[row]]) == kind])
+        found[number] = next(by_kind[kind], -1)
+    return {number: row for number, row in found.items() if row >= 0}
+
+
+def recorded_kernels(graph: Graph) -> Mapping[Hashable, Launched]:
+    """The kernels that each recorded call launched, by the call's `signature`; empty for a graph without kernels.
+
+    A transform that leaves a call unchanged can keep its measured kernel times. Over calls of equal signature, each
+    kernel has its median time.
+
+    >>> from foretrace.graph import OpTable
+    >>> recorded_kernels(Graph(OpTable.of([])))
+    {}
+    """
+    kernels, rows = graph.kernels, dispatched(graph)
+    known = np.flatnonzero((kernels.op >= 0) & (kernels.kind != COLLECTIVE))
+    if not len(known):
+        return {}
+    call = enclosing_calls(graph, rows)[kernels.op[known]]
+    launched: dict[int, list[tuple[str, float]]] = defaultdict(list)
+    for place in np.lexsort((kernels.start[known], call)).tolist():
+        row = known[place]
+        took = float(kernels.end[row] - kernels.start[row])
+        launched[int(call[place])].append((kernels.names[kernels.name[row]], took))
+    repeats: dict[Hashable, list[list[tuple[str, float]]]] = defaultdict(list)
+    for place, theirs in launched.items():
+        if place >= 0:
+            repeats[signature(graph.ops[int(rows[place])])].append(theirs)
+    return {key: _median(each) for key, each in repeats.items()}
+
+
+def _median(repeats: list[list[tuple[str, float]]]) -> Launched:
+    """The median time of each kernel, over the repeats with as many kernels as the first."""
+    names = [name for name, _ in repeats[0]]
+    times = [[us for _, us in one] for one in repeats if len(one) == len(names)]
+    return tuple(zip(names, np.median(np.array(times), axis=0).tolist()))
+
+
+def _calls(ops: OpTable) -> Mask:
+    """Rows that passed the dispatcher: neither annotations nor side calls."""
     passes = ops.names.matching(lambda name: "::" in name and not name.startswith(SIDE_CALLS))
     return (ops.kind == CALL) & passes[ops.name] if len(ops) else np.zeros(0, bool)
 
 
-def _whole(ops: OpTable) -> NDArray[np.bool_]:
-    """Calls of a nested table that are not taken apart."""
+def _leaf_calls(ops: OpTable) -> Mask:
+    """Calls of a nested table that PyTorch does not decompose into others."""
     always, sometimes = composites()
-    apart = ops.names.matching(always.__contains__)[ops.name]
+    decomposed = ops.names.matching(always.__contains__)[ops.name]
     for code in np.flatnonzero(ops.names.matching(sometimes.__contains__)).tolist():
-        # The overload that is taken apart calls one that is not, of much the same name: max calls maximum.
+        # The overload that is decomposed calls one that is not, of a similar name: max calls maximum.
         stem = _stem(ops.names[code])
-        alike = np.array([_stem(name).startswith(stem) for name in ops.names.items])
-        inner = ops.parent[alike[ops.name] & (ops.parent >= 0)]
-        apart[inner[ops.name[inner] == code]] = True
-    accumulating, held = _accumulating(ops)
-    return _calls(ops) & np.where(accumulating, held, ~apart & ~_casting(ops))
+        similar = np.array([_stem(name).startswith(stem) for name in ops.names.items])
+        inner = ops.parent[similar[ops.name] & (ops.parent >= 0)]
+        decomposed[inner[ops.name[inner] == code]] = True
+    accumulating, recorded = _accumulating(ops)
+    return _calls(ops) & np.where(accumulating, recorded, ~decomposed & ~_autocast_wrappers(ops))
 
 
 def _stem(name: str) -> str:
     return name.removeprefix("aten::").lstrip("_")
 
 
-def _casting(ops: OpTable) -> NDArray[np.bool_]:
-    """Calls that autocast holds back to cast their arguments first: the casts and the same call again are inside."""
+def _autocast_wrappers(ops: OpTable) -> Mask:
+    """Calls that autocast intercepts to cast their arguments: the casts and the same call again are inside."""
     again, casts = np.zeros((2, len(ops)), bool)
     inner = np.flatnonzero(ops.parent >= 0)
     above = ops.parent[inner]
@@ -133,107 +193,47 @@ def _casting(ops: OpTable) -> NDArray[np.bool_]:
     return again & casts
 
 
-def _accumulating(ops: OpTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Calls with which autograd makes a gradient the parameter's own, and those of them that a recording holds.
+def _accumulating(ops: OpTable) -> tuple[Mask, Mask]:
+    """Calls directly inside AccumulateGrad nodes, and those of them that a recording has.
 
-    A recording holds no detach there, asks for the parts of a sparse gradient once, and puts them together in one call.
+    A recording has no detach there, reads the parts of a sparse gradient once, and constructs it in one call.
     """
     accumulates = ops.names.matching(lambda name: name.endswith("AccumulateGrad"))[ops.name]
     direct = (ops.parent >= 0) & accumulates[ops.parent]
     rows = np.flatnonzero(direct)
     _, first = np.unique(np.stack([ops.parent[rows], ops.name[rows]]), axis=1, return_index=True)
-    held = np.zeros(len(ops), bool)
-    held[rows[first]] = True
-    return direct, held & ~ops.names.matching("aten::detach".__eq__)[ops.name]
+    recorded = np.zeros(len(ops), bool)
+    recorded[rows[first]] = True
+    return direct, recorded & ~ops.names.matching("aten::detach".__eq__)[ops.name]
 
 
-def _inside(parents: Ints, whole: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether each row is inside one that is whole: parents come first."""
-    hides = whole.tolist()
+def _inside(parents: Ints, calls: Mask) -> Mask:
+    """Whether each row is inside a call; parents come before their children."""
+    is_call = calls.tolist()
     inside: list[bool] = []
     for parent in parents.tolist():
-        inside.append(parent >= 0 and (hides[parent] or inside[parent]))
+        inside.append(parent >= 0 and (is_call[parent] or inside[parent]))
     return np.array(inside, bool)
 
 
-def _holding(parents: Ints, whole: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether each row has one inside it that is whole."""
-    holding = np.zeros(len(parents), bool)
-    above = distinct(parents[whole])
+def _around(parents: Ints, calls: Mask) -> Mask:
+    """Whether each row has a call inside it."""
+    around = np.zeros(len(parents), bool)
+    above = distinct(parents[calls])
     while len(above := above[above >= 0]):
-        holding[above] = True
+        around[above] = True
         above = distinct(parents[above])
-    return holding
+    return around
 
 
 @cache
 def composites() -> tuple[frozenset[str], frozenset[str]]:
-    """Names of ops that PyTorch always takes apart, and of those of which it takes some overloads apart.
+    """Names of ops that PyTorch always decomposes, and of those of which it decomposes some overloads.
 
     >>> always, sometimes = composites()
     >>> "aten::linear" in always, "aten::max" in sometimes, "aten::addmm" in always | sometimes
     (True, True, False)
     """
-    lines = [line for line in COMPOSITES.read_text().splitlines() if not line.startswith("#")]
+    lines = [line for line in COMPOSITE_OPS.read_text().splitlines() if not line.startswith("#")]
     sometimes = frozenset(line.split()[0] for line in lines if line.endswith(" sometimes"))
     return frozenset(lines) - {f"{name} sometimes" for name in sometimes}, sometimes
-
-
-def asked_for(graph: Graph, rows: Ints | Longs) -> dict[int, int]:
-    """The rows of the calls that ask for collectives which a backend, such as gloo, does on a thread of its own.
-
-    Those are the calls of the same kind and turn.
-    """
-    ops, names = graph.ops, graph.ops.names
-    done_by = {c.op for c in graph.collectives}
-    asks = names.matching(lambda name: name.startswith(EXCHANGES) and "wait" not in name)
-    free = [row for row in rows.tolist() if asks[ops.name[row]] and row not in done_by]
-    turns: dict[str, Iterator[int]] = {}
-    found = {}
-    for number, collective in enumerate(graph.collectives):
-        kind = collective.kind
-        if collective.op < 0 or names[ops.name[collective.op]].startswith(EXCHANGES):
-            continue
-        if kind not in turns:
-            turns[kind] = iter([row for row in free if collective_kind(names[ops.name[row]]) == kind])
-        found[number] = next(turns[kind], -1)
-    return {number: row for number, row in found.items() if row >= 0}
-
-
-# --- was graph.seen: What the calls of a recorded step gave the device to do: an edit that leaves a call as it was may keep that.
-
-Launched = tuple[tuple[str, float], ...]
-"""Kernels in order, each with its microseconds."""
-
-
-def seen_calls(graph: Graph) -> Mapping[Hashable, Launched]:
-    """The kernels that each recorded call launched, by the signature of the call; nothing for a graph without kernels.
-
-    Of calls that are alike, each kernel has its median time.
-
-    >>> from foretrace.graph import OpTable
-    >>> seen_calls(Graph(OpTable.of([])))
-    {}
-    """
-    kernels, rows = graph.kernels, dispatched(graph)
-    known = np.flatnonzero((kernels.op >= 0) & (kernels.kind != COLLECTIVE))
-    if not len(known):
-        return {}
-    call = owner(graph, rows)[kernels.op[known]]
-    launched: dict[int, list[tuple[str, float]]] = defaultdict(list)
-    for place in np.lexsort((kernels.start[known], call)).tolist():
-        row = known[place]
-        took = float(kernels.end[row] - kernels.start[row])
-        launched[int(call[place])].append((kernels.names[kernels.name[row]], took))
-    alike: dict[Hashable, list[list[tuple[str, float]]]] = defaultdict(list)
-    for place, theirs in launched.items():
-        if place >= 0:
-            alike[signature(graph.ops[int(rows[place])])].append(theirs)
-    return {key: _median(each) for key, each in alike.items()}
-
-
-def _median(each: list[list[tuple[str, float]]]) -> Launched:
-    """The median time of each kernel, over the repeats that launch as many as the first one does."""
-    names = [name for name, _ in each[0]]
-    times = [[us for _, us in one] for one in each if len(one) == len(names)]
-    return tuple(zip(names, np.median(np.array(times), axis=0).tolist()))

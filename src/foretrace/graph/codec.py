@@ -1,8 +1,8 @@
-"""Ops as lines of JSON, without loss: the part of a recording that must be readable in ten years.
+"""Lossless JSON lines of ops: the format of a recording's calls, to be readable in ten years.
 
-A line is an object: ``op`` name, ``overload``, ``args``, ``kwargs``, ``out``, and where the call was made. A tensor
-is ``{"t": n}``, the n-th of the tensors defined so far; ``new`` defines those a line mentions first. Other values
-that JSON has no word for are ``{"c": [kind, text]}``. Floats keep their full precision.
+A line is an object: ``op`` name, ``overload``, ``args``, ``kwargs``, ``out``, phase, thread and module. A tensor is
+``{"t": n}``, the n-th of the tensors defined so far; ``new`` defines those that a line is the first to use. Values
+without a JSON type are ``{"c": [kind, text]}``. Floats keep their full precision.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from foretrace.graph.op import PHASES, Constant, Op, Value
 from foretrace.graph.tensor import Tensor
 
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
-"""What taking apart a file raises that holds something else than we wrote."""
+"""Exceptions that parsing a damaged file raises."""
 
+INT64_END = 1 << 63
 OPTIONAL = ("overload", "kwargs", "thread", "stream", "module", "node", "entered", "frees")
-"""Fields left out of a line where they hold nothing."""
+"""Fields omitted from a line when empty."""
 
 
 def to_lines(ops: Iterable[Op]) -> Iterator[str]:
@@ -81,7 +82,7 @@ def from_lines(lines: Iterable[bytes | str], source: str) -> list[Op]:
 
 
 def op_of(line: dict[str, Any], known: list[Tensor]) -> Op:
-    """The op of a line that is no longer text; the tensors it defines are added to those known.
+    """The op of a parsed line; the tensors that it defines are appended to ``known``.
 
     >>> op_of({"op": "aten::relu", "phase": "other", "args": [1]}, []).args
     (1,)
@@ -94,12 +95,12 @@ def op_of(line: dict[str, Any], known: list[Tensor]) -> Op:
         outputs=tuple(_value(item, known) for item in line.get("out", ())),
         overload=str(line.get("overload", "")),
         phase=PHASES[PHASES.index(line["phase"])],
-        thread=_small(line["thread"]) if "thread" in line else 0,
-        stream=_small(line["stream"]) if "stream" in line else 0,
+        thread=_int32(line["thread"]) if "thread" in line else 0,
+        stream=_int32(line["stream"]) if "stream" in line else 0,
         module=str(line.get("module", "")),
         node=str(line.get("node", "")),
-        entered=_small(line["entered"]) if "entered" in line else 0,
-        frees=_whole(line["frees"]) if "frees" in line else (),
+        entered=_int32(line["entered"]) if "entered" in line else 0,
+        frees=_integers(line["frees"]) if "frees" in line else (),
     )
 
 
@@ -107,23 +108,33 @@ def _tensor(
     shape: Any, dtype: Any, device: Any, stride: Any, offset: Any, tensor: Any, storage: Any, layout: Any
 ) -> Tensor:
     return Tensor(
-        shape=_whole(shape),
+        shape=_integers(shape),
         dtype=str(dtype),
         device=str(device),
-        stride=None if stride is None else _whole(stride),
-        offset=int(offset),
-        id=int(tensor),
-        storage=int(storage),
+        stride=None if stride is None else _integers(stride),
+        offset=_int64(offset),
+        id=_int64(tensor),
+        storage=_int64(storage),
         layout=str(layout),
     )
 
 
-def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(map(int, numbers))
+def _integers(numbers: Iterable[Any]) -> tuple[int, ...]:
+    found = tuple(map(int, numbers))
+    if found and not -INT64_END <= min(found) <= max(found) < INT64_END:
+        raise ValueError(f"{str(max(found, key=abs))[:40]} is out of range")
+    return found
 
 
-def _small(number: Any) -> int:
-    """A number that a column of 32 bits can hold."""
+def _int64(number: Any) -> int:
+    """A number that fits 64 bits, as PyTorch's ids and offsets do."""
+    if not -INT64_END <= int(number) < INT64_END:
+        raise ValueError(f"{str(number)[:40]} is out of range")
+    return int(number)
+
+
+def _int32(number: Any) -> int:
+    """A number that fits a 32-bit column."""
     if not 0 <= int(number) < 1 << 31:
         raise ValueError(f"{number} is out of range")
     return int(number)
@@ -131,10 +142,12 @@ def _small(number: Any) -> int:
 
 def _value(item: Any, known: list[Tensor]) -> Value:
     if isinstance(item, dict) and "t" in item:
-        return known[_small(item["t"])]
+        return known[_int32(item["t"])]
     if isinstance(item, list):
         return [_value(part, known) for part in item]
     if not isinstance(item, dict):
+        if type(item) is int and not -INT64_END <= item < 2 * INT64_END:  # some are unsigned
+            raise ValueError(f"{str(item)[:40]} is out of range")
         return item  # type: ignore[no-any-return]
     if "d" in item:
         return {key: _value(part, known) for key, part in item["d"].items()}

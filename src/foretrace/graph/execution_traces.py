@@ -1,7 +1,7 @@
-"""Calls of others' traces, as a recording would hold them: what the trace lost is filled in, and noted.
+"""Calls of PyTorch execution traces completed to what a recording holds; each assumption is noted.
 
-PyTorch's execution trace uses the numbers of tensors again once they are free, cuts numbers to 6 decimals, and says
-nothing of process groups, reductions, works and streams.
+An execution trace reuses tensor ids after free, cuts floats to 6 decimals, and lacks process groups, reduce ops, works
+and streams.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretrace.graph.calls import owner
+from foretrace.graph.calls import enclosing_calls
 from foretrace.graph.graph import Collective, Graph
 from foretrace.graph.op import Constant, Op, Value
 from foretrace.graph.tensor import Tensor
 
-COLLECTIVES: dict[str, tuple[str, ...]] = {
+COLLECTIVE_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "allreduce_": ("tensors", "group", "reduction", "nothing"),
     "allreduce_coalesced_": ("tensors", "group", "reduction"),
     "broadcast_": ("tensors", "group", "root", "number"),
@@ -35,20 +35,20 @@ COLLECTIVES: dict[str, tuple[str, ...]] = {
     "send": ("tensors", "group", "number", "number"),
     "recv_": ("tensors", "group", "number", "number"),
 }
-"""Arguments that every release of PyTorch gives its collectives, in their order; others come and go."""
+"""Arguments that collectives take in every release of PyTorch, in order; others come and go."""
 
 
-def is_foreign(ops: Sequence[Op]) -> bool:
-    """Whether calls come from a trace of PyTorch's own: a recording names each overload, the default one too.
+def lacks_overloads(ops: Sequence[Op]) -> bool:
+    """Whether calls come from an execution trace: a recording names each overload, the default one too.
 
-    >>> is_foreign([Op("aten::relu")]), is_foreign([Op("aten::relu", overload="default")])
+    >>> lacks_overloads([Op("aten::relu")]), lacks_overloads([Op("aten::relu", overload="default")])
     (True, False)
     """
     return not any(op.overload == "default" for op in ops)
 
 
-class Tidied:
-    """The calls of a foreign trace as a recording would have them.
+class CompletedTrace:
+    """The calls of an execution trace as a recording would hold them.
 
     Parameters
     ----------
@@ -60,50 +60,50 @@ class Tidied:
 
     def __init__(self, graph: Graph, rows: Sequence[int]) -> None:
         self.groups: dict[str, tuple[int, ...]] = {}
-        """Process groups that collectives name, with their members."""
+        """Process groups of the collectives, with their members."""
         self.notes: list[str] = []
-        self._numbers: dict[tuple[object, ...], int] = {}
+        self._ids: dict[tuple[object, ...], int] = {}
         self._works = 0
         self._assumed: set[str] = set()
         self._world = tuple(range(graph.world))
-        collectives = _by_call(graph, rows)
+        collectives = _collectives_by_call(graph, rows)
         frees = _frees(graph, rows)
-        self.ops = [self._tidy(graph.ops[row], collectives.get(place)) for place, row in enumerate(rows)]
-        for op, ended in zip(self.ops, frees):
-            op.frees = ended
-        self.notes += [f"the trace does not say {what}" for what in sorted(self._assumed)]
+        self.ops = [self._completed(graph.ops[row], collectives.get(place)) for place, row in enumerate(rows)]
+        for op, freed in zip(self.ops, frees):
+            op.frees = freed
+        self.notes += [f"the trace lacks {what}" for what in sorted(self._assumed)]
         if any(_has_float(op) for op in self.ops):
-            self.notes.append("the trace cuts numbers to 6 decimals: smaller ones are 0")
+            self.notes.append("the trace cuts numbers to 6 decimals: smaller ones become 0")
 
-    def _tidy(self, op: Op, collective: Collective | None) -> Op:
+    def _completed(self, op: Op, collective: Collective | None) -> Op:
         args, outputs, overload = op.args, op.outputs, op.overload
         if op.name.startswith("c10d::"):
             args, outputs = self._collective(op, collective)
             overload = "default"
         elif op.name == "aten::record_stream":
             args = (*args[:1], Constant("stream", "0"))
-            self._assumed.add("which stream a tensor is used on: its own is taken")
-        kwargs = {key: self._renumbered(value) for key, value in op.kwargs.items()}
+            self._assumed.add("the streams of record_stream: each tensor's own is assumed")
+        kwargs = {key: self._with_ids(value) for key, value in op.kwargs.items()}
         return replace(
             op,
             overload=overload,
-            args=tuple(self._renumbered(value) for value in args),
-            outputs=tuple(self._renumbered(value) for value in outputs),
+            args=tuple(self._with_ids(value) for value in args),
+            outputs=tuple(self._with_ids(value) for value in outputs),
             kwargs=kwargs,
         )
 
-    def _renumbered(self, value: Value) -> Value:
-        """The value, with a number for each tensor that no other has."""
+    def _with_ids(self, value: Value) -> Value:
+        """The value with a unique id for each tensor."""
         if isinstance(value, Tensor):
-            # A number that is used again stands for another tensor if it lies elsewhere, or looks otherwise.
-            seen = (value.id, value.storage, value.offset, value.shape, value.dtype)
-            return replace(value, id=self._numbers.setdefault(seen, len(self._numbers)))
+            # A reused id is another tensor if its place in memory, shape or dtype differs.
+            view = (value.id, value.storage, value.offset, value.shape, value.dtype)
+            return replace(value, id=self._ids.setdefault(view, len(self._ids)))
         if isinstance(value, (list, tuple)) and not isinstance(value, Constant):
-            return [self._renumbered(item) for item in value]
+            return [self._with_ids(item) for item in value]
         return value
 
     def _collective(self, op: Op, known: Collective | None) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-        kinds = COLLECTIVES.get(op.name.removeprefix("c10d::"))
+        kinds = COLLECTIVE_ARGUMENTS.get(op.name.removeprefix("c10d::"))
         if kinds is None:
             return op.args, op.outputs
         given = [value for value in op.args if not isinstance(value, Constant)]
@@ -113,7 +113,7 @@ class Tidied:
                 args.append(self._group(known))
             elif kind == "reduction":
                 args.append(Constant("reduce_op", "sum"))
-                self._assumed.add("which reduction a collective does: a sum is taken")
+                self._assumed.add("the reduce ops of collectives: sum is assumed")
             elif kind == "nothing":
                 args.append(None)
             else:
@@ -126,19 +126,19 @@ class Tidied:
         name = known.group if known else "all"
         ranks = known.ranks if known and known.ranks else self._world
         if not (known and known.ranks):
-            self._assumed.add("which ranks a collective joins: all are taken")
+            self._assumed.add("the ranks of collectives: all ranks are assumed")
         self.groups[name] = tuple(ranks)
         return Constant("group", name)
 
 
-def _by_call(graph: Graph, rows: Sequence[int]) -> dict[int, Collective]:
-    """The collective that each call does, by the place of the call."""
-    place = owner(graph, np.array(rows, np.int32))
+def _collectives_by_call(graph: Graph, rows: Sequence[int]) -> dict[int, Collective]:
+    """The collective that each call performs, by the position of the call."""
+    place = enclosing_calls(graph, np.array(rows, np.int32))
     return {int(place[c.op]): c for c in graph.collectives if c.op >= 0 and place[c.op] >= 0}
 
 
 def _frees(graph: Graph, rows: Sequence[int]) -> list[tuple[int, ...]]:
-    """Storages that end before each call; what ended inside a call ends before the next one."""
+    """Storages freed before each call; those freed inside a call are freed before the next one."""
     frees: list[tuple[int, ...]] = []
     pending: tuple[int, ...] = ()
     wanted = set(rows)

@@ -1,4 +1,4 @@
-"""One rank's step, and the job that all ranks' steps make."""
+"""Graph (the step of one rank), Job (the graphs of all ranks), and the records that a graph holds besides tables."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import numpy as np
 from foretrace.graph.tables import CallTable, Floats, KernelTable, OpTable
 from foretrace.graph.tensor import Storage
 
-MOST_RANKS = 1 << 20
-"""No job has more: a file that says so is damaged, or means harm."""
+Fact: TypeAlias = "bool | int | float | list[int] | list[float]"
+
+MAX_RANKS = 1 << 20
+"""The most ranks that a job may have: a file with more is damaged or malicious."""
 
 
 class Span(NamedTuple):
-    """A named stretch of time, in microseconds since the graph's origin."""
+    """A named time interval, in microseconds since the graph's origin."""
 
     name: str
     start: float
@@ -24,7 +26,7 @@ class Span(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """Its length.
+        """Its length in milliseconds.
 
         >>> Span("ProfilerStep#3", 0.0, 2500.0).ms
         2.5
@@ -34,7 +36,7 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Collective:
-    """One rank's part in a collective: which, in which group, how much, and the kernel and op that did it."""
+    """One rank's participation in a collective: kind, process group, bytes, and the kernel and op that perform it."""
 
     kind: str
     """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, send, recv, barrier."""
@@ -45,17 +47,17 @@ class Collective:
     op: int
     """Row in the op table; -1 where unknown."""
     ranks: tuple[int, ...] = ()
-    """Members of the group; empty where the source does not say."""
+    """Members of the group; empty where unknown."""
     dtype: str = ""
     peer: int = -1
-    """Of a send or a recv, the rank at the other end; -1 where the source does not say, or for other kinds."""
+    """The other rank of a send or a recv; -1 where unknown and for other kinds."""
 
 
 @dataclass(slots=True)
 class Indices:
-    """How an op read rows of a table by integer ids: counts and the reuse histogram, never the ids.
+    """Statistics of the ids of an embedding lookup: counts and a reuse histogram, never the ids.
 
-    ``reuse[k]`` is the number of distinct rows that were hit between 2^k and 2^(k+1) - 1 times.
+    ``reuse[k]`` is the number of distinct rows that were read between 2^k and 2^(k+1) - 1 times.
     """
 
     op: int
@@ -75,20 +77,49 @@ class Indices:
         return self.count / self.bags if self.bags else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a tensor held before the step, as a kind of distribution and its parameters; never its values.
+
+    Enough to fill another tensor alike.
+
+    ====================  =======================================================================================
+    kind                  parameters
+    ====================  =======================================================================================
+    ``values``            ``values``: a handful of numbers, exactly (a step count, a loss scale)
+    ``constant``          ``value``
+    ``normal``            ``mean``, ``std``, ``low``, ``high``, ``zeros`` (share of exact zeros)
+    ``uniform``           ``low``, ``high``, ``zeros``
+    ``either``            ``one``, ``other``, ``share`` of the other: targets, masks
+    ``triangle``          ``below``, ``above``: a causal mask
+    ``arange``            ``start``, ``step``, ``period``
+    ``tril``              ``side``, ``offset``, ``row``: pairs below a square's diagonal; coordinate 0, 1 or (2) both
+    ``offsets``           ``first``, ``last``, ``steps`` (histogram of the differences in powers of two)
+    ``ids``               ``low``, ``high``, ``unique``, ``reuse`` (as in `Indices`), ``sorted``; so many ``nones``
+    ====================  =======================================================================================
+
+    >>> Content("constant", {"value": 1.0}).kind
+    'constant'
+    """
+
+    kind: str
+    facts: dict[str, Fact] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Timings:
-    """Wall times of steps with nothing attached, in milliseconds: the truth a forecast is held against."""
+    """Wall times of unprofiled steps, in milliseconds: the ground truth for predictions."""
 
     synced_ms: tuple[float, ...] = ()
-    """Each with a device sync at its end."""
+    """Each with a device synchronization at its end."""
     back_to_back_ms: tuple[float, ...] = ()
-    """Without one: the host runs ahead."""
+    """Without one, so that the host runs ahead."""
     peak_memory_bytes: int | None = None
-    """The most that the device's allocator had given out during them."""
+    """The most bytes that the caching allocator had allocated during them."""
 
 
 class Tf32(NamedTuple):
-    """Whether float32 may be computed on the matrix units; left alone, PyTorch does so in convolutions only."""
+    """Whether float32 may run on Tensor Cores (TF32); by default PyTorch does so in convolutions only."""
 
     products: bool = False
     convolutions: bool = True
@@ -104,35 +135,35 @@ class Graph:
     rank: int = 0
     world: int = 1
     device: str = ""
-    """What the device calls itself, for instance NVIDIA H200; empty for a job on the host alone."""
+    """The device's own name, for instance NVIDIA H200; empty for a job on the host alone."""
     source: str = ""
     """The file or folder it came from."""
     origin_ns: int = 0
-    """Wall-clock time of time zero, in nanoseconds since the epoch: puts ranks on one clock."""
+    """Wall-clock time of time zero, in nanoseconds since the epoch: aligns the clocks of ranks."""
     steps: list[Span] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     storages: dict[int, Storage] = field(default_factory=dict)
     indices: list[Indices] = field(default_factory=list)
     contents: dict[int, Content] = field(default_factory=dict)
-    """What tensors held that were there before the step, by tensor id."""
+    """Contents of the tensors that existed before the step, by tensor id."""
     settings: dict[str, bool | int | str] = field(default_factory=dict)
-    """Switches of PyTorch that choose other kernels: threads, TF32, cuDNN's benchmark mode."""
+    """PyTorch settings that select kernels: threads, TF32, cuDNN's benchmark mode."""
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     plain: Timings = field(default_factory=Timings)
     slowdown: float = 1.0
-    """How many times longer the step took while it was watched for times."""
+    """Profiling overhead: how many times longer the step took while it was profiled."""
     marks: Floats = field(default_factory=lambda: np.zeros(0))
-    """When the profiler noted something on the host, in order: each note made the step longer."""
+    """Times of the profiler's host events, in order: each made the step longer."""
     allocated: tuple[tuple[float, int], ...] = ()
-    """Bytes the allocator had given out over time, where the source says."""
+    """Allocated bytes over time, as (time, bytes), where the source has them."""
     seen: Mapping[Hashable, tuple[tuple[str, float], ...]] = field(default_factory=dict)
-    """For an edited graph, whose own kernels nobody measured: the kernels that calls launched when they were
-    recorded, each with its microseconds, by the `signature` of the call."""
+    """For a transformed graph: kernels that calls of the recorded step launched, each with its microseconds, by the
+    `signature` of the call."""
     notes: list[str] = field(default_factory=list)
-    """What the source lacks or what was assumed, for the reader."""
+    """Remarks for the reader: what the source lacks, what was assumed or changed."""
 
     def __repr__(self) -> str:
-        """In short: its tables are long.
+        """A summary, since the tables are long.
 
         >>> Graph(OpTable.of([]), rank=3, world=8)
         Graph(rank 3 of 8: 0 ops, 0 kernels)
@@ -141,7 +172,7 @@ class Graph:
 
     @property
     def title(self) -> str:
-        """What to call it in a message.
+        """Its name in messages.
 
         >>> Graph(OpTable.of([]), source="train.py").title, Graph(OpTable.of([])).title
         ('train.py', 'the step')
@@ -150,26 +181,26 @@ class Graph:
 
     @property
     def tf32(self) -> Tf32:
-        """What the step's settings say of TF32; PyTorch's defaults where its source does not tell.
+        """The step's TF32 settings; PyTorch's defaults where unknown.
 
         >>> Graph(OpTable.of([]), settings={"matmul_precision": "high"}).tf32
         Tf32(products=True, convolutions=True)
         """
         precision, convolutions = self.settings.get("matmul_precision"), self.settings.get("cudnn_tf32")
-        usual = Tf32()
+        default = Tf32()
         return Tf32(
-            usual.products if precision is None else precision != "highest",
-            usual.convolutions if convolutions is None else bool(convolutions),
+            default.products if precision is None else precision != "highest",
+            default.convolutions if convolutions is None else bool(convolutions),
         )
 
     @property
     def launched_before_us(self) -> float:
-        """Device time whose launch came before the trace began, so that nobody can say whose it is."""
+        """Device time of kernels launched before the trace began, which belong to no op."""
         orphan = self.kernels.call < 0
         return float((self.kernels.end - self.kernels.start)[orphan].sum())
 
     def shifted(self, us: float) -> Graph:
-        """The same graph with all its times moved: to put ranks on one clock.
+        """The same graph with all times shifted, to align the clocks of ranks.
 
         >>> Graph(OpTable.of([])).shifted(5.0).origin_ns
         -5000
@@ -229,8 +260,8 @@ class Graph:
 class Job:
     """The graphs of all ranks, on one clock, in rank order.
 
-    Ranks that do the same need not have a graph each: ``alike`` names, for a rank without one, the rank whose graph
-    it shares. Such a rank is as early and as late as that one.
+    Ranks that run the same step share a graph: ``alike`` maps a rank without a graph to the rank whose graph and timing
+    it shares.
 
     >>> half = Job([Graph(OpTable.of([]), rank=0, world=4)], alike={1: 0, 2: 0})
     >>> half.world, half.missing
@@ -241,11 +272,11 @@ class Job:
     source: str = ""
     notes: list[str] = field(default_factory=list)
     alike: dict[int, int] = field(default_factory=dict)
-    """For a rank without a graph of its own, the rank whose graph it shares."""
+    """The rank whose graph is shared, for each rank without one."""
 
     @property
     def world(self) -> int:
-        """Number of ranks the job ran on, those without a graph included.
+        """Number of ranks of the job, those without a graph included.
 
         >>> Job([Graph(OpTable.of([]), rank=0, world=8)]).world
         8
@@ -254,37 +285,5 @@ class Job:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks of the job that nobody brought a trace of, and that share no other's."""
+        """Ranks without a graph that share no other's."""
         return sorted(set(range(self.world)) - {g.rank for g in self.graphs} - self.alike.keys())
-
-
-# --- was graph.content: What a tensor held before the step, in a few figures: enough to make another like it, never its values.
-
-Fact: TypeAlias = "bool | int | float | list[int] | list[float]"
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A kind of content and its figures.
-
-    ====================  =======================================================================================
-    kind                  figures
-    ====================  =======================================================================================
-    ``values``            ``values``: a handful of numbers, exactly (a step count, a loss scale)
-    ``constant``          ``value``
-    ``normal``            ``mean``, ``std``, ``low``, ``high``, ``zeros`` (share of exact zeros)
-    ``uniform``           ``low``, ``high``, ``zeros``
-    ``either``            ``one``, ``other``, ``share`` of the other: targets, masks
-    ``triangle``          ``below``, ``above``: a causal mask
-    ``arange``            ``start``, ``step``, ``period``
-    ``tril``              ``side``, ``offset``, ``row``: pairs below a square's diagonal; coordinate 0, 1 or (2) both
-    ``offsets``           ``first``, ``last``, ``steps`` (histogram of the differences in powers of two)
-    ``ids``               ``low``, ``high``, ``unique``, ``reuse`` (as in `Indices`), ``sorted``; so many ``nones``
-    ====================  =======================================================================================
-
-    >>> Content("constant", {"value": 1.0}).kind
-    'constant'
-    """
-
-    kind: str
-    facts: dict[str, Fact] = field(default_factory=dict)

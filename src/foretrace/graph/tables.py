@@ -1,7 +1,7 @@
-"""Ops, runtime calls and kernels of a step as columns.
+"""Tables of a step's ops, runtime calls and kernels, as numpy columns.
 
-A trace of a few hundred megabytes has millions of events: they are kept as numpy columns, and an ``Op`` is made only
-for a row somebody asks for. Names are codes into a list of distinct names.
+A trace of a few hundred megabytes has millions of events. They are stored as columns, and an ``Op`` is created only for
+a row that is read. Names are codes into a list of distinct names.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Small = NDArray[np.int8]
 Floats = NDArray[np.float64]
 
 CALL, NODE, ANNOTATION, MODULE = range(4)
-"""What a row of an op table is: a dispatcher call, an autograd node around calls, a user's annotation, a module."""
+"""Kinds of rows in an op table: a dispatcher call, an autograd node around calls, a user's annotation, a module."""
 
 LAUNCH, SYNC, WAIT_EVENT, RECORD_EVENT, OTHER_CALL = range(5)
-"""What a runtime call does."""
+"""Kinds of runtime calls."""
 
 COMPUTE, COPY, SET, COLLECTIVE = range(4)
-"""What a piece of device work is."""
+"""Kinds of device work."""
 
 
 class Names:
@@ -44,7 +44,7 @@ class Names:
         self._codes = {name: i for i, name in enumerate(self.items)}
 
     def code(self, name: str) -> int:
-        """The code of a name, a new one where it was not seen before."""
+        """The code of a name, a new one for a new name."""
         code = self._codes.get(name)
         if code is None:
             code = self._codes[name] = len(self.items)
@@ -58,13 +58,13 @@ class Names:
         return self.items[code]
 
     def matching(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """For each code, whether its name passes the test: index it with a column of codes."""
+        """A mask over codes, true where the name passes the test; index it with a column of codes."""
         return np.fromiter((test(name) for name in self.items), np.bool_, len(self.items))
 
 
 @dataclass
 class Table:
-    """Columns of one length. Subclasses say which; the first one gives the length."""
+    """Columns of equal length: name codes, start and end times, and what subclasses add."""
 
     name: Ints
     start: Floats
@@ -73,33 +73,33 @@ class Table:
     def __len__(self) -> int:
         return len(self.name)
 
-    def rows(self, keep: NDArray[Any]) -> Self:
-        """The rows a mask or an index array picks, with the same names.
+    def rows(self, selected: NDArray[Any]) -> Self:
+        """The rows that a mask or an index array selects, with the same names.
 
         >>> calls = CallTable.empty()
         >>> len(calls.rows(np.zeros(0, bool)))
         0
         """
-        picked = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, column in picked.items():
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, column in columns.items():
             if isinstance(column, np.ndarray):
-                picked[name] = column[keep]
-        return type(self)(**picked)
+                columns[name] = column[selected]
+        return type(self)(**columns)
 
     def shifted(self, us: float) -> Self:
-        """The same rows, all times moved."""
-        moved = self.rows(np.ones(len(self), bool))
-        moved.start, moved.end = self.start + us, self.end + us
-        return moved
+        """The same rows with all times shifted."""
+        shifted = self.rows(np.ones(len(self), bool))
+        shifted.start, shifted.end = self.start + us, self.end + us
+        return shifted
 
     @classmethod
     def empty(cls) -> Self:
         """A table with no rows."""
-        columns: dict[str, Any] = {f.name: _nothing(str(f.type)) for f in fields(cls)}
+        columns: dict[str, Any] = {f.name: _empty_column(str(f.type)) for f in fields(cls)}
         return cls(**columns)
 
 
-def _nothing(kind: str) -> object:
+def _empty_column(kind: str) -> object:
     columns = {"Ints": np.int32, "Longs": np.int64, "Small": np.int8, "Floats": np.float64}
     if kind in columns:
         return np.zeros(0, columns[kind])
@@ -123,24 +123,24 @@ class OpTable(Table):
     names: Names
     modules: Names
     source: Ints
-    """Row of each op in what `detail` knows: stays right when rows are picked."""
+    """Row of each op in the source that `detail` reads: stays valid when rows are selected."""
     detail: Callable[[int], Op] | None = None
-    """Makes the op of a source row, with its arguments; None where the source has none."""
+    """Creates the op of a source row, with its arguments; None where the source has no arguments."""
     record: Longs | None = None
-    """The profiler's own number of each call, the same in every trace taken at once; -1 or None where unknown."""
+    """The profiler's record id of each call, equal in all traces taken at once; -1 or None where unknown."""
 
     def __getitem__(self, row: int) -> Op:
         return self._op(*[column.item(row) for column in self._columns()])
 
     def __iter__(self) -> Iterator[Op]:
-        # From lists: numbers taken out of an array one by one would cost as much as all the rest.
+        # From lists: reading array elements one by one would cost as much as everything else.
         return starmap(self._op, zip(*(column.tolist() for column in self._columns())))
 
     def _columns(self) -> tuple[NDArray[Any], ...]:
         return self.name, self.source, self.start, self.end, self.thread, self.parent, self.phase, self.module
 
     def call(self, row: int) -> Op:
-        """What a row calls with what: for who knows better when and where, and fills that in."""
+        """The op of a row with name and arguments only: times, thread, phase and module are not filled in."""
         return self.detail(self.source.item(row)) if self.detail else Op(self.names.items[self.name.item(row)])
 
     def _op(
@@ -153,7 +153,7 @@ class OpTable(Table):
 
     @classmethod
     def of(cls, ops: Sequence[Op]) -> OpTable:
-        """A table of ops already at hand."""
+        """A table of existing ops."""
         names, modules = Names(), Names([""])
         count = len(ops)
 
@@ -176,7 +176,7 @@ class OpTable(Table):
         )
 
     def untimed(self) -> OpTable:
-        """The same ops, of a step that nobody measured.
+        """The same ops without times, as of a step that was not measured.
 
         >>> bool(np.isnan(OpTable.of([Op("aten::mm", start_us=1.0, end_us=2.0)]).untimed().start).all())
         True
@@ -190,7 +190,7 @@ def _copied(ops: Sequence[Op], row: int) -> Op:
 
 @dataclass
 class CallTable(Table):
-    """Calls into the device's runtime: launches, syncs, event waits."""
+    """Calls into the device runtime: launches, synchronizations, event waits."""
 
     thread: Ints
     kind: Small
@@ -202,12 +202,12 @@ class CallTable(Table):
 
 @dataclass
 class KernelTable(Table):
-    """Pieces of device work, in the order they started. A lane is a device's stream."""
+    """Device work (kernels, copies, sets, collectives) in the order it started. A lane is a device stream."""
 
     stream: Ints
     kind: Small
     call: Ints
-    """The runtime call that launched it; -1 where that came before the trace began."""
+    """The runtime call that launched it; -1 if that came before the trace began."""
     op: Ints
     """The op that launched it; -1 where unknown."""
     nbytes: Longs
@@ -219,11 +219,8 @@ class KernelTable(Table):
     names: Names
 
 
-# --- was graph.numbers: What numpy also does, but not before it has loaded its masked arrays: that takes as long as reading a small trace.
-
-
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """The different numbers among some, in order: `numpy.unique`.
+    """The distinct values in order: `numpy.unique` without importing masked arrays, as slow as reading a small trace.
 
     >>> distinct(np.array([3, 1, 3])).tolist(), distinct(np.array([], np.int32)).tolist()
     ([1, 3], [])
@@ -235,7 +232,7 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def percentiles(values: NDArray[Any], which: Sequence[float]) -> list[float]:
-    """Between the two values that lie next to each: `numpy.percentile`.
+    """Linearly interpolated percentiles, like `numpy.percentile` without its slow first import.
 
     >>> percentiles(np.array([30.0, 10.0, 20.0]), [0, 75, 100])
     [10.0, 25.0, 30.0]

@@ -1,4 +1,4 @@
-"""A tensor as an op saw it, and the storage behind it."""
+"""Tensors as ops saw them: shape, strides, dtype and identity, never values; and the storages behind them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 
 ITEMSIZE = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
@@ -24,8 +23,7 @@ FLOATING = ("bfloat16", "float16", "float32", "float64")
 class Tensor:
     """Shape, layout and identity of a tensor; never its values.
 
-    ``id`` and ``storage`` are -1 where the source does not say which tensor it was (a profiler trace knows shapes
-    only).
+    ``id`` and ``storage`` are -1 where the source does not identify the tensor (a profiler trace knows shapes only).
 
     >>> Tensor(shape=(64, 128), dtype="bfloat16").nbytes
     16384
@@ -51,21 +49,21 @@ class Tensor:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element; 0 for a dtype nobody knows."""
+        """Bytes of one element; 0 for an unknown dtype."""
         return ITEMSIZE.get(self.dtype, 0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes its elements take, were they laid out densely."""
+        """Bytes of its elements if they lay densely."""
         return math.prod(self.shape) * ITEMSIZE.get(self.dtype, 0)
 
 
 @dataclass(slots=True)
 class Storage:
-    """A piece of memory: how large, where, and between which ops it lived.
+    """A block of memory: size, device, and the ops between which it was allocated.
 
-    ``birth`` is the index of the op that made it, -1 for what was there before the step; ``death`` is the index of
-    the first op that ran after it was freed, -1 where it outlived the step.
+    ``birth`` is the row of the op that allocated it, -1 if it existed before the step. ``death`` is the row of the
+    first op after it was freed, -1 if it outlived the step.
     """
 
     id: int
@@ -75,13 +73,10 @@ class Storage:
     death: int = -1
 
 
-# --- was transforms.layout: Where the elements of a tensor lie.
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor (row-major), as PyTorch computes them.
 
-
-def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor without gaps, last dimension innermost, as PyTorch gives them.
-
-    >>> dense_strides((2, 3, 4)), dense_strides((0, 5))
+    >>> contiguous_strides((2, 3, 4)), contiguous_strides((0, 5))
     ((12, 4, 1), (5, 1))
     """
     strides: list[int] = []
@@ -93,7 +88,7 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def with_shape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """The tensor with another shape, its dimensions in the same order of memory and without gaps.
+    """The tensor with another shape: dense, with its dimensions in the same memory order (channels last stays so).
 
     >>> with_shape(Tensor((2, 3, 5, 5), "float32", stride=(75, 1, 15, 3)), (8, 3, 5, 5)).stride
     (75, 1, 15, 3)
@@ -104,27 +99,27 @@ def with_shape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     old = tensor.stride
     order = sorted(range(len(shape)), key=lambda dim: (-old[dim], -tensor.shape[dim], dim))
     strides = [0] * len(shape)
-    for dim, step in zip(order, dense_strides([shape[dim] for dim in order])):
+    for dim, step in zip(order, contiguous_strides([shape[dim] for dim in order])):
         strides[dim] = step
     return replace(tensor, shape=shape, stride=tuple(strides))
 
 
-def moved(tensor: Tensor, shape: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -> Tensor:
-    """The tensor with another shape and place: as replace() would, several times as fast."""
+def with_view(tensor: Tensor, shape: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -> Tensor:
+    """The tensor with another shape, stride and offset: several times as fast as ``replace()``."""
     return Tensor(shape, tensor.dtype, tensor.device, stride, offset, tensor.id, tensor.storage, tensor.layout)
 
 
-def reach(tensor: Tensor) -> int:
-    """Bytes from the start of its storage to its last element.
+def end_in_storage(tensor: Tensor) -> int:
+    """Bytes from the start of the storage to the end of the tensor's last element: what the storage must hold.
 
-    >>> reach(Tensor((2, 3), "float32", stride=(4, 1), offset=1))
+    >>> end_in_storage(Tensor((2, 3), "float32", stride=(4, 1), offset=1))
     32
     """
-    return _elements(tensor.shape, tensor.stride, tensor.offset) * tensor.itemsize
+    return _end_element(tensor.shape, tensor.stride, tensor.offset) * tensor.itemsize
 
 
 @lru_cache(maxsize=1 << 16)  # a step asks for the same few hundred thousands of times
-def _elements(shape: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -> int:
-    if not prod(shape):
+def _end_element(shape: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -> int:
+    if not math.prod(shape):
         return 0
-    return offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride or dense_strides(shape)))
+    return offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride or contiguous_strides(shape)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from foretrace.errors import size_of
+from foretrace.errors import parse_size
 from foretrace.forecast.jobs.world import of_ranks
 from foretrace.graph import ForetraceError, Job
 from foretrace.questions.changes import Change, Edited
@@ -124,7 +124,7 @@ class Arranging:
     def samples(self, changes: Sequence[Change], job: Job) -> int | None:
         """In a step of all ranks of the job that these changes made; None where the step does not show its batch."""
         asked = Arrangement.of(changes)
-        sizes = [size_of("batch", change.value)[0] for change in asked.steps if change.name == "batch"]
+        sizes = [parse_size("batch", change.value)[0] for change in asked.steps if change.name == "batch"]
         batch = sizes[-1] if sizes else self._batch
         if batch is None:
             return None

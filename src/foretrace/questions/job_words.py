@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from foretrace.errors import unknown
-from foretrace.graph import MOST_RANKS, ForetraceError
+from foretrace.errors import unknown_name
+from foretrace.graph import MAX_RANKS, ForetraceError
 from foretrace.transforms.fusion.ddp_buckets import bucket_size
 from foretrace.transforms.parallel.schedules import SCHEDULES
 
@@ -19,8 +19,8 @@ def count(text: str) -> int:
     16
     """
     found = int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else 0
-    if not 1 <= found <= MOST_RANKS:
-        raise ForetraceError(f"{text!r} is no number of ranks or parts", f"Write 1 to {MOST_RANKS:,}.")
+    if not 1 <= found <= MAX_RANKS:
+        raise ForetraceError(f"{text!r} is no number of ranks or parts", f"Write 1 to {MAX_RANKS:,}.")
     return found
 
 
@@ -42,7 +42,7 @@ def schedule(text: str) -> str:
     'gpipe'
     """
     if text not in SCHEDULES:
-        raise unknown("schedule", text, SCHEDULES)
+        raise unknown_name("schedule", text, SCHEDULES)
     return text
 
 

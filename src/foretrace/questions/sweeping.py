@@ -9,7 +9,7 @@ from math import inf
 from os import cpu_count
 from pathlib import Path
 
-from foretrace.errors import size_of
+from foretrace.errors import parse_size
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.questions.arranging import Arrangement
 from foretrace.questions.changes import ANY_SIZE, Change
@@ -140,7 +140,7 @@ def _planned(
 
 
 def _longest(combinations: Sequence[Combination]) -> int:
-    sizes = (size_of("seq", change.value)[0] for each in combinations for change in each if change.name == "seq")
+    sizes = (parse_size("seq", change.value)[0] for each in combinations for change in each if change.name == "seq")
     return max(sizes, default=0)
 
 

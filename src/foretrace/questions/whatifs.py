@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from foretrace.errors import size_of
+from foretrace.errors import parse_size
 from foretrace.forecast.difference import difference
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.in_notebooks import InNotebooks
 from foretrace.forecast.observation import Observation, plain
 from foretrace.forecast.steps import chosen_step, cut_to_step
 from foretrace.graph import ForetraceError, Graph, Job
-from foretrace.graph.execution_traces import is_foreign
+from foretrace.graph.execution_traces import lacks_overloads
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platforms import platform
@@ -130,7 +130,7 @@ def whatif(
     job = one_step(at_hand(what, where.device.kind, None if shared else world), step)
     notes = [COMPARED] if any(graph.plain.synced_ms or len(graph.kernels) for graph in job.graphs) else []
     if any(change.name not in OF_JOBS for change in read):
-        notes += [UNSEEN] if any(graph.collectives and is_foreign(list(graph.ops)) for graph in job.graphs) else []
+        notes += [UNSEEN] if any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs) else []
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
         job = replace(job, graphs=[flattened(graph) for graph in job.graphs])
     arranging, forecasts = Arranging(job, recorded=_recorded_batch(read), told=told), list[Forecast]()
@@ -145,7 +145,7 @@ def whatif(
 
 def _recorded_batch(changes: Sequence[Change]) -> int | None:
     """The batch that the step was recorded with, where a change says it: ``batch=64/16``."""
-    said = (size_of(change.name, change.value)[1] for change in changes if change.name == "batch")
+    said = (parse_size(change.name, change.value)[1] for change in changes if change.name == "batch")
     return next((batch for batch in said if batch is not None), None)
 
 

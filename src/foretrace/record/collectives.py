@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretrace.graph import Collective, Constant, Op, Tensor, tensors_in
-from foretrace.graph.operators import COMMUNICATES, collective_kind
+from foretrace.graph.operators import COLLECTIVE_CALLS, collective_kind
 
 BY_OUTPUT = ("all_gather", "gather")
 """Kinds whose size is that of the result; the others' is that of what is given (nccl-tests' convention)."""
@@ -22,7 +22,7 @@ def collectives_of(ops: Sequence[Op], groups: dict[str, tuple[int, ...]]) -> lis
     """
     found = []
     for row, op in enumerate(ops):
-        kind = collective_kind(op.name) if op.name.startswith(COMMUNICATES) else ""
+        kind = collective_kind(op.name) if op.name.startswith(COLLECTIVE_CALLS) else ""
         if kind:
             group = _group(op)
             ranks = tuple(groups.get(group, ()))

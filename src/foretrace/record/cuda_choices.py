@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
-from foretrace.graph.edits.batch_norms import suits_cudnn
+from foretrace.graph.operators import cudnn_takes_batch_norm
 
 aten = torch.ops.aten
 HEAD_SIZES_OF_CUDNN, HEAD_SIZES_OF_FLASH = 128, 256
@@ -102,7 +102,7 @@ def _batch_norm(original: Any) -> Any:
     ) -> torch.Tensor:  # fmt: skip
         """CuDNN's where it would be taken: in training, with weights and statistics, in types that it takes."""
         complete = weight is not None and bias is not None and mean is not None
-        if not (cudnn and training and complete and suits_cudnn(*_types(input, weight))):
+        if not (cudnn and training and complete and cudnn_takes_batch_norm(*_types(input, weight))):
             return original(input, weight, bias, mean, var, training, momentum, eps, cudnn)
         return aten.cudnn_batch_norm(
             input.contiguous(memory_format=_memory_format(input)), weight, bias, mean, var, training, momentum, eps

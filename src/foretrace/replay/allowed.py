@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from foretrace.graph import ForetraceError
-from foretrace.graph.operators import is_word
+from foretrace.graph.operators import is_identifier
 
 
 def packages(entries: Iterable[str]) -> dict[str, str]:
@@ -16,7 +16,7 @@ def packages(entries: Iterable[str]) -> dict[str, str]:
     """
     found = dict(entry.partition("=")[::2] for entry in entries)
     for namespace, package in found.items():
-        if not is_word(namespace) or not all(is_word(part) for part in package.split(".") if package):
+        if not is_identifier(namespace) or not all(is_identifier(part) for part in package.split(".") if package):
             raise ForetraceError(
                 f"{namespace}{'=' if package else ''}{package} names no operators",
                 "Give a namespace and the package that brings it: --ops fbgemm=fbgemm_gpu.",

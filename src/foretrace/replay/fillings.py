@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from foretrace.graph import Content, Graph, Op, Tensor
 from foretrace.graph.graph import Fact
-from foretrace.graph.operators import COMMUNICATES
+from foretrace.graph.operators import COLLECTIVE_CALLS
 from foretrace.replay.plan import Plan
 from foretrace.replay.roles import roles
 
@@ -49,7 +49,7 @@ def with_contents(plan: Plan, graph: Graph, ops: Sequence[Op], rows: Sequence[in
         given.content = recorded or role or harmless(given.tensor)
         guessed += recorded is None
     for call in plan.recorded:
-        if call.name.startswith(COMMUNICATES):
+        if call.name.startswith(COLLECTIVE_CALLS):
             brought = (suited(needed.get(tensor.storage), tensor) for tensor in ops[call.number].tensors)
             content = next((content for content in brought if content is not None and content.kind in NEEDED), None)
             if content is not None:

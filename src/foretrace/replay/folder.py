@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretrace.errors import size_of
+from foretrace.errors import parse_size
 from foretrace.files import written_folder
 from foretrace.graph import ForetraceError, Graph, Tensor
 from foretrace.graph.operators import LAYOUTS
@@ -114,7 +114,7 @@ def files_of(graph: Graph, choices: Choices, kept: Sequence[int] = ()) -> Files:
 def _changed(graph: Graph, choices: Choices) -> Graph:
     """The step with the batch and in the type that are wanted."""
     if choices.batch is not None:
-        graph = batch(graph, *size_of("batch", choices.batch))
+        graph = batch(graph, *parse_size("batch", choices.batch))
     return graph if choices.dtype is None else in_precision(graph, floating(choices.dtype))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from foretrace.graph import Constant
 from foretrace.graph.op import RESIZE
-from foretrace.graph.operators import NAMESPACES, is_word, target
+from foretrace.graph.operators import NAMESPACES, is_identifier, operator_path
 from foretrace.replay.literals import NUMBER, Name, NotWritableError, describe, literal
 from foretrace.replay.opaque import Opaque
 from foretrace.replay.plan import Argument, Call, Result
@@ -127,10 +127,10 @@ class Lines:
         if helper is not None:
             self.words.add(helper)
             return helper
-        found = target(call.name, call.overload, self._allowed)
+        found = operator_path(call.name, call.overload, self._allowed)
         if found is None:
             namespace = call.name.partition("::")[0]
-            custom = is_word(namespace) and namespace not in NAMESPACES
+            custom = is_identifier(namespace) and namespace not in NAMESPACES
             raise NotWritableError(f"needs --ops {namespace}" if custom else "an operator that is not allowed")
         self.namespaces.add(found.partition(".")[0])
         return found
@@ -138,7 +138,7 @@ class Lines:
     def _arguments(self, call: Call) -> str:
         functional = call.name.startswith(FUNCTIONAL)
         positional = [self.literal(value, functional) for value in call.args]
-        if not all(is_word(key) for key in call.kwargs):
+        if not all(is_identifier(key) for key in call.kwargs):
             raise NotWritableError("an argument without a proper name")
         return ", ".join([*positional, *(f"{key}={self.literal(value)}" for key, value in call.kwargs.items())])
 

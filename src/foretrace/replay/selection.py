@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from foretrace.errors import near_to
+from foretrace.errors import suggestion
 from foretrace.graph import PHASES, ForetraceError, Op
-from foretrace.graph.operators import COMMUNICATES
+from foretrace.graph.operators import COLLECTIVE_CALLS
 
 LOOKS_UP = ("embedding", "index_select", "lookup")
 
 KINDS: dict[str, Callable[[Op], bool]] = {
-    "communication": lambda op: op.name.startswith(COMMUNICATES),
+    "communication": lambda op: op.name.startswith(COLLECTIVE_CALLS),
     "lookup": lambda op: any(part in op.name for part in LOOKS_UP),
-    "compute": lambda op: not op.name.startswith(COMMUNICATES),
+    "compute": lambda op: not op.name.startswith(COLLECTIVE_CALLS),
 }
 
 
@@ -92,5 +92,5 @@ def _rows(ops: Sequence[Op], pattern: str) -> list[int]:
 
 def _unknown(ops: Sequence[Op], pattern: str) -> ForetraceError:
     """What to say of a name that no op has, with those that are like it."""
-    advice = near_to(pattern, {op.name for op in ops}, "It has")
+    advice = suggestion(pattern, {op.name for op in ops}, "It has")
     return ForetraceError(f"the step has no call {pattern!r}", advice)

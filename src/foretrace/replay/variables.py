@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from foretrace.graph import Content, Storage, Tensor
 from foretrace.graph.bindings import Bindings
-from foretrace.graph.tensor import reach
+from foretrace.graph.tensor import end_in_storage
 from foretrace.replay.literals import Name
 from foretrace.replay.plan import Argument, Call, Input, Memory
 
@@ -35,7 +35,7 @@ class Variables:
 
     def make(self, tensor: Tensor) -> Name | None:
         """A new variable for a result; None where it is a tensor that was given, changed in place."""
-        held = self._bindings.by_number(tensor)
+        held = self._bindings.by_id(tensor)
         if held is not None:
             if tensor.storage >= 0 and held not in self._bindings.on(tensor.storage):
                 self._bindings.rebind(tensor, held)
@@ -50,7 +50,7 @@ class Variables:
     def end(self, tensors: Iterable[Tensor]) -> list[Name]:
         """The variables of tensors that nobody will see again; they end."""
         given = {entry.name for entry in self.inputs}
-        held = (self._bindings.by_number(tensor) for tensor in tensors)
+        held = (self._bindings.by_id(tensor) for tensor in tensors)
         ended = [name for name in held if name is not None and name not in given]
         for name in ended:
             self._bindings.forget(name)
@@ -120,7 +120,7 @@ class Variables:
     def nbytes(self, tensor: Tensor) -> int:
         """Bytes of the storage that a tensor lies in: those that were recorded, and at least all that it looks at."""
         known = self._storages.get(tensor.storage)
-        return max(known.nbytes if known else 0, reach(tensor))
+        return max(known.nbytes if known else 0, end_in_storage(tensor))
 
     def _piece(self, nbytes: int, device: str) -> Memory:
         self._pieces += 1

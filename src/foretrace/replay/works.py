@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from foretrace.graph import Constant, Graph, Op
-from foretrace.graph.calls import owner
+from foretrace.graph.calls import enclosing_calls
 from foretrace.replay.literals import NUMBER, Name
 from foretrace.replay.plan import Call, Input
 
@@ -81,7 +81,7 @@ def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:
 
 def under_way(graph: Graph, rows: Sequence[int], ops: Sequence[Op]) -> dict[int, float]:
     """Microseconds that each collective was under way, by the place of its call among these rows."""
-    place = owner(graph, np.array(rows, np.int32))
+    place = enclosing_calls(graph, np.array(rows, np.int32))
     called = [number for number, op in enumerate(ops) if op.name.startswith(COLLECTIVES) and op.name not in WAITS]
     in_order = len(called) == len(graph.collectives)  # what gloo's threads did is in no call, but in the same order
     took: dict[int, float] = {}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretrace.graph.tensor import dense_strides
+from foretrace.graph.tensor import contiguous_strides
 from foretrace.transforms.dataflow import Call, Slot
 from foretrace.transforms.structure.attention import CONTIGUOUS, FORWARD, USUAL, kind_of
 
@@ -111,7 +111,7 @@ def _reshape(calls: Sequence[Call]) -> Composite | None:
     if len(calls) > 1 and calls[1].op.name == "aten::_unsafe_view" and calls[1].reads[0] in first.made:
         return Composite("reshape", list(calls[:2]), [first.args[0], calls[1].args[1]], list(calls[1].results))
     given = first.op.tensors[0]
-    if given.stride == dense_strides(given.shape):
+    if given.stride == contiguous_strides(given.shape):
         return None
     return Composite("contiguous", [first], list(first.args), list(first.results))
 

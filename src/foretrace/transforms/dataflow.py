@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 from foretrace.graph.bindings import Bindings
-from foretrace.graph.op import Op, Value, change_tensors
+from foretrace.graph.op import Op, Value, map_tensors
 from foretrace.graph.tensor import Tensor
 
 
@@ -69,7 +69,7 @@ class Linked:
             reads.append(number)
             return Slot(number)
 
-        args, kwargs = change_tensors(op.args, read), change_tensors(op.kwargs, read)
+        args, kwargs = map_tensors(op.args, read), map_tensors(op.kwargs, read)
         made: dict[int, Tensor] = {}
 
         def make(tensor: Tensor) -> Slot:
@@ -78,7 +78,7 @@ class Linked:
                 made[number] = tensor
             return Slot(number)
 
-        results = change_tensors(op.outputs, make)
+        results = map_tensors(op.outputs, make)
         self.calls.append(Call(row, op, args, kwargs, results, made, reads))
 
     def _read(self, tensor: Tensor, reader: Op) -> int:
@@ -98,7 +98,7 @@ class Linked:
 
     def _make(self, tensor: Tensor) -> tuple[int, bool]:
         """The slot of a result, and whether it is a new one: what was changed in place has one already."""
-        held = self._bindings.by_number(tensor)
+        held = self._bindings.by_id(tensor)
         if held is None:
             return self._bound(tensor), True
         if tensor.storage >= 0 and held not in self._bindings.on(tensor.storage):

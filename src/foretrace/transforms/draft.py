@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from foretrace.graph import Collective, Constant, ForetraceError, Graph, Op, OpTable, Storage, Tensor
-from foretrace.graph.calls import dispatched, seen_calls
+from foretrace.graph.calls import dispatched, recorded_kernels
 from foretrace.graph.op import RESIZE
 from foretrace.graph.tables import CallTable, KernelTable
-from foretrace.graph.tensor import dense_strides, reach
+from foretrace.graph.tensor import contiguous_strides, end_in_storage
 
 KIND_OF_CALL = {
     "all_reduce": "c10d::allreduce_",
@@ -76,13 +76,13 @@ class Draft:
 
     def tensor(self, shape: Sequence[int], dtype: str, device: str) -> Tensor:
         """A new tensor with a storage of its own."""
-        made = Tensor(tuple(shape), dtype, device, dense_strides(shape), 0, self._tensor, self._storage)
+        made = Tensor(tuple(shape), dtype, device, contiguous_strides(shape), 0, self._tensor, self._storage)
         self._tensor, self._storage = self._tensor + 1, self._storage + 1
         return made
 
     def view(self, of: Tensor, shape: Sequence[int], offset: int = 0) -> Tensor:
         """A new look at a tensor's storage."""
-        made = replace(of, shape=tuple(shape), stride=dense_strides(shape), offset=offset, id=self._tensor)
+        made = replace(of, shape=tuple(shape), stride=contiguous_strides(shape), offset=offset, id=self._tensor)
         self._tensor += 1
         return made
 
@@ -207,7 +207,7 @@ def storages_of(ops: Sequence[Op], before: dict[int, Storage]) -> dict[int, Stor
                 if tensor.storage < 0:
                     continue
                 known = found.setdefault(tensor.storage, Storage(tensor.storage, 0, tensor.device, born))
-                known.nbytes, known.device = max(known.nbytes, reach(tensor)), tensor.device
+                known.nbytes, known.device = max(known.nbytes, end_in_storage(tensor)), tensor.device
     for storage, kept in before.items():
         # What no call of the step touches stays as it was: momenta of frozen weights, buffers.
         if storage not in found and kept.birth < 0:
@@ -239,7 +239,7 @@ def lines_of(graph: Graph, what: str) -> Draft:
             f"{graph.source or 'the graph'} is distributed already: {seen}",
             f"{what} starts from the step of one rank alone: sketch or record it without its process group.",
         )
-    return Draft(replace(with_ids(graph), seen=seen_calls(graph)))
+    return Draft(replace(with_ids(graph), seen=recorded_kernels(graph)))
 
 
 def with_ids(graph: Graph) -> Graph:

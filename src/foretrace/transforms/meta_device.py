@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from foretrace.graph.op import Constant
-from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS, target
+from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS, operator_path
 from foretrace.graph.tensor import ITEMSIZE, Tensor
 
 CAN_NOT_TELL = ("meta tensors", "Expected a value of type")
@@ -71,7 +71,7 @@ def frozen(value: Any) -> Hashable:
 
 
 def _answer(name: str, overload: str, args: Any, kwargs: Any) -> Any:
-    known = target(name, overload)
+    known = operator_path(name, overload)
     if known is None:
         return UnknownOnMetaError(name)
     import torch
@@ -106,7 +106,7 @@ def is_pointwise(name: str, overload: str) -> bool:
     >>> is_pointwise("aten::gelu", "default"), is_pointwise("aten::mm", "default"), is_pointwise("my::own", "")
     (True, False, False)
     """
-    known = target(name, overload)
+    known = operator_path(name, overload)
     if known is None:
         return False
     import torch

@@ -15,7 +15,7 @@ from typing import Any
 
 from foretrace.graph import Constant, ForetraceError, Graph, Op, Tensor
 from foretrace.graph.op import with_tensors
-from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS, target
+from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS, operator_path
 from foretrace.graph.tensor import ITEMSIZE
 from foretrace.transforms.composites import Composite, composites
 from foretrace.transforms.dataflow import Linked, Slot, slots_in
@@ -309,7 +309,7 @@ class Program:
         return self._op(composite), []
 
     def _op(self, composite: Composite) -> Any:
-        known = target(composite.name, composite.calls[0].op.overload)
+        known = operator_path(composite.name, composite.calls[0].op.overload)
         if known is None:
             raise ValueError(f"nobody knows {composite.name}")
         return operator(known)

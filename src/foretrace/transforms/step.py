@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.graph.calls import asked_for, dispatched, nodes_of, owner, with_numbers
-from foretrace.graph.execution_traces import Tidied, is_foreign
+from foretrace.graph.calls import autograd_nodes, dispatched, enclosing_calls, host_collective_calls, with_scalars
+from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
 from foretrace.graph.graph import Collective, Graph, Timings
 from foretrace.graph.op import Op
 from foretrace.graph.tables import SYNC, KernelTable, OpTable
-from foretrace.graph.tensor import Storage, Tensor, dense_strides, reach
+from foretrace.graph.tensor import Storage, Tensor, contiguous_strides, end_in_storage
 from foretrace.transforms.dataflow import Argument, Call, filled
 
 
@@ -45,14 +45,14 @@ def flattened(graph: Graph) -> Graph:
     ops = [graph.ops[row] for row in rows]
     groups, notes = graph.groups, list(graph.notes)
     nested = bool((graph.ops.parent[rows] >= 0).any()) if rows else False
-    nodes = nodes_of(graph.ops, np.array(rows, np.int32)) if nested else []
-    if is_foreign(ops) and any(tensor.id >= 0 for op in ops for tensor in op.tensors):
-        tidied = Tidied(graph, rows)
+    nodes = autograd_nodes(graph.ops, np.array(rows, np.int32)) if nested else []
+    if lacks_overloads(ops) and any(tensor.id >= 0 for op in ops for tensor in op.tensors):
+        tidied = CompletedTrace(graph, rows)
         ops, groups = tidied.ops, tidied.groups
         notes += tidied.notes
     for op, node in zip(ops, nodes):
-        op.parent, op.node, op.args = -1, op.node or node, with_numbers(op.args)
-    place = owner(graph, np.array(rows, np.int32))
+        op.parent, op.node, op.args = -1, op.node or node, with_scalars(op.args)
+    place = enclosing_calls(graph, np.array(rows, np.int32))
     graph = replace(graph, collectives=_asked(graph, rows, place.tolist()))
     made = assembled(graph, [Row(op, row) for op, row in zip(ops, rows)], place.tolist())
     return replace(made, groups=groups, notes=notes)
@@ -70,7 +70,7 @@ def _asked(graph: Graph, rows: Sequence[int], place: Sequence[int]) -> list[Coll
     """The collectives; one that a backend such as gloo does on a thread of its own gets the call that asks for it."""
     if all(place[one.op] >= 0 for one in graph.collectives):
         return graph.collectives
-    asked = asked_for(graph, np.array(rows, np.int32))
+    asked = host_collective_calls(graph, np.array(rows, np.int32))
     return [replace(one, op=asked.get(number, one.op)) for number, one in enumerate(graph.collectives)]
 
 
@@ -135,7 +135,7 @@ def _storages(known: dict[int, Storage], ops: Sequence[Op]) -> dict[int, Storage
                 born = row if was or all(number != other.storage for other in given) else -1
                 storage = Storage(number, was.nbytes if was else 0, was.device if was else tensor.device, born)
                 storages[number] = storage
-            storage.nbytes = max(storage.nbytes, reach(tensor))
+            storage.nbytes = max(storage.nbytes, end_in_storage(tensor))
     return storages
 
 
@@ -230,11 +230,11 @@ class Fresh:
 
     def tensor(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A dense tensor with a storage of its own, of another's type and device."""
-        return Tensor(shape, like.dtype, like.device, dense_strides(shape), 0, self.number(), self.storage())
+        return Tensor(shape, like.dtype, like.device, contiguous_strides(shape), 0, self.number(), self.storage())
 
     def view(self, of: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Another look at a tensor without gaps."""
-        return replace(of, shape=shape, stride=dense_strides(shape), id=self.number())
+        return replace(of, shape=shape, stride=contiguous_strides(shape), id=self.number())
 
 
 # --- was transforms.script: A flat step written again over other tensors.
@@ -327,5 +327,5 @@ def reaches(ops: Iterable[Op]) -> dict[int, int]:
     for op in ops:
         for tensor in (*op.tensors, *op.produced):
             if tensor.storage >= 0:
-                largest[tensor.storage] = max(largest.get(tensor.storage, 0), reach(tensor))
+                largest[tensor.storage] = max(largest.get(tensor.storage, 0), end_in_storage(tensor))
     return largest

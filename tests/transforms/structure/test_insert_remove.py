@@ -35,7 +35,7 @@ def test_calls_of_one_module_alone_are_taken_out() -> None:
 
 
 def test_a_name_that_nothing_has_is_told_with_those_near_to_it() -> None:
-    with pytest.raises(ForetraceError, match=r"no op 'gellu'. Near to it is aten::gelu"):
+    with pytest.raises(ForetraceError, match=r"no op 'gellu'. Did you mean aten::gelu"):
         without(sketched(gpt), "gellu")
     with pytest.raises(ForetraceError, match=r"no gelu in a module 'head'"):
         without(sketched(gpt), "gelu@head")
@@ -64,7 +64,7 @@ def test_an_op_is_put_behind_what_is_named_and_nowhere_else() -> None:
 
 
 def test_names_that_nothing_has_are_told_with_those_near_to_them() -> None:
-    with pytest.raises(ForetraceError, match=r"no op in its forward 'gellu'. Near to it is aten::gelu"):
+    with pytest.raises(ForetraceError, match=r"no op in its forward 'gellu'. Did you mean aten::gelu"):
         insert(sketched(gpt), "relu", "gellu")
     with pytest.raises(ForetraceError, match=r"no gelu in a module 'head'"):
         insert(sketched(gpt), "relu", "gelu@head")

@@ -22,7 +22,7 @@ def test_another_optimizer_holds_other_state() -> None:
 
 
 def test_a_name_that_is_none_is_told_with_those_near_to_it() -> None:
-    with pytest.raises(ForetraceError, match=r"'adamv'. Near to it are .*adamw"):
+    with pytest.raises(ForetraceError, match=r"'adamv'. Did you mean .*adamw"):
         chosen("adamv")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from foretrace.errors import check_count
 from foretrace.forecast.collectives import ONE_SIDED, members
-from foretrace.graph import MOST_RANKS, Collective, ForetraceError, Graph, Job
+from foretrace.graph import MAX_RANKS, Collective, ForetraceError, Graph, Job
 
 WEAK = "weak scaling: each rank's own work and the bytes of each collective stay, groups that span the job grow with it"
 NOTHING_EXCHANGED = "the step exchanges nothing: --parallel data=N makes a job of it whose ranks share their gradients"
@@ -62,7 +62,7 @@ def at_world(job: Job, world: int) -> Job:
     >>> large.graphs[0].collectives[0].ranks, len(large.alike), large.missing
     ((0, 2, 4, 6), 7, [])
     """
-    check_count(world, "world", MOST_RANKS)
+    check_count(world, "world", MAX_RANKS)
     if not job.graphs:
         raise ForetraceError(f"{job.source or 'the job'} holds no rank", "Record the job again.")
     first = job.graphs[0]
@@ -146,9 +146,9 @@ def worlds(text: str) -> list[int]:
         if item.strip() == "...":
             fills = True
             continue
-        if not item.strip().isdecimal() or not 1 <= int(item) <= MOST_RANKS:
+        if not item.strip().isdecimal() or not 1 <= int(item) <= MAX_RANKS:
             raise ForetraceError(
-                f"{item.strip()!r} is no number of ranks from 1 to {MOST_RANKS:,}",
+                f"{item.strip()!r} is no number of ranks from 1 to {MAX_RANKS:,}",
                 "Say for instance 64, or 1,2,4,...,1024.",
             )
         if fills:

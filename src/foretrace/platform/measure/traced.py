@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from foretrace.graph import Constant, ForetraceError, Op, Tensor, Value
-from foretrace.graph.operators import target
+from foretrace.graph.operators import operator_path
 
 KINDS: dict[str, tuple[type, ...]] = {
     "Tensor": (Tensor,),
@@ -46,7 +46,7 @@ def as_called(op: Op) -> Op:
 
 def _schemas(op: Op) -> list[tuple[str, Any]]:
     """The overloads of an operator, but for those that write where they are told: a profiler shows what these call."""
-    where = target(op.name, "", more=[op.name.partition("::")[0]])
+    where = operator_path(op.name, "", namespaces=[op.name.partition("::")[0]])
     try:
         packet = attrgetter(where)(torch.ops) if where else None
     except AttributeError:  # of a library that is not here

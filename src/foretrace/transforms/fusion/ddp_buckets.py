@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Collective, Graph
-from foretrace.graph.op import Constant, Op, Value, change_tensors, with_tensors
-from foretrace.graph.operators import COMMUNICATES
+from foretrace.graph.op import Constant, Op, Value, map_tensors, with_tensors
+from foretrace.graph.operators import COLLECTIVE_CALLS
 from foretrace.graph.tensor import Tensor
 from foretrace.transforms.draft import Group, Line, lines_of
 from foretrace.transforms.parallel.data import buckets_of, reduced
@@ -326,7 +326,7 @@ def _brought_back(step: SharedStep, bucket: _Filled, moved: Moved) -> Iterator[O
 def _look(op: Op, room: Tensor, offset: int, moved: Moved) -> Op:
     look = op.__copy__()
     look.args = (room, *op.args[1:-1], offset)
-    look.outputs = change_tensors(op.outputs, moved)
+    look.outputs = map_tensors(op.outputs, moved)
     return look
 
 
@@ -420,7 +420,7 @@ def unshared(graph: Graph, what: str) -> tuple[Graph, Callable[[Graph], Graph]]:
 
 def _check(ops: Sequence[Op], what: str) -> None:
     for row, op in enumerate(ops):
-        if op.name.startswith(COMMUNICATES) and op.phase != "other":
+        if op.name.startswith(COLLECTIVE_CALLS) and op.phase != "other":
             raise ForetraceError(
                 f"call {row}, {op.name}, exchanges what another {what} changes the size of",
                 f"Set {what} of the step of one rank, and let ranks share it after that.",

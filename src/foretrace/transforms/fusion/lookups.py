@@ -8,8 +8,8 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Content, Graph, Indices
-from foretrace.graph.op import Op, change_tensors, with_tensors
-from foretrace.graph.tensor import Tensor, dense_strides
+from foretrace.graph.op import Op, map_tensors, with_tensors
+from foretrace.graph.tensor import Tensor, contiguous_strides
 from foretrace.transforms.dataflow import Call, Linked, is_sequence
 from foretrace.transforms.inputs import BAGS, Owners, lists_of
 from foretrace.transforms.resize.resizable import resized_content
@@ -183,7 +183,7 @@ class Joined:
         if not made.shape[0]:
             return made
         shape = (made.shape[0] * len(self._lookups), *made.shape[1:])
-        return replace(made, shape=shape, stride=dense_strides(shape))
+        return replace(made, shape=shape, stride=contiguous_strides(shape))
 
     def _gradients(self) -> list[Row]:
         """The backward of the lookup, for the gradients of all tables joined."""
@@ -191,7 +191,7 @@ class Joined:
         op = self._backwards[0].op.__copy__()
         made = [self._lookups[0].op.tensors[OFFSETS], *self._lookups[0].op.produced[OF_BAGS:]]
         now = {tensor.storage: wide for tensor, wide in zip(made, [self._offsets, *map(self._wider, made[1:])])}
-        args = change_tensors(op.args, lambda tensor: now.get(tensor.storage, tensor))
+        args = map_tensors(op.args, lambda tensor: now.get(tensor.storage, tensor))
         op.args = (self._gradient, *args[1:])
         return [
             Row(_new(op, "aten::stack", (gradients,), (self._stacked,), node="UnbindBackward0"), -1),

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
 from foretrace.graph.op import with_tensors
-from foretrace.graph.tensor import dense_strides
+from foretrace.graph.tensor import contiguous_strides
 from foretrace.transforms.draft import Draft, Group, Line, lines_of
 from foretrace.transforms.parallel.splitting import Key, key_of
 from foretrace.transforms.weights import weights_of
@@ -138,7 +138,7 @@ class _Mixture:
         shape = [tensor.shape[0] // self.group.size, *tensor.shape[1:]]
         if at != NONE:
             shape[at] *= self.group.size
-        return replace(self.there.get(key_of(tensor), tensor), shape=tuple(shape), stride=dense_strides(shape))
+        return replace(self.there.get(key_of(tensor), tensor), shape=tuple(shape), stride=contiguous_strides(shape))
 
     def _exchange(self, tensor: Tensor, like: Op) -> Line:
         """Tokens to their experts, or back from them."""

@@ -20,7 +20,7 @@ from functools import partial
 
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
 from foretrace.graph.op import RESIZE, with_tensors
-from foretrace.graph.tensor import dense_strides
+from foretrace.graph.tensor import contiguous_strides
 from foretrace.transforms.blocks import block_of, blocks_of
 from foretrace.transforms.draft import Draft, Group, Line, called, empty, lines_of
 from foretrace.transforms.weights import Gradient, Weights, weights_of
@@ -240,7 +240,7 @@ class _Sharding:
     def _shard(self, weight: Tensor) -> Tensor:
         """This rank's part, along the first dimension."""
         shape = (-(-weight.shape[0] // self.group.size), *weight.shape[1:]) if weight.shape else weight.shape
-        return replace(weight, shape=shape, stride=dense_strides(shape), dtype=self._kept(weight.dtype))
+        return replace(weight, shape=shape, stride=contiguous_strides(shape), dtype=self._kept(weight.dtype))
 
     def _kept(self, dtype: str) -> str:
         """In what type shards of one are kept."""

@@ -15,7 +15,7 @@ from typing import Any
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Collective, Graph
 from foretrace.graph.op import RESIZE, Op, with_tensors
-from foretrace.graph.tensor import Tensor, dense_strides
+from foretrace.graph.tensor import Tensor, contiguous_strides
 from foretrace.transforms.step import Row, assembled, opened
 from foretrace.transforms.weights import lists_in
 
@@ -243,4 +243,4 @@ class _Resharding:
 
 
 def _like(tensor: Tensor, shape: Shape, offset: int) -> Tensor:
-    return replace(tensor, shape=shape, stride=dense_strides(shape), offset=offset)
+    return replace(tensor, shape=shape, stride=contiguous_strides(shape), offset=offset)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from foretrace.graph import Constant, ForetraceError, Graph, Indices, Job, Op, Tensor
 from foretrace.graph.op import with_tensors
-from foretrace.graph.tensor import dense_strides
+from foretrace.graph.tensor import contiguous_strides
 from foretrace.transforms.draft import Draft, Group, Line, called, lines_of
 from foretrace.transforms.parallel.data import USUAL_MB, reduced
 from foretrace.transforms.resize.resizable import resized_indices
@@ -311,7 +311,7 @@ class _WholeTables(_HybridRank):
         if tensor.storage in self.weights | self.gradients or tensor.layout != "strided" or not tensor.shape:
             return tensor
         shape = tuple(size * self.world if size in self.sizes else size for size in tensor.shape)
-        return replace(tensor, shape=shape, stride=dense_strides(shape))
+        return replace(tensor, shape=shape, stride=contiguous_strides(shape))
 
 
 class _Places(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from foretrace.errors import check_count
-from foretrace.graph import MOST_RANKS, ForetraceError, Graph, Job
+from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
 from foretrace.transforms.blocks import block_of
 from foretrace.transforms.draft import Draft, Group, Line, lines_of
 from foretrace.transforms.parallel import schedules
@@ -68,9 +68,9 @@ class Ways:
 
     def _check_counts(self) -> None:
         for name in COUNTS:
-            check_count(getattr(self, name), name, MOST_RANKS)
-        if self.world > MOST_RANKS:
-            raise ForetraceError(f"a job can't have {self.world:,} ranks", f"At most {MOST_RANKS:,} are simulated.")
+            check_count(getattr(self, name), name, MAX_RANKS)
+        if self.world > MAX_RANKS:
+            raise ForetraceError(f"a job can't have {self.world:,} ranks", f"At most {MAX_RANKS:,} are simulated.")
 
     def _check_shards(self) -> None:
         if self.mixed and not self.sharded:

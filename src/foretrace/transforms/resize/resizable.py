@@ -10,7 +10,7 @@ from typing import Any
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Content, Graph, Indices
 from foretrace.graph.op import Op
-from foretrace.graph.operators import target
+from foretrace.graph.operators import operator_path
 from foretrace.graph.tensor import Tensor
 from foretrace.transforms.dataflow import Call, Linked
 from foretrace.transforms.resize.arguments import Scale, read
@@ -105,7 +105,7 @@ class Resizable:
     def _unsure(self, tensors: dict[int, Tensor]) -> Iterator[str]:
         """Notes on operators that PyTorch does not know: they read another size, and are taken to make the same."""
         moving = (self._step.calls[place] for place in self._moving)
-        unknown = (call for call in moving if call.made and target(call.op.name, call.op.overload) is None)
+        unknown = (call for call in moving if call.made and operator_path(call.op.name, call.op.overload) is None)
         for name in dict.fromkeys(call.op.name for call in unknown if _resized(call, tensors) == {"read"}):
             yield f"nobody can ask {name} for its sizes: what it makes is taken to stay as large as it was"
 

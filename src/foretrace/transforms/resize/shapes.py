@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from foretrace.graph.operators import COMMUNICATES, JOINS, PARTS
-from foretrace.graph.tensor import Tensor, moved, with_shape
+from foretrace.graph.operators import COLLECTIVE_CALLS, SPARSE_ACCESSORS, SPARSE_CONSTRUCTORS
+from foretrace.graph.tensor import Tensor, with_shape, with_view
 from foretrace.transforms.dataflow import Call, Linked, filled, is_sequence, slots_in
 from foretrace.transforms.meta_device import META, Made, UnknownOnMetaError
 from foretrace.transforms.resize.arguments import NOTHING, Reading, Scale, numbers, read
@@ -35,7 +35,7 @@ class Shapes:
         for number, call in enumerate(step.calls):
             self.was.update(call.made)
             self.maker.update(dict.fromkeys(call.made, number))
-            if call.op.name in JOINS:
+            if call.op.name in SPARSE_CONSTRUCTORS:
                 self._parts.update(dict.fromkeys(call.made, call.reads[-2:]))
             elif call.made and all(tensor.layout != "strided" for tensor in call.made.values()):
                 given = next((self._parts[slot] for slot in call.reads if slot in self._parts), [])
@@ -62,9 +62,9 @@ class Shapes:
             return self._checked(call, reading)
         if call.row < 0:
             return self._looked_at(call)
-        if call.op.name in JOINS and not self._joins_alike(call, reading):
+        if call.op.name in SPARSE_CONSTRUCTORS and not self._joins_alike(call, reading):
             return "it joins the parts of a sparse tensor of another shape"
-        if call.op.name.startswith(COMMUNICATES):
+        if call.op.name.startswith(COLLECTIVE_CALLS):
             return self._exchanged(call, reading)
         strided = all(self.now[slot].layout == "strided" for slot in call.reads)
         if not strided or any(tensor.layout != "strided" for tensor in call.made.values()):
@@ -79,9 +79,9 @@ class Shapes:
         for slot, result in results.items():
             was = call.made[slot]
             if self._fits(call, result.shape, was.shape):
-                made[slot] = moved(was, result.shape, result.stride, self._base(call, was) + result.offset)
+                made[slot] = with_view(was, result.shape, result.stride, self._base(call, was) + result.offset)
             elif self._certain and self._is_known(call, slot):  # it pads, or counts blocks
-                made[slot] = moved(was, result.shape, result.stride, was.offset)
+                made[slot] = with_view(was, result.shape, result.stride, was.offset)
             elif self._is_known(call, slot):
                 return f"it would make {list(result.shape)} of {list(was.shape)}"
             else:  # the meta device makes something else than real ones do
@@ -90,7 +90,7 @@ class Shapes:
 
     def _checked(self, call: Call, reading: Reading) -> dict[int, Tensor] | str:
         """A call that makes nothing new: whether what it is given fits."""
-        if call.op.is_side_call or call.op.name.startswith(COMMUNICATES):
+        if call.op.is_side_call or call.op.name.startswith(COLLECTIVE_CALLS):
             return self._exchanged(call, reading)
         if all(self.now[slot].shape == self.was[slot].shape for slot in call.reads):
             return {}
@@ -120,7 +120,7 @@ class Shapes:
     def like(self, call: Call, others: list[Made]) -> dict[int, Tensor]:
         """What a call makes, where another of its kind makes these."""
         return {
-            slot: moved(was, other.shape, other.stride, self._base(call, was) + other.offset)
+            slot: with_view(was, other.shape, other.stride, self._base(call, was) + other.offset)
             for (slot, was), other in zip(call.made.items(), others)
         }
 
@@ -176,7 +176,7 @@ class Shapes:
 
     def _alike(self, call: Call, reading: Reading = NOTHING) -> dict[int, Tensor]:
         """What a call makes that the meta device does not know: sizes change that are those of changed arguments."""
-        if call.op.name in PARTS:
+        if call.op.name in SPARSE_ACCESSORS:
             return self._part(call)
         grown = self.grown(call).union(size for place, size in enumerate(numbers(call.args)) if place in reading)
         made = {}
@@ -190,13 +190,13 @@ class Shapes:
         maker = self.maker.get(call.reads[0])
         parted = self.step.calls[maker] if maker is not None else None
         sizes = read(call.args, reading, self.scale)[2:3]
-        if parted is None or parted.op.name not in PARTS or not sizes:
+        if parted is None or parted.op.name not in SPARSE_ACCESSORS or not sizes:
             return True
         return list(self.now[parted.reads[0]].shape) == sizes[0]
 
     def _part(self, call: Call) -> dict[int, Tensor]:
         """Indices or values of a sparse tensor: of its parts, or as many as its maker's arguments have it."""
-        whole, side = call.reads[0] if call.reads else -1, PARTS[call.op.name]
+        whole, side = call.reads[0] if call.reads else -1, SPARSE_ACCESSORS[call.op.name]
         parts = self._parts.get(whole)
         made = {}
         for slot, tensor in call.made.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from foretrace.errors import ForetraceError, unknown
+from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.transforms.dataflow import Call, Linked
 from foretrace.transforms.inputs import BAGS, Given, companions
@@ -128,5 +128,5 @@ def _lookups(graph: Graph, step: Linked, tables: str, names: tuple[str, ...] = L
         return [calls[int(tables)]]
     meant = [call for call in calls if fnmatchcase(call.op.module, tables) or call.op.module.endswith(f".{tables}")]
     if not meant:
-        raise unknown("table", tables, [call.op.module or str(place) for place, call in enumerate(calls)])
+        raise unknown_name("table", tables, [call.op.module or str(place) for place, call in enumerate(calls)])
     return meant

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import combinations
 
-from foretrace.errors import ForetraceError, unknown
+from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
 from foretrace.graph.tensor import Tensor
@@ -44,7 +44,7 @@ def width(graph: Graph, outputs: int, layer: str) -> Graph:
     layers = _layers(step, weights)
     meant = [name for name in layers if fnmatchcase(name, layer) or name.endswith(f".{layer}")]
     if not meant:
-        raise unknown("linear layer", layer, layers)
+        raise unknown_name("linear layer", layer, layers)
     if len(meant) > 1:
         raise ForetraceError(f"{layer!r} names {len(meant)} layers", f"Choose one of {', '.join(meant[:8])}.")
     chosen = layers[meant[0]]

@@ -8,8 +8,8 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import Constant, Op, change_tensors
-from foretrace.graph.tensor import Tensor, dense_strides
+from foretrace.graph.op import Constant, Op, map_tensors
+from foretrace.graph.tensor import Tensor, contiguous_strides
 from foretrace.transforms.dataflow import Call, Linked, filled, slots_in
 from foretrace.transforms.meta_device import META, Made, UnknownOnMetaError
 from foretrace.transforms.step import Fresh, Row, assembled, flattened, refree
@@ -256,7 +256,7 @@ class _Relaid:
         made = {t.id: t for t in op.produced}
         self._now.update({slot: made.get(tensor.id, tensor) for slot, tensor in call.made.items()})
         new = op.__copy__()
-        new.args = change_tensors(op.args, lambda t: self._as(t, slots[t.id]) if t.id in slots else t)
+        new.args = map_tensors(op.args, lambda t: self._as(t, slots[t.id]) if t.id in slots else t)
         return new
 
     def _as(self, tensor: Tensor, slot: int) -> Tensor:
@@ -280,7 +280,7 @@ class _Relaid:
         given = self._now[call.reads[0]]
         viewed = self._viewed.get(next(iter(call.made), -1))
         if viewed is None:
-            return given.stride == dense_strides(given.shape)
+            return given.stride == contiguous_strides(given.shape)
         return self._asked(VIEW, (given, viewed.op.args[1])) is not None
 
     def _viewing(self, call: Call, op: Op) -> list[Op]:
@@ -299,7 +299,7 @@ class _Relaid:
         copying.name, copying.args, copying.outputs = COPY, (op.args[0],), (copy,)
         copying.kwargs = {"memory_format": CONTIGUOUS}
         op.name, op.args, op.entered = VIEW_OF_COPY, (copy, op.args[1]), 0
-        self._now[slot] = replace(was, stride=dense_strides(was.shape), offset=0, storage=copy.storage)
+        self._now[slot] = replace(was, stride=contiguous_strides(was.shape), offset=0, storage=copy.storage)
         op.outputs = (self._now[slot],)
         return [copying, op]
 

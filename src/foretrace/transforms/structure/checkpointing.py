@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from foretrace.errors import ForetraceError, unknown
+from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
 from foretrace.graph.tensor import Tensor
@@ -43,7 +43,7 @@ def _blocks(graph: Graph, ops: list[Op], wanted: str) -> list[str]:
         raise ForetraceError(f"{graph.title} shows no repeated blocks", "Record it, or sketch it.")
     meant = [block for block in found if fnmatchcase(block, wanted) or block.endswith(f".{wanted}")]
     if not meant:
-        raise unknown("block", wanted, found)
+        raise unknown_name("block", wanted, found)
     return meant
 
 

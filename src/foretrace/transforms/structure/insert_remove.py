@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from foretrace.errors import ForetraceError, unknown
+from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, with_tensors
 from foretrace.graph.tensor import FLOATING, Tensor
@@ -36,10 +36,10 @@ def without(graph: Graph, what: str) -> Graph:
     name, _, where = what.partition("@")
     called = [row for row, op in enumerate(ops) if name in (op.name, op.name.partition("::")[2])]
     if not called:
-        raise unknown("op", name, {op.name for op in ops})
+        raise unknown_name("op", name, {op.name for op in ops})
     meant = [row for row in called if not where or is_in(ops[row], where)]
     if not meant:
-        raise unknown(f"{name} in a module", where, {ops[row].module for row in called})
+        raise unknown_name(f"{name} in a module", where, {ops[row].module for row in called})
     made = removed(graph, {*meant, *_backwards(ops, meant)})
     made.notes.append(f"{len(meant)} calls of {name} are taken out")
     return made
@@ -207,10 +207,10 @@ def _meant(known: Sequence[Composite], after: str) -> list[Composite]:
     ops = [call.op for one in known for call in one.calls]
     called = [one for one in known if any(name in (c.op.name, c.op.name.partition("::")[2]) for c in one.calls)]
     if not called:
-        raise unknown("op in its forward", name, {op.name for op in ops})
+        raise unknown_name("op in its forward", name, {op.name for op in ops})
     meant = [one for one in called if not where or is_in(one.calls[0].op, where)]
     if not meant:
-        raise unknown(f"{name} in a module", where, {one.calls[0].op.module for one in called})
+        raise unknown_name(f"{name} in a module", where, {one.calls[0].op.module for one in called})
     return meant
 
 

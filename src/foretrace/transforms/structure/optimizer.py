@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretrace.errors import ForetraceError, unknown
+from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph import ForetraceError, Graph, Tensor
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, with_tensors
@@ -176,7 +176,7 @@ def chosen(name: str) -> tuple[str | None, str | None]:
     kinds, walks = [word for word in words if word in KINDS], [word for word in words if word in WALKS]
     if len(kinds) + len(walks) != len(words) or len(kinds) > 1 or len(walks) > 1:
         wrong = next((word for word in words if word not in KINDS and word not in WALKS), name)
-        raise unknown("optimizer", wrong, [*KINDS, *WALKS])
+        raise unknown_name("optimizer", wrong, [*KINDS, *WALKS])
     return next(iter(kinds), None), next(iter(walks), None)
 
 
