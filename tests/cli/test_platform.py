@@ -184,3 +184,9 @@ def test_a_scaled_platform_is_shown_and_compared(foretrace):
     words = json.loads(foretrace("platform", "compare", "h200", "h200:hbm=1.5", "--json").out)
     changed = {row["name"]: row["ratio"] for row in words["figures"] if row["ratio"] != 1.0}
     assert changed == {"memory rate, peak": 1.5, "memory rate, reached": 1.5}
+
+
+def test_a_log_without_end_makes_no_fabric(foretrace, tmp_path):
+    ran = foretrace("platform", "fabric", "--from", "/dev/zero", "--out", tmp_path / "mine")
+    said = "foretrace: /dev/zero is a device: reading it may never end. Give a file.\n"
+    assert (ran.code, ran.err) == (2, said) and not (tmp_path / "mine").exists()

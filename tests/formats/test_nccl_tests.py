@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
+
 import pytest
 
 from foretrace.formats.nccl_tests import read_nccl_tests
@@ -85,3 +88,28 @@ def test_a_log_that_names_no_ranks_is_refused(log):
 def test_a_line_that_was_cut_is_left_out(log):
     text = ANNOUNCED + SETTINGS + ranks(8) + COLUMNS + ROWS + "     2097152        524288     float     sum"
     assert len(read_nccl_tests(log(text))[0].rows) == 2
+
+
+@pytest.mark.parametrize("cells", ["9" * 400 + " 256", "1024 256"])
+@pytest.mark.parametrize("time", ["1e400", "inf", "nan", "1e300"])
+def test_figures_that_no_test_prints_are_left_out(log, cells, time):
+    odd = f"{cells} float sum -1 {time} 0 0 0\n" + f"{'9' * 400} 256 float sum -1 30.0 0 0 0\n"
+    (table,) = read_nccl_tests(log(ANNOUNCED + SETTINGS + ranks(2) + COLUMNS + ROWS + odd))
+    assert table.rows == [(1024, 36.07), (1048576, 74.78)]
+
+
+def test_a_log_without_end_is_refused(log, monkeypatch):
+    with pytest.raises(ForetraceError, match="/dev/zero is a device: reading it may never end"):
+        read_nccl_tests(Path("/dev/zero"))
+    monkeypatch.setattr("foretrace.formats.nccl_tests.MAX_LOG_BYTES", 1 << 20)
+    with pytest.raises(ForetraceError, match=r"too large for a log of nccl-tests \(more than 1 MB\)"):
+        read_nccl_tests(log("x" * ((1 << 20) + 1)))
+
+
+def test_a_log_that_is_absent_or_half_packed_is_told(log, tmp_path):
+    with pytest.raises(ForetraceError, match="does not exist"):
+        read_nccl_tests(tmp_path / "absent")
+    path = log("")
+    path.write_bytes(gzip.compress(b"log" * 999)[:-9])
+    with pytest.raises(ForetraceError, match="not a sound gzip file"):
+        read_nccl_tests(path)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.platform.files import Positive, read_as, write
+from foretrace.platform.files import Positive, read_as, read_object, write
 
 
 @dataclass(frozen=True)
@@ -89,3 +89,19 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ForetraceError, match=r"wheel\.json does not exist"):
         read_as(Wheel, tmp_path / "wheel.json")
+
+
+def test_a_file_without_end_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    with pytest.raises(ForetraceError, match=r"device\.json is a device: reading it may never end"):
+        read_object(tmp_path / "device.json")
+    monkeypatch.setattr("foretrace.platform.files.MAX_FILE_BYTES", 10)
+    (tmp_path / "large.json").write_text("{" + " " * 20 + "}")
+    with pytest.raises(ForetraceError, match=r"large\.json is too large for facts of a platform"):
+        read_object(tmp_path / "large.json")
+
+
+def test_a_link_among_a_platform_s_files_stays(tmp_path):
+    (tmp_path / "device.json").symlink_to("elsewhere.json")
+    write(tmp_path / "device.json", {"a": 1})
+    assert (tmp_path / "device.json").is_symlink() and read_object(tmp_path / "elsewhere.json") == {"a": 1}

@@ -174,3 +174,13 @@ def test_a_folder_is_a_recording_only_with_its_job_file(copy: Path) -> None:
     assert files.is_recording(copy)
     assert not files.is_recording(copy / "rank-0")
     assert not files.is_recording(copy / "job.json")
+
+
+@pytest.mark.parametrize(
+    "field", [{"rows": 10**400}, {"count": -1}, {"unique": 1 << 60}, {"reuse": [10**400]}, {"reuse": [1] * 2000}]
+)
+def test_counts_of_ids_that_can_not_be_are_refused(tmp_path: Path, field: dict[str, object]) -> None:
+    entry = {"op": "aten::embedding", "nth": 0, "rows": 9, "count": 12, "unique": 3, "bags": 12, "reuse": [0, 0, 3]}
+    (tmp_path / "indices.json").write_text(json.dumps([{**entry, **field}]))
+    with pytest.raises(ForetraceError, match=r"indices\.json does not hold what it should"):
+        files.read_indices(tmp_path, [Op("aten::embedding")])

@@ -219,6 +219,24 @@ def test_a_shape_beyond_every_memory_is_said(shape: tuple[int, ...], tmp_path: P
     assert json.loads(written(graph_of(zeros), tmp_path / "made")["calls.json"])["memory"]["peak"] == 1 << 62
 
 
+def test_a_layout_that_there_is_none_of_is_refused(tmp_path: Path) -> None:
+    odd = graph_of(Op("aten::relu", (tensor(0, layout="w'eird"),), outputs=(tensor(1),)), source="run/rank-0")
+    with pytest.raises(ForetraceError, match="run/rank-0 can't be made into a benchmark: it asks for a layout"):
+        write_benchmark(odd, tmp_path / "out", Choices())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr", "weird"])
+def test_a_sparse_tensor_may_end_with_a_storage_of_its_own(layout: str, tmp_path: Path) -> None:
+    odd = tensor(1, layout=layout)
+    ops = [
+        Op("aten::relu", (tensor(0),), outputs=(odd,)),
+        Op("aten::relu", (odd,), outputs=(tensor(2),)),
+        Op("aten::relu", (tensor(2),), outputs=(tensor(3),), frees=(1,)),
+    ]
+    assert "t1" in written(graph_of(*ops), tmp_path / "out")["step.py"]
+
+
 def test_a_step_larger_than_memory_is_refused_before_it_is_made(tmp_path: Path, loaded: Callable[..., Any]) -> None:
     huge = tensor(0, shape=(1 << 50,))
     with pytest.raises(MemoryError, match="at its peak"):

@@ -60,3 +60,46 @@ def test_a_plan_can_not_be_written_into_a_file(tmp_path):
 def test_ranks_that_cannot_be_are_refused(ranks):
     with pytest.raises(ForetraceError):
         check_ranks(ranks)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"plan": {"a": {"kind": "table_wise", "ranks": [Infinity]}}}',
+        '{"plan": {"a": {"kind": "table_wise", "ranks": [NaN]}}}',
+        '{"plan": {"a": {"kind": "table_wise", "ranks": [1e999]}}}',
+        '{"plan": {"a": {"kind": "table_wise", "ranks": ["x"]}}}',
+        '{"plan": ' + "[" * 100_000,
+        '{"plan": ' + "9" * 5000 + "}",
+        "\x1f\ufffd",
+        "[]",
+        "",
+    ],
+)
+def test_what_is_no_plan_is_refused_in_one_line(tmp_path, text):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ForetraceError, match=r"plan\.json is no plan") as refused:
+        read_plan(tmp_path / "plan.json", [Table("a", 9, 16)], Ranks(2))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_rank_of_400_digits_is_on_none(tmp_path):
+    (tmp_path / "plan.json").write_text('{"plan": {"a": {"kind": "table_wise", "ranks": [1%s]}}}' % ("0" * 400))
+    with pytest.raises(ForetraceError, match="There are 2 ranks"):
+        read_plan(tmp_path / "plan.json", [Table("a", 9, 16)], Ranks(2))
+
+
+def test_a_plan_without_end_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ForetraceError, match="is a device"):
+        read_plan("/dev/zero", [Table("a", 9, 16)], Ranks(2))
+    monkeypatch.setattr("foretrace.sharding.plan.MAX_PLAN_BYTES", 100)
+    (tmp_path / "plan.json").write_text(" " * 101)
+    with pytest.raises(ForetraceError, match="too large for a plan"):
+        read_plan(tmp_path / "plan.json", [Table("a", 9, 16)], Ranks(2))
+
+
+def test_a_file_that_holds_no_plan_is_not_replaced_by_one(tmp_path):
+    (tmp_path / "tables.csv").write_text("name,rows,dim\n")
+    with pytest.raises(ForetraceError, match="is not a sharding plan that Foretrace wrote"):
+        write_plan((Placement("table_wise", (1,)),), [Table("a", 9, 16)], Ranks(2), tmp_path / "tables.csv")
+    assert (tmp_path / "tables.csv").read_text() == "name,rows,dim\n"

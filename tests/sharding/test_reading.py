@@ -95,3 +95,13 @@ def test_the_listing_of_torchrecs_planner_is_read(shared):
     assert len(tables) == 1935
     assert tables[0].rows == 80_000_000 and tables[0].dim == 128
     assert tables[0].features == 4 and tables[0].ids == 6066
+
+
+def test_a_list_without_end_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "zero.csv").symlink_to("/dev/zero")
+    with pytest.raises(ForetraceError, match=r"zero\.csv is a device: reading it may never end"):
+        read_tables(tmp_path / "zero.csv")
+    monkeypatch.setattr("foretrace.sharding.tables.MAX_FILE_BYTES", 1 << 20)
+    (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(b"name,rows,dim\n" + bytes(1 << 21)))
+    with pytest.raises(ForetraceError, match=r"bomb\.csv\.gz is too large for a list of tables \(more than 1 MB\)"):
+        read_tables(tmp_path / "bomb.csv.gz")

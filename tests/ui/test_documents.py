@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from foretrace.forecast.forecast import Forecast
@@ -28,3 +30,29 @@ def test_a_field_of_the_wrong_kind_is_named():
 def test_what_is_no_document_is_none(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     assert read_words(tmp_path / "a.json") is None
+
+
+WHOLE = Forecast(
+    source="a", platform="h200", step_ms=2.5, samples=4, mfu=0.5, peak_memory_bytes=9, coverage={"model": 1.0},
+    by_op=[{"name": "aten::mm", "device_ms": 1.0, "host_ms": 0.5, "count": 1, "share": 1.0}],
+    wait_ms={0: 1.0}, notes=["one"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step_ms", float("inf")), ("step_ms", float("nan")), ("step_ms", 10**400), ("step_ms", True), ("mfu", "x"),
+        ("samples", [1]), ("samples", 10**400), ("peak_memory_bytes", {}), ("coverage", {"model": "x"}),
+        ("by_op", [{"name": "aten::mm"}]), ("by_op", [{**WHOLE.by_op[0], "name": ["x"]}]),
+        ("by_op", [{**WHOLE.by_op[0], "device_ms": None}]), ("by_op", [{**WHOLE.by_op[0], "more": 10**400}]),
+        ("by_family", [None]), ("by_phase", {}), ("notes", [["x"]]), ("notes", "x"), ("source", 3), ("fits", "yes"),
+        ("wait_ms", {"0": "long"}), ("fabric", 1),
+    ],
+)  # fmt: skip
+def test_a_forecast_that_no_page_can_be_drawn_of_is_refused(field, value):
+    words = json.loads(as_json(WHOLE))
+    assert read_forecast(words, "a.json").step_ms == 2.5
+    with pytest.raises(ForetraceError, match=rf"a\.json is damaged: the field {field!r} holds") as refused:
+        read_forecast({**words, field: value}, "a.json")
+    assert len(str(refused.value)) < 200

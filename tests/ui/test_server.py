@@ -367,3 +367,18 @@ def test_the_token_never_leads_to_another_host(root):
         answer, _ = ask(server, f"//evil.example/?token={server.guard.token}")
         assert answer.headers["Location"].startswith("/") and not answer.headers["Location"].startswith("//")
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"step_ms": 10**400}, {"mfu": "x"}, {"samples": [1]}, {"by_op": [{"name": "x"}]}, {"notes": [[1]]},
+        {"by_phase": [{"name": {}, "device_ms": 1, "host_ms": 1, "count": 1}]}, {"step_ms": 1e308},
+    ],
+)  # fmt: skip
+def test_a_damaged_forecast_is_named_where_it_is_compared(server, root, damage):
+    words = json.loads((root / "before.json").read_text())
+    (root / "bad.json").write_text(json.dumps({**words, **damage}))
+    for address in ("/compare?a=bad.json&b=after.json", "/compare?a=after.json&b=bad.json"):
+        answer, text = ask(server, address)
+        assert answer.status == 422 and "bad.json is damaged: the field" in text

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace import __version__
-from foretrace.graph import MOST_RANKS, Content, ForetraceError, Indices, Op, Storage, Timings
+from foretrace.graph import MAX_RANKS, Content, ForetraceError, Indices, Op, Storage, Timings
 from foretrace.graph.codec import DAMAGE, from_lines, to_lines
 
 VERSION = 1
@@ -27,6 +27,8 @@ RANK, OPS, STORAGES, INDICES = "rank.json", "ops.jsonl.gz", "storages.json.gz", 
 PROFILE, EXECUTION_TRACE, JOB, CONTENTS = "profile.json.gz", "et.json.gz", "job.json", "contents.json.gz"
 NOT_FINITE = ("inf", "-inf", "nan")
 MOST_BYTES = 1 << 62
+MAX_COUNT, MAX_DOUBLINGS = 1 << 53, 64
+"""Rows and ids that floats still count one by one, and how often one row can be hit, in doublings."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,18 @@ def read_indices(folder: Path, ops: list[Op]) -> list[Indices]:
         for entry in entries:
             of_name, nth = places.get(entry["op"], []), entry["nth"]
             row = of_name[nth] if 0 <= nth < len(of_name) else -1
-            numbers = {key: int(entry[key]) for key in ("rows", "count", "unique", "bags")}
-            found.append(Indices(op=row, reuse=tuple(int(n) for n in entry["reuse"]), **numbers))
+            numbers = {key: _counted(entry[key]) for key in ("rows", "count", "unique", "bags")}
+            if len(entry["reuse"]) > MAX_DOUBLINGS:
+                raise ValueError(f"rows are hit in {len(entry['reuse'])} doublings")
+            found.append(Indices(op=row, reuse=tuple(map(_counted, entry["reuse"])), **numbers))
     return found
+
+
+def _counted(number: Any) -> int:
+    """A number of rows or of ids."""
+    if not 0 <= int(number) < MAX_COUNT:
+        raise ValueError(f"a count of {str(number)[:40]}")
+    return int(number)
 
 
 def read_contents(folder: Path, ops: list[Op]) -> dict[int, Content]:
@@ -189,7 +200,7 @@ def read_world(folder: Path) -> int:
     """How many ranks a recorded job ran on."""
     with _read_soundly(folder / JOB) as facts:
         _check_version(facts, folder / JOB)
-        if not 0 < facts["world"] <= MOST_RANKS:
+        if not 0 < facts["world"] <= MAX_RANKS:
             raise ValueError(f"a job of {facts['world']} ranks")
         return int(facts["world"])
 

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from foretrace.graph import Content, Tensor
-from foretrace.graph.operators import NAMESPACES
-from foretrace.graph.tensor import ITEMSIZE
+from foretrace.graph.operators import LAYOUTS, NAMESPACES
+from foretrace.graph.tensor import ITEMSIZE, contiguous_strides
 from foretrace.replay.fillings import FACTS
 from foretrace.replay.lines import Lines
 from foretrace.replay.literals import Name, NotWritableError, device_name, literal
 from foretrace.replay.plan import Input, Plan
 from foretrace.replay.sections import Section, sections
-from foretrace.transforms.layout import dense_strides
 
 WIDTH = 120
 
@@ -151,6 +150,8 @@ def _input(entry: Input, on_memory: dict[Name, int], made: set[Name]) -> Iterato
     tensor = entry.tensor
     where = device_name(tensor.device or "cpu")
     dtype, shape = _dtype(tensor), _numbers(tensor.shape)
+    if tensor.layout not in LAYOUTS:
+        raise NotWritableError(f"a layout {tensor.layout!r}")
     if tensor.layout != "strided":
         indices, values = entry.parts if len(entry.parts) == 2 else ("None", "None")
         yield f"{entry.name} = sparse({indices}, {values}, {shape}, {dtype}, {where})"
@@ -158,14 +159,14 @@ def _input(entry: Input, on_memory: dict[Name, int], made: set[Name]) -> Iterato
     content = content_text(entry.content)
     memory = entry.memory
     assert memory is not None
-    dense = tensor.offset == 0 and tensor.stride in (None, dense_strides(tensor.shape))
+    dense = tensor.offset == 0 and tensor.stride in (None, contiguous_strides(tensor.shape))
     if on_memory[memory.name] == 1 and dense and memory.nbytes == tensor.nbytes:
         yield f"{entry.name} = tensor({shape}, {dtype}, {where}, {content})"
         return
     if memory.name not in made:
         made.add(memory.name)
         yield f"{memory.name} = memory({literal(int(memory.nbytes))}, {where})"
-    stride = _numbers(tensor.stride or dense_strides(tensor.shape))
+    stride = _numbers(tensor.stride or contiguous_strides(tensor.shape))
     yield f"{entry.name} = view({memory.name}, {shape}, {stride}, {literal(int(tensor.offset))}, {dtype}, {content})"
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from foretrace.graph import Constant, Graph, Op, Tensor, Value
-from foretrace.graph.dispatched import owner
-from foretrace.graph.foreign import Tidied, is_foreign
+from foretrace.graph.calls import enclosing_calls
+from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
 from foretrace.graph.op import RESIZE
-from foretrace.graph.sparse import sparse_parts
+from foretrace.graph.operators import sparse_parts
 from foretrace.graph.tables import Floats
 from foretrace.replay.fillings import with_contents
 from foretrace.replay.literals import Name
@@ -52,8 +52,8 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
     ops = [graph.ops[row] for row in rows]
     needs_arguments(ops, graph.source)
     groups, notes = graph.groups, list(graph.notes)
-    if is_foreign(ops):
-        tidied = Tidied(graph, rows)
+    if lacks_overloads(ops):
+        tidied = CompletedTrace(graph, rows)
         ops, groups = tidied.ops, tidied.groups
         notes += tidied.notes
     measured = graph if original is None else original
@@ -102,7 +102,7 @@ def _timed(calls: Sequence[Call], measured: Graph, ops: Sequence[Op]) -> tuple[f
 
 def _device_us(graph: Graph, rows: Sequence[int]) -> Floats:
     """Device time that each call launched."""
-    whose = owner(graph, np.array(rows, np.int32))[graph.kernels.op]
+    whose = enclosing_calls(graph, np.array(rows, np.int32))[graph.kernels.op]
     known = whose >= 0
     spent = (graph.kernels.end - graph.kernels.start)[known]
     return np.bincount(whose[known], spent, minlength=len(rows)).astype(np.float64)
@@ -119,7 +119,7 @@ def _calls_of(ops: Sequence[Op], chosen: Sequence[int], variables: Variables) ->
         pending += op.frees
         if number not in taken:
             continue
-        frees = [*variables.free(pending), *loose]
+        frees = list(dict.fromkeys([*variables.free(pending), *loose]))  # a sparse tensor may be among both
         pending, loose = [], []
         calls += _call(number, op, frees, variables)
         loose += variables.end(last_use.get(number, ()))

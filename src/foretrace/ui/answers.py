@@ -89,7 +89,12 @@ def compared(folder: Folder, fields: Fields) -> Sheet:
             told(f"predicting {name} on {on or OWN}")
             forecasts.append(_forecast(folder, name, on))
         told("drawing both")
-        return comparison_page(forecasts[0], forecasts[1], (sides[0][0], sides[1][0]))
+
+        def page() -> Sheet:
+            return comparison_page(forecasts[0], forecasts[1], (sides[0][0], sides[1][0]))
+
+        documents = [name for name, _ in sides if is_forecast(words_of(folder.path(name)))]
+        return drawn(page, " or ".join(documents)) if documents else page()
 
 
 def asking(folder: Folder, fields: Fields) -> Sheet:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from foretrace.forecast.forecast import UNTOLD, Forecast
 from foretrace.graph import ForetraceError
 
 Words = dict[str, Any]
 
-NUMBER = (int, float)
+TABLES, COLUMNS = ("by_op", "by_family", "by_phase", "by_module"), ("device_ms", "host_ms", "count")
+LARGEST = 1e18
+"""No figure of a step is larger, in whichever unit; what is not a number is neither."""
+SHOWN = 60
+"""Characters of a wrong value in a message."""
 
 
 def read_words(path: Path) -> Words | None:
@@ -66,13 +71,44 @@ def is_whatif(words: Words) -> bool:
 
 
 def read_forecast(words: Words, name: str) -> Forecast:
-    """The forecast with these words; words that this Foretrace does not know are passed over."""
+    """The forecast with these words; words that this Foretrace does not know are passed over.
+
+    Anybody may have changed them: each is held against the type of its field, so that a page can be drawn.
+    """
     forecast = Forecast()
+    types = get_type_hints(Forecast)
     for field in fields(Forecast):
         if field.name in UNTOLD or field.name not in words:
             continue
-        value, usual = words[field.name], getattr(forecast, field.name)
-        if usual is not None and not isinstance(value, NUMBER if isinstance(usual, NUMBER) else type(usual)):
-            raise ForetraceError(f"{name}: the field {field.name!r} holds {value!r}", "Predict it again.")
+        value = words[field.name]
+        if not _is_sound(value, types[field.name]) or (field.name in TABLES and not all(map(_is_row, value))):
+            shown = repr(value)
+            shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
+            raise ForetraceError(f"{name} is damaged: the field {field.name!r} holds {shown}", "Predict it again.")
         setattr(forecast, field.name, value)
     return forecast
+
+
+def _is_sound(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON is of a type, and all its numbers are ones that can be drawn.
+
+    >>> _is_sound([{"ms": 1.0}], list[dict[str, Any]]), _is_sound(float("inf"), float | None), _is_sound("x", int)
+    (True, False, False)
+    """
+    inner = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return any(_is_sound(value, one) for one in inner)
+    if kind is Any:
+        kind = type(value)  # whatever it is, with what is in it
+    if kind in (int, float):
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+    if (get_origin(kind) or kind) is dict:
+        return isinstance(value, dict) and all(_is_sound(item, inner[1] if inner else Any) for item in value.values())
+    if (get_origin(kind) or kind) is list:
+        return isinstance(value, list) and all(_is_sound(item, inner[0] if inner else Any) for item in value)
+    return isinstance(value, kind)
+
+
+def _is_row(row: Words) -> bool:
+    """Whether a row of a table has the columns that two forecasts are compared by."""
+    return isinstance(row.get("name"), str) and all(_is_sound(row.get(column), float) for column in COLUMNS)
