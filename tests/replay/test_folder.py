@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +44,21 @@ assert not any(name.partition(".")[0] == "foretrace" for name in sys.modules)
 def test_a_folder_that_is_there_is_left_alone(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(ForetraceError, match="is there already"):
         write_benchmark(graph, tmp_path, Choices())
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("place", ["pathlib.Path.write_text", "shutil.copytree", "pathlib.Path.rename"])
+def test_on_a_full_disk_no_half_folder_is_left(
+    graph: Graph, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(place, full)
+        with pytest.raises(ForetraceError, match=r"kept can't be written \(No space left on device\)\. Make room"):
+            write_benchmark(graph, tmp_path / "new" / "kept", Choices())
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_can_t_be_written_is_said_without_a_question(tmp_path: Path) -> None:
