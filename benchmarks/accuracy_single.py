@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks.single_folder import Truth
 from benchmarks.table import H200, keep
+from foretrace.analysis.compare import check_prediction
+from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.cost_models.kernels.roofline import work_of
-from foretrace.forecast.check import check
-from foretrace.forecast.flat import flat
-from foretrace.forecast.predict import predict
+from foretrace.prediction.predict import predict_on_platform
 
 MEASURED_ON = H200
 DEVICE_BOUND = 0.85
@@ -42,13 +42,13 @@ SUMMED = ("sketched", "recorded", "timed", "active", "memory", "noise", "kernels
 def scored(step: str, truth: Truth) -> dict[str, Any]:
     """A step, measured and predicted."""
     job = truth.recording(step)
-    forecast = predict(job, truth.platform, kernels="model")
-    sketched = predict(truth.sketch(step), truth.platform)
-    timed = predict(job, truth.timed, kernels="model")
-    found = check(sketched, job)
+    forecast = predict_on_platform(job, truth.platform, kernels="model")
+    sketched = predict_on_platform(truth.sketch(step), truth.platform)
+    timed = predict_on_platform(job, truth.timed, kernels="model")
+    found = check_prediction(sketched, job)
     measured = found.step_ms[1]
     busy = found.device_active_ms[1] / measured if found.device_active_ms else 0.0
-    roofline = sum(work_of(op).us(truth.platform.device) for op in flat(job.graphs[0]).calls.ops) / 1e3
+    roofline = sum(work_of(op).us(truth.platform.device) for op in dispatched_calls(job.graphs[0]).calls.ops) / 1e3
     estimated = truth.estimate(step)
     return {
         "step": step,

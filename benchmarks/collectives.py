@@ -22,8 +22,9 @@ from benchmarks.link_fit import by_machine, by_table, left_out
 from benchmarks.nccl_tables import TABLES, Table, tables
 from benchmarks.table import keep
 from foretrace.cost_models.collectives.curves import fit_curves
-from foretrace.cost_models.collectives.pricing import Range, predict
+from foretrace.cost_models.collectives.pricing import predict
 from foretrace.cost_models.collectives.topology import Constants
+from foretrace.cost_models.ranges import Range
 from foretrace.platform.fabric import Fabric
 
 Floats = NDArray[np.float64]

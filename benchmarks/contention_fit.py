@@ -1,15 +1,15 @@
-"""Fits how much longer kernels take beside a collective, and it beside them: src/foretrace/cost_models/contention.json.
+"""Fits how much longer kernels take overlap_share a collective, and it overlap_share them: src/foretrace/cost_models/contention.json.
 
     python -m benchmarks.contention_fit TRACE ...
 
-Of profiler traces that show both: kernels of one name, grid and op with the same shapes, some with a collective beside
+Of profiler traces that show both: kernels of one name, grid and op with the same shapes, some with a collective overlap_share
 them all the time and some with none. An op that launches a kernel several times is left out: nobody can tell which is
 which. Beside a collective a kernel takes a factor longer, and a fixed time more: it waits for its share of the device.
 
 Each trace is then predicted by what the others say. Where that is no better than no correction at all, none is kept.
 
-How much longer a collective takes beside kernels is the median of what others measured and published, each machine with
-one figure (benchmarks/data/contention_transfers.json): the time of one all_reduce with products beside it all the time
+How much longer a collective takes overlap_share kernels is the median of what others measured and published, each machine with
+one figure (benchmarks/data/contention_transfers.json): the time of one all_reduce with products overlap_share it all the time
 over its time alone. Galvatron's figures are the larger one of both sides' slow-downs. Each machine is predicted by the
 others in the same way.
 """
@@ -26,25 +26,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost_models.collectives.contention import FILE
-from foretrace.forecast.contention import beside
 from foretrace.formats.load import load
 from foretrace.graph import Graph
 from foretrace.graph.tables import COLLECTIVE, COMPUTE
+from foretrace.simulation.contention import overlap_share
 
 FEWEST = 3
 """Kernels of each kind that a pair of medians needs."""
 Medians = NDArray[np.float64]
-"""Rows of microseconds, alone and beside a collective."""
+"""Rows of microseconds, alone and overlap_share a collective."""
 TRANSFERS = Path(__file__).parent / "data" / "contention_transfers.json"
 FACTORS, ADDED = np.linspace(1.0, 1.5, 51), np.linspace(0.0, 10.0, 101)
 
 
 def pairs(graph: Graph) -> list[tuple[float, float]]:
-    """Medians of kernels alone and beside a collective."""
+    """Medians of kernels alone and overlap_share a collective."""
     kernels = graph.kernels
     talks = kernels.kind == COLLECTIVE
     rows = np.flatnonzero((kernels.kind == COMPUTE) & (kernels.op >= 0))
-    share = beside(kernels.start[rows], kernels.end[rows], kernels.start[talks], kernels.end[talks])
+    share = overlap_share(kernels.start[rows], kernels.end[rows], kernels.start[talks], kernels.end[talks])
     launched = Counter(zip(kernels.op[rows].tolist(), kernels.name[rows].tolist()))
     found: dict[tuple[object, ...], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for row, part in zip(rows.tolist(), share.tolist()):
@@ -65,13 +65,13 @@ def fitted(seen: Medians) -> tuple[float, float]:
 
 
 def off(seen: Medians, factor: float = 1.0, added: float = 0.0) -> float:
-    """How far kernels beside a collective are from what is said of them, geometric mean."""
+    """How far kernels overlap_share a collective are from what is said of them, geometric mean."""
     alone, shared = seen.T
     return float(np.expm1(np.abs(np.log((alone * factor + added) / shared)).mean()))
 
 
 def transfers() -> dict[str, Any]:
-    """The factor of collectives beside kernels, and where it is from: how far machines are from what others say."""
+    """The factor of collectives overlap_share kernels, and where it is from: how far machines are from what others say."""
     rows = json.loads(TRANSFERS.read_text())
     by_machine: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -83,7 +83,7 @@ def transfers() -> dict[str, Any]:
     least, most = (some(row["factor"] for row in rows) for some in (min, max))
     return {
         "transfer": round(float(np.median(each)), 3) if left_out < without else 1.0,
-        "transfer_provenance": f"all_reduce with products beside it all the time against alone, median of {len(each)} "
+        "transfer_provenance": f"all_reduce with products overlap_share it all the time against alone, median of {len(each)} "
         f"machines ({least:g} to {most:g}), each predicted by the others: {left_out:.0%} off, {without:.0%} with no "
         f"correction; {sources}",
     }
@@ -102,7 +102,7 @@ def main() -> int:
     kept = {
         "factor": round(factor, 3),
         "added_us": round(added, 2),
-        "provenance": f"{sum(map(len, seen))} kinds of kernels alone and beside a collective in traces published with "
+        "provenance": f"{sum(map(len, seen))} kinds of kernels alone and overlap_share a collective in traces published with "
         f"HolisticTraceAnalysis, each trace predicted by what the others say: {told}",
         **transfers(),
     }

@@ -32,7 +32,7 @@ from foretrace import edits
 from foretrace.graph import Graph
 from foretrace.graph.op import GRAPH_LAUNCH
 from foretrace.platform.capture import Capture
-from foretrace.transforms.step import Row, assembled
+from foretrace.transforms.step import EditedCall, assemble
 
 MEASURED_ON = H200
 MEASURED = Path(__file__).parent / "data" / "cudagraph.json"
@@ -68,7 +68,7 @@ def in_place(graph: Graph) -> Graph:
     """A captured step without the copies that bring it a new batch: when it was timed, there was only one."""
     ops = list(graph.ops)
     launch = next(row for row, op in enumerate(ops) if op.name == GRAPH_LAUNCH)
-    return assembled(graph, [Row(op, row) for row, op in enumerate(ops) if row >= launch])
+    return assemble(graph, [EditedCall(op, row) for row, op in enumerate(ops) if row >= launch])
 
 
 def row(measured: dict[str, Any], step: Graph) -> dict[str, Any]:

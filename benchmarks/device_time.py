@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.process import shared
 from benchmarks.table import H200, keep
 from foretrace import load
+from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.cost_models.kernels.pricing import FALLBACK, KernelCosts, price_kernels
-from foretrace.forecast.flat import flat
 from foretrace.graph import Graph
 from foretrace.platform.platform import Platform
 
@@ -70,7 +70,7 @@ def priced(name: str, calls: Graph, platform: Platform, ms: float) -> dict[str, 
 def main() -> int:
     platform = Platform.named("h200")
     paths = sorted(shared("traces/h200").iterdir())
-    steps = [flat(load(path).graphs[0]).calls for path in paths]
+    steps = [dispatched_calls(load(path).graphs[0]).calls for path in paths]
     quick = pricing_ms(steps, platform)
     rows = [priced(path.name, calls, platform, ms) for path, calls, ms in zip(paths, steps, quick)]
     off = np.abs([row["off %"] for row in rows]) / 100

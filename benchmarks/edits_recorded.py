@@ -29,7 +29,7 @@ from benchmarks.edits_truth import CHANGED, FIRST
 from benchmarks.table import H200, keep
 from foretrace.graph import ForetraceError, Graph
 from foretrace.questions.changes import edited
-from foretrace.transforms.step import flattened
+from foretrace.transforms.step import flatten
 
 MEASURED_ON = H200
 MOST = 0.05
@@ -71,7 +71,7 @@ def unlike(ours: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]]) -> str:
 
 def row(model: str, edit: str, before: Graph, after: Graph) -> dict[str, Any]:
     """An edited step beside the recorded one."""
-    truth = flattened(after)
+    truth = flatten(after)
     theirs = calls_of(truth)
     told: dict[str, Any] = {"model": model, "edit": edit, "calls": len(theirs)}
     try:

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from foretrace.platform.cases import Case
-from foretrace.platform.cases.recorded import case_key, recorded_cases
+from foretrace.platform.cases import Case, case_key, recorded_cases
 from foretrace.platform.measure.calibrate import Progress
 from foretrace.platform.measure.exact import measure_cases
 from foretrace.platform.measure.machine import find_device

@@ -40,10 +40,10 @@ from benchmarks.gloo_jobs import JOBS
 from benchmarks.gloo_truth import WORLDS
 from benchmarks.table import XEON, keep
 from foretrace import predict
+from foretrace.analysis.report import StepReport
+from foretrace.api import load
 from foretrace.fitting import fit
-from foretrace.forecast.forecast import Forecast
 from foretrace.graph import Job
-from foretrace.loading import load
 from foretrace.record.sketch import sketch
 
 MEASURED_ON = XEON
@@ -53,7 +53,7 @@ TIMED = "timed.json"
 WAYS = ("own machine", f"from {RECORDED} ranks", "sketched")
 
 
-def step_ms(forecast: Forecast) -> float:
+def step_ms(forecast: StepReport) -> float:
     """A rank's step, the mean over the ranks: they start one after the other, and wait for each other once a step."""
     return mean(row["step_ms"] for row in forecast.ranks)
 
@@ -84,7 +84,7 @@ def row(out: Path, name: str, world: int) -> dict[str, Any]:
     return found
 
 
-def on_platform(platform: Path, name: str, world: int) -> Forecast:
+def on_platform(platform: Path, name: str, world: int) -> StepReport:
     """The sketch of a job on the calibrated machine."""
     return predict(sketch(JOBS[name], world=world), on=platform, world=world)
 

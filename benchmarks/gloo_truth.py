@@ -28,7 +28,7 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.gloo_turns import Command, Crew, shares
-from foretrace.platform.cases.recorded import EXACT
+from foretrace.platform.cases import EXACT
 from foretrace.platform.folder import RAW
 from foretrace.platform.host_measurements import HOST_FILE
 from foretrace.platform.measurements import SUFFIX

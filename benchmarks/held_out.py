@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from foretrace.platform.cases.families import HELD_OUT
+from foretrace.cost_models.kernels.families import HELD_OUT
 from foretrace.platform.measure.calibrate import calibrate, slowed
 from foretrace.platform.measure.crew import Crew, workers_for
 from foretrace.platform.measure.machine import find_device

@@ -24,9 +24,9 @@ import torch
 
 from benchmarks import workloads
 from benchmarks.table import machine
+from foretrace.api import load
 from foretrace.cost_models.host.terms import longest_list
 from foretrace.graph import PHASES
-from foretrace.loading import load
 from foretrace.platform.host_measurements import HOST_FILE, read_runs
 from foretrace.platform.measure.host import HostProgress, calibrate_host
 from foretrace.record.session import record

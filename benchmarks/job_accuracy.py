@@ -23,16 +23,16 @@ import numpy as np
 
 from benchmarks.table import keep
 from foretrace import predict
-from foretrace.forecast.critical import LATENCY_US
-from foretrace.forecast.fabric_of import fabric_of
-from foretrace.forecast.jobs.predict import kept_ranks
-from foretrace.forecast.jobs.rank import KeptRank
-from foretrace.forecast.jobs.simulated import simulate_job
-from foretrace.forecast.jobs.supposed import Supposed
-from foretrace.forecast.observe import observe
-from foretrace.forecast.ranks import device_span
+from foretrace.analysis.critical_path import LATENCY_US
+from foretrace.analysis.device_time import device_span
+from foretrace.analysis.measure import measure_step
+from foretrace.api import load
 from foretrace.graph import Job
-from foretrace.loading import load
+from foretrace.prediction.fabric_choice import fabric_of
+from foretrace.prediction.job import simulate_job
+from foretrace.prediction.overrides import RankOverrides
+from foretrace.prediction.predict import measured_ranks
+from foretrace.prediction.rank_models import MeasuredRank
 
 JOBS = ("megatron_tp8_8xA100", "dlrm_8xV100", "megatron_tp2_2xV100")
 WAITS = ("megatron_tp8_8xA100",)
@@ -46,9 +46,9 @@ def off(ours: float, theirs: float) -> float:
     return abs(ours / theirs - 1) if theirs else 0.0
 
 
-def without_stalls(job: Job, up_to_us: float) -> tuple[list[KeptRank], float]:
+def without_stalls(job: Job, up_to_us: float) -> tuple[list[MeasuredRank], float]:
     """The ranks of a job as they were, and its device span with no stalls up to so long."""
-    ranks, _ = kept_ranks(job)
+    ranks, _ = measured_ranks(job)
     strict = []
     for rank in ranks:
         program = rank.part.program
@@ -57,14 +57,14 @@ def without_stalls(job: Job, up_to_us: float) -> tuple[list[KeptRank], float]:
         strict.append(replace(rank, part=replace(rank.part, program=replace(program, lag=lag))))
     cut = replace(job, graphs=[rank.graph for rank in ranks])
     fabric = fabric_of(job.graphs[0].device, job.world)
-    done, _ = simulate_job(cut, list(strict), fabric, Supposed(), None)
+    done, _ = simulate_job(cut, list(strict), fabric, RankOverrides(), None)
     return ranks, device_span(done.graphs)
 
 
 def row(name: str, folder: Path) -> dict[str, object]:
     """One job."""
     job = load(folder / "public" / name)
-    seen, forecast = observe(job), predict(job)
+    seen, forecast = measure_step(job), predict(job)
     spans = {rank: seen.device_active_ms[rank] + seen.device_idle_ms[rank] for rank in seen.device_active_ms}
     span = off(forecast.device_span_ms, seen.device_span_ms)
     each = max(off(one["device_span_ms"], spans[one["rank"]]) for one in forecast.ranks)

@@ -21,23 +21,22 @@ from typing import Any
 import numpy as np
 
 from benchmarks.table import keep
+from foretrace.analysis.collective_matching import match_collectives
 from foretrace.cost_models.kernels.pricing import MODEL
-from foretrace.forecast.host import T1, T2, T3, T4, T5
-from foretrace.forecast.jobs.agreement import agreed
-from foretrace.forecast.jobs.rank import part_of
-from foretrace.forecast.jobs.together import Part, together
-from foretrace.forecast.jobs.transfers import price_transfers
-from foretrace.forecast.jobs.world import at_world
-from foretrace.forecast.measured import HOST
-from foretrace.forecast.step import Step
-from foretrace.forecast.timetable import timetable
-from foretrace.forecast.waits import NOBODY, Waits
-from foretrace.forecast.work import Work
 from foretrace.graph import Collective, Graph, Job, Op, OpTable
 from foretrace.graph.tables import COLLECTIVE, COMPUTE
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
-from foretrace.simulation.forward import simulate
+from foretrace.prediction.device_work import DeviceWork
+from foretrace.prediction.job import price_transfers
+from foretrace.prediction.priced_step import PricedStep
+from foretrace.prediction.priced_tasks import priced_tasks
+from foretrace.prediction.rank_models import with_arrivals
+from foretrace.prediction.scaling import at_world
+from foretrace.prediction.waits import NO_SYNC, Waits
+from foretrace.simulation.engine import simulate
+from foretrace.simulation.merge import RankTasks, merge_ranks
+from foretrace.simulation.task_graph import T1, T2, T3, T4, T5
 
 RUNS = 5
 MANY = 5
@@ -49,14 +48,14 @@ NBYTES = 1 << 24
 FABRIC, DEVICE = "h100-nvswitch", "h200"
 
 
-def step(seed: int) -> Step:
+def step(seed: int) -> PricedStep:
     """A step of as many calls with a kernel each; every so many of them, an all_reduce on a stream of its own."""
     numbers = np.random.default_rng(seed)
     calls, talks = np.arange(CALLS, dtype=np.int32), np.zeros(CALLS, bool)
     talks[BETWEEN - 1 :: BETWEEN] = True
     asked = np.flatnonzero(talks).astype(np.int32)
     us = numbers.exponential(20.0, CALLS)
-    work = Work(
+    work = DeviceWork(
         call=calls,
         launch=calls,
         stream=talks.astype(np.int32),
@@ -68,7 +67,7 @@ def step(seed: int) -> Step:
         source=np.full(CALLS, MODEL, np.int8),
         collective=np.where(talks, np.cumsum(talks) - 1, -1).astype(np.int32),
     )
-    return Step(
+    return PricedStep(
         thread=np.zeros(CALLS, np.int32),
         beside=np.zeros(CALLS, bool),
         durations={kind: numbers.exponential(3.0, CALLS) for kind in (T1, T2, T3, T4, T5)},
@@ -77,7 +76,7 @@ def step(seed: int) -> Step:
         common=0.0,
         work=work,
         waits=Waits(
-            np.full(CALLS, NOBODY, np.int8),
+            np.full(CALLS, NO_SYNC, np.int8),
             np.concatenate([np.stack([asked - 1, asked], axis=1), np.stack([asked[:-1], asked[:-1] + 50], axis=1)]),
         ),
         stream=work.stream,
@@ -92,25 +91,25 @@ def graph(rank: int, world: int) -> Graph:
     return Graph(OpTable.of([Op("c10d::allreduce_")]), rank=rank, world=world, collectives=collectives)
 
 
-def part(one: Step) -> Part:
+def part(one: PricedStep) -> RankTasks:
     """The tasks of a rank."""
-    return part_of(timetable(one, Device.named(DEVICE)), np.flatnonzero(one.work.collective >= 0))
+    return with_arrivals(priced_tasks(one, Device.named(DEVICE)), np.flatnonzero(one.work.collective >= 0))
 
 
-def simulated(parts: list[Part], job: Job) -> float:
+def simulated(parts: list[RankTasks], job: Job) -> float:
     """Put ranks together and simulate them."""
-    met, _ = agreed(job)
+    met, _ = match_collectives(job)
     us = price_transfers(met, Fabric.named(FABRIC)).typical
-    return simulate(together(parts, met, us).program).span
+    return simulate(merge_ranks(parts, met, us).program).span
 
 
-def different(steps: list[Step]) -> Callable[[], float]:
+def different(steps: list[PricedStep]) -> Callable[[], float]:
     """Ranks of which each has a program of its own."""
     job = Job([graph(rank, len(steps)) for rank in range(len(steps))])
     return lambda: simulated([part(one) for one in steps], job)
 
 
-def scaled(one: Step, world: int) -> Callable[[], float]:
+def scaled(one: PricedStep, world: int) -> Callable[[], float]:
     """Ranks that make the same calls on hosts and with loads of their own."""
     numbers = np.random.default_rng(1)
     slower = 1 + 0.2 * numbers.random((world, 2))
@@ -118,13 +117,13 @@ def scaled(one: Step, world: int) -> Callable[[], float]:
 
     def run() -> float:
         alike = part(one)
-        host = alike.kind == HOST
+        host = alike.kind == T1
         return simulated([alike.scaled(np.where(host, *factors)) for factors in slower], job)
 
     return run
 
 
-def identical(one: Step, world: int) -> Callable[[], float]:
+def identical(one: PricedStep, world: int) -> Callable[[], float]:
     """Ranks that all do the same."""
     return lambda: simulated([part(one)], at_world(Job([graph(0, 8)]), world))
 

@@ -23,11 +23,11 @@ import numpy as np
 
 from benchmarks.table import H200, keep
 from foretrace.cost_models.kernels.decomposition import parts_of
-from foretrace.cost_models.kernels.estimators.dataset import Floats, Rows, ceilings, rows_of
+from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, dataset_of, roofline_terms
 from foretrace.cost_models.kernels.estimators.residual import ScaledRoofline
-from foretrace.cost_models.kernels.families import FAMILIES, Described, Facts, family_of
+from foretrace.cost_models.kernels.families import FAMILIES, CallContext, Description, family_of
 from foretrace.cost_models.kernels.fitting import errors
-from foretrace.cost_models.kernels.pricing import models
+from foretrace.cost_models.kernels.model import device_models
 from foretrace.platform.measurements import Measurement
 from foretrace.platform.platform import Platform
 from foretrace.platform.rates import read_all
@@ -101,16 +101,16 @@ CLAIMS = (
 )
 
 
-def scored(claim: Claim, platform: Platform, held_out: Iterable[Measurement], fitted_on: Rows) -> dict[str, Any]:
+def scored(claim: Claim, platform: Platform, held_out: Iterable[Measurement], fitted_on: Dataset) -> dict[str, Any]:
     """A line of the table."""
     family = FAMILIES[claim.family]
     held = filter(claim.which, held_out)
-    calls = [found for found in held if found.cold and found.warm and not found.error and family.answers(found.case.op)]
+    calls = [found for found in held if found.cold and found.warm and not found.error and family.matches(found.case.op)]
     measured = np.array([(m.us("cold"), m.us("warm")) for m in calls])
     low, predicted, high = priced(calls, platform)
     found = errors(predicted.ravel(), measured.ravel())
     off = np.abs(predicted / measured - 1).mean(axis=1)
-    rows = rows_of(family, calls, platform.device)
+    rows = dataset_of(family, calls, platform.device)
     roofline = rows.whole(ScaledRoofline().fit(fitted_on).predict_both(rows))
     return {
         "calls": claim.what,
@@ -130,18 +130,18 @@ def scored(claim: Claim, platform: Platform, held_out: Iterable[Measurement], fi
 
 def priced(calls: Sequence[Measurement], platform: Platform) -> Floats:
     """Low, typical and high of calls, a column per state: of each, the sum of what it is made of."""
-    parts: defaultdict[str, list[tuple[int, Described]]] = defaultdict(list)
+    parts: defaultdict[str, list[tuple[int, Description]]] = defaultdict(list)
     for place, found in enumerate(calls):
-        facts = Facts(platform.device, found.indices, found.case.tf32, found.case.pinned)
+        facts = CallContext(platform.device, found.indices, found.case.tf32, found.case.pinned)
         for part in parts_of(found.case.op, platform.device.kind):
             if family := family_of(part):
                 parts[family.name].append((place, family.describe(part, facts)))
     whole = np.zeros((3, len(calls), 2))
     for name, found in parts.items():
-        model = models(platform.models).families[name]
+        model = device_models(platform.models).families[name]
         places, described = zip(*found)
         features = np.array([each.features for each in described])
-        rows = Rows(features, *ceilings(described, platform.device), np.zeros((0, 2)), [])
+        rows = Dataset(features, *roofline_terms(described, platform.device), np.zeros((0, 2)), [])
         us = model.estimator.predict_both(rows)
         low, high = model.spread.around(us)
         np.add.at(whole, (slice(None), places), [low, us, high])
@@ -156,7 +156,7 @@ def main() -> int:
     platform = Platform.named("h200")
     rows = []
     for name, claims in groupby(CLAIMS, key=lambda claim: claim.family):
-        fitted_on = rows_of(FAMILIES[name], read_all(MEASURED, name), platform.device)
+        fitted_on = dataset_of(FAMILIES[name], read_all(MEASURED, name), platform.device)
         held_out = read_all(MEASURED / "heldout", name)
         rows += [scored(claim, platform, held_out, fitted_on) for claim in claims]
     keep("kernel_models", rows)

@@ -23,10 +23,10 @@ import numpy as np
 from benchmarks.process import shared
 from benchmarks.table import keep
 from foretrace import load
+from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.cost_models.kernels.families import FAMILIES, family_of
 from foretrace.cost_models.kernels.families.compiled import Compiled
 from foretrace.cost_models.kernels.pricing import price_kernels
-from foretrace.forecast.flat import flat
 from foretrace.graph import Graph, Op
 from foretrace.graph.tables import COLLECTIVE, Floats
 from foretrace.platform.platform import Platform
@@ -82,7 +82,7 @@ def rounding(calls: Graph) -> Graph:
 
 def by_family(path: Path, on: str) -> tuple[dict[str, Calls], float]:
     """A trace's calls that are told, by family, and their share of the device time without collectives."""
-    calls = rounding(flat(load(path).graphs[0]).calls)
+    calls = rounding(dispatched_calls(load(path).graphs[0]).calls)
     kernels, count = calls.kernels, len(calls.ops)
     ours = (kernels.op >= 0) & (kernels.kind != COLLECTIVE)
     measured = np.bincount(kernels.op[ours], (kernels.end - kernels.start)[ours], count)

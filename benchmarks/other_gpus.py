@@ -32,16 +32,16 @@ import numpy as np
 from benchmarks.eager_transformers import SIZES, make
 from benchmarks.process import shared
 from benchmarks.table import keep
+from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.cost_models.kernels.launches import launches_nothing
 from foretrace.cost_models.kernels.pricing import price_kernels
-from foretrace.forecast.flat import flat
-from foretrace.forecast.predict import predict
-from foretrace.forecast.rates import works
 from foretrace.graph import Graph
 from foretrace.platform.carry import CONSTANTS, Carry, Constants, budget_pj
 from foretrace.platform.device import Device
 from foretrace.platform.files import write
 from foretrace.platform.platform import Platform
+from foretrace.prediction.predict import predict_on_platform
+from foretrace.prediction.rates import works
 from foretrace.record.sketch import sketch
 
 MEAN = 10.0
@@ -121,7 +121,7 @@ def read_rows(graphs: dict[str, Graph]) -> list[Row]:
     """The published times of models that were sketched."""
     with (shared("public/neusight") / "e2e_labels.csv").open() as file:
         found = [line for line in csv.DictReader(file) if line["case"] in graphs and line["device"] in CHIPS]
-    calls = {case: flat(graph).calls for case, graph in graphs.items()}
+    calls = {case: dispatched_calls(graph).calls for case, graph in graphs.items()}
     return [
         Row(
             line["device"],
@@ -157,8 +157,8 @@ def _mean(values: Sequence[float]) -> float:
 def scored(row: Row, graph: Graph, constants: Constants) -> dict[str, Any]:
     """A model on a GPU: what is predicted with these constants, and by the roofline."""
     platform = replace(row.platform, carry=Carry.over(H200.device, row.platform.device, constants))
-    forecast = predict(graph, platform)
-    calls, device = flat(graph).calls, platform.device
+    forecast = predict_on_platform(graph, platform)
+    calls, device = dispatched_calls(graph).calls, platform.device
     busy = [number for number, op in enumerate(calls.ops) if not launches_nothing(op, device.kind)]
     roofline = sum(work.us(device) for _, work, _ in works(calls, busy, device)) / 1e3
     return {

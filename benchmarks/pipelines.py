@@ -16,11 +16,11 @@ from unittest.mock import patch
 
 from benchmarks.table import keep
 from foretrace.cost_models.collectives.contention import Contention
-from foretrace.forecast.jobs.predict import predict_job
 from foretrace.graph import Graph, Job, Op, OpTable, Tensor
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platforms import platform
+from foretrace.prediction.predict import predict_on_platform
 from foretrace.transforms.parallel.parallelize import parallelize
 
 LIMIT = 1e-3
@@ -81,7 +81,7 @@ def without_cost() -> Platform:
 def span_ms(job: Job, on: Platform) -> float:
     """From the first kernel to the last: how long the host takes to launch the first one is no bubble."""
     with patch("foretrace.forecast.contention.contention", lambda: ALONE):
-        return predict_job(job, on).device_span_ms
+        return predict_on_platform(job, on).device_span_ms
 
 
 def row(schedule: str, stages: int, microbatches: int, chunks: int, on: Platform) -> dict[str, object]:

@@ -23,8 +23,8 @@ import numpy as np
 
 import foretrace as ft
 from benchmarks.table import keep
+from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.cost_models.kernels.pricing import price_kernels
-from foretrace.forecast.flat import flat
 from foretrace.graph import Graph, Op, OpTable
 from foretrace.graph.codec import from_lines
 
@@ -38,7 +38,7 @@ def main() -> int:
     platform = ft.platform("h200")
     bert = recorded("bert_bf16")
     step = Graph(OpTable.of(bert), source="bert_bf16")
-    many = flat(Graph(OpTable.of([*bert, *recorded("gpt2_bf16")][:CALLS]))).calls
+    many = dispatched_calls(Graph(OpTable.of([*bert, *recorded("gpt2_bf16")][:CALLS]))).calls
     calls = np.arange(len(many.ops), dtype=np.int32)
     rows = [
         timed("prediction of a BERT step", PREDICT_S, len(bert), lambda: ft.predict(step, platform)),

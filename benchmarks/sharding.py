@@ -25,7 +25,7 @@ from benchmarks.sharding_tasks import Task
 from benchmarks.table import H200, keep
 from foretrace.platform.platform import Platform
 from foretrace.sharding.lookups import price
-from foretrace.sharding.shards import DOUBLINGS, Floats, Piece, Pieces
+from foretrace.sharding.shards import HISTOGRAM_BINS, Floats, Shard, Shards
 from foretrace.sharding.tables import Table
 
 MEASURED_ON = H200
@@ -70,13 +70,13 @@ def unusual(cases: list[dict[str, Any]], platform: Platform) -> Floats:
     """Predicted over true time of lookups whose ids follow other distributions, forward and backward together."""
     pieces, us = [], []
     for case in cases:
-        reuse = np.zeros(DOUBLINGS)
+        reuse = np.zeros(HISTOGRAM_BINS)
         reuse[: len(case["reuse"])] = case["reuse"]
         count = case["bags"] * case["pooling"]
         table = Table("t", case["rows"], case["dim"])
-        pieces.append(Piece(table, case["rows"], case["dim"], case["bags"], count, case["unique"], reuse))
+        pieces.append(Shard(table, case["rows"], case["dim"], case["bags"], count, case["unique"], reuse))
         us.append(case["us"])
-    return np.asarray(price(Pieces.of(pieces), platform).typical / np.array(us))
+    return np.asarray(price(Shards.of(pieces), platform).typical / np.array(us))
 
 
 def noise(measured: dict[str, Any]) -> float:

@@ -18,9 +18,9 @@ import numpy as np
 from benchmarks.sharding_tasks import Task, tasks
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
-from foretrace.sharding.costing import Costing, Exchange
+from foretrace.sharding.costing import Communication, Costing
 from foretrace.sharding.lookups import Fused
-from foretrace.sharding.options import KINDS, ways
+from foretrace.sharding.options import SHARDING_TYPES, sharding_options
 from foretrace.sharding.plan import Placement, Plan
 from foretrace.sharding.search.iterated_local_search import search
 from foretrace.sharding.tables import Table
@@ -38,7 +38,7 @@ TASKS = Path(__file__).parent / "data" / "sharding_tasks.json.gz"
 
 def costing_of(task: Task, platform: Platform) -> Costing:
     """Each rank looks up tables with rows as long by one call, as the truth does."""
-    return Costing(task.tables, task.ranks, Fused(platform), Exchange(Fabric.named(FABRIC), task.ranks))
+    return Costing(task.tables, task.ranks, Fused(platform), Communication(Fabric.named(FABRIC), task.ranks))
 
 
 def candidates(task: Task, platform: Platform, theirs: dict[str, Any]) -> dict[str, Plan]:
@@ -58,10 +58,12 @@ def split_at_random(task: Task, seed: int) -> Plan:
     draw = np.random.default_rng(seed)
     plan = []
     for table in task.tables:
-        made = [way for way in ways(table, task.ranks) if way.kind != "data_parallel" or table.rows <= 200_000]
+        made = [
+            way for way in sharding_options(table, task.ranks) if way.kind != "data_parallel" or table.rows <= 200_000
+        ]
         way = made[int(draw.integers(len(made)))] if draw.random() < MIXED else made[0]
         anywhere = draw.permutation(task.ranks.world)[: way.parts].tolist()
-        ranks = anywhere if KINDS[way.kind].anywhere else range(way.parts)
+        ranks = anywhere if SHARDING_TYPES[way.kind].on_any_rank else range(way.parts)
         plan.append(Placement(way.kind, tuple(sorted(ranks))))
     return tuple(plan)
 

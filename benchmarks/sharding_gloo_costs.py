@@ -14,7 +14,7 @@ from foretrace.platform.folder import RAW
 from foretrace.platform.measurements import SUFFIX, Batch, Measurement, close_batch, open_batch
 from foretrace.platform.platform import Platform, read_fabric
 from foretrace.platform.rates import read_all
-from foretrace.sharding.costing import Costing, Exchange
+from foretrace.sharding.costing import Communication, Costing
 from foretrace.sharding.lookups import Single
 from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement
@@ -53,7 +53,7 @@ def predicted(tables: Sequence[Spec], owners: Mapping[str, Sequence[int]], platf
     """
     world = 1 + max(rank for owner in owners.values() for rank in owner)
     ranks = Ranks(world, world, BATCH)
-    exchange = Exchange(read_fabric(platform.folder), ranks)
+    exchange = Communication(read_fabric(platform.folder), ranks)
     costing = Costing([table_of(spec) for spec in tables], ranks, Single(platform), exchange)
     plans = {name: tuple(Placement("table_wise", (rank,)) for rank in owner) for name, owner in owners.items()}
     told = {name: costing.estimate(plan) for name, plan in plans.items()}

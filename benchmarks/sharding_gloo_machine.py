@@ -20,8 +20,8 @@ from benchmarks.sharding_gloo_jobs import BATCH, Spec, jobs
 from foretrace.calibrating import calibrate
 from foretrace.graph import Graph, OpTable
 from foretrace.sharding.lookups import graph_of
-from foretrace.sharding.options import KINDS, TABLE, Ranks
-from foretrace.sharding.shards import Pieces
+from foretrace.sharding.options import SHARDING_TYPES, TABLE, Ranks
+from foretrace.sharding.shards import Shards
 from foretrace.sharding.tables import Table
 
 HOST_MINUTES, CALLS_MINUTES = 0.05, 0.35
@@ -36,7 +36,7 @@ def table_of(spec: Spec) -> Table:
 def calls_of_tables(tables: list[Table], world: int) -> Graph:
     """The calls of one table after the other."""
     ranks = Ranks(world, world, BATCH)
-    graph, owner, _ = graph_of(Pieces.of([KINDS[TABLE].piece(table, ranks, 1) for table in tables]))
+    graph, owner, _ = graph_of(Shards.of([SHARDING_TYPES[TABLE].shard(table, ranks, 1) for table in tables]))
     order = np.argsort(owner, kind="stable").tolist()
     known = [replace(graph.indices[row], op=place) for place, row in enumerate(order)]
     return Graph(OpTable.of([graph.ops[row] for row in order]), indices=known)

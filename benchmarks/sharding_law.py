@@ -13,15 +13,15 @@ from scipy.optimize import nnls
 
 from benchmarks.sharding_loads import EXTRA, Load, loads
 from foretrace.sharding.linear_models import LAWS, TERMS, terms
-from foretrace.sharding.shards import Floats, Pieces
+from foretrace.sharding.shards import Floats, Shards
 
 FILE = LAWS / "h200.json"
 
 
-def calls_of(load: Load) -> Pieces:
+def calls_of(load: Load) -> Shards:
     """The calls that a rank makes: one for pieces that are alike."""
     groups, group = np.unique(load.pieces.kind, return_inverse=True)
-    return load.pieces.together(group.ravel(), len(groups))
+    return load.pieces.fused(group.ravel(), len(groups))
 
 
 def rows_of(found: list[Load]) -> tuple[Floats, Floats]:
@@ -39,7 +39,7 @@ def fitted(moved: Floats, us: Floats) -> Floats:
 
 
 def main() -> None:
-    found = [load for load in loads() if load.task.startswith(EXTRA) and not load.pieces.everywhere.any()]
+    found = [load for load in loads() if load.task.startswith(EXTRA) and not load.pieces.replicated.any()]
     moved, us = rows_of(found)
     forward, backward = (fitted(moved, us[:, phase]) for phase in (0, 1))
     tasks = np.array([load.task for load in found])

@@ -14,7 +14,7 @@ from benchmarks.sharding_tasks import Task
 from foretrace.platform.platform import Platform
 from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement, Plan
-from foretrace.sharding.shards import Floats, Pieces
+from foretrace.sharding.shards import Floats, Shards
 from foretrace.sharding.tables import Table
 
 DATA = Path(__file__).parent / "data"
@@ -39,7 +39,7 @@ class Load(NamedTuple):
     """What one rank holds, and what it took."""
 
     task: str
-    pieces: Pieces
+    pieces: Shards
     us: Floats
 
 
@@ -82,8 +82,8 @@ def loads() -> Iterator[Load]:
     for task, candidates in timed_tasks(seen()):
         costing = costing_of(task, h200)
         for plan, us in candidates.values():
-            pieces, rank = costing.held(plan)
+            pieces, rank = costing.shards_of(plan)
             for number in range(task.ranks.world):
                 mine = np.flatnonzero(rank == number)
                 if len(mine):
-                    yield Load(task.name, pieces.pick(mine), us[number])
+                    yield Load(task.name, pieces.select(mine), us[number])

@@ -29,10 +29,10 @@ from foretrace.sharding.plan import Placement
 from foretrace.sharding.planner import shard
 from foretrace.sharding.search.exact import gap
 from foretrace.sharding.search.iterated_local_search import search
-from foretrace.sharding.shards import Pieces
+from foretrace.sharding.shards import Shards
 from foretrace.sharding.tables import Table, read_tables
 
-ROOM = 126e9
+HBM_BUDGET = 126e9
 SMALL, CASES, CLOSE = 10, 6, 0.01
 LIMITS = {(100, 8): 2.0, (100, 64): 5.0, (1935, 96): 60.0}
 MEGABYTES = 2000
@@ -51,21 +51,22 @@ def above_best_whole(tables: tuple[Table, ...], world: int, platform: Platform) 
     """By how much our placement of whole tables is above the best of all there are."""
     whole = tuple(replace(table, kinds=(TABLE,)) for table in tables)
     costing = costing_of(Task("small", Ranks(world, world, 1024), whole), platform)
-    ours = search(costing, ROOM, seconds=5).estimate.step
+    ours = search(costing, HBM_BUDGET, seconds=5).estimate.step
     # What a rank takes depends on which tables it has alone: each set of them is priced once.
     sets = [tuple(n for n in range(SMALL) if mask >> n & 1) for mask in range(1 << SMALL)]
     one = costing_of(Task("one", Ranks(1, 1, 1024 * world), whole), platform)
-    pieces = [one.piece(n, Placement(TABLE, (0,)).way) for n in range(SMALL)]
+    pieces = [one.shard(n, Placement(TABLE, (0,)).way) for n in range(SMALL)]
     held = [(place, n) for place, some in enumerate(sets) for n in some]
-    every = Pieces.of([pieces[n] for _, n in held])
-    each = costing.adds([(n, Placement(TABLE, (0,)).way) for _, n in held])
+    every = Shards.of([pieces[n] for _, n in held])
+    each = costing.added([(n, Placement(TABLE, (0,)).way) for _, n in held])
     us = costing.kernels.ranks(every, each, np.array([place for place, _ in held]), len(sets)).typical.sum(axis=1)
     sent = np.array([sum(pieces[n].bags * pieces[n].dim * 4 for n in some) for some in sets])
     asked = np.array([sum(pieces[n].ids * 8 + pieces[n].bags * 4 for n in some) for some in sets])
     owner = np.array([(0, *rest) for rest in product(range(world), repeat=SMALL - 1)], np.int64)
     masks = np.stack([((owner == rank) << np.arange(SMALL)).sum(axis=1) for rank in range(world)], axis=1)
     steps = us[masks].max(axis=1) + sum(
-        costing.exchange.us(what, nbytes[masks].max(axis=1))[1] for what, nbytes in (("pooled", sent), ("ids", asked))
+        costing.communication.us(what, nbytes[masks].max(axis=1))[1]
+        for what, nbytes in (("pooled", sent), ("ids", asked))
     )
     return float(ours / steps.min() - 1)
 
@@ -77,7 +78,7 @@ def small(platform: Platform) -> list[dict[str, Any]]:
         mixed = []
         for seed in range(CASES if world < 4 else 0):
             costing = costing_of(Task("small", Ranks(world, world, 1024), drawn(SMALL, seed)), platform)
-            proven = gap(costing, ROOM, search(costing, ROOM, seconds=5).plan)
+            proven = gap(costing, HBM_BUDGET, search(costing, HBM_BUDGET, seconds=5).plan)
             mixed += [] if proven is None else [proven]
         for figure, found in (("best of all whole", whole), ("proven optimum", mixed)):
             if found:
@@ -92,7 +93,7 @@ def timed(tables: list[Table], world: int, seconds: float) -> list[dict[str, Any
     took = time.process_time() - begun
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     case = f"{len(tables)} tables on {world} ranks"
-    best = min(other.step for other in found.others.values()) / 1e3
+    best = min(other.step for other in found.heuristics.values()) / 1e3
     return [
         {"case": case, "figure": "seconds", "found": took, "limit": seconds, "holds": took <= seconds},
         {"case": case, "figure": "MB", "found": megabytes, "limit": MEGABYTES, "holds": megabytes <= MEGABYTES},

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.sharding_tasks import PUBLIC
 from foretrace.sharding.linear_models import CONSTANTS, traffic
-from foretrace.sharding.shards import DOUBLINGS, Piece, Pieces
+from foretrace.sharding.shards import HISTOGRAM_BINS, Shard, Shards
 from foretrace.sharding.tables import Table
 
 H100_GBPS = 3350.0
@@ -26,11 +26,11 @@ CACHED = "sgd_caching"
 """How labels name tables in the host's memory whose rows lie in a cache on the device when they are updated."""
 
 
-def piece_of(row: dict[str, Any]) -> Piece:
+def piece_of(row: dict[str, Any]) -> Shard:
     """A measured lookup: rows by themselves, none pooled."""
     table = Table("t", sum(row["num_embeddings_per_feature"]), row["embedding_dim"], optimizer=row["optimizer_type"])
     ids = row["avg_n_total"]
-    return Piece(table, table.rows, table.dim, ids, ids, row["avg_n_unique"], np.zeros(DOUBLINGS))
+    return Shard(table, table.rows, table.dim, ids, ids, row["avg_n_unique"], np.zeros(HISTOGRAM_BINS))
 
 
 def main() -> None:
@@ -38,10 +38,10 @@ def main() -> None:
     told = json.loads((public / "h100_tbe_measured.json").read_text())
     rows, cached = ([row for row in told if mark in row["label"]] for mark in ("_gpu_", CACHED))
     rate = H100_GBPS * 1e6  # bytes a millisecond
-    looked_up, gradients, updated = (nbytes / rate for nbytes in traffic(Pieces.of([piece_of(row) for row in rows])))
+    looked_up, gradients, updated = (nbytes / rate for nbytes in traffic(Shards.of([piece_of(row) for row in rows])))
     forward, backward = (np.array([row[f"trc_{way}_ms"] for row in rows]) for way in ("forward", "backward"))
     slower = np.linalg.solve(np.stack([gradients, updated], axis=1), backward)
-    _, gradients, updated = (nbytes / rate for nbytes in traffic(Pieces.of([piece_of(row) for row in cached])))
+    _, gradients, updated = (nbytes / rate for nbytes in traffic(Shards.of([piece_of(row) for row in cached])))
     missed = np.array([gradients, updated]).T @ slower / [row["trc_backward_ms"] for row in cached] - 1
     words = {
         "looked_up_share": round(float((looked_up / forward).mean()), 3),

@@ -17,8 +17,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks.table import keep
-from foretrace.simulation.forward import Doubt, draw, simulate
-from foretrace.simulation.program import Program
+from foretrace.simulation.engine import simulate
+from foretrace.simulation.task_graph import TaskGraph
+from foretrace.simulation.uncertainty import Uncertainty, sample_ends
 
 RUNS = 7
 QUEUE = 1024
@@ -28,7 +29,7 @@ PER_CALL = 5
 CALLS_PER_SYNC = 500
 
 
-def step(tasks: int) -> Program:
+def step(tasks: int) -> TaskGraph:
     """A step of so many tasks."""
     calls = tasks // PER_CALL
     first = np.arange(calls) * PER_CALL
@@ -40,14 +41,14 @@ def step(tasks: int) -> Program:
     ]  # fmt: skip
     lane = np.tile(np.array([HOST, HOST, HOST, DEVICE, HOST], np.int32), calls)
     duration = np.random.default_rng(0).exponential(np.where(lane == DEVICE, 20.0, 3.0))
-    return Program.of(duration, lane, np.concatenate([np.stack(pair, axis=1) for pair in edges]))
+    return TaskGraph.of(duration, lane, np.concatenate([np.stack(pair, axis=1) for pair in edges]))
 
 
-def doubt(tasks: int) -> Doubt:
+def doubt(tasks: int) -> Uncertainty:
     """A spread for each call, and one factor that all share."""
     calls = tasks // PER_CALL
     call = (np.arange(tasks) // PER_CALL).astype(np.int32)
-    return Doubt(call, np.full(calls, 0.2), np.full(calls, 0.3), np.zeros(calls, np.int32), np.full(calls, 0.1))
+    return Uncertainty(call, np.full(calls, 0.2), np.full(calls, 0.3), np.zeros(calls, np.int32), np.full(calls, 0.1))
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -65,7 +66,7 @@ def main() -> int:
     million, small = step(1_000_000), step(10_000)
     cases = {
         "simulate 1,000,000 tasks": (lambda: simulate(million), 0.1),
-        "1,000 draws of 10,000 tasks": (lambda: draw(small, doubt(len(small)), 1000), 2.0),
+        "1,000 draws of 10,000 tasks": (lambda: sample_ends(small, doubt(len(small)), 1000), 2.0),
     }
     rows = []
     for what, (run, limit) in cases.items():

@@ -14,9 +14,9 @@ from benchmarks.single_truth import BESIDE
 from benchmarks.sketched import ESTIMATE
 from foretrace import load
 from foretrace.cost_models.host.fitting import fit_host
-from foretrace.cost_models.kernels.exact import Exact, Timed
+from foretrace.cost_models.kernels.exact import ExactTimes, TimedCall
 from foretrace.graph import Job
-from foretrace.platform.cases.recorded import EXACT, case_key
+from foretrace.platform.cases import EXACT, case_key
 from foretrace.platform.host import Host
 from foretrace.platform.host_measurements import HOST_FILE, read_runs
 from foretrace.platform.measurements import SUFFIX, read_batches
@@ -48,8 +48,8 @@ class Truth:
         folder = Path(mkdtemp()) / "timed"
         shutil.copytree(self.platform.folder, folder)
         found = [m for batch in read_batches(self.folder / f"{EXACT}{SUFFIX}") for m in batch.measurements]
-        calls = {case_key(m.case): Timed.of(m) for m in found if not m.error and m.cold and m.warm}
-        Exact(calls).write(folder / "models")
+        calls = {case_key(m.case): TimedCall.of(m) for m in found if not m.error and m.cold and m.warm}
+        ExactTimes(calls).write(folder / "models")
         return Platform.read(folder).having(host=self.host)
 
     def recording(self, step: str) -> Job:

@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.single_folder import Truth
 from benchmarks.table import keep
 from foretrace import load
-from foretrace.forecast.predict import predict
 from foretrace.graph import Graph, Op
+from foretrace.prediction.predict import predict_on_platform
 
 FORECAST, ELSEWHERE = 0.01, 0.03
 
@@ -41,7 +41,7 @@ def agreement(step: str, truth: Truth) -> dict[str, Any]:
     elsewhere = load(truth.folder / "sketches_cpu" / step).graphs[0]
     theirs, ours = calls_of(recorded), calls_of(sketched)
     same = sum(a == b for a, b in zip(theirs, ours))
-    there, here, far = (predict(graph, truth.platform, kernels="model") for graph in (recorded, sketched, elsewhere))
+    there, here, far = (predict_on_platform(graph, truth.platform, kernels="model") for graph in (recorded, sketched, elsewhere))
     return {
         "step": step,
         "calls": len(theirs),

@@ -34,10 +34,10 @@ from foretrace.graph import Graph
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platforms import platform
-from foretrace.simulation.forward import simulate
-from foretrace.simulation.program import Program
-from foretrace.transforms.parallel.parallelize import Ranks, parallelize
-from foretrace.transforms.parallel.schedules import turns
+from foretrace.simulation.engine import simulate
+from foretrace.simulation.task_graph import TaskGraph
+from foretrace.transforms.parallel.parallelize import RankMesh, parallelize
+from foretrace.transforms.parallel.schedules import stage_schedule
 from foretrace.transforms.weights import weights_of
 
 TABLES = Path(__file__).resolve().parents[2] / "shared" / "public" / "vtrain"
@@ -74,7 +74,7 @@ class Run:
     heads: int
     layers: int
     length: int
-    ranks: Ranks
+    ranks: RankMesh
     ms: float
 
     @property
@@ -103,7 +103,7 @@ def runs(table: str) -> list[Run]:
         Run(
             table,
             *(int(row[c]) for c in columns),
-            Ranks(*(int(row[w]) for w in ways)),
+            RankMesh(*(int(row[w]) for w in ways)),
             float(row["iteration time (ms)"]),
         )
         for row in rows
@@ -164,14 +164,14 @@ def collective_us(kind: str, nbytes: int, members: tuple[int, ...]) -> float:
 
 
 @cache
-def program(stages: int, microbatches: int) -> tuple[Program, np.ndarray, np.ndarray]:
+def program(stages: int, microbatches: int) -> tuple[TaskGraph, np.ndarray, np.ndarray]:
     """A pipeline: a task for each turn of a stage; which stage each is of, and which are forwards."""
     place: dict[tuple[int, bool, int], int] = {}
     rows, stage_of, forward = [], [], []
     edges = []
     for stage in range(stages):
         rows.append(len(place))
-        for turn in turns("1f1b", stage, stages, microbatches):
+        for turn in stage_schedule("1f1b", stage, stages, microbatches):
             place[stage, turn.forward, turn.microbatch] = len(place)
             stage_of.append(stage)
             forward.append(turn.forward)
@@ -186,7 +186,7 @@ def program(stages: int, microbatches: int) -> tuple[Program, np.ndarray, np.nda
     first = np.concatenate([[0], np.cumsum(np.bincount(pairs[:, 1], minlength=len(place)))]).astype(np.int64)
     nothing = np.zeros(len(place))
     lane = np.array(stage_of, np.int32)
-    made = Program(nothing, lane, first, pairs[:, 0].copy(), np.zeros(len(pairs)), rows=np.array(rows, np.int64))
+    made = TaskGraph(nothing, lane, first, pairs[:, 0].copy(), np.zeros(len(pairs)), rows=np.array(rows, np.int64))
     return made, lane, np.array(forward)
 
 
@@ -234,7 +234,7 @@ class Machine:
         sharp = self.constants["sharp"]
         return (device**sharp + host**sharp) ** (1 / sharp)
 
-    def taken(self, piece: Piece, ranks: Ranks) -> np.ndarray:
+    def taken(self, piece: Piece, ranks: RankMesh) -> np.ndarray:
         """Microseconds of device and host."""
         c, members = self.constants, tuple(range(ranks.tensor))
         sums = sum(count * collective_us("all_reduce", nbytes, members) for nbytes, count in piece.sums.items())

@@ -20,9 +20,9 @@ import numpy as np
 from benchmarks.megatron import step
 from benchmarks.table import keep
 from benchmarks.vtrain import START, Machine, Run, a100, sketched
+from foretrace.api import predict
 from foretrace.cost_models.kernels.pricing import price_kernels
-from foretrace.predicting import predict
-from foretrace.transforms.parallel.parallelize import Ranks, parallelize
+from foretrace.transforms.parallel.parallelize import RankMesh, parallelize
 from foretrace.transforms.weights import weights_of
 
 LIMIT = 0.06
@@ -64,7 +64,7 @@ def compared() -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for tensor, data, pipeline, layers, parts in RUNS:
         batch = SAMPLES * parts * data
-        run = Run("", batch, SAMPLES, WIDTH, HEADS, layers, LENGTH, Ranks(tensor, data, pipeline), math.nan)
+        run = Run("", batch, SAMPLES, WIDTH, HEADS, layers, LENGTH, RankMesh(tensor, data, pipeline), math.nan)
         folded, whole = machine.ms(run), whole_ms(run)
         off = folded / whole - 1
         rows.append({

@@ -9,8 +9,8 @@ import pytest
 import foretrace as ft
 from foretrace import calibrating
 from foretrace.calibrating import calibrate, shares_by_error
+from foretrace.cost_models.kernels.families import DRAWN
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
-from foretrace.platform.cases.families import FAMILIES
 from foretrace.platform.device import Device
 from foretrace.platform.folder import read_about
 from foretrace.platform.measure import calibrate as measuring
@@ -33,7 +33,7 @@ def small(monkeypatch):
     def fit_models(raw, device, out, *_):
         out.mkdir(exist_ok=True)
         fitted.append(device)
-        return {family: {"gmae": 0.05} for family in FAMILIES}
+        return {family: {"gmae": 0.05} for family in DRAWN}
 
     monkeypatch.setattr(measuring, "BATCH", 4)
     monkeypatch.setattr(measuring, "MOST", {"cpu": 2**12})
@@ -101,8 +101,8 @@ def gpu(small, monkeypatch):
 @pytest.mark.parametrize(
     ("minutes", "families", "expected"),
     [
-        (100, (), [(len(FAMILIES), 5700), ("compiled", 300)]),
-        (10, (), [(len(FAMILIES), 600)]),
+        (100, (), [(len(DRAWN), 5700), ("compiled", 300)]),
+        (10, (), [(len(DRAWN), 600)]),
         (10, ("fills",), [(1, 600)]),
         (1, ("fills", "compiled"), [(1, 57), ("compiled", 3)]),
         (1, ("compiled",), [("compiled", 60)]),
@@ -129,12 +129,12 @@ def test_processes_are_started_for_families_that_are_planned_and_for_their_part_
 
 
 def test_families_with_larger_errors_get_more_and_those_that_could_not_be_fitted_most():
-    errors = {name: 0.1 if name == "sorting" else 0.02 for name in FAMILIES if name != "pooling"}
+    errors = {name: 0.1 if name == "sorting" else 0.02 for name in DRAWN if name != "pooling"}
     shares = shares_by_error(errors)
-    parts = {name: share / FAMILIES[name].share for name, share in shares.items()}
+    parts = {name: share / DRAWN[name].share for name, share in shares.items()}
     assert parts["sorting"] == pytest.approx(5 * parts["matrix"])
     assert parts["pooling"] > 2 * parts["matrix"]
-    assert set(shares_by_error({})) == set(FAMILIES)
+    assert set(shares_by_error({})) == set(DRAWN)
 
 
 def test_exactly_the_calls_of_a_step_are_measured(tmp_path, small):

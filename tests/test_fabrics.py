@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from foretrace.api import load
 from foretrace.cost_models.collectives.pricing import price_collective
 from foretrace.fabrics import make_fabric, specification, transfers
 from foretrace.graph import ForetraceError
-from foretrace.loading import load
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.platform.fabric_measurements import Exchange
-from tests.forecast.builders import all_reduce, job, rank
+from tests.analysis.builders import all_reduce, job, rank
 
 
 def arrivals(*kernels, **more):

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from foretrace.api import as_job, predict, scaling
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Tensor
-from foretrace.predicting import at_hand, predict, scaling
 from foretrace.transforms.parallel.parallelize import parallelize
-from tests.forecast import builders
+from tests.analysis import builders
 from tests.transforms.parallel.steps import gpt_step
 
 SQUARE = Tensor((2048, 2048), "bfloat16", "cuda:0", id=0, storage=0)
@@ -32,7 +32,7 @@ def test_one_rank_of_a_job_is_priced_on_the_fabric_that_fits_its_gpus() -> None:
 
 def test_all_ranks_of_a_job_are_predicted_together() -> None:
     forecast = predict(Job([rank(number, 2) for number in range(2)]), on="h200")
-    assert [row["rank"] for row in forecast.ranks] == [0, 1]
+    assert [row.rank for row in forecast.ranks] == [0, 1]
     assert not any("alone" in note for note in forecast.notes)
 
 
@@ -42,7 +42,7 @@ def test_ranks_share_how_far_the_model_of_their_host_is_off() -> None:
     reduce = Collective("all_reduce", "0", small.nbytes, -1, 200, tuple(range(8)))
     forecast = predict(Job([Graph(OpTable.of(ops), rank=n, world=8, collectives=[reduce]) for n in range(8)]), "h200")
     assert forecast.workings is not None
-    faster = (forecast.workings.draws_ms < forecast.step_ms).mean()
+    faster = (forecast.workings.samples_ms < forecast.step_ms).mean()
     assert 0.25 < faster < 0.75, "no job is as slow as the unluckiest of eight independent hosts"
     assert forecast.low_ms < forecast.step_ms < forecast.high_ms
 
@@ -56,15 +56,15 @@ def test_a_named_fabric_is_taken() -> None:
 def test_links_are_scaled_on_the_fabric_that_is_named() -> None:
     usual, fast = (predict(rank(), on=on, fabric="h100-8x").step_ms for on in ("h200", "h200:nvlink=4"))
     assert fast < usual
-    usual, fast = (scaling(rank(), [8], on=on, fabric="h100-8x").rows[0]["step_ms"] for on in ("h200", "h200:nvlink=4"))
+    usual, fast = (scaling(rank(), [8], on=on, fabric="h100-8x").rows[0].step_ms for on in ("h200", "h200:nvlink=4"))
     assert fast < usual
 
 
 def test_more_ranks_take_longer_to_agree() -> None:
     curve = scaling(rank(), [1, 8, 64, 1024], on="h200")
-    steps = [row["step_ms"] for row in curve.rows]
-    assert steps == sorted(steps) and curve.rows[0]["exposed_communication_ms"] == 0.0
-    assert curve.rows[-1]["efficiency"] < 1.0
+    steps = [row.step_ms for row in curve.rows]
+    assert steps == sorted(steps) and curve.rows[0].exposed_communication_ms == 0.0
+    assert curve.rows[-1].efficiency < 1.0
 
 
 def test_a_job_in_nodes_of_its_own_size_uses_the_network() -> None:
@@ -88,7 +88,7 @@ def test_a_slow_link_slows_its_collectives() -> None:
 
 
 def test_a_graph_is_a_job_of_one() -> None:
-    assert at_hand(rank()).source == "train.py"
+    assert as_job(rank()).source == "train.py"
 
 
 def measured_rank(number: int = 0, host: float = 100.0) -> Graph:
@@ -114,7 +114,7 @@ def test_one_rank_of_a_measured_job_stands_for_a_larger_one_on_its_own_machine()
 def test_one_of_the_ranks_that_a_measured_one_stands_for_may_be_slow() -> None:
     usual, slow = (predict(measured_rank(), world=8, slow_host=slow) for slow in ({}, {3: 2.0}))
     assert slow.step_ms == pytest.approx(usual.step_ms + 0.1, rel=0.1)
-    assert [row["stands_for"] for row in slow.ranks] == [7, 1]
+    assert [row.stands_for for row in slow.ranks] == [7, 1]
 
 
 def test_a_job_that_a_measured_step_was_made_into_is_on_nobody_s_machine() -> None:
@@ -129,7 +129,7 @@ def test_a_job_that_a_measured_step_was_made_into_is_on_nobody_s_machine() -> No
 def test_a_curve_stays_on_the_machine_too() -> None:
     curve = scaling(Job([measured_rank(), measured_rank(1)]), [1, 2, 8])
     assert curve.platform == "its own machine"
-    assert [row["fabric"] for row in curve.rows] == [None, "a100-8x-nvswitch", "a100-8x-nvswitch"]
+    assert [row.fabric for row in curve.rows] == [None, "a100-8x-nvswitch", "a100-8x-nvswitch"]
     assert scaling(rank(), [2]).platform == "h200", "nobody measured it"
 
 

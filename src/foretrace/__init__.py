@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretrace import edits as edits
     from foretrace.calibrating import calibrate_host as calibrate_host
-    from foretrace.forecast.difference import difference as difference
+    from foretrace.analysis.compare import compare_steps as difference
     from foretrace.graph import ForetraceError as ForetraceError
-    from foretrace.loading import load as load
-    from foretrace.observing import observe as observe
+    from foretrace.api import load as load
+    from foretrace.api import observe as observe
     from foretrace.platforms import platform as platform
-    from foretrace.predicting import predict as predict
-    from foretrace.predicting import scaling as scaling
+    from foretrace.api import predict as predict
+    from foretrace.api import scaling as scaling
     from foretrace.questions.sweeping import sweep as sweep
     from foretrace.questions.whatifs import whatif as whatif
     from foretrace.record.session import record as record
@@ -39,13 +39,13 @@ _HOME = {
     "as_html": "foretrace.report.notebook",
     "benchmark": "foretrace.replaying",
     "calibrate_host": "foretrace.calibrating",
-    "load": "foretrace.loading",
-    "observe": "foretrace.observing",
+    "load": "foretrace.api",
+    "observe": "foretrace.api",
     "difference": "foretrace.forecast.difference",
     "parallelize": "foretrace.transforms.parallel.parallelize",
-    "predict": "foretrace.predicting",
+    "predict": "foretrace.api",
     "recording": "foretrace.record.session",
-    "scaling": "foretrace.predicting",
+    "scaling": "foretrace.api",
     "shard": "foretrace.sharding.planner",
     "sketch": "foretrace.record.sketch",
     "step": "foretrace.record.session",

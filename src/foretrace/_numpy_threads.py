@@ -1,7 +1,7 @@
-"""Linear algebra on one thread.
+"""Single-threaded linear algebra in numpy.
 
-Nets are small. Where others are busy, threads that wait for each other take ten times as long as one; and in a
-container that is given few of a machine's cores, there are as many of them as the machine has.
+The matrices of cost models are small. On a busy machine, threads that wait for each other take ten times as long as
+one; and in a container with few of a machine's cores, numpy starts as many threads as the machine has.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
-STARTED = "OPENBLAS_NUM_THREADS"
-"""As many threads numpy's linear algebra starts when it is loaded, where that is OpenBLAS."""
-_alone = False
-"""Whether it has started none."""
+THREADS_VARIABLE = "OPENBLAS_NUM_THREADS"
+"""Number of threads that OpenBLAS, with which numpy is built, starts when it is loaded."""
+_started_single = False
+"""Whether numpy was loaded with one thread."""
 
 
 def load_numpy() -> None:
-    """Load it without threads beside this one: to start and to end them takes longer than all that a verb multiplies.
+    """Load numpy without worker threads: starting and ending them takes longer than all that a command multiplies.
 
-    Nothing changes where it is loaded already, or where the user has said how many threads it shall have. Processes
-    that this one starts know nothing of that.
+    Nothing changes where numpy is already loaded, or where the user has set the number of threads. Child processes are
+    not affected.
     """
-    global _alone
-    if "numpy" in sys.modules or STARTED in os.environ:
+    global _started_single
+    if "numpy" in sys.modules or THREADS_VARIABLE in os.environ:
         return
-    os.environ[STARTED] = "1"
+    os.environ[THREADS_VARIABLE] = "1"
     try:
         import numpy as np
     finally:
-        del os.environ[STARTED]
-    _alone = "openblas" in str(np.show_config("dicts"))
+        del os.environ[THREADS_VARIABLE]
+    _started_single = "openblas" in str(np.show_config("dicts"))
 
 
-def one_thread() -> AbstractContextManager[Any]:
-    """As long as it lasts, numpy multiplies matrices on one thread.
+def single_threaded() -> AbstractContextManager[Any]:
+    """A context in which numpy multiplies matrices on one thread.
 
     >>> import numpy as np
-    >>> with one_thread():
+    >>> with single_threaded():
     ...     (np.ones((2, 2)) @ np.ones(2)).tolist()
     [2.0, 2.0]
     """
-    return nullcontext() if _alone else _libraries().limit(limits=1, user_api="blas")
+    return nullcontext() if _started_single else _libraries().limit(limits=1, user_api="blas")
 
 
 @cache
 def _libraries() -> Any:
-    """Those that are loaded: looked for once."""
+    """The loaded linear algebra libraries, looked up once."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

@@ -11,15 +11,14 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
+from foretrace.cost_models.kernels.families import DRAWN
+from foretrace.cost_models.kernels.families.compiled import COMPILED
 from foretrace.cost_models.kernels.launches import launches_nothing
 from foretrace.fitting import can_fit, fit
 from foretrace.graph import Graph
 from foretrace.graph.calls import dispatched
 from foretrace.platform.alone import alone_in
-from foretrace.platform.cases import Case
-from foretrace.platform.cases.compiled import COMPILED
-from foretrace.platform.cases.families import FAMILIES
-from foretrace.platform.cases.recorded import EXACT, case_key, case_of_each
+from foretrace.platform.cases import EXACT, Case, case_key, case_of_each
 from foretrace.platform.device_facts import DeviceFacts, describe
 from foretrace.platform.fabric_measurements import FABRIC_FILE
 from foretrace.platform.folder import RAW
@@ -38,7 +37,7 @@ SHARES = {"fabric": 1.0, "device": 8.0, "host": 2.0}
 """The parts in the order they are measured, and how the minutes are split among them."""
 ROUND_SECONDS = 120.0
 """After so long the models are fitted in between, to see where the next minutes are spent best."""
-FIRST_SHARES = {name: math.sqrt(family.share) for name, family in FAMILIES.items()}
+FIRST_SHARES = {name: math.sqrt(family.share) for name, family in DRAWN.items()}
 """Parts of the time before anything is known of errors: more even than families matter, since none fits on nothing."""
 UNFITTED = 3.0
 """A family that has too few measurements to be fitted counts as if it were off by so many times the usual."""
@@ -151,7 +150,7 @@ def measure_kernels(
     from foretrace.platform.measure.machine import find_device
 
     device = find_device(on)
-    drawn = [name for name in families or FAMILIES if name != COMPILED]
+    drawn = [name for name in families or DRAWN if name != COMPILED]
     compiled = seconds * COMPILED_PART if drawn else seconds
     if not (COMPILED in families or (not families and compiled > COMPILED_LEAST and can_compile(device))):
         compiled = 0.0
@@ -189,7 +188,7 @@ def measure_families(
 
 def _seconds_planned(families: Sequence[str], seconds: float) -> float:
     """How many of the seconds go to families whose kernels are planned slowly."""
-    planned = sum(FIRST_SHARES[name] for name in families if FAMILIES[name].planned)
+    planned = sum(FIRST_SHARES[name] for name in families if DRAWN[name].slow_to_plan)
     return seconds * planned / sum(FIRST_SHARES[name] for name in families)
 
 
@@ -269,20 +268,20 @@ def _add(total: list[Progress], more: list[Progress]) -> None:
 
 def held_out_errors(raw: Path) -> dict[str, float]:
     """How far models that are fitted on what is measured so far miss measurements they have not seen, by family."""
-    from foretrace.cost_models.kernels.fitting import quick_errors
+    from foretrace.cost_models.kernels.fitting import estimated_errors
 
-    return quick_errors(raw, describe(DeviceFacts.read(raw), read_all(raw, CEILINGS), "here"))
+    return estimated_errors(raw, describe(DeviceFacts.read(raw), read_all(raw, CEILINGS), "here"))
 
 
 def shares_by_error(errors: Mapping[str, float]) -> dict[str, float]:
     """Parts of the time that go with how much a family matters and how large its error is.
 
-    >>> shares = shares_by_error({name: 0.03 if name == "matrix" else 0.02 for name in FAMILIES})
-    >>> round(shares["matrix"] / FAMILIES["matrix"].share / (shares["attention"] / FAMILIES["attention"].share), 6)
+    >>> shares = shares_by_error({name: 0.03 if name == "matrix" else 0.02 for name in DRAWN})
+    >>> round(shares["matrix"] / DRAWN["matrix"].share / (shares["attention"] / DRAWN["attention"].share), 6)
     1.5
     """
     usual = sum(errors.values()) / len(errors) if errors else 1.0
-    return {name: family.share * errors.get(name, UNFITTED * usual) for name, family in FAMILIES.items()}
+    return {name: family.share * errors.get(name, UNFITTED * usual) for name, family in DRAWN.items()}
 
 
 def measure_host(raw: Path, on: str | None, seconds: float, outcome: Outcome, told: Told) -> None:

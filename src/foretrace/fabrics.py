@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from foretrace.cost_models.layout import Layout
+from foretrace.cost_models.collectives.topology import Layout
 from foretrace.fitting import fit
-from foretrace.forecast.collectives import Meetings, meetings
+from foretrace.analysis.collectives import CollectiveTimes
+from foretrace.analysis.collectives import collective_times
 from foretrace.formats.nccl_tests import read_nccl_tests
 from foretrace.graph import ForetraceError, Job
-from foretrace.loading import load
+from foretrace.api import load
 from foretrace.platform import fabric_measurements
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.fabric_measurements import FABRIC_FILE, Exchange
@@ -94,9 +95,9 @@ def transfers(job: Job, gpus_per_node: int | None = None) -> list[Exchange]:
     >>> transfers(Job([Graph(OpTable.of([]), rank=0, world=2)]))
     Traceback (most recent call last):
     ...
-    foretrace.graph.errors.ForetraceError: the job shows no collective on all of its ranks. Record every rank of it.
+    foretrace.errors.ForetraceError: the job shows no collective on all of its ranks. Record every rank of it.
     """
-    groups, _ = meetings(job.graphs)
+    groups, _ = collective_times(job.graphs)
     times: dict[tuple[str, int, int, int], list[float]] = {}
     for group in groups:
         if len(group.members) < max(2, _size(group, job)):
@@ -111,7 +112,7 @@ def transfers(job: Job, gpus_per_node: int | None = None) -> list[Exchange]:
     return [Exchange(*shape, tuple(us)) for shape, us in sorted(times.items())]
 
 
-def _size(group: Meetings, job: Job) -> int:
+def _size(group: CollectiveTimes, job: Job) -> int:
     """Ranks of a group, those without a trace included; all of the job where nobody says."""
     graph = job.graphs[group.members[0]]
     said = (c.ranks for c in graph.collectives if c.group == group.group)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from foretrace import __version__
+from foretrace.cost_models.kernels.families import FAMILIES
 from foretrace.graph import ForetraceError
 from foretrace.platform import fabric_measurements, host_measurements
-from foretrace.platform.cases.families import MEASURED
 from foretrace.platform.device import Device, Measured
 from foretrace.platform.device_facts import DEVICE_FILE, DeviceFacts, describe
 from foretrace.platform.fabric import Fabric
@@ -156,7 +156,7 @@ def _fit_kernels(raw: Path, folder: Path, device: Device, told: Told, anew: bool
     with _replaced(folder / MODELS) as models:
         index = fit_models(raw, device, models, told, before)
         write(models / Path(INDEX).name, index)
-    few = [name for name in MEASURED if exists(raw / f"{name}{SUFFIX}") and name not in index]
+    few = [name for name in FAMILIES if exists(raw / f"{name}{SUFFIX}") and name not in index]
     return [f"too little was measured to fit {', '.join(few)}: measure longer"] if few else []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from foretrace.files import check_new_folder
 from foretrace.graph import ForetraceError, Graph, Job
-from foretrace.loading import load
+from foretrace.api import load
 from foretrace.processes import temporary_folder
 from foretrace.replay.folder import Choices
 from foretrace.replay.ranks import write_job

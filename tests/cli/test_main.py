@@ -83,13 +83,13 @@ def test_a_word_that_is_nearly_a_verb_is_known_for_it(foretrace):
 
 
 def test_a_bad_input_ends_in_one_line_and_exit_code_2(foretrace, monkeypatch):
-    monkeypatch.setattr("foretrace.loading.load", failing(ForetraceError("rank-3.json is cut", "Record it again.")))
+    monkeypatch.setattr("foretrace.api.load", failing(ForetraceError("rank-3.json is cut", "Record it again.")))
     assert foretrace("show", "x") == (2, "", "foretrace: rank-3.json is cut. Record it again.\n")
 
 
 def test_for_a_reader_the_error_is_folded_with_the_advice_below(foretrace, monkeypatch):
     error = ForetraceError("rank-3/kineto.json.gz ends in the middle of an event (byte 1,204,224)", "Record it " * 12)
-    monkeypatch.setattr("foretrace.loading.load", failing(error))
+    monkeypatch.setattr("foretrace.api.load", failing(error))
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     lines = foretrace("show", "x").err.splitlines()
@@ -99,13 +99,13 @@ def test_for_a_reader_the_error_is_folded_with_the_advice_below(foretrace, monke
 
 
 def test_a_file_name_cannot_steer_the_terminal(foretrace, monkeypatch):
-    monkeypatch.setattr("foretrace.loading.load", failing(ForetraceError("a\x1b[2J\nb.json is empty")))
+    monkeypatch.setattr("foretrace.api.load", failing(ForetraceError("a\x1b[2J\nb.json is empty")))
     assert foretrace("show", "x").err == "foretrace: a\\x1b[2J\\nb.json is empty.\n"
 
 
 def test_an_unexpected_error_is_called_a_bug_and_leads_to_its_traceback(foretrace, monkeypatch):
     monkeypatch.delenv("FORETRACE_DEBUG", raising=False)
-    monkeypatch.setattr("foretrace.loading.load", failing(ZeroDivisionError("by zero")))
+    monkeypatch.setattr("foretrace.api.load", failing(ZeroDivisionError("by zero")))
     ran = foretrace("show", "x")
     assert ran.code == 70
     assert ran.err.count("\n") == 1
@@ -114,13 +114,13 @@ def test_an_unexpected_error_is_called_a_bug_and_leads_to_its_traceback(foretrac
 
 def test_with_debug_set_the_traceback_is_there(foretrace, monkeypatch):
     monkeypatch.setenv("FORETRACE_DEBUG", "1")
-    monkeypatch.setattr("foretrace.loading.load", failing(ZeroDivisionError("by zero")))
+    monkeypatch.setattr("foretrace.api.load", failing(ZeroDivisionError("by zero")))
     with pytest.raises(ZeroDivisionError):
         foretrace("show", "x")
 
 
 def test_an_interrupt_ends_as_shells_expect(foretrace, monkeypatch):
-    monkeypatch.setattr("foretrace.loading.load", failing(KeyboardInterrupt()))
+    monkeypatch.setattr("foretrace.api.load", failing(KeyboardInterrupt()))
     assert foretrace("show", "x").code == 130
 
 

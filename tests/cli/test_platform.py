@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from foretrace.cost_models.kernels.exact import Exact, Timed
+from foretrace.cost_models.kernels.exact import ExactTimes, TimedCall
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.folder import VERSION
 from tests.machines import platform_folder
@@ -72,7 +72,7 @@ def test_json_has_the_documented_words(foretrace, mine, request):
 
 
 def test_calls_that_were_timed_as_they_are_are_counted(foretrace, mine):
-    Exact({"one": Timed.as_recorded([("k", 4.0)])}).write(mine / "models")
+    ExactTimes({"one": TimedCall.as_recorded([("k", 4.0)])}).write(mine / "models")
     assert re.search(r"exact +1 call +of steps", foretrace("platform", "show", "mine").out)
     (mine / "models" / "exact.json.gz").write_bytes(b"damaged")
     ran = foretrace("platform", "show", "mine")

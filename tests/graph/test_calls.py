@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import foretrace as ft
+from foretrace.api import load as load_any
 from foretrace.formats.load import load
 from foretrace.graph import Graph, KernelTable, Names, Op, OpTable, Tensor
 from foretrace.graph.calls import composites, dispatched, enclosing_calls, recorded_kernels
 from foretrace.graph.op import signature
 from foretrace.graph.tables import ANNOTATION, COMPUTE, NODE
-from foretrace.loading import load as load_any
 from foretrace.transforms.parallel.data import data_parallel
 
 DATA = Path(__file__).parents[1] / "data" / "h200"

@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 
+from foretrace.cost_models.kernels.families import DRAWN
 from foretrace.graph import ForetraceError, Op
 from foretrace.platform.cases import Case
-from foretrace.platform.cases.families import FAMILIES
 from foretrace.platform.measure import calibrate as module
 from foretrace.platform.measure.calibrate import Progress, calibrate, slowed
 from foretrace.platform.measure.clocks import HostClock
@@ -25,13 +25,13 @@ def few(monkeypatch):
 
 
 def test_all_families_are_measured_for_real(tmp_path, few):
-    left, runs = list(FAMILIES), 0
+    left, runs = list(DRAWN), 0
     while left and runs < 20:  # a busy machine takes several
-        done = calibrate(tmp_path, CPU, minutes=0.12 * len(left) / len(FAMILIES), families=left)
+        done = calibrate(tmp_path, CPU, minutes=0.12 * len(left) / len(DRAWN), families=left)
         assert [progress.family for progress in done] == left
         assert [progress.problem for progress in done if progress.failed] == []
         left, runs = [progress.family for progress in done if not progress.cases], runs + 1
-    for name in FAMILIES:
+    for name in DRAWN:
         found = [m for batch in read_batches(tmp_path / f"{name}.jsonl.gz") for m in batch.measurements]
         assert found and all(m.us("cold") > 0 and m.us("warm") > 0 for m in found)
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrace.cost_models.kernels.families import DRAWN, HELD_OUT, case_number
 from foretrace.graph import Constant, Tensor
 from foretrace.graph.codec import from_lines, to_lines
-from foretrace.platform.cases.draw import Draw, strides
-from foretrace.platform.cases.families import FAMILIES, HELD_OUT, case_number
+from foretrace.platform.cases import Draw, strides
 from foretrace.platform.measure.call import Call, overload_of
 
 NOT_ON_META = (
@@ -19,7 +19,7 @@ NOT_ON_META = (
 )  # fmt: skip
 """Calls whose results depend on values, or that PyTorch never taught to run without any."""
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", DRAWN)
 
 
 def shapes_only(value):

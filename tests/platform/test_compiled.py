@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretrace.cost_models.kernels.families.compiled import ENDINGS, chain_number
 from foretrace.graph import Tensor
-from foretrace.platform.cases.compiled import ENDINGS, chain_number
 from foretrace.platform.measure import compiled
 from foretrace.platform.measure.compiled import noting, operands_of, run
 from foretrace.platform.measure.timed import timed

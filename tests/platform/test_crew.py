@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 
-from foretrace.platform.cases.families import FAMILIES, case_number
-from foretrace.platform.cases.recorded import case_key
+from foretrace.cost_models.kernels.families import DRAWN, case_number
+from foretrace.platform.cases import case_key
 from foretrace.platform.measure import calibrate as measuring
 from foretrace.platform.measure.calibrate import Drawn, calibrate, next_case_in
 from foretrace.platform.measure.crew import Crew, Pace, workers_for
@@ -55,7 +55,7 @@ def test_each_measures_cases_of_its_own(crew, tmp_path):
 def test_a_family_that_is_planned_is_theirs_and_others_are_not(crew, tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "BATCH", 2)
     monkeypatch.setattr(measuring, "MOST", {"cpu": 2**12})
-    monkeypatch.setitem(FAMILIES, "fills", FAMILIES["fills"]._replace(planned=True))
+    monkeypatch.setitem(DRAWN, "fills", DRAWN["fills"]._replace(planned=True))
     asked, measure = [], crew.measure
     monkeypatch.setattr(
         crew, "measure", lambda path, *rest, **more: asked.append(path.name) or measure(path, *rest, **more)

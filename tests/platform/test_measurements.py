@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrace.cost_models.kernels.families import DRAWN, case_number
 from foretrace.graph import ForetraceError, Indices, Op
 from foretrace.platform.cases import Case
-from foretrace.platform.cases.families import FAMILIES, case_number
 from foretrace.platform.measurements import Batch, Measurement, close_batch, open_batch, read_batches, read_openings
 
 repeats = st.lists(
@@ -29,7 +29,7 @@ def write(path, batch):
 
 
 @settings(max_examples=40)
-@given(cold=repeats, warm=repeats, family=st.sampled_from(list(FAMILIES)), number=st.integers(0, 1000))
+@given(cold=repeats, warm=repeats, family=st.sampled_from(list(DRAWN)), number=st.integers(0, 1000))
 def test_what_is_written_is_read(tmp_path_factory, cold, warm, family, number):
     path = tmp_path_factory.mktemp("m") / "x.jsonl.gz"
     indices = Indices(op=-1, rows=10, count=8, unique=2, bags=4, reuse=(0, 0, 2))

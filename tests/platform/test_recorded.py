@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from foretrace.api import load
 from foretrace.graph import Constant, Indices, Op, Tensor, Tf32
 from foretrace.graph.codec import from_lines
-from foretrace.loading import load
-from foretrace.platform.cases import Ids
-from foretrace.platform.cases.recorded import case_key, plain, recorded_cases
+from foretrace.platform.cases import Ids, case_key, recorded_cases, stripped
 from foretrace.platform.measure.call import Call
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "h200"
@@ -31,14 +30,14 @@ def test_a_call_is_taken_once_wherever_and_with_whatever_tensors_it_was_made():
 
 def test_tensors_of_one_storage_still_share_it_and_nothing_before_them_is_allocated():
     q, k = (on_gpu((2, 8), 5, stride=(48, 1), offset=10**9 + part) for part in (3, 11))
-    a, b = plain(Op("aten::add", (q, k), overload="Tensor")).tensors
+    a, b = stripped(Op("aten::add", (q, k), overload="Tensor")).tensors
     assert a.storage == b.storage == 0
     assert b.offset - a.offset == 8 and a.offset < 128
 
 
 def test_memory_seen_as_two_dtypes_becomes_two_pieces():
     op = Op("aten::copy_", (on_gpu((4,), 5), on_gpu((4,), 5, dtype="int32")), overload="default")
-    assert [t.storage for t in plain(op).tensors] == [-1, -1]
+    assert [t.storage for t in stripped(op).tensors] == [-1, -1]
 
 
 def test_a_gradient_and_a_sparse_update_have_the_ids_of_their_lookup():
@@ -73,7 +72,7 @@ def test_what_needs_other_ranks_or_launches_nothing_by_itself_is_left_out():
 
 def test_constants_stay_what_they_are():
     op = Op("aten::_to_copy", (on_gpu((8,), 1),), {"dtype": Constant("dtype", "bfloat16")}, overload="default")
-    assert plain(op).kwargs == {"dtype": Constant("dtype", "bfloat16")}
+    assert stripped(op).kwargs == {"dtype": Constant("dtype", "bfloat16")}
 
 
 def test_every_call_of_a_recorded_step_can_be_made_again():

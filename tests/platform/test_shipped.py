@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.platform.cases.families import FAMILIES
+from foretrace.cost_models.kernels.families import DRAWN
 from foretrace.platform.device import Device
 from foretrace.platform.measurements import SUFFIX, read_batches
 
@@ -20,7 +20,7 @@ def families(folder: Path) -> set[str]:
 
 
 def test_every_family_was_measured_on_the_h200():
-    assert families(H200) >= set(FAMILIES)
+    assert families(H200) >= set(DRAWN)
 
 
 @pytest.mark.parametrize("family", ["attention", "losses", "fills"])
@@ -36,7 +36,7 @@ def test_they_are_of_that_device_complete_and_repeat_well(family):
 
 def test_what_models_are_scored_on_is_kept_apart_and_shares_no_case_with_what_they_are_fitted_to():
     held = H200 / "heldout"
-    assert families(held) == set(FAMILIES)
+    assert families(held) == set(DRAWN)
     fitted, scored = (
         {str(m.case.op) for batch in read_batches(folder / f"attention{SUFFIX}") for m in batch.measurements}
         for folder in (H200, held)

@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 
+from foretrace.cost_models.kernels.families import case_number
 from foretrace.graph import Op, Tensor
 from foretrace.platform.cases import Case
-from foretrace.platform.cases.families import case_number
 from foretrace.platform.measure import timed as module
 from foretrace.platform.measure.clocks import HostClock, cut
 from foretrace.platform.measure.timed import REPEATS, timed

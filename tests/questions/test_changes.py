@@ -18,7 +18,7 @@ import resnet
 from foretrace.graph import Graph
 from foretrace.questions.changes import edited
 from foretrace.record.session import record
-from foretrace.transforms.step import flattened
+from foretrace.transforms.step import flatten
 
 MODELS = {"dlrm": dlrm, "bert": bert, "gpt": gpt, "resnet": resnet}
 CHANGES: list[tuple[str, str, dict[str, Any]]] = [
@@ -54,7 +54,7 @@ def recorded(model: ModuleType, folder: Path, **parts: Any) -> Graph:
 
 
 def calls(graph: Graph) -> list[tuple[Any, ...]]:
-    return [(op.name, *((t.shape, t.dtype) for t in (*op.tensors, *op.produced))) for op in flattened(graph).ops]
+    return [(op.name, *((t.shape, t.dtype) for t in (*op.tensors, *op.produced))) for op in flatten(graph).ops]
 
 
 @pytest.mark.parametrize(("model", "change", "parts"), CHANGES, ids=[f"{name} {text}" for name, text, _ in CHANGES])

@@ -244,7 +244,7 @@ def test_a_script_is_sketched_alike_again_and_again(name: str, made: Callable[[s
 
 @pytest.fixture
 def made() -> Callable[[str], str]:
-    from foretrace.predicting import read
+    from foretrace.api import read
 
     examples = Path(__file__).resolve().parents[2] / "examples"
     return lambda name: step_digest(read(examples / name))

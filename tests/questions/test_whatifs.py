@@ -9,9 +9,9 @@ import pytest
 import dlrm
 import foretrace as ft
 import gpt
-from foretrace.forecast.forecast import Forecast
+from foretrace.analysis.report import StepReport
+from foretrace.api import predict
 from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Tensor
-from foretrace.predicting import predict
 from foretrace.questions import whatifs
 from foretrace.questions.changes import Change, edited, read_changes
 from tests.transforms.agreement import assert_same, sketched
@@ -34,7 +34,7 @@ def test_changes_are_made_one_after_the_other() -> None:
 def test_lookups_are_fused_after_another_change() -> None:
     told = ft.whatif(sketched(dlrm), changes=["batch=64", "fuse=lookups"])
     assert told.after.by_op and told.after.step_ms < told.before.step_ms
-    assert sum(row["count"] for row in told.after.by_op if row["name"] == "aten::_embedding_bag") == 1
+    assert sum(row.count for row in told.after.by_op if row.name == "aten::_embedding_bag") == 1
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_nothing_to_change_is_told() -> None:
 def test_a_trace_is_held_against_its_own_calls_without_what_a_profile_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     predicted: list[Job] = []
 
-    def spied(job: Job, *args: Any, **kwargs: Any) -> Forecast:
+    def spied(job: Job, *args: Any, **kwargs: Any) -> StepReport:
         predicted.append(job)
         return predict(job, *args, **kwargs)
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from traces import AUTOGRAD, Trace, all_reduce
 
+from foretrace.api import load
 from foretrace.formats.kineto import read_kineto
 from foretrace.graph import Collective, ForetraceError, Graph, Indices, Op, OpTable, Storage, Tensor
 from foretrace.graph.tables import ANNOTATION, CALL
-from foretrace.loading import load
 from foretrace.record import folder as files
 from foretrace.record.recording import load_recording, with_times
+from tests.traces import AUTOGRAD, Trace, all_reduce
 
 H200 = Path(__file__).parents[1] / "data" / "h200" / "dlrm_default_b512"
 

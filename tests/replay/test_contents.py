@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import dlrm
+from foretrace.api import load
 from foretrace.graph import Graph, Job
-from foretrace.loading import load
 from foretrace.record.session import record
 from foretrace.replay.harness import contents
 from foretrace.replay.planning import plan_of

@@ -66,7 +66,7 @@ def on_two_streams() -> Callable[[], None]:
 
 def recorded(step: Callable[[], None], folder: Path) -> Any:
     job = record(step, folder, warmup=3, plain=5, profile=1)
-    from foretrace.loading import load
+    from foretrace.api import load
 
     loaded = load(folder)
     assert job is not None

@@ -10,7 +10,7 @@ import torch
 
 from foretrace.graph import ForetraceError
 from foretrace.replay.folder import Choices
-from foretrace.transforms.numerics.dtype import floating
+from foretrace.transforms.numerics.dtype import parse_dtype
 from tests.replay.steps import STEPS
 from tests.replay.test_replays import graph_of
 
@@ -40,4 +40,4 @@ def test_an_autocast_step_runs_in_fp32(loaded: Callable[..., Any]) -> None:
 
 def test_a_type_that_is_none_is_said() -> None:
     with pytest.raises(ForetraceError, match="can't run in 'int8'"):
-        floating("int8")
+        parse_dtype("int8")

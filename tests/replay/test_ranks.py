@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from foretrace.api import load
 from foretrace.graph import ForetraceError
-from foretrace.loading import load
 from foretrace.replay.folder import Choices
 from foretrace.replay.running import How, Replay
 from foretrace.replaying import benchmark, replay

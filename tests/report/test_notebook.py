@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from foretrace.forecast.jobs.scaling import Scaling
 
 import foretrace as ft
-from foretrace.forecast.jobs.scaling import Scaling
+from foretrace.api import scaling
 from foretrace.graph import ForetraceError
-from foretrace.predicting import scaling
 from foretrace.questions.sweep_points import Point, Sweep, judged
 from foretrace.sharding.tables import Table
 from tests.report.steps import HOSTILE, sketched

@@ -4,24 +4,25 @@ import numpy as np
 
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
-from foretrace.sharding.costing import Costing, Exchange
-from foretrace.sharding.lookups import Kernels, Priced
+from foretrace.sharding.costing import Communication, Costing
+from foretrace.sharding.lookups import LookupKernels
 from foretrace.sharding.options import Ranks
+from foretrace.sharding.shards import LookupTimes
 from foretrace.sharding.tables import Table
 
 
-class Simple(Kernels):
+class Simple(LookupKernels):
     """A microsecond forward and two backward for each thousand elements that are looked up."""
 
-    def alone(self, pieces):
-        forward = pieces.count * pieces.dim / 1e3
+    def separate(self, shards):
+        forward = shards.ids * shards.dim / 1e3
         typical = np.stack([forward, 2 * forward], axis=1)
-        return Priced(0.9 * typical, typical, 1.1 * typical)
+        return LookupTimes(0.9 * typical, typical, 1.1 * typical)
 
 
 def costing(tables, world=4, per_node=8, batch=256, kernels=Simple, fabric="h100-nvswitch", **ranks):
     made = Ranks(world, per_node, batch, **ranks)
-    return Costing(tables, made, kernels(Platform.named("h200")), Exchange(Fabric.named(fabric), made))
+    return Costing(tables, made, kernels(Platform.named("h200")), Communication(Fabric.named(fabric), made))
 
 
 def some_tables(count, seed=0):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.sharding.options import Ranks, check_ranks
+from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement, read_plan, write_plan
 from foretrace.sharding.tables import Table
 
@@ -59,7 +59,7 @@ def test_a_plan_can_not_be_written_into_a_file(tmp_path):
 @pytest.mark.parametrize("ranks", [Ranks(0), Ranks(2, batch=0), Ranks(2, per_node=0), Ranks(2, sent_as="fp64")])
 def test_ranks_that_cannot_be_are_refused(ranks):
     with pytest.raises(ForetraceError):
-        check_ranks(ranks)
+        ranks.check()
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_table_has_an_embedding_for_each_of_its_features(factors, pooling):
     (table,) = tables_of(with_features(3), told)
     assert (table.features, table.pooling, table.ids) == (3, pooling, 3 * pooling)
     (words,) = tables_of(with_features(3, torchrec.EmbeddingConfig, torchrec.EmbeddingCollection), told)
-    assert words.made_for(10) == 30 * pooling
+    assert words.embeddings(10) == 30 * pooling
 
 
 def test_features_of_a_table_are_exchanged_one_and_all():

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 
-from foretrace.forecast.memory import peak_memory
+from foretrace.analysis.memory import peak_memory
 from foretrace.graph import Graph
 from foretrace.record.sketch import sketch
 from foretrace.transforms.resize.arguments import NORMS

@@ -71,9 +71,9 @@ def calibrate(
     """
     from foretrace.calibrating import SHARES, Outcome, is_first_rank
     from foretrace.calibrating import calibrate as measure
+    from foretrace.cost_models.kernels.families import check_families
     from foretrace.fitting import fit, require_fitter
     from foretrace.platform.alone import alone_in
-    from foretrace.platform.cases.families import check_families
     from foretrace.platform.folder import check_out
     from foretrace.stages import Stage
 
@@ -153,7 +153,7 @@ def _step(what: str | None, on: str | None) -> Graph | None:
     if what is None:
         return None
     from foretrace.platform.measure.machine import find_device
-    from foretrace.predicting import read
+    from foretrace.api import read
 
     return read(what, find_device(on).type).graphs[0]
 

@@ -19,9 +19,9 @@ def check(
 
     The forecast knows the recording's calls, and none of its times.
     """
-    from foretrace.forecast.check import check as compare
-    from foretrace.loading import load
-    from foretrace.predicting import predict
+    from foretrace.analysis.compare import check_prediction as compare
+    from foretrace.api import load
+    from foretrace.api import predict
 
     job = load(recording)
     found = compare(predict(job, on, kernels="model"), job)

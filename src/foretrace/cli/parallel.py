@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace.graph import ForetraceError, Job
 from foretrace.platforms import platform
-from foretrace.predicting import USUAL, read
-from foretrace.transforms.parallel.parallelize import Ways, parallelize
+from foretrace.api import USUAL, read
+from foretrace.transforms.parallel.parallelize import ParallelConfig, parallelize
 
 if TYPE_CHECKING:
     from foretrace.stages import Told
@@ -32,7 +32,7 @@ def shared(what: str, words: str, on: str | None, told: Told) -> Job:
         Told how far the measuring is, where that was never measured.
     """
     ways = options(words)
-    Ways(**ways)  # refuses what contradicts itself, before minutes of sketching
+    ParallelConfig(**ways)  # refuses what contradicts itself, before minutes of sketching
     job = read(what, platform(on or USUAL, told=told).device.kind)
     return parallelize(job, **ways)
 

@@ -14,8 +14,8 @@ from foretrace.cli.outputs import check_outputs
 from foretrace.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from foretrace.forecast.forecast import Forecast
-    from foretrace.forecast.jobs.scaling import Scaling
+    from foretrace.analysis.report import StepReport
+    from foretrace.prediction.scaling import Scaling
     from foretrace.graph import Job
     from foretrace.stages import Told
 
@@ -106,10 +106,10 @@ def _sizes(world: str | None, trace: Path | None) -> list[int]:
     """Numbers of ranks that are asked for."""
     if world is None:
         return []
-    from foretrace.forecast.jobs.world import worlds
+    from foretrace.prediction.scaling import parse_worlds
     from foretrace.graph import ForetraceError
 
-    sizes = worlds(world)
+    sizes = parse_worlds(world)
     if len(sizes) > 1 and trace is not None:
         raise ForetraceError("--trace is the timeline of one job, and --world lists several", "Give one of them.")
     return sizes
@@ -117,15 +117,15 @@ def _sizes(world: str | None, trace: Path | None) -> list[int]:
 
 def _supposed(slow_host: list[str] | None, host_of: list[str] | None, slow_link: list[str] | None) -> dict[str, Any]:
     """What is supposed of some ranks: nonsense is refused before a script is sketched for it."""
-    from foretrace.forecast.jobs.supposed import Supposed
+    from foretrace.prediction.overrides import RankOverrides
 
-    supposed = Supposed(_numbers(slow_host, float), _numbers(host_of, int), _numbers(slow_link, float))
+    supposed = RankOverrides(_numbers(slow_host, float), _numbers(host_of, int), _numbers(slow_link, float))
     return vars(supposed)
 
 
 def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int], options: dict[str, Any]) -> Any:
     """The forecast; the curve, where several sizes are asked for."""
-    from foretrace import predicting
+    from foretrace import api as predicting
     from foretrace.graph import ForetraceError
 
     try:
@@ -161,7 +161,7 @@ def _show_curve(curve: Scaling, json: bool, html: Path | None, top: int | None) 
         print_scaling(curve, top)
 
 
-def _show(forecast: Forecast, json: bool, trace: Path | None, html: Path | None, top: int) -> None:
+def _show(forecast: StepReport, json: bool, trace: Path | None, html: Path | None, top: int) -> None:
     if trace is not None:
         from foretrace.formats.perfetto import write_perfetto
         from foretrace.graph import Job

@@ -57,7 +57,7 @@ def replay(
     Step time, kernels one by one, memory, launches; what could not be called is named and lowers the coverage.
     """
     from foretrace.graph import ForetraceError
-    from foretrace.loading import refuse_nameless
+    from foretrace.api import check_names
     from foretrace.replay.running import How
     from foretrace.replay.suite import members_of
     from foretrace.replaying import replay as run
@@ -68,7 +68,7 @@ def replay(
 
     chosen = choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
     how = How(iterations, device, pace, slow_host, counters, delayed)
-    refuse_nameless(what)
+    check_names(what)
     paths = [Path(one) for one in what]
     members = members_of(paths, weights)
     if [member.what for member in members] == paths and len(paths) == 1:

@@ -52,12 +52,12 @@ def sweep(
     Settings are those of `foretrace whatif`, those of a job among them: --set tensor=1,2,4 --world 8.
     """
     check_outputs([what, *platforms(on), fabric], html=html, points=out)
-    from foretrace.forecast.jobs.world import worlds
+    from foretrace.prediction.scaling import parse_worlds
     from foretrace.graph import ForetraceError
     from foretrace.questions.sweeping import sweep as predict_all
     from foretrace.stages import Stage
 
-    pairs = [*map(_split, sets or ()), *([("world", [str(size) for size in worlds(world)])] if world else [])]
+    pairs = [*map(_split, sets or ()), *([("world", [str(size) for size in parse_worlds(world)])] if world else [])]
     values = _once("--set", pairs, "write all its values at once, like batch=256,512")
     prices = _once("--price", [_price(text) for text in price or ()], "a platform has one price")
     limit = None if memory is None else _limit(memory)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from foretrace.graph import ForetraceError
-from foretrace.graph.collectives import collective_kind
+from foretrace.graph.operators import collective_kind
 from foretrace.platform.files import Positive, PositiveInt, read_as, read_object, write
 from foretrace.platform.links import LINKS, Links
 
@@ -18,7 +18,7 @@ class Curve:
     """Time of one kind of collective over message sizes, for one number of ranks.
 
     Between a latency and a bandwidth the time bends from one to the other, sharply or gently; ``knots`` say by how much
-    the measured sizes lie off that. `foretrace.cost_models.curves` fits and evaluates it.
+    the measured sizes lie off that. `foretrace.cost_models.collectives.curves` fits and evaluates it.
     """
 
     kind: str

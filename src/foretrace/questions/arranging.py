@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from foretrace.errors import parse_size
-from foretrace.forecast.jobs.world import of_ranks
 from foretrace.graph import ForetraceError, Job
+from foretrace.prediction.scaling import at_world_resharded
 from foretrace.questions.changes import Change, Edited
 from foretrace.questions.job_words import OF_JOBS, WAYS
-from foretrace.transforms.fusion.ddp_buckets import buckets, gradient_group, overlap
-from foretrace.transforms.parallel.parallelize import Ways, parallelize
-from foretrace.transforms.resize.batch_sequence import batch_of
+from foretrace.transforms.fusion.ddp_buckets import buckets, data_parallel_group, overlap
+from foretrace.transforms.parallel.parallelize import ParallelConfig, parallelize
+from foretrace.transforms.resize.batch_sequence import batch_size
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Arrangement:
         ways = _complete(ways, world)
         if said.get("overlap") and ways.get("tensor", 1) > 1:
             ways["overlap"] = True
-        shared = Ways(**ways)
+        shared = ParallelConfig(**ways)
         if {"buckets", "overlap"} & said.keys() and shared.data > 1 and shared.sharded:
             raise ForetraceError("weights in shards are scattered, and not in buckets", "Leave out sharded, or these.")
         if size is not None and shared.data == 1:
@@ -105,7 +105,7 @@ class Arranging:
 
     @cached_property
     def _batch(self) -> int | None:
-        return self._recorded or batch_of(self._job.graphs[0])
+        return self._recorded or batch_size(self._job.graphs[0])
 
     def by(self, changes: Sequence[Change]) -> Job:
         """The job after these changes: first of the step, then of how it is shared, then of what is exchanged."""
@@ -114,7 +114,7 @@ class Arranging:
         if asked.ways:
             job = parallelize(job, **asked.ways)
         if asked.world is not None:
-            job = of_ranks(job, asked.world)
+            job = at_world_resharded(job, asked.world)
         if asked.buckets is not None:
             job = replace(job, graphs=[buckets(graph, asked.buckets) for graph in job.graphs])
         if asked.overlap is not None:
@@ -136,4 +136,4 @@ def _replicas(job: Job) -> int:
     first = job.graphs[0]
     if not first.collectives:
         return job.world
-    return max(len(gradient_group(first)), 1)
+    return max(len(data_parallel_group(first)), 1)

@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from foretrace.errors import parse_size, unknown_name
 from foretrace.graph import ForetraceError, Graph
-from foretrace.questions.autocasting import autocast, lower
-from foretrace.questions.inserting import insert, insertable
 from foretrace.questions.job_words import OF_JOBS
-from foretrace.questions.optimizers import chosen, optimizer
-from foretrace.transforms.attention import attention, implementation
-from foretrace.transforms.batch import batches
-from foretrace.transforms.chains import fused_elementwise
-from foretrace.transforms.checkpointing import checkpointing
-from foretrace.transforms.cudagraph import cudagraph
-from foretrace.transforms.depth import depth
-from foretrace.transforms.heads import heads
-from foretrace.transforms.hidden import Widths
-from foretrace.transforms.lookups import fused_lookups
-from foretrace.transforms.names import unknown
-from foretrace.transforms.precision import dtype, floating
-from foretrace.transforms.resize import Resizable
-from foretrace.transforms.sequence import sequences
-from foretrace.transforms.tables import pooling, table_dim, table_rows
-from foretrace.transforms.texts import size_of
-from foretrace.transforms.width import width
-from foretrace.transforms.without import without
+from foretrace.transforms.fusion.cuda_graph import cudagraph
+from foretrace.transforms.fusion.elementwise import fuse_elementwise
+from foretrace.transforms.fusion.lookups import fuse_lookups
+from foretrace.transforms.numerics.autocast import autocast, parse_autocast_dtype
+from foretrace.transforms.numerics.dtype import dtype, parse_dtype
+from foretrace.transforms.resize.batch_sequence import resizable_batch, resizable_sequence
+from foretrace.transforms.resize.resizable import Resizable
+from foretrace.transforms.resize.tables import pooling, table_dim, table_rows
+from foretrace.transforms.resize.width import ResizableHidden, heads, width
+from foretrace.transforms.structure.attention import attention, check_attention
+from foretrace.transforms.structure.checkpointing import checkpointing
+from foretrace.transforms.structure.depth import depth
+from foretrace.transforms.structure.insert_remove import check_insertable, insert, without
+from foretrace.transforms.structure.optimizer import optimizer, parse_optimizer
 
 SIZES: dict[str, Callable[..., Graph]] = {
     "rows": table_rows,
@@ -37,8 +32,8 @@ SIZES: dict[str, Callable[..., Graph]] = {
     "depth": depth,
 }
 FUSES: dict[str, Callable[[Graph], Graph]] = {
-    "lookups": fused_lookups,
-    "elementwise": fused_elementwise,
+    "lookups": fuse_lookups,
+    "elementwise": fuse_elementwise,
     "optimizer": lambda graph: optimizer(graph, "fused"),
     "launches": cudagraph,
 }
@@ -65,7 +60,7 @@ def fusable(what: str) -> str:
 
 
 BY_NAME: dict[str, Callable[..., Graph]] = {
-    "dtype": lambda graph, name: dtype(graph, floating(name)),
+    "dtype": lambda graph, name: dtype(graph, parse_dtype(name)),
     "autocast": autocast,
     "optimizer": optimizer,
     "attention": attention,
@@ -78,11 +73,11 @@ ANY_SIZE = ("batch", "seq", "hidden")
 """Changes that are found once and made for any size; they may say what was recorded."""
 SETS = (*ANY_SIZE, *SIZES, *BY_NAME, *OF_JOBS)
 CHECKS: dict[str, Callable[[str], object]] = {
-    "dtype": floating,
-    "autocast": lower,
-    "insert": insertable,
-    "optimizer": chosen,
-    "attention": implementation,
+    "dtype": parse_dtype,
+    "autocast": parse_autocast_dtype,
+    "insert": check_insertable,
+    "optimizer": parse_optimizer,
+    "attention": check_attention,
     "fuse": fusable,
     **OF_JOBS,
 }
@@ -115,7 +110,7 @@ class Change:
         if not equals or not value or (colon and not where):
             raise ForetraceError(f"{text!r} is no change", "Write what to set to what, as in batch=64.")
         if name not in SETS:
-            raise unknown("setting", name, SETS)
+            raise unknown_name("setting", name, SETS)
         if name in SIZES and "/" in value:
             raise ForetraceError(
                 f"{name} needs no recorded value", f"Write {key}={value.partition('/')[0]}: the step shows what it was."
@@ -127,7 +122,7 @@ class Change:
         if name in CHECKS:
             CHECKS[name](value)
         elif name not in BY_NAME:
-            size_of(name, value)
+            parse_size(name, value)
         return cls(name, value, where)
 
     def __str__(self) -> str:
@@ -139,7 +134,7 @@ def read_changes(changes: Iterable[Change | str] | str) -> list[Change]:
 
     >>> read_changes(["batch=64", "batch=32"])
     Traceback (most recent call last):
-    foretrace.graph.errors.ForetraceError: batch is set twice. Leave batch=64 or batch=32 out.
+    foretrace.errors.ForetraceError: batch is set twice. Leave batch=64 or batch=32 out.
     """
     read = [change if isinstance(change, Change) else Change.read(change) for change in listed(changes)]
     first: dict[tuple[str, str, str], Change] = {}
@@ -177,7 +172,7 @@ class Edited:
     def __init__(self, graph: Graph, longest: int = 0, told: Callable[[str], None] = lambda stage: None) -> None:
         self._told = told
         self._graphs: dict[tuple[Change, ...], Graph] = {(): graph}
-        self._sizes: dict[tuple[tuple[Change, ...], str, int | None], Resizable | Widths] = {}
+        self._sizes: dict[tuple[tuple[Change, ...], str, int | None], Resizable | ResizableHidden] = {}
         self._longest = longest
 
     def by(self, changes: Sequence[Change]) -> Graph:
@@ -198,21 +193,21 @@ class Edited:
         graph, where = self.by(before), [change.where] if change.where else []
         if change.name in BY_NAME:
             return BY_NAME[change.name](graph, change.value, *where)
-        size, _ = size_of(change.name, change.value)
+        size, _ = parse_size(change.name, change.value)
         return SIZES[change.name](graph, size, *where)
 
     def _resized(self, before: tuple[Change, ...], change: Change) -> Graph:
-        new, old = size_of(change.name, change.value)
+        new, old = parse_size(change.name, change.value)
         key = (before, change.name, old)
         if key not in self._sizes:
             self._sizes[key] = self._resizable(change.name, self.by(before), max(new, self._longest), old)
         return self._sizes[key].to(new)
 
     @staticmethod
-    def _resizable(name: str, graph: Graph, largest: int, old: int | None) -> Resizable | Widths:
+    def _resizable(name: str, graph: Graph, largest: int, old: int | None) -> Resizable | ResizableHidden:
         if name == "seq":
-            return sequences(graph, largest, old)
-        return batches(graph, old) if name == "batch" else Widths(graph, old)
+            return resizable_sequence(graph, largest, old)
+        return resizable_batch(graph, old) if name == "batch" else ResizableHidden(graph, old)
 
 
 def edited(graph: Graph, changes: Iterable[Change | str]) -> Graph:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from foretrace.errors import unknown_name
 from foretrace.graph import MAX_RANKS, ForetraceError
-from foretrace.transforms.fusion.ddp_buckets import bucket_size
+from foretrace.transforms.fusion.ddp_buckets import parse_bucket_size
 from foretrace.transforms.parallel.schedules import SCHEDULES
 
 SWITCHED = {"on": True, "off": False}
@@ -55,7 +55,7 @@ WAYS: dict[str, Callable[[str], int | bool | str]] = {
 OF_JOBS: dict[str, Callable[[str], int | float | bool | str]] = {
     **WAYS,
     "world": count,
-    "buckets": bucket_size,
+    "buckets": parse_bucket_size,
     "overlap": switch,
 }
 """All of them, and what reads the value of each."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from foretrace.forecast.in_notebooks import InNotebooks
+from foretrace.analysis.report import NotebookDocument
 from foretrace.graph import ForetraceError
 from foretrace.questions.sweep_keys import Key
 
@@ -55,7 +55,7 @@ class Point:
 
 
 @dataclass
-class Sweep(InNotebooks):
+class Sweep(NotebookDocument):
     """The points of a sweep, fastest for a sample first."""
 
     source: str

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from foretrace.forecast.jobs.quick import job_figures
-from foretrace.forecast.quick import figures
+from foretrace.api import as_job, script_of, with_fabric
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.platform.platform import Platform
 from foretrace.platforms import platform
-from foretrace.predicting import at_hand, script_of, with_fabric
+from foretrace.prediction.predict import step_figures
 from foretrace.questions.arranging import Arranging
 from foretrace.questions.changes import Change
 from foretrace.questions.sweep_keys import Key, key_of, step_digest
@@ -48,7 +47,7 @@ class Subject(NamedTuple):
         """The same with the job of its script, where it is one."""
         if not self.is_script:
             return self
-        return self._replace(what=at_hand(self.what, self._platforms()[self.on[0]].device.kind, self.world))
+        return self._replace(what=as_job(self.what, self._platforms()[self.on[0]].device.kind, self.world))
 
     def keyed(self) -> tuple[Subject, dict[str, Key]]:
         """The same with its digest, and what its points depend on: by platform."""
@@ -67,7 +66,7 @@ class Swept:
         self._platforms = {name: platform(name, fabric=subject.fabric) for name in subject.on}
         self._per_node = subject.gpus_per_node
         kind = next(iter(self._platforms.values())).device.kind
-        job = at_hand(subject.what, kind, subject.world)
+        job = as_job(subject.what, kind, subject.world)
         if subject.digest and step_digest(subject.what) != subject.digest:
             raise ForetraceError(f"{subject.what} changed while it was swept", "Start the sweep again.")
         self._arranging = Arranging(one_step(job), subject.longest)
@@ -95,7 +94,7 @@ class Swept:
         except ForetraceError:
             if not alone:  # what one rank alone exchanges may take no time; what a job does may not
                 raise
-        found, notes = (figures(job.graphs[0], where), []) if alone else job_figures(job, where, self._per_node)
+        found, notes = (step_figures(job.graphs[0], where), []) if alone else step_figures(job, where, self._per_node)
         exchanges = any(graph.collectives for graph in job.graphs)
         fabric = where.fabric.name if where.fabric and exchanges else None
         return replace(point, fabric=fabric, notes=notes, **found._asdict())

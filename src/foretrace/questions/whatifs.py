@@ -7,38 +7,36 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from foretrace.analysis.compare import compare_steps
+from foretrace.analysis.report import NotebookDocument, StepReport, plain
+from foretrace.analysis.steps import chosen_step, cut_to_step
+from foretrace.api import as_job, predict
 from foretrace.errors import parse_size
-from foretrace.forecast.difference import difference
-from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.in_notebooks import InNotebooks
-from foretrace.forecast.observation import Observation, plain
-from foretrace.forecast.steps import chosen_step, cut_to_step
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.graph.execution_traces import lacks_overloads
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platforms import platform
-from foretrace.predicting import at_hand, predict
 from foretrace.questions.arranging import Arrangement, Arranging
 from foretrace.questions.changes import Change, listed, read_changes
 from foretrace.questions.job_words import OF_JOBS
-from foretrace.transforms.step import flattened
+from foretrace.transforms.step import flatten
 
 UNSEEN = "which work waits for a collective only the profile shows: of a changed step more of it may be exposed"
 COMPARED = "both are forecasts by the platform's models, also where the step was measured: like is held against like"
 
 
 @dataclass
-class WhatIf(InNotebooks):
+class WhatIf(NotebookDocument):
     """Two forecasts and what lies between them.
 
-    >>> WhatIf(["batch=64"], Forecast(step_ms=2.0), Forecast(step_ms=1.0)).speedup
+    >>> WhatIf(["batch=64"], StepReport(step_ms=2.0), StepReport(step_ms=1.0)).speedup
     2.0
     """
 
     changes: list[str]
-    before: Forecast
-    after: Forecast
+    before: StepReport
+    after: StepReport
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -48,7 +46,7 @@ class WhatIf(InNotebooks):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        told = difference(_seen(self.before), _seen(self.after)).to_dict()
+        told = compare_steps(_seen(self.before), _seen(self.after)).to_dict()
         return {
             "source": self.before.source,
             "platform": self.after.platform,
@@ -62,9 +60,9 @@ class WhatIf(InNotebooks):
         }
 
 
-def _seen(forecast: Forecast) -> Observation:
+def _seen(forecast: StepReport) -> StepReport:
     """A forecast in the words of an observation."""
-    return Observation(
+    return StepReport(
         source=forecast.source,
         step_ms={0: forecast.step_ms},
         device_active_ms={0: forecast.device_active_ms},
@@ -127,13 +125,13 @@ def whatif(
     shared = any(Arrangement.of(side).ways for side in sides)  # refuses contradictions before minutes of sketching
     where = platform(on, fabric=fabric)
     told("reading")
-    job = one_step(at_hand(what, where.device.kind, None if shared else world), step)
+    job = one_step(as_job(what, where.device.kind, None if shared else world), step)
     notes = [COMPARED] if any(graph.plain.synced_ms or len(graph.kernels) for graph in job.graphs) else []
     if any(change.name not in OF_JOBS for change in read):
         notes += [UNSEEN] if any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs) else []
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
-        job = replace(job, graphs=[flattened(graph) for graph in job.graphs])
-    arranging, forecasts = Arranging(job, recorded=_recorded_batch(read), told=told), list[Forecast]()
+        job = replace(job, graphs=[flatten(graph) for graph in job.graphs])
+    arranging, forecasts = Arranging(job, recorded=_recorded_batch(read), told=told), list[StepReport]()
     for side, words in zip(sides, ("as it is", "as it would be")):
         made = arranging.by(side)
         told(f"predicting it {words}")

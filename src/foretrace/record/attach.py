@@ -35,18 +35,18 @@ def attach() -> None:
 
 def begin(orders: dict[str, Any]) -> None:
     """Record this process from its next step on; at its end, note what was missing."""
+    from foretrace.record.outside import SIGNALS
     from foretrace.record.schedule import Schedule
-    from foretrace.record.session import open_session, why_unfinished
+    from foretrace.record.session import note_of, open_session, why_unfinished
 
     _note(orders, TORCH)
     out, schedule = Path(orders["out"]), Schedule(orders["warmup"], orders["plain"], orders["profile"])
     session = open_session(out, schedule, _stop if orders["stop"] else lambda: None)
 
     def leaving() -> None:
-        started = session.recorder.missing_steps < len(schedule.steps)
-        why = why_unfinished(session.recorder)
-        if why and started:
-            _note(orders, UNFINISHED, why)
+        unheard = SIGNALS.optimizer  # a compiled optimizer's
+        if why_unfinished(session.recorder) and (session.recorder.taken or unheard):
+            _note(orders, UNFINISHED, note_of(session.recorder))
         session.close()
         session.recorder.let_go()  # a profiler that still runs when the interpreter ends takes it down
 

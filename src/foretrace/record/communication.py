@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from foretrace.graph import Constant
+from foretrace.record.outside import leave_as_it_is
 
 c10d: Any = getattr(torch._C, "_distributed_c10d", None)
 """The C++ side of torch.distributed; None in a torch built without it."""
@@ -83,6 +84,8 @@ class Communication:
     def _noting(self, method: Any) -> Any:
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return method(*args, **kwargs)
             named = [a for a in (*args, *kwargs.values()) if hasattr(a, "reduceOp") or isinstance(a, c10d.ReduceOp)]
             if named:
                 reduction = getattr(named[0], "reduceOp", named[0])
@@ -92,6 +95,7 @@ class Communication:
             finally:
                 self._reduction = "sum"
 
+        leave_as_it_is(call)
         return call
 
 

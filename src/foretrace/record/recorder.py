@@ -24,6 +24,7 @@ import torch.distributed as dist
 from foretrace.record import folder as files
 from foretrace.record.compiled import ExecutionTrace, something_is_compiled, watching_undoes_compilation
 from foretrace.record.indices import IndexWatch
+from foretrace.record.optimizers import hook_in
 from foretrace.record.profile import LightProfile
 from foretrace.record.schedule import (
     BACK_TO_BACK,
@@ -40,7 +41,6 @@ from foretrace.record.watch import Watch
 
 WATCHERS: dict[str, Any] = {
     PROFILE: LightProfile,
-    EXECUTION_TRACE: ExecutionTrace,
     STRUCTURE: Watch,
     INDICES: IndexWatch,
 }
@@ -57,15 +57,18 @@ class Recorder:
         self.out = out
         self.done = False
         self.failed = ""
-        self._schedule = schedule
+        self.schedule = schedule
+        self.taken = 0
+        """How many steps of the job have ended since the last start."""
         self._plan = schedule.steps
-        self._taken = 0
         self._times: dict[str, list[float]] = {}
         self._watcher: AbstractContextManager[Any] | None = None
+        self._trace: ExecutionTrace | None = None
         self._last = 0.0
         self._work: Path | None = None
         self._groups: dict[str, tuple[int, ...]] = {}
         self._peak: int | None = None
+        hook_in()
 
     def step(self) -> None:
         """A step of the job has ended (and the next one begins)."""
@@ -73,7 +76,7 @@ class Recorder:
             return
         try:
             self._end_step()
-            if self._taken < len(self._plan):
+            if self.taken < len(self._plan):
                 self._begin_step()
             else:
                 self._finish()
@@ -85,12 +88,12 @@ class Recorder:
     @property
     def missing_steps(self) -> int:
         """How many more steps of the job it would take to finish."""
-        return 0 if self.done else len(self._plan) - self._taken
+        return 0 if self.done else len(self._plan) - self.taken
 
     def start_over(self) -> None:
         """What was taken for steps were none: forget them."""
         self.let_go()
-        self._plan, self._taken, self._times = self._schedule.steps, 0, {}
+        self._plan, self.taken, self._times = self.schedule.steps, 0, {}
 
     def abandon(self, why: str) -> None:
         """Let go of the job and say why."""
@@ -102,27 +105,34 @@ class Recorder:
     def let_go(self) -> None:
         """Take the hands off the job and leave nothing behind."""
         watcher, self._watcher = self._watcher, None
-        if watcher is not None:
+        trace, self._trace = self._trace, None
+        if trace is not None:
             with suppress(Exception):  # what it saw is not wanted any more
+                trace.stop()
+                trace.discard()
+        if watcher is not None:
+            with suppress(Exception):
                 watcher.__exit__(None, None, None)
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
             self._work = None
 
     def _end_step(self) -> None:
-        kind = self._plan[self._taken]
-        following = self._plan[self._taken + 1] if self._taken + 1 < len(self._plan) else ""
+        kind = self._plan[self.taken]
+        following = self._plan[self.taken + 1] if self.taken + 1 < len(self._plan) else ""
+        if kind == PROFILE != following and something_is_compiled():
+            self._plan.insert(self.taken + 1, following := EXECUTION_TRACE)
         if kind == following == WARM_UP:
-            self._taken += 1
+            self.taken += 1
             return
         if kind != BACK_TO_BACK or following != kind:
             _synchronize()
         self._times.setdefault(kind, []).append((time.perf_counter() - self._last) * 1e3)
         if isinstance(self._watcher, LightProfile):
             self._watcher.step_ended()
-        if kind != following:
+        if kind != following and following != EXECUTION_TRACE:  # the profiler goes on
             self._last_of(kind)
-        self._taken += 1
+        self.taken += 1
 
     def _last_of(self, kind: str) -> None:
         """The last step of its kind has ended."""
@@ -130,18 +140,27 @@ class Recorder:
             torch.cuda.reset_peak_memory_stats()
         if kind == BACK_TO_BACK and torch.cuda.is_initialized():
             self._peak = torch.cuda.max_memory_allocated()
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.stop()
+            self._save(trace)
         if self._watcher is not None:
             watcher, self._watcher = self._watcher, None
             watcher.__exit__(None, None, None)
             self._save(watcher)
 
     def _begin_step(self) -> None:
-        kind = self._plan[self._taken]
+        kind = self._plan[self.taken]
+        if kind in (STRUCTURE, INDICES) and something_is_compiled() and watching_undoes_compilation():
+            raise RuntimeError(f"torch {torch.__version__} can't be watched where something is compiled")
+        if kind == EXECUTION_TRACE:
+            self._trace = ExecutionTrace()
+            self._trace.start()
         if self._watcher is None and kind in WATCHERS:
             watcher = WATCHERS[kind]()
             watcher.__enter__()
             self._watcher = watcher
-        if isinstance(self._watcher, LightProfile):
+        if isinstance(self._watcher, LightProfile) and kind == PROFILE:
             self._watcher.step_begins()
         self._last = time.perf_counter()
 
@@ -152,10 +171,6 @@ class Recorder:
             self._work.mkdir()
         if isinstance(watcher, LightProfile):
             watcher.save(self._work / files.PROFILE)
-            if something_is_compiled():
-                if watching_undoes_compilation():
-                    raise RuntimeError(f"torch {torch.__version__} can't be watched where something is compiled")
-                self._plan.insert(self._taken + 1, EXECUTION_TRACE)
         elif isinstance(watcher, ExecutionTrace):
             watcher.save(self._work / files.EXECUTION_TRACE)
         elif isinstance(watcher, Watch):

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from foretrace.graph import Constant, Value
 from foretrace.graph.op import RESIZE
 from foretrace.record.communication import c10d
+from foretrace.record.outside import leave_as_it_is
 
 if TYPE_CHECKING:
     from foretrace.record.watch import Watch
@@ -86,6 +87,8 @@ def _patch(watch: Watch, owner: Any, attribute: str, name: str, describe: Descri
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
         # Inside a call (fake tensors being made, say) the watch is off the stack: that is no call of the step.
         seen = watch in _get_current_dispatch_mode_stack()
         with watch.unharmed():
@@ -94,5 +97,6 @@ def _patch(watch: Watch, owner: Any, attribute: str, name: str, describe: Descri
                 watch.note(name, "", (), {}).args = arguments
         return original(*args, **kwargs)
 
+    leave_as_it_is(call)
     setattr(owner, attribute, call)
     return owner, attribute, own

@@ -9,11 +9,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.nn.modules import module as modules
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from foretrace.record.optimizers import listen
+from foretrace.record.outside import leave_as_it_is
 from foretrace.record.pretend_streams import are_pretended
 
 
@@ -91,13 +94,16 @@ class Surroundings:
     @contextmanager
     def watching(self) -> Iterator[Surroundings]:
         """Keep track of modules and optimizers while open."""
+        leave_as_it_is(Surroundings._enter, Surroundings._leave)
         handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         ]
         silence = listen(before=lambda _: self._optimize(1), after=lambda _: self._optimize(-1))
         try:
-            yield self
+            # Of such hooks a compiled module warns, and there are jobs whose warnings are errors.
+            with patch.object(modules, "_has_any_global_hook", lambda: False, create=True):
+                yield self
         finally:
             silence()
             for handle in handles:
@@ -107,6 +113,8 @@ class Surroundings:
         self._optimizing += change
 
     def _enter(self, module: torch.nn.Module, inputs: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         if id(module) not in self._paths:
             root = type(module).__name__
             for path, child in module.named_modules():
@@ -115,5 +123,5 @@ class Surroundings:
         self._entered += 1
 
     def _leave(self, module: torch.nn.Module, inputs: object, output: object) -> None:
-        if self._stack:
+        if not torch.compiler.is_compiling() and self._stack:
             self._stack.pop()

@@ -25,8 +25,8 @@ from foretrace.replay.plan import Call, Plan, Result
 from foretrace.replay.planning import plan_of
 from foretrace.replay.selection import Selection
 from foretrace.replay.texts import one_word, sentence
-from foretrace.transforms.numerics.dtype import floating, in_precision
-from foretrace.transforms.resize.batch_sequence import batch, batch_of
+from foretrace.transforms.numerics.dtype import parse_dtype, with_dtype
+from foretrace.transforms.resize.batch_sequence import batch, batch_size
 
 LONGEST_US, MOST_BYTES = 60e6, 1 << 62
 HARNESS = Path(__file__).parent / "harness"
@@ -83,7 +83,7 @@ def files_of(graph: Graph, choices: Choices, kept: Sequence[int] = ()) -> Files:
     """What a benchmark of one rank consists of; ``kept`` are the ranks that are replayed together."""
     changed = _changed(graph, choices)
     plan = plan_of(changed, choices.selection, graph)
-    plan.kept, plan.batch = tuple(kept), batch_of(changed)
+    plan.kept, plan.batch = tuple(kept), batch_size(changed)
     if len(kept) in range(1, plan.world):
         plan.notes.append(f"{len(kept)} of the {plan.world} ranks: each collective is among those of them it had")
     called = {call.name.partition("::")[0] for call in plan.recorded}
@@ -115,7 +115,7 @@ def _changed(graph: Graph, choices: Choices) -> Graph:
     """The step with the batch and in the type that are wanted."""
     if choices.batch is not None:
         graph = batch(graph, *parse_size("batch", choices.batch))
-    return graph if choices.dtype is None else in_precision(graph, floating(choices.dtype))
+    return graph if choices.dtype is None else with_dtype(graph, parse_dtype(choices.dtype))
 
 
 def write_files(files: Mapping[str, str], out: Path) -> Path:

@@ -19,7 +19,7 @@ from foretrace.replay.schedule import doubt, schedule_of
 from foretrace.replay.selection import Selection, select
 from foretrace.replay.variables import Variables
 from foretrace.replay.works import under_way, with_waits, work_name
-from foretrace.transforms.step import call_rows, needs_arguments
+from foretrace.transforms.step import call_rows, require_arguments
 
 SHORTEST_UNOWNED_US = 1.0
 TAKES_STORAGE = "aten::set_"
@@ -50,7 +50,7 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
     """
     rows = call_rows(graph)
     ops = [graph.ops[row] for row in rows]
-    needs_arguments(ops, graph.source)
+    require_arguments(ops, graph.source)
     groups, notes = graph.groups, list(graph.notes)
     if lacks_overloads(ops):
         tidied = CompletedTrace(graph, rows)

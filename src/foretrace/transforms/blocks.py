@@ -13,10 +13,10 @@ Names = tuple[str, ...]
 NUMBER = re.compile(r"\d+")
 
 
-def block_of(module: str, blocks: Sequence[str]) -> int:
+def block_index(module: str, blocks: Sequence[str]) -> int:
     """Which of the blocks a module is in; -1 for none.
 
-    >>> block_of("GPT.blocks.1.mlp.0", ["GPT.blocks.0", "GPT.blocks.1"])
+    >>> block_index("GPT.blocks.1.mlp.0", ["GPT.blocks.0", "GPT.blocks.1"])
     1
     """
     for place, block in enumerate(blocks):
@@ -25,14 +25,14 @@ def block_of(module: str, blocks: Sequence[str]) -> int:
     return -1
 
 
-def blocks_of(ops: Iterable[Op]) -> list[str]:
+def repeated_blocks(ops: Iterable[Op]) -> list[str]:
     """The modules that a model repeats, in the order of its forward; none where it repeats nothing.
 
     Modules whose names differ in the number at their end are brothers; those that call the same are blocks. Of several
     such families the one that does most of the work is taken, for the part of its brothers that are in it.
 
     >>> layer = lambda n: [Op("aten::mm", phase="forward", module=f"net.layers.{n}.up")]
-    >>> blocks_of([*layer(0), *layer(1), Op("aten::sum", phase="forward", module="net")])
+    >>> repeated_blocks([*layer(0), *layer(1), Op("aten::sum", phase="forward", module="net")])
     ['net.layers.0', 'net.layers.1']
     """
     called = _numbered(ops)
@@ -49,14 +49,14 @@ def blocks_of(ops: Iterable[Op]) -> list[str]:
     return max(repeated, key=worth, default=[])
 
 
-def all_blocks_of(ops: Sequence[Op]) -> list[str]:
+def all_repeated_blocks(ops: Sequence[Op]) -> list[str]:
     """The modules that a model repeats, and all that are called like them but for numbers, as the blocks of all stages.
 
     >>> block = lambda name, op: Op(op, phase="forward", module=name)
-    >>> all_blocks_of([block("net.1.0", "aten::mm"), block("net.2.0", "aten::mv"), block("net.2.1", "aten::mv")])
+    >>> all_repeated_blocks([block("net.1.0", "aten::mm"), block("net.2.0", "aten::mv"), block("net.2.1", "aten::mv")])
     ['net.1.0', 'net.2.0', 'net.2.1']
     """
-    like = {NUMBER.sub("#", block) for block in blocks_of(ops)}
+    like = {NUMBER.sub("#", block) for block in repeated_blocks(ops)}
     return [module for module in _numbered(ops) if NUMBER.sub("#", module) in like]
 
 

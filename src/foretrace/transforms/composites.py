@@ -11,7 +11,7 @@ from typing import Any
 
 from foretrace.graph.tensor import contiguous_strides
 from foretrace.transforms.dataflow import Call, Slot
-from foretrace.transforms.structure.attention import CONTIGUOUS, FORWARD, USUAL, kind_of
+from foretrace.transforms.structure.attention import CONTIGUOUS, DEFAULT_ARGUMENTS, FORWARD, attention_kind
 
 RESHAPES = ("aten::view", "aten::_unsafe_view", "aten::clone")
 LINEARS = [
@@ -136,10 +136,10 @@ def _batch_norm(calls: Sequence[Call]) -> Composite | None:
 
 
 def _attention(call: Call) -> Composite | None:
-    kind = kind_of(call.op.name)
+    kind = attention_kind(call.op.name)
     if kind is None:
         return None
-    roles = {**USUAL, **dict(zip(FORWARD[kind][0], call.args))}
+    roles = {**DEFAULT_ARGUMENTS, **dict(zip(FORWARD[kind][0], call.args))}
     args = [roles["q"], roles["k"], roles["v"], roles["bias"], roles["p"], roles["causal"]]
     return Composite("scaled_dot_product_attention", [call], args, [call.results[0]], call.kwargs)
 

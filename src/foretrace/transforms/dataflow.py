@@ -36,11 +36,11 @@ class Call:
     reads: list[int] = field(default_factory=list)
 
 
-class Linked:
+class Dataflow:
     """The calls of a step over slots.
 
     >>> x, y = (Tensor((4,), "float32", "cpu", (1,), id=number, storage=number) for number in (0, 1))
-    >>> step = Linked([Op("aten::relu", (x,), outputs=(y,)), Op("aten::add_", (y, x), outputs=(y,))])
+    >>> step = Dataflow([Op("aten::relu", (x,), outputs=(y,)), Op("aten::add_", (y, x), outputs=(y,))])
     >>> list(step.inputs), [(call.reads, list(call.made)) for call in step.calls]
     ([0], [([0], [1]), ([1, 0], [])])
     """
@@ -127,19 +127,19 @@ def is_sequence(value: Any) -> bool:
     return type(value) in (list, tuple)
 
 
-def filled(value: Any, tensors: Callable[[int], Any]) -> Any:
+def substitute(value: Any, tensors: Callable[[int], Any]) -> Any:
     """A value with what is in each slot of it.
 
-    >>> filled(([Slot(3), 5], None), {3: "x"}.get)
+    >>> substitute(([Slot(3), 5], None), {3: "x"}.get)
     [['x', 5], None]
     """
     kind = type(value)  # neither a slot nor a constant is of type tuple: a sweep asks for this millions of times
     if kind is Slot:
         return tensors(value.number)
     if kind is list or kind is tuple:
-        return [filled(item, tensors) for item in value]
+        return [substitute(item, tensors) for item in value]
     if kind is dict:
-        return {key: filled(item, tensors) for key, item in value.items()}
+        return {key: substitute(item, tensors) for key, item in value.items()}
     return value
 
 

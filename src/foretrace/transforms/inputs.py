@@ -9,14 +9,14 @@ from math import log2
 from typing import Any
 
 from foretrace.graph.tensor import Tensor
-from foretrace.transforms.dataflow import Call, Linked, Slot, is_sequence, slots_in
+from foretrace.transforms.dataflow import Call, Dataflow, Slot, is_sequence, slots_in
 
-BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+EMBEDDING_BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 BEFORE = ("forward", "other")
 """Phases in which data and weights are read first."""
 
 
-class Given:
+class StepInputs:
     """The inputs of a step by what they are for.
 
     Attributes
@@ -29,7 +29,7 @@ class Given:
         Slots that nobody but the optimizer reads.
     """
 
-    def __init__(self, step: Linked) -> None:
+    def __init__(self, step: Dataflow) -> None:
         trained = {
             tensor.storage
             for call in step.calls
@@ -52,7 +52,7 @@ class Given:
                 (self.weights if tensor.storage in early else self.state)[slot] = tensor
             elif first[slot] in BEFORE and tensor.layout == "strided" and tensor.storage not in roomy:
                 self.data[slot] = tensor
-        self._ids = {call.reads[1] for call in step.calls if call.op.name in BAGS and len(call.reads) > 1}
+        self._ids = {call.reads[1] for call in step.calls if call.op.name in EMBEDDING_BAGS and len(call.reads) > 1}
 
     @property
     def batch(self) -> int | None:
@@ -60,7 +60,7 @@ class Given:
         return common_size([tensor for slot, tensor in self.data.items() if slot not in self._ids])
 
 
-def is_statistic(tensor: Tensor) -> bool:
+def is_per_channel(tensor: Tensor) -> bool:
     """Whether a tensor is like those that norms keep: a number for each channel."""
     return len(tensor.shape) == 1 and not tensor.dtype.startswith("int")
 
@@ -71,7 +71,7 @@ def common_size(tensors: list[Tensor]) -> int | None:
     >>> common_size([Tensor((64, 13), "float32"), Tensor((6400,), "int64"), Tensor((64,), "int64")])
     64
     """
-    sizes = [tensor.shape[0] for tensor in tensors if tensor.shape and not is_statistic(tensor)]
+    sizes = [tensor.shape[0] for tensor in tensors if tensor.shape and not is_per_channel(tensor)]
     counts = Counter(size for size in sizes if size > 1)
     if not counts:
         return None
@@ -81,13 +81,13 @@ def common_size(tensors: list[Tensor]) -> int | None:
 # --- was transforms.companions: Which inputs of a step must keep one shape: a weight, its momentum, and every other look at their storages.
 
 
-def companions(step: Linked) -> list[tuple[int, ...]]:
+def tied_inputs(step: Dataflow) -> list[tuple[int, ...]]:
     """Inputs by those that the optimizer works on together, each group in the order of the step.
 
     >>> from foretrace.graph import Op, Tensor
     >>> weight, momentum, data = (Tensor((4,), "float32", id=n, storage=n) for n in range(3))
     >>> read = Op("aten::mul", (weight, data), phase="forward")
-    >>> companions(Linked([read, Op("aten::_foreach_add_", ([weight], [momentum]), phase="optimizer")]))
+    >>> tied_inputs(Dataflow([read, Op("aten::_foreach_add_", ([weight], [momentum]), phase="optimizer")]))
     [(0, 2), (1,)]
     """
     together = _Together()
@@ -146,7 +146,7 @@ class _Together:
 # --- was transforms.members: Which of several weights each call after the forward pass works for.
 
 
-class Owners:
+class WeightOwners:
     """The weight that each call of the backward pass and of the optimizer works for.
 
     What a call makes of a weight's gradient belongs to that weight, and so does what the optimizer keeps beside it. A
@@ -163,7 +163,7 @@ class Owners:
         Rows of calls that are not looked at.
     """
 
-    def __init__(self, step: Linked, known: Mapping[int, int], but: set[int]) -> None:
+    def __init__(self, step: Dataflow, known: Mapping[int, int], but: set[int]) -> None:
         self._of = dict(known)
         self._calls = [c for c in step.calls if c.op.phase in ("backward", "optimizer") and c.row not in but]
         size = -1
@@ -175,7 +175,7 @@ class Owners:
         """The owner of each row that is somebody's."""
 
     def _spread(self, call: Call) -> None:
-        if (lists := lists_of(call)) is not None:
+        if (lists := foreach_lists(call)) is not None:
             for values, owner in zip(zip(*lists), self.places(call)):
                 self._give(slots_in(list(values)), owner)
         else:
@@ -196,7 +196,7 @@ class Owners:
         found: dict[int, int] = {}
         waiting: list[int] = []
         for call in self._calls:
-            if lists_of(call) is not None:
+            if foreach_lists(call) is not None:
                 waiting = []
                 continue
             slots = (*call.reads, *call.made)
@@ -219,15 +219,15 @@ class Owners:
         owners = self._of_places(call)
         if any(owner is not None for owner in owners):
             return owners
-        alike = (self._of_places(other) for other in self._calls if lists_of(other))
+        alike = (self._of_places(other) for other in self._calls if foreach_lists(other))
         known = (found for found in alike if len(found) == len(owners) and any(owner is not None for owner in found))
         return next(known, owners)
 
     def _of_places(self, call: Call) -> list[int | None]:
-        return [self._only(slots_in(list(slots))) for slots in zip(*lists_of(call) or [])]
+        return [self._only(slots_in(list(slots))) for slots in zip(*foreach_lists(call) or [])]
 
 
-def lists_of(call: Call) -> list[list[Any]] | None:
+def foreach_lists(call: Call) -> list[list[Any]] | None:
     """The lists of tensors that a call walks side by side; None for a call of another kind."""
     if not call.op.name.startswith(("aten::_foreach_", "aten::_fused_")):
         return None

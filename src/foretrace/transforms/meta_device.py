@@ -15,7 +15,7 @@ CAN_NOT_TELL = ("meta tensors", "Expected a value of type")
 """What PyTorch says where shapes are not the problem: it would have to compute, or a trace lost an argument."""
 
 
-class Made(NamedTuple):
+class MetaTensor(NamedTuple):
     """A tensor that a call makes; where a view begins is counted from where its base does."""
 
     shape: tuple[int, ...]
@@ -24,7 +24,7 @@ class Made(NamedTuple):
     dtype: str
 
 
-class UnknownOnMetaError(Exception):
+class MetaUnsupportedError(Exception):
     """The meta device can't tell what a call makes."""
 
 
@@ -42,9 +42,9 @@ class MetaDevice:
     def called(self, name: str, overload: str, args: Any, kwargs: Any) -> Any:
         """What an operator makes of arguments, in lists as it gives it.
 
-        Raises `UnknownOnMetaError` where it can't tell, `ValueError` where the arguments do not fit.
+        Raises `MetaUnsupportedError` where it can't tell, `ValueError` where the arguments do not fit.
         """
-        key = (name, overload, frozen(args), frozen(kwargs))
+        key = (name, overload, argument_key(args), argument_key(kwargs))
         if key not in self._known:
             self._known[key] = _answer(name, overload, args, kwargs)
         answer = self._known[key]
@@ -57,39 +57,39 @@ META = MetaDevice()
 """Asked by all edits of a process: what it answered once it never has to compute again."""
 
 
-def frozen(value: Any) -> Hashable:
+def argument_key(value: Any) -> Hashable:
     """Equal for arguments of which the meta device makes the same."""
     if isinstance(value, Tensor):
         return (value.shape, value.stride, value.dtype)
     if isinstance(value, Constant):
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(map(frozen, value))
+        return tuple(map(argument_key, value))
     if isinstance(value, dict):
-        return tuple((key, frozen(item)) for key, item in value.items())
+        return tuple((key, argument_key(item)) for key, item in value.items())
     return (type(value), value)
 
 
 def _answer(name: str, overload: str, args: Any, kwargs: Any) -> Any:
     known = operator_path(name, overload)
     if known is None:
-        return UnknownOnMetaError(name)
+        return MetaUnsupportedError(name)
     import torch
 
     try:
-        function = operator(known)
+        function = torch_operator(known)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it says of results that would be resized is a no here
             made = function(*[_on_meta(value, torch) for value in args], **_on_meta(kwargs, torch))
         return _told(made, torch)
     except NotImplementedError:
-        return UnknownOnMetaError(name)
+        return MetaUnsupportedError(name)
     except Exception as error:
         text = str(error).strip().partition("\n")[0] or type(error).__name__
-        return UnknownOnMetaError(name) if any(words in text for words in CAN_NOT_TELL) else ValueError(text)
+        return MetaUnsupportedError(name) if any(words in text for words in CAN_NOT_TELL) else ValueError(text)
 
 
-def operator(known: str) -> Any:
+def torch_operator(known: str) -> Any:
     """The operator of PyTorch that is called by a name like ``aten.relu.default``; raises AttributeError for none."""
     import torch
 
@@ -112,7 +112,7 @@ def is_pointwise(name: str, overload: str) -> bool:
     import torch
 
     try:
-        return torch.Tag.pointwise in getattr(operator(known), "tags", ())
+        return torch.Tag.pointwise in getattr(torch_operator(known), "tags", ())
     except AttributeError:  # an operator of another PyTorch
         return False
 
@@ -122,14 +122,14 @@ def _told(value: Any, torch: Any) -> Any:
         if value.layout != torch.strided:
             return None
         dtype = str(value.dtype).removeprefix("torch.")
-        return Made(tuple(value.shape), tuple(value.stride()), int(value.storage_offset()), dtype)
+        return MetaTensor(tuple(value.shape), tuple(value.stride()), int(value.storage_offset()), dtype)
     return [_told(item, torch) for item in value] if isinstance(value, (list, tuple)) else None
 
 
 def _on_meta(value: Any, torch: Any) -> Any:
     """An argument, its tensors on the meta device."""
     if isinstance(value, Tensor):
-        return empty(value, "meta")
+        return torch_empty(value, "meta")
     if isinstance(value, Constant):
         return _constant(value, torch)
     if isinstance(value, (list, tuple)):
@@ -137,10 +137,10 @@ def _on_meta(value: Any, torch: Any) -> Any:
     return {key: _on_meta(item, torch) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def empty(tensor: Tensor, device: str) -> Any:
+def torch_empty(tensor: Tensor, device: str) -> Any:
     """A tensor of PyTorch with another's shape, strides and type, and nothing in it.
 
-    >>> empty(Tensor((2, 3), "bfloat16", stride=(1, 2)), "meta").stride()
+    >>> torch_empty(Tensor((2, 3), "bfloat16", stride=(1, 2)), "meta").stride()
     (1, 2)
     """
     import torch

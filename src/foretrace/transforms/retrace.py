@@ -18,10 +18,10 @@ from foretrace.graph.op import with_tensors
 from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS, operator_path
 from foretrace.graph.tensor import ITEMSIZE
 from foretrace.transforms.composites import Composite, composites
-from foretrace.transforms.dataflow import Linked, Slot, slots_in
-from foretrace.transforms.meta_device import empty, operator
-from foretrace.transforms.step import Fresh, Row, assembled, flattened, needs_arguments
-from foretrace.transforms.structure.optimizer import updated
+from foretrace.transforms.dataflow import Dataflow, Slot, slots_in
+from foretrace.transforms.meta_device import torch_empty, torch_operator
+from foretrace.transforms.step import EditedCall, IdAllocator, assemble, flatten, require_arguments
+from foretrace.transforms.structure.optimizer import updated_weights
 
 More = Callable[[Sequence[Composite]], list[Composite]]
 
@@ -40,7 +40,7 @@ def retraced(graph: Graph, what: str, around: Around = nullcontext, more: More =
     more
         Given the calls that were made, calls to make besides: each behind the one whose dispatcher calls it names.
     """
-    step = _Step(flattened(graph), what)
+    step = _Step(flatten(graph), what)
     then = more(step.forward.composites)
     check = step.sketched(nullcontext, ())
     step.compare(check)
@@ -124,11 +124,11 @@ class _Step:
         optimizer = self._optimizer(rows, named.storages(made.freed))
         end = max((row.origin for row in optimizer), default=len(self.forward.ops))
         later = next((place for place, row in enumerate(rows) if row.origin > end), len(rows))
-        tail = [Row(self.forward.ops[row].__copy__(), row) for row in self.forward.tail]
+        tail = [EditedCall(self.forward.ops[row].__copy__(), row) for row in self.forward.tail]
         born = {number: storage for number, storage in self._graph.storages.items() if storage.birth < 0}
-        return assembled(replace(self._graph, storages=born), [*rows[:later], *optimizer, *rows[later:], *tail])
+        return assemble(replace(self._graph, storages=born), [*rows[:later], *optimizer, *rows[later:], *tail])
 
-    def _rows(self, made: _Sketched, check: _Sketched, named: _Names) -> list[Row]:
+    def _rows(self, made: _Sketched, check: _Sketched, named: _Names) -> list[EditedCall]:
         """The calls of the forward and the backward; those that were there come from where they were."""
         was: dict[tuple[int, str], list[int]] = {}
         for place, origin, op in zip(self._places, check.origin, check.ops):
@@ -136,13 +136,13 @@ class _Step:
         rows = []
         for op, origin in zip(made.ops, made.origin):
             like = was.get((origin, op.name))
-            rows.append(Row(self._placed(named.op(op), origin), like.pop(0) if like else -1))
+            rows.append(EditedCall(self._placed(named.op(op), origin), like.pop(0) if like else -1))
         self._enter(rows)
         return rows
 
-    def _optimizer(self, rows: Sequence[Row], freed: tuple[int, ...]) -> list[Row]:
+    def _optimizer(self, rows: Sequence[EditedCall], freed: tuple[int, ...]) -> list[EditedCall]:
         """The optimizer's calls; before the first of them dies what backward left behind."""
-        calls = [Row(op.__copy__(), row) for row, op in enumerate(self.forward.ops) if op.phase == "optimizer"]
+        calls = [EditedCall(op.__copy__(), row) for row, op in enumerate(self.forward.ops) if op.phase == "optimizer"]
         seen = {tensor.storage for row in (*rows, *calls) for tensor in (*row.op.tensors, *row.op.produced)}
         for row in calls:
             row.op.frees = (*freed, *(number for number in row.op.frees if number in seen))
@@ -156,7 +156,7 @@ class _Step:
             op.module = self.forward.composites[origin].calls[0].op.module
         return op
 
-    def _enter(self, rows: Sequence[Row]) -> None:
+    def _enter(self, rows: Sequence[EditedCall]) -> None:
         """Modules are entered before the same calls as before."""
         place_of = {row.origin: place for place, row in enumerate(rows) if row.origin >= 0}
         for number, op in enumerate(self.forward.ops):
@@ -180,8 +180,8 @@ class _Names:
         self._storage = {
             new.storage: was.storage for new, was in zip((*made.inputs, *made.gradients), old) if new.storage >= 0
         }
-        fresh = Fresh(forward.ops)
-        self._next, self._next_storage = fresh.number(), fresh.storage()
+        fresh = IdAllocator(forward.ops)
+        self._next, self._next_storage = fresh.tensor_id(), fresh.storage_id()
 
     def storages(self, numbers: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._storage.get(number, number + self._next_storage) for number in numbers)
@@ -220,9 +220,9 @@ class Forward:
 
     def __init__(self, graph: Graph) -> None:
         self.ops: list[Op] = list(graph.ops)
-        needs_arguments(self.ops, graph.source)
-        self.pairs = updated(graph)
-        step = Linked(self.ops)
+        require_arguments(self.ops, graph.source)
+        self.pairs = updated_weights(graph)
+        step = Dataflow(self.ops)
         end = max((row for row, op in enumerate(self.ops) if not op.is_side_call), default=-1)
         self.tail = range(end + 1, len(self.ops))
         calls = [call for call in step.calls if call.op.phase in ("forward", "other") and call.row not in self.tail]
@@ -254,7 +254,7 @@ class Program:
         self._weights = [storages[weight.storage] for weight, _ in forward.pairs]
 
     def _like(self, tensor: Tensor, trained: set[int]) -> Any:
-        made = empty(tensor, tensor.device.partition(":")[0] or "cpu")
+        made = torch_empty(tensor, tensor.device.partition(":")[0] or "cpu")
         return self._torch.nn.Parameter(made) if tensor.storage in trained else made
 
     def step(self) -> None:
@@ -312,7 +312,7 @@ class Program:
         known = operator_path(composite.name, composite.calls[0].op.overload)
         if known is None:
             raise ValueError(f"nobody knows {composite.name}")
-        return operator(known)
+        return torch_operator(known)
 
     def _value(self, value: Any, held: dict[int, Any]) -> Any:
         if isinstance(value, Slot):

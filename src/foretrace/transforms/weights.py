@@ -73,11 +73,11 @@ def weights_of(ops: Sequence[Op], source: str = "") -> Weights:
     return found
 
 
-def refuse_sparse(ops: Sequence[Op], source: str = "") -> None:
+def reject_sparse_gradients(ops: Sequence[Op], source: str = "") -> None:
     """Refuse a step with sparse gradients for data parallel ranks, as DDP over NCCL and FSDP do.
 
     >>> x = Tensor((4,), "float32", id=0, storage=0)
-    >>> refuse_sparse([Op("aten::relu", (x,), outputs=(x,), phase="backward")])
+    >>> reject_sparse_gradients([Op("aten::relu", (x,), outputs=(x,), phase="backward")])
     """
     made = {t.id for op in ops if op.phase == "backward" for t in op.produced if t.layout != "strided"}
     read = {t.id for op in ops if op.phase == "optimizer" for t in op.tensors} & made
@@ -110,7 +110,7 @@ class _Watch:
         if op.phase == "forward":
             self._forward(op)
         elif op.phase == "backward":
-            changed = {t.storage for t in changed_by(op)}
+            changed = {t.storage for t in written_in_place(op)}
             for storage in changed | {s for s in made if s in self.written or self._is_new(s)}:
                 module = op.module or self.written.get(storage, (0, ""))[1]
                 self.written[storage] = (row, module)
@@ -133,16 +133,16 @@ class _Watch:
             if tensor.storage >= 0 and tensor.storage in self.written and place not in self.gradients:
                 ready, module = self.written[tensor.storage]
                 self.gradients[place] = Gradient(tensor, ready, module)
-        for tensor in changed_by(op):  # in the optimizer's order, which is the model's
+        for tensor in written_in_place(op):  # in the optimizer's order, which is the model's
             if tensor.storage in self.read:
                 self.found.weights.setdefault(tensor.storage, self.read[tensor.storage])
 
 
-def changed_by(op: Op) -> list[Tensor]:
+def written_in_place(op: Op) -> list[Tensor]:
     """The tensors that a call changes in place.
 
     >>> x = Tensor((4,), "float32", id=0, storage=0)
-    >>> changed_by(Op("aten::_foreach_add_", ([x], 1.0))) == [x], changed_by(Op("aten::add", (x, 1.0)))
+    >>> written_in_place(Op("aten::_foreach_add_", ([x], 1.0))) == [x], written_in_place(Op("aten::add", (x, 1.0)))
     (True, [])
     """
     changed = tensors_in(op.kwargs["out"]) if "out" in op.kwargs else []
@@ -154,29 +154,29 @@ def changed_by(op: Op) -> list[Tensor]:
 Owner = TypeVar("Owner")
 
 
-def lists_in(op: Op) -> list[list[Tensor]]:
+def tensor_lists(op: Op) -> list[list[Tensor]]:
     """The lists of tensors that a call takes and gives, as foreach optimizers have them.
 
     >>> weight = Tensor((4,), "float32")
-    >>> [len(some) for some in lists_in(Op("aten::_foreach_add_", ([weight] * 3, [weight] * 3, 0.1)))]
+    >>> [len(some) for some in tensor_lists(Op("aten::_foreach_add_", ([weight] * 3, [weight] * 3, 0.1)))]
     [3, 3]
     """
     return [a for a in (*op.args, *op.outputs) if isinstance(a, list) and a and isinstance(a[0], Tensor)]  # type: ignore[misc]
 
 
-def spread(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
+def propagate_owners(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
     """Whose the optimizer's states are: of the weight or gradient that they are used with.
 
     >>> weight, grad, momentum = (Tensor((4,), "float32", storage=number) for number in range(3))
     >>> owners = {weight.storage: "first stage"}
-    >>> spread([Op("aten::add_", (weight, momentum)), Op("aten::add_", (momentum, grad))], owners)
+    >>> propagate_owners([Op("aten::add_", (weight, momentum)), Op("aten::add_", (momentum, grad))], owners)
     >>> owners[momentum.storage], owners[grad.storage]
     ('first stage', 'first stage')
     """
     by_length: dict[int, list[Owner]] = {}
     for _ in range(2):
         for op in ops:
-            lists = lists_in(op)
+            lists = tensor_lists(op)
             for same in zip(*lists) if lists else [op.tensors + op.produced]:
                 known = [owned[t.storage] for t in same if t.storage in owned]
                 if known:
@@ -184,20 +184,20 @@ def spread(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
             if lists and all(t.storage in owned for t in lists[0]):
                 by_length[len(lists[0])] = [owned[t.storage] for t in lists[0]]
     for op in ops:
-        for tensors in lists_in(op):
+        for tensors in tensor_lists(op):
             for tensor, mine in zip(tensors, by_length.get(len(tensors), ())):
                 owned.setdefault(tensor.storage, mine)
 
 
-def only(op: Op, owned: dict[int, bool]) -> Op | None:
+def restrict_update(op: Op, owned: dict[int, bool]) -> Op | None:
     """A call of the optimizer over what is ours; None where that is nothing.
 
     >>> weights = [Tensor((4,), "float32", storage=number) for number in range(3)]
-    >>> ours = only(Op("aten::_foreach_mul_", (weights, 0.9)), {0: True, 1: False, 2: True})
+    >>> ours = restrict_update(Op("aten::_foreach_mul_", (weights, 0.9)), {0: True, 1: False, 2: True})
     >>> [tensor.storage for tensor in ours.tensors]
     [0, 2]
     """
-    lists = lists_in(op)
+    lists = tensor_lists(op)
     if not lists:
         mine = [owned[t.storage] for t in (*op.tensors, *op.produced) if t.storage in owned]
         return op if not mine or any(mine) else None

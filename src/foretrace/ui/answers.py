@@ -9,9 +9,9 @@ from pathlib import Path
 import foretrace as ft
 from foretrace.forecast.forecast import Forecast
 from foretrace.graph import ForetraceError, Job
-from foretrace.loading import load
+from foretrace.api import load
 from foretrace.platform.folder import HERE, machines, platforms
-from foretrace.predicting import predict
+from foretrace.api import predict
 from foretrace.questions.changes import SETS
 from foretrace.questions.job_words import OF_JOBS
 from foretrace.questions.whatifs import whatif

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from foretrace.forecast.observe import observe
 
 import foretrace as ft
-from foretrace.forecast.observe import observe
 from foretrace.report.pages.sources import sources
 from tests.report.steps import rank, sketched
 

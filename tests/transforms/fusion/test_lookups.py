@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import dlrm
 import gpt
 from foretrace.graph import ForetraceError, Graph, Indices
-from foretrace.transforms.fusion.lookups import fused_lookups
+from foretrace.transforms.fusion.lookups import fuse_lookups
 from tests.transforms.agreement import assert_same, sketched, sketched_now
 
 
@@ -37,7 +37,7 @@ def joined(**shape: Any) -> Graph:
 
 def test_tables_of_different_sizes_become_one() -> None:
     rows = (100, 300, 50)
-    assert_same(fused_lookups(sketched(dlrm, rows=rows)), joined(rows=rows))
+    assert_same(fuse_lookups(sketched(dlrm, rows=rows)), joined(rows=rows))
 
 
 def test_the_optimizer_keeps_the_state_of_one_table() -> None:
@@ -46,13 +46,13 @@ def test_the_optimizer_keeps_the_state_of_one_table() -> None:
 
     adagrad = {"optimizer": "adagrad"}  # walks lists, and counts the steps of each weight
     with patch.object(dlrm, "table", dense):
-        assert_same(fused_lookups(sketched_now(dlrm, options=adagrad)), joined(options=adagrad))
+        assert_same(fuse_lookups(sketched_now(dlrm, options=adagrad)), joined(options=adagrad))
 
 
 def test_what_is_known_of_the_ids_of_all_tables_is_known_of_the_one() -> None:
     step = sketched(dlrm, rows=(100, 300))
     step.indices = [Indices(row, 100, 512, 100, 128, (0, 60, 40)[: row + 2]) for row in range(2)]
-    found = fused_lookups(step).indices
+    found = fuse_lookups(step).indices
     assert [(each.rows, each.count, each.unique, each.bags) for each in found] == [(200, 1024, 200, 256)]
     assert found[0].reuse == (0, 120, 40)
 
@@ -60,4 +60,4 @@ def test_what_is_known_of_the_ids_of_all_tables_is_known_of_the_one() -> None:
 def test_a_step_with_nothing_to_join_says_so() -> None:
     for step in (sketched(gpt), sketched(dlrm, rows=(100,))):
         with pytest.raises(ForetraceError, match="no two lookups that can be one"):
-            fused_lookups(step)
+            fuse_lookups(step)

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.record.sketch import sketch
-from foretrace.transforms.parallel.data import buckets_of, data_parallel
+from foretrace.transforms.parallel.data import data_parallel, gradient_buckets
 from foretrace.transforms.weights import Gradient
 from tests.transforms.parallel.steps import exchanged, gpt_step, neighbours, told, trained
 
@@ -37,7 +37,7 @@ def test_buckets_of_an_mlp_are_ddps_in_size_order_and_place(world: int) -> None:
 
 def test_the_first_bucket_is_small_and_none_is_left_out() -> None:
     gradients = [Gradient(Tensor((2**18,), "float32"), row, "") for row in range(60)]
-    sizes = [len(bucket) for bucket in buckets_of(gradients, 25.0)]
+    sizes = [len(bucket) for bucket in gradient_buckets(gradients, 25.0)]
     assert sizes == [1, 25, 25, 9]
 
 
@@ -50,7 +50,7 @@ def test_an_infinite_bucket_waits_for_backward() -> None:
 
 def test_gradients_of_two_dtypes_fill_buckets_of_their_own() -> None:
     gradients = [Gradient(Tensor((8,), dtype), row, "") for row, dtype in enumerate(("float32", "bfloat16", "float32"))]
-    assert [[g.tensor.dtype for g in bucket] for bucket in buckets_of(gradients, 25.0)] == [
+    assert [[g.tensor.dtype for g in bucket] for bucket in gradient_buckets(gradients, 25.0)] == [
         ["bfloat16"],
         ["float32", "float32"],
     ]
@@ -68,5 +68,5 @@ def test_a_step_without_optimizer_is_refused() -> None:
 
 
 def test_a_trace_without_tensor_ids_is_refused() -> None:
-    with pytest.raises(ForetraceError, match="does not tell its tensors apart"):
+    with pytest.raises(ForetraceError, match="does not identify its tensors"):
         data_parallel(Graph(OpTable.of([Op("aten::relu", (Tensor((4,), "float32"),))])), 2)

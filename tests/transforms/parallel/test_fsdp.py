@@ -9,20 +9,20 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 
 import gpt
-from foretrace.forecast.flat import flat
-from foretrace.forecast.memory import peak_memory
-from foretrace.forecast.waits import waits
+from foretrace.analysis.dispatched import dispatched_calls
+from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Job
+from foretrace.prediction.waits import step_waits
 from foretrace.record.sketch import sketch
-from foretrace.transforms.draft import Group, lines_of
-from foretrace.transforms.parallel.fsdp import COMPUTE, sharded, sharded_data_parallel
+from foretrace.transforms.draft import ProcessGroup, draft_of
+from foretrace.transforms.parallel.fsdp import COMPUTE, fully_sharded_data_parallel, shard_weights
 from foretrace.transforms.parallel.parallelize import parallelize
 from tests.transforms.parallel.steps import exchanged, gpt_step, neighbours, precise, told
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_sharded_gpt_calls_what_fsdp2_calls(dtype: str) -> None:
-    ours, theirs = sharded_data_parallel(gpt_step(dtype=dtype), 8), gpt_step(8, fsdp=True, dtype=dtype)
+    ours, theirs = fully_sharded_data_parallel(gpt_step(dtype=dtype), 8), gpt_step(8, fsdp=True, dtype=dtype)
     assert told(ours) == told(theirs)
     assert exchanged(ours) == exchanged(theirs)
     assert neighbours(ours) == neighbours(theirs)
@@ -60,7 +60,7 @@ def mixed_step(policy: MixedPrecisionPolicy | None) -> Callable[[], Callable[[],
 
 def test_mixed_precision_gathers_halves_of_float32_shards_as_fsdp2_does() -> None:
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    ours = sharded_data_parallel(sketch(mixed_step(None), device="cuda"), 8, mixed=True)
+    ours = fully_sharded_data_parallel(sketch(mixed_step(None), device="cuda"), 8, mixed=True)
     theirs = sketch(mixed_step(policy), device="cuda", world=8)
     assert precise(ours) == precise(theirs)
     assert exchanged(ours) == exchanged(theirs)
@@ -69,18 +69,18 @@ def test_mixed_precision_gathers_halves_of_float32_shards_as_fsdp2_does() -> Non
 
 def test_mixed_precision_of_a_step_in_float32_is_refused() -> None:
     with pytest.raises(ForetraceError, match=r"starts from a step in half precision, .* in float32 in GPT.words"):
-        sharded_data_parallel(gpt_step(), 8, mixed=True)
+        fully_sharded_data_parallel(gpt_step(), 8, mixed=True)
 
 
 def test_weights_are_gathered_twice_and_gradients_scattered_once() -> None:
-    kinds = [c.kind for c in sharded_data_parallel(gpt_step(), 8).collectives]
+    kinds = [c.kind for c in fully_sharded_data_parallel(gpt_step(), 8).collectives]
     blocks, root = 2, 1
     assert kinds.count("all_gather") == 2 * blocks + root  # what is in no block stays from forward to backward
     assert kinds.count("reduce_scatter") == blocks + root
 
 
 def test_communication_has_streams_of_its_own_and_the_copy_out_waits() -> None:
-    graph = sharded_data_parallel(gpt_step(), 8)
+    graph = fully_sharded_data_parallel(gpt_step(), 8)
     streams = {c.kind: graph.ops[c.op].stream for c in graph.collectives}
     assert len({COMPUTE, *streams.values()}) == 3
     names = [op.name for op in graph.ops]
@@ -88,35 +88,35 @@ def test_communication_has_streams_of_its_own_and_the_copy_out_waits() -> None:
 
 
 def test_only_the_optimizer_waits_for_scattered_gradients() -> None:
-    graph = sharded_data_parallel(gpt_step(), 8)
-    step = flat(graph)
+    graph = fully_sharded_data_parallel(gpt_step(), 8)
+    step = dispatched_calls(graph)
     scattered = {c.op for c in step.calls.collectives if c.kind == "reduce_scatter"}
-    waiting = [after for before, after in waits(graph, step).streams.tolist() if before in scattered]
+    waiting = [after for before, after in step_waits(graph, step).streams.tolist() if before in scattered]
     assert waiting
     assert {step.calls.ops[row].phase for row in waiting} == {"optimizer"}
 
 
 def test_a_shard_of_the_weights_takes_less_memory() -> None:
-    whole, shards = gpt_step(), sharded_data_parallel(gpt_step(), 8)
+    whole, shards = gpt_step(), fully_sharded_data_parallel(gpt_step(), 8)
     kept = [sum(s.nbytes for s in graph.storages.values() if s.birth < 0) for graph in (whole, shards)]
     assert kept[1] < kept[0] / 4
     assert (peak_memory(shards) or 0) < (peak_memory(whole) or 0)
 
 
 def test_the_optimizer_changes_shards() -> None:
-    graph = sharded_data_parallel(gpt_step(), 8)
+    graph = fully_sharded_data_parallel(gpt_step(), 8)
     update = next(op for op in graph.ops if op.name == "aten::_foreach_lerp_")
     assert {t.shape for t in update.tensors} >= {(64, 64), (4, 64), (8,)}
 
 
 def test_units_can_be_named() -> None:
-    graph = sharded_data_parallel(gpt_step(), 8, ["GPT.blocks.1"])
+    graph = fully_sharded_data_parallel(gpt_step(), 8, ["GPT.blocks.1"])
     assert [c.kind for c in graph.collectives].count("reduce_scatter") == 2
 
 
 def test_a_unit_that_is_not_there_is_refused() -> None:
     with pytest.raises(ForetraceError, match=r"no module is called 'GPT.layers'"):
-        sharded_data_parallel(gpt_step(), 8, ["GPT.layers"])
+        fully_sharded_data_parallel(gpt_step(), 8, ["GPT.layers"])
 
 
 def bytes_of(job: Job, kind: str) -> list[int]:
@@ -154,9 +154,9 @@ def test_a_stage_changes_its_shards_of_its_own_weights() -> None:
 
 
 def test_units_that_stay_gathered_are_what_fsdp2_calls_without_resharding() -> None:
-    draft = lines_of(gpt_step(), "a test")
-    group = Group("sharded", tuple(range(8)))
-    ours = draft.graph_of(sharded(draft, draft.lines, group, stays=True), 0, 8, "")
+    draft = draft_of(gpt_step(), "a test")
+    group = ProcessGroup("sharded", tuple(range(8)))
+    ours = draft.graph_of(shard_weights(draft, draft.calls, group, stays=True), 0, 8, "")
     theirs = sketch(without_resharding, device="cuda", world=8)
     assert exchanged(ours) == exchanged(theirs)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import foretrace as ft
 from foretrace.graph import ForetraceError, Job
 from foretrace.transforms.parallel.data import data_parallel
-from foretrace.transforms.parallel.parallelize import Ranks, parallelize
+from foretrace.transforms.parallel.parallelize import RankMesh, parallelize
 from tests.transforms.parallel.steps import exchanged, gpt_step, told
 
 
@@ -154,7 +154,7 @@ def test_any_wish_is_fulfilled_or_refused_with_advice(ways: dict[str, Any]) -> N
 
 
 def test_a_group_of_neighbours_shares_tensors() -> None:
-    ranks = Ranks(tensor=4, data=2, pipeline=2)
+    ranks = RankMesh(tensor=4, data=2, pipeline=2)
     assert ranks.group("tensor", 1).ranks == (8, 9, 10, 11)
     assert ranks.group("data", 1).ranks == (8, 12)
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.pipelines import LIMIT, equal_blocks, row, without_cost
-from foretrace.forecast.memory import peak_memory
+from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Job, Op
 from foretrace.transforms.parallel.pipeline import pipeline_parallel
 from tests.transforms.parallel.steps import gpt_step

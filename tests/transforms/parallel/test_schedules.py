@@ -12,7 +12,7 @@ import bert
 import resnet
 from foretrace.graph import ForetraceError, Graph, Op
 from foretrace.record.sketch import sketch
-from foretrace.transforms.parallel.schedules import Turn, check, part_of_batch, turns
+from foretrace.transforms.parallel.schedules import ScheduledPass, check_schedule, microbatch_of, stage_schedule
 from tests.transforms.parallel.steps import gpt_step, trained
 
 CASES = [("1f1b", 4, 8, 1), ("gpipe", 4, 8, 1), ("1f1b", 4, 2, 1), ("interleaved", 4, 8, 2), ("interleaved", 2, 6, 3)]
@@ -22,16 +22,16 @@ CASES = [("1f1b", 4, 8, 1), ("gpipe", 4, 8, 1), ("1f1b", 4, 2, 1), ("interleaved
 def test_each_part_passes_each_chunk_once_in_each_direction(
     schedule: str, stages: int, microbatches: int, chunks: int
 ) -> None:
-    every = {Turn(f, c, m) for f in (True, False) for c in range(chunks) for m in range(microbatches)}
+    every = {ScheduledPass(f, c, m) for f in (True, False) for c in range(chunks) for m in range(microbatches)}
     for stage in range(stages):
-        order = turns(schedule, stage, stages, microbatches, chunks)
+        order = stage_schedule(schedule, stage, stages, microbatches, chunks)
         assert len(order) == len(every)
         assert set(order) == every
 
 
 @pytest.mark.parametrize("schedule, stages, microbatches, chunks", CASES)
 def test_no_stage_waits_for_another_forever(schedule: str, stages: int, microbatches: int, chunks: int) -> None:
-    left = [turns(schedule, stage, stages, microbatches, chunks) for stage in range(stages)]
+    left = [stage_schedule(schedule, stage, stages, microbatches, chunks) for stage in range(stages)]
     done: set[tuple[bool, int, int]] = set()
     last = stages * chunks - 1
     while any(left):
@@ -53,7 +53,7 @@ def test_no_stage_waits_for_another_forever(schedule: str, stages: int, microbat
 
 def test_the_first_stage_of_1f1b_keeps_no_more_activations_than_there_are_stages() -> None:
     kept, most = 0, 0
-    for turn in turns("1f1b", 0, 4, 16):
+    for turn in stage_schedule("1f1b", 0, 4, 16):
         kept += 1 if turn.forward else -1
         most = max(most, kept)
     assert most == 4
@@ -70,7 +70,7 @@ def test_the_first_stage_of_1f1b_keeps_no_more_activations_than_there_are_stages
 )
 def test_schedules_that_make_no_sense_are_refused(case: tuple[str, int, int, int], message: str) -> None:
     with pytest.raises(ForetraceError, match=message):
-        check(*case)
+        check_schedule(*case)
 
 
 def shapes(ops: list[Op]) -> list[tuple[str, list[tuple[int, ...]]]]:
@@ -82,7 +82,7 @@ GPTS = [{"dtype": "fp32"}, {"dtype": "bf16"}, {"recompute": True}, {"optimizer":
 
 @pytest.mark.parametrize("options", GPTS, ids=str)
 def test_a_part_of_a_gpts_batch_is_the_step_at_a_smaller_batch(options: dict[str, Any]) -> None:
-    part = part_of_batch(list(gpt_step(**options).ops), 4)
+    part = microbatch_of(list(gpt_step(**options).ops), 4)
     assert shapes(part) == shapes(list(gpt_step(batch=2, **options).ops))
 
 
@@ -93,7 +93,7 @@ def test_a_part_of_another_models_batch_is_its_step_at_a_smaller_batch(example: 
     def at(batch: int) -> Graph:
         return sketch(lambda: example.make_step("tiny", device="cuda", batch=batch), device="cuda")
 
-    assert shapes(part_of_batch(list(at(8).ops), 2)) == shapes(list(at(4).ops))
+    assert shapes(microbatch_of(list(at(8).ops), 2)) == shapes(list(at(4).ops))
 
 
 class SequencesFirst(torch.nn.Module):
@@ -115,9 +115,9 @@ def test_a_mask_as_long_as_the_sequences_is_not_taken_for_the_batch() -> None:
     def at(batch: int) -> Graph:
         return sketch(trained(lambda: (SequencesFirst(), torch.zeros(batch, 16, dtype=torch.int64)), "cpu"))
 
-    assert shapes(part_of_batch(list(at(8).ops), 4)) == shapes(list(at(2).ops))
+    assert shapes(microbatch_of(list(at(8).ops), 4)) == shapes(list(at(2).ops))
     with pytest.raises(ForetraceError, match="a batch of 8 can't be divided into 16"):
-        part_of_batch(list(at(8).ops), 16)
+        microbatch_of(list(at(8).ops), 16)
 
 
 LOSSES: list[Callable[[torch.Tensor], torch.Tensor]] = [
@@ -145,9 +145,9 @@ def test_the_gradient_of_a_plain_mean_or_sum_is_divided_like_its_samples(
 
         return sketch(build, device="cpu")
 
-    assert shapes(part_of_batch(list(at(8).ops), 2)) == shapes(list(at(4).ops))
+    assert shapes(microbatch_of(list(at(8).ops), 2)) == shapes(list(at(4).ops))
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:
     with pytest.raises(ForetraceError, match="a batch of 8 can't be divided into 3 microbatches"):
-        part_of_batch(list(gpt_step().ops), 3)
+        microbatch_of(list(gpt_step().ops), 3)

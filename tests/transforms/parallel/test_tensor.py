@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from foretrace.forecast.memory import peak_memory
+from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
 from foretrace.record.sketch import sketch
 from foretrace.transforms.parallel.parallelize import parallelize

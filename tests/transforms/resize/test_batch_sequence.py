@@ -15,19 +15,19 @@ import foretrace as ft
 import gpt
 import resnet
 from foretrace.graph import Constant, ForetraceError, Graph, Op, OpTable, Tensor
-from foretrace.transforms.resize.batch_sequence import batch, batch_of, batches, sequence
+from foretrace.transforms.resize.batch_sequence import batch, batch_size, resizable_batch, sequence
 from tests.transforms.agreement import assert_same, shapes, sketched, sketched_now
 
 
 @pytest.mark.parametrize(("model", "old", "new"), [(dlrm, 48, 96), (gpt, 8, 64), (bert, 4, 16), (resnet, 3, 5)])
 def test_every_call_is_the_one_that_the_model_makes(model: ModuleType, old: int, new: int) -> None:
     small, large = (sketched(model, batch=size) for size in (old, new))
-    assert batch_of(small) == old
+    assert batch_size(small) == old
     assert_same(batch(small, new), large)
 
 
 def test_what_was_found_once_serves_for_every_batch() -> None:
-    any_batch = batches(sketched(gpt, batch=6))
+    any_batch = resizable_batch(sketched(gpt, batch=6))
     for new in (3, 10):
         assert_same(any_batch.to(new), sketched(gpt, batch=new))
 
@@ -106,15 +106,15 @@ def test_a_trace_without_arguments_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2_b2_s256_fp32", "dlrm_default_b512"])
 def test_a_trace_of_others_takes_another_batch(shared, name: str) -> None:  # type: ignore[no-untyped-def]
-    from foretrace.loading import load
+    from foretrace.api import load
 
     trace = load(shared / "traces" / "h200" / name).graphs[0]
-    old = batch_of(trace)
-    assert old is not None and batch_of(batch(trace, 2 * old)) == 2 * old
+    old = batch_size(trace)
+    assert old is not None and batch_size(batch(trace, 2 * old)) == 2 * old
 
 
 def test_many_ids_for_a_sample_do_not_hide_the_batch() -> None:
-    assert batch_of(sketched(dlrm, batch=64, pooling=100, rows=(50,) * 12)) == 64
+    assert batch_size(sketched(dlrm, batch=64, pooling=100, rows=(50,) * 12)) == 64
 
 
 @pytest.mark.parametrize("old", [None, 32])

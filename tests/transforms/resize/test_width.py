@@ -13,7 +13,7 @@ import resnet
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.transforms.fusion.ddp_buckets import buckets
 from foretrace.transforms.parallel.data import data_parallel
-from foretrace.transforms.resize.width import Widths, heads, hidden, width
+from foretrace.transforms.resize.width import ResizableHidden, heads, hidden, width
 from tests.transforms.agreement import assert_same, sketched
 
 
@@ -47,7 +47,7 @@ def test_everything_as_wide_as_the_blocks_follows(model: ModuleType) -> None:
 
 def test_casts_of_autocast_follow_and_what_was_found_once_serves_for_every_width() -> None:
     half = {"dtype": "bf16"}
-    widths = Widths(sketched(gpt, options=half))
+    widths = ResizableHidden(sketched(gpt, options=half))
     for new in (32, 128):
         assert_same(widths.to(new), sketched(gpt, options=half, dim=new))
 

@@ -8,7 +8,7 @@ import dlrm
 import foretrace as ft
 import gpt
 import resnet
-from foretrace.forecast.memory import peak_memory
+from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError
 from foretrace.transforms.structure.checkpointing import checkpointing
 from tests.transforms.agreement import assert_same, sketched

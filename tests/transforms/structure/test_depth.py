@@ -7,7 +7,7 @@ import pytest
 import dlrm
 import gpt
 from foretrace.graph import ForetraceError
-from foretrace.transforms.blocks import blocks_of
+from foretrace.transforms.blocks import repeated_blocks
 from foretrace.transforms.structure.depth import depth
 from tests.transforms.agreement import assert_same, calls, sketched
 
@@ -19,7 +19,7 @@ def test_new_blocks_have_weights_of_their_own_that_are_trained() -> None:
 def test_many_blocks_at_once_are_those_that_one_after_the_other_would_be() -> None:
     made = depth(sketched(gpt, layers=4), 7)  # two at once, then one
     assert_same(made, sketched(gpt, layers=7))
-    assert {f"GPT.blocks.{number}" for number in range(7)} == set(blocks_of(list(made.ops)))
+    assert {f"GPT.blocks.{number}" for number in range(7)} == set(repeated_blocks(list(made.ops)))
 
 
 def test_an_optimizer_that_goes_weight_by_weight_goes_through_the_new_ones_too() -> None:

@@ -7,7 +7,7 @@ import pytest
 import dlrm
 import gpt
 from foretrace.graph import ForetraceError
-from foretrace.transforms.structure.optimizer import chosen, optimizer
+from foretrace.transforms.structure.optimizer import optimizer, parse_optimizer
 from tests.transforms.agreement import assert_same, sketched
 
 
@@ -23,7 +23,7 @@ def test_another_optimizer_holds_other_state() -> None:
 
 def test_a_name_that_is_none_is_told_with_those_near_to_it() -> None:
     with pytest.raises(ForetraceError, match=r"'adamv'. Did you mean .*adamw"):
-        chosen("adamv")
+        parse_optimizer("adamv")
 
 
 @pytest.mark.parametrize("name", ["sgd", "loop"])

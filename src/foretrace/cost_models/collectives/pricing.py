@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from foretrace.cost_models.collectives.curves import time_at
 from foretrace.cost_models.collectives.topology import Constants, Layout, link_time
-from foretrace.cost_models.ranges import TENTH
+from foretrace.cost_models.ranges import Range
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Curve, Fabric
 
@@ -58,24 +57,6 @@ STEPS: tuple[Callable[[int], float], ...] = (
 )
 """How the latency grows with the ranks: not at all, where a call's own cost prevails; as in a ring, whose every step
 counts; and in between, as in a tree beside a call's cost."""
-
-
-class Range(NamedTuple):
-    """Microseconds: the 10th percentile, the median and the 90th."""
-
-    low: float
-    typical: float
-    high: float
-
-    @classmethod
-    def around(cls, typical: float, spread: float) -> Range:
-        """That of a time whose logarithm has this standard deviation.
-
-        >>> Range.around(100.0, 0.0)
-        Range(low=100.0, typical=100.0, high=100.0)
-        """
-        factor = math.exp(TENTH * spread)
-        return cls(typical / factor, typical, typical * factor)
 
 
 def price_collective(

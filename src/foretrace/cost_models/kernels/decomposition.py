@@ -1,37 +1,62 @@
-"""Calls that the dispatcher sees as one and that PyTorch makes of several others: each is priced as those."""
+"""Calls that PyTorch makes of several others: their parts, and which kernels of a measured call belong to each part."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from foretrace.cost_models.kernels.families.convolutions import BACKWARD, MASK, gradients
-from foretrace.cost_models.kernels.features import dense
+from foretrace.cost_models.kernels.features import contiguous_strides
 from foretrace.graph import Op, Tensor, Value
-from foretrace.platform.measurements import Measurement, Repeat
+
+if TYPE_CHECKING:
+    from foretrace.platform.measurements import Measurement, Repeat
 
 HALVES = {"bfloat16", "float16"}
-"""Dtypes that have no room for each other: together they become float32."""
+"""Dtypes that neither hold the other's values: together they are promoted to float32."""
+KERNEL_LETTERS = (
+    ("memset|memcpy", "m"),
+    ("nchwtonhwc", ">"),
+    ("nhwctonchw", "<"),
+    ("wgrad|bgrad", "W"),
+    ("dgrad", "D"),
+    ("splitk_?reduce", "r"),
+    ("at::native::reduce_kernel", "b"),
+    ("elementwise|copy", "e"),
+    ("addpadding|tensortransform", "p"),
+    ("fft", "f"),
+    ("depthwise", "d"),
+    ("nvjet|cutlass|gemm|fprop", "g"),
+    ("", "o"),
+)
+"""A letter for what a kernel of a convolution's backward does, by its name, the first that matches: layout changes,
+gradients of filter and input, sums, copies, padding, GEMMs, others."""
+INPUT_GRADIENT = re.compile("(?P<before>[empo<>]*)(D+|gr?|d)")
+"""How the kernels of an input's gradient begin: layout changes, then the GEMM."""
+RESTORING = {">": "<", "<": ">", "p": "p<"}
+"""Kernels that restore the layout of a result, by what changed the layout of the inputs before."""
+FILTER_FIRST = "conv_depthwise2d_grad_weight"
+"""PyTorch's own kernel, with which the gradient of the filter comes before that of the input."""
 
 
 def parts_of(op: Op, kind: str = "cuda") -> Sequence[Op]:
-    """What a call is made of on a device of some kind: itself where nothing else is known.
+    """The calls that a call is made of on a kind of device: itself where nothing else is known.
 
     >>> [part.name for part in parts_of(Op("aten::_safe_softmax", (Tensor((8, 8), "float32"), -1)))]
     ['aten::_softmax', 'aten::eq', 'aten::all', 'aten::fill_', 'aten::where']
     >>> [part.name for part in parts_of(Op("aten::relu"))]
     ['aten::relu']
     """
-    made_of = _MADE_OF.get(op.name) or (_MADE_ON_GPUS.get(op.name) if kind == "cuda" else None)
-    return made_of(op, op.tensors[0]) if made_of and op.tensors else (op,)
+    decompose = _PARTS.get(op.name) or (_GPU_PARTS.get(op.name) if kind == "cuda" else None)
+    return decompose(op, op.tensors[0]) if decompose and op.tensors else (op,)
 
 
 def _safe_softmax(op: Op, scores: Tensor) -> Sequence[Op]:
-    """Zeros instead of NaNs for rows that are masked from end to end."""
+    """Zeros instead of NaNs for rows that are fully masked."""
     dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", -1)
     mask = replace(scores, dtype="bool", storage=-1)
     row = replace(mask, shape=(*scores.shape[:-1], 1), stride=None)
@@ -46,7 +71,7 @@ def _safe_softmax(op: Op, scores: Tensor) -> Sequence[Op]:
 
 
 def _gradients(op: Op, grad: Tensor) -> Sequence[Op]:
-    """Each gradient by a call of the library; None stands for one that the same call has made before.
+    """Each gradient of a convolution by its own library call; None in a mask stands for one that is already computed.
 
     >>> [gradients(part) for part in parts_of(Op(BACKWARD, (Tensor((8, 4, 9, 9), "float32"),)))]
     [[True, False, False], [None, True, False]]
@@ -62,88 +87,62 @@ def _gradients(op: Op, grad: Tensor) -> Sequence[Op]:
     return [replace(op, args=op.args[:MASK], kwargs={**op.kwargs, "output_mask": mask}) for mask in masks]
 
 
-def _copies(op: Op, first: Tensor) -> Sequence[Op]:
-    """A join of tensors of several dtypes: each is copied to its place in the result.
+def _mixed_concat(op: Op, first: Tensor) -> Sequence[Op]:
+    """A concatenation of tensors of several dtypes: each is copied to its place in the result.
 
-    >>> joined = [Tensor((4, 2), "float32"), Tensor((4, 3), "bfloat16")]
-    >>> [(part.name, part.args[0].dtype, part.args[0].stride) for part in parts_of(Op("aten::cat", (joined, 1)))]
+    >>> tensors = [Tensor((4, 2), "float32"), Tensor((4, 3), "bfloat16")]
+    >>> [(part.name, part.args[0].dtype, part.args[0].stride) for part in parts_of(Op("aten::cat", (tensors, 1)))]
     [('aten::copy_', 'float32', (5, 1)), ('aten::copy_', 'float32', (5, 1))]
     """
-    joined = [tensor for tensor in op.tensors if 0 not in tensor.shape]
+    tensors = [tensor for tensor in op.tensors if 0 not in tensor.shape]
     dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", 0)
-    dtypes = {tensor.dtype for tensor in joined}
-    if len(dtypes) < 2 or not isinstance(dim, int) or not all(len(t.shape) == len(first.shape) > 0 for t in joined):
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) < 2 or not isinstance(dim, int) or not all(len(t.shape) == len(first.shape) > 0 for t in tensors):
         return (op,)
     dim %= len(first.shape)
-    shape = list(joined[0].shape)
-    shape[dim] = sum(tensor.shape[dim] for tensor in joined)
-    dtype = "float32" if dtypes == HALVES else max(joined, key=lambda tensor: tensor.itemsize).dtype
-    stride = tuple(dense(shape))
-    places = [replace(tensor, dtype=dtype, stride=stride, storage=-1) for tensor in joined]
-    return [Op("aten::copy_", both, overload="default") for both in zip(places, joined)]
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    dtype = "float32" if dtypes == HALVES else max(tensors, key=lambda tensor: tensor.itemsize).dtype
+    stride = contiguous_strides(shape)
+    targets = [replace(tensor, dtype=dtype, stride=stride, storage=-1) for tensor in tensors]
+    return [Op("aten::copy_", both, overload="default") for both in zip(targets, tensors)]
 
 
-_MADE_OF: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {"aten::_safe_softmax": _safe_softmax}
-_MADE_ON_GPUS: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {BACKWARD: _gradients, "aten::cat": _copies}
-"""What a CPU does in one go."""
+_PARTS: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {"aten::_safe_softmax": _safe_softmax}
+_GPU_PARTS: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {BACKWARD: _gradients, "aten::cat": _mixed_concat}
+"""Calls that a CPU does in one go."""
 
 
-# --- was cost_models.cut: Which of a measured call's kernels, and what share of its time, belong to each of the calls that it is made of.
-
-LETTERS = (
-    ("memset|memcpy", "m"),
-    ("nchwtonhwc", ">"),
-    ("nhwctonchw", "<"),
-    ("wgrad|bgrad", "W"),
-    ("dgrad", "D"),
-    ("splitk_?reduce", "r"),
-    ("at::native::reduce_kernel", "b"),
-    ("elementwise|copy", "e"),
-    ("addpadding|tensortransform", "p"),
-    ("fft", "f"),
-    ("depthwise", "d"),
-    ("nvjet|cutlass|gemm|fprop", "g"),
-    ("", "o"),
-)
-"""A letter for what a kernel does by its name, the first that fits: changes of layout, gradients of filter and input,
-sums, copies, padding, products, others."""
-FIRST = re.compile("(?P<before>[empo<>]*)(D+|gr?|d)")
-"""How a gradient of the input begins: what is turned around first, then the product."""
-BACK = {">": "<", "<": ">", "p": "p<"}
-"""What turns a result back, by what turned the tensors around before."""
-FILTER_FIRST = "conv_depthwise2d_grad_weight"
-"""Where PyTorch itself makes the gradients, with this kernel, that of the filter comes before that of the input."""
-
-
-class Share(NamedTuple):
-    """What a part of a call has of the whole."""
+class PartShare(NamedTuple):
+    """One part's share of a measured call."""
 
     kernels: Repeat
-    """With a cold cache."""
+    """Its kernels with a cold cache."""
     cold: float
-    """Share of the time of all."""
+    """Share of the call's time with a cold cache."""
     warm: float
 
 
-def cut(found: Measurement, parts: int) -> list[Share] | None:
-    """The share of each part in a measured call; None where its kernels don't tell.
+def attribute_kernels(found: Measurement, parts: int) -> list[PartShare] | None:
+    """The share of each part in a measured call; None where the kernel names don't tell.
 
     >>> from foretrace.platform.cases import Case
+    >>> from foretrace.platform.measurements import Measurement
     >>> both = Op("aten::convolution_backward", kwargs={"output_mask": [True, True, False]})
     >>> ran = [("dgrad_128x64", 3.0), ("Memset (Device)", 1.0), ("wgrad_64x64", 4.0)]
-    >>> [(share.cold, len(share.kernels)) for share in cut(Measurement(Case(both), [ran], [ran]), 2)]
+    >>> [(share.cold, len(share.kernels)) for share in attribute_kernels(Measurement(Case(both), [ran], [ran]), 2)]
     [(0.375, 1), (0.625, 2)]
     """
     kernels = found.cold[0]
     if parts == 1:
-        return [Share(kernels, 1.0, 1.0)]
+        return [PartShare(kernels, 1.0, 1.0)]
     ends = _ends(found.case.op, [name for name, _ in kernels])
     if ends is None:
         return None
     cold, warm = (_shares(repeats, ends) for repeats in (found.cold, found.warm))
-    shares = [Share(kernels[begin:end], *both) for begin, end, *both in zip([0, *ends], ends, cold, warm)]
-    turned = gradients(found.case.op)[0] is True and any(FILTER_FIRST in name for name, _ in shares[0].kernels)
-    return [shares[1], shares[0], *shares[2:]] if turned else shares
+    shares = [PartShare(kernels[begin:end], *both) for begin, end, *both in zip([0, *ends], ends, cold, warm)]
+    swapped = gradients(found.case.op)[0] is True and any(FILTER_FIRST in name for name, _ in shares[0].kernels)
+    return [shares[1], shares[0], *shares[2:]] if swapped else shares
 
 
 def _shares(repeats: Sequence[Repeat], ends: Sequence[int]) -> list[float]:
@@ -155,7 +154,7 @@ def _shares(repeats: Sequence[Repeat], ends: Sequence[int]) -> list[float]:
 
 def _ends(op: Op, names: Sequence[str]) -> list[int] | None:
     """Where the kernels of each gradient of a convolution end; None where they don't tell."""
-    letters = "".join(next(letter for words, letter in LETTERS if re.search(words, name.lower())) for name in names)
+    letters = "".join(next(code for pattern, code in KERNEL_LETTERS if re.search(pattern, n.lower())) for n in names)
     of_input, of_filter, of_bias = ([each is True for each in gradients(op)] + [False] * 3)[:3]
     ends = [len(names)]
     if of_bias:
@@ -164,21 +163,21 @@ def _ends(op: Op, names: Sequence[str]) -> list[int] | None:
             return None
         ends = [last.start(), *ends]
     if of_input and of_filter:
-        first = _first(letters[: ends[0]])
+        first = _input_gradient_end(letters[: ends[0]])
         if first is None:
             return None
         ends = [first, *ends]
     return ends if ends[0] else None
 
 
-def _first(letters: str) -> int | None:
+def _input_gradient_end(letters: str) -> int | None:
     """Where the gradient of the input ends and that of the filter begins."""
-    begun = FIRST.match(letters)
+    begun = INPUT_GRADIENT.match(letters)
     if begun is None or "f" in letters:
         return None
     end = begun.end()
-    back = next((back for turned, back in BACK.items() if turned in begun["before"]), "")
-    if letters[end : end + 1] and letters[end] in back:
+    restoring = next((back for changed, back in RESTORING.items() if changed in begun["before"]), "")
+    if letters[end : end + 1] and letters[end] in restoring:
         end += 1
     rest = letters[end:]
     return end if re.search("[Wgd]", rest) and "D" not in rest else None

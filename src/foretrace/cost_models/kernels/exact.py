@@ -1,4 +1,4 @@
-"""Calls that were measured because a step has them: what was timed needs no model."""
+"""Exact times: calls that were measured because a step has them are looked up, and need no model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.kernels.model import short
-from foretrace.graph import ForetraceError, Indices, Op, Tf32
+from foretrace.cost_models.kernels.kernel_names import short_name
+from foretrace.errors import ForetraceError
+from foretrace.graph import Indices, Op, Tf32
+from foretrace.platform.cases import case_key, case_of_each
 from foretrace.platform.files import LARGEST
 from foretrace.platform.folder import EXACT
 
@@ -24,36 +26,36 @@ if TYPE_CHECKING:
 FILE = Path(EXACT).name
 
 
-class Timed(NamedTuple):
-    """A call's kernels, with what each took."""
+class TimedCall(NamedTuple):
+    """The kernels of a call, with the time of each."""
 
     kernels: list[str]
     cold_us: NDArray[np.float64]
     warm_us: NDArray[np.float64]
     spread: float
-    """How far its repeats lay apart, as a share."""
+    """Range of its repeats as a share of the median."""
 
     @classmethod
-    def of(cls, found: Measurement) -> Timed:
-        """From its repeats, each kernel at the median; what a processor did at the mean.
+    def of(cls, found: Measurement) -> TimedCall:
+        """From repeats: the median of each kernel; on a CPU the mean.
 
-        A processor whose core others use as well is fast at one time and half as fast at another. A step has both.
+        A CPU core that others use too is fast at one time and half as fast at another. A step has both.
 
         >>> from foretrace.platform.measurements import Case, Measurement
         >>> seen = Measurement(Case(Op("aten::relu")), cold=[[("k", 4.0)]], warm=[[("k", 2.0)], [("k", 3.0)]])
-        >>> Timed.of(seen).warm_us.tolist()
+        >>> TimedCall.of(seen).warm_us.tolist()
         [2.5]
         """
-        kernels = [short(name) for name, _ in found.cold[0]]
-        middle = np.mean if found.on_processor else np.median
-        cold, warm = (middle(_alike(repeats, len(kernels)), axis=0) for repeats in (found.cold, found.warm))
+        kernels = [short_name(name) for name, _ in found.cold[0]]
+        average = np.mean if found.on_processor else np.median
+        cold, warm = (average(_alike(repeats, len(kernels)), axis=0) for repeats in (found.cold, found.warm))
         return cls(kernels, cold, warm, max(found.spread("cold"), found.spread("warm")))
 
     @classmethod
-    def plain(cls, kernels: list[str], cold_us: list[float], warm_us: list[float], spread: float) -> Timed:
-        """From what a file holds; a ValueError for what is no timed call.
+    def checked(cls, kernels: list[str], cold_us: list[float], warm_us: list[float], spread: float) -> TimedCall:
+        """From the fields in a file; a ValueError for what is no timed call.
 
-        >>> Timed.plain(["gemm"], [4.0], [3.5, 0.5], 0.1)
+        >>> TimedCall.checked(["gemm"], [4.0], [3.5, 0.5], 0.1)
         Traceback (most recent call last):
         ...
         ValueError: ['gemm'] took [4.0] and [3.5, 0.5], 0.1 apart
@@ -66,50 +68,47 @@ class Timed(NamedTuple):
         return cls(kernels, cold, warm, float(spread))
 
     @classmethod
-    def as_recorded(cls, launched: Sequence[tuple[str, float]]) -> Timed:
-        """As a step had it: however warm the cache was.
+    def as_recorded(cls, launched: Sequence[tuple[str, float]]) -> TimedCall:
+        """As a recorded step had it, whatever the cache held.
 
-        >>> Timed.as_recorded([("gemm", 4.0)]).cold_us.tolist()
+        >>> TimedCall.as_recorded([("gemm", 4.0)]).cold_us.tolist()
         [4.0]
         """
         us = np.array([took for _, took in launched], float)
-        return cls([short(name) for name, _ in launched], us, us, 0.0)
+        return cls([short_name(name) for name, _ in launched], us, us, 0.0)
 
 
 @dataclass(frozen=True)
-class Exact:
-    """Timed calls, by what tells calls apart."""
+class ExactTimes:
+    """Timed calls by their `case_key`."""
 
-    calls: Mapping[str, Timed]
+    calls: Mapping[str, TimedCall]
 
     @classmethod
-    def measured(cls, found: Iterable[Measurement]) -> Exact:
-        """From measurements; the repeats of a call that was measured more than once are taken together.
+    def measured(cls, found: Iterable[Measurement]) -> ExactTimes:
+        """From measurements; the repeats of a call that was measured more than once are pooled.
 
-        Those of a processor first on their own: one that is fast makes more of them.
+        On a CPU each measurement is averaged first: a fast process makes more repeats.
         """
-        from foretrace.platform.cases.recorded import case_key
-        from foretrace.platform.measurements import Measurement  # what most steps are priced without
+        from foretrace.platform.measurements import Measurement  # most steps are priced without
 
         calls: dict[str, Measurement] = {}
         for one in found:
             known = calls.setdefault(case_key(one.case), Measurement(one.case))
             known.cold += _mean(one.cold) if one.on_processor else one.cold
             known.warm += _mean(one.warm) if one.on_processor else one.warm
-        return cls({key: Timed.of(one) for key, one in calls.items()})
+        return cls({key: TimedCall.of(one) for key, one in calls.items()})
 
-    def of(self, ops: Sequence[Op], indices: Sequence[Indices], tf32: Tf32) -> list[Timed | None]:
-        """For each op what it was seen to take; None for one that was not timed."""
+    def of(self, ops: Sequence[Op], indices: Sequence[Indices], tf32: Tf32) -> list[TimedCall | None]:
+        """The measured time of each op; None for one that was not timed."""
         if not self.calls:
             return [None] * len(ops)
-        from foretrace.platform.cases.recorded import case_key, case_of_each
-
         cases = case_of_each(ops, indices, tf32)
         seen = {id(case): self.calls.get(case_key(case)) for case in {id(c): c for c in cases if c}.values()}
         return [seen.get(id(case)) for case in cases]
 
     def write(self, folder: Path) -> None:
-        """Into a file of the models' folder."""
+        """Write it to its file in the models' folder."""
         lines = {
             key: [call.kernels, call.cold_us.round(3).tolist(), call.warm_us.round(3).tolist(), round(call.spread, 4)]
             for key, call in self.calls.items()
@@ -117,14 +116,14 @@ class Exact:
         (folder / FILE).write_bytes(gzip.compress(json.dumps(lines).encode(), mtime=0))
 
     @classmethod
-    def read(cls, folder: Path) -> Exact:
-        """What `write` wrote; nothing where no step was measured."""
+    def read(cls, folder: Path) -> ExactTimes:
+        """Read what `write` wrote; nothing where no step was measured."""
         path = folder / FILE
         if not path.exists():
             return cls({})
         try:
             lines: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-            return cls({key: Timed.plain(*line) for key, line in lines.items()})
+            return cls({key: TimedCall.checked(*line) for key, line in lines.items()})
         except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
             raise ForetraceError(
                 f"{path} does not hold timed calls ({error})", "Restore it, or fit it again: foretrace calibrate fit."
@@ -136,13 +135,13 @@ def _are_times(numbers: NDArray[np.float64]) -> bool:
 
 
 def _alike(repeats: Sequence[Repeat], kernels: int) -> NDArray[np.float64]:
-    """What so many kernels took in each of the repeats that had as many."""
+    """Times of the repeats that had so many kernels."""
     alike = [[us for _, us in repeat] for repeat in repeats if len(repeat) == kernels]
     return np.array(alike, float).reshape(len(alike), kernels) if alike else np.zeros((1, kernels))
 
 
 def _mean(repeats: Sequence[Repeat]) -> list[Repeat]:
-    """The repeats of a call as one of them."""
+    """The repeats of a call on a CPU as one."""
     from foretrace.platform.measurements import CALL
 
     return [[(CALL, float(np.mean([us for _, us in chain.from_iterable(repeats)])))]] if repeats else []

@@ -1,4 +1,11 @@
-"""What all families share: which calls a family answers for, and what it looks at."""
+"""A kernel family: calls whose kernel times follow the same rules.
+
+A family lives in one file under ``families/``. It names the ops it covers, turns a call into features and a roofline
+for the estimators to learn from, and draws the calls that a calibration measures. Fitting, ranges and fallbacks are the
+same for all families and live elsewhere.
+
+Families are imported in training images, where a calibration runs: numpy and the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -7,100 +14,96 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from foretrace.cost_models.kernels.features import tensors_of
-from foretrace.cost_models.kernels.kernel_names import Kernel
-from foretrace.graph import Indices, Op
+from foretrace.cost_models.kernels.kernel_names import TiledKernel
+from foretrace.cost_models.kernels.roofline import Work
+from foretrace.graph import Indices, Op, Tf32
+from foretrace.platform.cases import Case, Draw
 from foretrace.platform.device import Device
+
+GEMM_SIZES = ("batch", "m", "n", "k", "processors")
+"""The size of a GEMM, the first four as base-2 logarithms, and the number of SMs that share it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What a call's arguments do not say and its time depends on."""
+class CallContext:
+    """What the time of a call depends on beside its arguments."""
 
     device: Device
     indices: Indices | None = None
-    """How the call's ids are spread, where it reads or writes rows by id."""
+    """Statistics of the call's ids, where it reads or writes rows by id."""
     tf32: bool = False
-    """Whether float32 products may run on the matrix units."""
+    """Whether float32 GEMMs and convolutions may use TF32 Tensor Cores."""
     pinned: bool = False
-    """Whether memory of the host is pinned."""
+    """Whether host memory is pinned."""
 
 
-LATENCY_US = 0.6
-"""What a trip to memory takes before anything arrives, about the same on all GPUs of these years."""
-
-
-class Work(NamedTuple):
-    """Arithmetic, the fewest bytes that must move, and trips that must wait: what a roofline is made of.
-
-    >>> Work(flops=2e9, bytes=4e6).us(Device.named("h200")) > 0
-    True
-    """
-
-    flops: float = 0.0
-    bytes: float = 0.0
-    rate: str = "float32"
-    """Whose peak rate applies: a dtype, or ``tf32``."""
-    trips: float = 0.0
-    """Trips to memory of the longest chain in which each waits for the one before."""
-
-    def us(self, device: Device) -> float:
-        """Microseconds that hardly any kernel on the device can beat."""
-        return max(
-            self.flops / (device.peak(self.rate) * 1e6),
-            self.bytes / (device.memory_gbps * 1e3),
-            self.trips * LATENCY_US,
-        )
-
-
-class Described(NamedTuple):
-    """A call in numbers: one feature per column of its family, and its roofline."""
+class Description(NamedTuple):
+    """A call as numbers: one feature per column of its family, and its roofline."""
 
     features: Sequence[float]
     work: Work
 
 
 class Family:
-    """Calls whose times follow the same rules.
+    """Base class of the kernel families.
 
-    A subclass names the ops it answers for and turns a call into numbers. Fitting, ranges and fallbacks are the same
-    for all and live elsewhere.
+    A subclass gives `name`, `ops`, `columns`, `share`, `describe` and `case`; the other members have defaults.
     """
 
     name: ClassVar[str]
+    """As in ``calibrate --family``, in the index of a platform and in the names of its files: never changed."""
     ops: ClassVar[tuple[str, ...]]
     columns: ClassVar[tuple[str, ...]]
-    """Names of the features, in order."""
-    sides: ClassVar[tuple[str, ...]] = ()
-    """Those that say how large a call is as a matrix product, in the order of `SIDES`; nothing where it is none."""
-    fewest: ClassVar[int] = 40
-    """Measured calls that it takes to be fitted at all."""
+    """Names of the features, in order. Fitted models store them: a change of the features is a change of these."""
+    share: ClassVar[float] = 0.0
+    """Share of the measuring time, relative to the other families; 0 where `case` draws nothing."""
+    cases_per_shape: ClassVar[int] = 1
+    """Consecutive cases of the same shapes: a forward and its backward share what a library plans for the shape."""
+    slow_to_plan: ClassVar[bool] = False
+    """Whether a library takes long to plan a new shape, as cuDNN does: several processes then plan at once."""
+    gemm_sizes: ClassVar[tuple[str, ...]] = ()
+    """The columns that hold a call's size as a GEMM, in the order of `GEMM_SIZES`; none where it is no GEMM."""
+    min_measurements: ClassVar[int] = 40
+    """Measured calls that a fit takes at least."""
     one_kernel: ClassVar[bool] = False
-    """Whether a call is a kernel itself, and called so."""
+    """Whether a call is itself one kernel of the same name."""
 
-    def answers(self, op: Op) -> bool:
-        """Whether a call is one for this family."""
-        return op.name in self.ops and self.takes(op)
+    def matches(self, op: Op) -> bool:
+        """Whether the family covers a call."""
+        return op.name in self.ops and self.accepts(op)
 
-    def takes(self, op: Op) -> bool:
-        """Whether a call of one of its ops is one for this family: by default, where any of its tensors is known."""
+    def accepts(self, op: Op) -> bool:
+        """Whether the family covers a call of one of its ops: by default, if any of its tensors is known."""
         return bool(tensors_of(op))
 
-    def describe(self, op: Op, facts: Facts) -> Described:
-        """What the time of a call depends on."""
+    def describe(self, op: Op, context: CallContext) -> Description:
+        """The features and the roofline of a call.
+
+        It is asked about calls of any trace, with arguments missing or odd, and never raises; at least one tensor is
+        there.
+        """
         raise NotImplementedError
 
-    def guesses(self, op: Op) -> bool:
-        """Whether its answer for a call is a guess, however much of the family was measured."""
+    def case(self, draw: Draw) -> Case:
+        """A random call to measure, as training steps have them."""
+        raise NotImplementedError
+
+    def may_use_tf32(self, settings: Tf32) -> bool:
+        """Whether the step's settings let float32 calls of this family use TF32."""
         return False
 
-    def stand_in(self, op: Op) -> Op | None:
+    def is_guess(self, op: Op) -> bool:
+        """Whether the model's answer for a call is a guess, however much of the family was measured."""
+        return False
+
+    def proxy(self, op: Op) -> Op | None:
         """A call of another family that takes about as long, for devices on which this one was not measured."""
         return None
 
-    def latents(self, kernels: Sequence[str]) -> tuple[float, ...]:
-        """Facts that the names of a measured call's kernels give away, each worth a guess for calls not measured."""
+    def kernel_traits(self, kernels: Sequence[str]) -> tuple[float, ...]:
+        """What the kernel names of a measured call say that helps to predict others; estimators learn to guess it."""
         return ()
 
-    def kernel(self, kernels: Sequence[str]) -> Kernel | None:
-        """The kernel that did a measured call's work, by the names of all that ran; None where they don't matter."""
+    def main_kernel(self, kernels: Sequence[str]) -> TiledKernel | None:
+        """The kernel that did the work of a measured call, for families whose library selects among many."""
         return None

@@ -1,4 +1,7 @@
-"""Arguments of a call as numbers: what is absent or of another kind gives a default, never an error."""
+"""Building blocks of features: arguments of a call as numbers, layouts of its tensors, and the reuse of table rows.
+
+An argument that is absent or of another type gives a default, never an error.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,19 @@ from foretrace.graph.op import tensors_in
 from foretrace.graph.tensor import ITEMSIZE
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
-"""Dtypes that a feature tells apart, by position; any other counts as the first of its size."""
-
-CODES = {
+"""Dtypes that have their own code, by position; any other counts as the first of its size."""
+DTYPE_CODES = {
     dtype: DTYPES.index(next((d for d in (dtype, *DTYPES) if d in DTYPES and ITEMSIZE[d] == size), DTYPES[0]))
     for dtype, size in ITEMSIZE.items()
 }
+REUSE_COLUMNS = ("unique", "unique_share", "hottest", "hits", "often", "rows_hit")
+"""Names of what `reuse_features` gives."""
+MANY_HITS = 64
+"""Mean hits per row from which on all rows have about as many."""
 
 
 def log(value: float) -> float:
-    """Logarithm to base 2 of a size, where nothing counts as one.
+    """Base-2 logarithm of a size; 0 for sizes up to one.
 
     >>> log(8), log(0)
     (3.0, 0.0)
@@ -28,7 +34,7 @@ def log(value: float) -> float:
 
 
 def alignment(size: int) -> int:
-    """The largest power of two up to 64 that divides a size: what vector loads and tiles care for.
+    """The largest power of two up to 64 that divides a size: it decides on vector loads and tiles.
 
     >>> alignment(48), alignment(7), alignment(0)
     (16, 1, 64)
@@ -36,19 +42,19 @@ def alignment(size: int) -> int:
     return min(size & -size, 64) if size else 64
 
 
-def per(count: float, size: float) -> int:
+def ceil_div(count: float, size: float) -> int:
     """How many pieces of a size a count takes.
 
-    >>> per(9, 4)
+    >>> ceil_div(9, 4)
     3
     """
     return -int(-count // size) if size > 0 else 0
 
 
-def ragged(waves: float) -> float:
-    """Share of the last wave that idles, as a factor: what rounding up to whole waves costs.
+def wave_quantization(waves: float) -> float:
+    """Factor by which rounding up to whole waves lengthens the work.
 
-    >>> ragged(1.5), ragged(0)
+    >>> wave_quantization(1.5), wave_quantization(0)
     (1.3333333333333333, 1.0)
     """
     return math.ceil(waves) / waves if waves > 0 else 1.0
@@ -60,7 +66,7 @@ def dtype_code(dtype: str) -> int:
     >>> dtype_code("bfloat16"), dtype_code("float8_e4m3fn")
     (1, 7)
     """
-    return CODES.get(dtype, len(DTYPES))
+    return DTYPE_CODES.get(dtype, len(DTYPES))
 
 
 def argument(op: Op, place: int, name: str, default: object = None) -> object:
@@ -73,58 +79,58 @@ def argument(op: Op, place: int, name: str, default: object = None) -> object:
     return default if found is None else found
 
 
-def integer(op: Op, place: int, name: str, default: int) -> int:
-    """An argument that is a whole number.
+def int_argument(op: Op, place: int, name: str, default: int) -> int:
+    """An argument that is an integer.
 
-    >>> integer(Op("aten::cat", ([], -1)), 1, "dim", 0), integer(Op("aten::cat", ([],)), 1, "dim", 0)
+    >>> int_argument(Op("aten::cat", ([], -1)), 1, "dim", 0), int_argument(Op("aten::cat", ([],)), 1, "dim", 0)
     (-1, 0)
     """
     found = argument(op, place, name)
     return found if isinstance(found, int) and not isinstance(found, bool) else default
 
 
-def integers(op: Op, place: int, name: str, count: int, default: int) -> list[int]:
-    """An argument that is a list of whole numbers, one of which may stand for all.
+def int_list_argument(op: Op, place: int, name: str, count: int, default: int) -> list[int]:
+    """An argument that is a list of integers, one of which may stand for all.
 
-    >>> integers(Op("aten::convolution", (0, 0, 0, [2])), 3, "stride", 2, 1)
+    >>> int_list_argument(Op("aten::convolution", (0, 0, 0, [2])), 3, "stride", 2, 1)
     [2, 2]
     """
     found = argument(op, place, name)
-    listed = whole(found) if isinstance(found, (list, tuple)) else [found] if isinstance(found, int) else []
+    listed = ints_in(found) if isinstance(found, (list, tuple)) else [found] if isinstance(found, int) else []
     if len(listed) < count:
         listed = [*listed, *(listed[-1:] or [default]) * (count - len(listed))]
     return listed[:count]
 
 
-def whole(values: object) -> list[int]:
-    """The whole numbers of a list; of anything else none.
+def ints_in(values: object) -> list[int]:
+    """The integers of a list; of anything else none.
 
-    >>> whole([2, None, 3]), whole(None)
+    >>> ints_in([2, None, 3]), ints_in(None)
     ([2, 3], [])
     """
     return [v for v in values if isinstance(v, int)] if isinstance(values, (list, tuple)) else []
 
 
-def flag(op: Op, place: int, name: str) -> bool:
+def bool_argument(op: Op, place: int, name: str) -> bool:
     """An argument that is true or false; absent is false.
 
-    >>> flag(Op("aten::sum", (0, [0], True)), 2, "keepdim")
+    >>> bool_argument(Op("aten::sum", (0, [0], True)), 2, "keepdim")
     True
     """
     return argument(op, place, name) is True
 
 
-def bits(values: object) -> int:
-    """Which of a list are true, as a number.
+def bitmask(values: object) -> int:
+    """The true values of a list as bits.
 
-    >>> bits([True, False, True])
+    >>> bitmask([True, False, True])
     5
     """
     return sum(1 << i for i, v in enumerate(values) if v is True) if isinstance(values, (list, tuple)) else 0
 
 
 def dtype_argument(op: Op, default: str) -> str:
-    """The dtype a call is told to make.
+    """The ``dtype`` argument.
 
     >>> dtype_argument(Op("aten::sum", (), {"dtype": Constant("dtype", "float32")}), "int8")
     'float32'
@@ -134,7 +140,7 @@ def dtype_argument(op: Op, default: str) -> str:
 
 
 def tensors_of(op: Op) -> list[Tensor]:
-    """Every tensor among the arguments, as `Op.tensors` has them, faster where most arguments are none.
+    """Every tensor among the arguments, like `Op.tensors`, faster where few arguments are tensors.
 
     >>> [t.shape for t in tensors_of(Op("aten::cat", ([Tensor((1,), "int8"), Tensor((2,), "int8")], 0)))]
     [(1,), (2,)]
@@ -148,10 +154,10 @@ def tensors_of(op: Op) -> list[Tensor]:
     return found
 
 
-def dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor whose last dimension is innermost.
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor.
 
-    >>> dense((2, 3, 4))
+    >>> contiguous_strides((2, 3, 4))
     (12, 4, 1)
     """
     strides, step = [0] * len(shape), 1
@@ -162,16 +168,18 @@ def dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def strides_of(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a tensor, dense where nothing is known."""
+    """The strides of a tensor, contiguous where they are unknown."""
     stride = tensor.stride
-    return stride if stride is not None and len(stride) == len(tensor.shape) else dense(tensor.shape)
+    return stride if stride is not None and len(stride) == len(tensor.shape) else contiguous_strides(tensor.shape)
 
 
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements lie side by side with the last dimension innermost.
+def is_contiguous(tensor: Tensor) -> bool:
+    """Whether a tensor is contiguous.
 
-    >>> is_dense(Tensor((2, 1, 3), "int8", stride=(3, 99, 1))), is_dense(Tensor((2, 3), "int8", stride=(1, 2)))
-    (True, False)
+    >>> is_contiguous(Tensor((2, 1, 3), "int8", stride=(3, 99, 1)))
+    True
+    >>> is_contiguous(Tensor((2, 3), "int8", stride=(1, 2)))
+    False
     """
     stride = tensor.stride
     if stride is None:
@@ -186,7 +194,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def channels_last(tensor: Tensor) -> bool:
-    """Whether channels are innermost.
+    """Whether channels are innermost in memory.
 
     >>> channels_last(Tensor((2, 8, 4, 4), "int8", stride=(128, 1, 32, 8)))
     True
@@ -195,39 +203,32 @@ def channels_last(tensor: Tensor) -> bool:
     return stride is not None and len(stride) > 2 and len(tensor.shape) > 2 and stride[1] == 1 and tensor.shape[1] > 1
 
 
-# --- was cost_models.kernels.families.reuse: How often the rows of a table are hit, as columns: what decides how much of a lookup the caches serve.
+def reuse_features(found: Indices) -> tuple[float, ...]:
+    """How often rows are accessed, which decides how much of a lookup the caches serve; see `REUSE_COLUMNS`.
 
-COLUMNS = ("unique", "unique_share", "hottest", "hits", "often", "rows_hit")
-FLAT = 64
-"""Hits of the mean row from which on all rows are hit about as often as it."""
-
-
-def reuse(found: Indices) -> tuple[float, ...]:
-    """Columns from what is known of the ids.
-
-    >>> [round(x, 2) for x in reuse(evenly(rows=1000, count=1000))]
+    >>> [round(x, 2) for x in reuse_features(uniform_indices(rows=1000, count=1000))]
     [9.3, 0.63, 3.0, 1.58, 0.0, 0.63]
     """
     unique = max(1, found.unique)
     hits = [n * 1.5 * 2**k for k, n in enumerate(found.reuse)]
-    often = sum(hits[5:]) / (sum(hits) or 1.0)  # of rows that are hit at least 32 times
+    often = sum(hits[5:]) / (sum(hits) or 1.0)  # of rows with at least 32 hits
     return (log(unique), unique / max(1, found.count), float(len(found.reuse)), found.count / unique, often,
             unique / max(1, found.rows))  # fmt: skip
 
 
-def hottest(found: Indices) -> float:
-    """Hits of the row that is hit most, by the doubling that it lies in.
+def hottest_row_hits(found: Indices) -> float:
+    """Hits of the most accessed row, by the last bin of the histogram.
 
-    >>> hottest(Indices(op=-1, rows=9, count=12, unique=3, bags=12, reuse=(0, 0, 3)))
+    >>> hottest_row_hits(Indices(op=-1, rows=9, count=12, unique=3, bags=12, reuse=(0, 0, 3)))
     6.0
     """
     return 1.5 * 2 ** (len(found.reuse) - 1) if len(found.reuse) > 1 else 1.0
 
 
-def most_hits(found: Indices) -> float:
-    """The same more closely: what the other rows leave of all hits to those in the last doubling.
+def max_row_hits(found: Indices) -> float:
+    """The same more closely: what the other bins leave of all hits to the rows in the last bin.
 
-    >>> most_hits(Indices(op=-1, rows=9, count=107, unique=3, bags=107, reuse=(2, 0, 0, 0, 0, 0, 1)))
+    >>> max_row_hits(Indices(op=-1, rows=9, count=107, unique=3, bags=107, reuse=(2, 0, 0, 0, 0, 0, 1)))
     105.0
     """
     last = len(found.reuse) - 1
@@ -237,26 +238,26 @@ def most_hits(found: Indices) -> float:
     return float(min(max((found.count - others) / found.reuse[last], 2**last), 2 ** (last + 1) - 1))
 
 
-def evenly(rows: int, count: int) -> Indices:
-    """Ids drawn evenly over the rows: how often each is hit follows Poisson's law.
+def uniform_indices(rows: int, count: int) -> Indices:
+    """Statistics of ids drawn uniformly from the rows: hits per row follow a Poisson distribution.
 
-    >>> evenly(10, 0).unique
+    >>> uniform_indices(10, 0).unique
     0
     """
     rows = max(1, rows)
     mean = count / rows
-    if mean >= FLAT:
+    if mean >= MANY_HITS:
         histogram = [0] * int(math.log2(mean)) + [rows]
     else:
-        histogram = [round(rows * share) for share in _shares(mean)]
+        histogram = [round(rows * share) for share in _poisson_shares(mean)]
         while histogram and not histogram[-1]:
             histogram.pop()
     unique = round(rows * -math.expm1(-mean))
     return Indices(op=-1, rows=rows, count=count, unique=unique, bags=count, reuse=tuple(histogram))
 
 
-def _shares(mean: float) -> list[float]:
-    """Share of the rows that are hit once, two or three times, four to seven times, and so on."""
+def _poisson_shares(mean: float) -> list[float]:
+    """Share of the rows with one hit, two or three, four to seven, and so on."""
     term, hits = math.exp(-mean), 0
     shares: list[float] = []
     while 2 ** len(shares) <= mean + 6 * math.sqrt(mean) + 8:

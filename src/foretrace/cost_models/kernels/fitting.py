@@ -1,4 +1,4 @@
-"""From measurements to models: each family's estimator is the one that is off least on calls it has not seen."""
+"""Fitting kernel models: each family gets the estimator with the least error on calls that it was not fitted on."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.cost_models.kernels.estimators.dataset import Floats, Rows, rows_of
-from foretrace.cost_models.kernels.estimators.forests import folds_of
+from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, dataset_of
 from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
-from foretrace.cost_models.kernels.exact import Exact
+from foretrace.cost_models.kernels.exact import ExactTimes
 from foretrace.cost_models.kernels.families import FAMILIES, Family
-from foretrace.cost_models.kernels.model import Estimator, Model, Patterns, Spread
-from foretrace.cost_models.kernels.roofline import Fallback
-from foretrace.cost_models.kernels.selection import LikelyKernels
-from foretrace.graph import ForetraceError
-from foretrace.platform.cases.recorded import EXACT
+from foretrace.cost_models.kernels.model import ErrorRange, Estimator, FamilyModel, KernelSequences
+from foretrace.cost_models.kernels.roofline import RooflineFallback
+from foretrace.cost_models.kernels.selection import KernelSelection
+from foretrace.errors import ForetraceError
+from foretrace.platform.cases import EXACT
 from foretrace.platform.device import Device
 from foretrace.platform.files import read_object
 from foretrace.platform.folder import INDEX
 from foretrace.platform.rates import read_all
 
-SIZES = {30_000: (1200, 255), 20_000: (1200, 127), 5_000: (900, 63), 0: (500, 31)}
+FOREST_SIZES = {30_000: (1200, 255), 20_000: (1200, 127), 5_000: (900, 63), 0: (500, 31)}
 """Trees and their leaves, by the number of calls from which on a family gets so many."""
+SAMPLED_CALLS = 2000
+"""Calls of a family that `estimated_errors` looks at."""
+SMALL_FOREST = 100, 15
+"""Trees and leaves with which it does so."""
 
 
 def errors(predicted_us: Floats, measured_us: Floats) -> dict[str, float]:
@@ -43,131 +46,131 @@ def errors(predicted_us: Floats, measured_us: Floats) -> dict[str, float]:
     }
 
 
-def fit_family(family: Family, rows: Rows) -> tuple[Model, dict[str, Any]] | None:
-    """A family's model, and what is known of its errors; None where too little was measured."""
-    if len(rows) < family.fewest:
-        return None
-    held_out = _held_out(family, rows)
-    measured_us = rows.whole(rows.us)
-    scores = {kind: errors(rows.whole(us).ravel(), measured_us.ravel()) for kind, us in held_out.items()}
-    best = min(scores, key=lambda kind: scores[kind]["gmae"])
-    spread = Spread.of(held_out[best].ravel(), rows.us.ravel())
-    estimator = _fitted(family, rows)[best]
-    model = Model(family, estimator, spread, Patterns().fit(rows), float(rows.roof_us.max()))
-    others = {kind: score["gmae"] for kind, score in scores.items() if kind != best}
-    return model, {"measurements": rows.calls, "kind": best, **scores[best], "others": others}
-
-
 def fit_models(
-    raw: Path, device: Device, out: Path, told: Callable[[str], None] = lambda words: None, before: Path | None = None
+    raw: Path,
+    device: Device,
+    out: Path,
+    on_progress: Callable[[str], None] = lambda stage: None,
+    before: Path | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Fit all families that were measured, write their models, and give what is known of each one's errors.
+    """Fit all families that were measured, write their models, and return the errors of each.
 
     Parameters
     ----------
     raw
-        The measurements.
+        The folder of the measurements.
     device
-        What they were made on.
+        The device they were made on.
     out
         An empty folder for the models.
-    told
-        Told what is being fitted.
+    on_progress
+        Called with what is being fitted.
     before
-        Models that were fitted for the same device: of a family that nothing was measured of since, its own is taken.
+        Models that were fitted for the same device: a family without new measurements keeps its own.
     """
     measured = read_all(raw, *FAMILIES)
-    rows = {name: rows_of(family, measured, device) for name, family in FAMILIES.items()}
-    index = _taken_over(before, rows, out) if before else {}
+    datasets = {name: dataset_of(family, measured, device) for name, family in FAMILIES.items()}
+    index = _reused(before, datasets, out) if before else {}
     for name, family in FAMILIES.items():
         if name in index:
             continue
-        told(f"fitting {name}")
-        fitted = fit_family(family, rows[name])
+        on_progress(f"fitting {name}")
+        fitted = fit_family(family, datasets[name])
         if fitted:
             model, index[name] = fitted
             model.write(out)
-    Fallback.of(_together(rows.values())).write(out)
+    RooflineFallback.fit(_without_features(datasets.values())).write(out)
     exact = [m for m in read_all(raw, EXACT) if not m.error and m.cold and m.warm]
     if exact:
-        Exact.measured(exact).write(out)
+        ExactTimes.measured(exact).write(out)
     return {name: index[name] for name in FAMILIES if name in index}
 
 
-def _taken_over(before: Path, rows: Mapping[str, Rows], out: Path) -> dict[str, dict[str, Any]]:
-    """Copy the models that were fitted on as many calls as there are now: what was measured is only ever added to."""
-    taken = {}
+def fit_family(family: Family, calls: Dataset) -> tuple[FamilyModel, dict[str, Any]] | None:
+    """A family's model and its errors; None where too little was measured."""
+    if len(calls) < family.min_measurements:
+        return None
+    held_out = _held_out(family, calls)
+    measured_us = calls.per_call(calls.us)
+    scores = {kind: errors(calls.per_call(us).ravel(), measured_us.ravel()) for kind, us in held_out.items()}
+    best = min(scores, key=lambda kind: scores[kind]["gmae"])
+    error_range = ErrorRange.of(held_out[best].ravel(), calls.us.ravel())
+    estimator = _fit_estimators(family, calls)[best]
+    sequences = KernelSequences().fit(calls)
+    model = FamilyModel(family, estimator, error_range, sequences, float(calls.roof_us.max()))
+    others = {kind: score["gmae"] for kind, score in scores.items() if kind != best}
+    return model, {"measurements": calls.calls, "kind": best, **scores[best], "others": others}
+
+
+def estimated_errors(raw: Path, device: Device) -> dict[str, float]:
+    """Held-out geometric mean error of each family, estimated in seconds with small forests on some of its calls.
+
+    It ranks families while a calibration runs; the fitted models are better. A family with too few calls is left out.
+    """
+    found = {}
+    trees, leaves = SMALL_FOREST
+    for name, family in FAMILIES.items():
+        measured = read_all(raw, name)
+        sample = random.Random(7).sample(measured, min(SAMPLED_CALLS, len(measured)))
+        calls = dataset_of(family, sample, device)
+        if len(calls) < family.min_measurements:
+            continue
+        inside, outside = calls.folds()[0]
+        model = ResidualTrees().fit(calls.subset(inside), trees=trees, leaves=leaves)
+        found[name] = errors(model.predict_both(calls.subset(outside)).ravel(), calls.us[outside].ravel())["gmae"]
+    return found
+
+
+def _reused(before: Path, datasets: Mapping[str, Dataset], out: Path) -> dict[str, dict[str, Any]]:
+    """Copy the models that were fitted on as many calls as there are now: measurements are only ever added to."""
+    reused = {}
     try:
         known = read_object(before / Path(INDEX).name)
     except ForetraceError:
         return {}
     for name, found in known.items():
         try:
-            if found["measurements"] == rows[name].calls:
-                Model.read(before, name)
+            if found["measurements"] == datasets[name].calls:
+                FamilyModel.read(before, name)
                 shutil.copy(before / f"{name}.npz", out)
-                taken[name] = found
+                reused[name] = found
         except (ForetraceError, LookupError, TypeError):
             continue  # what can't be read is fitted anew
-    return taken
+    return reused
 
 
-def _together(parts: Collection[Rows]) -> Rows:
-    """Calls of several families, without their features."""
+def _without_features(parts: Collection[Dataset]) -> Dataset:
+    """Calls of several families, which have no columns in common."""
     flops_us, bytes_us, us = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("flops_us", "bytes_us", "us")
     )
-    return Rows(np.zeros((len(us), 0)), flops_us, bytes_us, us, [])
+    return Dataset(np.zeros((len(us), 0)), flops_us, bytes_us, us, [])
 
 
-def _held_out(family: Family, rows: Rows) -> dict[str, Floats]:
-    """Predictions of each row by models that were not fitted on it, by kind of model."""
+def _held_out(family: Family, calls: Dataset) -> dict[str, Floats]:
+    """Predictions of each row by estimators that were not fitted on it, by kind of estimator."""
     predicted: dict[str, Floats] = {}
-    for inside, outside in folds_of(rows):
-        for kind, model in _fitted(family, rows.pick(inside)).items():
-            predicted.setdefault(kind, np.empty_like(rows.us))[outside] = model.predict_both(rows.pick(outside))
+    for inside, outside in calls.folds():
+        for kind, model in _fit_estimators(family, calls.subset(inside)).items():
+            predicted.setdefault(kind, np.empty_like(calls.us))[outside] = model.predict_both(calls.subset(outside))
     return predicted
 
 
-def _fitted(family: Family, rows: Rows) -> dict[str, Estimator]:
-    """A model of each kind; what a blend is made of is fitted once."""
-    ran = [[name for name, _ in kernels] for kernels in rows.kernels]
-    found = [family.latents(names) for names in ran]
-    latents = np.array(found, np.float64) if found and found[0] else None
-    trees, leaves = next(size for fewest, size in SIZES.items() if len(rows) >= fewest)
-    blend = Blend().fit(rows, latents, trees, leaves)
+def _fit_estimators(family: Family, calls: Dataset) -> dict[str, Estimator]:
+    """An estimator of each kind; the parts of a blend are fitted once."""
+    ran = [[name for name, _ in kernels] for kernels in calls.kernels]
+    found = [family.kernel_traits(names) for names in ran]
+    traits = np.array(found, np.float64) if found and found[0] else None
+    trees, leaves = next(size for fewest, size in FOREST_SIZES.items() if len(calls) >= fewest)
+    blend = Blend().fit(calls, traits, trees, leaves)
     fitted: dict[str, Estimator] = {
-        "roofline": ScaledRoofline().fit(rows),
+        "roofline": ScaledRoofline().fit(calls),
         "trees": blend.trees_,
         "net": blend.net_,
         "blend": blend,
     }
-    kernels = [kernel for names in ran if (kernel := family.kernel(names))]
+    kernels = [kernel for names in ran if (kernel := family.main_kernel(names))]
     if any(kernel.first for kernel in kernels):  # on a CPU no name tells a tile
-        sides = [family.columns.index(side) for side in family.sides]
-        fitted["likely"] = LikelyKernels().fit(rows, latents, kernels, sides)
+        size_columns = [family.columns.index(column) for column in family.gemm_sizes]
+        fitted["likely"] = KernelSelection().fit(calls, traits, kernels, size_columns)
     return fitted
-
-
-# --- was cost_models.quick: How far off each family's model is about to be, at a glance: a few small trees on some of its calls.
-
-MOST = 2000
-"""Calls of a family that are looked at."""
-TREES, LEAVES = 100, 15
-
-
-def quick_errors(raw: Path, device: Device) -> dict[str, float]:
-    """Geometric mean of the relative error on calls that were not fitted on, by family.
-
-    It tells families apart; the fitted models are better. A family with too few calls is left out.
-    """
-    found = {}
-    for name, family in FAMILIES.items():
-        measured = read_all(raw, name)
-        rows = rows_of(family, random.Random(7).sample(measured, min(MOST, len(measured))), device)
-        if len(rows) < family.fewest:
-            continue
-        inside, outside = folds_of(rows)[0]
-        model = ResidualTrees().fit(rows.pick(inside), trees=TREES, leaves=LEAVES)
-        found[name] = errors(model.predict_both(rows.pick(outside)).ravel(), rows.us[outside].ravel())["gmae"]
-    return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from foretrace.graph import Op, Tensor
 
-NAMES = frozenset(
+LAUNCH_FREE_OPS = frozenset(
     f"aten::{name}"
     for name in (
         "view", "_unsafe_view", "reshape", "_reshape_alias", "t", "transpose", "transpose_", "permute", "expand",
@@ -27,7 +27,7 @@ NAMES = frozenset(
 )  # fmt: skip
 """By name; what comes out of them shares the memory of what went in, or has no values yet."""
 
-PREFIXES = (
+LAUNCH_FREE_PREFIXES = (
     "c10d::",
     "_c10d_functional::",
     "c10d_functional::",
@@ -49,7 +49,7 @@ def launches_nothing(op: Op, kind: str) -> bool:
     >>> launches_nothing(Op("aten::view"), "cuda"), launches_nothing(Op("aten::add", (on_host,)), "cuda")
     (True, True)
     """
-    if op.name in NAMES or op.name.startswith(PREFIXES):
+    if op.name in LAUNCH_FREE_OPS or op.name.startswith(LAUNCH_FREE_PREFIXES):
         return True
     return not (_any_to_do(op.tensors, kind) or _any_to_do(op.produced, kind))
 

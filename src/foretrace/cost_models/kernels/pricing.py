@@ -1,28 +1,31 @@
-"""What the calls of a step cost on a device: the kernels each launches, and how long they take."""
+"""Pricing a step's calls on a device: the kernels that each call launches, and how long they take.
+
+A time comes from the first of these that has one: the call as it was measured on this device, the model of its family,
+a roofline.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost_models.kernels.decomposition import parts_of
-from foretrace.cost_models.kernels.estimators.dataset import Floats, Rows, ceilings
-from foretrace.cost_models.kernels.exact import Exact, Timed
-from foretrace.cost_models.kernels.families import FAMILIES, Described, facts_of, family_of
-from foretrace.cost_models.kernels.families.lookups import spread_of_ids
-from foretrace.cost_models.kernels.l2_residency import residency
+from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, roofline_terms
+from foretrace.cost_models.kernels.exact import TimedCall
+from foretrace.cost_models.kernels.families import Description, context_of, family_of
+from foretrace.cost_models.kernels.families.lookups import index_statistics
+from foretrace.cost_models.kernels.l2_residency import l2_residency
 from foretrace.cost_models.kernels.launches import launches_nothing
-from foretrace.cost_models.kernels.model import Model
-from foretrace.cost_models.kernels.roofline import Fallback, work_of
-from foretrace.cost_models.ranges import TENTH
-from foretrace.graph import ForetraceError, Graph, Indices, Op, Tf32
+from foretrace.cost_models.kernels.model import DeviceModels, FamilyModel, device_models
+from foretrace.cost_models.kernels.roofline import RooflineFallback, work_of
+from foretrace.cost_models.ranges import SIGMAS_TO_P90
+from foretrace.errors import ForetraceError
+from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
@@ -31,25 +34,12 @@ if TYPE_CHECKING:
     from foretrace.platform.carry import Carry
 
 MEASURED, MODEL, FALLBACK = range(3)
-"""Where a kernel's time comes from."""
-
-NO_MODEL = ""
-"""Stands for the model of calls that have none."""
-
-
-class Way(NamedTuple):
-    """How a call is priced."""
-
-    model: str = NO_MODEL
-    guess: bool = False
-    """Whether the answer is one however well the model knows calls like it."""
-    whole: bool = False
-    """Whether the call is one kernel of the same name, not those that the model has seen."""
+"""Sources of a kernel's time."""
 
 
 @dataclass
 class KernelCosts:
-    """Kernels in the order they are launched."""
+    """Kernels in launch order."""
 
     op: NDArray[np.int32]
     """Row in the graph's ops."""
@@ -73,35 +63,37 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     place_of = {row: place for place, row in enumerate(row_of.tolist())}
     known = [replace(i, op=place_of[i.op]) for i in graph.indices if i.op in place_of]
     calls = [ops[place] for place in working]
-    device, carry, fitted = platform.device, platform.carry, models(platform.models)
-    warm = residency(calls, device.l2_mb * 1e6)
-    timed = _timed(graph, rows, ops, platform)
-    known_times = [timed[place] for place in working]
-    costs = _priced(calls, known, graph.tf32, carry.source if carry else device, fitted, warm, known_times)
-    if carry:
-        from foretrace.cost_models.kernels.cross_device import factors
+    device, scaling, models = platform.device, platform.carry, device_models(platform.models)
+    warm = l2_residency(calls, device.l2_mb * 1e6)
+    timed = _timed_calls(graph, rows, ops, platform)
+    timed = [timed[place] for place in working]
+    costs = _priced(calls, known, graph.tf32, scaling.source if scaling else device, models, warm, timed)
+    if scaling:
+        from foretrace.cost_models.kernels.cross_device import scale_factors
 
-        start = fitted.fallback.start_us
+        start = models.fallback.start_us
         work = np.bincount(costs.op, np.maximum(costs.typical - start, 0.0), len(calls)).astype(np.float64)
-        factor = factors(calls, work, known, graph.tf32, warm, device, carry)
-        costs = _carried(costs, factor[costs.op], start, carry)
-    # A processor does a call itself: there are no kernels whose names would tell more than the call's.
+        factor = scale_factors(calls, work, known, graph.tf32, warm, device, scaling)
+        costs = _scaled(costs, factor[costs.op], start, scaling)
+    # A CPU does a call itself: there are no kernels whose names would tell more than the call's.
     names = [calls[place].name for place in costs.op.tolist()] if kind == "cpu" else costs.name
     return replace(costs, op=row_of[costs.op], name=names)
 
 
-def _timed(graph: Graph, rows: NDArray[np.int32], ops: Sequence[Op], platform: Platform) -> list[Timed | None]:
-    """What each call was seen to take: in the step that was recorded on this very device, or when it was measured.
+def _timed_calls(
+    graph: Graph, rows: NDArray[np.int32], ops: Sequence[Op], platform: Platform
+) -> list[TimedCall | None]:
+    """The measured time of each call: in the step that was recorded on this very device, or in a calibration.
 
-    All calls are looked at: one that does nothing itself may tell what ids a later one is given.
+    All calls are looked at: one that launches nothing may tell which ids a later one is given.
     """
     place_of = {row: place for place, row in enumerate(rows.tolist())}
     known = [replace(found, op=place_of[found.op]) for found in graph.indices if found.op in place_of]
-    timed = models(platform.models).exact.of(ops, known, graph.tf32)
+    timed = device_models(platform.models).exact.of(ops, known, graph.tf32)
     if not graph.seen or platform.carry or graph.device != platform.device.matches:
         return timed
     recorded = [graph.seen.get(signature(op)) for op in ops]
-    return [Timed.as_recorded(launched) if launched else other for launched, other in zip(recorded, timed)]
+    return [TimedCall.as_recorded(launched) if launched else other for launched, other in zip(recorded, timed)]
 
 
 def _nothing_to_price(source: str, ops: Sequence[Op]) -> ForetraceError:
@@ -116,56 +108,22 @@ def _nothing_to_price(source: str, ops: Sequence[Op]) -> ForetraceError:
     )
 
 
-class FamilyModels(Mapping[str, Model]):
-    """The models of a folder by family, each read when first asked for: a step has calls of some families only."""
+class _Method(NamedTuple):
+    """How a call is priced."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._names = [name for name in FAMILIES if (folder / f"{name}.npz").exists()]
-        self._read: dict[str, Model] = {}
-
-    def __getitem__(self, name: str) -> Model:
-        if name not in self._read:
-            if name not in self._names:
-                raise KeyError(name)
-            self._read[name] = Model.read(self._folder, name)
-        return self._read[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-@dataclass(frozen=True)
-class Models:
-    """All models of a device."""
-
-    families: Mapping[str, Model]
-    fallback: Fallback
-    exact: Exact
-
-
-def models(folder: Path) -> Models:
-    """The models in a folder; read once, and again when they were fitted anew."""
-    changed = max((path.stat().st_mtime_ns for path in folder.glob("*")), default=0)
-    return _read(folder.resolve(), changed)
-
-
-@lru_cache(maxsize=8)
-def _read(folder: Path, changed: int) -> Models:
-    return Models(FamilyModels(folder), Fallback.read(folder), Exact.read(folder))
+    model: str = ""
+    """The family whose model is used; none for a roofline."""
+    guess: bool = False
+    """Whether the result is a guess, however well the model covers the call."""
+    one_kernel: bool = False
+    """Whether the call is one kernel of its own name, not those that the model has seen."""
 
 
 @dataclass
 class _Calls:
-    """Calls that are priced in one way, equal ones together."""
+    """Calls that are priced by one method; equal ones are described once."""
 
-    described: list[Described] = field(default_factory=list)
+    described: list[Description] = field(default_factory=list)
     op: list[str] = field(default_factory=list)
     """For each of ``described``, the name of its op."""
     which: list[int] = field(default_factory=list)
@@ -179,16 +137,16 @@ def _priced(
     known: Sequence[Indices],
     tf32: Tf32,
     device: Device,
-    fitted: Models,
+    models: DeviceModels,
     warm: Floats,
-    seen_to_take: Sequence[Timed | None],
+    timed_calls: Sequence[TimedCall | None],
 ) -> KernelCosts:
-    """The kernels of each call: as they were timed, as a model says, or by the roofline."""
-    ids = spread_of_ids(ops, known)
+    """The kernels of each call: as timed, by a model, or by the roofline."""
+    ids = index_statistics(ops, known)
     parts: list[KernelCosts] = []
-    groups: defaultdict[Way, _Calls] = defaultdict(_Calls)
+    groups: defaultdict[_Method, _Calls] = defaultdict(_Calls)
     seen: dict[Hashable, tuple[_Calls, int]] = {}
-    for place, (op, timed) in enumerate(zip(ops, seen_to_take)):
+    for place, (op, timed) in enumerate(zip(ops, timed_calls)):
         if timed is not None:
             parts.append(_as_timed(place, timed, float(warm[place])))
             continue
@@ -197,64 +155,70 @@ def _priced(
             key = signature(part), (indices.unique, indices.count, indices.reuse) if indices else None
             found = seen.get(key)
             if found is None:
-                way, described = _described(part, indices, tf32, device, fitted)
-                found = seen[key] = groups[way], len(groups[way].described)
-                groups[way].described.append(described)
-                groups[way].op.append(part.name)
+                method, described = _described(part, indices, tf32, device, models)
+                found = seen[key] = groups[method], len(groups[method].described)
+                groups[method].described.append(described)
+                groups[method].op.append(part.name)
             group, which = found
             group.which.append(which)
             group.place.append(place)
-    for way, calls in groups.items():
-        if way.model == NO_MODEL:
-            parts.append(_by_roofline(calls, device, fitted.fallback))
+    for method, calls in groups.items():
+        if not method.model:
+            parts.append(_by_roofline(calls, device, models.fallback))
         else:
-            parts.append(_by_model(fitted.families[way.model], way, calls, device, warm, fitted.fallback))
+            parts.append(_by_model(models.families[method.model], method, calls, device, warm, models.fallback))
     return _in_order(parts)
 
 
-def _described(op: Op, indices: Indices | None, tf32: Tf32, device: Device, fitted: Models) -> tuple[Way, Described]:
-    """How a call is priced, and the call in numbers."""
+def _described(
+    op: Op, indices: Indices | None, tf32: Tf32, device: Device, models: DeviceModels
+) -> tuple[_Method, Description]:
+    """How a call is priced, and its features and roofline."""
     family = family_of(op)
     if family is None:
-        return Way(), Described((), work_of(op))
-    described = family.describe(op, facts_of(family, device, indices, tf32))
-    if family.name in fitted.families:
-        return Way(family.name, family.guesses(op), family.one_kernel), described
-    other = family.stand_in(op)
-    theirs = family_of(other) if other is not None else None
-    if other is None or theirs is None or theirs.name not in fitted.families:
-        return Way(), described
-    return Way(theirs.name, guess=True, whole=True), theirs.describe(other, facts_of(theirs, device, None, tf32))
+        return _Method(), Description((), work_of(op))
+    described = family.describe(op, context_of(family, device, indices, tf32))
+    if family.name in models.families:
+        return _Method(family.name, family.is_guess(op), family.one_kernel), described
+    proxy = family.proxy(op)
+    other = family_of(proxy) if proxy is not None else None
+    if proxy is None or other is None or other.name not in models.families:
+        return _Method(), described
+    return _Method(other.name, guess=True, one_kernel=True), other.describe(
+        proxy, context_of(other, device, None, tf32)
+    )
 
 
-def _as_timed(place: int, call: Timed, warm: float) -> KernelCosts:
+def _as_timed(place: int, call: TimedCall, warm: float) -> KernelCosts:
     us = call.cold_us + warm * (call.warm_us - call.cold_us)
     count = len(call.kernels)
     low, high = us / (1 + call.spread), us * (1 + call.spread)
     return KernelCosts(np.full(count, place), call.kernels, low, us, high, np.full(count, MEASURED))
 
 
-def _by_roofline(calls: _Calls, device: Device, fallback: Fallback) -> KernelCosts:
-    """One kernel a call, named as its op is."""
+def _by_roofline(calls: _Calls, device: Device, fallback: RooflineFallback) -> KernelCosts:
+    """One kernel per call, named like its op."""
     us = np.array([fallback.us(described.work, device) for described in calls.described])[calls.which]
     names = [calls.op[which] for which in calls.which]
     source = np.full(len(us), FALLBACK)
     return KernelCosts(np.array(calls.place), names, us * fallback.low, us, us * fallback.high, source)
 
 
-def _by_model(model: Model, way: Way, calls: _Calls, device: Device, warm: Floats, fallback: Fallback) -> KernelCosts:
-    """As a family's model says. Beyond what was measured its answer is a guess, as wide as a roofline."""
+def _by_model(
+    model: FamilyModel, method: _Method, calls: _Calls, device: Device, warm: Floats, fallback: RooflineFallback
+) -> KernelCosts:
+    """By a family's model. Outside of the measured range its answer is a guess, with the range of a roofline."""
     features = np.array([d.features for d in calls.described], np.float64)
-    rows = Rows(features, *ceilings(calls.described, device), np.zeros((0, 2)), [])
-    cold, hot = model.estimator.predict_both(rows)[calls.which].T
+    table = Dataset(features, *roofline_terms(calls.described, device), np.zeros((0, 2)), [])
+    cold, hot = model.estimator.predict_both(table)[calls.which].T
     us = cold + warm[calls.place] * (hot - cold)
-    known = model.knows(rows)[calls.which] & (not way.guess)
-    low, high = np.where(known, model.spread.around(us), (fallback.low * us, fallback.high * us))
-    if way.whole:
+    known = model.covers(table)[calls.which] & (not method.guess)
+    low, high = np.where(known, model.errors.around(us), (fallback.low * us, fallback.high * us))
+    if method.one_kernel:
         sequences, shares = [(calls.op[which],) for which in calls.which], [(1.0,)] * len(us)
     else:
-        pattern = model.patterns.predict(features)[calls.which].tolist()
-        sequences, shares = ([table[p] for p in pattern] for table in (model.patterns.kernels_, model.patterns.shares_))
+        number = model.sequences.predict(features)[calls.which].tolist()
+        sequences, shares = ([each[n] for n in number] for each in (model.sequences.kernels_, model.sequences.shares_))
     call = np.repeat(np.arange(len(us)), [len(sequence) for sequence in sequences])
     share = np.array([part for parts in shares for part in parts])
     return KernelCosts(
@@ -267,12 +231,12 @@ def _by_model(model: Model, way: Way, calls: _Calls, device: Device, warm: Float
     )
 
 
-def _carried(costs: KernelCosts, factor: Floats, start_us: float, carry: Carry) -> KernelCosts:
-    """The same kernels on the device that they are carried over to, the range as much wider."""
-    from foretrace.cost_models.kernels.cross_device import carried, doubt
+def _scaled(costs: KernelCosts, factor: Floats, start_us: float, scaling: Carry) -> KernelCosts:
+    """The same kernels on the device that times are scaled to, with a wider range."""
+    from foretrace.cost_models.kernels.cross_device import scaled_us, scaling_spread
 
-    low, typical, high = (carried(us, factor, start_us, carry) for us in (costs.low, costs.typical, costs.high))
-    wider = np.exp(TENTH * doubt(factor, carry))
+    low, typical, high = (scaled_us(us, factor, start_us, scaling) for us in (costs.low, costs.typical, costs.high))
+    wider = np.exp(SIGMAS_TO_P90 * scaling_spread(factor, scaling))
     return replace(costs, low=low / wider, typical=typical, high=high * wider)
 
 

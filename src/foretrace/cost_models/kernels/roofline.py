@@ -1,67 +1,52 @@
-"""A time for calls of no family: the roofline of their tensors, slowed as measured calls are against theirs."""
+"""Rooflines: the least time that a call's arithmetic and memory traffic take, and the estimate for calls without a
+model."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from foretrace.cost_models.kernels.estimators.dataset import Rows
-from foretrace.cost_models.kernels.families import Work
 from foretrace.graph import Op
 from foretrace.platform.device import Device
 from foretrace.platform.files import read_as
 
+if TYPE_CHECKING:
+    from foretrace.cost_models.kernels.estimators.dataset import Dataset
+
 FILE = "fallback.json"
+LATENCY_US = 0.6
+"""Latency of a load from device memory, about the same on all GPUs of these years."""
 
 
-@dataclass(frozen=True)
-class Fallback:
-    """Start-up time, and the factor by which the roofline is missed."""
+class Work(NamedTuple):
+    """Arithmetic, the fewest bytes that must move, and dependent loads: what a roofline is made of.
 
-    start_us: float
-    slower: float
-    low: float
-    """10th percentile of measured over predicted."""
-    high: float
-    """90th percentile."""
+    >>> Work(flops=2e9, bytes=4e6).us(Device.named("h200")) > 0
+    True
+    """
 
-    @classmethod
-    def of(cls, rows: Rows) -> Fallback:
-        """From calls of all families: the fastest call is the start, the median of what is left the factor.
+    flops: float = 0.0
+    bytes: float = 0.0
+    rate: str = "float32"
+    """The peak rate that applies: a dtype, or ``tf32``."""
+    round_trips: float = 0.0
+    """Memory round trips on the longest chain of loads that depend on each other."""
 
-        >>> us = np.array([[2.0, 2.0]] * 20 + [[22.0, 22.0]])
-        >>> found = Fallback.of(Rows(np.zeros((21, 0)), np.zeros(21), np.array([0.0] * 20 + [10.0]), us, []))
-        >>> found.start_us, found.slower
-        (2.0, 2.0)
-        """
-        if not len(rows):
-            return cls(0.0, 1.0, 1.0, 10.0)  # nobody knows: the roofline itself, and much worse
-        cold, roof = rows.us[:, 0], rows.roof_us
-        start = float(np.quantile(cold, 0.05))
-        large = roof > start / 2
-        slower = float(np.median((cold[large] - start).clip(0.1) / roof[large])) if large.any() else 1.0
-        ratio = cold / (start + slower * roof)
-        return cls(round(start, 3), round(slower, 3), *(round(float(np.quantile(ratio, q)), 3) for q in (0.1, 0.9)))
-
-    def us(self, work: Work, device: Device) -> float:
-        """Microseconds of a call that has so much to do."""
-        return self.start_us + self.slower * work.us(device)
-
-    def write(self, folder: Path) -> None:
-        """Into a file of the models' folder."""
-        (folder / FILE).write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, folder: Path) -> Fallback:
-        """What `write` wrote."""
-        return read_as(cls, folder / FILE)
+    def us(self, device: Device) -> float:
+        """Microseconds that hardly any kernel on the device can beat."""
+        return max(
+            self.flops / (device.peak(self.rate) * 1e6),
+            self.bytes / (device.memory_gbps * 1e3),
+            self.round_trips * LATENCY_US,
+        )
 
 
 def work_of(op: Op) -> Work:
-    """Everything it is given is read once, everything it makes is written, and each element made is computed.
+    """The work of a call of no family: every input read once, every output written once and computed by one operation.
 
     >>> from foretrace.graph import Tensor
     >>> work_of(Op("aten::some", (Tensor((8,), "float32"),), outputs=(Tensor((8,), "float32"),))).bytes
@@ -70,3 +55,50 @@ def work_of(op: Op) -> Work:
     made = op.produced
     moved = sum(t.nbytes for t in op.tensors) + sum(t.nbytes for t in made)
     return Work(flops=float(sum(t.numel for t in made)), bytes=float(moved))
+
+
+@dataclass(frozen=True)
+class RooflineFallback:
+    """The estimate for calls without a model: their roofline, slowed down as measured calls are against theirs."""
+
+    start_us: float
+    """Start-up time of a kernel."""
+    slower: float
+    """Factor on the roofline."""
+    low: float
+    """10th percentile of measured over predicted."""
+    high: float
+    """90th percentile."""
+
+    @classmethod
+    def fit(cls, calls: Dataset) -> RooflineFallback:
+        """From calls of all families: the fastest calls give the start-up time, the median of the rest the factor.
+
+        >>> from foretrace.cost_models.kernels.estimators.dataset import Dataset
+        >>> us = np.array([[2.0, 2.0]] * 20 + [[22.0, 22.0]])
+        >>> roof = np.array([0.0] * 20 + [10.0])
+        >>> found = RooflineFallback.fit(Dataset(np.zeros((21, 0)), np.zeros(21), roof, us, []))
+        >>> found.start_us, found.slower
+        (2.0, 2.0)
+        """
+        if not len(calls):
+            return cls(0.0, 1.0, 1.0, 10.0)  # nothing measured: the roofline itself, and up to ten times as long
+        cold, roof = calls.us[:, 0], calls.roof_us
+        start = float(np.quantile(cold, 0.05))
+        large = roof > start / 2
+        slower = float(np.median((cold[large] - start).clip(0.1) / roof[large])) if large.any() else 1.0
+        ratio = cold / (start + slower * roof)
+        return cls(round(start, 3), round(slower, 3), *(round(float(np.quantile(ratio, q)), 3) for q in (0.1, 0.9)))
+
+    def us(self, work: Work, device: Device) -> float:
+        """Estimated microseconds of a call."""
+        return self.start_us + self.slower * work.us(device)
+
+    def write(self, folder: Path) -> None:
+        """Write it to its file in the models' folder."""
+        (folder / FILE).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> RooflineFallback:
+        """Read what `write` wrote."""
+        return read_as(cls, folder / FILE)

@@ -1,9 +1,8 @@
-"""Matrix products and convolutions by the kernels that are likely to run.
+"""GEMM and convolution times by kernel selection: which kernels a library is likely to run, and the time on each.
 
-A library has hundreds of kernels for them. Which one it takes jumps with the sizes, and with it the time; but given the
-kernel, the time follows from how many tiles the busiest multiprocessor has. So one half of the nets says which kernel
-runs, learned from names, and the other how long a kernel takes, learned from those that ran; trees learn what the
-latter leave.
+A library has hundreds of kernels for a GEMM. Which one it selects jumps with the sizes, and the time with it; but on a
+given kernel the time follows from the tiles of the busiest SM. So one set of nets learns from kernel names which kernel
+runs, another learns the time on a kernel from those that ran, and trees learn what the latter leave.
 """
 
 from __future__ import annotations
@@ -15,121 +14,141 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.kernels.estimators.dataset import Floats, Rows, both_states
-from foretrace.cost_models.kernels.estimators.forests import Forest
-from foretrace.cost_models.kernels.estimators.nets import Choice, Nets, missed
+from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, log_residuals, with_cache_state
+from foretrace.cost_models.kernels.estimators.forests import Forest, boost
+from foretrace.cost_models.kernels.estimators.nets import KernelChoice, NetEnsemble
 from foretrace.cost_models.kernels.estimators.npz import finite
-from foretrace.cost_models.kernels.kernel_names import SIDES, Kernel, on_kernel, tiled
+from foretrace.cost_models.kernels.family import GEMM_SIZES
+from foretrace.cost_models.kernels.kernel_names import TiledKernel
 
-SEEN = 2
-"""How often a kernel has to have run to be told apart; all that are rarer count as one."""
-LIKELY = 5
+MIN_RUNS = 2
+"""Measured runs from which on a kernel is told apart; all rarer ones count as one."""
+MAX_CANDIDATES = 5
 """Kernels of a call that are timed at most."""
-UNLIKELY = 0.05
-"""A kernel with less of a chance than this is not timed, but for the likeliest."""
+MIN_PROBABILITY = 0.05
+"""A kernel less probable than this is not timed, unless it is the most probable one."""
 TREES, LEAVES = 1200, 63
-"""For what the nets leave."""
-PREFERRED = 7.0
-"""By which power of its rate a kernel is likelier than its chance: a library looks for the fastest."""
-COARSE = 31
-"""Steps in which the weights of nets that choose are kept: a chance need not be as exact as a time."""
+"""Size of the forest for what the nets leave."""
+SPEED_PREFERENCE = 7.0
+"""Power of a kernel's speed by which its probability is raised: a library looks for the fastest."""
+SELECTION_LEVELS = 31
+"""Quantization levels of the selecting nets' weights: a probability need not be as exact as a time."""
 TILE = slice(1, 5)
-"""Where the table of kernels has first, second, depth and split; before it the maker, behind it what runs around."""
+"""Columns of the kernel table with first, second, depth and split; the maker stands before, the helpers behind."""
+CONCURRENT_TILES = (
+    (32, 32, (2, 4, 8, 16)), (64, 64, (2, 3, 4, 8)), (64, 32, (4, 8)), (32, 64, (4, 8)), (128, 64, (2, 3)),
+    (64, 128, (2, 3)), (128, 128, (2,)), (128, 32, (2, 4)), (32, 128, (2, 4)), (256, 64, (1, 2)),
+    (64, 256, (1, 2)), (256, 128, (2,)), (128, 256, (2,)),
+)  # fmt: skip
+"""Tiles, and how many of them an SM may work on at a time."""
+DEVICE_TILES = (
+    (64, 8), (64, 16), (64, 24), (64, 40), (8, 64), (16, 64), (24, 64), (64, 32), (32, 64), (128, 32), (32, 128),
+    (256, 64), (64, 256), (96, 128), (128, 96), (160, 128), (128, 160), (128, 192), (128, 208), (256, 256),
+)  # fmt: skip
+"""Tiles of kernels that are made for one device."""
+MULTIPLES = (8, 16, 32, 64, 128, 256)
+"""What a side may have to be padded to."""
+RESIDENT_TILES = (2, 3, 4, 8)
 
 
-class LikelyKernels:
-    """What a call takes on each of the kernels that are likely to run it: the mean of logarithms, by their chances."""
+class KernelSelection:
+    """Estimates a call on each kernel that is likely to run it, and averages the logarithms by probability."""
 
-    def fit(self, rows: Rows, latents: Floats | None, kernels: Sequence[Kernel], sides: Sequence[int]) -> Self:
-        """Fit on both states at once.
+    def fit(
+        self, calls: Dataset, traits: Floats | None, kernels: Sequence[TiledKernel], size_columns: Sequence[int]
+    ) -> Self:
+        """Fit for cold and warm caches at once.
 
         Parameters
         ----------
-        rows
+        calls
             Measured calls.
-        latents
+        traits
             Facts about the kernels that ran, a row per call.
         kernels
-            What ran, by call.
-        sides
-            Which of the rows' columns say how large a call is, as `tiled` wants them.
+            The kernel that ran, by call.
+        size_columns
+            The columns that hold `GEMM_SIZES`.
         """
-        from foretrace.cost_models.kernels.estimators.forests import boost
-
-        common = [kernel for kernel, count in Counter(kernels).most_common() if count >= SEEN]
+        common = [kernel for kernel, count in Counter(kernels).most_common() if count >= MIN_RUNS]
         numbers = {kernel: number for number, kernel in enumerate(common, 1)}
-        self.sides_ = np.array(sides)
+        self.sides_ = np.array(size_columns)
         self.kernels_ = _table(common)
         self.pieces_ = _pieces(self.kernels_)
         ran = np.array([numbers.get(kernel, 0) for kernel in kernels])
-        facts = np.tile(latents, (2, 1)) if latents is not None else None
-        choice = Choice(np.tile(ran, 2), self.pieces_)
-        self.choice_ = Nets().learn(both_states(self._asked(rows.features)), missed(rows), facts, choice, "kernel")
-        columns = both_states(self._on(rows.features, ran))
-        self.times_ = Nets().learn(columns, missed(rows), facts, purpose="time on a kernel")
-        said = self.times_.answers(columns)[:, :1]
-        self.left_ = boost(np.hstack([columns, said]), missed(rows) - said[:, 0], TREES, LEAVES)
+        both = np.tile(traits, (2, 1)) if traits is not None else None
+        choice = KernelChoice(np.tile(ran, 2), self.pieces_)
+        target = log_residuals(calls)
+        self.choice_ = NetEnsemble().learn(
+            with_cache_state(self._selection_features(calls.features)), target, both, choice, "kernel"
+        )
+        columns = with_cache_state(self._kernel_features(calls.features, ran))
+        self.times_ = NetEnsemble().learn(columns, target, both, purpose="time on a kernel")
+        by_nets = self.times_.outputs(columns)[:, :1]
+        self.left_ = boost(np.hstack([columns, by_nets]), target - by_nets[:, 0], TREES, LEAVES)
         return self
 
-    def predict_both(self, rows: Rows) -> Floats:
-        """Microseconds of each row, a column per state."""
-        chances = self._chances(rows.features)
-        order = np.argsort(-chances, axis=1)[:, :LIKELY]
-        chances = np.take_along_axis(chances, order, axis=1)
-        row, rank = np.nonzero(chances >= np.minimum(UNLIKELY, chances[:, :1]))
-        said = self._timed(both_states(self._on(rows.features[row], order[row, rank]))).reshape(2, -1)
-        weight = chances[row, rank] * np.exp(-PREFERRED * said.mean(axis=0))
-        logs = [np.bincount(row, weight * each) / np.bincount(row, weight) for each in said]
-        return np.asarray((rows.floored_us * np.exp(logs)).T)
+    def predict_both(self, calls: Dataset) -> Floats:
+        """Microseconds of each call, a column per cache state."""
+        probability = self._probabilities(calls.features)
+        order = np.argsort(-probability, axis=1)[:, :MAX_CANDIDATES]
+        probability = np.take_along_axis(probability, order, axis=1)
+        row, rank = np.nonzero(probability >= np.minimum(MIN_PROBABILITY, probability[:, :1]))
+        logs = self._log_times(with_cache_state(self._kernel_features(calls.features[row], order[row, rank])))
+        logs = logs.reshape(2, -1)
+        weight = probability[row, rank] * np.exp(-SPEED_PREFERENCE * logs.mean(axis=0))
+        means = [np.bincount(row, weight * each) / np.bincount(row, weight) for each in logs]
+        return np.asarray((calls.floored_us * np.exp(means)).T)
 
-    def _chances(self, features: Floats) -> Floats:
-        """How likely each kernel is to run each call."""
-        cold = both_states(self._asked(features))[: len(features)]  # a library does not know what the cache holds
-        speaks = self.choice_.answers(cold)[:, 1:][:, self.pieces_].sum(axis=2)
-        chances = np.exp(speaks - speaks.max(axis=1, keepdims=True))
-        return np.asarray(chances / chances.sum(axis=1, keepdims=True))
+    def _probabilities(self, features: Floats) -> Floats:
+        """The probability of each kernel for each call."""
+        # A library does not know what the cache holds: the cold state stands for both.
+        cold = with_cache_state(self._selection_features(features))[: len(features)]
+        scores = self.choice_.outputs(cold)[:, 1:][:, self.pieces_].sum(axis=2)
+        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
-    def _timed(self, columns: Floats) -> Floats:
-        """Logarithms of what calls take on kernels, beyond their rooflines."""
-        said = self.times_.answers(columns)[:, :1]
-        return said[:, 0] + self.left_.predict(np.hstack([columns, said]))
+    def _log_times(self, columns: Floats) -> Floats:
+        """Logarithms of times on kernels over the calls' rooflines."""
+        by_nets = self.times_.outputs(columns)[:, :1]
+        return by_nets[:, 0] + self.left_.predict(np.hstack([columns, by_nets]))
 
-    def _asked(self, features: Floats) -> Floats:
-        return np.hstack([features, tiled(features[:, self.sides_])])
+    def _selection_features(self, features: Floats) -> Floats:
+        return np.hstack([features, tiling_features(features[:, self.sides_])])
 
-    def _on(self, features: Floats, kernels: NDArray[np.int64]) -> Floats:
-        """Calls, with what each means for a kernel, given by number."""
-        made = self.kernels_[kernels]
+    def _kernel_features(self, features: Floats, kernels: NDArray[np.int64]) -> Floats:
+        """Features of calls on kernels, which are given by number."""
+        table = self.kernels_[kernels]
         makers = np.arange(-1, self.kernels_[:, 0].max() + 1)
-        tiles = on_kernel(features[:, self.sides_], made[:, TILE])
-        return np.hstack([features, tiles, made[:, TILE.stop :], made[:, :1] == makers])
+        tiles = kernel_features(features[:, self.sides_], table[:, TILE])
+        return np.hstack([features, tiles, table[:, TILE.stop :], table[:, :1] == makers])
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its numbers, for a file."""
+        """The fitted numbers, for a file."""
         plain = {"kernels": self.kernels_, "pieces": self.pieces_, "sides": self.sides_}
-        kept = {name: numbers.astype(np.int16) for name, numbers in plain.items()}
-        nets = self.choice_.kept("choice", COARSE) | self.times_.kept("times")
-        return {**kept, **nets, **self.left_.arrays("left")}
+        stored = {name: numbers.astype(np.int16) for name, numbers in plain.items()}
+        nets = self.choice_.quantized("choice", SELECTION_LEVELS) | self.times_.quantized("times")
+        return {**stored, **nets, **self.left_.arrays("left")}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """What `arrays` gave."""
+        """The estimator that `arrays` came from."""
         made = cls()
         made.kernels_ = finite(arrays, "kernels", None, None)
         made.pieces_ = finite(arrays, "pieces", len(made.kernels_), None).astype(np.int64)
-        made.sides_ = finite(arrays, "sides", len(SIDES)).astype(np.int64)
-        made.choice_, made.times_ = (Nets.of_kept(arrays, name) for name in ("choice", "times"))
+        made.sides_ = finite(arrays, "sides", len(GEMM_SIZES)).astype(np.int64)
+        made.choice_, made.times_ = (NetEnsemble.from_quantized(arrays, name) for name in ("choice", "times"))
         if made.pieces_.min() < 0 or made.pieces_.max() + 2 != made.choice_.layers_[-1][1].shape[-1]:
-            raise ValueError("its kernels and the nets that choose between them do not fit")
-        given = made._on(np.ones((1, len(arrays["columns"]))), np.zeros(1, np.int64)).shape[1]
-        made.left_ = Forest.from_arrays(arrays, "left", given + 2)  # beside them the state, and what the nets say
+            raise ValueError("its kernels and the nets that select them do not fit")
+        given = made._kernel_features(np.ones((1, len(arrays["columns"]))), np.zeros(1, np.int64)).shape[1]
+        made.left_ = Forest.from_arrays(arrays, "left", given + 2)  # beside them the cache state and the nets' answer
         return made
 
 
-def _table(kernels: Sequence[Kernel]) -> Floats:
-    """A row per kernel, after one for all others: maker by number, tile, and whether each kind of helper runs beside.
+def _table(kernels: Sequence[TiledKernel]) -> Floats:
+    """A row per kernel, after one for all others: maker by number, tile, and whether each kind of helper runs.
 
-    >>> _table([Kernel("b", 64, 32, 8), Kernel("a", around=">")]).tolist()
+    >>> _table([TiledKernel("b", 64, 32, 8), TiledKernel("a", around=">")]).tolist()
     [[-1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 64.0, 32.0, 8.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]]
     """
     makers, letters = sorted({kernel.maker for kernel in kernels}), sorted(set("".join(k.around for k in kernels)))
@@ -138,9 +157,9 @@ def _table(kernels: Sequence[Kernel]) -> Floats:
 
 
 def _pieces(table: Floats) -> NDArray[np.int64]:
-    """What speaks for each kernel: its maker, its tile, and what runs around it, each of them shared with others.
+    """The outputs that add up to each kernel's score: its maker's, its tile's and its helpers', shared among kernels.
 
-    >>> _pieces(_table([Kernel("b", 64, 32, 8), Kernel("b", around=">")])).tolist()
+    >>> _pieces(_table([TiledKernel("b", 64, 32, 8), TiledKernel("b", around=">")])).tolist()
     [[0, 2, 4], [1, 3, 4], [1, 2, 5]]
     """
     found, outputs = [], 0
@@ -150,3 +169,61 @@ def _pieces(table: Floats) -> NDArray[np.int64]:
             found.append(outputs + place.ravel())
             outputs += int(place.max()) + 1
     return np.stack(found, axis=1)
+
+
+def tiling_features(sizes: Floats) -> Floats:
+    """Wave and tile quantization of calls under many tilings.
+
+    Parameters
+    ----------
+    sizes
+        A row per call, as in `GEMM_SIZES`.
+    """
+    batch, m, n, k, processors = _unlogged(sizes)
+    columns = []
+    for first, second, counts in CONCURRENT_TILES:
+        waves = np.ceil(m / first) * np.ceil(n / second) * batch / processors
+        columns += [_log(np.ceil(waves / count) / (waves / count)) for count in counts]
+    for first, second in DEVICE_TILES:
+        tiles = np.ceil(m / first) * np.ceil(n / second) * batch
+        waves = tiles / processors
+        columns += [_log(tiles), _log(np.ceil(waves) / waves), m * n * batch / (tiles * first * second)]
+    columns += [_log(np.ceil(side / step) * step / side) for side in (m, n, k) for step in MULTIPLES]
+    return np.stack(columns, axis=1)
+
+
+def kernel_features(sizes: Floats, tiles: Floats) -> Floats:
+    """Tiles, waves and steps of each call on a given kernel, of which the busiest SM has the most.
+
+    Parameters
+    ----------
+    sizes
+        A row per call, as in `GEMM_SIZES`.
+    tiles
+        For each call first, second, depth and split of a kernel; a first of 0 is a kernel without a known tile.
+    """
+    batch, m, n, k, processors = _unlogged(sizes)
+    known, split = tiles[:, 0] > 0, tiles[:, 3]
+    first, second, depth = np.maximum(tiles[:, :3], 1).T
+    count = np.ceil(n / first) * np.ceil(m / second) * batch
+    waves, steps = count / processors, np.ceil(k / depth)
+    most = np.ceil(waves)
+    loaded = batch * k * (n * np.ceil(m / second) + m * np.ceil(n / first))
+    columns = [
+        *map(_log, (first, second, depth, count, steps, most / waves, most, most * steps, loaded)),
+        *map(_log, (most * steps * depth * first * second, (most + 1) * steps * depth)),
+        split, n * m * batch / (count * first * second), 1 / waves,
+        *(_log(np.ceil(waves / each) / (waves / each)) for each in RESIDENT_TILES),
+    ]  # fmt: skip
+    return np.stack(columns, axis=1) * known[:, None]
+
+
+def _unlogged(sizes: Floats) -> Floats:
+    """The sizes themselves, a row for each of `GEMM_SIZES`."""
+    plain = sizes.T.copy()
+    plain[:4] = np.round(2.0 ** plain[:4])
+    return plain
+
+
+def _log(values: Floats) -> Floats:
+    return np.asarray(np.log2(values))

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foretrace.cost_models.kernels.families import DRAWN, case_number
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.platform.cases import Case
-from foretrace.platform.cases.families import FAMILIES, case_number
 from foretrace.platform.measure.machine import device_name, facts
 from foretrace.platform.measure.timed import timed
 from foretrace.platform.measurements import SUFFIX, Batch, close_batch, open_batch, read_openings
@@ -108,21 +108,21 @@ def calibrate(
     >>> done.family, done.cases > 0
     ('fills', True)
     """
-    chosen = list(families) or list(FAMILIES)
+    chosen = list(families) or list(DRAWN)
     folder.mkdir(parents=True, exist_ok=True)
     next_case = {name: next_case_in(folder / f"{name}{SUFFIX}", device_name(device)) for name in chosen}
     done = {name: Progress(name) for name in chosen}
     warm_up(device)
     machine = facts(device)
     end = time.monotonic() + 60 * minutes
-    share = {name: (shares or {}).get(name, FAMILIES[name].share) for name in chosen}
+    share = {name: (shares or {}).get(name, DRAWN[name].share) for name in chosen}
     while (begin := time.monotonic()) < end:
         # Where the time is too short for all, those come first that earlier runs left out.
         name = min(chosen, key=lambda name: (done[name].seconds / share[name], next_case[name]))
         path, part = folder / f"{name}{SUFFIX}", 60 * minutes * share[name] / sum(share.values())
         first = next_case[name]
         drawn = Drawn(name, first, first + BATCH, MOST[device.type], device.type, series)
-        if crew and crew.ready and FAMILIES[name].planned:
+        if crew and crew.ready and DRAWN[name].slow_to_plan:
             batches = crew.measure(path, drawn, machine, until=min(end, begin + part))
         else:
             until = min(end, begin + min(TURN[1], max(TURN[0], part)))

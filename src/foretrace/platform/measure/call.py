@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from foretrace.graph import Constant, ForetraceError, Indices, Op, Tensor, Value
-from foretrace.graph.operators import target
-from foretrace.platform.cases import Case
-from foretrace.platform.cases.draw import strides
+from foretrace.graph.operators import operator_path
+from foretrace.platform.cases import Case, strides
 from foretrace.platform.measure.consistent import PREPARE
 from foretrace.platform.measure.traced import as_called
 
@@ -92,7 +91,7 @@ def overload_of(op: Op) -> Any:
     >>> overload_of(Op("aten::relu", overload="default"))
     <OpOverload(op='aten.relu', overload='default')>
     """
-    where = target(op.name, op.overload, more=[op.name.partition("::")[0]])
+    where = operator_path(op.name, op.overload, namespaces=[op.name.partition("::")[0]])
     if not where:
         raise ForetraceError(f"{op.name}.{op.overload} is not called on a trace's word")
     try:

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional
 
+from foretrace.cost_models.kernels.families.compiled import COMPILED, Chain, chain_number
 from foretrace.graph import ForetraceError, Op, Tensor, Value
-from foretrace.platform.cases.compiled import COMPILED, Chain, chain_number
 from foretrace.platform.measure.calibrate import Progress, measure_batch, next_case_in, warm_up
 from foretrace.platform.measure.call import filled
 from foretrace.platform.measure.launched import Launched

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.graph import Indices, Op, Tf32
-from foretrace.platform.cases import Case
-from foretrace.platform.cases.recorded import EXACT, USUAL, case_key, recorded_cases
+from foretrace.platform.cases import EXACT, Case, case_key, recorded_cases
 from foretrace.platform.measure.calibrate import BATCH, Progress, measure_batch, next_case_in, warm_up
 from foretrace.platform.measure.machine import device_name, facts
 from foretrace.platform.measurements import SUFFIX, Batch, Measurement, close_batch, open_batch, read_batches
@@ -23,7 +22,7 @@ def measure_ops(
     minutes: float,
     report: Callable[[Progress], None] = lambda progress: None,
     indices: Iterable[Indices] = (),
-    tf32: Tf32 = USUAL,
+    tf32: Tf32 | None = None,
 ) -> Progress:
     """Measure each distinct call among ops, into the folder's file of exact calls; those already there are left out.
 

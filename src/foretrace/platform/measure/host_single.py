@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from foretrace.cost_models.kernels.families import DRAWN, case_number
 from foretrace.graph import ForetraceError, Op
 from foretrace.platform.cases import Case
-from foretrace.platform.cases.families import FAMILIES, case_number
 from foretrace.platform.host_measurements import Calls
 from foretrace.platform.measure.call import Call
 from foretrace.platform.measure.host_profile import launches_of
@@ -21,14 +21,14 @@ LISTS = ("aten::_foreach_", "aten::_fused_")
 """Calls on whole lists of tensors: made as optimizers make them, since the general way unpacks lists slowly."""
 MOST = 2**14
 """Elements of the largest tensors: the device must never be what the host waits for."""
-DRAWN = 150
+DRAWN_CASES = 150
 """Cases looked at in each family."""
 OF_A_NAME = 3
 """Cases of one overload that are kept; of calls on lists, whose length matters, four times as many."""
 
 
 class SingleCalls:
-    """One case or a few of every overload that the families of `foretrace.platform.cases` know.
+    """One case or a few of every overload that the kernel families draw.
 
     >>> single = SingleCalls(torch.device("cpu"), ["fills"])
     >>> len(single.timed()) == len(single.calls) > 0
@@ -40,7 +40,7 @@ class SingleCalls:
         self._ready: list[Call] = []
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what PyTorch thinks of random shapes is no news
-            for case in _cases(device, families or list(FAMILIES)):
+            for case in _cases(device, families or list(DRAWN)):
                 self._add(case)
         names = [call.case.op.name for call in self._ready]
         lengths = [longest_list((*call.args, *call.kwargs.values())) for call in self._ready]
@@ -87,7 +87,7 @@ def _cases(device: Any, families: list[str]) -> list[Case]:
     kept: list[Case] = []
     seen: dict[tuple[str, str], int] = {}
     for family in families:
-        for number in range(DRAWN):
+        for number in range(DRAWN_CASES):
             case = case_number(family, number, MOST, device.type)
             op: Op = case.op
             most = 4 * OF_A_NAME if op.name.startswith(LISTS) else OF_A_NAME

@@ -42,7 +42,7 @@ def timed(cases: Iterable[Case], device: Any, until: float = float("inf")) -> li
     until
         Time of `time.monotonic` after which no further case is begun; the first one always is.
 
-    >>> from foretrace.platform.cases.families import case_number
+    >>> from foretrace.cost_models.kernels.families import case_number
     >>> found, = timed([case_number("elementwise", 0, 4096, "cpu")], torch.device("cpu"))
     >>> len(found.cold), len(found.warm), found.us("warm") > 0
     (4, 4, True)

@@ -1,6 +1,7 @@
-"""The best plan there is, for few tables: an integer program over all ways and ranks, solved by HiGHS.
+"""The optimal plan of few tables: an integer program over all options and ranks, solved by HiGHS.
 
-It minimises what the search does: the sums of `Options`, the busiest rank's lookups and sending, and what all share.
+It minimises what the search minimises: the sums of `OptionCosts`, the busiest rank's lookups and communication, and
+what all ranks share.
 """
 
 from __future__ import annotations
@@ -11,86 +12,87 @@ from typing import Any
 import numpy as np
 
 from foretrace.sharding.costing import Costing
-from foretrace.sharding.options import KINDS
+from foretrace.sharding.options import SHARDING_TYPES
 from foretrace.sharding.plan import Placement, Plan
-from foretrace.sharding.search.state import LOAD, MEMORY, Option, Options, State, first_of
+from foretrace.sharding.search.state import LOAD, MEMORY, OptionCosts, PlanState, TableOption
 from foretrace.sharding.shards import Floats
 
-TABLES, RANKS = 12, 4
-"""More than so many take HiGHS long."""
+MAX_TABLES, MAX_RANKS = 12, 4
+"""HiGHS takes long for more."""
 SECONDS = 5.0
-CLOSE = 1e-4
-"""So near to the optimum it must be proven."""
+RELATIVE_GAP = 1e-4
+"""How near to the optimum the solution must be proven."""
 
 
-def gap(costing: Costing, room: float, plan: Plan) -> float | None:
-    """By how much a plan is longer than the best, as a share; None where that is not known."""
+def optimality_gap(costing: Costing, hbm_budget: float, plan: Plan) -> float | None:
+    """How much longer a plan is than the optimal one, as a share; None if that is not known."""
     ranks = costing.ranks.world
-    if len(costing.tables) > TABLES or not 1 < ranks <= RANKS or find_spec("scipy") is None:
+    if len(costing.tables) > MAX_TABLES or not 1 < ranks <= MAX_RANKS or find_spec("scipy") is None:
         return None
-    options = Options.of(costing, room, every=True)
-    best = solve(costing, room, options)
+    costs = OptionCosts.of(costing, hbm_budget, every=True)
+    best = solve(costing, hbm_budget, costs)
     if best is None:
         return None
-    return state_of(plan, costing, room, options).value() / state_of(best, costing, room, options).value() - 1
+    found, optimum = (state_of(one, costing, hbm_budget, costs).value() for one in (plan, best))
+    return found / optimum - 1
 
 
-def state_of(plan: Plan, costing: Costing, room: float, options: Options) -> State:
-    """A plan's sums."""
-    state = State.empty(options, costing.ranks, room)
-    number = {option: place for place, option in enumerate(options.options)}
+def state_of(plan: Plan, costing: Costing, hbm_budget: float, costs: OptionCosts) -> PlanState:
+    """The state of a given plan."""
+    state = PlanState.empty(costs, costing.ranks, hbm_budget)
+    number = {option: place for place, option in enumerate(costs.options)}
     for table, placement in enumerate(plan):
-        state.put(table, number[Option(table, placement.way)], placement.ranks)
+        state.put(table, number[TableOption(table, placement.option)], placement.ranks)
     return state
 
 
-def solve(costing: Costing, room: float, options: Options) -> Plan | None:
-    """The best plan by the sums; None where HiGHS did not prove it in time."""
+def solve(costing: Costing, hbm_budget: float, costs: OptionCosts) -> Plan | None:
+    """The optimal plan by the sums; None if HiGHS did not prove it in time."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    program = _Program(costing, room, options)
+    program = _Program(costing, hbm_budget, costs)
     solved = milp(
         program.cost,
-        integrality=program.whole,
-        bounds=Bounds(0, program.most),
+        integrality=program.integral,
+        bounds=Bounds(0, program.upper),
         constraints=LinearConstraint(np.array(program.rows), program.low, program.high),
-        options={"time_limit": SECONDS, "mip_rel_gap": CLOSE},
+        options={"time_limit": SECONDS, "mip_rel_gap": RELATIVE_GAP},
     )
     return program.plan(solved.x) if solved.status == 0 else None
 
 
 class _Program:
-    """Variables: is a part of an option on a rank; is an option chosen; what calls there are; what the busiest has."""
+    """Variables: shard of an option on a rank; option chosen; calls of a rank; communication used; largest totals."""
 
-    def __init__(self, costing: Costing, room: float, options: Options) -> None:
-        self.options, self.ranks = options, costing.ranks
-        world, groups = self.ranks.world, len(options.call)
-        self.needed = sorted(set(options.needs))
-        count = len(options.options)
+    def __init__(self, costing: Costing, hbm_budget: float, costs: OptionCosts) -> None:
+        self.costs, self.ranks = costs, costing.ranks
+        world, groups = self.ranks.world, len(costs.call_us)
+        self.communication = sorted(set(costs.communication))
+        count = len(costs.options)
         self.on = np.arange(count * world).reshape(count, world)
         self.chosen = self.on.size + np.arange(count)
         self.call = self.chosen[-1] + 1 + np.arange(world * groups).reshape(world, groups)
-        self.first = self.call.max(initial=self.chosen[-1]) + 1 + np.arange(len(self.needed))
-        self.busiest = self.first[-1] + 1 + np.arange(MEMORY)
-        self.size = int(self.busiest[-1]) + 1
-        self.whole = np.ones(self.size)
-        self.whole[self.busiest] = 0
-        self.most = np.where(self.whole > 0, 1.0, np.inf)
+        self.first = self.call.max(initial=self.chosen[-1]) + 1 + np.arange(len(self.communication))
+        self.largest = self.first[-1] + 1 + np.arange(MEMORY)
+        self.size = int(self.largest[-1]) + 1
+        self.integral = np.ones(self.size)
+        self.integral[self.largest] = 0
+        self.upper = np.where(self.integral > 0, 1.0, np.inf)
         # Bytes are counted in units that make them about as large as microseconds.
-        self.unit = np.maximum(options.adds.max(axis=0), 1.0)
+        self.unit = np.maximum(costs.added.max(axis=0), 1.0)
         self.cost = self._cost()
         self.rows: list[Floats] = []
         self.low: list[float] = []
         self.high: list[float] = []
-        self._place()
-        self._load(room)
+        self._constrain_placement()
+        self._constrain_totals(hbm_budget)
 
     def _cost(self) -> Floats:
-        lines = self.options.lines
+        times = self.costs.times
         cost = np.zeros(self.size)
-        cost[self.busiest] = np.array([1.0, lines.sent.per_byte, lines.asked.per_byte]) * self.unit[:MEMORY]
-        cost[self.chosen] = self.options.shared
-        cost[self.first] = [first_of(exchange, lines) for exchange in self.needed]
+        cost[self.largest] = np.array([1.0, times.sent.per_byte, times.received.per_byte]) * self.unit[:MEMORY]
+        cost[self.chosen] = self.costs.shared
+        cost[self.first] = [self.costs.first_us(communication) for communication in self.communication]
         return cost
 
     def _add(self, terms: list[tuple[Any, Any]], low: float, high: float) -> None:
@@ -101,36 +103,40 @@ class _Program:
         self.low.append(low)
         self.high.append(high)
 
-    def _place(self) -> None:
-        """Each table has one way; its parts lie where that way lets them; calls and exchanges that are needed exist."""
-        for of_table in self.options.of_table:
+    def _constrain_placement(self) -> None:
+        """One option per table, its shards on allowed ranks, and the calls and communication that they need."""
+        for of_table in self.costs.of_table:
             self._add([(self.chosen[of_table], 1.0)], 1, 1)
-        for place, (_, way) in enumerate(self.options.options):
-            self._add([(self.on[place], 1.0), (self.chosen[place], -float(way.parts))], 0, 0)
-            if not KINDS[way.kind].anywhere:
-                for spot in KINDS[way.kind].where(self.ranks):
-                    for rank in spot[1:]:
-                        self._add([(self.on[place, rank], 1.0), (self.on[place, spot[0]], -1.0)], 0, 0)
-            needs = self.first[self.needed.index(self.options.needs[place])]
+        for place, (_, option) in enumerate(self.costs.options):
+            self._add([(self.on[place], 1.0), (self.chosen[place], -float(option.shards))], 0, 0)
+            of_type = SHARDING_TYPES[option.sharding_type]
+            if not of_type.on_any_rank:
+                for group in of_type.rank_groups(self.ranks):
+                    for rank in group[1:]:
+                        self._add([(self.on[place, rank], 1.0), (self.on[place, group[0]], -1.0)], 0, 0)
+            needs = self.first[self.communication.index(self.costs.communication[place])]
             self._add([(needs, 1.0), (self.chosen[place], -1.0)], 0, np.inf)
             for rank in range(self.ranks.world):
-                call = self.call[rank, self.options.group[place]]
+                call = self.call[rank, self.costs.group[place]]
                 self._add([(call, 1.0), (self.on[place, rank], -1.0)], 0, np.inf)
 
-    def _load(self, room: float) -> None:
-        adds = self.options.adds / self.unit
+    def _constrain_totals(self, hbm_budget: float) -> None:
+        added = self.costs.added / self.unit
         for rank in range(self.ranks.world):
             for column in range(MEMORY):
-                terms = [(self.busiest[column], 1.0), (self.on[:, rank], -adds[:, column])]
+                terms = [(self.largest[column], 1.0), (self.on[:, rank], -added[:, column])]
                 if column == LOAD:
-                    terms.append((self.call[rank], -self.options.call / self.unit[LOAD]))
+                    terms.append((self.call[rank], -self.costs.call_us / self.unit[LOAD]))
                 self._add(terms, 0, np.inf)
-            self._add([(self.on[:, rank], adds[:, MEMORY])], 0, room / self.unit[MEMORY])
+            self._add([(self.on[:, rank], added[:, MEMORY])], 0, hbm_budget / self.unit[MEMORY])
 
     def plan(self, solution: Floats) -> Plan:
-        """What the variables say."""
-        chosen = [max(of_table, key=lambda o: solution[self.chosen[o]]) for of_table in self.options.of_table]
+        """The plan of a solution."""
+        chosen = [max(of_table, key=lambda o: solution[self.chosen[o]]) for of_table in self.costs.of_table]
         return tuple(
-            Placement(self.options.options[o].way.kind, tuple(np.flatnonzero(solution[self.on[o]] > 0.5).tolist()))
+            Placement(
+                self.costs.options[o].option.sharding_type,
+                tuple(np.flatnonzero(solution[self.on[o]] > 0.5).tolist()),
+            )
             for o in chosen
         )

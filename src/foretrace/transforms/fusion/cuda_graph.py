@@ -11,9 +11,9 @@ from foretrace.graph.op import GRAPH_LAUNCH, Op
 from foretrace.graph.operators import SYNCHRONIZE, on_device, waits_for_device
 from foretrace.graph.tables import SYNC
 from foretrace.graph.tensor import Tensor
-from foretrace.transforms.dataflow import Linked
-from foretrace.transforms.inputs import Given, is_statistic
-from foretrace.transforms.step import Fresh, Row, assembled, opened
+from foretrace.transforms.dataflow import Dataflow
+from foretrace.transforms.inputs import StepInputs, is_per_channel
+from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step
 
 IDLE = ("aten::empty", "aten::empty_strided", "aten::lift_fresh", "aten::detach", "aten::alias")
 """Calls that compute nothing: on the host they do no harm."""
@@ -30,7 +30,7 @@ def cudagraph(graph: Graph) -> Graph:
     graph
         A recording, a sketch, or a trace with the arguments of its calls, of a GPU's step.
     """
-    graph, ops = opened(graph)
+    graph, ops = editable_step(graph)
     if not any(on_device(tensor.device) for op in ops for tensor in op.tensors):
         raise ForetraceError(f"{graph.title} calls nothing on a GPU", "There is nothing to capture.")
     waited = {int(row) for row in graph.calls.op[graph.calls.kind == SYNC]}
@@ -42,8 +42,8 @@ def cudagraph(graph: Graph) -> Graph:
         for to, given in _batches(ops)
     ]
     launch = Op(GRAPH_LAUNCH, thread=ops[0].thread)
-    rows = [*(Row(op, -1) for op in (*copies, launch)), *(Row(op, row) for row, op in enumerate(ops))]
-    made = assembled(graph, rows)
+    rows = [*(EditedCall(op, -1) for op in (*copies, launch)), *(EditedCall(op, row) for row, op in enumerate(ops))]
+    made = assemble(graph, rows)
     made.notes.append(f"all calls are one CUDA graph; {len(copies)} copies bring the batch to where it reads it")
     return made
 
@@ -68,8 +68,8 @@ def _check(row: int, op: Op, waited: bool) -> None:
 
 def _batches(ops: Sequence[Op]) -> list[tuple[Tensor, Tensor]]:
     """Inputs on the device that hold the batch, each with another like it that was there before."""
-    given, fresh = Given(Linked(ops)), Fresh(ops)
+    given, fresh = StepInputs(Dataflow(ops)), IdAllocator(ops)
     size = given.batch
-    data = [t for t in given.data.values() if t.shape and on_device(t.device) and not is_statistic(t)]
+    data = [t for t in given.data.values() if t.shape and on_device(t.device) and not is_per_channel(t)]
     held = [t for t in data if size and t.shape[0] % size == 0]
-    return [(tensor, replace(tensor, id=fresh.number(), storage=fresh.storage(), offset=0)) for tensor in held]
+    return [(tensor, replace(tensor, id=fresh.tensor_id(), storage=fresh.storage_id(), offset=0)) for tensor in held]

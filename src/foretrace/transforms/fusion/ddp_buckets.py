@@ -13,9 +13,9 @@ from foretrace.graph.graph import Collective, Graph
 from foretrace.graph.op import Constant, Op, Value, map_tensors, with_tensors
 from foretrace.graph.operators import COLLECTIVE_CALLS
 from foretrace.graph.tensor import Tensor
-from foretrace.transforms.draft import Group, Line, lines_of
-from foretrace.transforms.parallel.data import buckets_of, reduced
-from foretrace.transforms.step import Fresh, Row, assembled, flattened, opened, refree
+from foretrace.transforms.draft import ProcessGroup, draft_of
+from foretrace.transforms.parallel.data import gradient_buckets, share_gradients
+from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step, flatten, recompute_frees
 from foretrace.transforms.weights import Gradient
 
 SHARES = "c10d::allreduce_"
@@ -25,7 +25,7 @@ JOINS = "fsdp::chunk_cat"
 LOOK, COPY, WAIT = "aten::as_strided", "aten::copy_", "c10d::wait"
 
 
-class Share(NamedTuple):
+class BucketedGradient(NamedTuple):
     """One gradient in a bucket, and the rows of the calls that bring it in, look at its sum, and copy that back."""
 
     gradient: Tensor
@@ -45,7 +45,7 @@ class Bucket:
     row: int
     """That of its all_reduce."""
     group: str
-    shares: list[Share] = field(default_factory=list)
+    shares: list[BucketedGradient] = field(default_factory=list)
     wait: int = -1
     """The row at which the host asks that it is done; -1 for DDP's own reducer, which does so inside."""
 
@@ -65,7 +65,7 @@ Place = tuple[int, int]
 """A row of the step, and the turn of a call there: 0 for the call that was there, more for those put behind it."""
 
 
-class SharedStep:
+class DdpStep:
     """A step whose gradients are shared in buckets.
 
     Parameters
@@ -75,9 +75,9 @@ class SharedStep:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.ops = opened(graph)
+        self.graph, self.ops = editable_step(graph)
         collectives = {collective.op: collective for collective in self.graph.collectives}
-        self.lines = [Line(op, row, collectives.get(row)) for row, op in enumerate(self.ops)]
+        self.calls = [EditedCall(op, row, collectives.get(row)) for row, op in enumerate(self.ops)]
         self.buckets = list(_buckets(self.ops))
         if not self.buckets:
             raise ForetraceError(
@@ -85,9 +85,9 @@ class SharedStep:
                 "Give a step under DistributedDataParallel, or share that of one rank: --set data=8.",
             )
         for bucket in self.buckets:
-            line = self.lines[bucket.row]
+            call = self.calls[bucket.row]
             ranks, room = self.graph.groups.get(bucket.group, ()), bucket.room
-            line.collective = line.collective or Collective(
+            call.collective = call.collective or Collective(
                 "all_reduce", bucket.group, room.nbytes, -1, bucket.row, ranks, room.dtype
             )
 
@@ -101,16 +101,16 @@ class SharedStep:
         """The row after which all buckets are full."""
         return max(bucket.filled for bucket in self.buckets)
 
-    def written(self, placed: Iterable[tuple[Place, Line]], note: str) -> Graph:
+    def written(self, placed: Iterable[tuple[Place, EditedCall]], note: str) -> Graph:
         """The step with its calls at these places; of calls at one place, the first comes first."""
-        lines = [line for _, line in sorted(placed, key=lambda one: one[0])]
-        rows = [Row(line.op, line.row) for line in lines]
-        refree(rows, self.ops)
+        calls = [call for _, call in sorted(placed, key=lambda one: one[0])]
+        rows = [EditedCall(call.op, call.origin) for call in calls]
+        recompute_frees(rows, self.ops)
         seen = {tensor.storage for row in rows for tensor in row.op.tensors}
         gone = {bucket.room.storage for bucket in self.buckets} - seen
         storages = {number: storage for number, storage in self.graph.storages.items() if number not in gone}
-        made = assembled(replace(self.graph, storages=storages), rows)
-        made.collectives = [replace(line.collective, op=at) for at, line in enumerate(lines) if line.collective]
+        made = assemble(replace(self.graph, storages=storages), rows)
+        made.collectives = [replace(call.collective, op=at) for at, call in enumerate(calls) if call.collective]
         made.notes.append(note)
         return made
 
@@ -147,7 +147,7 @@ def _bucket(ops: Sequence[Op], room: Tensor, row: int, fills: Sequence[int]) -> 
     shares = []
     for fill in fills:
         part = _part(ops[fill])
-        shares.append(Share(_gradient(ops[fill]), part, fill, looks.get(part.offset, -1), copies.get(part.offset, -1)))
+        shares.append(BucketedGradient(_gradient(ops[fill]), part, fill, looks.get(part.offset, -1), copies.get(part.offset, -1)))
     return Bucket(room, row, group, shares, wait)
 
 
@@ -168,9 +168,9 @@ def _gradient(op: Op) -> Tensor:
     return op.tensors[1 if op.name == COPY else 0]
 
 
-def gradient_group(graph: Graph) -> tuple[int, ...]:
+def data_parallel_group(graph: Graph) -> tuple[int, ...]:
     """Ranks that sum their gradients, in DDP's buckets or in FSDP2's shards; none where the step shows neither."""
-    graph = flattened(graph)
+    graph = flatten(graph)
     ops = list(graph.ops)
     named = {bucket.row: bucket.group for bucket in _buckets(ops)}
     scatters = any(op.name == JOINS for op in ops)
@@ -198,14 +198,14 @@ def buckets(graph: Graph, mb: float) -> Graph:
     mb
         MiB of a bucket; 25 is DDP's own choice, whose first bucket has 1. Infinity for one of everything.
     """
-    step = SharedStep(graph)
-    fresh = Fresh(step.ops)
+    step = DdpStep(graph)
+    fresh = IdAllocator(step.ops)
     new: list[_Filled] = []
     for group in dict.fromkeys(bucket.group for bucket in step.buckets):
         ours = [bucket for bucket in step.buckets if bucket.group == group]
         shares = sorted((share for bucket in ours for share in bucket.shares), key=lambda share: share.fill)
         by_fill = {share.fill: share for share in shares}
-        sized = buckets_of([Gradient(share.gradient, share.fill, "") for share in shares], mb)
+        sized = gradient_buckets([Gradient(share.gradient, share.fill, "") for share in shares], mb)
         new += [_Filled.of([by_fill[g.ready] for g in some], ours[0], fresh) for some in sized]
     size = "one bucket" if mb == inf else f"buckets of {mb:g} MB"
     return step.written(
@@ -213,10 +213,10 @@ def buckets(graph: Graph, mb: float) -> Graph:
     )
 
 
-def bucket_size(text: str) -> float:
+def parse_bucket_size(text: str) -> float:
     """The MiB that a text says.
 
-    >>> bucket_size("100"), bucket_size("inf")
+    >>> parse_bucket_size("100"), parse_bucket_size("inf")
     (100.0, inf)
     """
     try:
@@ -232,20 +232,20 @@ def bucket_size(text: str) -> float:
 class _Filled:
     """A new bucket: its gradients, and where each of them lies in it."""
 
-    shares: list[Share]
+    shares: list[BucketedGradient]
     room: Tensor
     offsets: list[int]
     like: Bucket
     work: Constant
 
     @classmethod
-    def of(cls, shares: list[Share], like: Bucket, fresh: Fresh) -> _Filled:
+    def of(cls, shares: list[BucketedGradient], like: Bucket, fresh: IdAllocator) -> _Filled:
         """A bucket of these gradients, sent as another one was."""
         offsets, end = [], 0
         for share in shares:
             offsets.append(end)
             end += share.gradient.numel
-        room = fresh.tensor((end,), like=shares[0].part)
+        room = fresh.tensor((end,), shares[0].part.dtype, shares[0].part.device)
         return cls(shares, room, offsets, like, Constant("work", f"bucket.{room.id}"))
 
     @property
@@ -254,7 +254,7 @@ class _Filled:
         return max(share.fill for share in self.shares)
 
 
-def _placed(step: SharedStep, new: list[_Filled]) -> Iterator[tuple[Place, Line]]:
+def _placed(step: DdpStep, new: list[_Filled]) -> Iterator[tuple[Place, EditedCall]]:
     """All calls of the step, those that have to do with buckets as the new ones want them."""
     rooms = {bucket.room.storage for bucket in step.buckets}
     parts = sorted(
@@ -273,9 +273,9 @@ def _placed(step: SharedStep, new: list[_Filled]) -> Iterator[tuple[Place, Line]
 
     back = [row for bucket in step.buckets for row in bucket.back]
     ours = {*back, *(bucket.row for bucket in step.buckets)}
-    for row, line in enumerate(step.lines):
+    for row, call in enumerate(step.calls):
         if row not in ours:
-            yield (row, 0), replace(line, op=_elsewhere(line, rooms, moved))
+            yield (row, 0), replace(call, op=_elsewhere(call, rooms, moved))
     # What comes behind the last gradient: the sums' way back, bucket by bucket.
     end = (max(step.filled, min(back, default=0) - 1), 1)
     for bucket in new:
@@ -283,33 +283,33 @@ def _placed(step: SharedStep, new: list[_Filled]) -> Iterator[tuple[Place, Line]
     origins = iter(sorted(back))  # in their old order, which says when storages were freed
     for bucket in new:
         for op in _brought_back(step, bucket, moved):
-            yield end, Line(op, next(origins, -1))
+            yield end, EditedCall(op, next(origins, -1))
 
 
-def _elsewhere(line: Line, rooms: set[int], moved: Moved) -> Op:
+def _elsewhere(call: EditedCall, rooms: set[int], moved: Moved) -> Op:
     """A call that may read or fill buckets, of the new ones."""
-    if all(tensor.storage not in rooms for tensor in line.op.tensors):
-        return line.op
+    if all(tensor.storage not in rooms for tensor in call.op.tensors):
+        return call.op
     try:
-        return with_tensors(line.op, moved)
+        return with_tensors(call.op, moved)
     except LookupError:
         raise ForetraceError(
-            f"other buckets can't be carried through call {line.row}, {line.op.name}: it reads several gradients of a "
+            f"other buckets can't be carried through call {call.origin}, {call.op.name}: it reads several gradients of a "
             "bucket at once",
             "Leave the buckets as they are.",
         ) from None
 
 
-def _sent(step: SharedStep, bucket: _Filled) -> Line:
+def _sent(step: DdpStep, bucket: _Filled) -> EditedCall:
     """The all_reduce of a bucket."""
-    line = step.lines[bucket.like.row]
-    op = with_tensors(line.op, lambda _: bucket.room)
+    call = step.calls[bucket.like.row]
+    op = with_tensors(call.op, lambda _: bucket.room)
     op.outputs = tuple(bucket.work if _is_work(value) else value for value in op.outputs)
-    assert line.collective is not None
-    return Line(op, collective=replace(line.collective, nbytes=bucket.room.nbytes))
+    assert call.collective is not None
+    return EditedCall(op, collective=replace(call.collective, nbytes=bucket.room.nbytes))
 
 
-def _brought_back(step: SharedStep, bucket: _Filled, moved: Moved) -> Iterator[Op]:
+def _brought_back(step: DdpStep, bucket: _Filled, moved: Moved) -> Iterator[Op]:
     """The calls that bring the sums back to the gradients, as DDP makes them: first a view of each, then the copies."""
     if bucket.like.wait >= 0:
         waits = step.ops[bucket.like.wait].__copy__()
@@ -347,19 +347,19 @@ def overlap(graph: Graph, on: bool) -> Graph:
     on
         Whether they go out beside backward.
     """
-    step = SharedStep(graph)
+    step = DdpStep(graph)
     if on:
         return step.written(_beside(step), "gradients are shared beside backward, each bucket when it is full")
     return step.written(_behind(step), "gradients are shared when backward is done, and not beside it")
 
 
-def _behind(step: SharedStep) -> Iterator[tuple[Place, Line]]:
+def _behind(step: DdpStep) -> Iterator[tuple[Place, EditedCall]]:
     """Every bucket waits until the last one is full."""
     sent = {bucket.row: (max(bucket.row, step.filled), 1) for bucket in step.buckets}
     return _moved(step, sent)
 
 
-def _beside(step: SharedStep) -> Iterator[tuple[Place, Line]]:
+def _beside(step: DdpStep) -> Iterator[tuple[Place, EditedCall]]:
     """Gradients are brought to their bucket when they are whole; the last one sends it."""
     places: dict[int, Place] = {}
     for bucket in step.buckets:
@@ -370,15 +370,15 @@ def _beside(step: SharedStep) -> Iterator[tuple[Place, Line]]:
     return _moved(step, places)
 
 
-def _moved(step: SharedStep, places: dict[int, Place]) -> Iterator[tuple[Place, Line]]:
+def _moved(step: DdpStep, places: dict[int, Place]) -> Iterator[tuple[Place, EditedCall]]:
     """The calls of a step, some of them elsewhere."""
-    for row, line in enumerate(step.lines):
+    for row, call in enumerate(step.calls):
         place = places.get(row, (row, 0))
         # A call that moves takes nothing with it of what happened where it stood.
-        yield place, line if place == (row, 0) else replace(line, row=-1)
+        yield place, call if place == (row, 0) else replace(call, origin=-1)
 
 
-def _whole(step: SharedStep, fill: int, gradient: int) -> Place:
+def _whole(step: DdpStep, fill: int, gradient: int) -> Place:
     """Where a gradient is whole: the last call of backward that makes it, where it is not there already."""
     if step.ops[fill].phase == "backward" and step.ops[fill].node:
         return fill, 0
@@ -392,7 +392,7 @@ BUCKET_MB = 25.0
 """DDP's own choice."""
 
 
-def unshared(graph: Graph, what: str) -> tuple[Graph, Callable[[Graph], Graph]]:
+def without_gradient_sharing(graph: Graph, what: str) -> tuple[Graph, Callable[[Graph], Graph]]:
     """The flat step of one rank by itself, and what shares the gradients of such a step as they were.
 
     Refuses a step whose ranks exchange more than gradients in buckets.
@@ -400,20 +400,20 @@ def unshared(graph: Graph, what: str) -> tuple[Graph, Callable[[Graph], Graph]]:
     if not any(op.name == SHARES for op in graph.ops):
         _check(list(graph.ops), what)
         return graph, lambda made: made
-    step = SharedStep(graph)
+    step = DdpStep(graph)
     ours = {row for bucket in step.buckets for row in (bucket.row, *bucket.back)}
     ours |= {share.fill for bucket in step.buckets for share in bucket.shares}
-    alone = step.written((((row, 0), line) for row, line in enumerate(step.lines) if row not in ours), "")
+    alone = step.written((((row, 0), call) for row, call in enumerate(step.calls) if row not in ours), "")
     alone.notes.pop()
     _check(list(alone.ops), what)
     group = step.buckets[0].group
     ranks = tuple(graph.groups.get(group, ())) or tuple(range(graph.world))
 
     def shared(made: Graph) -> Graph:
-        draft = lines_of(replace(made, world=1), what)
-        lines = reduced(draft, draft.lines, Group(group, ranks), BUCKET_MB)
+        draft = draft_of(replace(made, world=1), what)
+        calls = share_gradients(draft, draft.calls, ProcessGroup(group, ranks), BUCKET_MB)
         note = f"gradients are shared in buckets of {BUCKET_MB:g} MB, as DistributedDataParallel has them"
-        return draft.graph_of(lines, graph.rank, graph.world, note)
+        return draft.graph_of(calls, graph.rank, graph.world, note)
 
     return alone, shared
 

@@ -10,7 +10,7 @@ from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
 from foretrace.graph.tensor import Tensor
 from foretrace.transforms.meta_device import is_pointwise
-from foretrace.transforms.step import Row, assembled, opened, refree, storages_in
+from foretrace.transforms.step import EditedCall, assemble, editable_step, recompute_frees, storages_in
 
 ALSO = ("aten::_to_copy", "aten::native_dropout")
 """Calls that go element by element although PyTorch does not mark them so. The first may also copy to another device;
@@ -20,7 +20,7 @@ LONGEST_NAME = 8
 """Calls named in a kernel's name."""
 
 
-def fused_elementwise(graph: Graph) -> Graph:
+def fuse_elementwise(graph: Graph) -> Graph:
     """The step with each chain of element-wise calls as one kernel: what stays inside it is neither written nor read.
 
     A call joins the chain whose result it takes, where both walk the same shape on the same stream, and nothing else
@@ -31,22 +31,22 @@ def fused_elementwise(graph: Graph) -> Graph:
     >>> x, y, z = (Tensor((8, 4), "float32", "cuda:0", (4, 1), id=number, storage=number) for number in range(3))
     >>> relu, double = Op("aten::relu", (x,), outputs=(y,)), Op("aten::mul", (y, 2.0), outputs=(z,), frees=())
     >>> relu.overload, double.overload = "default", "Tensor"
-    >>> [op.name for op in fused_elementwise(Graph(OpTable.of([relu, double]))).ops]
+    >>> [op.name for op in fuse_elementwise(Graph(OpTable.of([relu, double]))).ops]
     ['triton_poi_fused_relu_mul_0']
     """
-    graph, ops = opened(graph)
+    graph, ops = editable_step(graph)
     chains = [chain for chain in _chains(ops) if len(chain.rows) > 1]
     if not chains:
         raise ForetraceError(f"{graph.title} has no two element-wise calls in a row", "There is nothing to fuse.")
     readers = _readers(ops)
     kernels = {chain.rows[-1]: _kernel(chain, ops, readers, number) for number, chain in enumerate(chains)}
     inside = {row for chain in chains for row in chain.rows}
-    rows = [Row(kernels.get(row, op), row) for row, op in enumerate(ops) if row in kernels or row not in inside]
-    refree(rows, ops)
+    rows = [EditedCall(kernels.get(row, op), row) for row, op in enumerate(ops) if row in kernels or row not in inside]
+    recompute_frees(rows, ops)
     seen = storages_in(row.op for row in rows)
     made = {tensor.storage for row in inside for tensor in ops[row].produced}
     storages = {number: kept for number, kept in graph.storages.items() if number in seen or number not in made}
-    fused = assembled(replace(graph, storages=storages), rows)
+    fused = assemble(replace(graph, storages=storages), rows)
     fused.notes.append(f"{len(inside)} element-wise calls are {len(chains)} kernels, as a compiler would write them")
     return fused
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from foretrace.graph import ForetraceError, Graph
 from foretrace.transforms.retrace import retraced
-from foretrace.transforms.step import flattened
+from foretrace.transforms.step import flatten
 
 LOWER = {"bf16": "bfloat16", "fp16": "float16", "bfloat16": "bfloat16", "float16": "float16"}
 """Types that autocast casts to."""
@@ -27,8 +27,8 @@ def autocast(graph: Graph, name: str) -> Graph:
     name
         ``"bf16"`` or ``"fp16"``. The scaling of gradients that fp16 wants is not added.
     """
-    dtype = lower(name)
-    graph = flattened(graph)
+    dtype = parse_autocast_dtype(name)
+    graph = flatten(graph)
     for row, op in enumerate(graph.ops):
         narrow = next((tensor.dtype for tensor in op.tensors if tensor.dtype in LOWER.values()), None)
         if narrow:
@@ -50,10 +50,10 @@ def autocast(graph: Graph, name: str) -> Graph:
     return made
 
 
-def lower(name: str) -> str:
+def parse_autocast_dtype(name: str) -> str:
     """The type of that name, if autocast casts to it.
 
-    >>> lower("bf16")
+    >>> parse_autocast_dtype("bf16")
     'bfloat16'
     """
     if name not in LOWER:

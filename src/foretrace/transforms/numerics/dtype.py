@@ -11,11 +11,11 @@ from foretrace.graph.graph import Graph
 from foretrace.graph.op import Constant, Op
 from foretrace.graph.operators import cudnn_takes_batch_norm
 from foretrace.graph.tensor import FLOATING, ITEMSIZE, Tensor
-from foretrace.transforms.dataflow import Call, Linked, filled, is_sequence, slots_in
-from foretrace.transforms.meta_device import META, Made, UnknownOnMetaError
-from foretrace.transforms.step import Retyped, Row, Script, assembled, flattened, opened
-from foretrace.transforms.structure.attention import suited_attention
-from foretrace.transforms.structure.insert_remove import removed
+from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, slots_in, substitute
+from foretrace.transforms.meta_device import META, MetaTensor, MetaUnsupportedError
+from foretrace.transforms.step import ChangedCall, EditedCall, StepTemplate, assemble, editable_step, flatten
+from foretrace.transforms.structure.attention import select_attention
+from foretrace.transforms.structure.insert_remove import remove_calls
 
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 MAKERS = frozenset(
@@ -24,10 +24,10 @@ MAKERS = frozenset(
 """Operators that are given no tensor, and make one of PyTorch's usual type unless they are told another."""
 
 
-def floating(name: str) -> str:
+def parse_dtype(name: str) -> str:
     """The type of that name.
 
-    >>> floating("bf16"), floating("float32")
+    >>> parse_dtype("bf16"), parse_dtype("float32")
     ('bfloat16', 'float32')
     """
     found = SHORT.get(name, name)
@@ -36,14 +36,14 @@ def floating(name: str) -> str:
     return found
 
 
-def in_precision(graph: Graph, dtype: str) -> Graph:
+def with_dtype(graph: Graph, dtype: str) -> Graph:
     """The step with its weights and data in one floating type; tensors without dimensions, counts and scales, stay.
 
     What the calls make of them follows PyTorch's rules: a norm of bfloat16 keeps its statistics in float32. Casts stay,
     also where they cast nothing any more.
     """
-    graph, ops = opened(graph)
-    step = Linked(ops)
+    graph, ops = editable_step(graph)
+    step = Dataflow(ops)
     now = {slot: _in(tensor, dtype) for slot, tensor in step.inputs.items()}
     calls = []
     for call in step.calls:
@@ -52,10 +52,10 @@ def in_precision(graph: Graph, dtype: str) -> Graph:
             kwargs["dtype"] = Constant("dtype", dtype)
         now.update(_made(call, args, kwargs, now, dtype))
         if call.row >= 0:
-            calls.append(Retyped(call, tuple(args), kwargs))
+            calls.append(ChangedCall(call, tuple(args), kwargs))
     whole = [call.call for call in calls]
     shares = _shares(step, now)
-    made = Script(graph, whole, whole).over([_roomy(call, shares) for call in calls], now)
+    made = StepTemplate(graph, whole, whole).instantiate([_roomy(call, shares) for call in calls], now)
     made.notes.append(f"floating tensors are {dtype}, whatever they were")
     return made
 
@@ -65,9 +65,9 @@ def _made(call: Call, args: Any, kwargs: Any, now: dict[int, Tensor], dtype: str
     if call.row < 0 or call.op.is_side_call or not call.made:
         return blanket
     try:
-        given = (filled(args, now.__getitem__), filled(kwargs, now.__getitem__))
+        given = (substitute(args, now.__getitem__), substitute(kwargs, now.__getitem__))
         result = META.called(call.op.name, call.op.overload, *given)
-    except (UnknownOnMetaError, ValueError):
+    except (MetaUnsupportedError, ValueError):
         return blanket
     slots = [slot for slot in slots_in(call.results) if slot in call.made]
     told = list(_told(result))
@@ -79,7 +79,7 @@ def _made(call: Call, args: Any, kwargs: Any, now: dict[int, Tensor], dtype: str
     }
 
 
-def _shares(step: Linked, now: dict[int, Tensor]) -> dict[int, float]:
+def _shares(step: Dataflow, now: dict[int, Tensor]) -> dict[int, float]:
     """How many times as large each storage is in which tensors have another type now."""
     was = step.inputs | {slot: tensor for call in step.calls for slot, tensor in call.made.items()}
     return {
@@ -89,7 +89,7 @@ def _shares(step: Linked, now: dict[int, Tensor]) -> dict[int, float]:
     }
 
 
-def _roomy(retyped: Retyped, shares: dict[int, float]) -> Retyped:
+def _roomy(retyped: ChangedCall, shares: dict[int, float]) -> ChangedCall:
     """A call that gives a storage another size, with the size that it must have now; any other as it is."""
     if retyped.call.op.resized is None:
         return retyped
@@ -97,8 +97,8 @@ def _roomy(retyped: Retyped, shares: dict[int, float]) -> Retyped:
     return retyped._replace(args=(old, new, round(nbytes * shares.get(new, shares.get(old, 1.0)))))
 
 
-def _told(value: Any) -> Iterable[Made]:
-    if isinstance(value, Made):
+def _told(value: Any) -> Iterable[MetaTensor]:
+    if isinstance(value, MetaTensor):
         yield value
     elif isinstance(value, list):
         for item in value:
@@ -124,9 +124,9 @@ def _cast(value: Any, dtype: str) -> Any:
 
 def dtype(graph: Graph, name: str) -> Graph:
     """The step in another floating type, as if its weights and data had been made in it: nothing is cast any more."""
-    graph = flattened(graph)
-    made = suited_batch_norms(in_precision(graph, floating(name)), graph)
-    return suited_attention(without_idle_casts(made))
+    graph = flatten(graph)
+    made = select_batch_norms(with_dtype(graph, parse_dtype(name)), graph)
+    return select_attention(remove_noop_casts(made))
 
 
 # --- was transforms.casts: Casts that cast nothing any more.
@@ -134,17 +134,17 @@ def dtype(graph: Graph, name: str) -> Graph:
 CAST = "aten::_to_copy"
 
 
-def without_idle_casts(graph: Graph) -> Graph:
+def remove_noop_casts(graph: Graph) -> Graph:
     """The step without casts to the type, the device and the layout that a tensor already has.
 
     >>> from foretrace.graph import OpTable, Tensor
     >>> x, y, z = (Tensor((4,), "float32", "cpu", (1,), id=number, storage=number) for number in range(3))
     >>> step = Graph(OpTable.of([Op(CAST, (x,), outputs=(y,)), Op("aten::relu", (y,), outputs=(z,))]))
-    >>> [(op.name, op.tensors[0].id) for op in without_idle_casts(step).ops]
+    >>> [(op.name, op.tensors[0].id) for op in remove_noop_casts(step).ops]
     [('aten::relu', 0)]
     """
-    graph = flattened(graph)
-    return removed(graph, {row for row, op in enumerate(graph.ops) if _is_idle(op)})
+    graph = flatten(graph)
+    return remove_calls(graph, {row for row, op in enumerate(graph.ops) if _is_idle(op)})
 
 
 def _is_idle(op: Op) -> bool:
@@ -165,7 +165,7 @@ MEAN = 5
 """The place of the mean among the tensors of both backwards; a norm with weights and statistics takes as many."""
 
 
-def suited_batch_norms(graph: Graph, before: Graph) -> Graph:
+def select_batch_norms(graph: Graph, before: Graph) -> Graph:
     """The step with batch norms that suit its types, where those that it has suited the types that it had.
 
     Parameters
@@ -178,7 +178,7 @@ def suited_batch_norms(graph: Graph, before: Graph) -> Graph:
     swap = _Swap()
     for row, (was, op) in enumerate(zip(before.ops, graph.ops)):
         swap.add(row, op, _is_norm(op) and op.name == _suited(was) != _suited(op))
-    return assembled(graph, swap.rows) if swap.rooms else graph
+    return assemble(graph, swap.rows) if swap.rooms else graph
 
 
 def _is_norm(op: Op) -> bool:
@@ -202,7 +202,7 @@ class _Swap:
     """
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[EditedCall] = []
         self.rooms: dict[int, Tensor] = {}
         self._rooms_before: set[int] = set()
         """Storages of rooms that nobody read after the norm."""
@@ -216,7 +216,7 @@ class _Swap:
         elif op.name.endswith(BACK) and op.name.removesuffix(BACK) in (CUDNN, NATIVE):
             room = self.rooms.get(op.tensors[MEAN].storage)
             op = op if room is None else _backward(op, room)
-        self.rows.append(Row(op, row))
+        self.rows.append(EditedCall(op, row))
 
     def _by_cudnn(self, op: Op) -> Op:
         made = self.rows.pop().op
@@ -233,7 +233,7 @@ class _Swap:
         made.name, made.overload, made.args, made.outputs = ROOM, "memory_format", ([0],), (room,)
         kinds = ("dtype", room.dtype), ("layout", room.layout), ("device", room.device)
         made.kwargs = {kind: Constant(kind, value) for kind, value in kinds}
-        self.rows.append(Row(made, -1))
+        self.rows.append(EditedCall(made, -1))
         op.name, op.outputs, op.frees, op.entered = NATIVE, tuple(results), (), 0
         self.rooms[results[1].storage] = room
         return op

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from foretrace.graph import Graph, Op, Tensor
-from foretrace.transforms.draft import Draft, Group, Line, called, lines_of
-from foretrace.transforms.weights import Gradient, refuse_sparse, weights_of
+from foretrace.transforms.draft import Draft, ProcessGroup, call_like, draft_of
+from foretrace.transforms.step import EditedCall
+from foretrace.transforms.weights import Gradient, reject_sparse_gradients, weights_of
 
 MIB = 2**20
-USUAL_MB = 25.0
+DEFAULT_BUCKET_MB = 25.0
 """Size of DDP's buckets where a script does not say."""
 FIRST_BUCKET = MIB
 """Bytes after which DDP then sends the first one: early, so that the links have something to do."""
 
 
-def data_parallel(graph: Graph, ways: int, bucket_mb: float = USUAL_MB) -> Graph:
+def data_parallel(graph: Graph, ways: int, bucket_mb: float = DEFAULT_BUCKET_MB) -> Graph:
     """The step of one of so many ranks that train the same model, each on its own batch.
 
     Parameters
@@ -40,21 +41,21 @@ def data_parallel(graph: Graph, ways: int, bucket_mb: float = USUAL_MB) -> Graph
     >>> [(one.kind, one.nbytes, len(one.ranks)) for one in rank.collectives]
     [('all_reduce', 64, 8)]
     """
-    draft = lines_of(graph, "data parallel")
-    refuse_sparse(draft.ops, graph.source)
-    group = Group("data", tuple(range(ways)))
+    draft = draft_of(graph, "data parallel")
+    reject_sparse_gradients(draft.ops, graph.source)
+    group = ProcessGroup("data", tuple(range(ways)))
     note = f"data parallel over {ways} ranks, in buckets of {bucket_mb:g} MB, was not in the step that was given"
-    return draft.graph_of(reduced(draft, draft.lines, group, bucket_mb), 0, ways, note)
+    return draft.graph_of(share_gradients(draft, draft.calls, group, bucket_mb), 0, ways, note)
 
 
-def buckets_of(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gradient]]:
+def gradient_buckets(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gradient]]:
     """Gradients by bucket, in the order in which they become ready; a bucket is closed when it is full.
 
     >>> one = [Gradient(Tensor((2**18,), "float32"), row, "") for row in range(4)]
-    >>> [len(bucket) for bucket in buckets_of(one, 25.0)], [len(bucket) for bucket in buckets_of(one, float("inf"))]
+    >>> [len(bucket) for bucket in gradient_buckets(one, 25.0)], [len(bucket) for bucket in gradient_buckets(one, float("inf"))]
     ([1, 3], [4])
     """
-    limits = [FIRST_BUCKET, USUAL_MB * MIB] if bucket_mb == USUAL_MB else [bucket_mb * MIB]
+    limits = [FIRST_BUCKET, DEFAULT_BUCKET_MB * MIB] if bucket_mb == DEFAULT_BUCKET_MB else [bucket_mb * MIB]
     buckets: list[list[Gradient]] = []
     by_dtype: dict[str, list[Gradient]] = {}
     sent: dict[str, int] = {}
@@ -70,14 +71,14 @@ def buckets_of(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gra
     return sorted(buckets, key=lambda bucket: max(g.ready for g in bucket))
 
 
-def reduced(
-    draft: Draft, lines: Sequence[Line], group: Group, bucket_mb: float, alone: Collection[int] = ()
-) -> list[Line]:
-    """The lines of a step with what it takes to share its gradients in a group.
+def share_gradients(
+    draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup, bucket_mb: float, alone: Collection[int] = ()
+) -> list[EditedCall]:
+    """The calls of a step with what it takes to share its gradients in a group.
 
     Parameters
     ----------
-    draft, lines
+    draft, calls
         The step.
     group
         Who shares them.
@@ -86,12 +87,12 @@ def reduced(
     alone
         Storages of gradients that are this rank's own.
     """
-    ops = [line.op for line in lines]
+    ops = [call.op for call in calls]
     gradients = [g for g in weights_of(ops, draft.graph.source).gradients if g.tensor.storage not in alone]
-    behind: dict[int, list[Line]] = {}
-    back: list[Line] = []
+    behind: dict[int, list[EditedCall]] = {}
+    back: list[EditedCall] = []
     last = max(row for row, op in enumerate(ops) if op.phase == "backward")
-    for bucket in buckets_of(gradients, bucket_mb):
+    for bucket in gradient_buckets(gradients, bucket_mb):
         first = bucket[0].tensor
         room = draft.tensor((sum(g.tensor.numel for g in bucket),), first.dtype, first.device)
         offset = 0
@@ -101,32 +102,32 @@ def reduced(
             offset += gradient.tensor.numel
             parts.append(part)
             like = accumulating(ops[gradient.ready])
-            scale = called("aten::mul", (gradient.tensor, 1 / group.size), (part,), like, out=part)
+            scale = call_like("aten::mul", (gradient.tensor, 1 / group.size), (part,), like, out=part)
             scale.overload = "out"
-            behind.setdefault(gradient.ready, []).append(Line(scale))
+            behind.setdefault(gradient.ready, []).append(EditedCall(scale))
         full = max(g.ready for g in bucket)
         behind[full].append(draft.collective("all_reduce", group, room, room, accumulating(ops[full])))
         back += _copied_back(draft, room, parts, bucket, ops[last])
     behind.setdefault(last, []).extend(back)
-    return [line for row, kept in enumerate(lines) for line in (kept, *behind.get(row, ()))]
+    return [call for row, kept in enumerate(calls) for call in (kept, *behind.get(row, ()))]
 
 
 def _copied_back(
     draft: Draft, room: Tensor, parts: Sequence[Tensor], bucket: Sequence[Gradient], like: Op
-) -> list[Line]:
-    where = called("", (), (), like)
+) -> list[EditedCall]:
+    where = call_like("", (), (), like)
     where.module = where.node = ""
     looks, copies = [], []
     for part, gradient in zip(parts, bucket):
         seen = draft.view(room, part.shape, part.offset)
         strides = list(seen.stride or ())
-        looks.append(Line(called("aten::as_strided", (room, list(part.shape), strides, part.offset), (seen,), where)))
-        copies.append(Line(called("aten::copy_", (gradient.tensor, seen), (gradient.tensor,), where)))
+        looks.append(EditedCall(call_like("aten::as_strided", (room, list(part.shape), strides, part.offset), (seen,), where)))
+        copies.append(EditedCall(call_like("aten::copy_", (gradient.tensor, seen), (gradient.tensor,), where)))
     return looks + copies
 
 
 def accumulating(op: Op) -> Op:
     """Where autograd's hooks are called: when a gradient is the weight's own."""
-    where = called("", (), (), op)
+    where = call_like("", (), (), op)
     where.module, where.node = "", "torch::autograd::AccumulateGrad"
     return where

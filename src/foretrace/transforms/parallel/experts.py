@@ -13,8 +13,9 @@ from dataclasses import replace
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
 from foretrace.graph.op import with_tensors
 from foretrace.graph.tensor import contiguous_strides
-from foretrace.transforms.draft import Draft, Group, Line, lines_of
+from foretrace.transforms.draft import Draft, ProcessGroup, draft_of
 from foretrace.transforms.parallel.splitting import Key, key_of
+from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import weights_of
 
 PRODUCTS = ("aten::bmm", "aten::baddbmm")
@@ -32,20 +33,20 @@ def expert_parallel(graph: Graph, ways: int) -> Graph:
     ways
         How many ranks.
     """
-    draft = lines_of(graph, "expert parallel")
-    group = Group("experts", tuple(range(ways)))
-    lines, _ = with_experts(draft, draft.lines, group)
+    draft = draft_of(graph, "expert parallel")
+    group = ProcessGroup("experts", tuple(range(ways)))
+    calls, _ = with_experts(draft, draft.calls, group)
     note = f"experts on {ways} ranks were not in the step that was given"
-    return draft.graph_of(lines, 0, ways, note)
+    return draft.graph_of(calls, 0, ways, note)
 
 
-def with_experts(draft: Draft, lines: Sequence[Line], group: Group) -> tuple[list[Line], set[int]]:
-    """The lines of a step with its experts on the ranks of a group; and the storages of these experts' gradients."""
-    ops = [line.op for line in lines]
+def with_experts(draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup) -> tuple[list[EditedCall], set[int]]:
+    """The calls of a step with its experts on the ranks of a group; and the storages of these experts' gradients."""
+    ops = [call.op for call in calls]
     found = weights_of(ops, draft.graph.source)
     experts = _experts(ops, set(found.weights), draft.graph.source, group.size)
     mixture = _Mixture(draft, group, experts)
-    written = [one for line in lines for one in mixture.through(line)]
+    written = [one for call in calls for one in mixture.through(call)]
     own = {g.tensor.storage for g in found.gradients if mixture.tokens.get(key_of(g.tensor)) == NONE}
     return written, own
 
@@ -77,7 +78,7 @@ def _experts(ops: Sequence[Op], weights: set[int], source: str, ways: int) -> di
 class _Mixture:
     """Follows tokens into the experts and out of them."""
 
-    def __init__(self, draft: Draft, group: Group, experts: dict[int, int]) -> None:
+    def __init__(self, draft: Draft, group: ProcessGroup, experts: dict[int, int]) -> None:
         self.draft, self.group, self.experts = draft, group, experts
         self.tokens: dict[Key, int] = {}
         """Where the dimension of tokens is, of what lies with the experts."""
@@ -86,18 +87,18 @@ class _Mixture:
         self.back: dict[Key, Tensor] = {}
         """What came back from them."""
 
-    def through(self, line: Line) -> list[Line]:
-        """A line, with the exchanges before it that it needs."""
-        op = line.op
-        before: list[Line] = []
+    def through(self, call: EditedCall) -> list[EditedCall]:
+        """A call, with the exchanges before it that it needs."""
+        op = call.op
+        before: list[EditedCall] = []
         if op.name in PRODUCTS and any(self._with_experts(t) for t in op.tensors):
             before = [self._exchange(t, op) for t in op.tensors if not self._with_experts(t) and len(t.shape) == 3]
         elif any(self._with_experts(t) for t in op.tensors) and not self._stays(op):
             due = {key_of(t): t for t in op.tensors if self.tokens.get(key_of(t), NONE) != NONE}
             before = [self._exchange(t, op) for key, t in due.items() if key not in self.back]
-            return [*before, replace(line, op=with_tensors(op, lambda t: self.back.get(key_of(t), t)))]
+            return [*before, replace(call, op=with_tensors(op, lambda t: self.back.get(key_of(t), t)))]
         self._follow(op)
-        return [*before, replace(line, op=with_tensors(op, self._placed))]
+        return [*before, replace(call, op=with_tensors(op, self._placed))]
 
     def _with_experts(self, tensor: Tensor) -> bool:
         return tensor.storage in self.experts or key_of(tensor) in self.tokens
@@ -140,13 +141,13 @@ class _Mixture:
             shape[at] *= self.group.size
         return replace(self.there.get(key_of(tensor), tensor), shape=tuple(shape), stride=contiguous_strides(shape))
 
-    def _exchange(self, tensor: Tensor, like: Op) -> Line:
+    def _exchange(self, tensor: Tensor, like: Op) -> EditedCall:
         """Tokens to their experts, or back from them."""
         key = key_of(tensor)
         if key in self.tokens:
-            home = self.draft.again(tensor)
+            home = self.draft.copy(tensor)
             self.back[key] = home
             return self.draft.collective("all_to_all", self.group, home, self._placed(tensor), like)
         transposed = tensor.stride is not None and tensor.stride[1] < tensor.stride[2]
-        self.tokens[key], self.there[key] = 2 if transposed else 1, self.draft.again(tensor)
+        self.tokens[key], self.there[key] = 2 if transposed else 1, self.draft.copy(tensor)
         return self.draft.collective("all_to_all", self.group, self._placed(tensor), tensor, like)

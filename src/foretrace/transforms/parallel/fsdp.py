@@ -21,8 +21,9 @@ from functools import partial
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
 from foretrace.graph.op import RESIZE, with_tensors
 from foretrace.graph.tensor import contiguous_strides
-from foretrace.transforms.blocks import block_of, blocks_of
-from foretrace.transforms.draft import Draft, Group, Line, called, empty, lines_of
+from foretrace.transforms.blocks import block_index, repeated_blocks
+from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like, draft_of
+from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import Gradient, Weights, weights_of
 
 COMPUTE, COPY_IN, GATHER, SCATTER = range(4)
@@ -42,7 +43,7 @@ class Unit:
     backward: tuple[int, int] = (-1, -1)
 
 
-def sharded_data_parallel(graph: Graph, ways: int, units: Sequence[str] | None = None, mixed: bool = False) -> Graph:
+def fully_sharded_data_parallel(graph: Graph, ways: int, units: Sequence[str] | None = None, mixed: bool = False) -> Graph:
     """The step of one of so many ranks that share a model's weights, each with its own batch.
 
     Parameters
@@ -61,45 +62,45 @@ def sharded_data_parallel(graph: Graph, ways: int, units: Sequence[str] | None =
     >>> step = [Op("aten::mm", (given, weight), phase="forward"),
     ...         Op("aten::mm", (given, given), outputs=(gradient,), phase="backward"),
     ...         Op("aten::add_", (weight, gradient), outputs=(weight,), phase="optimizer")]
-    >>> [one.kind for one in sharded_data_parallel(Graph(OpTable.of(step)), 4).collectives]
+    >>> [one.kind for one in fully_sharded_data_parallel(Graph(OpTable.of(step)), 4).collectives]
     ['all_gather', 'reduce_scatter']
     """
-    draft = lines_of(graph, "sharded data parallel")
-    group = Group("sharded", tuple(range(ways)))
+    draft = draft_of(graph, "sharded data parallel")
+    group = ProcessGroup("sharded", tuple(range(ways)))
     note = f"weights in shards on {ways} ranks (FSDP2) were not in the step that was given"
-    return draft.graph_of(sharded(draft, draft.lines, group, units, mixed), 0, ways, note)
+    return draft.graph_of(shard_weights(draft, draft.calls, group, units, mixed), 0, ways, note)
 
 
-def sharded(
+def shard_weights(
     draft: Draft,
-    lines: Sequence[Line],
-    group: Group,
+    calls: Sequence[EditedCall],
+    group: ProcessGroup,
     units: Sequence[str] | None = None,
     mixed: bool = False,
     stays: bool = False,
     others: Collection[int] = (),
-) -> list[Line]:
-    """The lines of a step with its weights in shards over a group.
+) -> list[EditedCall]:
+    """The calls of a step with its weights in shards over a group.
 
     Parameters
     ----------
-    draft, lines
+    draft, calls
         The step.
     group
         Who has a shard each.
     units, mixed
-        As in `sharded_data_parallel`.
+        As in `fully_sharded_data_parallel`.
     stays
         Whether a unit that was gathered stays so until its last backward.
     others
         Storages of weights, gradients and the optimizer's states that are in no shards of this group.
     """
-    ops = [line.op for line in lines]
+    ops = [call.op for call in calls]
     found = weights_of(ops, draft.graph.source).without(others)
     if mixed:
         _check_half(found, draft.graph.source)
-    cut = _units(ops, found, units_of(ops, units))
-    return _Sharding(draft, ops, group, found, cut, mixed, stays, others).written(lines)
+    cut = _units(ops, found, unit_modules(ops, units))
+    return _Sharding(draft, ops, group, found, cut, mixed, stays, others).written(calls)
 
 
 def _check_half(found: Weights, source: str) -> None:
@@ -113,17 +114,17 @@ def _check_half(found: Weights, source: str) -> None:
         )
 
 
-def units_of(ops: Sequence[Op], units: Sequence[str] | None) -> list[str]:
+def unit_modules(ops: Sequence[Op], units: Sequence[str] | None) -> list[str]:
     """The modules that are gathered together: those named, which there must be, or the repeated blocks.
 
-    >>> units_of([Op("aten::mm", module="net.head")], ["net.head"])
+    >>> unit_modules([Op("aten::mm", module="net.head")], ["net.head"])
     ['net.head']
     """
     if units is None:
-        return blocks_of(ops)
+        return repeated_blocks(ops)
     modules = {op.module for op in ops}
     for unit in units:
-        if not any(block_of(module, [unit]) == 0 for module in modules):
+        if not any(block_index(module, [unit]) == 0 for module in modules):
             near = ", ".join(sorted({m for m in modules if m})[:5]) or "none, since the graph names no modules"
             raise ForetraceError(f"no module is called {unit!r}", f"There are, for instance: {near}.")
     return list(units)
@@ -133,12 +134,12 @@ def _units(ops: Sequence[Op], found: Weights, blocks: Sequence[str]) -> list[Uni
     """The units in the order of forward; the first is the root, which holds what is in no block."""
     root, *rest = units = [Unit(""), *(Unit(block) for block in blocks)]
     for storage, weight in found.weights.items():
-        at = {block_of(module, blocks) for module in found.modules[storage]}
+        at = {block_index(module, blocks) for module in found.modules[storage]}
         (units[at.pop() + 1] if len(at) == 1 else root).weights.append(weight)
     for gradient in found.in_model_order:
-        units[block_of(gradient.module, blocks) + 1].gradients.append(gradient)
+        units[block_index(gradient.module, blocks) + 1].gradients.append(gradient)
     for phase in ("forward", "backward"):
-        place = [block_of(op.module, blocks) if op.phase == phase else -1 for op in ops]
+        place = [block_index(op.module, blocks) if op.phase == phase else -1 for op in ops]
         for number, unit in enumerate(rest):
             rows = [row for row, at in enumerate(place) if at == number]
             if rows:
@@ -164,7 +165,7 @@ class _Sharding:
         self,
         draft: Draft,
         ops: Sequence[Op],
-        group: Group,
+        group: ProcessGroup,
         found: Weights,
         units: list[Unit],
         mixed: bool,
@@ -173,33 +174,33 @@ class _Sharding:
     ) -> None:
         self.draft, self.ops, self.group, self.units, self.mixed = draft, ops, group, units, mixed
         self.stays, self.others = stays, others
-        self.before: dict[int, list[Line]] = {}
-        self.behind: dict[int, list[Line]] = {}
+        self.before: dict[int, list[EditedCall]] = {}
+        self.behind: dict[int, list[EditedCall]] = {}
         self.whole: dict[int, int] = {}
         """Storage of each weight while it is gathered, by its own."""
-        self.gathered: dict[str, tuple[Tensor, Line]] = {}
+        self.gathered: dict[str, tuple[Tensor, EditedCall]] = {}
         self.shards = {storage: self._shard(weight) for storage, weight in found.weights.items()}
         self.scattered: dict[int, Tensor] = {}
         """A gradient's part of this rank, by the storage of the whole."""
-        self.copied: Line | None = None
+        self.copied: EditedCall | None = None
         """The event that the unit before was copied out."""
         self.spans: list[tuple[range, dict[int, int]]] = []
         self.frees: dict[int, list[int]] = {}
         self.dying = found.storages
 
-    def written(self, lines: Sequence[Line]) -> list[Line]:
-        """The lines with all of it."""
+    def written(self, calls: Sequence[EditedCall]) -> list[EditedCall]:
+        """The calls with all of it."""
         root = self.units[0] if not self.units[0].name else None
         if root is None:
             self.units.insert(0, root := Unit("", forward=(0, 0), backward=self._backward_span()))
         blocks = self.units[1:]
         self._forward(root, blocks)
         self._backward(root, blocks)
-        changed = [replace(line, op=self._changed(row, line.op)) for row, line in enumerate(lines)]
+        changed = [replace(call, op=self._changed(row, call.op)) for row, call in enumerate(calls)]
         return [
             one
-            for row, line in enumerate(changed)
-            for one in (*self.before.get(row, ()), line, *self.behind.get(row, ()))
+            for row, call in enumerate(changed)
+            for one in (*self.before.get(row, ()), call, *self.behind.get(row, ()))
         ]
 
     def _backward_span(self) -> tuple[int, int]:
@@ -210,7 +211,7 @@ class _Sharding:
         start, first = root.forward[0], self.ops[root.forward[0]]
         # What the optimizer changed must be there before it is gathered.
         for stream in (COPY_IN, GATHER):
-            self.before.setdefault(start, []).extend(self.draft.after(stream, COMPUTE, first))
+            self.before.setdefault(start, []).extend(self.draft.wait_stream(stream, COMPUTE, first))
         for unit in (root, *blocks):
             row = unit.forward[0]
             if unit.weights:
@@ -246,7 +247,7 @@ class _Sharding:
         """In what type shards of one are kept."""
         return FULL if self.mixed and dtype in HALF else dtype
 
-    def _gather(self, unit: Unit, row: int) -> list[Line]:
+    def _gather(self, unit: Unit, row: int) -> list[EditedCall]:
         """Copy the shards together and gather those of all ranks, on streams of their own."""
         like = replace(self.ops[row], module=unit.name or self.ops[row].module)
         shards = [self.shards[w.storage] for w in unit.weights]
@@ -258,48 +259,48 @@ class _Sharding:
         copied = replace(like, stream=COPY_IN)
         cast, flat = self._cast(flat, first.dtype, copied) if self.mixed else ([], flat)
         sizes: list[object] = [s.numel for s in shards]
-        copy = called("fsdp::all_gather_copy_in", (flat, room, sizes, each, 0), (mine, room), copied)
+        copy = call_like("fsdp::all_gather_copy_in", (flat, room, sizes, each, 0), (mine, room), copied)
         there = replace(like, stream=GATHER)
         gather = self.draft.collective("all_gather", self.group, room, mine, there)
         self.gathered[unit.name] = (room, gather)
-        wait = self.draft.after(GATHER, COPY_IN, like)
-        return [*cast, Line(empty(room, like)), Line(copy), *wait, gather]
+        wait = self.draft.wait_stream(GATHER, COPY_IN, like)
+        return [*cast, EditedCall(allocation(room, like)), EditedCall(copy), *wait, gather]
 
-    def _cast(self, flat: list[Tensor], dtype: str, like: Op) -> tuple[list[Line], list[Tensor]]:
+    def _cast(self, flat: list[Tensor], dtype: str, like: Op) -> tuple[list[EditedCall], list[Tensor]]:
         """Shards in the type that they are gathered in, all in one room."""
         sizes = [shard.numel for shard in flat]
         room = self.draft.tensor((sum(sizes),), dtype, flat[0].device)
         parts = [self.draft.view(room, (size,), sum(sizes[:place])) for place, size in enumerate(sizes)]
-        lines = [
-            Line(empty(room, like)),
-            Line(called("aten::split_with_sizes", (room, sizes), (parts,), like)),
-            Line(called("aten::_foreach_copy_", (parts, flat), (None,), like)),
+        calls = [
+            EditedCall(allocation(room, like)),
+            EditedCall(call_like("aten::split_with_sizes", (room, sizes), (parts,), like)),
+            EditedCall(call_like("aten::_foreach_copy_", (parts, flat), (None,), like)),
         ]
-        return lines, parts
+        return calls, parts
 
-    def _copy_out(self, unit: Unit, row: int) -> list[Line]:
+    def _copy_out(self, unit: Unit, row: int) -> list[EditedCall]:
         """Wait for what was gathered, and take it apart into the weights."""
         like = replace(self.ops[row], module=unit.name or self.ops[row].module)
         room, gather = self.gathered[unit.name]
-        self.whole |= {w.storage: self.draft.again(w).storage for w in unit.weights}
+        self.whole |= {w.storage: self.draft.copy(w).storage for w in unit.weights}
         ways, parts = self.group.size, [self.shards[w.storage].numel for w in unit.weights]
         outs = []
-        grown = [Line(called(RESIZE, (w.storage, self.whole[w.storage], w.nbytes), (), like)) for w in unit.weights]
-        looks = [Line(called("aten::view", (room, [ways, -1]), (self.draft.view(room, (ways, sum(parts))),), like))]
+        grown = [EditedCall(call_like(RESIZE, (w.storage, self.whole[w.storage], w.nbytes), (), like)) for w in unit.weights]
+        looks = [EditedCall(call_like("aten::view", (room, [ways, -1]), (self.draft.view(room, (ways, sum(parts))),), like))]
         for weight, part in zip(unit.weights, parts):
             whole = replace(weight, storage=self.whole[weight.storage])
             out = self.draft.view(whole, (ways, part))
             outs.append(out)
-            looks.append(Line(called("aten::view", (whole, [ways, -1]), (out,), like)))
+            looks.append(EditedCall(call_like("aten::view", (whole, [ways, -1]), (out,), like)))
         sizes: list[object] = list(parts)
-        copy = called("fsdp::split_with_sizes_copy", (looks[0].op.outputs[0], sizes, 1), (None,), like, out=outs)
+        copy = call_like("fsdp::split_with_sizes_copy", (looks[0].op.outputs[0], sizes, 1), (None,), like, out=outs)
         self.frees.setdefault(row, []).append(room.storage)
         # No more than one gathered unit waits to be copied out: its room is used again.
         ahead = (
-            [self.draft.await_event(stream, self.copied, like) for stream in (COPY_IN, GATHER)] if self.copied else []
+            [self.draft.wait_event(stream, self.copied, like) for stream in (COPY_IN, GATHER)] if self.copied else []
         )
-        self.copied = self.draft.record(COMPUTE, like)
-        return [self.draft.wait_for(gather, like), *ahead, *grown, *looks, Line(copy), self.copied]
+        self.copied = self.draft.record_event(COMPUTE, like)
+        return [self.draft.wait_for(gather, like), *ahead, *grown, *looks, EditedCall(copy), self.copied]
 
     def _storages(self, unit: Unit) -> dict[int, int]:
         return {w.storage: self.whole[w.storage] for w in unit.weights}
@@ -310,7 +311,7 @@ class _Sharding:
         self.spans.append((range(span[0], span[1] + 1), storages))
         self.frees.setdefault(span[1] + 1, []).extend(storages.values())
 
-    def _scatter(self, unit: Unit, row: int) -> list[Line]:
+    def _scatter(self, unit: Unit, row: int) -> list[EditedCall]:
         """Sum the gradients of a unit over all ranks, and keep a part of them."""
         like = replace(self.ops[row], module=unit.name, node="RegisterPostBackwardFunctionBackward")
         ways, device = self.group.size, unit.gradients[0].tensor.device
@@ -322,12 +323,12 @@ class _Sharding:
         grads: list[object] = [g.tensor for g in unit.gradients]
         there = replace(like, stream=SCATTER)
         scatter = self.draft.collective("reduce_scatter", self.group, kept, room, there)
-        lines = [
-            Line(empty(room, like)),
-            Line(called("aten::view", (room, [ways, -1]), (rows,), like)),
-            Line(called("fsdp::chunk_cat", (grads, 0, ways), (None,), like, out=rows)),
-            Line(empty(kept, like)),
-            *self.draft.after(SCATTER, COMPUTE, like),
+        calls = [
+            EditedCall(allocation(room, like)),
+            EditedCall(call_like("aten::view", (room, [ways, -1]), (rows,), like)),
+            EditedCall(call_like("fsdp::chunk_cat", (grads, 0, ways), (None,), like, out=rows)),
+            EditedCall(allocation(kept, like)),
+            *self.draft.wait_stream(SCATTER, COMPUTE, like),
             scatter,
         ]
         offset = 0
@@ -335,10 +336,10 @@ class _Sharding:
             part = self.draft.view(kept, shard.shape, offset)
             self.scattered[gradient.tensor.storage] = part
             asked = (kept, list(part.shape), list(part.stride or ()), offset)
-            lines.append(Line(called("aten::as_strided", asked, (part,), there)))
+            calls.append(EditedCall(call_like("aten::as_strided", asked, (part,), there)))
             offset += shard.numel
         self.frees.setdefault(row + 1, []).extend([room.storage, *(g.tensor.storage for g in unit.gradients)])
-        return lines
+        return calls
 
     def _changed(self, row: int, op: Op) -> Op:
         """A call with the whole weights where it runs between gathering and giving back, and shards in the update."""

@@ -16,8 +16,8 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Collective, Graph
 from foretrace.graph.op import RESIZE, Op, with_tensors
 from foretrace.graph.tensor import Tensor, contiguous_strides
-from foretrace.transforms.step import Row, assembled, opened
-from foretrace.transforms.weights import lists_in
+from foretrace.transforms.step import EditedCall, assemble, editable_step
+from foretrace.transforms.weights import tensor_lists
 
 JOIN, COPY_IN, COPY_OUT = "fsdp::chunk_cat", "fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy"
 SPLIT = "aten::split_with_sizes"
@@ -27,7 +27,7 @@ SCATTER = "c10d::_reduce_scatter_base_"
 Shape = tuple[int, ...]
 
 
-def in_shards(graph: Graph) -> bool:
+def uses_fsdp(graph: Graph) -> bool:
     """Whether a step's gradients are scattered as FSDP2 does it."""
     return any(op.name == JOIN for op in graph.ops)
 
@@ -42,16 +42,16 @@ def shards(graph: Graph, ranks: int) -> Graph:
     ranks
         How many share the weights now.
     """
-    graph, ops = opened(graph)
+    graph, ops = editable_step(graph)
     if not any(op.name == JOIN for op in ops):
         raise ForetraceError(f"{graph.title} has no weights in shards", "Give a step under FSDP2.")
     resharding = _Resharding(ops, ranks)
-    rows = [Row(resharding.changed(op), row) for row, op in enumerate(ops)]
+    rows = [EditedCall(resharding.changed(op), row) for row, op in enumerate(ops)]
     storages = {  # those that change are as large as what is seen in them
         number: replace(storage, nbytes=0) if number in resharding.sized else storage
         for number, storage in graph.storages.items()
     }
-    made = assembled(replace(graph, storages=storages), rows)
+    made = assemble(replace(graph, storages=storages), rows)
     made.collectives = [_sized(one, ops[one.op], made.ops[one.op]) for one in made.collectives]
     made.notes.append(f"weights are in shards on {ranks} ranks instead of {resharding.was}")
     return made
@@ -147,7 +147,7 @@ class _Resharding:
         """What is used with a shard and looks like it goes with it: states of the optimizer, casts."""
         if op.phase != "optimizer" and op.name not in CASTS:
             return
-        lists = lists_in(op)
+        lists = tensor_lists(op)
         for together in zip(*lists) if lists else [(*op.tensors, *op.produced)]:
             known = {tensor.shape: self._whole_shape(tensor) for tensor in together if self._whole_shape(tensor)}
             for tensor in together:

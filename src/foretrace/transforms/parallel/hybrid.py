@@ -20,10 +20,11 @@ from typing import NamedTuple
 from foretrace.graph import Constant, ForetraceError, Graph, Indices, Job, Op, Tensor
 from foretrace.graph.op import with_tensors
 from foretrace.graph.tensor import contiguous_strides
-from foretrace.transforms.draft import Draft, Group, Line, called, lines_of
-from foretrace.transforms.parallel.data import USUAL_MB, reduced
+from foretrace.transforms.draft import Draft, ProcessGroup, call_like, draft_of
+from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, share_gradients
 from foretrace.transforms.resize.resizable import resized_indices
-from foretrace.transforms.weights import only, spread
+from foretrace.transforms.step import EditedCall
+from foretrace.transforms.weights import propagate_owners, restrict_update
 
 BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 LOOKUPS = (*BAGS, "aten::embedding")
@@ -42,7 +43,7 @@ class Transfer(NamedTuple):
     """A collective of ids, embeddings or gradients, as one rank takes part in it."""
 
     kind: str
-    group: Group
+    group: ProcessGroup
     nbytes: int
     """What this rank sends."""
     forwards: bool = False
@@ -77,7 +78,7 @@ class RankStep(NamedTuple):
     """Rows of its lookups; and of their gradients and updates."""
 
 
-def tables_on_ranks(graph: Graph, ways: int, owners: Sequence[int] | None = None, bucket_mb: float = USUAL_MB) -> Job:
+def tables_on_ranks(graph: Graph, ways: int, owners: Sequence[int] | None = None, bucket_mb: float = DEFAULT_BUCKET_MB) -> Job:
     """The steps of ranks that hold some of the embedding tables each, whole, and a replica of the rest.
 
     Parameters
@@ -91,7 +92,7 @@ def tables_on_ranks(graph: Graph, ways: int, owners: Sequence[int] | None = None
     bucket_mb
         Size of DDP's buckets.
     """
-    draft = lines_of(graph, "tables on ranks of their own")
+    draft = draft_of(graph, "tables on ranks of their own")
     tables = _bags(draft.ops)
     if not tables:
         raise ForetraceError(
@@ -128,7 +129,7 @@ def sharded_steps(graph: Graph, shares: Sequence[TableShare]) -> list[RankStep]:
     shares
         What each rank does for the tables.
     """
-    draft = lines_of(graph, "a plan for its tables")
+    draft = draft_of(graph, "a plan for its tables")
     places = _Places.of(draft.ops, graph.source)
     note = f"{len(shares)} ranks with tables of their own were not in the step that was given"
     return [
@@ -147,11 +148,11 @@ class _HybridRank:
     def written(
         self,
         replaced: Collection[int],
-        inserted: Sequence[tuple[int, Iterable[Line]]],
+        inserted: Sequence[tuple[int, Iterable[EditedCall]]],
         trained: dict[int, bool],
-        bucket_mb: float = USUAL_MB,
+        bucket_mb: float = DEFAULT_BUCKET_MB,
         own_gradients: Collection[int] = (),
-    ) -> list[Line]:
+    ) -> list[EditedCall]:
         """All calls in order.
 
         Parameters
@@ -168,29 +169,29 @@ class _HybridRank:
         lines = list(self._before_ddp(replaced, inserted, trained))
         if self.world == 1:
             return lines
-        return reduced(self.draft, lines, Group("data", tuple(range(self.world))), bucket_mb, own_gradients)
+        return share_gradients(self.draft, lines, ProcessGroup("data", tuple(range(self.world))), bucket_mb, own_gradients)
 
     def _before_ddp(
-        self, replaced: Collection[int], inserted: Sequence[tuple[int, Iterable[Line]]], trained: dict[int, bool]
-    ) -> Iterator[Line]:
-        before: dict[int, Iterable[Line]] = {}
+        self, replaced: Collection[int], inserted: Sequence[tuple[int, Iterable[EditedCall]]], trained: dict[int, bool]
+    ) -> Iterator[EditedCall]:
+        before: dict[int, Iterable[EditedCall]] = {}
         for row, calls in inserted:
             before[row] = chain(before.get(row, ()), calls)
-        for row, line in enumerate(self.draft.lines):
+        for row, line in enumerate(self.draft.calls):
             yield from before.get(row, ())
             if row in replaced:
                 yield from self.own_calls(row)
             elif line.op.phase != "optimizer":
-                yield Line(with_tensors(line.op, lambda t: self.received.get(t.storage, t)), line.row)
-            elif (op := only(line.op, trained)) is not None:
-                yield Line(op, line.row)
-        yield from before.get(len(self.draft.lines), ())
+                yield EditedCall(with_tensors(line.op, lambda t: self.received.get(t.storage, t)), line.origin)
+            elif (op := restrict_update(line.op, trained)) is not None:
+                yield EditedCall(op, line.origin)
+        yield from before.get(len(self.draft.calls), ())
 
-    def own_calls(self, row: int) -> Iterator[Line]:
+    def own_calls(self, row: int) -> Iterator[EditedCall]:
         """What this rank calls in place of a call on a table: nothing, where its lookups are inserted."""
         yield from ()
 
-    def communicate(self, kind: str, group: Group, got: Tensor, given: Tensor, like: Op) -> Iterator[Line]:
+    def communicate(self, kind: str, group: ProcessGroup, got: Tensor, given: Tensor, like: Op) -> Iterator[EditedCall]:
         """A collective, and the wait for its end."""
         begun = self.draft.collective(kind, group, got, given, like)
         yield begun
@@ -226,7 +227,7 @@ class _WholeTables(_HybridRank):
         super().__init__(draft, rank, world)
         self.tables = tables
         self.held = [table for table, owner in zip(tables, owners) if owner == rank]
-        self.group = Group("tables", tuple(range(world)))
+        self.group = ProcessGroup("tables", tuple(range(world)))
         self.weights = {self.ops[table.forward].tensors[0].storage for table in tables}
         made = [t for table in tables for row in table.backward for t in self.ops[row].produced]
         shapes = {self.ops[table.forward].tensors[0].shape for table in tables}
@@ -236,7 +237,7 @@ class _WholeTables(_HybridRank):
         self.sizes = {size for call in calls for size in (call.tensors[1].numel, call.produced[0].shape[0])}
         """Ids and bags of one rank's samples."""
 
-    def lines(self, bucket_mb: float) -> list[Line]:
+    def lines(self, bucket_mb: float) -> list[EditedCall]:
         """All calls in order."""
         forward = [table.forward for table in self.tables]
         backward = [row for table in self.tables for row in table.backward]
@@ -245,10 +246,10 @@ class _WholeTables(_HybridRank):
             inserted.append((min(backward), self._return_gradients(min(backward))))
         held = {self.ops[table.forward].tensors[0].storage for table in self.held}
         trained = {weight: weight in held for weight in self.weights}
-        spread([op for op in self.ops if op.phase == "optimizer"], trained)
+        propagate_owners([op for op in self.ops if op.phase == "optimizer"], trained)
         return self.written({*forward, *backward}, inserted, trained, bucket_mb, self.gradients)
 
-    def own_calls(self, row: int) -> Iterator[Line]:
+    def own_calls(self, row: int) -> Iterator[EditedCall]:
         """The call on a table that this rank holds, for the samples of all ranks."""
         if not any(row == table.forward or row in table.backward for table in self.held):
             return
@@ -256,11 +257,11 @@ class _WholeTables(_HybridRank):
         if op.name == BAG_BACKWARD:
             gradient = self.received[_view_key(op.tensors[0])]
             op = replace(op, args=(gradient, *op.args[1:]))
-            yield Line(with_tensors(op, lambda t: t if t.id == gradient.id else self._at_global_batch(t)), row)
+            yield EditedCall(with_tensors(op, lambda t: t if t.id == gradient.id else self._at_global_batch(t)), row)
         else:
-            yield Line(with_tensors(op, self._at_global_batch), row)
+            yield EditedCall(with_tensors(op, self._at_global_batch), row)
 
-    def _send_ids(self) -> Iterator[Line]:
+    def _send_ids(self) -> Iterator[EditedCall]:
         """The ids of this rank's samples go to the ranks that hold the tables."""
         like = _outside(self.ops[min(table.forward for table in self.tables)])
         ids = [self.ops[table.forward].tensors[1] for table in self.tables]
@@ -268,11 +269,11 @@ class _WholeTables(_HybridRank):
         given = self.draft.tensor((sum(t.numel for t in ids),), ids[0].dtype, ids[0].device)
         got = self.draft.tensor((sum(own) * self.world,), ids[0].dtype, ids[0].device)
         sorted_ids = self.draft.tensor(got.shape, got.dtype, got.device)
-        yield Line(called("aten::cat", ([*ids],), (given,), like))
+        yield EditedCall(call_like("aten::cat", ([*ids],), (given,), like))
         yield from self.communicate("all_to_all", self.group, got, given, like)
-        yield Line(called("aten::clone", (got,), (sorted_ids,), like, memory_format=CONTIGUOUS))
+        yield EditedCall(call_like("aten::clone", (got,), (sorted_ids,), like, memory_format=CONTIGUOUS))
 
-    def _return_embeddings(self) -> Iterator[Line]:
+    def _return_embeddings(self) -> Iterator[EditedCall]:
         """The embeddings of all samples go to the ranks of the samples."""
         like = _outside(self.ops[max(table.forward for table in self.tables)])
         every = [self.ops[table.forward].produced[0] for table in self.tables]
@@ -281,15 +282,15 @@ class _WholeTables(_HybridRank):
         stacked = self.draft.tensor((len(found), bags * self.world, dim), found[0].dtype, found[0].device)
         by_rank = self.draft.tensor(stacked.shape, stacked.dtype, stacked.device)
         got = self.draft.tensor((len(every) * bags, dim), stacked.dtype, stacked.device)
-        yield Line(called("aten::stack", ([*found],), (stacked,), like))
-        yield Line(called("aten::clone", (stacked,), (by_rank,), like, memory_format=CONTIGUOUS))
+        yield EditedCall(call_like("aten::stack", ([*found],), (stacked,), like))
+        yield EditedCall(call_like("aten::clone", (stacked,), (by_rank,), like, memory_format=CONTIGUOUS))
         yield from self.communicate("all_to_all", self.group, got, by_rank, like)
         for place, tensor in enumerate(every):
             part = self.draft.view(got, (bags, dim), place * bags * dim)
             self.received[tensor.storage] = part
-            yield Line(called("aten::select", (got, 0, place), (part,), like))
+            yield EditedCall(call_like("aten::select", (got, 0, place), (part,), like))
 
-    def _return_gradients(self, first: int) -> Iterator[Line]:
+    def _return_gradients(self, first: int) -> Iterator[EditedCall]:
         """Gradients of embeddings go to the ranks that hold the tables."""
         like = _outside(self.ops[first])
         every = [self.ops[table.backward[0]].tensors[0] for table in self.tables]
@@ -301,10 +302,10 @@ class _WholeTables(_HybridRank):
             gradient = self.ops[table.backward[0]].tensors[0]
             offset = place * bags * self.world * dim
             self.received[_view_key(gradient)] = self.draft.view(by_table, (bags * self.world, dim), offset)
-        yield Line(called("aten::cat", ([*every],), (given,), like))
+        yield EditedCall(call_like("aten::cat", ([*every],), (given,), like))
         yield from self.communicate("all_to_all", self.group, got, given, like)
-        yield Line(called("aten::div", (got, self.world), (mean,), like))
-        yield Line(called("aten::clone", (mean,), (by_table,), like, memory_format=CONTIGUOUS))
+        yield EditedCall(call_like("aten::div", (got, self.world), (mean,), like))
+        yield EditedCall(call_like("aten::clone", (mean,), (by_table,), like, memory_format=CONTIGUOUS))
 
     def _at_global_batch(self, tensor: Tensor) -> Tensor:
         """A tensor of ids, bags or embeddings of the samples of all ranks; tables and their gradients stay."""
@@ -345,7 +346,7 @@ class _Places(NamedTuple):
         others = (row for row in range(forward[0], back) if row not in rows)
         needed = next((row for row in others if made & {t.storage for t in ops[row].tensors}), back)
         trained = dict.fromkeys((ops[row].tensors[0].storage for row in forward), False)
-        spread([ops[row] for row in updates], trained)
+        propagate_owners([ops[row] for row in updates], trained)
         device = ops[forward[0]].tensors[0].device
         return cls(frozenset(rows), forward[0], needed, back, updates[0], device, trained)
 
@@ -362,7 +363,7 @@ class _Shards(_HybridRank):
     def __init__(self, draft: Draft, rank: int, world: int, places: _Places, share: TableShare) -> None:
         super().__init__(draft, rank, world)
         self.places, self.share = places, share
-        self.begun: dict[Transfer, Line] = {}
+        self.begun: dict[Transfer, EditedCall] = {}
         """Transfers that are not yet waited for."""
         self.known: dict[int, tuple[bool, Indices]] = {}
         """Of each line that is a call on a shard, whether it is of backward and the statistics of its ids."""
@@ -387,29 +388,29 @@ class _Shards(_HybridRank):
                 graph.indices.append(replace(indices, op=row))
         return RankStep(graph, rows)
 
-    def _calls(self) -> list[Line]:
+    def _calls(self) -> list[EditedCall]:
         """The calls on what this rank holds."""
         own: dict[int, Tensor] = {}
 
         def renumbered(tensor: Tensor) -> Tensor:
             if tensor.storage not in own:
-                own[tensor.storage] = self.draft.again(tensor)
+                own[tensor.storage] = self.draft.copy(tensor)
             made = own[tensor.storage]
             return replace(tensor, id=made.id, storage=made.storage, device=self.places.device)
 
-        lines = [Line(with_tensors(op, renumbered)) for op in self.share.lookups.ops]
+        lines = [EditedCall(with_tensors(op, renumbered)) for op in self.share.lookups.ops]
         for line, backward, indices in zip(lines, self.share.backward, self.share.lookups.indices):
             self.known[id(line)] = bool(backward), indices
         return lines
 
-    def _look_up(self, calls: Sequence[Line]) -> Iterator[Line]:
+    def _look_up(self, calls: Sequence[EditedCall]) -> Iterator[EditedCall]:
         """The lookups; then ids of the next step and embeddings are sent."""
         like = self.ops[self.places.first]
         yield from self._called_at(calls, like, "forward")
         yield from self._begin(self.share.ids, like)
         yield from self._send(self.share.embeddings, like)
 
-    def _update(self, calls: Sequence[Line]) -> Iterator[Line]:
+    def _update(self, calls: Sequence[EditedCall]) -> Iterator[EditedCall]:
         """Gradients arrive, rows are updated, and the gradients of replicas are sent."""
         like = self.ops[self.places.back]
         yield from self._send(self.share.gradients, like)
@@ -417,7 +418,7 @@ class _Shards(_HybridRank):
         yield from self._called_at(calls, like, "backward")
         yield from self._begin(self.share.replicas, like)
 
-    def _called_at(self, calls: Sequence[Line], like: Op, phase: str) -> Iterator[Line]:
+    def _called_at(self, calls: Sequence[EditedCall], like: Op, phase: str) -> Iterator[EditedCall]:
         """The calls of a phase, as called where another call was."""
         where = {name: getattr(like, name) for name in ("thread", "stream", "module", "node")}
         for line in calls:
@@ -425,7 +426,7 @@ class _Shards(_HybridRank):
                 line.op = replace(line.op, phase=phase, **where)
                 yield line
 
-    def _send(self, transfers: Sequence[Transfer], like: Op) -> Iterator[Line]:
+    def _send(self, transfers: Sequence[Transfer], like: Op) -> Iterator[EditedCall]:
         """Begin transfers, of what was converted for that."""
         yield from self._converted(like, ("float32", self.share.sent_as))
         for before, transfer in zip((None, *transfers), transfers):
@@ -433,28 +434,28 @@ class _Shards(_HybridRank):
                 yield from self._wait(before, like)
             yield from self._begin(transfer, like)
 
-    def _arrive(self, transfers: Sequence[Transfer], like: Op) -> Iterator[Line]:
+    def _arrive(self, transfers: Sequence[Transfer], like: Op) -> Iterator[EditedCall]:
         """Wait for transfers, and convert what they brought."""
         for transfer in transfers:
             yield from self._wait(transfer, like)
         yield from self._converted(like, (self.share.sent_as, "float32"))
 
-    def _begin(self, transfer: Transfer | None, like: Op) -> Iterator[Line]:
+    def _begin(self, transfer: Transfer | None, like: Op) -> Iterator[EditedCall]:
         if transfer is not None:
             given = self.draft.tensor((max(1, transfer.nbytes),), "uint8", self.places.device)
-            got = given if transfer.kind == "all_reduce" else self.draft.again(given)
+            got = given if transfer.kind == "all_reduce" else self.draft.copy(given)
             self.begun[transfer] = self.draft.collective(transfer.kind, transfer.group, got, given, like)
             yield self.begun[transfer]
 
-    def _wait(self, transfer: Transfer | None, like: Op) -> Iterator[Line]:
+    def _wait(self, transfer: Transfer | None, like: Op) -> Iterator[EditedCall]:
         if transfer is not None and transfer in self.begun:
             yield self.draft.wait_for(self.begun.pop(transfer), like)
 
-    def _converted(self, like: Op, dtypes: tuple[str, str]) -> Iterator[Line]:
+    def _converted(self, like: Op, dtypes: tuple[str, str]) -> Iterator[EditedCall]:
         """The copy that makes what is sent narrower, or what arrived wide again."""
         if self.share.sent_as and self.share.sent_elements:
             given, made = (self.draft.tensor((self.share.sent_elements,), d, self.places.device) for d in dtypes)
-            yield Line(called("aten::_to_copy", (given,), (made,), like))
+            yield EditedCall(call_like("aten::_to_copy", (given,), (made,), like))
 
 
 def _view_key(tensor: Tensor) -> int:
@@ -464,6 +465,6 @@ def _view_key(tensor: Tensor) -> int:
 
 def _outside(op: Op) -> Op:
     """A call's place, one module further out: where calls for all tables are made."""
-    where = called("", (), (), op)
+    where = call_like("", (), (), op)
     where.module = op.module.rpartition(".")[0]
     return where

@@ -8,26 +8,27 @@ from math import inf
 
 from foretrace.errors import check_count
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
-from foretrace.transforms.blocks import block_of
-from foretrace.transforms.draft import Draft, Group, Line, lines_of
+from foretrace.transforms.blocks import block_index
+from foretrace.transforms.draft import Draft, ProcessGroup, draft_of
 from foretrace.transforms.parallel import schedules
-from foretrace.transforms.parallel.data import USUAL_MB, reduced
+from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, share_gradients
 from foretrace.transforms.parallel.experts import with_experts
-from foretrace.transforms.parallel.fsdp import sharded as in_shards
-from foretrace.transforms.parallel.fsdp import units_of
+from foretrace.transforms.parallel.fsdp import shard_weights as in_shards
+from foretrace.transforms.parallel.fsdp import unit_modules
 from foretrace.transforms.parallel.hybrid import tables_on_ranks
-from foretrace.transforms.parallel.pipeline import of_one_part, pipelined, told
-from foretrace.transforms.parallel.tensor import divided
-from foretrace.transforms.weights import refuse_sparse, spread, weights_of
+from foretrace.transforms.parallel.pipeline import microbatch_calls, pipeline_note, split_stages
+from foretrace.transforms.parallel.tensor import split_blocks
+from foretrace.transforms.step import EditedCall
+from foretrace.transforms.weights import propagate_owners, reject_sparse_gradients, weights_of
 
 COUNTS = ("data", "tensor", "pipeline", "microbatches", "experts", "chunks")
 
 
 @dataclass(frozen=True)
-class Ways:
+class ParallelConfig:
     """What `foretrace.parallelize` is asked for; what contradicts itself is refused.
 
-    >>> Ways(data=4, tensor=2).world
+    >>> ParallelConfig(data=4, tensor=2).world
     8
     """
 
@@ -43,14 +44,14 @@ class Ways:
     microbatches: int = 1
     schedule: str = "1f1b"
     chunks: int = 1
-    bucket_mb: float = USUAL_MB
+    bucket_mb: float = DEFAULT_BUCKET_MB
 
     def __post_init__(self) -> None:
         self._check_counts()
         self._check_shards()
         self._check_experts()
         self._check_tables()
-        schedules.check(self.schedule, self.pipeline, self.microbatches, self.chunks)
+        schedules.check_schedule(self.schedule, self.pipeline, self.microbatches, self.chunks)
         if (self.overlap or self.sequence) and self.tensor == 1:
             asked = "overlap" if self.overlap else "sequence"
             raise ForetraceError(
@@ -108,10 +109,10 @@ TENSOR, DATA, EXPERTS = "tensor", "data", "experts"
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankMesh:
     """Where each rank stands: ranks of one tensor group are neighbours, then come data parallel ones, then stages.
 
-    >>> Ranks(tensor=2, data=4, pipeline=2).at(stage=1, data=3, tensor=1)
+    >>> RankMesh(tensor=2, data=4, pipeline=2).at(stage=1, data=3, tensor=1)
     15
     """
 
@@ -128,16 +129,16 @@ class Ranks:
         """The rank at a place."""
         return (stage * self.data + data) * self.tensor + tensor
 
-    def group(self, name: str, stage: int, experts: int = 1) -> Group:
+    def group(self, name: str, stage: int, experts: int = 1) -> ProcessGroup:
         """The group of that name in which the first rank of a stage is."""
         if name == TENSOR:
-            return Group(name, tuple(self.at(stage, 0, t) for t in range(self.tensor)))
+            return ProcessGroup(name, tuple(self.at(stage, 0, t) for t in range(self.tensor)))
         count = experts if name == EXPERTS else self.data
-        return Group(name, tuple(self.at(stage, d, 0) for d in range(count)))
+        return ProcessGroup(name, tuple(self.at(stage, d, 0) for d in range(count)))
 
-    def replicas(self, stage: int, experts: int) -> Group:
+    def replicas(self, stage: int, experts: int) -> ProcessGroup:
         """The ranks that keep the same experts as the first one of a stage."""
-        return Group("expert replicas", self.group(DATA, stage).ranks[::experts])
+        return ProcessGroup("expert replicas", self.group(DATA, stage).ranks[::experts])
 
     @property
     def alike(self) -> dict[int, int]:
@@ -161,7 +162,7 @@ def parallelize(
     microbatches: int = 1,
     schedule: str = "1f1b",
     chunks: int = 1,
-    bucket_mb: float = USUAL_MB,
+    bucket_mb: float = DEFAULT_BUCKET_MB,
 ) -> Job:
     """The job that many ranks make of the step of one: nothing runs, and no cluster is needed.
 
@@ -215,36 +216,36 @@ def parallelize(
     >>> job.world, [c.kind for c in job.graphs[0].collectives]
     (4, ['all_reduce'])
     """
-    Ways(
+    ParallelConfig(
         data, tensor, pipeline, overlap, sequence, sharded, mixed, experts, tables, microbatches, schedule, chunks,
         bucket_mb,
     )  # fmt: skip
     graph = _alone(graph)
     if tables:
         return tables_on_ranks(graph, data, bucket_mb=bucket_mb)
-    ranks = Ranks(tensor, data, pipeline)
-    draft = lines_of(graph, "parallelize")
+    ranks = RankMesh(tensor, data, pipeline)
+    draft = draft_of(graph, "parallelize")
     if data > 1:
-        refuse_sparse(draft.ops, graph.source)
+        reject_sparse_gradients(draft.ops, graph.source)
     notes = _told(ranks, overlap, sequence, sharded, bucket_mb)
-    lines, own = draft.lines, set[int]()
+    calls, own = draft.calls, set[int]()
     in_parts = pipeline > 1 or microbatches > 1
     if in_parts:
-        lines = of_one_part(draft, lines, microbatches)
-        notes.append(told(pipeline, microbatches, schedule, chunks))
+        calls = microbatch_calls(draft, calls, microbatches)
+        notes.append(pipeline_note(pipeline, microbatches, schedule, chunks))
     if tensor > 1:
-        lines = divided(draft, lines, ranks.group(TENSOR, 0), overlap, sequence)
+        calls = split_blocks(draft, calls, ranks.group(TENSOR, 0), overlap, sequence)
     if experts > 1:
-        lines, own = with_experts(draft, lines, ranks.group(EXPERTS, 0, experts))
-    units = units_of(draft.ops, None if isinstance(sharded, bool) else sharded) if sharded else []
+        calls, own = with_experts(draft, calls, ranks.group(EXPERTS, 0, experts))
+    units = unit_modules(draft.ops, None if isinstance(sharded, bool) else sharded) if sharded else []
     shards = _Shards(draft, ranks, experts, own, units, mixed)
     if sharded and pipeline == 1:  # each part of the batch gathers and scatters anew
-        lines = shards.of(lines, 0, stays=False)
+        calls = shards.of(calls, 0, stays=False)
     firsts = tuple(ranks.at(stage) for stage in range(pipeline))
-    staged = pipelined(draft, lines, firsts, microbatches, schedule, chunks) if in_parts else [lines]
+    staged = split_stages(draft, calls, firsts, microbatches, schedule, chunks) if in_parts else [calls]
     graphs = []
     for stage, ours in enumerate(staged):
-        ours = [_moved(line, ranks, stage, experts) for line in ours]
+        ours = [_moved(call, ranks, stage, experts) for call in ours]
         if data > 1 and not sharded:
             ours = _with_gradients(draft, ours, ranks, stage, own, experts, bucket_mb)
         if sharded and pipeline > 1:
@@ -266,15 +267,15 @@ def _alone(step: Graph | Job) -> Graph:
 
 
 def _with_gradients(
-    draft: Draft, lines: list[Line], ranks: Ranks, stage: int, own: set[int], experts: int, bucket_mb: float
-) -> list[Line]:
-    """The lines with gradients shared: those of experts among the ranks that keep the same ones."""
-    lines = reduced(draft, lines, ranks.group(DATA, stage), bucket_mb, own)
+    draft: Draft, calls: list[EditedCall], ranks: RankMesh, stage: int, own: set[int], experts: int, bucket_mb: float
+) -> list[EditedCall]:
+    """The calls with gradients shared: those of experts among the ranks that keep the same ones."""
+    calls = share_gradients(draft, calls, ranks.group(DATA, stage), bucket_mb, own)
     replicas = ranks.replicas(stage, experts)
     if not own or replicas.size == 1:
-        return lines
-    others = weights_of([line.op for line in lines]).storages - own
-    return reduced(draft, lines, replicas, bucket_mb, others)
+        return calls
+    others = weights_of([call.op for call in calls]).storages - own
+    return share_gradients(draft, calls, replicas, bucket_mb, others)
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,7 @@ class _Shards:
     """Weights in shards over data parallel ranks, those of experts over the ranks that keep the same ones."""
 
     draft: Draft
-    ranks: Ranks
+    ranks: RankMesh
     experts: int
     own: set[int]
     """Storages of experts' gradients."""
@@ -290,39 +291,39 @@ class _Shards:
     """Modules that are gathered together, of all stages."""
     mixed: bool
 
-    def of(self, lines: list[Line], stage: int, stays: bool) -> list[Line]:
-        """The lines of a stage with its weights in shards."""
-        modules = {line.op.module for line in lines}
-        units = [unit for unit in self.units if any(block_of(module, [unit]) == 0 for module in modules)]
-        theirs, ours = self._experts_apart(lines)
-        lines = in_shards(self.draft, lines, self.ranks.group(DATA, stage), units, self.mixed, stays, theirs)
+    def of(self, calls: list[EditedCall], stage: int, stays: bool) -> list[EditedCall]:
+        """The calls of a stage with its weights in shards."""
+        modules = {call.op.module for call in calls}
+        units = [unit for unit in self.units if any(block_index(module, [unit]) == 0 for module in modules)]
+        theirs, ours = self._experts_apart(calls)
+        calls = in_shards(self.draft, calls, self.ranks.group(DATA, stage), units, self.mixed, stays, theirs)
         replicas = self.ranks.replicas(stage, self.experts)
         if theirs and replicas.size > 1:
-            ours |= weights_of([line.op for line in lines]).storages - theirs
-            lines = in_shards(self.draft, lines, replicas, units, self.mixed, stays, ours)
-        return lines
+            ours |= weights_of([call.op for call in calls]).storages - theirs
+            calls = in_shards(self.draft, calls, replicas, units, self.mixed, stays, ours)
+        return calls
 
-    def _experts_apart(self, lines: list[Line]) -> tuple[set[int], set[int]]:
+    def _experts_apart(self, calls: list[EditedCall]) -> tuple[set[int], set[int]]:
         """What the optimizer knows of experts, and of all the rest: weights, gradients and states."""
         if not self.own:
             return set(), set()
-        ops = [line.op for line in lines]
+        ops = [call.op for call in calls]
         of_expert = {storage: storage in self.own for storage in weights_of(ops).storages}
-        spread([line.op for line in lines if line.op.phase == "optimizer" and line.collective is None], of_expert)
+        propagate_owners([call.op for call in calls if call.op.phase == "optimizer" and call.collective is None], of_expert)
         known = set(of_expert)
         theirs = {storage for storage in known if of_expert[storage]}
         return theirs, known - theirs
 
 
-def _moved(line: Line, ranks: Ranks, stage: int, experts: int) -> Line:
-    """A line with the groups of its stage."""
-    if line.collective is None or line.collective.group not in (TENSOR, EXPERTS):
-        return line
-    group = ranks.group(line.collective.group, stage, experts)
-    return replace(line, collective=replace(line.collective, ranks=group.ranks))
+def _moved(call: EditedCall, ranks: RankMesh, stage: int, experts: int) -> EditedCall:
+    """A call with the groups of its stage."""
+    if call.collective is None or call.collective.group not in (TENSOR, EXPERTS):
+        return call
+    group = ranks.group(call.collective.group, stage, experts)
+    return replace(call, collective=replace(call.collective, ranks=group.ranks))
 
 
-def _told(ranks: Ranks, overlap: bool, sequence: bool, sharded: bool | Sequence[str], bucket_mb: float) -> list[str]:
+def _told(ranks: RankMesh, overlap: bool, sequence: bool, sharded: bool | Sequence[str], bucket_mb: float) -> list[str]:
     ways = [f"{n} {word}" for n, word in ((ranks.tensor, "tensor"), (ranks.data, "data")) if n > 1]
     if not ways:
         return []

@@ -13,11 +13,12 @@ from typing import Any
 
 from foretrace.graph import ForetraceError, Graph, Job, Op, Tensor
 from foretrace.graph.op import RESIZE, with_tensors
-from foretrace.transforms.blocks import block_of, blocks_of
-from foretrace.transforms.draft import Draft, Group, Line, called, lines_of
-from foretrace.transforms.parallel.schedules import check, part_of_batch, turns
-from foretrace.transforms.parallel.splitting import given_before
-from foretrace.transforms.weights import Gradient, Weights, only, spread, weights_of
+from foretrace.transforms.blocks import block_index, repeated_blocks
+from foretrace.transforms.draft import Draft, ProcessGroup, call_like, draft_of
+from foretrace.transforms.parallel.schedules import check_schedule, microbatch_of, stage_schedule
+from foretrace.transforms.parallel.splitting import preexisting_tensors
+from foretrace.transforms.step import EditedCall
+from foretrace.transforms.weights import Gradient, Weights, propagate_owners, restrict_update, weights_of
 
 
 def pipeline_parallel(graph: Graph, stages: int, microbatches: int, schedule: str = "1f1b", chunks: int = 1) -> Job:
@@ -36,17 +37,17 @@ def pipeline_parallel(graph: Graph, stages: int, microbatches: int, schedule: st
     chunks
         Groups of blocks on each stage; more than one in ``interleaved`` only.
     """
-    draft = lines_of(graph, "pipeline parallel")
-    lines = of_one_part(draft, draft.lines, microbatches)
-    staged = pipelined(draft, lines, tuple(range(stages)), microbatches, schedule, chunks)
-    note = told(stages, microbatches, schedule, chunks)
-    return Job([draft.graph_of(lines, rank, stages, note) for rank, lines in enumerate(staged)], graph.source)
+    draft = draft_of(graph, "pipeline parallel")
+    calls = microbatch_calls(draft, draft.calls, microbatches)
+    staged = split_stages(draft, calls, tuple(range(stages)), microbatches, schedule, chunks)
+    note = pipeline_note(stages, microbatches, schedule, chunks)
+    return Job([draft.graph_of(calls, rank, stages, note) for rank, calls in enumerate(staged)], graph.source)
 
 
-def told(stages: int, microbatches: int, schedule: str, chunks: int) -> str:
+def pipeline_note(stages: int, microbatches: int, schedule: str, chunks: int) -> str:
     """What the reader should know of it.
 
-    >>> told(1, 4, "1f1b", 1)
+    >>> pipeline_note(1, 4, "1f1b", 1)
     'adding up gradients over 4 microbatches was not in the step that was given'
     """
     if stages == 1:
@@ -58,21 +59,21 @@ def told(stages: int, microbatches: int, schedule: str, chunks: int) -> str:
     )
 
 
-def of_one_part(draft: Draft, lines: Sequence[Line], microbatches: int) -> list[Line]:
-    """The lines of a step on one of the parts of its batch."""
-    part = part_of_batch([line.op for line in lines], microbatches, draft.graph.source)
-    return [replace(line, op=op) for line, op in zip(lines, part)]
+def microbatch_calls(draft: Draft, calls: Sequence[EditedCall], microbatches: int) -> list[EditedCall]:
+    """The calls of a step on one of the parts of its batch."""
+    part = microbatch_of([call.op for call in calls], microbatches, draft.graph.source)
+    return [replace(call, op=op) for call, op in zip(calls, part)]
 
 
-def pipelined(
-    draft: Draft, lines: Sequence[Line], ranks: tuple[int, ...], microbatches: int, schedule: str, chunks: int
-) -> list[list[Line]]:
-    """The lines of each stage of a step, from those on one part of its batch. ``ranks`` are the stages', in order."""
-    check(schedule, len(ranks), microbatches, chunks)
-    cut = stages_of(lines, len(ranks) * chunks, draft.graph.source)
+def split_stages(
+    draft: Draft, calls: Sequence[EditedCall], ranks: tuple[int, ...], microbatches: int, schedule: str, chunks: int
+) -> list[list[EditedCall]]:
+    """The calls of each stage of a step, from those on one part of its batch. ``ranks`` are the stages', in order."""
+    check_schedule(schedule, len(ranks), microbatches, chunks)
+    cut = stages_of(calls, len(ranks) * chunks, draft.graph.source)
     apart = draft.reserve(microbatches)
     return [
-        _Stage(draft, lines, cut, ranks, stage, apart).written(turns(schedule, stage, len(ranks), microbatches, chunks))
+        _Stage(draft, calls, cut, ranks, stage, apart).written(stage_schedule(schedule, stage, len(ranks), microbatches, chunks))
         for stage in range(len(ranks))
     ]
 
@@ -81,24 +82,24 @@ class _Stage:
     """What one stage calls."""
 
     def __init__(
-        self, draft: Draft, lines: Sequence[Line], cut: Stages, ranks: tuple[int, ...], stage: int, apart: int
+        self, draft: Draft, calls: Sequence[EditedCall], cut: Stages, ranks: tuple[int, ...], stage: int, apart: int
     ) -> None:
-        self.draft, self.lines, self.cut, self.ranks, self.stage = draft, lines, cut, ranks, stage
+        self.draft, self.calls, self.cut, self.ranks, self.stage = draft, calls, cut, ranks, stage
         self.apart = apart
         """So far from each other are the numbers of one part of the batch and the next."""
         self.ours = [c for c in range(len(cut.chunks)) if c % len(ranks) == stage]
         self.skipped = {t.row for t in cut.tied}
         self.dead: list[int] = []
-        self.written_lines: list[Line] = []
+        self.written_calls: list[EditedCall] = []
 
-    def written(self, order: Sequence[Any]) -> list[Line]:
-        """All its lines."""
+    def written(self, order: Sequence[Any]) -> list[EditedCall]:
+        """All its calls."""
         for turn in order:
             chunk = turn.chunk * len(self.ranks) + self.stage
             self._forward(chunk, turn.microbatch) if turn.forward else self._backward(chunk, turn.microbatch)
         self._share_tied()
         self._update()
-        return self.written_lines
+        return self.written_calls
 
     def _forward(self, chunk: int, part: int) -> None:
         ours, last = self.cut.chunks[chunk], len(self.cut.chunks) - 1
@@ -119,10 +120,10 @@ class _Stage:
         if ends[0] == ends[1]:
             return
         forward = source < target
-        group = Group(f"{'forward' if forward else 'backward'} to chunk {target}", ends)
+        group = ProcessGroup(f"{'forward' if forward else 'backward'} to chunk {target}", ends)
         ours = self.cut.chunks[source if kind == "send" else target]
         rows = ours.forward if forward else ours.backward
-        like = self.lines[rows[-1] if kind == "send" else rows[0]].op
+        like = self.calls[rows[-1] if kind == "send" else rows[0]].op
         for tensor in tensors:
             moved = self._numbered(tensor, part)
             self._emit(self.draft.collective(kind, group, moved, moved, like, ends[kind == "send"]))
@@ -138,21 +139,21 @@ class _Stage:
         for row in rows:
             if row in self.skipped:
                 continue
-            line = self.lines[row]
-            op = with_tensors(line.op, numbered) if part else line.op.__copy__()
+            call = self.calls[row]
+            op = with_tensors(call.op, numbered) if part else call.op.__copy__()
             op.frees = ()
             if op.name == RESIZE:
                 op.args = (op.args[0], self._storage(op.args[1], part), *op.args[2:])
-            place = line.row if not part else -1
-            said = replace(line.collective) if line.collective else None
-            self._emit(Line(op, place, said))
+            place = call.origin if not part else -1
+            said = replace(call.collective) if call.collective else None
+            self._emit(EditedCall(op, place, said))
             self.dead += [s + part * self.apart for s in chunk.last_touch.get(row, ())]
             done = []
             for whole in ready.get(row, ()):
                 mine = self._numbered(whole, part)
-                add = called("aten::add_", (whole, mine), (whole,), op)
+                add = call_like("aten::add_", (whole, mine), (whole,), op)
                 add.overload, add.node = "Tensor", "torch::autograd::AccumulateGrad"
-                self._emit(Line(add))
+                self._emit(EditedCall(add))
                 done.append(mine.storage)
             self.dead += dict.fromkeys(done)
 
@@ -166,19 +167,19 @@ class _Stage:
     def _storage(self, storage: Any, part: int) -> Any:
         return storage + part * self.apart if part and storage not in self.cut.before else storage
 
-    def _emit(self, line: Line) -> None:
+    def _emit(self, call: EditedCall) -> None:
         if self.dead:
-            line.op.frees = (*line.op.frees, *self.dead)
+            call.op.frees = (*call.op.frees, *self.dead)
             self.dead = []
-        self.written_lines.append(line)
+        self.written_calls.append(call)
 
     def _share_tied(self) -> None:
         for tied in self.cut.tied:
             owners = sorted({self.ranks[c % len(self.ranks)] for c, _ in tied.parts})
             mine = [t for c, t in tied.parts if c in self.ours]
             if len(owners) > 1 and mine:
-                group = Group("embeddings", tuple(owners))
-                like = self.written_lines[-1].op
+                group = ProcessGroup("embeddings", tuple(owners))
+                like = self.written_calls[-1].op
                 self._emit(self.draft.collective("all_reduce", group, mine[0], mine[0], like))
 
     def _update(self) -> None:
@@ -191,13 +192,13 @@ class _Stage:
         merged = {t.gradient for t in self.cut.tied}
         owned = dict.fromkeys(everybodys | theirs | merged, False)
         owned |= dict.fromkeys(weights | gradients | local.keys(), True)
-        lines = [self.lines[row] for row in self.cut.update]
-        spread([line.op for line in lines if line.collective is None], owned)
-        for line in lines:
-            kept = only(line.op, owned) if line.collective is None else line.op
+        calls = [self.calls[row] for row in self.cut.update]
+        propagate_owners([call.op for call in calls if call.collective is None], owned)
+        for call in calls:
+            kept = restrict_update(call.op, owned) if call.collective is None else call.op
             if kept is not None:
                 kept = with_tensors(kept, lambda t: replace(local[t.storage], id=t.id) if t.storage in local else t)
-                self._emit(Line(kept, line.row, line.collective))
+                self._emit(EditedCall(kept, call.origin, call.collective))
 
 
 # --- was transforms.parallel.stages: Which calls of a step belong to which stage of a pipeline, and what must pass between them.
@@ -244,20 +245,20 @@ class Tied:
     """Chunk and gradient."""
 
 
-def stages_of(lines: Sequence[Line], count: int, source: str) -> Stages:
+def stages_of(calls: Sequence[EditedCall], count: int, source: str) -> Stages:
     """Cut a step into so many chunks of equally many blocks.
 
     Parameters
     ----------
-    lines
+    calls
         The step.
     count
         How many chunks.
     source
         What to call the step in messages.
     """
-    ops = [line.op for line in lines]
-    blocks = blocks_of(ops)
+    ops = [call.op for call in calls]
+    blocks = repeated_blocks(ops)
     if count > 1 and len(blocks) < count:
         named = f": {', '.join(blocks[:3])}, …" if blocks else ""
         raise ForetraceError(
@@ -271,7 +272,7 @@ def stages_of(lines: Sequence[Line], count: int, source: str) -> Stages:
             f"{len(blocks)} blocks ({blocks[0]}, …) can't be divided evenly over {count} stages",
             "Give a number of stages and chunks that divides the blocks.",
         )
-    found, before = weights_of(ops, source), set(given_before(ops))
+    found, before = weights_of(ops, source), set(preexisting_tensors(ops))
     place = _places(ops, blocks, count)
     chunks = [Chunk() for _ in range(count)]
     last = max(row for row, op in enumerate(ops) if op.phase == "backward")
@@ -289,7 +290,7 @@ def stages_of(lines: Sequence[Line], count: int, source: str) -> Stages:
 
 def _places(ops: Sequence[Op], blocks: Sequence[str], count: int) -> list[int]:
     """The chunk of each call: that of its block, else of the block before it; in backward the last one comes first."""
-    block_of_module = {module: block_of(module, blocks) for module in {op.module for op in ops}}
+    block_of_module = {module: block_index(module, blocks) for module in {op.module for op in ops}}
     block = [block_of_module[op.module] for op in ops]
     behind = max((row for row, op in enumerate(ops) if op.phase == "forward" and block[row] >= 0), default=len(ops))
     places: list[int] = []

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from foretrace.errors import ForetraceError
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.transforms.parallel.split_rules import READS_STATISTICS, RULES, by_sample
 from foretrace.transforms.parallel.splitting import (
@@ -14,15 +13,15 @@ from foretrace.transforms.parallel.splitting import (
     ConflictError,
     Key,
     Splitting,
-    given_before,
     key_of,
+    preexisting_tensors,
 )
 from foretrace.transforms.weights import weights_of
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 
 
-class Turn(NamedTuple):
+class ScheduledPass(NamedTuple):
     """One piece of a stage's work: forward or backward of a part of the batch, through one of its chunks of blocks."""
 
     forward: bool
@@ -30,7 +29,7 @@ class Turn(NamedTuple):
     microbatch: int
 
 
-def turns(schedule: str, stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Turn]:
+def stage_schedule(schedule: str, stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[ScheduledPass]:
     """What one stage does, in order.
 
     Parameters
@@ -46,41 +45,41 @@ def turns(schedule: str, stage: int, stages: int, microbatches: int, chunks: int
     chunks
         Of blocks on each stage; 1 but in ``interleaved``.
 
-    >>> [f"{'F' if t.forward else 'B'}{t.microbatch}" for t in turns("1f1b", 0, 2, 3)]
+    >>> [f"{'F' if t.forward else 'B'}{t.microbatch}" for t in stage_schedule("1f1b", 0, 2, 3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     if schedule == "interleaved":
         return _interleaved(stage, stages, microbatches, chunks)
-    forward = [Turn(True, 0, m) for m in range(microbatches)]
-    backward = [Turn(False, 0, m) for m in range(microbatches)]
+    forward = [ScheduledPass(True, 0, m) for m in range(microbatches)]
+    backward = [ScheduledPass(False, 0, m) for m in range(microbatches)]
     if schedule == "gpipe":
         return forward + backward
     return _alternating(forward, backward, stages - stage - 1)
 
 
-def _interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list[Turn]:
+def _interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list[ScheduledPass]:
     """Megatron's: rounds of as many parts of the batch as there are stages, through one chunk after the other."""
     forward = [
-        Turn(True, chunk, first + part)
+        ScheduledPass(True, chunk, first + part)
         for first in range(0, microbatches, stages)
         for chunk in range(chunks)
         for part in range(stages)
     ]
-    backward = [Turn(False, chunks - 1 - turn.chunk, turn.microbatch) for turn in forward]
+    backward = [ScheduledPass(False, chunks - 1 - turn.chunk, turn.microbatch) for turn in forward]
     return _alternating(forward, backward, 2 * (stages - stage - 1) + (chunks - 1) * stages)
 
 
-def _alternating(forward: list[Turn], backward: list[Turn], ahead: int) -> list[Turn]:
+def _alternating(forward: list[ScheduledPass], backward: list[ScheduledPass], ahead: int) -> list[ScheduledPass]:
     """Some forwards first, then one of each in turn, then the backwards that are left."""
     ahead = min(ahead, len(forward))
     steady = [turn for pair in zip(forward[ahead:], backward) for turn in pair]
     return forward[:ahead] + steady + backward[len(forward) - ahead :]
 
 
-def check(schedule: str, stages: int, microbatches: int, chunks: int) -> None:
+def check_schedule(schedule: str, stages: int, microbatches: int, chunks: int) -> None:
     """Refuse what no schedule can do.
 
-    >>> check("1f1b", 4, 8, 1)
+    >>> check_schedule("1f1b", 4, 8, 1)
     """
     if schedule not in SCHEDULES:
         raise ForetraceError(f"no schedule is called {schedule!r}", f"Say one of {', '.join(SCHEDULES)}.")
@@ -101,7 +100,7 @@ REDUCES = ("aten::mean", "aten::sum")
 """Calls that make one number of all samples."""
 
 
-def part_of_batch(ops: Sequence[Op], parts: int, source: str = "") -> list[Op]:
+def microbatch_of(ops: Sequence[Op], parts: int, source: str = "") -> list[Op]:
     """The calls of a step on one of so many equal parts of its batch.
 
     Parameters
@@ -117,12 +116,12 @@ def part_of_batch(ops: Sequence[Op], parts: int, source: str = "") -> list[Op]:
     >>> forward, backward = Op("aten::mm", (x, w), outputs=(y,)), Op("aten::mm", (y, w), outputs=(g,))
     >>> forward.phase, backward.phase = "forward", "backward"
     >>> update = Op("aten::add_", (w, g), outputs=(w,), phase="optimizer")
-    >>> part_of_batch([forward, backward, update], 4)[0].outputs[0].shape
+    >>> microbatch_of([forward, backward, update], 4)[0].outputs[0].shape
     (2, 8)
     """
     if parts == 1:
         return list(ops)
-    given = given_before(ops)
+    given = preexisting_tensors(ops)
     inputs = _inputs(ops, given)
     size = _batch_size(ops, inputs)
     if not size:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import with_tensors
-from foretrace.transforms.blocks import block_of
-from foretrace.transforms.draft import Draft, Group, Line, empty
+from foretrace.transforms.blocks import block_index
+from foretrace.transforms.draft import Draft, ProcessGroup, allocation
 from foretrace.transforms.parallel.splitting import PARTIAL, ConflictError, Splitting, key_of
+from foretrace.transforms.step import EditedCall
 
 SEQUENCE = -2
 """What led to the division of a tensor, where it was no weight."""
@@ -30,7 +31,7 @@ class AlongSequence:
     """Keeps the activations of a step's blocks divided along their sequences."""
 
     draft: Draft
-    group: Group
+    group: ProcessGroup
     splitting: Splitting
     blocks: Sequence[str]
     entered: Tensor | None = None
@@ -46,7 +47,7 @@ class AlongSequence:
 
     def enter(self, op: Op) -> None:
         """At the first call of the first block, each rank goes on with its part; so it does where backward begins."""
-        block = block_of(op.module, self.blocks)
+        block = block_index(op.module, self.blocks)
         self.left |= op.phase == "backward" and block == 0
         if op.phase == "backward" and not self.left:
             self._even(op)
@@ -77,23 +78,23 @@ class AlongSequence:
         """Whether a tensor is divided along its sequence."""
         return self.splitting.split(tensor) is not None and self.splitting.origin.get(key_of(tensor)) == SEQUENCE
 
-    def gather_for(self, op: Op, soon: Sequence[Op] = ()) -> tuple[list[Line], Op]:
+    def gather_for(self, op: Op, soon: Sequence[Op] = ()) -> tuple[list[EditedCall], Op]:
         """What gathers the sequences that a call needs all of, and the call that reads them so.
 
         What other calls of its module need ``soon`` is gathered too, to be there when they come.
         """
         if op.name not in NEEDS_ALL and not (self.left and self._whole_beside(op)):
             return [], op
-        lines: list[Line] = []
+        calls: list[EditedCall] = []
         later = [t for other in soon if other.module == op.module and other.name in NEEDS_ALL for t in other.tensors]
         for tensor in (*op.tensors, *later):
             place = tensor.storage, op.phase
             if self.divides(tensor) and place not in self.gathered:
-                part, whole = self.splitting.divided(tensor), self.draft.again(tensor)
+                part, whole = self.splitting.divided(tensor), self.draft.copy(tensor)
                 self.gathered[place] = whole
                 self.passing.add(whole.storage)
                 gather = self.draft.collective("all_gather", self.group, whole, part, op)
-                lines += [Line(empty(whole, op)), gather]
+                calls += [EditedCall(allocation(whole, op)), gather]
 
         def seen(tensor: Tensor) -> Tensor:
             whole = self.gathered.get((tensor.storage, op.phase))
@@ -101,9 +102,9 @@ class AlongSequence:
                 return tensor
             return replace(tensor, id=whole.id, storage=whole.storage)
 
-        return lines, with_tensors(op, seen)
+        return calls, with_tensors(op, seen)
 
-    def sum_of(self, tensor: Tensor, written: Sequence[Line]) -> list[Line]:
+    def sum_of(self, tensor: Tensor, written: Sequence[EditedCall]) -> list[EditedCall]:
         """What makes the sum of activations that ranks have parts of; sums of gradients wait for the optimizer."""
         assert self.entered is not None
         samples, places, width = self.entered.shape
@@ -121,37 +122,37 @@ class AlongSequence:
             dim, lead = dims[shape]
             look = replace(tensor, storage=storage, offset=offset, shape=shape, stride=stride)
             self.splitting.set(look, dim, like, lead)
-        given = self.draft.again(tensor)
+        given = self.draft.copy(tensor)
         self._elsewhere(tensor.storage, given.storage, written)
         kept = self.splitting.divided(tensor)
         scatter = self.draft.collective("reduce_scatter", self.group, kept, given, like)
-        return [Line(empty(kept, like)), scatter]
+        return [EditedCall(allocation(kept, like)), scatter]
 
-    def _elsewhere(self, storage: int, other: int, written: Sequence[Line]) -> None:
+    def _elsewhere(self, storage: int, other: int, written: Sequence[EditedCall]) -> None:
         """The last calls wrote something to another storage: theirs is for the part that is kept of it."""
         self.passing.add(other)
-        for line in reversed(written):
-            made = any(tensor.storage == storage for tensor in line.op.produced)
-            read = any(tensor.storage == storage for tensor in line.op.tensors)
+        for call in reversed(written):
+            made = any(tensor.storage == storage for tensor in call.op.produced)
+            read = any(tensor.storage == storage for tensor in call.op.tensors)
             if made or read:
-                line.op = with_tensors(line.op, lambda t: replace(t, storage=other) if t.storage == storage else t)
+                call.op = with_tensors(call.op, lambda t: replace(t, storage=other) if t.storage == storage else t)
             if made and not read:
                 return
 
-    def freed(self, written: Sequence[Line]) -> list[Line]:
-        """The lines, with what was gathered or is summed given back after its last use."""
+    def freed(self, written: Sequence[EditedCall]) -> list[EditedCall]:
+        """The calls, with what was gathered or is summed given back after its last use."""
         last: dict[int, int] = {}
-        for row, line in enumerate(written):
-            last |= dict.fromkeys({t.storage for t in line.op.tensors} & self.passing, row)
+        for row, call in enumerate(written):
+            last |= dict.fromkeys({t.storage for t in call.op.tensors} & self.passing, row)
         dying: dict[int, list[int]] = {}
         for storage, row in last.items():
             dying.setdefault(row + 1, []).append(storage)
         return [
-            replace(line, op=replace(line.op, frees=(*line.op.frees, *dying[row]))) if row in dying else line
-            for row, line in enumerate(written)
+            replace(call, op=replace(call.op, frees=(*call.op.frees, *dying[row]))) if row in dying else call
+            for row, call in enumerate(written)
         ]
 
-    def last_sums(self, like: Op) -> list[Line]:
+    def last_sums(self, like: Op) -> list[EditedCall]:
         """All sums that are due before the optimizer, in one; once a step, however many parts its batch has."""
         if not self.sums:
             return []

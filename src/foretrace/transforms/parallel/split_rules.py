@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.graph import Op, Tensor, tensors_in
-from foretrace.transforms.parallel.splitting import PARTIAL, ConflictError, Rule, Splitting, fraction, key_of
+from foretrace.transforms.parallel.splitting import PARTIAL, ConflictError, Rule, Splitting, key_of, part_size
 
 FUSED = (2, 3)
 """Sizes of a dimension that only says what is what: gate and value; query, key and value. It is not divided."""
@@ -91,7 +91,7 @@ def view(s: Splitting, op: Op) -> Op | None:
     dim, lead = found
     s.set(made, dim, op, lead)
     sizes = list(op.args[1])  # type: ignore[arg-type]
-    sizes[dim] = fraction(sizes[dim], s.ways)
+    sizes[dim] = part_size(sizes[dim], s.ways)
     return with_arg(op, 1, sizes)
 
 
@@ -105,7 +105,7 @@ def expand(s: Splitting, op: Op) -> Op | None:
     dim = state + len(made.shape) - len(given.shape) if given.shape else state
     s.set(made, dim, op)
     sizes = list(op.args[1])  # type: ignore[arg-type]
-    sizes[dim] = fraction(sizes[dim], s.ways)
+    sizes[dim] = part_size(sizes[dim], s.ways)
     return with_arg(op, 1, sizes)
 
 
@@ -165,10 +165,10 @@ def cut(s: Splitting, op: Op) -> Op | None:
     if op.name == "aten::unbind":
         raise ConflictError(op, given, "it takes the divided dimension apart")
     if plain:
-        bounds = [fraction(a, s.ways) if isinstance(a, int) and 0 < a < 1 << 62 else a for a in op.args[2:4]]
+        bounds = [part_size(a, s.ways) if isinstance(a, int) and 0 < a < 1 << 62 else a for a in op.args[2:4]]
         return replace(op, args=(*op.args[:2], *bounds, *op.args[4:]))
     sizes = op.args[1]
-    return with_arg(op, 1, [fraction(n, s.ways) for n in sizes] if isinstance(sizes, list) else fraction(sizes, s.ways))
+    return with_arg(op, 1, [part_size(n, s.ways) for n in sizes] if isinstance(sizes, list) else part_size(sizes, s.ways))
 
 
 def join(s: Splitting, op: Op) -> Op | None:
@@ -311,7 +311,7 @@ def embedding(s: Splitting, op: Op) -> Op | None:
 def embedding_backward(s: Splitting, op: Op) -> Op | None:
     """The gradient of a table."""
     if s.wanted.get(key_of(out(op))) == 0:
-        return with_arg(op, 2, fraction(op.args[2], s.ways))
+        return with_arg(op, 2, part_size(op.args[2], s.ways))
     s.made_free.add(key_of(out(op)))
     s.set(out(op), None if s.split(first(op)) is None else PARTIAL, op)
     return None
@@ -338,7 +338,7 @@ def factory(s: Splitting, op: Op) -> Op | None:
     if dim is None:
         return None
     sizes = list(op.args[0])  # type: ignore[arg-type]
-    sizes[dim] = fraction(sizes[dim], s.ways)
+    sizes[dim] = part_size(sizes[dim], s.ways)
     return with_arg(op, 0, sizes)
 
 

@@ -175,11 +175,11 @@ class Splitting:
         )
 
 
-def given_before(ops: Sequence[Op]) -> dict[int, Tensor]:
+def preexisting_tensors(ops: Sequence[Op]) -> dict[int, Tensor]:
     """What was there before a step, by storage, as it was first seen.
 
     >>> given, made = (Tensor((4,), "float32", id=number, storage=number) for number in (1, 2))
-    >>> list(given_before([Op("aten::relu", (given,), outputs=(made,)), Op("aten::relu", (made,))]))
+    >>> list(preexisting_tensors([Op("aten::relu", (given,), outputs=(made,)), Op("aten::relu", (made,))]))
     [1]
     """
     born: set[int] = set()
@@ -203,10 +203,10 @@ def _dim_of_base(base: Tensor, view: Tensor, dim: int) -> int | None:
     return None
 
 
-def fraction(value: Any, ways: int) -> Any:
+def part_size(value: Any, ways: int) -> Any:
     """A size divided; -1, which stands for whatever is left, stays.
 
-    >>> fraction(8, 2), fraction(-1, 2)
+    >>> part_size(8, 2), part_size(-1, 2)
     (4, -1)
     """
     return value // ways if isinstance(value, int) and value > 0 else value

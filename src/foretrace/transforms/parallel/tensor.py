@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
-from foretrace.transforms.blocks import block_of, blocks_of
-from foretrace.transforms.draft import Draft, Group, Line, lines_of
+from foretrace.transforms.blocks import block_index, repeated_blocks
+from foretrace.transforms.draft import Draft, ProcessGroup, draft_of
 from foretrace.transforms.parallel.sequence import AlongSequence
 from foretrace.transforms.parallel.split_rules import MOVES, RULES, elementwise
 from foretrace.transforms.parallel.splitting import (
@@ -21,9 +21,10 @@ from foretrace.transforms.parallel.splitting import (
     ConflictError,
     Key,
     Splitting,
-    given_before,
     key_of,
+    preexisting_tensors,
 )
+from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import weights_of
 
 LINEAR = {"aten::mm": 0, "aten::addmm": 1}
@@ -49,27 +50,27 @@ def tensor_parallel(graph: Graph, ways: int, overlap: bool = False, sequence: bo
     sequence
         Whether each rank has a part of every sequence between the products.
     """
-    draft = lines_of(graph, "tensor parallel")
-    group = Group("tensor", tuple(range(ways)))
+    draft = draft_of(graph, "tensor parallel")
+    group = ProcessGroup("tensor", tuple(range(ways)))
     note = f"tensor parallel over {ways} ranks (Megatron's columns and rows) was not in the step that was given"
-    return draft.graph_of(divided(draft, draft.lines, group, overlap, sequence), 0, ways, note)
+    return draft.graph_of(split_blocks(draft, draft.calls, group, overlap, sequence), 0, ways, note)
 
 
-def divided(
-    draft: Draft, lines: Sequence[Line], group: Group, overlap: bool = False, sequence: bool = False
-) -> list[Line]:
-    """The lines of a step with the work of its blocks divided over a group."""
-    plan = _Plan.of([line.op for line in lines], group.size, draft.graph.source, overlap, sequence)
+def split_blocks(
+    draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup, overlap: bool = False, sequence: bool = False
+) -> list[EditedCall]:
+    """The calls of a step with the work of its blocks divided over a group."""
+    plan = _Plan.of([call.op for call in calls], group.size, draft.graph.source, overlap, sequence)
     while True:
         splitting = Splitting(group.size, RULES, elementwise, plan.wanted, plan.given, plan.made_free)
         try:
-            written = _written(draft, lines, group, splitting, plan)
+            written = _written(draft, calls, group, splitting, plan)
         except ConflictError as error:
             plan.give_up(splitting, error)
         else:
             if splitting.again:
                 continue
-            if not any(line.collective and line.collective.group == group.name for line in written):
+            if not any(call.collective and call.collective.group == group.name for call in written):
                 raise ForetraceError(
                     f"{draft.graph.source or 'the graph'} has no linear layers in the blocks that it repeats: "
                     f"{plan.blocks[0]}, …",
@@ -95,7 +96,7 @@ class _Plan:
 
     @classmethod
     def of(cls, ops: Sequence[Op], ways: int, source: str, overlap: bool, sequence: bool) -> _Plan:
-        blocks = blocks_of(ops)
+        blocks = repeated_blocks(ops)
         if not blocks:
             raise ForetraceError(
                 f"{source or 'the graph'} repeats no block of modules",
@@ -103,7 +104,7 @@ class _Plan:
             )
         classes = next((op.tensors[0].shape[-1] for op in ops if op.name == SOFTMAX), 0)
         weights = set(weights_of(ops, source).weights)
-        return cls(blocks, classes if classes % ways == 0 else 0, given_before(ops), weights, overlap, sequence)
+        return cls(blocks, classes if classes % ways == 0 else 0, preexisting_tensors(ops), weights, overlap, sequence)
 
     def columns(self, op: Op, splitting: Splitting) -> tuple[Tensor, int] | None:
         """The weight of a call that should be divided by its outputs, and the dimension."""
@@ -121,7 +122,7 @@ class _Plan:
         base = splitting.base(weight)
         if base is None or base.storage not in self.weights - self.whole:
             return None
-        inside = block_of(op.module, self.blocks) >= 0
+        inside = block_index(op.module, self.blocks) >= 0
         return (weight, 1) if inside or weight.shape[1] == self.vocabulary else None
 
     def give_up(self, splitting: Splitting, error: ConflictError) -> None:
@@ -135,19 +136,19 @@ class _Plan:
         self.wanted.clear()
 
 
-def _written(draft: Draft, lines: Sequence[Line], group: Group, splitting: Splitting, plan: _Plan) -> list[Line]:
-    written: list[Line] = []
+def _written(draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup, splitting: Splitting, plan: _Plan) -> list[EditedCall]:
+    written: list[EditedCall] = []
     along = AlongSequence(draft, group, splitting, plan.blocks) if plan.sequence else None
     sums = _Sums(draft, group, splitting, along)
-    last = max(row for row, line in enumerate(lines) if line.op.phase == "backward")
-    for row, line in enumerate(lines):
-        op = line.op
+    last = max(row for row, call in enumerate(calls) if call.op.phase == "backward")
+    for row, call in enumerate(calls):
+        op = call.op
         splitting.note_cast(op)
         written += sums.before(op, written)
         if along:
             along.enter(op)
             ahead = plan.overlap and op.phase == "backward"
-            gathering, op = along.gather_for(op, [soon.op for soon in lines[row + 1 : row + AHEAD]] if ahead else ())
+            gathering, op = along.gather_for(op, [soon.op for soon in calls[row + 1 : row + AHEAD]] if ahead else ())
             written += gathering
         chosen = plan.columns(op, splitting)
         if chosen:
@@ -160,7 +161,7 @@ def _written(draft: Draft, lines: Sequence[Line], group: Group, splitting: Split
             tokens = draft.tensor(op.tensors[0].shape[:-1], "float32", op.tensors[0].device)
             written += [draft.collective("all_reduce", group, tokens, tokens, op) for _ in range(LOSS_SUMS)]
         changed = splitting.through(op) if splitting.touched(op) else splitting.untouched(op)
-        written.append(Line(changed, line.row, line.collective))
+        written.append(EditedCall(changed, call.origin, call.collective))
         written += sums.behind(op, written, plan.overlap)
         if row == last:
             written += sums.rest(written)
@@ -172,31 +173,31 @@ class _Sums:
     """Results of which every rank has a part, and that must be summed before anybody reads them."""
 
     draft: Draft
-    group: Group
+    group: ProcessGroup
     splitting: Splitting
     along: AlongSequence | None
     due: dict[int, Tensor] = field(default_factory=dict)
 
-    def before(self, op: Op, written: Sequence[Line]) -> list[Line]:
+    def before(self, op: Op, written: Sequence[EditedCall]) -> list[EditedCall]:
         """The sums that are due before a call: of what it reads, and of what the module before it has left."""
         read = {t.storage for t in op.tensors} if op.name not in MOVES else set()
         left = bool(op.module) and bool(written) and op.module != written[-1].op.module
         now = [tensor for storage, tensor in self.due.items() if left or storage in read]
-        return [line for tensor in now for line in self._sum(tensor, written)]
+        return [call for tensor in now for call in self._sum(tensor, written)]
 
-    def behind(self, op: Op, written: Sequence[Line], at_once: bool) -> list[Line]:
+    def behind(self, op: Op, written: Sequence[EditedCall], at_once: bool) -> list[EditedCall]:
         """What a call leaves to be summed: at once, where that shall go on beside the calls that follow."""
         self.due |= {t.storage: t for t in op.produced if self.splitting.state(t) == PARTIAL}
         if not at_once or op.phase != "backward" or op.name not in LINEAR:
             return []
-        return [line for t in op.produced if t.storage in self.due for line in self._sum(t, written)]
+        return [call for t in op.produced if t.storage in self.due for call in self._sum(t, written)]
 
-    def rest(self, written: Sequence[Line]) -> list[Line]:
+    def rest(self, written: Sequence[EditedCall]) -> list[EditedCall]:
         """What is due when backward is done."""
-        lines = [line for tensor in list(self.due.values()) for line in self._sum(tensor, written)]
-        return lines + self.along.last_sums(written[-1].op) if self.along else lines
+        calls = [call for tensor in list(self.due.values()) for call in self._sum(tensor, written)]
+        return calls + self.along.last_sums(written[-1].op) if self.along else calls
 
-    def _sum(self, tensor: Tensor, written: Sequence[Line]) -> list[Line]:
+    def _sum(self, tensor: Tensor, written: Sequence[EditedCall]) -> list[EditedCall]:
         del self.due[tensor.storage]
         if self.along and self.along.entered is not None:
             return self.along.sum_of(tensor, written)

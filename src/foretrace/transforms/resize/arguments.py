@@ -15,16 +15,16 @@ from typing import Any, TypeAlias
 from foretrace.graph.tensor import Tensor
 from foretrace.transforms.dataflow import Argument, Call, is_sequence
 
-Reading: TypeAlias = frozenset[int]
+Interpretation: TypeAlias = frozenset[int]
 VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_alias")
 EXPANDS, SLICES = "aten::expand", "aten::slice"
 NORMS = tuple(f"aten::{name}{end}" for name in ("native_layer_norm", "_fused_rms_norm") for end in ("", "_backward"))
 MOST_READINGS = 40
 """Ways to read the numbers of one call."""
-NOTHING: Reading = frozenset()
+UNCHANGED: Interpretation = frozenset()
 
 
-def readings(call: Call, was: Tensor | None, now: Tensor | None, scale: Scale) -> Iterator[Reading]:
+def interpretations(call: Call, was: Tensor | None, now: Tensor | None, scale: SizeChange) -> Iterator[Interpretation]:
     """The ways to read a call's numbers, likely ones first.
 
     ``was`` and ``now`` are what its first tensor looked like, and what it looks like with the new size.
@@ -42,15 +42,15 @@ def readings(call: Call, was: Tensor | None, now: Tensor | None, scale: Scale) -
                 yield from (frozenset(dim + 1 for dim in way) for way in ways)
                 return
     if call.op.name == SLICES and was is not None and now is not None:
-        yield from _of_slice(list(numbers(call.args)), was, now, scale)
+        yield from _of_slice(list(integers_in(call.args)), was, now, scale)
         return
     if call.op.name in NORMS and was is not None and now is not None:
         yield _of_norm(call, was, now)
         return
-    yield from _free(NOTHING, scale.likely(enumerate(numbers(call.args))))
+    yield from _free(UNCHANGED, scale.likely(enumerate(integers_in(call.args))))
 
 
-def _free(forced: Reading, places: list[int]) -> Iterator[Reading]:
+def _free(forced: Interpretation, places: list[int]) -> Iterator[Interpretation]:
     """The forced numbers alone; then with one more, with two, and so on."""
     given = 0
     for count in range(len(places) + 1):
@@ -62,15 +62,15 @@ def _free(forced: Reading, places: list[int]) -> Iterator[Reading]:
                 return
 
 
-def _of_view(sizes: list[int], made: Tensor, was: Tensor, now: Tensor, scale: Scale) -> Iterator[Reading]:
+def _of_view(sizes: list[int], made: Tensor, was: Tensor, now: Tensor, scale: SizeChange) -> Iterator[Interpretation]:
     """A view's sizes follow those that they were made of: each group of them has as many elements as before."""
-    ways: list[list[Reading]] = [[NOTHING]]
+    ways: list[list[Interpretation]] = [[UNCHANGED]]
     for ours, theirs in groups(was.shape, made.shape):
         old, new = (prod(tensor.shape[dim] for dim in ours) for tensor in (was, now))
         if old == new:
             continue
         fitting = [
-            frozenset([dim]) if sizes[dim] != -1 else NOTHING
+            frozenset([dim]) if sizes[dim] != -1 else UNCHANGED
             for dim in scale.likely((dim, made.shape[dim]) for dim in theirs)
             if scale.of(made.shape[dim]) * old == made.shape[dim] * new
         ]
@@ -79,9 +79,9 @@ def _of_view(sizes: list[int], made: Tensor, was: Tensor, now: Tensor, scale: Sc
     yield from _products(ways)
 
 
-def _products(ways: list[list[Reading]]) -> Iterator[Reading]:
+def _products(ways: list[list[Interpretation]]) -> Iterator[Interpretation]:
     if not ways:
-        yield NOTHING
+        yield UNCHANGED
         return
     for rest in _products(ways[:-1]):
         for one in ways[-1]:
@@ -117,7 +117,7 @@ def groups(given: tuple[int, ...], made: tuple[int, ...]) -> list[tuple[list[int
     return found
 
 
-def _of_expand(sizes: list[int], was: Tensor, now: Tensor, scale: Scale) -> Iterator[Reading]:
+def _of_expand(sizes: list[int], was: Tensor, now: Tensor, scale: SizeChange) -> Iterator[Interpretation]:
     """Sizes that were the tensor's own stay its own; those along which it is repeated are free."""
     shift = len(sizes) - len(was.shape)
     own = [dim for dim, size in enumerate(sizes) if dim >= shift and was.shape[dim - shift] == size and size != 1]
@@ -125,43 +125,43 @@ def _of_expand(sizes: list[int], was: Tensor, now: Tensor, scale: Scale) -> Iter
     yield from _free(forced, scale.likely((dim, size) for dim, size in enumerate(sizes) if dim not in own))
 
 
-def _of_slice(args: list[int], was: Tensor, now: Tensor, scale: Scale) -> Iterator[Reading]:
+def _of_slice(args: list[int], was: Tensor, now: Tensor, scale: SizeChange) -> Iterator[Interpretation]:
     """Where a slice begins and ends moves with the dimension that it is cut from."""
     dim = args[1] if len(args) > 1 else 0
     if not -len(was.shape) <= dim < len(was.shape) or was.shape[dim] == now.shape[dim]:
-        yield NOTHING
+        yield UNCHANGED
         return
     ends = [place for place in (2, 3) if place < len(args) and args[place] > 0 and scale.holds(args[place])]
     for count in range(len(ends), -1, -1):
         yield from map(frozenset, combinations(ends, count))
 
 
-def _of_norm(call: Call, was: Tensor, now: Tensor) -> Reading:
+def _of_norm(call: Call, was: Tensor, now: Tensor) -> Interpretation:
     """The sizes over which a norm goes are the last ones of what it is given."""
     first = next((place for place, value in enumerate(call.args) if is_sequence(value)), 0)
-    start = len(was.shape) - len(list(numbers(call.args[first : first + 1])))
+    start = len(was.shape) - len(list(integers_in(call.args[first : first + 1])))
     return frozenset(first + dim - start for dim in range(start, len(was.shape)) if was.shape[dim] != now.shape[dim])
 
 
-def numbers(args: Any) -> Iterator[int]:
+def integers_in(args: Any) -> Iterator[int]:
     """Every number among arguments, in order; what is none counts as 0."""
     for value in args:
         if is_sequence(value):
-            yield from numbers(value)
+            yield from integers_in(value)
         else:
             yield value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
-def read(args: tuple[Argument, ...], reading: Reading, scale: Scale) -> tuple[Argument, ...]:
+def with_interpretation(args: tuple[Argument, ...], reading: Interpretation, scale: SizeChange) -> tuple[Argument, ...]:
     """The arguments with the numbers of a reading changed.
 
-    >>> read(([8, 16, 3], 8), frozenset([1]), Scale(8, 24))
+    >>> with_interpretation(([8, 16, 3], 8), frozenset([1]), SizeChange(8, 24))
     ([8, 48, 3], 8)
     """
     return tuple(_changed(args, lambda place: place in reading, scale)) if reading else args
 
 
-def _changed(args: Any, wanted: Callable[[int], bool], scale: Scale) -> list[Any]:
+def _changed(args: Any, wanted: Callable[[int], bool], scale: SizeChange) -> list[Any]:
     place = -1
 
     def walk(value: Any) -> Any:
@@ -178,10 +178,10 @@ def _changed(args: Any, wanted: Callable[[int], bool], scale: Scale) -> list[Any
 
 
 @dataclass(frozen=True)
-class Scale:
+class SizeChange:
     """From one size to another.
 
-    >>> Scale(8, 16).of(24), Scale(8, 16).holds(24), Scale(8, 16).holds(12)
+    >>> SizeChange(8, 16).of(24), SizeChange(8, 16).holds(24), SizeChange(8, 16).holds(12)
     (48, True, False)
     """
 
@@ -197,7 +197,7 @@ class Scale:
     def of(self, size: int) -> int:
         """A size that holds the old one, with the new one; others stay as they are.
 
-        >>> Scale(8, 16).of(9), Scale(8, 16).of(5)
+        >>> SizeChange(8, 16).of(9), SizeChange(8, 16).of(5)
         (17, 5)
         """
         if size in self.sums:
@@ -219,7 +219,7 @@ class Scale:
     def likely(self, sizes: Iterable[tuple[int, int]]) -> list[int]:
         """Places of sizes that may hold it, likely ones first: the size itself, then multiples.
 
-        >>> Scale(8, 16).likely(enumerate([24, 8, 5])), Scale(8, 16, last=True).likely(enumerate([8, 8]))
+        >>> SizeChange(8, 16).likely(enumerate([24, 8, 5])), SizeChange(8, 16, last=True).likely(enumerate([8, 8]))
         ([1, 0], [1, 0])
         """
         holding = [(place, size) for place, size in sizes if self.holds(size)]
@@ -244,7 +244,7 @@ class Scale:
         self.sums[size] = times
         return True
 
-    def probe(self, taken: Iterable[int]) -> Scale:
+    def probe(self, taken: Iterable[int]) -> SizeChange:
         """The same change to a size that nothing else has, so that nothing fits by chance."""
         sizes = set(taken)
         times = next(prime for prime in (7, 11, 13, 17, 19, 23, 29) if self.old * prime not in sizes or prime == 29)

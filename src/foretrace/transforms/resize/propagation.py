@@ -15,17 +15,17 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from foretrace.graph.tensor import Tensor
-from foretrace.transforms.dataflow import Call, Linked, filled
-from foretrace.transforms.meta_device import Made, frozen
-from foretrace.transforms.resize.arguments import NOTHING, Reading, Scale, readings
-from foretrace.transforms.resize.shapes import Dims, Shapes
+from foretrace.transforms.dataflow import Call, Dataflow, substitute
+from foretrace.transforms.meta_device import MetaTensor, argument_key
+from foretrace.transforms.resize.arguments import UNCHANGED, Interpretation, SizeChange, interpretations
+from foretrace.transforms.resize.shapes import Dims, StepShapes
 
 MOST_TRIES = 2000
 NEAREST, DEEPEST = 8, 3
 """Where a call can't go on, inputs near to it are changed otherwise: so many are tried, and so many of them at once."""
 
 
-class StuckError(Exception):
+class PropagationError(Exception):
     """A call that a size can't be carried through, and why."""
 
     def __init__(self, call: Call, why: str) -> None:
@@ -33,11 +33,11 @@ class StuckError(Exception):
 
 
 @dataclass
-class Found:
+class Propagation:
     """What a search found: which dimensions of each input change, and which numbers of each call."""
 
     inputs: dict[int, Dims]
-    readings: list[Reading]
+    interpretations: list[Interpretation]
     kinds: list[int]
     """Equal for calls that become the same, whatever the size; -1 for calls that stay as they were."""
 
@@ -46,7 +46,7 @@ class Found:
 class _Place:
     """The ways to read a call that fit, and the one that is taken."""
 
-    options: list[tuple[Reading, dict[int, Tensor]]] = field(default_factory=list)
+    options: list[tuple[Interpretation, dict[int, Tensor]]] = field(default_factory=list)
     first: int = 0
     """The first of them that is still to be tried."""
     taken: int = 0
@@ -55,7 +55,7 @@ class _Place:
 
 
 @dataclass
-class Choice:
+class InputChoice:
     """Inputs that change together, as a weight and its momentum, and which dimensions may change; likely ways first."""
 
     slots: tuple[int, ...]
@@ -68,8 +68,8 @@ class Choice:
         return self.options[self.taken]
 
 
-def search(step: Linked, choices: Sequence[Choice], scale: Scale) -> Found:
-    """Find readings that fit all calls; raises `StuckError` where there are none.
+def find_propagation(step: Dataflow, choices: Sequence[InputChoice], scale: SizeChange) -> Propagation:
+    """Find readings that fit all calls; raises `PropagationError` where there are none.
 
     Parameters
     ----------
@@ -84,8 +84,8 @@ def search(step: Linked, choices: Sequence[Choice], scale: Scale) -> Found:
 
 
 class _Search:
-    def __init__(self, step: Linked, choices: Sequence[Choice], scale: Scale) -> None:
-        self._shapes = Shapes(step, scale)
+    def __init__(self, step: Dataflow, choices: Sequence[InputChoice], scale: SizeChange) -> None:
+        self._shapes = StepShapes(step, scale)
         self._choices = choices
         self._choice_of = {slot: choice for choice in choices for slot in choice.slots}
         self._calls = step.calls
@@ -98,10 +98,10 @@ class _Search:
 
     def _run(self) -> None:
         self._shapes.take(self._dims())
-        stuck: StuckError | None = None
+        stuck: PropagationError | None = None
         start, last = 0, len(self._places) - 1
         while (place := self._advance(start, last)) is not None:
-            stuck = stuck or StuckError(self._calls[place], self._problem)
+            stuck = stuck or PropagationError(self._calls[place], self._problem)
             if self._tries > MOST_TRIES or not any(self._repair(place, depth) for depth in range(1, DEEPEST + 1)):
                 raise stuck
             start = place + 1
@@ -150,7 +150,7 @@ class _Search:
             place.first = 0
         return self._advance(0, until)
 
-    def _repair(self, place: int, depth: int, held: Sequence[Choice] = ()) -> bool:
+    def _repair(self, place: int, depth: int, held: Sequence[InputChoice] = ()) -> bool:
         """Change some inputs otherwise, near ones first, until a call can go on; they stay so if that helps.
 
         At most ``depth`` are changed at once. Those in ``held`` were just changed for this: to change them back would
@@ -189,12 +189,12 @@ class _Search:
                 return number
         return None
 
-    def _before(self, call: Call) -> tuple[set[int], list[Choice]]:
+    def _before(self, call: Call) -> tuple[set[int], list[InputChoice]]:
         """The calls and the inputs that a call's arguments come from."""
         seen: set[int] = set()
         waiting = deque(call.reads)
         makers: set[int] = set()
-        given: list[Choice] = []  # those near to it first
+        given: list[InputChoice] = []  # those near to it first
         while waiting:
             slot = waiting.popleft()
             if slot in seen:
@@ -215,7 +215,7 @@ class _Search:
         if place.first == 0:
             if self._shapes.untouched(call):
                 # Nothing has reached it: it is as it was, unless a later call says that its numbers hold the size.
-                place.options, place.whole = [(NOTHING, call.made)], False
+                place.options, place.whole = [(UNCHANGED, call.made)], False
             else:
                 problem = self._find(call, place)
                 if problem is not None:
@@ -228,13 +228,13 @@ class _Search:
 
     def _find(self, call: Call, place: _Place) -> str | None:
         """All readings of a call that fit; first those in which its results change with its arguments."""
-        ahead: list[tuple[Reading, dict[int, Tensor]]] = []
-        behind: list[tuple[Reading, dict[int, Tensor]]] = []
+        ahead: list[tuple[Interpretation, dict[int, Tensor]]] = []
+        behind: list[tuple[Interpretation, dict[int, Tensor]]] = []
         problem = ""
         shapes = self._shapes
         first = call.reads[0] if call.reads else None
         was, now = (shapes.was[first], shapes.now[first]) if first is not None else (None, None)
-        for reading in readings(call, was, now, shapes.scale):
+        for reading in interpretations(call, was, now, shapes.scale):
             made = shapes.made(call, reading)
             if isinstance(made, str):
                 problem = problem or made
@@ -243,7 +243,7 @@ class _Search:
         place.options, place.whole = ahead + behind, True
         return None if place.options else problem or "no reading of its numbers fits"
 
-    def found(self) -> Found:
+    def found(self) -> Propagation:
         """Which inputs and numbers change."""
         taken = [place.options[place.taken][0] for place in self._places]
         numbers: dict[Hashable, int] = {}
@@ -251,25 +251,25 @@ class _Search:
         for call, reading in zip(self._calls, taken):
             same = not reading and self._shapes.untouched(call)
             kinds.append(-1 if same else numbers.setdefault(self._kind(call, reading), len(numbers)))
-        return Found(self._dims(), taken, kinds)
+        return Propagation(self._dims(), taken, kinds)
 
-    def _kind(self, call: Call, reading: Reading) -> Hashable:
+    def _kind(self, call: Call, reading: Interpretation) -> Hashable:
         """Equal for calls with the same arguments before and now."""
         was, now = self._shapes.was, self._shapes.now
         if call.row < 0 or any(was[slot].layout != "strided" for slot in (*call.reads, *call.made)):
             return id(call)
         given = [(was[slot].shape, was[slot].stride, was[slot].dtype, now[slot].shape) for slot in call.reads]
-        numbers = frozen([filled(list(call.args), lambda slot: 0), filled(call.kwargs, lambda slot: 0)])
+        numbers = argument_key([substitute(list(call.args), lambda slot: 0), substitute(call.kwargs, lambda slot: 0)])
         makes = tuple(tensor.shape for tensor in call.made.values())
         return (call.op.name, call.op.overload, reading, tuple(given), numbers, makes)
 
 
-def carried(shapes: Shapes, found: Found, scale: Scale) -> dict[int, Tensor]:
-    """What every slot looks like with a size; raises `StuckError` where a call does not take it."""
+def propagate(shapes: StepShapes, found: Propagation, scale: SizeChange) -> dict[int, Tensor]:
+    """What every slot looks like with a size; raises `PropagationError` where a call does not take it."""
     shapes.scale = scale
     shapes.take(found.inputs)
-    alike: dict[int, list[Made]] = {}
-    for call, reading, kind in zip(shapes.step.calls, found.readings, found.kinds):
+    alike: dict[int, list[MetaTensor]] = {}
+    for call, reading, kind in zip(shapes.step.calls, found.interpretations, found.kinds):
         if kind < 0:
             shapes.now.update(call.made)
         elif kind in alike:
@@ -277,7 +277,7 @@ def carried(shapes: Shapes, found: Found, scale: Scale) -> dict[int, Tensor]:
         else:
             made = shapes.made(call, reading)
             if isinstance(made, str):
-                raise StuckError(call, made)
+                raise PropagationError(call, made)
             shapes.now.update(made)
             alike[kind] = shapes.told(call, made)
     return shapes.now

@@ -12,11 +12,11 @@ from foretrace.graph.graph import Content, Graph, Indices
 from foretrace.graph.op import Op
 from foretrace.graph.operators import operator_path
 from foretrace.graph.tensor import Tensor
-from foretrace.transforms.dataflow import Call, Linked
-from foretrace.transforms.resize.arguments import Scale, read
-from foretrace.transforms.resize.propagation import Choice, StuckError, carried, search
-from foretrace.transforms.resize.shapes import Shapes
-from foretrace.transforms.step import Retyped, Script, look_of
+from foretrace.transforms.dataflow import Call, Dataflow
+from foretrace.transforms.resize.arguments import SizeChange, with_interpretation
+from foretrace.transforms.resize.propagation import InputChoice, PropagationError, find_propagation, propagate
+from foretrace.transforms.resize.shapes import StepShapes
+from foretrace.transforms.step import ChangedCall, StepTemplate, layout_key
 
 GUESSED = ("batch", "seq", "hidden")
 """Sizes that no single input shows, so that a user may say what was recorded: ``batch=64/16``."""
@@ -44,18 +44,18 @@ class Resizable:
     def __init__(
         self,
         graph: Graph,
-        step: Linked,
+        step: Dataflow,
         what: str,
-        scale: Scale,
-        choices: Sequence[Choice],
+        scale: SizeChange,
+        choices: Sequence[InputChoice],
         roomy: Collection[int] = (),
     ) -> None:
         self._graph, self._step, self._what, self._scale = graph, step, what, scale
         sizes = {size for call in step.calls for tensor in call.made.values() for size in tensor.shape}
         probe = scale.probe(sizes)
         try:
-            self._found = search(step, choices, probe)
-        except StuckError as stuck:
+            self._found = find_propagation(step, choices, probe)
+        except PropagationError as stuck:
             raise self._refused("NEW", f"another {what} than {scale.old}", stuck) from None
         if not self._found.inputs:
             raise ForetraceError(
@@ -63,13 +63,13 @@ class Resizable:
                 f"It is made within the step, or was another: {what}=NEW/OLD says which.",
             )
         rows = [place for place, call in enumerate(step.calls) if call.row >= 0]
-        self._shapes = Shapes(step, probe, certain=True)
-        tensors = carried(self._shapes, self._found, probe)
+        self._shapes = StepShapes(step, probe, certain=True)
+        tensors = propagate(self._shapes, self._found, probe)
         self._moving = [p for p in rows if self._found.kinds[p] >= 0 or _moves(step.calls[p], tensors)]
-        self._script = Script(graph, [step.calls[place] for place in rows], [step.calls[p] for p in self._moving])
+        self._script = StepTemplate(graph, [step.calls[place] for place in rows], [step.calls[p] for p in self._moving])
         self._found.inputs = {slot: dims for slot, dims in self._found.inputs.items() if slot not in roomy}
 
-    def _refused(self, new: int | str, wanted: str, stuck: StuckError) -> ForetraceError:
+    def _refused(self, new: int | str, wanted: str, stuck: PropagationError) -> ForetraceError:
         advice = f"The {self._what} was taken to be {self._scale.old}"
         if self._what in GUESSED:
             advice += f"; say another with {self._what}={new}/OLD"
@@ -81,14 +81,14 @@ class Resizable:
         if new == scale.old:
             return self._graph
         try:
-            tensors = carried(self._shapes, self._found, scale)
-        except StuckError as stuck:
+            tensors = propagate(self._shapes, self._found, scale)
+        except PropagationError as stuck:
             raise self._refused(new, f"{self._what}={new}", stuck) from None
         retyped = [
-            Retyped(call, read(call.args, self._found.readings[place], scale), call.kwargs)
+            ChangedCall(call, with_interpretation(call.args, self._found.interpretations[place], scale), call.kwargs)
             for place, call in ((place, self._step.calls[place]) for place in self._moving)
         ]
-        made = self._script.over(retyped, tensors)
+        made = self._script.instantiate(retyped, tensors)
         made.contents = dict(self._graph.contents)
         for slot, tensor in self._step.inputs.items():
             if tensor.id in made.contents and tensor.numel and tensors[slot].shape != tensor.shape:
@@ -113,7 +113,7 @@ class Resizable:
 def _moves(call: Call, tensors: dict[int, Tensor]) -> bool:
     """Whether something that a call reads or makes lies elsewhere now, or otherwise."""
     seen = (*zip(call.reads, call.op.tensors), *call.made.items())
-    return any(look_of(tensors[slot]) != look_of(was) for slot, was in seen)
+    return any(layout_key(tensors[slot]) != layout_key(was) for slot, was in seen)
 
 
 def _resized(call: Call, tensors: dict[int, Tensor]) -> set[str]:
@@ -149,7 +149,7 @@ def _exchanged(nbytes: int, was: Op, now: Op) -> int:
     return round(nbytes * after / before) if before else nbytes
 
 
-def checked_size(what: str, size: int) -> int:
+def check_size(what: str, size: int) -> int:
     """The size, if it is one."""
     if not isinstance(size, int) or size < 1:
         raise ForetraceError(f"a {what} of {size} makes no sense", "It is a whole number, 1 or more.")

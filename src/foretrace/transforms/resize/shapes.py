@@ -8,9 +8,15 @@ from typing import Any
 
 from foretrace.graph.operators import COLLECTIVE_CALLS, SPARSE_ACCESSORS, SPARSE_CONSTRUCTORS
 from foretrace.graph.tensor import Tensor, with_shape, with_view
-from foretrace.transforms.dataflow import Call, Linked, filled, is_sequence, slots_in
-from foretrace.transforms.meta_device import META, Made, UnknownOnMetaError
-from foretrace.transforms.resize.arguments import NOTHING, Reading, Scale, numbers, read
+from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, slots_in, substitute
+from foretrace.transforms.meta_device import META, MetaTensor, MetaUnsupportedError
+from foretrace.transforms.resize.arguments import (
+    UNCHANGED,
+    Interpretation,
+    SizeChange,
+    integers_in,
+    with_interpretation,
+)
 
 Dims = frozenset[int]
 """Dimensions of an input that change."""
@@ -19,13 +25,13 @@ JOINED = ("aten::cat", "aten::_cat", "aten::constant_pad_nd")
 """Calls that put something beside what holds the size."""
 
 
-class Shapes:
+class StepShapes:
     """Shapes of everything in a step, for one size.
 
     ``certain`` says that readings are known to be right: what a call makes of them is taken as it is.
     """
 
-    def __init__(self, step: Linked, scale: Scale, certain: bool = False) -> None:
+    def __init__(self, step: Dataflow, scale: SizeChange, certain: bool = False) -> None:
         self.step, self.scale, self._certain = step, scale, certain
         self.now: dict[int, Tensor] = {}
         self.was: dict[int, Tensor] = dict(step.inputs)
@@ -56,7 +62,7 @@ class Shapes:
         given = ((self.was[slot], self.now[slot]) for slot in call.reads)
         return all(was.layout == "strided" and was.shape == now.shape for was, now in given)
 
-    def made(self, call: Call, reading: Reading) -> dict[int, Tensor] | str:
+    def made(self, call: Call, reading: Interpretation) -> dict[int, Tensor] | str:
         """What a call makes with its numbers read so; or what is wrong."""
         if call.op.is_side_call or not call.made:
             return self._checked(call, reading)
@@ -71,7 +77,7 @@ class Shapes:
             return self._alike(call, reading)
         try:
             results = self._asked(call, reading, self.now, self.scale)
-        except UnknownOnMetaError:
+        except MetaUnsupportedError:
             return self._alike(call)
         except ValueError as problem:
             return str(problem)
@@ -88,7 +94,7 @@ class Shapes:
                 made[slot] = self._alike(call)[slot]
         return made
 
-    def _checked(self, call: Call, reading: Reading) -> dict[int, Tensor] | str:
+    def _checked(self, call: Call, reading: Interpretation) -> dict[int, Tensor] | str:
         """A call that makes nothing new: whether what it is given fits."""
         if call.op.is_side_call or call.op.name.startswith(COLLECTIVE_CALLS):
             return self._exchanged(call, reading)
@@ -96,9 +102,9 @@ class Shapes:
             return {}
         if all(self.now[slot].layout == "strided" for slot in call.reads):
             try:
-                args = filled(read(call.args, reading, self.scale), self.now.__getitem__)
-                META.called(call.op.name, call.op.overload, args, filled(call.kwargs, self.now.__getitem__))
-            except UnknownOnMetaError:
+                args = substitute(with_interpretation(call.args, reading, self.scale), self.now.__getitem__)
+                META.called(call.op.name, call.op.overload, args, substitute(call.kwargs, self.now.__getitem__))
+            except MetaUnsupportedError:
                 return {}
             except ValueError as problem:
                 return str(problem)
@@ -110,23 +116,23 @@ class Shapes:
             return "a sparse gradient and its weight have other shapes"
         return {}
 
-    def _asked(self, call: Call, reading: Reading, shapes: dict[int, Tensor], scale: Scale) -> dict[int, Made]:
-        args = filled(read(call.args, reading, scale), shapes.__getitem__)
-        kwargs = filled(call.kwargs, shapes.__getitem__)
+    def _asked(self, call: Call, reading: Interpretation, shapes: dict[int, Tensor], scale: SizeChange) -> dict[int, MetaTensor]:
+        args = substitute(with_interpretation(call.args, reading, scale), shapes.__getitem__)
+        kwargs = substitute(call.kwargs, shapes.__getitem__)
         result = META.called(call.op.name, call.op.overload, args, kwargs)
         given = list(result) if isinstance(result, list) and len(call.results) != 1 else [result]
         return {slot: made for slot, made in _pairs(call.results, given) if slot in call.made and made is not None}
 
-    def like(self, call: Call, others: list[Made]) -> dict[int, Tensor]:
+    def like(self, call: Call, others: list[MetaTensor]) -> dict[int, Tensor]:
         """What a call makes, where another of its kind makes these."""
         return {
             slot: with_view(was, other.shape, other.stride, self._base(call, was) + other.offset)
             for (slot, was), other in zip(call.made.items(), others)
         }
 
-    def told(self, call: Call, made: dict[int, Tensor]) -> list[Made]:
+    def told(self, call: Call, made: dict[int, Tensor]) -> list[MetaTensor]:
         """What a call makes, for others of its kind."""
-        return [Made(now.shape, now.stride, now.offset - self._base(call, now), now.dtype) for now in made.values()]
+        return [MetaTensor(now.shape, now.stride, now.offset - self._base(call, now), now.dtype) for now in made.values()]
 
     def _base(self, call: Call, made: Tensor) -> int:
         """Where that begins which a result is a view of; 0 for what is none."""
@@ -144,8 +150,8 @@ class Shapes:
     def _is_known(self, call: Call, slot: int) -> bool:
         """Whether the meta device makes of the recorded arguments what was made of them."""
         try:
-            return self._asked(call, NOTHING, self.was, self.scale)[slot].shape == call.made[slot].shape
-        except (ValueError, UnknownOnMetaError, KeyError):
+            return self._asked(call, UNCHANGED, self.was, self.scale)[slot].shape == call.made[slot].shape
+        except (ValueError, MetaUnsupportedError, KeyError):
             return False
 
     def _looked_at(self, call: Call) -> dict[int, Tensor]:
@@ -174,22 +180,22 @@ class Shapes:
         alike = any(size in grown for tensor in call.made.values() for size in tensor.shape)
         return not alike or any(made[slot].shape != tensor.shape for slot, tensor in call.made.items())
 
-    def _alike(self, call: Call, reading: Reading = NOTHING) -> dict[int, Tensor]:
+    def _alike(self, call: Call, reading: Interpretation = UNCHANGED) -> dict[int, Tensor]:
         """What a call makes that the meta device does not know: sizes change that are those of changed arguments."""
         if call.op.name in SPARSE_ACCESSORS:
             return self._part(call)
-        grown = self.grown(call).union(size for place, size in enumerate(numbers(call.args)) if place in reading)
+        grown = self.grown(call).union(size for place, size in enumerate(integers_in(call.args)) if place in reading)
         made = {}
         for slot, tensor in call.made.items():
             shape = tuple(self.scale.of(n) if n in grown else n for n in tensor.shape)
             made[slot] = with_shape(tensor, shape)
         return made
 
-    def _joins_alike(self, call: Call, reading: Reading) -> bool:
+    def _joins_alike(self, call: Call, reading: Interpretation) -> bool:
         """Whether a sparse tensor that is put together again has the shape of the one that was taken apart."""
         maker = self.maker.get(call.reads[0])
         parted = self.step.calls[maker] if maker is not None else None
-        sizes = read(call.args, reading, self.scale)[2:3]
+        sizes = with_interpretation(call.args, reading, self.scale)[2:3]
         if parted is None or parted.op.name not in SPARSE_ACCESSORS or not sizes:
             return True
         return list(self.now[parted.reads[0]].shape) == sizes[0]
@@ -212,7 +218,7 @@ class Shapes:
             made[slot] = with_shape(tensor, shape)
         return made
 
-    def _exchanged(self, call: Call, reading: Reading) -> dict[int, Tensor] | str:
+    def _exchanged(self, call: Call, reading: Interpretation) -> dict[int, Tensor] | str:
         """A collective: what it gives and gets change together, and so do the parts for each rank."""
         old, new = self.scale.old, self.scale.new
         grown = {
@@ -221,17 +227,17 @@ class Shapes:
         if len(grown) > 1:
             return "one side of it changes, and the other does not"
         wanted = new if True in grown else old
-        for was, now in zip(call.args, read(call.args, reading, self.scale)):
-            if is_sequence(was) and sum(numbers(now)) * old != sum(numbers(was)) * wanted:
+        for was, now in zip(call.args, with_interpretation(call.args, reading, self.scale)):
+            if is_sequence(was) and sum(integers_in(now)) * old != sum(integers_in(was)) * wanted:
                 return "its parts and its buffers do not change alike"
         return self._alike(call)
 
 
 def _pairs(slots: Any, values: Any) -> Iterable[tuple[int, Any]]:
     """Each slot with what goes into it."""
-    numbers = list(slots_in(slots)) if not isinstance(slots, (list, tuple)) else None
-    if numbers is not None:
-        yield from ((number, values) for number in numbers)
+    integers_in = list(slots_in(slots)) if not isinstance(slots, (list, tuple)) else None
+    if integers_in is not None:
+        yield from ((number, values) for number in integers_in)
         return
     found = values if isinstance(values, list) else [values]
     if len(found) != len(slots):

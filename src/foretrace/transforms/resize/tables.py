@@ -6,15 +6,15 @@ from fnmatch import fnmatchcase
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
-from foretrace.transforms.dataflow import Call, Linked
-from foretrace.transforms.inputs import BAGS, Given, companions
-from foretrace.transforms.resize.arguments import Scale
-from foretrace.transforms.resize.propagation import Choice
-from foretrace.transforms.resize.resizable import Resizable, checked_size
-from foretrace.transforms.resize.width import following
-from foretrace.transforms.step import opened
+from foretrace.transforms.dataflow import Call, Dataflow
+from foretrace.transforms.inputs import EMBEDDING_BAGS, StepInputs, tied_inputs
+from foretrace.transforms.resize.arguments import SizeChange
+from foretrace.transforms.resize.propagation import InputChoice
+from foretrace.transforms.resize.resizable import Resizable, check_size
+from foretrace.transforms.resize.width import dependent_weights
+from foretrace.transforms.step import editable_step
 
-LOOKUPS = (*BAGS, "aten::embedding")
+LOOKUPS = (*EMBEDDING_BAGS, "aten::embedding")
 
 
 def table_rows(graph: Graph, rows: int, tables: str = "*") -> Graph:
@@ -30,26 +30,26 @@ def table_rows(graph: Graph, rows: int, tables: str = "*") -> Graph:
         Which ones: a pattern of the names of the modules that look up in them, or a place among them, from 0 on. All
         are those whose ids come with the batch: not the positions of a text.
     """
-    checked_size("rows", rows)
+    check_size("rows", rows)
     graph, step = _step(graph)
     for table in sorted({step.inputs[call.reads[0]].shape[0] for call in _lookups(graph, step, tables)} - {rows}):
         graph, step = _step(graph)
         chosen = {call.reads[0] for call in _lookups(graph, step, tables)}
         chosen = {slot for slot in chosen if step.inputs[slot].shape[0] == table}
-        weights = Given(step).weights
+        weights = StepInputs(step).weights
         choices = []
-        for group in companions(step):
+        for group in tied_inputs(step):
             if chosen.intersection(group):
-                choices.append(Choice(group, [frozenset([0])]))
+                choices.append(InputChoice(group, [frozenset([0])]))
             elif group[0] in weights and table in step.inputs[group[0]].shape[:1]:  # a bias, should it have to follow
-                choices.append(Choice(group, [frozenset(), frozenset([0])]))
-        graph = Resizable(graph, step, "rows", Scale(table, rows), choices).to(rows)
+                choices.append(InputChoice(group, [frozenset(), frozenset([0])]))
+        graph = Resizable(graph, step, "rows", SizeChange(table, rows), choices).to(rows)
     return graph
 
 
 def table_dim(graph: Graph, dim: int) -> Graph:
     """The step with tables of another dimension; the layers that read and join what is looked up follow."""
-    checked_size("dim", dim)
+    check_size("dim", dim)
     graph, step = _step(graph)
     calls = _lookups(graph, step, "*")
     dims = {step.inputs[call.reads[0]].shape[1] for call in calls}
@@ -57,55 +57,55 @@ def table_dim(graph: Graph, dim: int) -> Graph:
         raise ForetraceError(
             f"the tables have dimensions {', '.join(map(str, sorted(dims)))}", "One dimension for all makes no sense."
         )
-    scale = Scale(dims.pop(), dim, last=True)
+    scale = SizeChange(dims.pop(), dim, last=True)
     if scale.old == dim:
         return graph
-    tables, weights = {call.reads[0] for call in calls}, Given(step).weights
-    choices = following(step, tables, 1, weights)
+    tables, weights = {call.reads[0] for call in calls}, StepInputs(step).weights
+    choices = dependent_weights(step, tables, 1, weights)
     return Resizable(graph, step, "dim", scale, choices).to(dim)
 
 
 def pooling(graph: Graph, ids: int, tables: str = "*") -> Graph:
     """The step with so many ids in each bag."""
-    checked_size("pooling", ids)
+    check_size("pooling", ids)
     graph, step = _step(graph)
-    for count, bags in sorted({_ids(step, call) for call in _lookups(graph, step, tables, BAGS)}):
+    for count, bags in sorted({_ids(step, call) for call in _lookups(graph, step, tables, EMBEDDING_BAGS)}):
         graph, step = _step(graph)
-        chosen = [call.reads[1] for call in _lookups(graph, step, tables, BAGS) if _ids(step, call) == (count, bags)]
+        chosen = [call.reads[1] for call in _lookups(graph, step, tables, EMBEDDING_BAGS) if _ids(step, call) == (count, bags)]
         if count == ids * bags:
             continue
-        choices = [Choice((slot,), [frozenset([0])]) for slot in dict.fromkeys(chosen) if slot in step.inputs]
+        choices = [InputChoice((slot,), [frozenset([0])]) for slot in dict.fromkeys(chosen) if slot in step.inputs]
         if len(choices) < len(set(chosen)):
             raise ForetraceError("the ids of a lookup are made in the step itself", "Their number can't be set.")
-        graph = Resizable(graph, step, "pooling", Scale(count, ids * bags), choices).to(ids * bags)
+        graph = Resizable(graph, step, "pooling", SizeChange(count, ids * bags), choices).to(ids * bags)
     return graph
 
 
 def table_ids(graph: Graph, ids: int, table: str) -> Graph:
     """The step with so many ids looked up in one table, in as many bags as before."""
     graph, step = _step(graph)
-    call = _lookups(graph, step, table, BAGS)[0]
+    call = _lookups(graph, step, table, EMBEDDING_BAGS)[0]
     count, slot = call.op.tensors[1].shape[0], call.reads[1]
     if count == ids:
         return graph
-    return Resizable(graph, step, "ids", Scale(count, ids), [Choice((slot,), [frozenset([0])])]).to(ids)
+    return Resizable(graph, step, "ids", SizeChange(count, ids), [InputChoice((slot,), [frozenset([0])])]).to(ids)
 
 
-def _step(graph: Graph) -> tuple[Graph, Linked]:
-    flat, ops = opened(graph)
-    return flat, Linked(ops)
+def _step(graph: Graph) -> tuple[Graph, Dataflow]:
+    flat, ops = editable_step(graph)
+    return flat, Dataflow(ops)
 
 
-def _ids(step: Linked, call: Call) -> tuple[int, int]:
+def _ids(step: Dataflow, call: Call) -> tuple[int, int]:
     """How many ids a call looks up, in how many bags."""
     bags = next(iter(call.made.values())).shape[0]
     was = [tensor.shape[0] for tensor in call.op.tensors[1:2]]
     return was[0], max(bags, 1)
 
 
-def _of_data(step: Linked, calls: list[Call]) -> list[Call]:
+def _of_data(step: Dataflow, calls: list[Call]) -> list[Call]:
     """Those of some lookups whose ids come from the batch: those of positions and kinds of tokens do not."""
-    given = Given(step)
+    given = StepInputs(step)
     of_batch = {slot for slot, tensor in given.data.items() if tensor.shape and tensor.shape[0] == given.batch}
     for call in step.calls:
         if not of_batch.isdisjoint(call.reads):
@@ -113,11 +113,11 @@ def _of_data(step: Linked, calls: list[Call]) -> list[Call]:
     return [call for call in calls if call.reads[1] in of_batch]
 
 
-def _lookups(graph: Graph, step: Linked, tables: str, names: tuple[str, ...] = LOOKUPS) -> list[Call]:
+def _lookups(graph: Graph, step: Dataflow, tables: str, names: tuple[str, ...] = LOOKUPS) -> list[Call]:
     """Calls that look up in the tables that are meant."""
     calls = [call for call in step.calls if call.op.name in names and call.reads[0] in step.inputs]
-    if any(call.op.name in BAGS for call in calls):
-        calls = [call for call in calls if call.op.name in BAGS]  # beside them, a table of positions is none
+    if any(call.op.name in EMBEDDING_BAGS for call in calls):
+        calls = [call for call in calls if call.op.name in EMBEDDING_BAGS]  # beside them, a table of positions is none
     elif tables == "*":
         calls = _of_data(step, calls) or calls
     if not calls:

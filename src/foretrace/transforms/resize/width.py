@@ -12,15 +12,15 @@ from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
 from foretrace.graph.tensor import Tensor
-from foretrace.transforms.blocks import block_of, blocks_of
-from foretrace.transforms.dataflow import Linked
-from foretrace.transforms.fusion.ddp_buckets import unshared
-from foretrace.transforms.inputs import Given, companions
-from foretrace.transforms.resize.arguments import VIEWS, Scale
-from foretrace.transforms.resize.propagation import Choice
-from foretrace.transforms.resize.resizable import Resizable, checked_size
+from foretrace.transforms.blocks import block_index, repeated_blocks
+from foretrace.transforms.dataflow import Dataflow
+from foretrace.transforms.fusion.ddp_buckets import without_gradient_sharing
+from foretrace.transforms.inputs import StepInputs, tied_inputs
+from foretrace.transforms.resize.arguments import VIEWS, SizeChange
+from foretrace.transforms.resize.propagation import InputChoice
+from foretrace.transforms.resize.resizable import Resizable, check_size
 from foretrace.transforms.resize.shapes import Dims
-from foretrace.transforms.step import flattened, opened
+from foretrace.transforms.step import editable_step, flatten
 
 PRODUCTS = ("aten::addmm", "aten::mm")
 
@@ -37,10 +37,10 @@ def width(graph: Graph, outputs: int, layer: str) -> Graph:
     layer
         Its module, or how that ends: ``"top.0"``.
     """
-    checked_size("width", outputs)
-    graph, ops = opened(graph)
-    step = Linked(ops)
-    weights = Given(step).weights
+    check_size("width", outputs)
+    graph, ops = editable_step(graph)
+    step = Dataflow(ops)
+    weights = StepInputs(step).weights
     layers = _layers(step, weights)
     meant = [name for name in layers if fnmatchcase(name, layer) or name.endswith(f".{layer}")]
     if not meant:
@@ -48,28 +48,28 @@ def width(graph: Graph, outputs: int, layer: str) -> Graph:
     if len(meant) > 1:
         raise ForetraceError(f"{layer!r} names {len(meant)} layers", f"Choose one of {', '.join(meant[:8])}.")
     chosen = layers[meant[0]]
-    scale = Scale(max(step.inputs[slot].shape[0] for slot in chosen), outputs, last=True)
+    scale = SizeChange(max(step.inputs[slot].shape[0] for slot in chosen), outputs, last=True)
     if scale.old == outputs:
         return graph
-    return Resizable(graph, step, "width", scale, following(step, chosen, 0, weights)).to(outputs)
+    return Resizable(graph, step, "width", scale, dependent_weights(step, chosen, 0, weights)).to(outputs)
 
 
-def following(step: Linked, chosen: Collection[int], dim: int, weights: Collection[int]) -> list[Choice]:
+def dependent_weights(step: Dataflow, chosen: Collection[int], dim: int, weights: Collection[int]) -> list[InputChoice]:
     """Weights of which a dimension changes, and all others, of which one may have to follow."""
     choices = []
-    for group in companions(step):
+    for group in tied_inputs(step):
         if not set(chosen).isdisjoint(group):
-            choices.append(Choice(group, [frozenset([dim])]))
+            choices.append(InputChoice(group, [frozenset([dim])]))
         elif group[0] in weights:
             sizes = range(len(step.inputs[group[0]].shape))
-            choices.append(Choice(group, [frozenset(), *(frozenset([size]) for size in sizes)]))
+            choices.append(InputChoice(group, [frozenset(), *(frozenset([size]) for size in sizes)]))
     return choices
 
 
 def hidden_layers(graph: Graph) -> list[str]:
     """The modules of linear layers whose outputs another one reads, with nothing but activations between them."""
-    step = Linked(list(flattened(graph).ops))
-    layers = _layers(step, Given(step).weights)
+    step = Dataflow(list(flatten(graph).ops))
+    layers = _layers(step, StepInputs(step).weights)
     of_output: dict[int, str] = {}
     found: dict[str, None] = {}
     for call in step.calls:
@@ -87,7 +87,7 @@ def hidden_layers(graph: Graph) -> list[str]:
     return list(found)
 
 
-def _layers(step: Linked, weights: Collection[int]) -> dict[str, set[int]]:
+def _layers(step: Dataflow, weights: Collection[int]) -> dict[str, set[int]]:
     """The weight and the bias of each linear layer, by its module."""
     turned = {slot: call.reads[0] for call in step.calls if call.op.name == "aten::t" for slot in call.made}
     found: dict[str, set[int]] = {}
@@ -121,22 +121,22 @@ def hidden(graph: Graph, new: int, old: int | None = None) -> Graph:
     old
         The recorded one; found by what the blocks add where it is left out.
     """
-    return Widths(graph, old).to(new)
+    return ResizableHidden(graph, old).to(new)
 
 
-class Widths:
+class ResizableHidden:
     """The step with any hidden width: ``Widths(graph).to(1024)``; how it goes through the calls is found once."""
 
     def __init__(self, graph: Graph, old: int | None = None) -> None:
-        self._as_it_was, _ = opened(graph)
-        self._graph, self._shared = unshared(self._as_it_was, "hidden")
+        self._as_it_was, _ = editable_step(graph)
+        self._graph, self._shared = without_gradient_sharing(self._as_it_was, "hidden")
         ops = list(self._graph.ops)
-        self._stream = Stream.of(ops, checked_size("hidden", old) if old is not None else None)
+        self._stream = ResidualStream.of(ops, check_size("hidden", old) if old is not None else None)
         self._resizable = self._stream.resizable(self._graph, keep="heads") if self._stream else None
 
     def to(self, new: int) -> Graph:
         """The step with that width."""
-        checked_size("hidden", new)
+        check_size("hidden", new)
         if self._stream is None or self._resizable is None:
             return self._shared(_widened_layers(self._graph, new))
         if new == self._stream.width:
@@ -145,7 +145,7 @@ class Widths:
         return self._shared(self._resizable.to(new))
 
 
-def check_heads(size: int, stream: Stream) -> None:
+def check_heads(size: int, stream: ResidualStream) -> None:
     """Refuse a width that the heads of a stream can't share."""
     heads = stream.heads
     if size % heads:
@@ -184,10 +184,10 @@ def heads(graph: Graph, count: int) -> Graph:
     count
         How many.
     """
-    checked_size("heads", count)
-    as_it_was, _ = opened(graph)
-    graph, shared = unshared(as_it_was, "heads")
-    stream = Stream.of(list(graph.ops))
+    check_size("heads", count)
+    as_it_was, _ = editable_step(graph)
+    graph, shared = without_gradient_sharing(as_it_was, "heads")
+    stream = ResidualStream.of(list(graph.ops))
     if stream is None or stream.heads == 1:
         raise ForetraceError(
             f"{graph.title} shows no blocks with heads of attention",
@@ -215,7 +215,7 @@ LOOKUP = "aten::embedding"
 
 
 @dataclass(frozen=True)
-class Stream:
+class ResidualStream:
     """The stream between a model's blocks, and into how many heads their attention cuts it; 1 where there is none."""
 
     blocks: tuple[str, ...]
@@ -223,32 +223,32 @@ class Stream:
     heads: int
 
     @classmethod
-    def of(cls, ops: Sequence[Op], width: int | None = None) -> Stream | None:
+    def of(cls, ops: Sequence[Op], width: int | None = None) -> ResidualStream | None:
         """That of a step; None where it repeats no blocks, or they add nothing to what they were given."""
-        blocks = tuple(blocks_of(ops))
-        inside = [op for op in ops if op.phase == "forward" and block_of(op.module, blocks) >= 0]
+        blocks = tuple(repeated_blocks(ops))
+        inside = [op for op in ops if op.phase == "forward" and block_index(op.module, blocks) >= 0]
         width = width or _added(inside)
         return cls(blocks, width, _heads(inside, width)) if blocks and width else None
 
     def resizable(self, graph: Graph, keep: str) -> Resizable:
         """The flat step with any width, which keeps the number of ``"heads"``, or their ``"size"``."""
-        step = Linked(list(graph.ops))
+        step = Dataflow(list(graph.ops))
         # A width is cut into heads and what each holds: the last number is the size of a head.
-        scale = Scale(self.width, self.width, last=keep == "heads", parts=True)
+        scale = SizeChange(self.width, self.width, last=keep == "heads", parts=True)
         return Resizable(graph, step, "hidden", scale, list(self._choices(step, keep)))
 
-    def _choices(self, step: Linked, keep: str) -> Iterator[Choice]:
+    def _choices(self, step: Dataflow, keep: str) -> Iterator[InputChoice]:
         """What of each weight changes; and of other inputs, should they have to."""
-        given, inside = Given(step), self._read_inside(step)
+        given, inside = StepInputs(step), self._read_inside(step)
         tables = {call.reads[0] for call in step.calls if call.op.name == LOOKUP}
-        for group in companions(step):
+        for group in tied_inputs(step):
             first, tensor = group[0], step.inputs[group[0]]
             if first in given.weights:
                 wide = self._wide(tensor, keep) if inside.intersection(group) else self._as_wide(tensor)
                 wide = frozenset([max(wide)]) if wide and first in tables else wide
-                yield Choice(group, [wide, *(way for way in _ways(tensor) if way != wide)])
+                yield InputChoice(group, [wide, *(way for way in _ways(tensor) if way != wide)])
             elif first in given.data:
-                yield Choice(group, list(_ways(tensor)))
+                yield InputChoice(group, list(_ways(tensor)))
 
     def _as_wide(self, tensor: Tensor) -> Dims:
         return frozenset(dim for dim, size in enumerate(tensor.shape) if size == self.width)
@@ -260,12 +260,12 @@ class Stream:
         wide = (dim for dim, size in enumerate(tensor.shape) if size % head == 0 or size > self.width)
         return frozenset(dim for dim in wide if tensor.shape[dim] != kept)
 
-    def _read_inside(self, step: Linked) -> set[int]:
+    def _read_inside(self, step: Dataflow) -> set[int]:
         """Inputs that the calls of blocks read, also by a look at them."""
         looked = {slot: call.reads[0] for call in step.calls if len(call.reads) == 1 for slot in call.made}
         found: set[int] = set()
         for call in step.calls:
-            if call.op.phase == "forward" and block_of(call.op.module, self.blocks) >= 0:
+            if call.op.phase == "forward" and block_index(call.op.module, self.blocks) >= 0:
                 found.update(call.reads)
                 found.update(looked[slot] for slot in call.reads if slot in looked)
         return found & step.inputs.keys()

@@ -10,9 +10,9 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Constant, Op, map_tensors
 from foretrace.graph.tensor import Tensor, contiguous_strides
-from foretrace.transforms.dataflow import Call, Linked, filled, slots_in
-from foretrace.transforms.meta_device import META, Made, UnknownOnMetaError
-from foretrace.transforms.step import Fresh, Row, assembled, flattened, refree
+from foretrace.transforms.dataflow import Call, Dataflow, slots_in, substitute
+from foretrace.transforms.meta_device import META, MetaTensor, MetaUnsupportedError
+from foretrace.transforms.step import EditedCall, IdAllocator, assemble, flatten, recompute_frees
 
 SEEDED = ("out", "lse", "cum_q", "cum_k", "max_q", "max_k", "seed", "offset", "mask")
 FORWARD: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -36,80 +36,80 @@ BACKWARD: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("dq", "dk", "dv"),
     ),
 }  # fmt: skip
-USUAL: dict[str, Any] = {"train": True, "p": 0.0, "causal": False, "debug": False, "bias": None}
+DEFAULT_ARGUMENTS: dict[str, Any] = {"train": True, "p": 0.0, "causal": False, "debug": False, "bias": None}
 NAME = "aten::_scaled_dot_product_{}_attention"
 HALF = ("bfloat16", "float16")
-LARGEST_HEAD = {"cudnn": 128, "flash": 256}
+MAX_HEAD_SIZE = {"cudnn": 128, "flash": 256}
 """The largest head that each takes, in half precision only. The efficient one takes any head, in any type."""
 
 
 def attention(graph: Graph, kind: str) -> Graph:
     """The step with its attention computed by ``"cudnn"``, ``"flash"`` or ``"efficient"``."""
-    implementation(kind)
+    check_attention(kind)
     made = _swapped(graph, lambda q, bias: kind)
-    if not any(kind_of(op.name) for op in made.ops):
+    if not any(attention_kind(op.name) for op in made.ops):
         raise ForetraceError(f"{graph.title} calls none of {', '.join(FORWARD)} attention", "There is nothing to swap.")
     made.notes.append(f"attention is {kind}, whatever it was")
     return made
 
 
-def implementation(kind: str) -> str:
+def check_attention(kind: str) -> str:
     """The name, if there is such an implementation."""
     if kind not in FORWARD:
         raise ForetraceError(f"there is no attention {kind!r}", f"There are {', '.join(FORWARD)}.")
     return kind
 
 
-def suited_attention(graph: Graph) -> Graph:
+def select_attention(graph: Graph) -> Graph:
     """The step with the attention that PyTorch takes on a GPU from Hopper on, for its types and sizes."""
-    return _swapped(graph, suited)
+    return _swapped(graph, default_attention)
 
 
-def suited(q: Tensor, bias: object) -> str:
+def default_attention(q: Tensor, bias: object) -> str:
     """The implementation that PyTorch takes.
 
-    >>> suited(Tensor((8, 12, 512, 64), "bfloat16"), None), suited(Tensor((8, 12, 512, 64), "float32"), None)
+    >>> default_attention(Tensor((8, 12, 512, 64), "bfloat16"), None), default_attention(Tensor((8, 12, 512, 64), "float32"), None)
     ('cudnn', 'efficient')
     """
     size = q.shape[-1]
-    if q.dtype in HALF and size <= LARGEST_HEAD["cudnn"] and size % 8 == 0:
+    if q.dtype in HALF and size <= MAX_HEAD_SIZE["cudnn"] and size % 8 == 0:
         return "cudnn"
-    return "flash" if q.dtype in HALF and bias is None and size <= LARGEST_HEAD["flash"] else "efficient"
+    return "flash" if q.dtype in HALF and bias is None and size <= MAX_HEAD_SIZE["flash"] else "efficient"
 
 
 def _swapped(graph: Graph, wanted: Callable[[Tensor, object], str]) -> Graph:
-    graph = flattened(graph)
+    graph = flatten(graph)
     before, ops = list(graph.ops), list(graph.ops)
-    fresh = Fresh(ops)
+    fresh = IdAllocator(ops)
     saved: dict[int, dict[str, Any]] = {}
     extra: dict[int, tuple[int, ...]] = {}
     after = []
     for op in ops:
         op.frees += tuple(number for freed in op.frees for number in extra.get(freed, ()))
-        kind = kind_of(op.name)
+        kind = attention_kind(op.name)
         if kind is not None and op.name.endswith("_backward"):
             op = _backward(op, kind, wanted, saved, fresh)
         elif kind is not None:
             op = _forward(op, kind, wanted, saved, fresh, extra)
         after.append(op)
-    rows = relaid(before, after)
-    return assembled(graph, rows)
+    rows = propagate_layout(before, after)
+    return assemble(graph, rows)
 
 
-def kind_of(name: str) -> str | None:
+def attention_kind(name: str) -> str | None:
     """The implementation of attention that an op is of; None for another op.
 
-    >>> kind_of("aten::_scaled_dot_product_flash_attention_backward"), kind_of("aten::mm")
+    >>> attention_kind("aten::_scaled_dot_product_flash_attention_backward"), attention_kind("aten::mm")
     ('flash', None)
     """
     return next((kind for kind in FORWARD if name.removesuffix("_backward") == NAME.format(kind)), None)
 
 
-def _made(made: Made, like: Tensor, known: Any, fresh: Fresh) -> Tensor:
+def _made(made: MetaTensor, like: Tensor, known: Any, fresh: IdAllocator) -> Tensor:
     """A result: the tensor that it was, or a new one."""
     if isinstance(known, Tensor):
         return Tensor(made.shape, made.dtype, known.device, made.stride, 0, known.id, known.storage)
-    return Tensor(made.shape, made.dtype, like.device, made.stride, 0, fresh.number(), fresh.storage())
+    return Tensor(made.shape, made.dtype, like.device, made.stride, 0, fresh.tensor_id(), fresh.storage_id())
 
 
 def _forward(
@@ -117,11 +117,11 @@ def _forward(
     kind: str,
     wanted: Callable[[Tensor, object], str],
     saved: dict[int, dict[str, Any]],
-    fresh: Fresh,
+    fresh: IdAllocator,
     extra: dict[int, tuple[int, ...]],
 ) -> Op:
     takes, gives = FORWARD[kind]
-    roles = {**USUAL, **dict(zip(takes, op.args)), **dict(zip(gives, op.outputs))}
+    roles = {**DEFAULT_ARGUMENTS, **dict(zip(takes, op.args)), **dict(zip(gives, op.outputs))}
     new = wanted(roles["q"], roles["bias"])
     out = roles["out"]
     if new != kind:
@@ -141,9 +141,9 @@ def _check(op: Op, kind: str, roles: dict[str, Any]) -> None:
     """Refuses what an implementation does not take."""
     if kind == "flash" and roles["bias"] is not None:
         raise ForetraceError(f"{op.name} has a mask, and flash attention takes none", "Choose cudnn or efficient.")
-    if kind not in LARGEST_HEAD:
+    if kind not in MAX_HEAD_SIZE:
         return
-    q, most = roles["q"], LARGEST_HEAD[kind]
+    q, most = roles["q"], MAX_HEAD_SIZE[kind]
     if q.dtype not in HALF:
         raise ForetraceError(
             f"{op.name} is given {q.dtype}, and {kind} attention takes {' and '.join(HALF)} only",
@@ -161,10 +161,10 @@ def _backward(
     kind: str,
     wanted: Callable[[Tensor, object], str],
     saved: dict[int, dict[str, Any]],
-    fresh: Fresh,
+    fresh: IdAllocator,
 ) -> Op:
     takes, gives = BACKWARD[kind]
-    roles = {**USUAL, **dict(zip(takes, op.args)), **dict(zip(gives, op.outputs))}
+    roles = {**DEFAULT_ARGUMENTS, **dict(zip(takes, op.args)), **dict(zip(gives, op.outputs))}
     forward = saved.get(roles["out"].storage)
     new = wanted(roles["q"], roles["bias"])
     if new == kind or forward is None:
@@ -176,7 +176,7 @@ def _backward(
 
 
 def _called(
-    op: Op, kind: str, form: tuple[tuple[str, ...], tuple[str, ...]], roles: dict[str, Any], fresh: Fresh, end: str
+    op: Op, kind: str, form: tuple[tuple[str, ...], tuple[str, ...]], roles: dict[str, Any], fresh: IdAllocator, end: str
 ) -> Op:
     """The call of another implementation."""
     takes, gives = form
@@ -185,10 +185,10 @@ def _called(
     new.args = tuple(roles[role] for role in takes)
     try:
         made = META.called(new.name, new.overload, new.args, new.kwargs)
-    except (UnknownOnMetaError, ValueError) as error:
+    except (MetaUnsupportedError, ValueError) as error:
         raise ForetraceError(f"{op.name} can't be done by {kind} attention ({error})", "Choose another.") from None
     new.outputs = tuple(
-        _made(result, roles["q"], roles.get(role), fresh) if isinstance(result, Made) and role != "mask" else None
+        _made(result, roles["q"], roles.get(role), fresh) if isinstance(result, MetaTensor) and role != "mask" else None
         for role, result in zip(gives, made)
     )
     return new
@@ -200,7 +200,7 @@ VIEW, COPY, VIEW_OF_COPY = "aten::view", "aten::clone", "aten::_unsafe_view"
 CONTIGUOUS = Constant("memory_format", "contiguous_format")
 
 
-def relaid(before: Sequence[Op], after: Sequence[Op]) -> list[Row]:
+def propagate_layout(before: Sequence[Op], after: Sequence[Op]) -> list[EditedCall]:
     """The calls of a step in which some make results of another layout: strides follow, copies come and go.
 
     Parameters
@@ -216,8 +216,8 @@ def relaid(before: Sequence[Op], after: Sequence[Op]) -> list[Row]:
 class _Relaid:
     def __init__(self, before: Sequence[Op], after: Sequence[Op]) -> None:
         self._after = after
-        self._step = Linked(before)
-        self._fresh = Fresh([*before, *after])
+        self._step = Dataflow(before)
+        self._fresh = IdAllocator([*before, *after])
         self._now = dict(self._step.inputs)
         self._was = dict(self._step.inputs)
         self._freed = {storage for op in after for storage in op.frees}
@@ -227,20 +227,20 @@ class _Relaid:
             call.reads[0]: call for call in self._step.calls if call.op.name == VIEW_OF_COPY and len(call.reads) == 1
         }
 
-    def rows(self) -> list[Row]:
-        rows: list[Row] = []
+    def rows(self) -> list[EditedCall]:
+        rows: list[EditedCall] = []
         for call in self._step.calls:
             self._was.update(call.made)
             if call.row < 0:
                 self._look(call)
             elif self._after[call.row].name != call.op.name:
-                rows.append(Row(self._swapped(call, self._after[call.row]), call.row))
+                rows.append(EditedCall(self._swapped(call, self._after[call.row]), call.row))
             elif all(self._now[slot] is self._was[slot] for slot in call.reads):
                 self._now.update(call.made)
-                rows.append(Row(call.op.__copy__(), call.row))
+                rows.append(EditedCall(call.op.__copy__(), call.row))
             else:
-                rows += [Row(op, call.row) for op in self._follows(call)]
-        refree(rows, self._after, self._soon)
+                rows += [EditedCall(op, call.row) for op in self._follows(call)]
+        recompute_frees(rows, self._after, self._soon)
         return rows
 
     def _look(self, call: Call) -> None:
@@ -293,7 +293,7 @@ class _Relaid:
             self._now[slot] = replace(was, stride=made.stride, offset=given.offset, storage=given.storage)
             op.outputs = (self._now[slot],)
             return [op]
-        copy = self._fresh.tensor(given.shape, given)
+        copy = self._fresh.tensor(given.shape, given.dtype, given.device)
         self._soon.update({copy.storage, given.storage} & (self._freed | {copy.storage}))
         copying = op.__copy__()
         copying.name, copying.args, copying.outputs = COPY, (op.args[0],), (copy,)
@@ -307,8 +307,8 @@ class _Relaid:
         """The call with its arguments as they are now."""
         given = iter(call.op.tensors)
         op = call.op.__copy__()
-        op.args = tuple(filled(list(call.args), lambda slot: self._as(next(given), slot)))
-        op.kwargs = filled(call.kwargs, lambda slot: self._as(next(given), slot))
+        op.args = tuple(substitute(list(call.args), lambda slot: self._as(next(given), slot)))
+        op.kwargs = substitute(call.kwargs, lambda slot: self._as(next(given), slot))
         return op
 
     def _make(self, call: Call, op: Op) -> None:
@@ -320,9 +320,9 @@ class _Relaid:
             if slot in call.made:
                 self._now[slot] = self._laid(call, call.made[slot], made)
         produced = iter(call.op.produced)
-        op.outputs = tuple(filled(list(call.results), lambda slot: self._as(next(produced), slot)))
+        op.outputs = tuple(substitute(list(call.results), lambda slot: self._as(next(produced), slot)))
 
-    def _laid(self, call: Call, was: Tensor, made: Made | None) -> Tensor:
+    def _laid(self, call: Call, was: Tensor, made: MetaTensor | None) -> Tensor:
         base = next((slot for slot in call.reads if self._was[slot].storage == was.storage >= 0), None)
         if made is None or made.shape != was.shape:
             return was
@@ -334,11 +334,11 @@ class _Relaid:
     def _asked(self, name: str, args: Any, overload: str = "default", kwargs: Any = None) -> Any:
         try:
             return META.called(name, overload, args, kwargs or {})
-        except (UnknownOnMetaError, ValueError):
+        except (MetaUnsupportedError, ValueError):
             return None
 
 
-def _flat(value: Any) -> list[Made | None]:
+def _flat(value: Any) -> list[MetaTensor | None]:
     if isinstance(value, list):
         return [item for each in value for item in _flat(each)]
     return [value]

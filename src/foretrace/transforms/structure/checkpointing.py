@@ -9,9 +9,9 @@ from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
 from foretrace.graph.tensor import Tensor
-from foretrace.transforms.blocks import all_blocks_of, block_of
-from foretrace.transforms.dataflow import Call, Linked, filled
-from foretrace.transforms.step import Fresh, Row, assembled, opened
+from foretrace.transforms.blocks import all_repeated_blocks, block_index
+from foretrace.transforms.dataflow import Call, Dataflow, substitute
+from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step
 
 
 def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
@@ -27,18 +27,18 @@ def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
     blocks
         Which ones: a pattern of their modules, ``"*.blocks.*"``, or how they end, ``"blocks.3"``.
     """
-    graph, ops = opened(graph)
-    step = Linked(ops)
+    graph, ops = editable_step(graph)
+    step = Dataflow(ops)
     again = _Again(step, ops)
     for block in _blocks(graph, ops, blocks):
         again.compute(block)
-    made = assembled(graph, again.rows())
+    made = assemble(graph, again.rows())
     made.notes.append("activations of repeated blocks are computed again in backward")
     return made
 
 
 def _blocks(graph: Graph, ops: list[Op], wanted: str) -> list[str]:
-    found = all_blocks_of(ops)
+    found = all_repeated_blocks(ops)
     if not found:
         raise ForetraceError(f"{graph.title} shows no repeated blocks", "Record it, or sketch it.")
     meant = [block for block in found if fnmatchcase(block, wanted) or block.endswith(f".{wanted}")]
@@ -50,10 +50,10 @@ def _blocks(graph: Graph, ops: list[Op], wanted: str) -> list[str]:
 class _Again:
     """Calls with some of them made twice."""
 
-    def __init__(self, step: Linked, ops: list[Op]) -> None:
+    def __init__(self, step: Dataflow, ops: list[Op]) -> None:
         self._calls = [call for call in step.calls if call.row >= 0]
         self._ops = ops
-        self._fresh = Fresh(ops)
+        self._fresh = IdAllocator(ops)
         self._made: list[int] = []
         """Storages that the calls made again fill."""
         self._inserted: dict[int, list[Op]] = {}
@@ -62,7 +62,7 @@ class _Again:
 
     def compute(self, block: str) -> None:
         """Compute a block again where its backward begins to need it."""
-        inside = [call for call in self._calls if block_of(call.op.module, [block]) == 0]
+        inside = [call for call in self._calls if block_index(call.op.module, [block]) == 0]
         forward, backward = ([call for call in inside if call.op.phase == phase] for phase in ("forward", "backward"))
         made = {slot for call in forward for slot in call.made}
         asked = {slot for call in backward for slot in call.reads if slot in made}
@@ -86,20 +86,20 @@ class _Again:
         for slot, tensor in call.made.items():
             storage = tensor.storage
             if storage in born and storage not in storages:
-                storages[storage] = self._fresh.storage()
+                storages[storage] = self._fresh.storage_id()
                 self._made.append(storages[storage])
-            new[slot] = replace(tensor, id=self._fresh.number(), storage=storages.get(storage, storage))
+            new[slot] = replace(tensor, id=self._fresh.tensor_id(), storage=storages.get(storage, storage))
         op = _with(call, new, call.op)
         op.outputs = _outputs(call, new)
         op.phase, op.node, op.thread, op.frees = "backward", beside.node, beside.thread, ()
         return op
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[EditedCall]:
         """All calls; what is made twice is freed, each time, once nobody reads it any more."""
-        rows: list[Row] = []
+        rows: list[EditedCall] = []
         for number, op in enumerate(self._ops):
-            rows += [Row(new, -1) for new in self._inserted.get(number, ())]
-            rows.append(Row(self._changed.get(number, op).__copy__(), number))
+            rows += [EditedCall(new, -1) for new in self._inserted.get(number, ())]
+            rows.append(EditedCall(self._changed.get(number, op).__copy__(), number))
         last: dict[int, int] = {}
         for place, row in enumerate(rows):
             last.update(dict.fromkeys((t.storage for t in (*row.op.tensors, *row.op.produced)), place))
@@ -132,8 +132,8 @@ def _with(call: Call, new: dict[int, Tensor], op: Op) -> Op:
         return new.get(slot, old)
 
     changed = op.__copy__()
-    changed.args = tuple(filled(list(call.args), now))
-    changed.kwargs = filled(call.kwargs, now)
+    changed.args = tuple(substitute(list(call.args), now))
+    changed.kwargs = substitute(call.kwargs, now)
     return changed
 
 
@@ -144,4 +144,4 @@ def _outputs(call: Call, new: dict[int, Tensor]) -> tuple[Tensor, ...]:
         old = next(made)
         return new.get(slot, old)
 
-    return tuple(filled(list(call.results), now))
+    return tuple(substitute(list(call.results), now))

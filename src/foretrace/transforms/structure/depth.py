@@ -12,11 +12,11 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
 from foretrace.graph.tensor import Tensor
-from foretrace.transforms.blocks import block_of, blocks_of
-from foretrace.transforms.dataflow import Call, Linked, filled, is_sequence
-from foretrace.transforms.inputs import Given, Owners, lists_of
-from foretrace.transforms.resize.resizable import checked_size
-from foretrace.transforms.step import Fresh, Row, assembled, opened, refree, storages_in
+from foretrace.transforms.blocks import block_index, repeated_blocks
+from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, substitute
+from foretrace.transforms.inputs import StepInputs, WeightOwners, foreach_lists
+from foretrace.transforms.resize.resizable import check_size
+from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step, recompute_frees, storages_in
 
 PHASES = ("forward", "backward")
 MOST_BLOCKS = 1000
@@ -37,9 +37,9 @@ def depth(graph: Graph, blocks: int) -> Graph:
     blocks
         How many.
     """
-    checked_size("depth", blocks)
-    graph, ops = opened(graph)
-    was = len(blocks_of(ops))
+    check_size("depth", blocks)
+    graph, ops = editable_step(graph)
+    was = len(repeated_blocks(ops))
     if was < 2:
         raise ForetraceError(f"{graph.title} shows no repeated blocks", "Record it, or sketch it: traces lack modules.")
     if blocks == 1:
@@ -56,10 +56,10 @@ def depth(graph: Graph, blocks: int) -> Graph:
     return graph
 
 
-def _neighbours(graph: Graph, most: int) -> Neighbours:
+def _neighbours(graph: Graph, most: int) -> AdjacentBlocks:
     """Two runs of so many blocks at most that follow each other, call by call the same, in forward and backward."""
     ops = list(graph.ops)
-    step, names = Linked(ops), blocks_of(ops)
+    step, names = Dataflow(ops), repeated_blocks(ops)
     forth, back = (_starts(step.calls, names, phase) for phase in PHASES)
     for size in range(min(most, len(names) // 2), 0, -1):
         for first, second in zip(range(len(names)), range(size, len(names) - size + 1)):
@@ -67,7 +67,7 @@ def _neighbours(graph: Graph, most: int) -> Neighbours:
             backward = forward and _stretches(step.calls, back[second + size - 1], back[second - 1])
             if forward and backward:
                 renamed = dict(zip(names[second : second + size], _unused(names)))
-                return Neighbours(graph, step, forward, backward, renamed)
+                return AdjacentBlocks(graph, step, forward, backward, renamed)
     raise ForetraceError(
         f"no two blocks of {graph.title} follow each other and call the same", "Its depth can't be set."
     )
@@ -85,7 +85,7 @@ def _unused(names: Sequence[str]) -> Iterator[str]:
 
 def _starts(calls: Sequence[Call], names: Sequence[str], phase: str) -> list[int | None]:
     """The place of each block's first call in a phase."""
-    block = {module: block_of(module, names) for module in {call.op.module for call in calls}}
+    block = {module: block_index(module, names) for module in {call.op.module for call in calls}}
     found: dict[int, int] = {}
     for place, call in enumerate(calls):
         if call.op.phase == phase:
@@ -113,7 +113,7 @@ Stretches = tuple[list[Call], list[Call]]
 SECOND, OTHERS = 1, 0
 
 
-class Neighbours:
+class AdjacentBlocks:
     """Two runs of as many blocks, one right after the other, and what belongs to the second alone.
 
     Parameters
@@ -131,7 +131,7 @@ class Neighbours:
     """
 
     def __init__(
-        self, graph: Graph, step: Linked, forward: Stretches, backward: Stretches, names: dict[str, str]
+        self, graph: Graph, step: Dataflow, forward: Stretches, backward: Stretches, names: dict[str, str]
     ) -> None:
         self._graph, self._step, self._ops = graph, step, list(graph.ops)
         self._forward, self._backward, self._names = forward, backward, names
@@ -143,9 +143,9 @@ class Neighbours:
         self._first_backward = {id(call) for call in backward[1]}
         made = {slot for call in forward[1] for slot in call.made} | self._passed
         weights = self._weights()
-        known = dict.fromkeys(Given(step).weights, OTHERS)
+        known = dict.fromkeys(StepInputs(step).weights, OTHERS)
         known.update(dict.fromkeys([*weights, *self._passed], SECOND))
-        self._owners = Owners(step, known, {call.row for part in (*forward, *backward) for call in part})
+        self._owners = WeightOwners(step, known, {call.row for part in (*forward, *backward) for call in part})
         self._own = made | weights | self._owners.slots(SECOND)
 
     @property
@@ -168,28 +168,28 @@ class Neighbours:
         image = _Image(self._ops, self._step, self._own)
         updates = [call for call in self._step.calls if self._owners.of_row.get(call.row) == SECOND]
         between = {
-            id(self._forward[1][0]): [Row(image.op(call), -1) for call in self._forward[1] if call.row >= 0],
+            id(self._forward[1][0]): [EditedCall(image.op(call), -1) for call in self._forward[1] if call.row >= 0],
             id(self._backward[1][0]): [
-                Row(image.op(call, self._linked(call, other)), -1)
+                EditedCall(image.op(call, self._linked(call, other)), -1)
                 for call, other in zip(*self._backward)
                 if call.row >= 0
             ],
         }
         if updates:
-            between[id(updates[0])] = [Row(image.op(call), -1) for call in updates]
+            between[id(updates[0])] = [EditedCall(image.op(call), -1) for call in updates]
         for row in (row for new in between.values() for row in new):
             row.op.module = self._renamed(row.op.module)
-        rows: list[Row] = []
+        rows: list[EditedCall] = []
         for call in self._step.calls:
             rows += between.get(id(call), [])
             if call.row >= 0:
-                rows.append(Row(self._met(call, image), call.row))
-        refree(rows, self._ops, image.storages(self._step.inputs))
-        return assembled(self._graph, rows)
+                rows.append(EditedCall(self._met(call, image), call.row))
+        recompute_frees(rows, self._ops, image.storages(self._step.inputs))
+        return assemble(self._graph, rows)
 
     def _renamed(self, module: str) -> str:
         old = [*self._names]
-        place = block_of(module, old)
+        place = block_index(module, old)
         return module if place < 0 else self._names[old[place]] + module.removeprefix(old[place])
 
     def _linked(self, call: Call, other: Call) -> dict[int, int]:
@@ -208,7 +208,7 @@ class Neighbours:
 
     def _places(self, call: Call) -> list[bool]:
         """For a call over lists, which places are the second run's."""
-        return [owner == SECOND for owner in self._owners.places(call)] if lists_of(call) else []
+        return [owner == SECOND for owner in self._owners.places(call)] if foreach_lists(call) else []
 
     def with_less(self) -> Graph:
         """The step without the second run."""
@@ -224,18 +224,18 @@ class Neighbours:
             if call.row >= 0 and call.row not in gone:
                 ours = self._places(call)
                 op = image.shorter(call, ours) if any(ours) else image.reading(call, lambda slot: slot)
-                rows.append(Row(op, call.row))
-        refree(rows, self._ops)
+                rows.append(EditedCall(op, call.row))
+        recompute_frees(rows, self._ops)
         seen, before = (storages_in(ops) for ops in ([row.op for row in rows], self._ops))
         kept = {number: storage for number, storage in self._graph.storages.items() if number not in before - seen}
-        return assembled(replace(self._graph, storages=kept), rows)
+        return assemble(replace(self._graph, storages=kept), rows)
 
 
 class _Image:
     """What belongs to a run of blocks, once more under other numbers."""
 
-    def __init__(self, ops: list[Op], step: Linked, own: set[int]) -> None:
-        self._fresh = Fresh(ops)
+    def __init__(self, ops: list[Op], step: Dataflow, own: set[int]) -> None:
+        self._fresh = IdAllocator(ops)
         self._storage: dict[int, int] = {}
         self._old = dict(_slots(step))
         self.now: dict[int, Tensor] = {}
@@ -245,7 +245,7 @@ class _Image:
                 self.now[slot] = self._again(tensor, theirs)
 
     def _again(self, tensor: Tensor, theirs: set[int]) -> Tensor:
-        made = self._fresh.tensor(tensor.shape, tensor)
+        made = self._fresh.copy(tensor)
         if tensor.storage in theirs or tensor.storage < 0:  # a look at what is not the run's own
             return replace(tensor, id=made.id)
         storage = self._storage.setdefault(tensor.storage, made.storage)
@@ -301,7 +301,7 @@ class _Image:
         return _over_lists(call.op, call.op, without)
 
 
-def _slots(step: Linked) -> Iterator[tuple[int, Tensor]]:
+def _slots(step: Dataflow) -> Iterator[tuple[int, Tensor]]:
     yield from step.inputs.items()
     for call in step.calls:
         yield from call.made.items()
@@ -310,9 +310,9 @@ def _slots(step: Linked) -> Iterator[tuple[int, Tensor]]:
 def _with(call: Call, read: Callable[[int, Tensor], Tensor], make: Callable[[int, Tensor], Tensor]) -> Op:
     given, made = iter(call.op.tensors), iter(call.op.produced)
     op = call.op.__copy__()
-    op.args = tuple(filled(list(call.args), lambda slot: read(slot, next(given))))
-    op.kwargs = filled(call.kwargs, lambda slot: read(slot, next(given)))
-    op.outputs = tuple(filled(list(call.results), lambda slot: make(slot, next(made))))
+    op.args = tuple(substitute(list(call.args), lambda slot: read(slot, next(given))))
+    op.kwargs = substitute(call.kwargs, lambda slot: read(slot, next(given)))
+    op.outputs = tuple(substitute(list(call.results), lambda slot: make(slot, next(made))))
     return op
 
 

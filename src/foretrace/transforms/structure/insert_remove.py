@@ -15,7 +15,7 @@ from foretrace.graph.tensor import FLOATING, Tensor
 from foretrace.transforms.composites import Composite
 from foretrace.transforms.dataflow import slots_in
 from foretrace.transforms.retrace import retraced
-from foretrace.transforms.step import Row, assembled, flattened, opened
+from foretrace.transforms.step import EditedCall, assemble, editable_step, flatten
 
 
 def without(graph: Graph, what: str) -> Graph:
@@ -32,23 +32,23 @@ def without(graph: Graph, what: str) -> Graph:
         The name of an op, ``"native_dropout"`` or ``"aten::native_dropout"``; with ``@`` only in some modules, by a
         pattern or by how they end: ``"gelu@mlp.1"``.
     """
-    graph, ops = opened(graph)
+    graph, ops = editable_step(graph)
     name, _, where = what.partition("@")
     called = [row for row, op in enumerate(ops) if name in (op.name, op.name.partition("::")[2])]
     if not called:
         raise unknown_name("op", name, {op.name for op in ops})
-    meant = [row for row in called if not where or is_in(ops[row], where)]
+    meant = [row for row in called if not where or in_module(ops[row], where)]
     if not meant:
         raise unknown_name(f"{name} in a module", where, {ops[row].module for row in called})
-    made = removed(graph, {*meant, *_backwards(ops, meant)})
+    made = remove_calls(graph, {*meant, *_backwards(ops, meant)})
     made.notes.append(f"{len(meant)} calls of {name} are taken out")
     return made
 
 
-def is_in(op: Op, where: str) -> bool:
+def in_module(op: Op, where: str) -> bool:
     """Whether a call is of a module, by a pattern or by how its name ends.
 
-    >>> is_in(Op("aten::gelu", module="GPT.blocks.0.mlp.1"), "mlp.1")
+    >>> in_module(Op("aten::gelu", module="GPT.blocks.0.mlp.1"), "mlp.1")
     True
     """
     return fnmatchcase(op.module, where) or op.module.endswith(f".{where}")
@@ -56,16 +56,16 @@ def is_in(op: Op, where: str) -> bool:
 
 def _backwards(ops: Sequence[Op], rows: Sequence[int]) -> set[int]:
     """Rows of what autograd's nodes of some calls do."""
-    nodes = {(node_name(ops[row].name), ops[row].module) for row in rows}
+    nodes = {(autograd_node(ops[row].name), ops[row].module) for row in rows}
     found = {row for row, op in enumerate(ops) if (re.sub(r"\d+$", "", op.node), op.module) in nodes}
     # A node also adds what came along another way to what it passes on: that stays.
     return {row for row in found if not ops[row].name.startswith("aten::add")}
 
 
-def node_name(name: str) -> str:
+def autograd_node(name: str) -> str:
     """What autograd calls the backward of an op.
 
-    >>> node_name("aten::native_dropout"), node_name("aten::relu_")
+    >>> autograd_node("aten::native_dropout"), autograd_node("aten::relu_")
     ('NativeDropoutBackward', 'ReluBackward')
     """
     return "".join(word.capitalize() for word in name.partition("::")[2].strip("_").split("_")) + "Backward"
@@ -74,15 +74,15 @@ def node_name(name: str) -> str:
 # --- was transforms.removal: Calls taken out of a step: what they were given stands for what they made.
 
 
-def removed(graph: Graph, rows: Collection[int]) -> Graph:
+def remove_calls(graph: Graph, rows: Collection[int]) -> Graph:
     """The flat step without some calls; who read their first result reads what they were given of that shape.
 
     Refuses where a call that stays reads something that nobody makes any more.
     """
-    graph = flattened(graph)
+    graph = flatten(graph)
     same = _Same()
     gone: dict[int, str] = {}
-    kept: list[Row] = []
+    kept: list[EditedCall] = []
     entered = 0
     freed: tuple[int, ...] = ()
     for row, op in enumerate(graph.ops):
@@ -99,8 +99,8 @@ def removed(graph: Graph, rows: Collection[int]) -> Graph:
         op = with_tensors(op, same.of)
         op.frees, freed = freed, ()
         op.entered, entered = op.entered + entered, 0
-        kept.append(Row(op, row))
-    return assembled(graph, kept)
+        kept.append(EditedCall(op, row))
+    return assemble(graph, kept)
 
 
 def _lost(op: Op, same: _Same) -> list[Tensor]:
@@ -177,7 +177,7 @@ def insert(graph: Graph, op: str, after: str) -> Graph:
         The name of an op, ``"addmm"`` or ``"aten::addmm"``; with ``@`` only in some modules, by a pattern or by how
         they end: ``"addmm@mlp.0"``.
     """
-    insertable(op)
+    check_insertable(op)
     count = 0
 
     def behind(known: Sequence[Composite]) -> list[Composite]:
@@ -191,10 +191,10 @@ def insert(graph: Graph, op: str, after: str) -> Graph:
     return made
 
 
-def insertable(op: str) -> str:
+def check_insertable(op: str) -> str:
     """The name, if that can be inserted.
 
-    >>> insertable("gelu")
+    >>> check_insertable("gelu")
     'gelu'
     """
     if op not in INSERTS:
@@ -208,7 +208,7 @@ def _meant(known: Sequence[Composite], after: str) -> list[Composite]:
     called = [one for one in known if any(name in (c.op.name, c.op.name.partition("::")[2]) for c in one.calls)]
     if not called:
         raise unknown_name("op in its forward", name, {op.name for op in ops})
-    meant = [one for one in called if not where or is_in(one.calls[0].op, where)]
+    meant = [one for one in called if not where or in_module(one.calls[0].op, where)]
     if not meant:
         raise unknown_name(f"{name} in a module", where, {one.calls[0].op.module for one in called})
     return meant

@@ -7,27 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.errors import ForetraceError, unknown_name
-from foretrace.graph import ForetraceError, Graph, Tensor
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, with_tensors
 from foretrace.graph.tensor import Tensor
-from foretrace.transforms.dataflow import Linked
-from foretrace.transforms.inputs import Given
-from foretrace.transforms.meta_device import empty
-from foretrace.transforms.step import Fresh, Row, assembled, opened
+from foretrace.transforms.dataflow import Dataflow
+from foretrace.transforms.inputs import StepInputs
+from foretrace.transforms.meta_device import torch_empty
+from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step
 
 MARK = "aten::detach"
 """The call with which a sketched update shows its weights and gradients, before it begins."""
 
 
-def updated(graph: Graph) -> list[tuple[Tensor, Tensor]]:
+def updated_weights(graph: Graph) -> list[tuple[Tensor, Tensor]]:
     """The weights that a step's optimizer changes, each with its gradient, in its order."""
-    return _pairs(*opened(graph))
+    return _pairs(*editable_step(graph))
 
 
 def _pairs(graph: Graph, ops: list[Op]) -> list[tuple[Tensor, Tensor]]:
-    step = Linked(ops)
-    weights = {tensor.storage: tensor for tensor in Given(step).weights.values()}
+    step = Dataflow(ops)
+    weights = {tensor.storage: tensor for tensor in StepInputs(step).weights.values()}
     given = {tensor.storage for tensor in step.inputs.values() if tensor.layout == "strided"}
     shapes = {tensor.shape for tensor in weights.values()}
     changed: dict[int, Tensor] = {}
@@ -52,7 +51,7 @@ def _pairs(graph: Graph, ops: list[Op]) -> list[tuple[Tensor, Tensor]]:
     return pairs
 
 
-def with_update(graph: Graph, update: Graph) -> Graph:
+def replace_optimizer(graph: Graph, update: Graph) -> Graph:
     """The step with the calls of another optimizer.
 
     Parameters
@@ -60,10 +59,10 @@ def with_update(graph: Graph, update: Graph) -> Graph:
     graph
         The step.
     update
-        A sketch of the other optimizer's step over the same weights and gradients, in the order of `updated`. Before
+        A sketch of the other optimizer's step over the same weights and gradients, in the order of `updated_weights`. Before
         it begins it detaches each weight and its gradient, so that they can be told apart from its state.
     """
-    graph, ops = opened(graph)
+    graph, ops = editable_step(graph)
     pairs = _pairs(graph, ops)
     old = [row for row, op in enumerate(ops) if op.phase == "optimizer"]
     new = _named(list(update.ops), [tensor for pair in pairs for tensor in pair], ops)
@@ -73,12 +72,12 @@ def with_update(graph: Graph, update: Graph) -> Graph:
         new[0].frees = (*ended, *new[0].frees)
     for op in new:
         op.thread, op.stream = ops[old[0]].thread, ops[old[0]].stream
-    rows = [Row(op, row) for row, op in enumerate(ops) if op.phase != "optimizer"]
+    rows = [EditedCall(op, row) for row, op in enumerate(ops) if op.phase != "optimizer"]
     place = next((number for number, row in enumerate(rows) if row.origin > old[0]), len(rows))
     state = {tensor.storage for row in old for tensor in ops[row].tensors} - kept
     storages = {number: storage for number, storage in graph.storages.items() if number not in state}
-    rows[place:place] = [Row(op, -1) for op in new]
-    return assembled(replace(graph, storages=storages), rows)
+    rows[place:place] = [EditedCall(op, -1) for op in new]
+    return assemble(replace(graph, storages=storages), rows)
 
 
 def _named(update: list[Op], ours: list[Tensor], ops: list[Op]) -> list[Op]:
@@ -88,8 +87,8 @@ def _named(update: list[Op], ours: list[Tensor], ops: list[Op]) -> list[Op]:
         raise ForetraceError("the update does not show its weights", "Detach each weight and its gradient first.")
     tensors = {mark.tensors[0].id: our for mark, our in zip(marks, ours)}
     storages = {mark.tensors[0].storage: our.storage for mark, our in zip(marks, ours) if our.storage >= 0}
-    fresh = Fresh(ops)
-    next_id, next_storage = fresh.number(), fresh.storage()
+    fresh = IdAllocator(ops)
+    next_id, next_storage = fresh.tensor_id(), fresh.storage_id()
 
     def named(tensor: Tensor) -> Tensor:
         our = tensors.get(tensor.id)
@@ -136,8 +135,8 @@ def optimizer(graph: Graph, name: str) -> Graph:
         ``"adamw"``, ``"adam"``, ``"sgd"``, ``"momentum"`` or ``"adagrad"``; ``"loop"``, ``"foreach"`` or ``"fused"``;
         or both, as in ``"adamw:fused"``. PyTorch itself chooses the walk where it is left out.
     """
-    kind, walk = chosen(name)
-    pairs = updated(graph)
+    kind, walk = parse_optimizer(name)
+    pairs = updated_weights(graph)
     if kind is None:
         kind = _recognised(graph, pairs)
     try:
@@ -148,7 +147,7 @@ def optimizer(graph: Graph, name: str) -> Graph:
         raise _refused(name, error.what) from None
     if _keeps_sparse_state(update):
         raise _refused(name, "its sparse state would grow with every step")
-    made = with_update(graph, update)
+    made = replace_optimizer(graph, update)
     made.notes.append(f"the optimizer is {kind}{f', {walk}' if walk else ''}, whatever it was")
     return made
 
@@ -166,10 +165,10 @@ def _refused(name: str, why: str) -> ForetraceError:
     )
 
 
-def chosen(name: str) -> tuple[str | None, str | None]:
+def parse_optimizer(name: str) -> tuple[str | None, str | None]:
     """The kind and the walk that a name says.
 
-    >>> chosen("adamw:fused"), chosen("foreach"), chosen("sgd")
+    >>> parse_optimizer("adamw:fused"), parse_optimizer("foreach"), parse_optimizer("sgd")
     (('adamw', 'fused'), (None, 'foreach'), ('sgd', None))
     """
     words = name.split(":")
@@ -214,7 +213,7 @@ def _update(pairs: Sequence[tuple[Tensor, Tensor]], kind: str, walk: str | None)
     def like(tensor: Tensor) -> Any:
         device = tensor.device.partition(":")[0] or "cpu"
         if tensor.layout == "strided":
-            return empty(tensor, device)
+            return torch_empty(tensor, device)
         dtype = getattr(torch, tensor.dtype)  # no rows are in it: on paper no call reads them
         return torch.empty(tensor.shape, dtype=dtype, device=device, layout=torch.sparse_coo)
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from foretrace.cost_models.kernels.estimators.nets import PURPOSES, Choice, Purpose
+from foretrace.cost_models.kernels.estimators.nets import PURPOSES, KernelChoice, Purpose
 
 Layer = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Weights and biases, those of each net after the one before."""
@@ -69,7 +69,7 @@ def train(
     columns: NDArray[np.float64],
     target: NDArray[np.float64],
     facts: NDArray[np.float64] | None = None,
-    choice: Choice | None = None,
+    choice: KernelChoice | None = None,
     purpose: Purpose = "time",
 ) -> list[Layer]:
     """Layers of nets that say the logarithm of a time, on a GPU where there is one.
@@ -121,7 +121,7 @@ def _random(shape: tuple[int, ...], given: int, like: torch.Tensor) -> torch.Ten
 class Chosen:
     """A choice where nets are trained."""
 
-    def __init__(self, choice: Choice, device: str) -> None:
+    def __init__(self, choice: KernelChoice, device: str) -> None:
         self.ran = torch.tensor(choice.ran, device=device)
         kernels = np.arange(len(choice.pieces))[:, None]
         pieces = np.zeros((choice.pieces.max() + 1, len(choice.pieces)), np.float32)

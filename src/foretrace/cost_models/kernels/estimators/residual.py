@@ -1,4 +1,8 @@
-"""What can say how long a call takes: a heuristic, and learned ones. Which is used is decided by held-out error."""
+"""Estimators of kernel times: a scaled roofline, and trees and a blend that learn what the roofline misses.
+
+Each has `fit`, `predict_both` (microseconds with a cold and with a warm cache), `arrays` and `from_arrays`. A family
+uses the one with the least held-out error.
+"""
 
 from __future__ import annotations
 
@@ -8,48 +12,48 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.kernels.estimators.dataset import Floats, Rows, both_states
-from foretrace.cost_models.kernels.estimators.forests import Forest
+from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, log_residuals, with_cache_state
+from foretrace.cost_models.kernels.estimators.forests import Forest, boost, boost_trait, out_of_fold_traits
 from foretrace.cost_models.kernels.estimators.nets import ResidualNet
 from foretrace.cost_models.kernels.estimators.npz import finite
 
 
 class ScaledRoofline:
-    """A start-up time, and the bytes and flops at fitted rates: one set of three numbers per op and state.
+    """A start-up time, and bytes and flops at fitted rates: three numbers per op and cache state.
 
     >>> us = np.array([[4.0, 4.0], [6.0, 6.0], [10.0, 10.0]])
-    >>> rows = Rows(np.zeros((3, 1)), np.zeros(3), np.array([1.0, 2.0, 4.0]), us, [])
-    >>> ScaledRoofline().fit(rows).predict_both(rows)[:, 0].round(3).tolist()
+    >>> calls = Dataset(np.zeros((3, 1)), np.zeros(3), np.array([1.0, 2.0, 4.0]), us, [])
+    >>> ScaledRoofline().fit(calls).predict_both(calls)[:, 0].round(3).tolist()
     [4.0, 6.0, 10.0]
     """
 
-    def fit(self, rows: Rows) -> Self:
-        """Least relative squares, no number below zero."""
+    def fit(self, calls: Dataset) -> Self:
+        """Non-negative least squares of the relative error; ops are told apart by the first column."""
         from scipy.optimize import nnls
 
-        self.ops_ = np.unique(rows.features[:, 0])
+        self.ops_ = np.unique(calls.features[:, 0])
         self.rates_ = np.zeros((len(self.ops_), 2, 3))
         for place, op in enumerate(self.ops_):
-            here = np.flatnonzero(rows.features[:, 0] == op)
-            terms = np.stack([np.ones(len(here)), rows.bytes_us[here], rows.flops_us[here]], axis=1)
+            here = np.flatnonzero(calls.features[:, 0] == op)
+            terms = np.stack([np.ones(len(here)), calls.bytes_us[here], calls.flops_us[here]], axis=1)
             for state in (0, 1):
-                us = rows.us[here, state]
+                us = calls.us[here, state]
                 self.rates_[place, state], _ = nnls(terms / us[:, None], np.ones(len(here)))
         return self
 
-    def predict_both(self, rows: Rows) -> Floats:
-        """Microseconds of each row, a column per state; an op not seen at fitting is taken for the nearest."""
-        place = np.searchsorted(self.ops_, rows.features[:, 0]).clip(0, len(self.ops_) - 1)
-        terms = np.stack([np.ones(len(rows)), rows.bytes_us, rows.flops_us], axis=1)
+    def predict_both(self, calls: Dataset) -> Floats:
+        """Microseconds of each call, a column per cache state; an op not seen at fitting is taken for the nearest."""
+        place = np.searchsorted(self.ops_, calls.features[:, 0]).clip(0, len(self.ops_) - 1)
+        terms = np.stack([np.ones(len(calls)), calls.bytes_us, calls.flops_us], axis=1)
         return np.asarray(np.maximum(0.1, np.einsum("rst,rt->rs", self.rates_[place], terms)))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its numbers, for a file."""
+        """The fitted numbers, for a file."""
         return {"roofline.ops": self.ops_, "roofline.rates": self.rates_}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """What `arrays` gave."""
+        """The estimator that `arrays` came from."""
         made = cls()
         made.ops_ = finite(arrays, "roofline.ops", None)
         made.rates_ = finite(arrays, "roofline.rates", len(made.ops_), 2, 3)
@@ -57,35 +61,32 @@ class ScaledRoofline:
 
 
 class ResidualTrees:
-    """Boosted trees on what the roofline misses; with facts about the kernels that ran guessed first, if there are any.
+    """Boosted trees on what the roofline misses, with guessed traits of the kernels that run as further columns.
 
-    Which kernel a library picks decides much of the time and is not known beforehand. What its name tells (tiles,
-    splitting) is therefore learned too, each fact by a small forest, and what those guess are columns of the last one.
+    Which kernel a library selects decides much of the time and is not known beforehand. The traits that its name tells
+    (tile, split-K) are learned too, each by a small forest, and their predictions are columns of the last forest.
     """
 
-    def fit(self, rows: Rows, latents: Floats | None = None, trees: int = 500, leaves: int = 31) -> Self:
-        """Fit on both states at once; the state is the last column."""
-        from foretrace.cost_models.kernels.estimators.forests import boost, guess, out_of_fold
-
+    def fit(self, calls: Dataset, traits: Floats | None = None, trees: int = 500, leaves: int = 31) -> Self:
+        """Fit for cold and warm caches at once; the cache state is the last column."""
         self.latent_: list[Forest] = []
-        features = rows.features
-        if latents is not None:
-            guessed = [out_of_fold(features, fact) for fact in latents.T]
-            self.latent_ = [guess(features, fact) for fact in latents.T]
+        features = calls.features
+        if traits is not None:
+            guessed = [out_of_fold_traits(features, trait) for trait in traits.T]
+            self.latent_ = [boost_trait(features, trait) for trait in traits.T]
             features = np.column_stack([features, *guessed])
-        target = np.log(rows.us / rows.floored_us[:, None])
-        self.forest_ = boost(both_states(features), target.T.ravel(), trees, leaves)
+        self.forest_ = boost(with_cache_state(features), log_residuals(calls), trees, leaves)
         return self
 
-    def predict_both(self, rows: Rows) -> Floats:
-        """Microseconds of each row, a column per state."""
-        guessed = [forest.predict(rows.features) for forest in self.latent_]
-        columns = np.column_stack([rows.features, *guessed])
-        said = self.forest_.predict(both_states(columns)).reshape(2, len(rows))
-        return np.asarray((rows.floored_us * np.exp(said)).T)
+    def predict_both(self, calls: Dataset) -> Floats:
+        """Microseconds of each call, a column per cache state."""
+        guessed = [forest.predict(calls.features) for forest in self.latent_]
+        columns = np.column_stack([calls.features, *guessed])
+        logs = self.forest_.predict(with_cache_state(columns)).reshape(2, len(calls))
+        return np.asarray((calls.floored_us * np.exp(logs)).T)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its numbers, for a file."""
+        """The fitted numbers, for a file."""
         found = self.forest_.arrays("forest")
         for place, forest in enumerate(self.latent_):
             found |= forest.arrays(f"latent{place}")
@@ -93,7 +94,7 @@ class ResidualTrees:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """What `arrays` gave, beside the names of the ``columns`` it was fitted on."""
+        """The estimator that `arrays` came from; ``columns`` among the arrays names the features."""
         made = cls()
         given = len(arrays["columns"])
         count = sum(name.startswith("latent") and name.endswith(".root") for name in arrays)
@@ -103,25 +104,25 @@ class ResidualTrees:
 
 
 class Blend:
-    """Halfway between trees and a net: where one is off, the other seldom is in the same direction."""
+    """Geometric mean of trees and a net: where one is off, the other seldom is in the same direction."""
 
-    def fit(self, rows: Rows, latents: Floats | None, trees: int, leaves: int) -> Self:
+    def fit(self, calls: Dataset, traits: Floats | None, trees: int, leaves: int) -> Self:
         """Fit both."""
-        self.trees_ = ResidualTrees().fit(rows, latents, trees, leaves)
-        self.net_ = ResidualNet().fit(rows, latents)
+        self.trees_ = ResidualTrees().fit(calls, traits, trees, leaves)
+        self.net_ = ResidualNet().fit(calls, traits)
         return self
 
-    def predict_both(self, rows: Rows) -> Floats:
-        """Microseconds of each row, a column per state."""
-        return np.asarray(np.sqrt(self.trees_.predict_both(rows) * self.net_.predict_both(rows)))
+    def predict_both(self, calls: Dataset) -> Floats:
+        """Microseconds of each call, a column per cache state."""
+        return np.asarray(np.sqrt(self.trees_.predict_both(calls) * self.net_.predict_both(calls)))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its numbers, for a file."""
+        """The fitted numbers, for a file."""
         return self.trees_.arrays() | self.net_.arrays()
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """What `arrays` gave."""
+        """The estimator that `arrays` came from."""
         made = cls()
         made.trees_, made.net_ = ResidualTrees.from_arrays(arrays), ResidualNet.from_arrays(arrays)
         return made

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from math import isqrt, prod
 from typing import NamedTuple
 
-from foretrace.cost_models.kernels.family import Described, Facts, Family, Work
-from foretrace.cost_models.kernels.features import alignment, argument, dtype_code, log, per, ragged, tensors_of
-from foretrace.graph import Op, Tensor
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
+from foretrace.cost_models.kernels.features import (
+    alignment,
+    argument,
+    ceil_div,
+    dtype_code,
+    log,
+    tensors_of,
+    wave_quantization,
+)
+from foretrace.cost_models.kernels.roofline import Work
+from foretrace.graph import Op, Tensor, Value
+from foretrace.platform.cases import Case, Draw, Shape, strides
 
 PREFIX = "aten::_scaled_dot_product_"
 CAUSAL = {"flash_attention": 4, "efficient_attention": 6, "cudnn_attention": 6, "flash_attention_backward": 11,
@@ -45,18 +56,21 @@ class Attention(Family):
     """Queries, keys and values to outputs; or gradients of them."""
 
     name = "attention"
+    share = 18
+    cases_per_shape = 2
+    slow_to_plan = True
     ops = tuple(PREFIX + kind for kind in CAUSAL)
     columns = ("op", "dtype", "batch", "heads", "key_heads", "queries", "keys", "dim", "value_dim", "causal",
                "dropout", "masked", "mask_broadcast", "statistics", "flops", "bytes", "packed", "queries_aligned",
                "keys_aligned", "dim_aligned", "blocks", "waves", "ragged", "steps", "step_us", "roof", "longest",
                "padded", "pair_waves", "pair_ragged", "heads_a_key")  # fmt: skip
 
-    def takes(self, op: Op) -> bool:
+    def accepts(self, op: Op) -> bool:
         """Calls whose tensors are known."""
         tensors = _inputs(op)
         return len(tensors) == 3 and all(len(t.shape) == 4 for t in tensors)
 
-    def describe(self, op: Op, facts: Facts) -> Described:
+    def describe(self, op: Op, context: CallContext) -> Description:
         """Sizes, and blocks of tiles over the processors."""
         kind = op.name[len(PREFIX) :]
         backward = kind.endswith("backward")
@@ -68,10 +82,10 @@ class Attention(Family):
         dropout = isinstance(share, float) and 0.0 < share < 1.0
         bias = _bias(op, kind)
         cut = _cut(kind, q, keys, causal, dropout)
-        sms = facts.device.sms
-        rounds = per(cut.blocks, sms)
+        sms = context.device.sms
+        rounds = ceil_div(cut.blocks, sms)
         # As long as its busiest processor, or its longest block, is at it.
-        tiles = max(cut.passed / sms * ragged(cut.blocks / sms), cut.steps)
+        tiles = max(cut.passed / sms * wave_quantization(cut.blocks / sms), cut.steps)
         moved = (2 * q.nbytes + k.nbytes + v.nbytes) * (2 if backward else 1) + (bias.nbytes if bias else 0)
         rate = "tf32" if q.dtype == "float32" else q.dtype
         work = Work(tiles * sms * cut.flops, moved, rate)
@@ -82,11 +96,32 @@ class Attention(Family):
             v.shape[3], causal, dropout, bias is not None,
             bias is not None and bias.numel < batch * heads * queries * keys, _statistics(op), log(work.flops),
             log(work.bytes), q.stride is not None and q.stride[2] != dim, alignment(queries), alignment(keys),
-            alignment(dim), log(cut.blocks), log(64 * cut.blocks / sms), ragged(cut.blocks / sms), log(cut.steps),
-            log(cut.flops), log(64 * work.us(facts.device)), cut.steps / max(1.0, tiles), work.flops / max(1, needed),
-            rounds, ragged(pairs), heads / max(1, k.shape[1]),
+            alignment(dim), log(cut.blocks), log(64 * cut.blocks / sms), wave_quantization(cut.blocks / sms), log(cut.steps),
+            log(cut.flops), log(64 * work.us(context.device)), cut.steps / max(1.0, tiles), work.flops / max(1, needed),
+            rounds, wave_quantization(pairs), heads / max(1, k.shape[1]),
         ]  # fmt: skip
-        return Described(features, work)
+        return Description(features, work)
+
+    def case(self, draw: Draw) -> Case:
+        """An attention at the first turn, its gradient at the second."""
+        kind = draw.weighted(KINDS[draw.kind])
+        dtype = draw.weighted({"bfloat16": 5, "float16": 2})
+        if kind == "cpu" or (kind == "efficient" and draw.chance(0.5)):
+            dtype = "float32"
+        query, key = _shapes(draw, kind, dtype)
+        inputs = _draw_inputs(draw, query, key, dtype)
+        causal = query[2] == key[2] and draw.chance(0.5)
+        dropout = 0.1 if kind != "cpu" and draw.chance(0.3) else 0.0
+        bias = None
+        products = (*query[:3], key[2])
+        if (
+            not causal
+            and prod(products) <= 2 * draw.most
+            and draw.chance({"efficient": 0.5, "cudnn": 0.15}.get(kind, 0.0))
+        ):
+            bias = _draw_bias(draw, products, dtype)
+        attention = Inputs(kind, *inputs, bias, dropout, causal)
+        return Case(_backward(attention) if draw.turn else _forward(attention))
 
 
 def _inputs(op: Op) -> list[Tensor]:
@@ -104,7 +139,7 @@ def _cut(kind: str, q: Tensor, keys: int, causal: bool, dropout: bool) -> Cut:
     if dropout and kind == "flash_attention" and dim in range(33, 129):
         columns = 64 if dim <= 96 else 32
     backward = kind.endswith("backward")
-    down, across = per(queries, rows), per(keys, columns)
+    down, across = ceil_div(queries, rows), ceil_div(keys, columns)
     blocks, steps = (across, down) if backward else (down, across)
     passed = float(down * across)
     if causal:
@@ -122,3 +157,108 @@ def _bias(op: Op, kind: str) -> Tensor | None:
 def _statistics(op: Op) -> int:
     """Which options are on, as a number: whether sums for the gradient are kept among them."""
     return sum(1 << i for i, a in enumerate(a for a in op.args if isinstance(a, (bool, float))) if a is True)
+
+
+# Cases to measure
+
+KINDS = {"cuda": {"cudnn": 4, "flash": 5, "efficient": 6}, "cpu": {"cpu": 1}}
+HEAD_WIDTHS = {32: 3, 48: 1, 64: 9, 72: 1, 80: 2, 96: 2, 128: 8, 160: 1, 192: 1, 256: 2}
+"""Elements of a head."""
+WORK = {"cpu": 2**20, "float32": 2**28, "float16": 2**31, "bfloat16": 2**31}
+"""Products of a query with a key, at most: a larger attention takes a good part of a second."""
+
+
+class Inputs(NamedTuple):
+    """What an attention and its gradient share."""
+
+    kind: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None
+    dropout: float
+    causal: bool
+
+    @property
+    def scale(self) -> dict[str, Value]:
+        """The factor of the products."""
+        return {"scale": self.query.shape[-1] ** -0.5}
+
+    @property
+    def name(self) -> str:
+        """The forward call's name."""
+        style = "flash_attention_for_cpu" if self.kind == "cpu" else f"{self.kind}_attention"
+        return f"aten::_scaled_dot_product_{style}"
+
+
+def _shapes(draw: Draw, kind: str, dtype: str) -> tuple[Shape, Shape]:
+    """Batch, heads, length and width of the queries; and of the keys, which may be of other heads and length."""
+    width = draw.weighted({w: often for w, often in HEAD_WIDTHS.items() if w <= 128 or kind != "cudnn"})
+    work = WORK["cpu" if kind == "cpu" else dtype]
+    length = draw.size(16, max(16, min(8192, draw.most // width, isqrt(work))))
+    others = draw.size(16, length) if draw.chance(0.12) else length
+    pairs = max(1, min(65536, draw.most // (length * width), work // (length * others)))
+    heads = min(draw.whole(1, 64) if draw.chance(0.3) else draw.one((4, 6, 8, 12, 16, 20, 24, 32, 40, 64)), pairs)
+    batch = draw.whole(1, max(1, min(4096, pairs // heads)))
+    grouped = kind in ("cudnn", "flash") and draw.chance(0.2)
+    shared = draw.one([n for n in (1, 2, 4, 8) if heads % n == 0]) if grouped else 1
+    return (batch, heads, length, width), (batch, heads // shared, others, width)
+
+
+def _draw_inputs(draw: Draw, query: Shape, key: Shape, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value: heads apart, or still in the rows of the projections, apart or in one."""
+    style = draw.weighted({"rows": 5, "packed": 4, "length first": 2, "dense": 2, "kept": 2})
+    if style == "packed" and query == key:
+        _, heads, length, width = query
+        row = heads * width
+        stride = (3 * length * row, width, 3 * row, 1)
+        q, k, v = (Tensor(query, dtype, stride=stride, offset=part * row, storage=0) for part in range(3))
+        return q, k, v
+    orders = {"length first": (2, 0, 1, 3), "dense": (0, 1, 2, 3)}
+    order = orders.get(style, (0, 2, 1, 3))
+    # Keys and values that were joined to earlier ones lie apart, while the query is still in its row.
+    other = (0, 1, 2, 3) if style == "kept" else order
+    q = Tensor(query, dtype, stride=strides(query, order), storage=0)
+    k, v = (Tensor(key, dtype, stride=strides(key, other), storage=number) for number in (1, 2))
+    return q, k, v
+
+
+def _draw_bias(draw: Draw, shape: Shape, dtype: str) -> Tensor:
+    """What is added to the products: one for all heads (a mask), one for all samples (of positions), or of each."""
+    padded = (*shape[:3], -(-shape[3] // 16) * 16)
+    style = draw.weighted({"heads": 5, "samples": 2, "own": 1})
+    held = {"heads": (1,), "samples": (0,), "own": ()}[style]
+    apart = strides(tuple(1 if dim in held else size for dim, size in enumerate(padded)))
+    return Tensor(shape, dtype, stride=tuple(0 if dim in held else step for dim, step in enumerate(apart)), storage=3)
+
+
+def _forward(a: Inputs) -> Op:
+    qkv = (a.query, a.key, a.value)
+    rest: dict[str, tuple[Value, ...]] = {
+        "cudnn": (a.bias, True, a.dropout, a.causal),
+        "flash": (a.dropout, a.causal),
+        "efficient": (a.bias, True, a.dropout, a.causal),
+        "cpu": (0.0, a.causal),
+    }
+    return Op(a.name, (*qkv, *rest[a.kind]), a.scale, overload="default")
+
+
+def _backward(a: Inputs) -> Op:
+    qkv = (a.query, a.key, a.value)
+    batch, heads, length, _ = a.query.shape
+    others = a.key.shape[2]
+    out = Tensor(a.query.shape, a.query.dtype, stride=strides(a.query.shape, (0, 2, 1, 3)))
+    # The efficient kernel pads its rows of logarithms to whole blocks of 32.
+    sums = {"cudnn": (batch, heads, length, 1), "efficient": (batch, heads, -(-length // 32) * 32)}
+    logsumexp = Tensor(sums.get(a.kind, (batch, heads, length)), "float32")
+    seed = Tensor((2,), "uint64") if a.kind == "flash" else Tensor((), "int64")
+    offset = Tensor((), "int64")
+    lengths = (length, others)
+    wanted: list[Value] = [True, True, True, False]
+    args: dict[str, tuple[Value, ...]] = {
+        "cudnn": (out, *qkv, out, logsumexp, seed, offset, a.bias, None, None, *lengths, a.dropout, a.causal),
+        "flash": (out, *qkv, out, logsumexp, None, None, *lengths, a.dropout, a.causal, seed, offset),
+        "efficient": (out, *qkv, a.bias, out, logsumexp, seed, offset, a.dropout, wanted, a.causal),
+        "cpu": (out, *qkv, out, logsumexp, 0.0, a.causal),
+    }
+    return Op(f"{a.name}_backward", args[a.kind], a.scale, overload="default")

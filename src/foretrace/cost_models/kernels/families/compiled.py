@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from foretrace.cost_models.kernels.family import Described, Facts, Family, Work
-from foretrace.cost_models.kernels.features import alignment, dtype_code, is_dense, log, ragged, tensors_of
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
+from foretrace.cost_models.kernels.features import (
+    alignment,
+    dtype_code,
+    is_contiguous,
+    log,
+    tensors_of,
+    wave_quantization,
+)
+from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor
 from foretrace.graph.tensor import ITEMSIZE
+from foretrace.platform.cases import Draw
 
 KINDS = {"poi": 1, "red": 2, "per": 3, "tem": 4, "for": 5}
 """By the letters after ``triton_``: element by element, a reduction in a loop, one whose rows fit into a block, a
 template such as a product's, and many tensors in one kernel. Any other kernel is 0."""
 POINTWISE, LOOPED, PERSISTENT = 1, 2, 3
-PYTORCHS = ("aten::", "prims::", "c10d::", "higher_order::")
+PYTORCH_NAMESPACES = ("aten::", "prims::", "c10d::", "higher_order::")
 """What begins so is PyTorch's own, and no custom kernel."""
 LOOPED_ROW = 512
 """A reduction in a loop gets along as fast as a sum over rows of this length, whichever way it walks."""
@@ -47,43 +57,45 @@ class Compiled(Family):
 
     name = "compiled"
     ops = ()
-    fewest = 1000  # random chains differ widely: models of a few hundred kernels are further off than what stands in
+    min_measurements = (
+        1000  # random chains differ widely: models of a few hundred kernels are further off than what stands in
+    )
     one_kernel = True
     columns = ("kind", "elements", "rows", "along", "bytes", "tensors", "whole", "broadcast", "gathered", "largest",
                "dtype", "last_dtype", "itemsize", "uneven", "arithmetic", "selecting", "words", "row_aligned",
                "along_aligned", "waves", "ragged")  # fmt: skip
 
-    def answers(self, op: Op) -> bool:
+    def matches(self, op: Op) -> bool:
         """Its names are made up by the compiler."""
-        return self.takes(op)
+        return self.accepts(op)
 
-    def takes(self, op: Op) -> bool:
+    def accepts(self, op: Op) -> bool:
         """What is no call of PyTorch's own, where its tensors are known."""
-        return not op.name.startswith(PYTORCHS) and bool(tensors_of(op))
+        return not op.name.startswith(PYTORCH_NAMESPACES) and bool(tensors_of(op))
 
-    def describe(self, op: Op, facts: Facts) -> Described:
+    def describe(self, op: Op, context: CallContext) -> Description:
         """Loops and traffic: of a tensor larger than the loops only as much is touched."""
         tensors = tensors_of(op)
         loops = loops_of(op, tensors)
         moved = traffic(loops, tensors)
         largest = max(tensors, key=lambda t: t.nbytes)
         touched = sum(min(t.numel, loops.elements) for t in tensors)
-        waves = loops.elements / (1024 * facts.device.sms)
+        waves = loops.elements / (1024 * context.device.sms)
         features = [
             loops.kind, log(loops.elements), log(loops.rows), log(loops.along), log(moved), len(tensors),
             sum(t.numel == loops.elements for t in tensors), sum(t.numel < loops.elements for t in tensors),
             sum(t.numel > loops.elements for t in tensors), log(largest.nbytes), dtype_code(largest.dtype),
-            dtype_code(tensors[-1].dtype), moved / max(1, touched), sum(not is_dense(t) for t in tensors),
+            dtype_code(tensors[-1].dtype), moved / max(1, touched), sum(not is_contiguous(t) for t in tensors),
             arithmetic(op.name), bool(SELECTING.search(op.name)), op.name.count("_"), alignment(loops.rows),
-            alignment(loops.along), log(64 * waves), ragged(waves),
+            alignment(loops.along), log(64 * waves), wave_quantization(waves),
         ]  # fmt: skip
-        return Described(features, Work(flops=float(loops.elements), bytes=float(moved)))
+        return Description(features, Work(flops=float(loops.elements), bytes=float(moved)))
 
-    def guesses(self, op: Op) -> bool:
+    def is_guess(self, op: Op) -> bool:
         """Of what TorchInductor did not make, the name tells nothing."""
         return not op.name.startswith("triton_")
 
-    def stand_in(self, op: Op) -> Op:
+    def proxy(self, op: Op) -> Op:
         """A call of PyTorch's own that moves as many bytes in the same way."""
         tensors = tensors_of(op)
         loops = loops_of(op, tensors)
@@ -129,3 +141,47 @@ def arithmetic(name: str) -> int:
     (0, 2)
     """
     return 2 if HEAVY.search(name) else int(bool(DIVIDING.search(name)))
+
+
+# Cases to measure
+
+COMPILED = "compiled"
+"""The family of compiled kernels."""
+OPERANDS = {"whole": 8, "row": 3, "column": 2, "turned": 1}
+"""Shapes of a chain's other operands: its own, a row or a column for all, or its own with columns side by side."""
+BINARY = {"add": 6, "mul": 5, "sub": 1, "div": 1, "where": 1}
+UNARY = {"relu": 2, "gelu": 3, "silu": 2, "tanh": 1, "sigmoid": 1, "exp": 1, "square": 1, "rsqrt": 1, "cast": 3}
+ENDINGS = {"": 12, "sum": 2, "columns": 3, "norm": 4, "softmax": 2, "amax": 1, "all": 1}
+"""What follows: nothing, or a reduction of rows, columns or all, or what divides by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What one kernel is likely to be made of."""
+
+    rows: int
+    columns: int
+    dtype: str
+    operands: tuple[str, ...]
+    """Of each operand beside the first, its shape."""
+    steps: tuple[str, ...]
+    ending: str
+    result: str
+    """Dtype of what is written."""
+
+
+def chain_number(number: int, most: int) -> Chain:
+    """The chain of this number: always the same one.
+
+    >>> chain_number(3, most=4096) == chain_number(3, most=4096)
+    True
+    """
+    draw = Draw(f"{COMPILED} {number}", most, "cuda")
+    numel = draw.whole(min(256, most), most)
+    columns = min(numel, draw.size(16, 8192))
+    others = tuple(draw.weighted(OPERANDS) for _ in range(draw.weighted({0: 4, 1: 5, 2: 3, 3: 1})))
+    steps = [draw.weighted(BINARY) for _ in others] + [draw.weighted(UNARY) for _ in range(draw.whole(1, 4))]
+    draw.random.shuffle(steps)
+    dtype = draw.dtype()
+    result = dtype if draw.chance(0.7) else draw.dtype()
+    return Chain(max(1, numel // columns), columns, dtype, others, tuple(steps), draw.weighted(ENDINGS), result)

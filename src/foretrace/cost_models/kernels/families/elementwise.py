@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from foretrace.cost_models.kernels.family import Described, Facts, Family
+from collections.abc import Callable
+
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import tensors_of
-from foretrace.cost_models.kernels.tensor_iterator import COLUMNS, output_of, pointwise
-from foretrace.graph import Op
+from foretrace.cost_models.kernels.tensor_iterator import POINTWISE_COLUMNS, output_of, pointwise
+from foretrace.graph import Op, Tensor, Value
+from foretrace.platform.cases import Case, Draw, Shape
 
 ARITHMETIC = {
     "light": (
@@ -46,15 +49,16 @@ class Elementwise(Family):
     """One number out for each number in."""
 
     name = "elementwise"
+    share = 5
     ops = tuple(PLAIN)
-    columns = ("arithmetic", "in_place", "number", "copies", "scalars", "op", *COLUMNS)
+    columns = ("arithmetic", "in_place", "number", "copies", "scalars", "op", *POINTWISE_COLUMNS)
 
-    def takes(self, op: Op) -> bool:
+    def accepts(self, op: Op) -> bool:
         """All but sparse operands."""
         tensors = tensors_of(op)
         return bool(tensors) and all(t.layout == "strided" for t in tensors)
 
-    def describe(self, op: Op, facts: Facts) -> Described:
+    def describe(self, op: Op, context: CallContext) -> Description:
         """Arithmetic, and the walk over the operands."""
         name, in_place = PLAIN[op.name]
         reads = tensors_of(op)
@@ -68,7 +72,11 @@ class Elementwise(Family):
         if name not in COPYING:
             return described
         work = described.work
-        return Described(described.features, work._replace(bytes=work.bytes + 2 * made.nbytes))
+        return Description(described.features, work._replace(bytes=work.bytes + 2 * made.nbytes))
+
+    def case(self, draw: Draw) -> Case:
+        """An element-wise call."""
+        return Case(draw.weighted(_KINDS)(draw))
 
 
 def _promoted(dtypes: list[str], name: str) -> str:
@@ -84,3 +92,157 @@ def _exponent(op: Op, name: str) -> float:
     if name == "pow" and len(op.args) > 1 and isinstance(op.args[1], (int, float)):
         return min(float(op.args[1]), 4.0)
     return -1.0
+
+
+# Cases to measure
+
+ONE = (
+    "relu", "relu_", "gelu", "silu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "reciprocal",
+    "erf", "sin", "cos", "hardswish", "hardsigmoid", "floor", "sgn", "log1p", "leaky_relu", "elu", "softplus",
+)  # fmt: skip
+GRADIENTS = ("gelu_backward", "tanh_backward", "sigmoid_backward", "silu_backward", "hardswish_backward")
+OF_WHOLE_NUMBERS = (
+    ("add", "Tensor"), ("sub", "Tensor"), ("mul", "Tensor"), ("eq", "Scalar"), ("ne", "Scalar"), ("lt", "Scalar"),
+    ("ge", "Scalar"),
+)  # fmt: skip
+OF_MASKS = (("logical_not", "default"), ("bitwise_not", "default"), ("bitwise_and", "Tensor"), ("bitwise_or", "Tensor"))
+IN_PLACE = (("mul_", "Scalar", 0.9), ("add_", "Scalar", 1e-8), ("div_", "Scalar", 8), ("masked_fill_", "Scalar", 0.0))
+TWO = {
+    "add": 8, "mul": 6, "sub": 2, "div": 3, "add_": 4, "mul_": 2, "div_": 1, "maximum": 1, "minimum": 1, "eq": 1,
+    "lt": 1, "ge": 1, "pow": 1,
+}  # fmt: skip
+WITH_NUMBER = (
+    ("mul", "Scalar", 0.5),
+    ("div", "Scalar", 49),
+    ("pow", "Tensor_Scalar", 3.0),
+    ("pow", "Tensor_Scalar", 2),
+)
+
+
+def _operand(draw: Draw) -> Tensor:
+    tensor = draw.activation()
+    return Tensor(tensor.shape, tensor.dtype, stride=draw.layout(tensor.shape))
+
+
+def _one(draw: Draw) -> Op:
+    name, x = draw.one((*ONE, "hardtanh")), _operand(draw)
+    if name.endswith("_"):
+        x = Tensor(x.shape, x.dtype)
+    if name == "hardtanh":
+        return Op("aten::hardtanh", (x, 0.0, 6.0), overload="default")
+    tanh: dict[str, Value] = {"approximate": "tanh"} if name == "gelu" and draw.chance(0.5) else {}
+    return Op(f"aten::{name}", (x,), tanh, overload="default")
+
+
+def _gradient(draw: Draw) -> Op:
+    grad = _operand(draw)
+    saved = grad if draw.chance(0.8) else Tensor(grad.shape, grad.dtype)
+    if draw.chance(0.5):
+        return Op("aten::threshold_backward", (grad, saved, 0), overload="default")
+    if draw.chance(0.15):
+        return Op("aten::hardtanh_backward", (grad, saved, 0.0, 6.0), overload="default")
+    name = draw.one(GRADIENTS)
+    tanh: dict[str, Value] = {"approximate": "tanh"} if name == "gelu_backward" and draw.chance(0.5) else {}
+    return Op(f"aten::{name}", (grad, saved), tanh, overload="default")
+
+
+def _two(draw: Draw) -> Op:
+    name, a = draw.weighted(TWO), _operand(draw)
+    if name == "add_" and draw.chance(0.3):
+        return Op("aten::add_", (Tensor(a.shape, a.dtype),) * 2, {"alpha": -0.01}, overload="Tensor")
+    if name.endswith("_") and a.stride is not None and 0 in a.stride:
+        a = Tensor(a.shape, a.dtype)
+    style = draw.weighted({"same": 10, "dense": 2, "broadcast": 6, "mixed": 4})
+    b = {
+        "same": a,
+        "dense": Tensor(a.shape, a.dtype),
+        "broadcast": Tensor(_thinner(draw, a.shape), a.dtype),
+        "mixed": Tensor(
+            a.shape if draw.chance(0.7) else _thinner(draw, a.shape),
+            "bfloat16" if a.dtype == "float32" else "float32",
+        ),
+    }[style]
+    if style == "mixed" and name.endswith("_") and a.dtype != "float32":
+        a, b = Tensor(a.shape, "float32"), Tensor(b.shape, a.dtype)
+    if style == "broadcast" and not name.endswith("_") and draw.chance(0.2):
+        a, b = b, a
+    overload = "Tensor_Tensor" if name == "pow" else "default" if name in ("maximum", "minimum") else "Tensor"
+    return Op(f"aten::{name}", (a, b), overload=overload)
+
+
+def _thinner(draw: Draw, shape: Shape) -> Shape:
+    """A shape that broadcasts to this one: a vector along the end, a column, or some dimensions of one."""
+    if not shape:
+        return ()
+    style = draw.weighted({"end": 4, "column": 2, "holes": 3, "number": 2})
+    if style == "number":
+        return ()
+    if style == "end":
+        return shape[-1:]
+    if style == "column":
+        return (*shape[:-1], 1)
+    return tuple(1 if draw.chance(0.5) else size for size in shape)
+
+
+def _with_number(draw: Draw) -> Op:
+    name, overload, number = draw.one(WITH_NUMBER)
+    if draw.chance(0.5):
+        # What Python's operators do: the number becomes a tensor of no dimensions inside the call.
+        return Op(f"aten::{draw.one(('add', 'mul', 'div'))}", (_operand(draw), 0.5), overload="Tensor")
+    return Op(f"aten::{name}", (_operand(draw), number), overload=overload)
+
+
+def _numbers_and_masks(draw: Draw) -> Op:
+    """Positions, labels and masks: whole numbers and truth values."""
+    shape = draw.activation().shape
+    if draw.chance(0.4):
+        name, overload = draw.one(OF_MASKS)
+        mask = Tensor(shape, "bool")
+        return Op(f"aten::{name}", (mask, mask) if overload == "Tensor" else (mask,), overload=overload)
+    numbers = Tensor(shape, "int64")
+    if draw.chance(0.3) and len(shape) > 1:
+        # A causal mask: each query's position against each key's.
+        column, row = (*shape[:-1], 1), (*(1,) * (len(shape) - 1), shape[-1])
+        return Op(f"aten::{draw.one(('le', 'gt'))}", (Tensor(column, "int64"), Tensor(row, "int64")), overload="Tensor")
+    name, overload = draw.one(OF_WHOLE_NUMBERS)
+    return Op(f"aten::{name}", (numbers, 1), overload=overload)
+
+
+def _in_place(draw: Draw) -> Op:
+    """One parameter's update, by an optimizer that goes over them one by one; a mask written into a bias."""
+    a = Tensor(draw.activation().shape, draw.dtype())
+    if draw.chance(0.4):
+        name = draw.one(("lerp_", "addcmul_", "addcdiv_"))
+        if name == "lerp_":
+            return Op("aten::lerp_", (a, a, 0.1), overload="Scalar")
+        return Op(f"aten::{name}", (a, a, a), overload="default")
+    name, overload, number = draw.one(IN_PLACE)
+    args: tuple[Value, ...] = (a, Tensor(a.shape, "bool"), number) if name == "masked_fill_" else (a, number)
+    return Op(f"aten::{name}", args, overload=overload)
+
+
+def _three(draw: Draw) -> Op:
+    a = _operand(draw)
+    name = draw.one(("where", "masked_fill", "addcmul", "addcdiv", "lerp", "clamp"))
+    if name == "where":
+        mask_shape = a.shape if draw.chance(0.6) else _thinner(draw, a.shape)
+        return Op("aten::where", (Tensor(mask_shape, "bool"), a, a), overload="self")
+    if name == "masked_fill":
+        mask_shape = a.shape if draw.chance(0.5) else _thinner(draw, a.shape)
+        return Op("aten::masked_fill", (a, Tensor(mask_shape, "bool"), -1e4), overload="Scalar")
+    if name == "clamp":
+        return Op("aten::clamp", (a, -0.5, 0.5), overload="default")
+    if name == "lerp":
+        return Op("aten::lerp", (a, a, 0.1), overload="Scalar")
+    return Op(f"aten::{name}", (a, a, a), overload="default")
+
+
+_KINDS: dict[Callable[[Draw], Op], int] = {
+    _one: 7,
+    _gradient: 5,
+    _two: 14,
+    _with_number: 4,
+    _three: 3,
+    _numbers_and_masks: 3,
+    _in_place: 2,
+}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
-from foretrace.cost_models.kernels.family import Described, Facts, Family, Work
-from foretrace.cost_models.kernels.features import argument, dtype_argument, dtype_code, log, tensors_of, whole
-from foretrace.cost_models.kernels.tensor_iterator import walk
-from foretrace.graph import Op, Tensor
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
+from foretrace.cost_models.kernels.features import argument, dtype_argument, dtype_code, ints_in, log, tensors_of
+from foretrace.cost_models.kernels.roofline import Work
+from foretrace.cost_models.kernels.tensor_iterator import traverse
+from foretrace.graph import Constant, Op, Tensor
+from foretrace.platform.cases import Case, Draw
 
 BY_SHAPE = ("aten::zeros", "aten::ones", "aten::full", "aten::new_zeros", "aten::new_ones", "aten::new_full",
             "aten::scalar_tensor")  # fmt: skip
@@ -20,24 +22,46 @@ class Fills(Family):
     """zeros, ones, full, fill, arange."""
 
     name = "fills"
+    share = 0.5
     ops = (*LIKE, *BY_SHAPE, *BY_COUNT)
     columns = ("op", "bytes", "numel", "dtype", "even", "inner", "zero", "from_tensor")
 
-    def takes(self, op: Op) -> bool:
+    def accepts(self, op: Op) -> bool:
         """Calls whose size is known."""
         return op.name not in LIKE or bool(tensors_of(op))
 
-    def describe(self, op: Op, facts: Facts) -> Described:
+    def describe(self, op: Op, context: CallContext) -> Description:
         """Size and layout of what is written; zeros over dense memory are a memset."""
         tensors = tensors_of(op)
         written = _written(op, tensors)
-        way = walk(written.shape, [written])
+        way = traverse(written.shape, [written])
         zero = "zero" in op.name or (op.name.startswith(("aten::fill", "aten::full")) and _value(op) == 0)
         features = [
-            PLACE[op.name], log(written.nbytes), log(written.numel), dtype_code(written.dtype), way.even,
+            PLACE[op.name], log(written.nbytes), log(written.numel), dtype_code(written.dtype), way.is_linear,
             log(way.inner), zero, len(tensors) > 1,
         ]  # fmt: skip
-        return Described(features, Work(bytes=written.nbytes))
+        return Description(features, Work(bytes=written.nbytes))
+
+    def case(self, draw: Draw) -> Case:
+        """A fill."""
+        dtype = draw.weighted({"float32": 5, "bfloat16": 3, "int64": 1})
+        shape = draw.shape(draw.weighted({1: 2, 2: 3, 3: 2}), low=1)
+        layout = draw.layout(shape)
+        tensor = Tensor(shape, dtype, stride=None if layout and 0 in layout else layout)
+        kind = Constant("dtype", dtype)
+        ops = {
+            "zero_": Op("aten::zero_", (tensor,), overload="default"),
+            "fill_": Op("aten::fill_", (tensor, 0.5 if dtype != "int64" else 1), overload="Scalar"),
+            "zeros": Op("aten::zeros", (list(shape),), {"dtype": kind, "device": DEVICE}, overload="default"),
+            "full": Op("aten::full", (list(shape), 1), {"dtype": kind, "device": DEVICE}, overload="default"),
+            "ones_like": Op("aten::ones_like", (tensor,), overload="default"),
+            "zeros_like": Op("aten::zeros_like", (tensor,), overload="default"),
+            "new_zeros": Op("aten::new_zeros", (tensor, list(shape)), overload="default"),
+            "ones": Op("aten::ones", (list(shape),), {"dtype": kind, "device": DEVICE}, overload="default"),
+            "set": Op("aten::fill_", (tensor, Tensor((), dtype)), overload="Tensor"),
+            "arange": Op("aten::arange", (tensor.numel,), {"device": DEVICE}, overload="default"),
+        }
+        return Case(ops[draw.weighted(dict.fromkeys(ops, 1) | {"zero_": 3, "fill_": 2, "zeros": 3})])
 
 
 PLACE = {name: place for place, name in enumerate(Fills.ops)}
@@ -48,7 +72,7 @@ def _written(op: Op, tensors: list[Tensor]) -> Tensor:
         return Tensor((_count(op),), dtype_argument(op, "int64"))
     like = tensors[0] if tensors else Tensor((), "float32")
     if op.name in BY_SHAPE:
-        shape = whole(argument(op, 1 if tensors else 0, "size"))
+        shape = ints_in(argument(op, 1 if tensors else 0, "size"))
         return Tensor(tuple(shape), dtype_argument(op, like.dtype))
     return Tensor(like.shape, dtype_argument(op, like.dtype), stride=like.stride)
 
@@ -67,3 +91,35 @@ def _count(op: Op) -> int:
         return int(numbers[-1] if op.name == "aten::linspace" else math.prod(numbers[:2]))
     start, end, step = (0.0, *numbers, 1.0) if len(numbers) == 1 else (*numbers, 1.0)[:3]
     return max(1, math.ceil((end - start) / step)) if step else 1
+
+
+# Cases to measure
+
+DEVICE = Constant("device", "")
+"""The device that is measured."""
+
+
+def draw(draw: Draw) -> Case:
+    """A fill.
+
+    >>> draw(Draw("0", most=4096, kind="cpu")).op.name.startswith("aten::")
+    True
+    """
+    dtype = draw.weighted({"float32": 5, "bfloat16": 3, "int64": 1})
+    shape = draw.shape(draw.weighted({1: 2, 2: 3, 3: 2}), low=1)
+    layout = draw.layout(shape)
+    tensor = Tensor(shape, dtype, stride=None if layout and 0 in layout else layout)
+    kind = Constant("dtype", dtype)
+    ops = {
+        "zero_": Op("aten::zero_", (tensor,), overload="default"),
+        "fill_": Op("aten::fill_", (tensor, 0.5 if dtype != "int64" else 1), overload="Scalar"),
+        "zeros": Op("aten::zeros", (list(shape),), {"dtype": kind, "device": DEVICE}, overload="default"),
+        "full": Op("aten::full", (list(shape), 1), {"dtype": kind, "device": DEVICE}, overload="default"),
+        "ones_like": Op("aten::ones_like", (tensor,), overload="default"),
+        "zeros_like": Op("aten::zeros_like", (tensor,), overload="default"),
+        "new_zeros": Op("aten::new_zeros", (tensor, list(shape)), overload="default"),
+        "ones": Op("aten::ones", (list(shape),), {"dtype": kind, "device": DEVICE}, overload="default"),
+        "set": Op("aten::fill_", (tensor, Tensor((), dtype)), overload="Tensor"),
+        "arange": Op("aten::arange", (tensor.numel,), {"device": DEVICE}, overload="default"),
+    }
+    return Case(ops[draw.weighted(dict.fromkeys(ops, 1) | {"zero_": 3, "fill_": 2, "zeros": 3})])

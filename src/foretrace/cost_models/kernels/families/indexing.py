@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from foretrace.cost_models.kernels.family import Described, Facts, Family, Work
-from foretrace.cost_models.kernels.features import COLUMNS as REUSE
+from foretrace.cost_models.kernels.families.lookups import spread
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
+from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.features import (
     alignment,
     argument,
+    bool_argument,
+    ceil_div,
     dtype_code,
-    evenly,
-    flag,
-    hottest,
-    integer,
-    is_dense,
+    hottest_row_hits,
+    int_argument,
+    is_contiguous,
     log,
-    per,
-    reuse,
+    reuse_features,
     strides_of,
     tensors_of,
+    uniform_indices,
 )  # fmt: skip
-from foretrace.graph import Op, Tensor
+from foretrace.cost_models.kernels.roofline import Work
+from foretrace.graph import Op, Tensor, Value
+from foretrace.platform.cases import Case, Draw, Ids
 
 PUTS = ("aten::_index_put_impl_", "aten::index_put_", "aten::index_put", "aten::_unsafe_index_put")
 READS = ("aten::index", "aten::_unsafe_index")
@@ -42,16 +45,17 @@ class Indexing(Family):
     """Elements or rows at places that a tensor of integers names."""
 
     name = "indexing"
+    share = 2
     ops = (*READS, *ELEMENTS, *ROWS, *PUTS)
     columns = ("op", "dtype", "picked", "table", "ids", "row", "index_tensors", "accumulate", "row_aligned",
                "first_dim", "dims", "truth", "picked_bytes", "dim", "sorted_in", "digits", "dense", "step", "inside",
                "fetched", "roof", "waves", "from_memory", *REUSE)  # fmt: skip
 
-    def takes(self, op: Op) -> bool:
+    def accepts(self, op: Op) -> bool:
         """Calls whose tensors are known."""
         return len(tensors_of(op)) > 1
 
-    def describe(self, op: Op, facts: Facts) -> Described:
+    def describe(self, op: Op, context: CallContext) -> Description:
         """How much is picked, how long its rows are, how often places repeat."""
         tensors = tensors_of(op)
         table = tensors[0]
@@ -60,10 +64,10 @@ class Indexing(Family):
         named = max((t.numel for t in ids), default=1)
         picked = _picked(op, tensors, ids, listed, named)
         leading = next((i for i, t in enumerate(listed) if isinstance(t, Tensor)), 0)
-        dim = leading if listed else integer(op, 1, "dim", 0) % max(1, len(table.shape))
-        accumulate = op.name in PUTS and flag(op, 3, "accumulate")
+        dim = leading if listed else int_argument(op, 1, "dim", 0) % max(1, len(table.shape))
+        accumulate = op.name in PUTS and bool_argument(op, 3, "accumulate")
         rows = _places(table, listed, dim)
-        found = facts.indices or evenly(rows, named)
+        found = context.indices or uniform_indices(rows, named)
         item = table.itemsize
         inside = math.prod(table.shape[dim + 1 :])
         row = picked / max(1, named)
@@ -71,18 +75,25 @@ class Indexing(Family):
         strides = strides_of(table)
         step = strides[dim] if dim < len(strides) else 1
         fetched = min(SECTOR, max(item, row * item)) / SECTOR
-        sort = 16 * named * per(log(rows), 8) if way == 3 else 0
+        sort = 16 * named * ceil_div(log(rows), 8) if way == 3 else 0
         # A place that is named many times is added up by one warp alone.
-        chain = SERIAL * hottest(found) if accumulate else 0.0
-        work = Work(bytes=(2 + bool(way)) * picked * item + sum(t.nbytes for t in ids) + sort, trips=chain)
+        chain = SERIAL * hottest_row_hits(found) if accumulate else 0.0
+        work = Work(bytes=(2 + bool(way)) * picked * item + sum(t.nbytes for t in ids) + sort, round_trips=chain)
         features = [
             PLACE[op.name], dtype_code(table.dtype), log(picked), log(table.numel), log(named), log(row), len(ids),
             accumulate, alignment(int(row) * item), leading, len(table.shape), any(t.dtype == "bool" for t in ids),
-            log(picked * item), dim, way, per(log(rows), 8), is_dense(table), log(step), log(inside), fetched,
-            log(64 * work.us(facts.device)), log(64 * picked / (facts.device.sms * 2048)),
-            log(found.unique * max(SECTOR, row * item)), *reuse(found),
+            log(picked * item), dim, way, ceil_div(log(rows), 8), is_contiguous(table), log(step), log(inside), fetched,
+            log(64 * work.us(context.device)), log(64 * picked / (context.device.sms * 2048)),
+            log(found.unique * max(SECTOR, row * item)), *reuse_features(found),
         ]  # fmt: skip
-        return Described(features, work)
+        return Description(features, work)
+
+    def case(self, draw: Draw) -> Case:
+        """An index, gather, scatter or put."""
+        if draw.chance(0.25):
+            return Case(_triangle(draw))
+        op, count = draw.weighted(_KINDS)(draw)
+        return Case(op, ids=spread(draw, count) if draw.chance(0.5) else Ids(count))
 
 
 PLACE = {name: place for place, name in enumerate(Indexing.ops)}
@@ -115,3 +126,76 @@ def _places(table: Tensor, listed: Sequence[object], dim: int) -> int:
     if listed:
         return math.prod(size for size, one in zip(table.shape, listed) if isinstance(one, Tensor))
     return table.shape[dim] if dim < len(table.shape) else 1
+
+
+# Cases to measure
+
+
+def _triangle(draw: Draw) -> Op:
+    """Each pair of a sample's features once, as DLRM's interaction takes them; or the gradient of that."""
+    side = draw.whole(2, 64)
+    count = side * (side - 1) // 2
+    batch = draw.size(1, max(1, min(65536, draw.most // (side * side))))
+    matrices, places = Tensor((batch, side, side), draw.dtype()), Tensor((count,), "int64")
+    if draw.chance(0.4):
+        return Op("aten::index", (matrices, [None, places, places]), overload="Tensor")
+    # The gradient is what is left of a wider one: beside the products lay the dense features.
+    beside = draw.size(8, 256) if draw.chance(0.7) else 0
+    values = Tensor((batch, count), matrices.dtype, stride=(count + beside, 1), offset=beside)
+    args: tuple[Value, ...] = (matrices, [None, places, places], values, True, True)
+    return Op("aten::_index_put_impl_", args, overload="default")
+
+
+def _pairs(draw: Draw) -> tuple[Op, int]:
+    """Entries of a small matrix per sample, by two lists of positions: DLRM's interaction, and its gradient."""
+    side = draw.whole(4, 64)
+    count = draw.whole(1, side * side)
+    batch = draw.size(1, max(1, min(32768, draw.most // (side * side))))
+    matrices, places = Tensor((batch, side, side), draw.dtype()), Tensor((count,), "int64")
+    if draw.chance(0.5):
+        return Op("aten::index", (matrices, [None, places, places]), overload="Tensor"), count
+    values = Tensor((batch, count), matrices.dtype)
+    args: tuple[Value, ...] = (matrices, [None, places, places], values, True, True)
+    return Op("aten::_index_put_impl_", args, overload="default"), count
+
+
+def _rows(draw: Draw) -> tuple[Op, int]:
+    rows, width = draw.whole(16, max(16, min(1_000_000, draw.most // 16))), draw.size(1, 1024)
+    width = max(1, min(width, draw.most // rows))
+    count = draw.size(1, max(1, min(1_000_000, draw.most // width)))
+    table, places = Tensor((rows, width), draw.dtype()), Tensor((count,), "int64")
+    values = Tensor((count, width), table.dtype)
+    if draw.chance(0.15):
+        values = Tensor((count, width), table.dtype, stride=(2 * width, 1))
+    style = draw.weighted({"index": 3, "put": 2, "accumulate": 2, "index_add_": 2})
+    if style == "index":
+        return Op("aten::index", (table, [places]), overload="Tensor"), count
+    if style == "index_add_":
+        return Op("aten::index_add_", (table, 0, places, values), overload="default"), count
+    args: tuple[Value, ...] = (table, [places], values, style == "accumulate", True)
+    return Op("aten::_index_put_impl_", args, overload="default"), count
+
+
+def _elements(draw: Draw) -> tuple[Op, int]:
+    rows = draw.size(1, max(1, min(65536, draw.most // 16)))
+    width = draw.whole(2, max(2, min(160_000, draw.most // rows)))
+    taken = draw.whole(1, min(width, 256))
+    table = Tensor((rows, width), draw.weighted({"float32": 6, "bfloat16": 3, "int64": 1}))
+    places, part = Tensor((rows, taken), "int64"), Tensor((rows, taken), table.dtype)
+    name = draw.weighted({"gather": 4, "scatter_add_": 3, "scatter_": 2})
+    count = rows * taken
+    if name == "gather":
+        return Op("aten::gather", (table, 1, places), overload="default"), count
+    overload = "src" if name == "scatter_" else "default"
+    return Op(f"aten::{name}", (table, 1, places, part), overload=overload), count
+
+
+def _mask(draw: Draw) -> tuple[Op, int]:
+    """A mask of tokens, spread out over heads and queries."""
+    batch, length = draw.size(1, 128), draw.size(16, max(16, min(4096, int(draw.most**0.5) // 8)))
+    mask = Tensor((batch, length), "bool")
+    places: list[Value] = [Tensor((batch, 1, 1, 1), "int64"), Tensor((1, 1, 1, length), "int64")]
+    return Op("aten::index", (mask, places), overload="Tensor"), length
+
+
+_KINDS: dict[Callable[[Draw], tuple[Op, int]], int] = {_pairs: 4, _rows: 5, _elements: 4, _mask: 1}

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from foretrace.cost_models.kernels.family import Described, Facts, Family, Work
-from foretrace.cost_models.kernels.features import COLUMNS as REUSE
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
+from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.features import (
     alignment,
     argument,
+    bool_argument,
+    ceil_div,
     dtype_code,
-    evenly,
-    flag,
-    integer,
+    int_argument,
     log,
-    most_hits,
-    per,
-    ragged,
-    reuse,
+    max_row_hits,
+    reuse_features,
     tensors_of,
+    uniform_indices,
+    wave_quantization,
 )  # fmt: skip
-from foretrace.graph import Indices, Op, Tensor
+from foretrace.cost_models.kernels.roofline import Work
+from foretrace.graph import Indices, Op, Tensor, Value
+from foretrace.platform.cases import Case, Draw, Ids
 
 BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 ROWS = ("aten::embedding", "aten::index_select")
@@ -70,33 +73,34 @@ class Lookups(Family):
     """Rows of tables, picked by id."""
 
     name = "lookups"
+    share = 9
     ops = (*BAGS, *ROWS, *NUM_WEIGHTS, *UPDATES, COALESCE)
     columns = ("op", "dtype", "rows", "dim", "bags", "pooling", "sparse", "mode", "dim_aligned", "stepped",
                "table_bytes", "moved", "from_memory", "flag", "count", "wide", "rounds", "rounds_ragged", "length",
                "sorted_in", "digits", "roof", "in_cache", "waves", "weighted", "kernel", *REUSE,
                "most_hits")  # fmt: skip
 
-    def takes(self, op: Op) -> bool:
+    def accepts(self, op: Op) -> bool:
         """Of additions, those of a sparse gradient."""
         tensors = tensors_of(op)
         return bool(tensors) and (op.name not in UPDATES or any(t.layout != "strided" for t in tensors))
 
-    def describe(self, op: Op, facts: Facts) -> Described:
+    def describe(self, op: Op, context: CallContext) -> Description:
         """Sizes, the walk over bags or sorted ids, and the reuse of rows."""
         tensors = tensors_of(op)
         first = tensors[0]
-        count = facts.indices.count if facts.indices and op.name in BY_VALUE else _count(op, tensors)
+        count = context.indices.count if context.indices and op.name in BY_VALUE else _count(op, tensors)
         rows, dim, bags = _sizes(op, tensors, count)
         item = first.itemsize
-        sparse = flag(op, 9, "sparse") or "sparse_backward" in op.name
-        found = facts.indices or evenly(rows, count)
+        sparse = bool_argument(op, 9, "sparse") or "sparse_backward" in op.name
+        found = context.indices or uniform_indices(rows, count)
         if sparse and op.name in NUM_WEIGHTS:
             rows, found = bags, _each_bag_as_often(bags, count)
         row_bytes = dim * item
-        chunks = bags * per(dim, WARP)
+        chunks = bags * ceil_div(dim, WARP)
         pooling = count / max(1, bags)
         rounds = chunks / (WARPS * BLOCKS)
-        fetched = per(row_bytes, SECTOR) * SECTOR
+        fetched = ceil_div(row_bytes, SECTOR) * SECTOR
         step = first.stride[0] if first.stride is not None and len(first.stride) == 2 else dim
         stepped = step > max(1, dim)
         wide = alignment(row_bytes) >= LOAD and (not stepped or alignment(step * item) >= LOAD)
@@ -104,23 +108,44 @@ class Lookups(Family):
         sizes = Sizes(found.count or count, found.unique, rows, dim, bags, item)
         chain = math.ceil(rounds) * pooling / 8
         if op.name == COALESCE:
-            chain = SERIAL * most_hits(found)
+            chain = SERIAL * max_row_hits(found)
         elif kernel != NO_COPY:
-            chain = _trips(kernel, sizes, most_hits(found), facts.device.sms)
+            chain = _trips(kernel, sizes, max_row_hits(found), context.device.sms)
         work = _work(op.name, sizes, sparse, chain)
         ways = 0 if op.name not in NUM_WEIGHTS or sparse else 1 if count <= FEW else 2 if count <= ONE_TILE else 3
         features = [
             PLACE[op.name], dtype_code(first.dtype), log(rows), log(dim), log(bags), pooling, sparse,
-            integer(op, MODE[op.name], "mode", 0) if op.name in MODE else -1, alignment(dim), stepped,
+            int_argument(op, MODE[op.name], "mode", 0) if op.name in MODE else -1, alignment(dim), stepped,
             log(rows * row_bytes), log(count * row_bytes), log(found.unique * fetched),
-            flag(op, 5, "sparse") if op.name in BAGS else -1, log(count), wide, log(64 * rounds), ragged(rounds),
-            math.ceil(rounds) * pooling, ways, per(log(rows), 8), log(64 * work.us(facts.device)),
-            found.unique * fetched / (facts.device.l2_mb * 1e6),
-            log(64 * count * row_bytes / LOAD / (facts.device.sms * 2048)),
-            isinstance(argument(op, 6, "per_sample_weights"), Tensor) if op.name in BAGS else 0, kernel, *reuse(found),
-            log(most_hits(found)),
+            bool_argument(op, 5, "sparse") if op.name in BAGS else -1, log(count), wide, log(64 * rounds), wave_quantization(rounds),
+            math.ceil(rounds) * pooling, ways, ceil_div(log(rows), 8), log(64 * work.us(context.device)),
+            found.unique * fetched / (context.device.l2_mb * 1e6),
+            log(64 * count * row_bytes / LOAD / (context.device.sms * 2048)),
+            isinstance(argument(op, 6, "per_sample_weights"), Tensor) if op.name in BAGS else 0, kernel, *reuse_features(found),
+            log(max_row_hits(found)),
         ]  # fmt: skip
-        return Described(features, work)
+        return Description(features, work)
+
+    def case(self, draw: Draw) -> Case:
+        """A lookup, a gradient of one or a sparse update."""
+        dtype = draw.weighted({"float32": 8, "bfloat16": 1, "float16": 1})
+        dim = draw.size(16, 256) if draw.chance(0.9) else draw.size(256, 1024)
+        rows = draw.whole(min(1000, draw.most // dim), max(1, min(10_000_000, 4 * draw.most // dim)))
+        if draw.chance(0.2):
+            rows = draw.whole(
+                2, max(2, min(1000, 4 * draw.most // dim))
+            )  # a country, a weekday: all bags hit the same few
+        kind = draw.weighted(KINDS)
+        pooling = draw.whole(1, 100) if kind in POOLED and draw.chance(0.75) else 1
+        # Often all tables of a model are looked up at once: they lie in one, and each has its bags.
+        tables = draw.whole(2, 64) if kind in POOLED and draw.chance(0.35) else 1
+        bags = (
+            draw.size(2, max(2, min(16384 if pooling > 1 else 65536, draw.most // (dim * pooling * tables)))) * tables
+        )
+        rows = max(tables, rows // tables * tables)
+        ids = replace(spread(draw, bags * pooling), tables=tables)
+        op = _OPS[kind](draw, dtype, rows, dim, bags, pooling)
+        return Case(op, ids=ids)
 
 
 PLACE = {name: place for place, name in enumerate(Lookups.ops)}
@@ -171,13 +196,13 @@ def _sizes(op: Op, tensors: list[Tensor], count: int) -> tuple[int, int, int]:
     first = tensors[0]
     dim = first.shape[-1] if first.shape else 1
     if op.name in NUM_WEIGHTS:
-        rows = integer(op, NUM_WEIGHTS[op.name], "num_weights", 1)
+        rows = int_argument(op, NUM_WEIGHTS[op.name], "num_weights", 1)
         return max(1, rows), dim, first.numel // max(1, dim)
     if op.name == "aten::index_select" and first.shape:
-        place = integer(op, 1, "dim", 0) % len(first.shape)
+        place = int_argument(op, 1, "dim", 0) % len(first.shape)
         return first.shape[place], first.numel // max(1, first.shape[place]), count
     bags = tensors[2].numel if op.name in BAGS and len(tensors) > 2 else count
-    if op.name in BAGS and flag(op, 7, "include_last_offset"):
+    if op.name in BAGS and bool_argument(op, 7, "include_last_offset"):
         bags -= 1
     return (first.shape[0] if first.shape else 1), dim, max(1, bags)
 
@@ -186,31 +211,29 @@ def _work(name: str, sizes: Sizes, sparse: bool, chain: float) -> Work:
     """Distinct rows come from memory; what is made of them goes there; a dense gradient is cleared first."""
     count, unique, rows, dim, bags, item = sizes
     row = dim * item
-    whole = per(row, SECTOR) * SECTOR
+    whole = ceil_div(row, SECTOR) * SECTOR
     if name in BAGS:
-        return Work(flops=count * dim, bytes=whole * unique + row * bags + 8 * count, trips=chain)
+        return Work(flops=count * dim, bytes=whole * unique + row * bags + 8 * count, round_trips=chain)
     if name in ROWS:
-        return Work(bytes=whole * unique + row * count + 8 * count, trips=chain)
+        return Work(bytes=whole * unique + row * count + 8 * count, round_trips=chain)
     if name == COALESCE:
-        return Work(bytes=row * (count + unique) + 8 * count * per(log(count), 8), trips=chain)
+        return Work(bytes=row * (count + unique) + 8 * count * ceil_div(log(count), 8), round_trips=chain)
     if name in UPDATES:
-        return Work(flops=count * dim, bytes=2 * whole * unique + row * count + 8 * count, trips=chain)
+        return Work(flops=count * dim, bytes=2 * whole * unique + row * count + 8 * count, round_trips=chain)
     cleared = 0 if sparse else rows * row
-    return Work(bytes=cleared + row * (count + bags) + 8 * count, trips=chain if sparse else 0.0)
+    return Work(bytes=cleared + row * (count + bags) + 8 * count, round_trips=chain if sparse else 0.0)
 
-
-# --- was cost_models.spread_of_ids: Which reuse of rows goes with which call: a lookup's own, and the same one for its gradient and its update.
 
 READS = (*BAGS, "aten::embedding")
 
 
-def spread_of_ids(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, Indices]:
+def index_statistics(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, Indices]:
     """Statistics by position of the op; ids nobody looked at are taken to be spread evenly.
 
     >>> from foretrace.graph import Tensor
     >>> table, ids = Tensor((100, 8), "float32", storage=1), Tensor((40,), "int64", storage=2)
     >>> grad = Tensor((100, 8), "float32", layout="sparse_coo")
-    >>> found = spread_of_ids([Op("aten::embedding", (table, ids)), Op("aten::add_", (table, grad))], [])
+    >>> found = index_statistics([Op("aten::embedding", (table, ids)), Op("aten::add_", (table, grad))], [])
     >>> found[0].count, found[1] is found[0]
     (40, True)
     """
@@ -222,7 +245,7 @@ def spread_of_ids(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, Indi
         found = given.get(place)
         if op.name in READS and len(op.tensors) > 1:
             table, ids = op.tensors[:2]
-            found = found or evenly(table.shape[0] if table.shape else 1, ids.numel)
+            found = found or uniform_indices(table.shape[0] if table.shape else 1, ids.numel)
             by_ids[_known_by(ids)] = by_table[_known_by(table)] = found
         elif op.name in NUM_WEIGHTS and len(op.tensors) > 1:
             found = found or by_ids.get(_known_by(op.tensors[1]))
@@ -236,3 +259,103 @@ def spread_of_ids(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, Indi
 def _known_by(tensor: Tensor) -> Hashable:
     """Its storage; its shape in a trace that does not tell storages."""
     return tensor.storage if tensor.storage >= 0 else tensor.shape
+
+
+# Cases to measure
+
+KINDS = {
+    "bag": 8,
+    "bag_backward": 8,
+    "embedding": 3,
+    "embedding_backward": 4,
+    "select": 1,
+    "sparse_update": 4,
+    "coalesce": 2,
+}
+POOLED = ("bag", "bag_backward", "sparse_update", "coalesce")
+
+
+def spread(draw: Draw, count: int) -> Ids:
+    """Uniform, a power law, or a histogram that falls about as those of production tables do."""
+    style = draw.weighted({"uniform": 3, "power": 5, "histogram": 3})
+    if style == "uniform":
+        return Ids(count)
+    if style == "power":
+        return Ids(count, skew=round(draw.random.uniform(0.4, 1.4), 3))
+    # Production tables: a third to a half of the rows is hit once, some doublings are about as frequent as each other,
+    # and from there on each is rarer by a steady factor.
+    once, flat, fall = draw.random.uniform(0.2, 0.7), draw.random.uniform(0.7, 1.0), draw.random.uniform(0.3, 0.65)
+    knee, last = draw.random.randint(1, 5), draw.random.randint(6, 15)
+    tail = [flat ** min(k, knee) * fall ** max(0, k - knee) for k in range(last)]
+    shares = [once] + [(1 - once) * share / sum(tail) for share in tail]
+    return Ids(count, reuse=tuple(round(share, 5) for share in shares))
+
+
+def _bag(draw: Draw, dtype: str, rows: int, dim: int, bags: int, pooling: int) -> Op:
+    kind = draw.weighted({"int64": 12, "int32": 1})
+    last = draw.chance(0.1)
+    weight, ids, offsets = Tensor((rows, dim), dtype), Tensor((bags * pooling,), kind), Tensor((bags + last,), kind)
+    mode = draw.weighted({0: 8, 1: 2})
+    weights = Tensor((bags * pooling,), dtype) if mode == 0 and draw.chance(0.08) else None
+    args: tuple[Value, ...] = (weight, ids, offsets, False, mode, draw.chance(0.7), weights, last)
+    return Op("aten::_embedding_bag", args, overload="default")
+
+
+def _bag_backward(draw: Draw, dtype: str, rows: int, dim: int, bags: int, pooling: int) -> Op:
+    # The gradient is often one table's columns of a wider tensor of all tables.
+    tables = draw.whole(1, 32) if draw.chance(0.6) else 1
+    if bags * dim * tables > draw.most:
+        tables = 1
+    grad = Tensor((bags, dim), dtype, stride=(dim * tables, 1))
+    count = bags * pooling
+    sparse = draw.chance(0.6) or rows * dim > draw.most
+    ids, offsets = Tensor((count,), "int64"), Tensor((bags,), "int64")
+    bag_of_id, bag_size, no_maxima = Tensor((count,), "int64"), Tensor((bags,), "int64"), Tensor((0,), "int64")
+    mode = draw.weighted({0: 8, 1: 2})
+    args = (grad, ids, offsets, bag_of_id, bag_size, no_maxima, rows, False, mode, sparse, None)
+    return Op("aten::_embedding_bag_backward", args, overload="default")
+
+
+def _words(draw: Draw, count: int) -> Tensor:
+    """Ids in a row, or in one for each sample; sometimes the same positions for all samples."""
+    if count < 4 or draw.chance(0.3):
+        return Tensor((count,), "int64")
+    batch = draw.whole(2, min(256, count // 2))
+    return Tensor((batch, count // batch), "int64", stride=(0, 1) if draw.chance(0.15) else None)
+
+
+def _embedding(draw: Draw, dtype: str, rows: int, dim: int, bags: int, pooling: int) -> Op:
+    return Op("aten::embedding", (Tensor((rows, dim), dtype), _words(draw, bags * pooling)), overload="default")
+
+
+def _embedding_backward(draw: Draw, dtype: str, rows: int, dim: int, bags: int, pooling: int) -> Op:
+    rows = min(rows, max(1, draw.most // dim))
+    ids = _words(draw, bags * pooling)
+    grad = Tensor((*ids.shape, dim), dtype)
+    padding = 0 if draw.chance(0.3) else -1
+    return Op("aten::embedding_dense_backward", (grad, ids, rows, padding, False), overload="default")
+
+
+def _select(draw: Draw, dtype: str, rows: int, dim: int, bags: int, pooling: int) -> Op:
+    table, ids = Tensor((rows, dim), dtype), Tensor((bags * pooling,), "int64")
+    return Op("aten::index_select", (table, 0, ids), overload="default")
+
+
+def _sparse_update(draw: Draw, dtype: str, rows: int, dim: int, bags: int, pooling: int) -> Op:
+    table, grad = Tensor((rows, dim), dtype), Tensor((rows, dim), dtype, layout="sparse_coo")
+    return Op("aten::add_", (table, grad), {"alpha": -0.01}, overload="Tensor")
+
+
+def _coalesce(draw: Draw, dtype: str, rows: int, dim: int, bags: int, pooling: int) -> Op:
+    return Op("aten::_coalesce", (Tensor((rows, dim), dtype, layout="sparse_coo"),), overload="default")
+
+
+_OPS = {
+    "bag": _bag,
+    "bag_backward": _bag_backward,
+    "embedding": _embedding,
+    "embedding_backward": _embedding_backward,
+    "select": _select,
+    "sparse_update": _sparse_update,
+    "coalesce": _coalesce,
+}

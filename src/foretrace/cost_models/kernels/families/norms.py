@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from foretrace.cost_models.kernels.family import Described, Facts, Family, Work
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
     alignment,
     argument,
-    bits,
+    bitmask,
+    ceil_div,
     channels_last,
     dtype_code,
-    integer,
-    is_dense,
+    int_argument,
+    ints_in,
+    is_contiguous,
     log,
-    per,
-    ragged,
     tensors_of,
-    whole,
+    wave_quantization,
 )  # fmt: skip
-from foretrace.graph import Op, Tensor
+from foretrace.cost_models.kernels.roofline import Work
+from foretrace.graph import Op, Tensor, Value
+from foretrace.platform.cases import Case, Draw, strides
 
 BY_ROW = ("aten::native_layer_norm", "aten::_fused_rms_norm", "aten::native_layer_norm_backward",
           "aten::_fused_rms_norm_backward")  # fmt: skip
@@ -45,19 +48,20 @@ class Norms(Family):
     """Every element less a mean, over a deviation."""
 
     name = "norms"
+    share = 4
     ops = (*BY_ROW, *BY_GROUP, *BY_CHANNEL)
     columns = ("op", "dtype", "weight_dtype", "weights", "bytes", "groups", "length", "inside", "length_aligned",
                "inside_aligned", "channels_last", "dense", "other_dense", "batch", "channels", "mask", "training",
                "waves", "ragged", "row_waves", "row_ragged", "each", "length_bytes", "column_blocks", "column_depth",
                "column_ragged", "tall", "last_blocks", "last_depth", "total", "filled", "trips", "roof")  # fmt: skip
 
-    def describe(self, op: Op, facts: Facts) -> Described:
+    def describe(self, op: Op, context: CallContext) -> Description:
         """Independent groups, elements in each, and the blocks that share them."""
         tensors = tensors_of(op)
         source = tensors[0]
         backward = "backward" in op.name
         other = tensors[1] if backward and len(tensors) > 1 else source
-        sms = facts.device.sms
+        sms = context.device.sms
         numel, item = source.numel, source.itemsize
         groups, inside = _groups(op, source, backward)
         length = numel / max(1, groups)
@@ -67,12 +71,12 @@ class Norms(Family):
         last = channels_last(source)
         waves = groups / sms
         row_waves = groups * ROW_THREADS / (sms * RESIDENT)
-        columns = per(length, WARP) / (2 * sms) if op.name in BY_ROW else 0.0
+        columns = ceil_div(length, WARP) / (2 * sms) if op.name in BY_ROW else 0.0
         beside, deep = _channels_innermost(channels, numel // max(1, channels), backward) if last else (0, 0.0)
         passes = sum(t.nbytes for t in tensors if t.numel == numel) + numel * item
         if op.name in BY_ROW:
             # Rows that do not lie side by side are first copied so that they do.
-            passes += sum(2 * t.nbytes for t in tensors if t.numel == numel and not is_dense(t))
+            passes += sum(2 * t.nbytes for t in tensors if t.numel == numel and not is_contiguous(t))
         tall = groups > TALL and columns < 1 / 4
         if op.name in BY_ROW:
             deep = groups / (COLUMN_ROWS * (MOST_BLOCKS if tall else 1)) if backward else 0.0
@@ -85,18 +89,22 @@ class Norms(Family):
             threads = BLOCK if summed >= BLOCK else WARP
             resident = min(RESIDENT_BLOCKS, RESIDENT // threads)
             chain = math.ceil(blocks / (resident * sms)) * (2 if backward else 1) * (1 + summed / (2 * threads)) + 2
-        work = Work(flops=8 * numel, bytes=passes, trips=chain)
+        work = Work(flops=8 * numel, bytes=passes, round_trips=chain)
         features = [
             PLACE[op.name], dtype_code(source.dtype), dtype_code(weights[0].dtype) if weights else -1,
             len(weights), log(numel * item), log(groups), log(length), log(inside), alignment(int(length)),
-            alignment(int(inside)), last, is_dense(source), is_dense(other),
+            alignment(int(inside)), last, is_contiguous(source), is_contiguous(other),
             log(source.shape[0] if source.shape else 1), log(channels),
-            bits(mask) if backward else -1, any(a is True for a in op.args), log(waves), ragged(waves), log(row_waves),
-            ragged(row_waves), log(length / BLOCK), log(length * item), log(columns * 2 * sms), log(groups / WARP),
-            ragged(columns), tall, log(beside), log(deep), log(numel),
-            per(inside, BLOCK) * BLOCK / max(1, inside), log(chain), log(64 * work.us(facts.device)),
+            bitmask(mask) if backward else -1, any(a is True for a in op.args), log(waves), wave_quantization(waves), log(row_waves),
+            wave_quantization(row_waves), log(length / BLOCK), log(length * item), log(columns * 2 * sms), log(groups / WARP),
+            wave_quantization(columns), tall, log(beside), log(deep), log(numel),
+            ceil_div(inside, BLOCK) * BLOCK / max(1, inside), log(chain), log(64 * work.us(context.device)),
         ]  # fmt: skip
-        return Described(features, work)
+        return Description(features, work)
+
+    def case(self, draw: Draw) -> Case:
+        """A norm, or the gradient of one."""
+        return Case(draw.weighted(_KINDS)(draw))
 
 
 PLACE = {name: place for place, name in enumerate(Norms.ops)}
@@ -106,25 +114,116 @@ def _groups(op: Op, source: Tensor, backward: bool) -> tuple[float, float]:
     """Groups that share a mean, and elements side by side within one."""
     plane = math.prod(source.shape[2:])
     if op.name in BY_ROW:
-        shape = whole(argument(op, 2 if backward else 1, "normalized_shape"))
+        shape = ints_in(argument(op, 2 if backward else 1, "normalized_shape"))
         length = math.prod(shape or source.shape[-1:])
         return source.numel / max(1, length), length
     if op.name in BY_GROUP:
-        return (source.shape[0] if source.shape else 1) * integer(op, 8 if backward else 6, "group", 1), plane
+        return (source.shape[0] if source.shape else 1) * int_argument(op, 8 if backward else 6, "group", 1), plane
     return source.shape[1] if len(source.shape) > 1 else source.numel, plane
 
 
 def _channels_innermost(channels: int, samples: int, backward: bool) -> tuple[int, float]:
     """Blocks, and elements a thread sums up, as PyTorch cuts them where channels are innermost."""
     width = _power_below(min(channels, WARP))
-    height = min(_power_below(per(samples, EACH)), BLOCK // width)
+    height = min(_power_below(ceil_div(samples, EACH)), BLOCK // width)
     if width * height != BLOCK:
         width = min(_power_below(channels), BLOCK // height)
-    beside = max(1, min(per(samples, height * EACH), MOST_BLOCKS))
+    beside = max(1, min(ceil_div(samples, height * EACH), MOST_BLOCKS))
     if backward and beside < TOGETHER:
         beside = 1
-    return per(channels, width) * beside, samples / (height * beside)
+    return ceil_div(channels, width) * beside, samples / (height * beside)
 
 
 def _power_below(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
+
+
+# Cases to measure
+
+EPSILON = 1e-5
+ALL: list[Value] = [True, True, True]
+"""The gradients of input, weight and bias are all wanted."""
+
+
+def _rows(draw: Draw) -> tuple[tuple[int, ...], int]:
+    width = draw.size(16, min(16384, draw.most))
+    rows = draw.size(1, max(1, min(131072, draw.most // width)))
+    if draw.chance(0.7):
+        batch = draw.whole(1, rows)
+        return (batch, max(1, rows // batch), width), width
+    return (rows, width), width
+
+
+def _turned(draw: Draw, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Mostly dense; where an image became a row of pixels, the channels lie apart."""
+    if len(shape) < 3 or draw.chance(0.8):
+        return None
+    return strides(shape, draw.one(((0, 2, 1), (1, 0, 2))))
+
+
+def _layer(draw: Draw) -> Op:
+    shape, width = _rows(draw)
+    dtype = draw.dtype()
+    # Under autocast the input is wide and so are the weights; in a model cast whole they are all narrow.
+    x, weight = Tensor(shape, dtype, stride=_turned(draw, shape)), Tensor((width,), dtype)
+    if draw.chance(0.45):
+        return Op("aten::native_layer_norm", (x, [width], weight, weight, EPSILON), overload="default")
+    statistics = Tensor((*shape[:-1], 1), "float32" if draw.kind == "cuda" else dtype)
+    grad = Tensor(shape, dtype, stride=_turned(draw, shape))
+    args: tuple[Value, ...] = (grad, x, [width], statistics, statistics, weight, weight, ALL)
+    return Op("aten::native_layer_norm_backward", args, overload="default")
+
+
+def _root_mean_square(draw: Draw) -> Op:
+    shape, width = _rows(draw)
+    dtype = draw.dtype()
+    x, weight = Tensor(shape, dtype), Tensor((width,), dtype)
+    if draw.kind == "cpu" or draw.chance(0.45):
+        return Op("aten::_fused_rms_norm", (x, [width], weight, EPSILON), overload="default")
+    rstd = Tensor((*shape[:-1], 1), "float32")
+    return Op("aten::_fused_rms_norm_backward", (x, x, [width], rstd, weight, [True, True]), overload="default")
+
+
+def _image(draw: Draw, dtype: str) -> Tensor:
+    channels = draw.size(8, min(2048, draw.most))
+    side = draw.one((7, 8, 14, 16, 28, 32, 56, 64, 112, 128)) if draw.chance(0.7) else draw.whole(1, 160)
+    while channels * side * side > draw.most and side > 1:
+        side //= 2
+    batch = draw.size(1, max(1, min(512, draw.most // (channels * side * side))))
+    shape = (batch, channels, side, side)
+    last = draw.kind == "cuda" and draw.chance(0.3)
+    return Tensor(shape, dtype, stride=strides(shape, (0, 2, 3, 1) if last else None))
+
+
+def _batch(draw: Draw) -> Op:
+    dtype = draw.dtype()
+    x = _image(draw, dtype)
+    weight = Tensor((x.shape[1],), "float32")
+    # PyTorch takes cuDNN's where it can, which is not for bfloat16.
+    cudnn = draw.kind == "cuda" and dtype != "bfloat16" and draw.chance(0.8)
+    four = (weight, weight, weight, weight)
+    if draw.chance(0.45):
+        name = "cudnn_batch_norm" if cudnn else "native_batch_norm"
+        return Op(f"aten::{name}", (x, *four, True, 0.1, EPSILON), overload="default")
+    if cudnn:
+        kept = Tensor((0,), "uint8")
+        return Op("aten::cudnn_batch_norm_backward", (x, x, weight, *four, EPSILON, kept), overload="default")
+    args = (x, x, weight, *four, True, EPSILON, ALL)
+    return Op("aten::native_batch_norm_backward", args, overload="default")
+
+
+def _group(draw: Draw) -> Op:
+    dtype = draw.dtype()
+    x = _image(draw, dtype)
+    batch, channels, height, width = x.shape
+    groups = draw.one([g for g in (1, 2, 4, 8, 16, 32) if channels % g == 0])
+    x, weight = Tensor(x.shape, dtype), Tensor((channels,), dtype)  # channels that lie innermost are moved before
+    sizes = (batch, channels, height * width, groups)
+    if draw.chance(0.45):
+        return Op("aten::native_group_norm", (x, weight, weight, *sizes, EPSILON), overload="default")
+    statistics = Tensor((batch, groups), dtype)
+    args = (x, x, statistics, statistics, weight, *sizes, ALL)
+    return Op("aten::native_group_norm_backward", args, overload="default")
+
+
+_KINDS: dict[Callable[[Draw], Op], int] = {_layer: 8, _batch: 8, _group: 2, _root_mean_square: 3}

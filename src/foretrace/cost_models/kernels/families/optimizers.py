@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import prod
 
-from foretrace.cost_models.kernels.family import Described, Facts, Family, Work
-from foretrace.cost_models.kernels.features import alignment, dtype_code, is_dense, log, per, ragged, tensors_of
-from foretrace.graph import Op, Tensor
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
+from foretrace.cost_models.kernels.features import (
+    alignment,
+    ceil_div,
+    dtype_code,
+    is_contiguous,
+    log,
+    tensors_of,
+    wave_quantization,
+)
+from foretrace.cost_models.kernels.roofline import Work
+from foretrace.graph import Op, Tensor, Value
+from foretrace.platform.cases import Case, Draw, Shape
 
 CHUNK = 65536
 """Elements that one block of PyTorch's multi-tensor kernels takes."""
@@ -28,41 +40,51 @@ class Optimizers(Family):
     """foreach and fused updates."""
 
     name = "optimizers"
+    share = 5
     ops = (*OUT_OF_PLACE, *IN_PLACE, *FUSED, *OTHERS)
     columns = ("op", "lists", "tensors", "bytes", "numel", "dtype", "mixed", "chunks", "launches", "largest", "small",
                "scalars", "slow", "chunks_a_launch", "waves", "unaligned", "median", "ragged", "roof",
                "busiest")  # fmt: skip
 
-    def takes(self, op: Op) -> bool:
+    def accepts(self, op: Op) -> bool:
         """Calls that name a list of tensors."""
         return any(isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) for t in a) for a in op.args)
 
-    def describe(self, op: Op, facts: Facts) -> Described:
+    def describe(self, op: Op, context: CallContext) -> Description:
         """Chunks and launches, as PyTorch packs them."""
         lists = _lists(op)
         first = lists[0]
         sizes = [t.numel for t in first]
         made = op.name in OUT_OF_PLACE and not op.name.endswith(("norm", "_max"))
-        chunks = sum(per(n, CHUNK) for n in sizes)
+        chunks = sum(ceil_div(n, CHUNK) for n in sizes)
         scalars = [a for a in (*op.args, *op.kwargs.values()) if isinstance(a, Tensor) and not a.shape]
-        slow = len({t.dtype for t in first}) > 1 or not all(is_dense(t) for t in first)
+        slow = len({t.dtype for t in first}) > 1 or not all(is_contiguous(t) for t in first)
         if op.name in OF_A_NUMBER and any(t.dtype != first[0].dtype for t in scalars):
             slow = True  # PyTorch has no fast kernel that converts a number on the device
         launches = len(first) if slow else launches_of(sizes, len(lists) + made)
         numel = sum(sizes)
         moved = numel * (sum(group[0].itemsize for group in lists) + _written(op, lists, made) * first[0].itemsize)
         # A block takes a chunk alone: few chunks leave processors idle.
-        busy = min(1.0, max(1, chunks) / max(1, launches) / facts.device.sms)
-        work = Work(flops=4 * numel, bytes=moved, trips=2 * launches)
-        waves = chunks / max(1, launches) / facts.device.sms
+        busy = min(1.0, max(1, chunks) / max(1, launches) / context.device.sms)
+        work = Work(flops=4 * numel, bytes=moved, round_trips=2 * launches)
+        waves = chunks / max(1, launches) / context.device.sms
         features = [
             PLACE[op.name], len(lists), log(len(first)), log(moved), log(numel), dtype_code(first[0].dtype),
             len({group[0].dtype for group in lists}) > 1, log(chunks), launches, log(max(sizes)),
             log(sum(n < CHUNK for n in sizes)), len(scalars), slow, log(chunks / max(1, launches)), waves,
-            sum(alignment(n) < 4 for n in sizes) / len(sizes), log(sorted(sizes)[len(sizes) // 2]), ragged(waves),
-            log(64 * work.us(facts.device)), log(64 * moved / max(1, launches) / busy / 1e6),
+            sum(alignment(n) < 4 for n in sizes) / len(sizes), log(sorted(sizes)[len(sizes) // 2]), wave_quantization(waves),
+            log(64 * work.us(context.device)), log(64 * moved / max(1, launches) / busy / 1e6),
         ]  # fmt: skip
-        return Described(features, work)
+        return Description(features, work)
+
+    def case(self, draw: Draw) -> Case:
+        """An update of all parameters of a random model."""
+        parameters = _within(draw.weighted(_MODELS)(draw), draw.most)
+        dtype = draw.weighted({"float32": 8, "bfloat16": 1})
+        tensors: list[Value] = [Tensor(shape, dtype) for shape in parameters]
+        if draw.chance(0.3):
+            return Case(_fused(draw, tensors))
+        return Case(_foreach(draw, tensors))
 
 
 PLACE = {name: place for place, name in enumerate(Optimizers.ops)}
@@ -77,7 +99,7 @@ def launches_of(sizes: Sequence[int], lists: int) -> int:
     most = TENSORS[min(lists, len(TENSORS)) - 1]
     launches = tensors = blocks = 0
     for size in sizes:
-        chunks = per(size, CHUNK)
+        chunks = ceil_div(size, CHUNK)
         tensors += 1
         if blocks + chunks >= BLOCKS:
             full, blocks = divmod(blocks + chunks, BLOCKS)
@@ -101,3 +123,127 @@ def _written(op: Op, lists: list[list[Tensor]], made: bool) -> int:
     if op.name in FUSED:
         return max(1, len(lists) - 1)
     return 1 if made or op.name not in OUT_OF_PLACE else 0
+
+
+# Cases to measure
+
+ADAM: dict[str, Value] = {
+    "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8, "amsgrad": False, "maximize": False,
+}  # fmt: skip
+SGD: dict[str, Value] = {
+    "weight_decay": 0.0, "momentum": 0.9, "lr": 0.1, "dampening": 0.0, "nesterov": False, "maximize": False,
+    "is_first_step": False,
+}  # fmt: skip
+
+
+def _within(shapes: list[Shape], most: int) -> list[Shape]:
+    """As many of them as hold no more elements than allowed; at least a small one."""
+    kept, left = [], most
+    for shape in shapes:
+        if prod(shape) <= left:
+            kept.append(shape)
+            left -= prod(shape)
+    return kept or [(min(most, 64),)]
+
+
+def _transformer(draw: Draw) -> list[Shape]:
+    width = draw.size(32, 2048)
+    block: list[Shape] = [(width,), (width,), (3 * width, width), (3 * width,), (width, width), (width,)]
+    block += [(width,), (width,), (4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+    return [(draw.whole(1000, 60000), width), *block * draw.whole(1, 32), (width,), (width,)]
+
+
+def _perceptron(draw: Draw) -> list[Shape]:
+    widths = [draw.size(8, 4096) for _ in range(draw.whole(2, 16))]
+    return [shape for a, b in pairwise(widths) for shape in ((b, a), (b,))] or [(widths[0],)]
+
+
+def _convolutional(draw: Draw) -> list[Shape]:
+    shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
+    channels = 64
+    for _ in range(draw.whole(2, 60)):
+        wider = channels * 2 if channels < 1024 and draw.chance(0.1) else channels
+        side = draw.one((1, 1, 3))
+        shapes += [(wider, channels, side, side), (wider,), (wider,)]
+        channels = wider
+    return [*shapes, (draw.whole(10, 1000), channels)]
+
+
+def _encoder(draw: Draw) -> list[Shape]:
+    """Query, key and value apart, each with a bias."""
+    width, wider = 64 * draw.whole(2, 24), draw.one((2, 4, 4))
+    square: list[Shape] = [(width, width), (width,)]
+    block = [*square * 4, (wider * width, width), (wider * width,), (width, wider * width), (width,), *[(width,)] * 4]
+    words: list[Shape] = [(draw.whole(8000, 60000), width), (draw.size(128, 1024), width), (2, width)]
+    return [*words, *block * draw.whole(2, 24), *square, (width,), (width,)]
+
+
+def _gated(draw: Draw) -> list[Shape]:
+    """No biases, fewer heads for keys than for queries, three matrices in each perceptron."""
+    width = 64 * draw.whole(4, 64)
+    keys, wider = max(64, width // draw.one((1, 2, 4, 8))), 64 * max(1, round(width * 8 / 3 / 64))
+    block: list[Shape] = [(width, width), (keys, width), (keys, width), (width, width)]
+    block += [(wider, width), (wider, width), (width, wider), (width,), (width,)]
+    return [(draw.whole(16000, 130000), width), *block * draw.whole(1, 32), (width,)]
+
+
+def _bottlenecks(draw: Draw) -> list[Shape]:
+    """Residual stages: convolutions of 1, 3 and 1, a scale and a shift after each."""
+    base = draw.one((32, 48, 64, 64, 96, 128))
+    shapes: list[Shape] = [(base, 3, 7, 7), (base,), (base,)]
+    inner = base
+    for stage, blocks in enumerate((draw.whole(1, 4), draw.whole(1, 8), draw.whole(1, 36), draw.whole(1, 4))):
+        width = base << stage
+        for block in range(blocks):
+            shapes += [(width, inner, 1, 1), (width,), (width,), (width, width, 3, 3), (width,), (width,)]
+            shapes += [(4 * width, width, 1, 1), (4 * width,), (4 * width,)]
+            if block == 0:
+                shapes += [(4 * width, inner, 1, 1), (4 * width,), (4 * width,)]
+            inner = 4 * width
+    return [*shapes, (1000, inner), (1000,)]
+
+
+_MODELS: dict[Callable[[Draw], list[Shape]], int] = {
+    _transformer: 4,
+    _perceptron: 4,
+    _convolutional: 2,
+    _encoder: 4,
+    _gated: 4,
+    _bottlenecks: 4,
+}
+
+
+def _fused(draw: Draw, tensors: list[Value]) -> Op:
+    steps: list[Value] = [Tensor((), "float32") for _ in tensors]
+    if draw.chance(0.7):
+        name = draw.one(("_fused_adamw_", "_fused_adam_"))
+        return Op(f"aten::{name}", (tensors, tensors, tensors, tensors, [], steps), dict(ADAM), overload="default")
+    return Op("aten::_fused_sgd_", (tensors, tensors, tensors), dict(SGD), overload="default")
+
+
+def _foreach(draw: Draw, tensors: list[Value]) -> Op:
+    numbers: list[Value] = [0.25] * len(tensors)
+    if draw.chance(0.06):
+        # The step counts, which live on the device where the update is fused.
+        return Op("aten::_foreach_add_", ([Tensor((), "float32") for _ in tensors], 1), overload="Scalar")
+    calls: tuple[tuple[str, str, tuple[Value, ...]], ...] = (
+        ("add_", "List", (tensors, tensors)),
+        ("add", "List", (tensors, tensors)),
+        ("add_", "Scalar", (tensors, 1e-8)),
+        ("mul_", "Scalar", (tensors, 0.999)),
+        ("mul", "Scalar", (tensors, 0.999)),
+        ("mul_", "Tensor", (tensors, Tensor((), "float32"))),
+        ("lerp_", "Scalar", (tensors, tensors, 0.1)),
+        ("addcmul_", "Scalar", (tensors, tensors, tensors, 0.001)),
+        ("sqrt", "default", (tensors,)),
+        ("div_", "ScalarList", (tensors, numbers)),
+        ("addcdiv_", "ScalarList", (tensors, tensors, tensors, numbers)),
+        ("addcdiv_", "Scalar", (tensors, tensors, tensors, -0.01)),
+        ("maximum_", "List", (tensors, tensors)),
+        ("mul_", "ScalarList", (tensors, numbers)),
+        ("norm", "Scalar", (tensors, 2)),
+        ("copy_", "default", (tensors, tensors)),
+        ("zero_", "default", (tensors,)),
+    )
+    name, overload, args = draw.one(calls)
+    return Op(f"aten::_foreach_{name}", args, overload=overload)

@@ -6,20 +6,22 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from foretrace.cost_models.kernels.family import Described, Facts, Family, Work
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
     alignment,
     argument,
+    ceil_div,
     dtype_argument,
     dtype_code,
+    ints_in,
     log,
-    per,
-    ragged,
     strides_of,
     tensors_of,
-    whole,
+    wave_quantization,
 )  # fmt: skip
-from foretrace.graph import Op, Tensor
+from foretrace.cost_models.kernels.roofline import Work
+from foretrace.graph import Op, Tensor, Value
+from foretrace.platform.cases import Case, Draw, strides
 
 DIM_SECOND = ("sum", "mean", "amax", "amin", "var", "std", "max", "min", "argmax", "argmin", "any", "all", "prod",
               "logsumexp", "var_mean", "nansum", "count_nonzero", "std_mean", "aminmax", "nanmean",
@@ -33,21 +35,22 @@ class Reductions(Family):
     """Many numbers in, few out."""
 
     name = "reductions"
+    share = 2.5
     ops = tuple(f"aten::{name}" for name in (*DIM_SECOND, *DIM_THIRD))
     columns = ("op", "numel", "bytes", "dtype", "out_dtype", "inputs", "outputs", "along", "wide", "width", "height",
                "across", "blocks", "split", "each", "waves", "ragged", "threads", "step", "fetched", "reduced_dims",
                "kept_dims", "inner", "inner_aligned", "second", "offset", "reduced_step", "kept_step", "unit",
                "second_step")  # fmt: skip
 
-    def takes(self, op: Op) -> bool:
+    def accepts(self, op: Op) -> bool:
         """Not the maximum of two tensors, which shares the name."""
         return op.overload != "other" and bool(op.args) and isinstance(op.args[0], Tensor)
 
-    def describe(self, op: Op, facts: Facts) -> Described:
+    def describe(self, op: Op, context: CallContext) -> Description:
         """The plan of blocks, and how much of what memory hands over is used."""
         source = tensors_of(op)[0]
-        cut = plan(source, reduced_dims(op, source), facts.device.sms)
-        numel, item, sms = source.numel, source.itemsize, facts.device.sms
+        cut = reduce_plan(source, reduced_dims(op, source), context.device.sms)
+        numel, item, sms = source.numel, source.itemsize, context.device.sms
         inputs = 1
         for size, _ in cut.reduced:
             inputs *= size
@@ -61,7 +64,7 @@ class Reductions(Family):
         features = [
             PLACE[op.name], log(numel), log(bytes_), dtype_code(source.dtype),
             dtype_code(dtype_argument(op, source.dtype)), log(inputs), log(outputs), cut.along, cut.wide, cut.width,
-            cut.height, cut.across, log(blocks), log(cut.split), log(cut.each), log(waves), ragged(waves),
+            cut.height, cut.across, log(blocks), log(cut.split), log(cut.each), log(waves), wave_quantization(waves),
             log(min(blocks * threads, sms * RESIDENT)), log(cut.step), min(SECTOR, cut.step * item), len(cut.reduced),
             len(cut.kept), log(nearest[0][0]), alignment(nearest[0][0]), log(others[0][0]) if others else -1,
             alignment(source.offset), log(cut.reduced[0][1]) if cut.reduced else -1,
@@ -69,7 +72,30 @@ class Reductions(Family):
             next((log(size) for size, step in (*cut.kept, *cut.reduced) if step == 1), -1),
             log(others[0][1]) if others else -1,
         ]  # fmt: skip
-        return Described(features, Work(flops=numel, bytes=bytes_ + outputs * item))
+        return Description(features, Work(flops=numel, bytes=bytes_ + outputs * item))
+
+    def case(self, draw: Draw) -> Case:
+        """A reduction."""
+        if draw.chance(0.06):
+            return Case(_over_repeats(draw))
+        dims = draw.weighted({1: 1, 2: 8, 3: 4, 4: 5})
+        shape, dtype = draw.shape(dims, low=draw.one((16, 1024, 1024))), draw.dtype()
+        tensor = Tensor(shape, dtype, stride=draw.layout(shape))
+        name, overload = draw.weighted(OPS)
+        keep = draw.chance(0.5)
+        if overload == "default" and name in ("sum", "mean", "any"):
+            args: tuple[Value, ...] = (tensor,)
+        elif name in ("argmax", "max"):
+            args = (tensor, draw.random.randrange(dims), keep)
+        elif name == "linalg_vector_norm":
+            args = (tensor, 2) if draw.chance(0.6) else (tensor, 2, list(_some(draw, dims)), keep)
+        elif name in ("var", "var_mean"):
+            reduced = _some(draw, dims)
+            options: dict[str, Value] = {"correction": int(all(shape[dim] > 1 for dim in reduced)), "keepdim": keep}
+            return Case(Op(f"aten::{name}", (tensor, list(reduced)), options, overload=overload))
+        else:
+            args = (tensor, list(_some(draw, dims)), keep)
+        return Case(Op(f"aten::{name}", args, overload=overload))
 
 
 PLACE = {name: place for place, name in enumerate(Reductions.ops)}
@@ -83,11 +109,9 @@ def reduced_dims(op: Op, source: Tensor) -> set[int]:
     """
     count = len(source.shape)
     dim = argument(op, 2 if "norm" in op.name else 1, "dim")
-    listed = [dim] if isinstance(dim, int) and not isinstance(dim, bool) else whole(dim)
+    listed = [dim] if isinstance(dim, int) and not isinstance(dim, bool) else ints_in(dim)
     return {d % count for d in listed} if listed and count else set(range(count))
 
-
-# --- was cost_models.kernels.families.reduce_plan: How PyTorch cuts a reduction into blocks and threads: its `setReduceConfig`, retold.
 
 WARP = 32
 THREADS = 512
@@ -102,7 +126,7 @@ Dims = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReducePlan:
     """Blocks and threads of one reduction."""
 
     reduced: Dims
@@ -128,13 +152,13 @@ class Plan:
         return dims[0][1] if dims else 1
 
 
-def plan(source: Tensor, dims: Collection[int], processors: int) -> Plan:
+def reduce_plan(source: Tensor, dims: Collection[int], processors: int) -> ReducePlan:
     """Blocks and threads for a reduction of some dimensions of a tensor.
 
-    >>> whole = plan(Tensor((4096, 4096), "float32"), {0, 1}, processors=132)
-    >>> whole.along, whole.width * whole.height, whole.split
+    >>> every = reduce_plan(Tensor((4096, 4096), "float32"), {0, 1}, processors=132)
+    >>> every.along, every.width * every.height, every.split
     (True, 512, 528)
-    >>> columns = plan(Tensor((4096, 1000), "float32"), {0}, processors=132)
+    >>> columns = reduce_plan(Tensor((4096, 1000), "float32"), {0}, processors=132)
     >>> columns.along, columns.wide, columns.width
     (False, 4, 32)
     """
@@ -150,15 +174,15 @@ def plan(source: Tensor, dims: Collection[int], processors: int) -> Plan:
         first //= 4
     width, height = _block(max(1, first // wide), second, THREADS // wide)
     lanes = width if along else 1
-    across = per(inputs, lanes) >= min(height * FEW, MANY)
+    across = ceil_div(inputs, lanes) >= min(height * FEW, MANY)
     lanes *= height if across else 1
     results = (1 if along else width) * (1 if across else height)
-    blocks, each = per(outputs / wide, results), per(inputs, lanes)
+    blocks, each = ceil_div(outputs / wide, results), ceil_div(inputs, lanes)
     split = 1
     target = processors * (RESIDENT // (width * height))
     if across and each >= MANY and blocks <= target:
-        split = max(min(per(target, blocks), per(each, FEW)), per(each, MANY))
-    return Plan(reduced, kept, along, wide, width, height, across, blocks, split, per(each, split))
+        split = max(min(ceil_div(target, blocks), ceil_div(each, FEW)), ceil_div(each, MANY))
+    return ReducePlan(reduced, kept, along, wide, width, height, across, blocks, split, ceil_div(each, split))
 
 
 def merged(source: Tensor, dims: Collection[int]) -> tuple[Dims, Dims]:
@@ -189,3 +213,36 @@ def _block(first: int, second: int, most: int) -> tuple[int, int]:
     beside = 1 << (min(second, most).bit_length() - 1) if second else 1
     height = min(beside, most // min(along, WARP))
     return min(along, most // height), height
+
+
+# Cases to measure
+
+OPS = {
+    ("sum", "dim_IntList"): 12, ("mean", "dim"): 5, ("amax", "default"): 2, ("var", "correction"): 2,
+    ("linalg_vector_norm", "default"): 2, ("sum", "default"): 2, ("mean", "default"): 2, ("argmax", "default"): 1,
+    ("max", "dim"): 1, ("any", "default"): 1, ("logsumexp", "default"): 1, ("var_mean", "correction"): 1,
+}  # fmt: skip
+
+
+def _over_repeats(draw: Draw) -> Op:
+    """The gradient of keys that several queries' heads share."""
+    batch, heads, repeats, width = draw.whole(1, 32), draw.whole(1, 16), draw.one((2, 3, 4, 8)), draw.one((64, 128))
+    length = draw.size(1, max(1, min(8192, draw.most // (batch * heads * repeats * width))))
+    shape = (batch, heads, repeats, length, width)
+    tensor = Tensor(shape, draw.dtype(), stride=strides(shape, (0, 3, 1, 2, 4) if draw.chance(0.6) else None))
+    return Op("aten::sum", (tensor, [2], True), overload="dim_IntList")
+
+
+def _some(draw: Draw, dims: int) -> list[int]:
+    """The dimensions to reduce: the first (a bias's gradient), the last, all pixels of an image, or any."""
+    if dims == 4 and draw.chance(0.4):
+        return [-1, -2]
+    style = draw.weighted({"first": 5, "last": 3, "all but one": 2, "any": 2})
+    if style == "first":
+        return [0]
+    if style == "last":
+        return [dims - 1]
+    kept = draw.random.randrange(dims)
+    if style == "all but one" and dims > 1:
+        return [dim for dim in range(dims) if dim != kept]
+    return [kept]

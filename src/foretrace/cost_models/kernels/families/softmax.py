@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 
-from foretrace.cost_models.kernels.family import Described, Facts, Family, Work
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
     alignment,
     argument,
+    ceil_div,
     dtype_code,
-    integer,
-    is_dense,
+    int_argument,
+    is_contiguous,
     log,
-    per,
-    ragged,
     tensors_of,
+    wave_quantization,
 )  # fmt: skip
-from foretrace.graph import Constant, Op
+from foretrace.cost_models.kernels.roofline import Work
+from foretrace.graph import Constant, Op, Tensor
+from foretrace.platform.cases import Case, Draw, Shape
 
 WARP, BLOCK, RESIDENT = 32, 1024, 2048
 WARPS = 4
@@ -36,22 +38,23 @@ class Softmax(Family):
     """Each row normalised by itself."""
 
     name = "softmax"
+    share = 1.5
     ops = ("aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data",
            "aten::_log_softmax_backward_data")  # fmt: skip
     columns = ("op", "dtype", "out_dtype", "bytes", "rows", "row", "row_aligned", "inside", "dense", "row_bytes",
                "way", "padding", "threads", "each", "waves", "ragged", "left_over", "inside_aligned", "trips",
                "roof")  # fmt: skip
 
-    def describe(self, op: Op, facts: Facts) -> Described:
+    def describe(self, op: Op, context: CallContext) -> Description:
         """Rows along the dimension, and the threads that share one."""
         tensors = tensors_of(op)
         first = tensors[0]
         backward = op.name.endswith("_data")
         dims = len(first.shape)
-        place = integer(op, 2 if backward else 1, "dim", -1) % dims if dims else 0
+        place = int_argument(op, 2 if backward else 1, "dim", -1) % dims if dims else 0
         row = max(1, first.shape[place]) if dims else 1
         inside = math.prod(first.shape[place + 1 :])
-        numel, item, sms = first.numel, first.itemsize, facts.device.sms
+        numel, item, sms = first.numel, first.itemsize, context.device.sms
         rows = numel / row
         made = _made(op, first.dtype)
         padded = 1 << (row - 1).bit_length()
@@ -62,14 +65,27 @@ class Softmax(Family):
         moved = sum(t.nbytes for t in tensors) + numel * item
         if op.name == "aten::_softmax_backward_data":
             moved += 3 * numel * item  # gradient times result is a kernel of its own
-        work = Work(flops=4 * numel, bytes=moved, trips=math.ceil(waves) * passes * TRIPS[way])
+        work = Work(flops=4 * numel, bytes=moved, round_trips=math.ceil(waves) * passes * TRIPS[way])
         features = [
             self.ops.index(op.name), dtype_code(first.dtype), dtype_code(made), log(numel * item), log(rows),
-            log(row), alignment(row), log(inside), all(is_dense(t) for t in tensors), log(row * item), way,
-            padded / row, threads, log(each), log(waves * 64), ragged(waves), each * threads / row, alignment(inside),
-            log(work.trips), log(work.us(facts.device) * 64),
+            log(row), alignment(row), log(inside), all(is_contiguous(t) for t in tensors), log(row * item), way,
+            padded / row, threads, log(each), log(waves * 64), wave_quantization(waves), each * threads / row, alignment(inside),
+            log(work.round_trips), log(work.us(context.device) * 64),
         ]  # fmt: skip
-        return Described(features, work)
+        return Description(features, work)
+
+    def case(self, draw: Draw) -> Case:
+        """A softmax over the last dimension, seldom over another."""
+        name, dtype = draw.one(("_softmax", "_log_softmax")), draw.dtype()
+        style = draw.weighted({"any": 12, "vocabulary": 5, "image": 1})
+        shape, dim = {"any": _any, "vocabulary": _vocabulary, "image": _image}[style](draw)
+        tensor = Tensor(shape, dtype)
+        if draw.chance(0.5):
+            # Half precision in, float32 out, is a form of its own on a GPU.
+            widened = draw.kind == "cuda" and dtype == "float16" and draw.chance(0.3)
+            return Case(Op(f"aten::{name}", (tensor, dim, widened), overload="default"))
+        args = (tensor, tensor, dim, Constant("dtype", dtype))
+        return Case(Op(f"aten::{name}_backward_data", args, overload="default"))
 
 
 def _way(row: int, item: int, backward: bool, converted: bool) -> int:
@@ -86,10 +102,10 @@ def _shared(way: int, row: int, item: int, rows: float) -> tuple[int, int, int]:
     if way == IN_WARP:
         padded = 1 << (row - 1).bit_length()
         together = WARPS * max(1, WARP // padded) * (2 if padded <= 128 else 1)
-        return WARP * WARPS, per(rows, together), max(1, padded // WARP)
+        return WARP * WARPS, ceil_div(rows, together), max(1, padded // WARP)
     at_once = 1 if way == IN_REGISTERS else max(1, LOAD // max(1, item))
     threads = max(WARP, min(BLOCK, 1 << (row // at_once).bit_length() - 1))
-    return threads, int(rows), per(row, threads * at_once)
+    return threads, int(rows), ceil_div(row, threads * at_once)
 
 
 def _across(row: int, inside: int, outside: float) -> tuple[int, int, int]:
@@ -100,10 +116,35 @@ def _across(row: int, inside: int, outside: float) -> tuple[int, int, int]:
         while beside * along <= BLOCK and along <= row:
             along *= 2
         along //= 2
-    return beside * along, int(per(inside, beside) * outside), per(row, along)
+    return beside * along, int(ceil_div(inside, beside) * outside), ceil_div(row, along)
 
 
 def _made(op: Op, dtype: str) -> str:
     """Dtype of the result: halves may be asked for as floats."""
     kind = argument(op, 3 if op.name.endswith("_data") else 2, "dtype")
     return kind.value if isinstance(kind, Constant) else "float32" if kind is True else dtype
+
+
+# Cases to measure
+
+
+def _any(draw: Draw) -> tuple[Shape, int]:
+    classes = draw.whole(2, min(160_000, draw.most))
+    rows = draw.size(1, max(1, min(65536, draw.most // classes)))
+    if draw.chance(0.3):
+        heads = draw.whole(1, 16)
+        return (max(1, rows // heads), heads, classes), 2
+    return (rows, classes), 1 if draw.chance(0.96) else 0
+
+
+def _vocabulary(draw: Draw) -> tuple[Shape, int]:
+    """The words a language model chooses from, for each place in a batch."""
+    words = draw.whole(min(20_000, draw.most), min(160_000, draw.most))
+    return (draw.size(1, max(1, min(32768, 2 * draw.most // words))), words), 1
+
+
+def _image(draw: Draw) -> tuple[Shape, int]:
+    """Classes of each pixel, which lie apart."""
+    classes, side = draw.whole(2, 64), draw.whole(8, 512)
+    side = min(side, max(1, int((draw.most // classes) ** 0.5)))
+    return (draw.whole(1, max(1, min(64, draw.most // (classes * side * side)))), classes, side, side), 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from foretrace.cost_models.kernels.families.copies import kind_of, stays
-from foretrace.cost_models.kernels.family import Described, Facts, Family, Work
-from foretrace.cost_models.kernels.features import flag, log, tensors_of
-from foretrace.graph import Constant, Op
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
+from foretrace.cost_models.kernels.features import bool_argument, log, tensors_of
+from foretrace.cost_models.kernels.roofline import Work
+from foretrace.graph import Constant, Op, Tensor
+from foretrace.platform.cases import Case, Draw
 
 SCALAR = "aten::_local_scalar_dense"
 
@@ -14,17 +16,18 @@ class Transfers(Family):
     """What crosses the bus."""
 
     name = "transfers"
+    share = 2
     ops = ("aten::copy_", "aten::_to_copy", SCALAR, "aten::_pin_memory")
     columns = ("op", "bytes", "to_device", "pinned", "blocking")
 
-    def takes(self, op: Op) -> bool:
+    def accepts(self, op: Op) -> bool:
         """What does not stay on one side."""
         tensors = tensors_of(op)
         if op.name == SCALAR:
             return bool(tensors) and kind_of(tensors[0]) == "device"
         return bool(tensors) and not stays(op, tensors)
 
-    def describe(self, op: Op, facts: Facts) -> Described:
+    def describe(self, op: Op, context: CallContext) -> Description:
         """Bytes, direction, and how the host's memory is held. The link, not the memory, is the limit."""
         first = tensors_of(op)[0]
         target = op.kwargs.get("device")
@@ -32,6 +35,36 @@ class Transfers(Family):
             to_device = kind_of(first) == "device"
         else:
             to_device = isinstance(target, Constant) and target.value != "cpu"
-        blocking = not flag(op, 2, "non_blocking")
-        features = [self.ops.index(op.name), log(first.nbytes), to_device, facts.pinned, blocking]
-        return Described(features, Work(bytes=first.nbytes))
+        blocking = not bool_argument(op, 2, "non_blocking")
+        features = [self.ops.index(op.name), log(first.nbytes), to_device, context.pinned, blocking]
+        return Description(features, Work(bytes=first.nbytes))
+
+    def case(self, draw: Draw) -> Case:
+        """A copy to or from the device."""
+        dtype = draw.weighted({"float32": 4, "int64": 3, "bfloat16": 2})
+        if draw.chance(0.1):
+            return Case(Op("aten::_local_scalar_dense", (Tensor((), dtype),), overload="default"))
+        shape = (draw.whole(1, min(draw.most, 2**24)),)
+        here, there = Tensor(shape, dtype), Tensor(shape, dtype, device="cpu")
+        pinned = draw.kind == "cuda" and draw.chance(0.5)
+        args = (here, there, pinned) if draw.chance(0.6) else (there, here, pinned)
+        return Case(Op("aten::copy_", args, overload="default"), pinned=pinned)
+
+
+# Cases to measure
+
+
+def draw(draw: Draw) -> Case:
+    """A copy to or from the device.
+
+    >>> draw(Draw("0", most=4096, kind="cpu")).op.name in ("aten::copy_", "aten::_local_scalar_dense")
+    True
+    """
+    dtype = draw.weighted({"float32": 4, "int64": 3, "bfloat16": 2})
+    if draw.chance(0.1):
+        return Case(Op("aten::_local_scalar_dense", (Tensor((), dtype),), overload="default"))
+    shape = (draw.whole(1, min(draw.most, 2**24)),)
+    here, there = Tensor(shape, dtype), Tensor(shape, dtype, device="cpu")
+    pinned = draw.kind == "cuda" and draw.chance(0.5)
+    args = (here, there, pinned) if draw.chance(0.6) else (there, here, pinned)
+    return Case(Op("aten::copy_", args, overload="default"), pinned=pinned)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import foretrace as ft
+from foretrace.cost_models.kernels.cross_device import CallRoofline, achieved_rates, scale_factors, scaling_notes
+from foretrace.cost_models.kernels.pricing import price_kernels
+from foretrace.graph import Graph, Op, OpTable, Tensor, Tf32
+from foretrace.platform.carry import Carry
+from foretrace.platform.device import Device
+from foretrace.platform.platform import Platform
+
+H200 = Platform.named("h200")
+
+
+def product(side: int, dtype: str = "bfloat16", rows: int | None = None) -> Op:
+    left, right = (Tensor((rows or side, side), dtype, "cuda:0"), Tensor((side, side), dtype, "cuda:0"))
+    return Op("aten::mm", (left, right), outputs=(left,))
+
+
+def addition(elements: int) -> Op:
+    numbers = Tensor((elements,), "float32", "cuda:0")
+    return Op("aten::add", (numbers, numbers), outputs=(numbers,))
+
+
+def us(op: Op, platform: Platform) -> float:
+    return float(price_kernels(Graph(OpTable.of([op])), np.zeros(1, np.int32), platform).typical.sum())
+
+
+def test_a_large_product_changes_as_the_peak_rates_do():
+    ratio = us(product(8192), Platform.named("a100")) / us(product(8192), H200)
+    assert ratio == pytest.approx(989 / 312, rel=0.1)
+
+
+def test_a_large_addition_changes_as_the_memory_does():
+    ratio = us(addition(2**28), Platform.named("a100")) / us(addition(2**28), H200)
+    assert ratio == pytest.approx(4800 / 2039, rel=0.05)
+
+
+def test_the_smallest_kernels_change_little():
+    assert us(addition(16), Platform.named("a100")) < 2.5 * us(addition(16), H200)
+
+
+def test_more_memory_bandwidth_leaves_products_alone_and_speeds_up_copies():
+    faster = H200.scaled(hbm=1.5)
+    assert us(product(8192), faster) == pytest.approx(us(product(8192), H200), rel=0.01)
+    assert us(addition(2**28), faster) == pytest.approx(us(addition(2**28), H200) / 1.5, rel=0.03)
+
+
+def test_scaling_by_one_changes_nothing():
+    for op in (product(4096), product(777, "float32"), addition(10**6), addition(3)):
+        assert us(op, H200.scaled(hbm=1.0)) == us(op, H200)
+        carried = replace(H200, carry=Carry(H200.device))
+        assert us(op, carried) == pytest.approx(us(op, H200))
+
+
+def test_a_last_wave_that_is_nearly_empty_on_the_other_device_counts():
+    full, spilled = product(128, "float16", 108 * 128), product(128, "float16", 109 * 128)
+    a100 = Device.named("a100")
+    assert CallRoofline.of(full, None, Tf32(), a100).wave_quantization == 1.0
+    assert CallRoofline.of(spilled, None, Tf32(), a100).wave_quantization > 1.2
+
+
+def test_what_is_held_in_the_cache_does_not_wait_for_memory():
+    limits = CallRoofline.of(addition(2**20), None, Tf32(), H200.device)
+    assert limits.us(H200.device, warm=1.0) < limits.us(H200.device, warm=0.0)
+
+
+def test_a_device_that_lacks_a_dtype_multiplies_it_as_float32():
+    t4 = Platform.named("t4")
+    assert us(product(4096, "bfloat16"), t4) > 3 * us(product(4096, "float16"), t4)
+    (scaled, lacking) = scaling_notes(Graph(OpTable.of([product(64)])), t4)
+    assert scaled == "t4 was not calibrated: kernel times are scaled from h200"
+    assert lacking == "t4 has no bfloat16 arithmetic: the rate of float32 is taken"
+
+
+def test_a_prediction_for_a_gpu_that_was_not_measured_says_so_and_has_a_wider_range():
+    graph = Graph(OpTable.of([product(8192, "float16")] * 4))
+    there, here = ft.predict(graph, on="h200"), ft.predict(graph, on="v100")
+    assert "v100 was not calibrated: kernel times are scaled from h200" in here.notes
+    assert here.high_ms / here.low_ms > there.high_ms / there.low_ms
+    assert sum(here.coverage.values()) == pytest.approx(1.0) and here.memory_bytes == 32e9
+
+
+def test_a_scaled_platform_says_that_it_is_hypothetical():
+    (said,) = scaling_notes(Graph(OpTable.of([])), H200.scaled(compute=1.2))
+    assert said == "h200:compute=1.2 is hypothetical: kernel times are scaled from h200"
+    assert scaling_notes(Graph(OpTable.of([])), H200.scaled(host=2.0)) == []
+
+
+def test_the_constants_of_a_device_can_be_replaced():
+    a100 = Platform.named("a100")
+    assert a100.carry
+    half = replace(a100, carry=replace(a100.carry, products=a100.carry.products / 2))
+    assert us(product(8192), half) == pytest.approx(2 * us(product(8192), a100), rel=0.05)
+    assert us(addition(2**28), half) == pytest.approx(us(addition(2**28), a100), rel=0.001)
+
+
+def test_the_further_a_time_is_scaled_the_wider_is_its_range():
+    def width(platform: Platform) -> float:
+        costs = price_kernels(Graph(OpTable.of([product(8192)])), np.zeros(1, np.int32), platform)
+        return float(costs.high[0] / costs.low[0])
+
+    assert width(H200) == pytest.approx(width(Platform.named("h100")), rel=0.05)  # the same chip
+    assert width(H200) < width(H200.scaled(compute=1.2)) < width(Platform.named("a100"))
+
+
+def test_a_device_reaches_what_the_measured_one_does_of_its_peaks():
+    l4 = Device.named("l4")
+    tflops, gbps = achieved_rates(l4, "bfloat16", Carry(H200.device))
+    best = H200.device.measured
+    assert tflops / 121 == pytest.approx(best.tflops["bfloat16"] / 989)
+    assert best.memory_gbps and gbps / 300 == pytest.approx(best.memory_gbps / 4800)
+
+
+def test_what_others_published_of_a_device_counts_for_more():
+    mi300x = Device.named("mi300x")
+    tflops, gbps = achieved_rates(mi300x, "bfloat16", Carry(H200.device, products=0.5, memory=0.5))
+    published = mi300x.measured
+    assert (tflops, gbps) == (published.tflops["bfloat16"] / 2, published.memory_gbps / 2)
+    assert achieved_rates(mi300x, "float16", Carry(H200.device))[0] > tflops  # of that nobody published any
+
+
+def test_a_described_gpu_keeps_what_was_published_and_takes_the_rest_from_the_measured_one():
+    known = Platform.named("mi300x").device.measured
+    assert known.tflops == Device.named("mi300x").measured.tflops and known.queue_depth
+    assert "stas00" in known.provenance and "as on h200" in known.provenance
+
+
+def test_calls_of_no_family_are_scaled_by_their_bytes():
+    numbers = Tensor((2**26,), "float32", "cuda:0")
+    odd = Op("aten::cholesky", (numbers,), outputs=(numbers,))
+    took = np.array([1000.0])
+    (factor,) = scale_factors([odd], took, [], Tf32(), np.zeros(1), Device.named("a100"), Carry(H200.device))
+    assert 1.5 < factor < 4800 / 2039 * 1.1

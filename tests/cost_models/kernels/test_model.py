@@ -1,0 +1,43 @@
+import numpy as np
+import pytest
+
+from foretrace.cost_models.kernels.estimators.dataset import Dataset
+from foretrace.cost_models.kernels.kernel_names import short_name
+from foretrace.cost_models.kernels.model import KernelSequences
+
+
+@pytest.fixture(scope="module")
+def sequences() -> KernelSequences:
+    """Small calls launch one kernel, large ones split the work and add up."""
+    size = np.arange(200.0)
+    kernels = [
+        [("void gemm<64>", 9.0)] if n < 100 else [("void gemm<64>", 6.0), ("void splitK(int)", 2.0)] for n in size
+    ]
+    return KernelSequences().fit(Dataset(size[:, None], size, size, np.ones((200, 2)), kernels))
+
+
+def test_the_sequence_follows_the_features(sequences):
+    small, large = sequences.predict(np.array([[10.0], [150.0]]))
+    assert sequences.kernels_[small] == ("gemm",)
+    assert sequences.kernels_[large] == ("gemm", "splitK")
+    assert sequences.shares_[large] == (0.75, 0.25)
+
+
+def test_arrays_make_the_same_sequences(sequences):
+    again = KernelSequences.from_arrays({**sequences.arrays(), "columns": np.array(["size"])})
+    rows = np.array([[10.0], [150.0]])
+    assert again.predict(rows).tolist() == sequences.predict(rows).tolist()
+    assert (again.kernels_, again.shares_) == (sequences.kernels_, sequences.shares_)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_stage3_execute_kernel__5x_cublas", "sm80_xmma_gemm"),
+        ("void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_nn_align1>(Params)", "cutlass"),
+        ("void (anonymous namespace)::softmax_warp_forward<float>(float*)", "softmax_warp_forward"),
+        ("Memcpy DtoD (Device -> Device)", "DtoD"),
+    ],
+)
+def test_names_lose_what_differs_from_shape_to_shape(kernel, name):
+    assert short_name(kernel) == name
