@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-
-import foretrace as ft
-from benchmarks.browser import MISSING, chromium, opened
 from foretrace.forecast.forecast import Forecast
 from foretrace.forecast.jobs.scaling import scaling_of
 from foretrace.forecast.observe import observe
+
+import foretrace as ft
+from benchmarks.browser import MISSING, chromium, opened
 from foretrace.graph import Job
 from foretrace.questions.sweep_points import Point, Sweep
 from foretrace.report.page import (

@@ -1,4 +1,8 @@
-"""A step that is written anew: calls kept, changed, put between others, with tensors of their own."""
+"""Drafts of distributed steps: the calls of one rank's step, with collectives and stream events put between them.
+
+The transforms of `parallel` start from `draft_of` the step of a single rank, insert, change and split its calls, and end
+with `Draft.graph_of`. Kernel times of calls that stay unchanged are kept (`Graph.seen`).
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ from foretrace.graph import Collective, Constant, ForetraceError, Graph, Op, OpT
 from foretrace.graph.calls import dispatched, recorded_kernels
 from foretrace.graph.op import RESIZE
 from foretrace.graph.tables import CallTable, KernelTable
-from foretrace.graph.tensor import contiguous_strides, end_in_storage
+from foretrace.graph.tensor import end_in_storage
+from foretrace.transforms.step import EditedCall, IdAllocator
 
-KIND_OF_CALL = {
+COLLECTIVE_OPS = {
     "all_reduce": "c10d::allreduce_",
     "all_gather": "c10d::_allgather_base_",
     "reduce_scatter": "c10d::_reduce_scatter_base_",
@@ -24,21 +29,11 @@ KIND_OF_CALL = {
 }
 
 
-@dataclass(slots=True)
-class Line:
-    """One call of a draft."""
-
-    op: Op
-    row: int = -1
-    """The row it has in the graph that the draft began with; -1 for a new call."""
-    collective: Collective | None = None
-
-
 @dataclass(frozen=True)
-class Group:
-    """Ranks that speak with each other, under a name.
+class ProcessGroup:
+    """Ranks that communicate with each other, under a name.
 
-    >>> Group("data", (0, 2, 4, 6)).size
+    >>> ProcessGroup("data", (0, 2, 4, 6)).size
     4
     """
 
@@ -47,12 +42,12 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many."""
+        """Number of ranks."""
         return len(self.ranks)
 
 
-class Draft:
-    """The calls of a graph in order, to be written anew.
+class Draft(IdAllocator):
+    """The calls of a graph in order, and what creates tensors, collectives and events to put between them.
 
     >>> draft = Draft(Graph(OpTable.of([Op("aten::relu", outputs=(Tensor((4,), "float32", id=7, storage=2),))])))
     >>> made = draft.tensor((2, 2), "float32", "cuda:0")
@@ -62,45 +57,27 @@ class Draft:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        theirs = {c.op: c for c in graph.collectives}
-        self.lines = [Line(op, row, theirs.get(row)) for row, op in enumerate(graph.ops)]
-        tensors = [t for line in self.lines for t in (*line.op.tensors, *line.op.produced)]
-        self._tensor = max((t.id for t in tensors), default=-1) + 1
-        self._storage = max((t.storage for t in tensors), default=-1) + 1
+        collectives = {c.op: c for c in graph.collectives}
+        self.calls = [EditedCall(op, row, collectives.get(row)) for row, op in enumerate(graph.ops)]
+        super().__init__(self.ops)
         self._work = self._event = 0
 
     @property
     def ops(self) -> list[Op]:
-        """The calls."""
-        return [line.op for line in self.lines]
+        """The ops of the calls."""
+        return [call.op for call in self.calls]
 
-    def tensor(self, shape: Sequence[int], dtype: str, device: str) -> Tensor:
-        """A new tensor with a storage of its own."""
-        made = Tensor(tuple(shape), dtype, device, contiguous_strides(shape), 0, self._tensor, self._storage)
-        self._tensor, self._storage = self._tensor + 1, self._storage + 1
-        return made
+    def reserve(self, copies: int) -> int:
+        """Reserve ids for so many copies of all tensors; returns the distance between the ids of two copies."""
+        stride = max(self.next_tensor, self.next_storage)
+        self.next_tensor = self.next_storage = stride * copies
+        return stride
 
-    def view(self, of: Tensor, shape: Sequence[int], offset: int = 0) -> Tensor:
-        """A new look at a tensor's storage."""
-        made = replace(of, shape=tuple(shape), stride=contiguous_strides(shape), offset=offset, id=self._tensor)
-        self._tensor += 1
-        return made
-
-    def reserve(self, parts: int) -> int:
-        """Keep numbers free for so many copies of all tensors there are; how far apart the copies' numbers lie."""
-        step = max(self._tensor, self._storage)
-        self._tensor = self._storage = step * parts
-        return step
-
-    def again(self, tensor: Tensor) -> Tensor:
-        """A tensor like another, elsewhere."""
-        made = replace(tensor, id=self._tensor, storage=self._storage)
-        self._tensor, self._storage = self._tensor + 1, self._storage + 1
-        return made
-
-    def collective(self, kind: str, group: Group, out: Tensor, given: Tensor, like: Op, peer: int = -1) -> Line:
-        """A collective over tensors, called from where another call was made."""
-        where, works = Constant("group", group.name), Constant("work", f"{group.name}.{self._work}")
+    def collective(
+        self, kind: str, group: ProcessGroup, out: Tensor, given: Tensor, like: Op, peer: int = -1
+    ) -> EditedCall:
+        """A call that starts a collective from ``given`` to ``out``, in the phase, module and thread of another op."""
+        where, work = Constant("group", group.name), Constant("work", f"{group.name}.{self._work}")
         self._work += 1
         if kind in ("send", "recv"):
             args: tuple[Any, ...] = ([given], where, peer, 0)
@@ -108,41 +85,60 @@ class Draft:
             args = ([given], where, Constant("reduce_op", "sum"), None)
         else:
             args = (out, given, where, False)
-        op = called(KIND_OF_CALL[kind], args, (out, works), like)
+        op = call_like(COLLECTIVE_OPS[kind], args, (out, work), like)
         sized = out if kind == "all_gather" else given
-        said = Collective(kind, group.name, sized.nbytes, -1, -1, group.ranks, sized.dtype, peer)
-        return Line(op, collective=said)
+        collective = Collective(kind, group.name, sized.nbytes, -1, -1, group.ranks, sized.dtype, peer)
+        return EditedCall(op, collective=collective)
 
-    def wait_for(self, collective: Line, like: Op) -> Line:
-        """The host's word that what comes next needs a collective's result."""
-        return Line(called("c10d::wait", (collective.op.outputs[-1],), (), like))
+    def wait_for(self, collective: EditedCall, like: Op) -> EditedCall:
+        """The call by which the host makes the current stream wait for a collective's result."""
+        return EditedCall(call_like("c10d::wait", (collective.op.outputs[-1],), (), like))
 
-    def record(self, stream: int, like: Op) -> Line:
-        """An event: what a stream was given so far."""
+    def record_event(self, stream: int, like: Op) -> EditedCall:
+        """An event recorded on a stream."""
         event = Constant("event", f"parallel.{self._event}")
         self._event += 1
-        steered = replace(like, stream=stream)
-        return Line(called("cuda::event_record", (event, Constant("stream", str(stream))), (), steered))
+        args = (event, Constant("stream", str(stream)))
+        return EditedCall(call_like("cuda::event_record", args, (), replace(like, stream=stream)))
 
-    def await_event(self, stream: int, recorded: Line, like: Op) -> Line:
-        """A stream does nothing more before an event has come to pass."""
+    def wait_event(self, stream: int, recorded: EditedCall, like: Op) -> EditedCall:
+        """A stream waits for a recorded event."""
         args = (Constant("stream", str(stream)), recorded.op.args[0])
-        return Line(called("cuda::stream_wait_event", args, (), replace(like, stream=stream)))
+        return EditedCall(call_like("cuda::stream_wait_event", args, (), replace(like, stream=stream)))
 
-    def after(self, stream: int, other: int, like: Op) -> list[Line]:
-        """One stream waits for what another was given so far."""
-        recorded = self.record(other, like)
-        return [recorded, self.await_event(stream, recorded, like)]
+    def wait_stream(self, stream: int, other: int, like: Op) -> list[EditedCall]:
+        """A stream waits for the work that another one has so far."""
+        recorded = self.record_event(other, like)
+        return [recorded, self.wait_event(stream, recorded, like)]
 
-    def graph_of(self, lines: Iterable[Line], rank: int, world: int, note: str) -> Graph:
-        """The graph that some lines make."""
-        return graph_of(self.graph, list(lines), rank, world, note)
+    def graph_of(self, calls: Iterable[EditedCall], rank: int, world: int, note: str) -> Graph:
+        """The graph of some calls, with their memory, without the measurements of the original step."""
+        calls, graph = list(calls), self.graph
+        collectives = [replace(call.collective, op=row) for row, call in enumerate(calls) if call.collective]
+        position = {call.origin: row for row, call in enumerate(calls) if call.origin >= 0}
+        return replace(
+            graph,
+            ops=OpTable.of([call.op for call in calls]).untimed(),
+            calls=CallTable.empty(),
+            kernels=KernelTable.empty(),
+            collectives=collectives,
+            groups=graph.groups | {c.group: c.ranks for c in collectives},
+            storages=storage_lifetimes([call.op for call in calls], graph.storages),
+            indices=[replace(i, op=position[i.op]) for i in graph.indices if i.op in position],
+            rank=rank,
+            world=world,
+            steps=[],
+            marks=np.zeros(0),
+            allocated=(),
+            plain=type(graph.plain)(),
+            notes=[*graph.notes, *filter(None, [note])],
+        )
 
 
-def called(name: str, args: tuple[Any, ...], outputs: tuple[Any, ...], like: Op, **kwargs: Any) -> Op:
-    """A call made where another one was: the same phase, thread, stream, module and autograd node.
+def call_like(name: str, args: tuple[Any, ...], outputs: tuple[Any, ...], like: Op, **kwargs: Any) -> Op:
+    """A new call with the phase, thread, stream, module and autograd node of another.
 
-    >>> made = called("aten::mul", (2.0,), (), like=Op("aten::mm", phase="backward", module="layers.3"))
+    >>> made = call_like("aten::mul", (2.0,), (), like=Op("aten::mm", phase="backward", module="layers.3"))
     >>> made.name, made.phase, made.module
     ('aten::mul', 'backward', 'layers.3')
     """
@@ -150,48 +146,23 @@ def called(name: str, args: tuple[Any, ...], outputs: tuple[Any, ...], like: Op,
     return Op(name, args, kwargs, outputs, "default", **where)
 
 
-def empty(tensor: Tensor, like: Op) -> Op:
-    """The call that makes room for a tensor.
+def allocation(tensor: Tensor, like: Op) -> Op:
+    """The ``aten::empty`` call that allocates a tensor.
 
-    >>> empty(Tensor((4, 8), "float32"), like=Op("aten::mm")).args
+    >>> allocation(Tensor((4, 8), "float32"), like=Op("aten::mm")).args
     ([4, 8],)
     """
     kind = {"dtype": Constant("dtype", tensor.dtype), "device": Constant("device", tensor.device), "pin_memory": False}
-    made = called("aten::empty", (list(tensor.shape),), (tensor,), like, **kind)
+    made = call_like("aten::empty", (list(tensor.shape),), (tensor,), like, **kind)
     made.overload = "memory_format"
     return made
 
 
-def graph_of(graph: Graph, lines: list[Line], rank: int, world: int, note: str) -> Graph:
-    """The graph of some lines, with the memory they take; what was measured of the step it came from is left behind,
-    but for what the device did in calls that are still the same."""
-    collectives = [replace(line.collective, op=row) for row, line in enumerate(lines) if line.collective]
-    place = {line.row: row for row, line in enumerate(lines) if line.row >= 0}
-    groups = {c.group: c.ranks for c in collectives}
-    return replace(
-        graph,
-        ops=OpTable.of([line.op for line in lines]).untimed(),
-        calls=CallTable.empty(),
-        kernels=KernelTable.empty(),
-        collectives=collectives,
-        groups=graph.groups | groups,
-        storages=storages_of([line.op for line in lines], graph.storages),
-        indices=[replace(i, op=place[i.op]) for i in graph.indices if i.op in place],
-        rank=rank,
-        world=world,
-        steps=[],
-        marks=np.zeros(0),
-        allocated=(),
-        plain=type(graph.plain)(),
-        notes=[*graph.notes, *filter(None, [note])],
-    )
-
-
-def storages_of(ops: Sequence[Op], before: dict[int, Storage]) -> dict[int, Storage]:
-    """The storages that some calls read and make: how large, from when to when.
+def storage_lifetimes(ops: Sequence[Op], known: dict[int, Storage]) -> dict[int, Storage]:
+    """The storages that calls read and make: size, allocation and free; plus the known ones that no call touches.
 
     >>> given, made = (Tensor((4,), "float32", id=number, storage=number) for number in (0, 1))
-    >>> found = storages_of([Op("aten::relu", (given,), outputs=(made,))], {})
+    >>> found = storage_lifetimes([Op("aten::relu", (given,), outputs=(made,))], {})
     >>> [(one.nbytes, one.birth) for one in found.values()]
     [(16, -1), (16, 0)]
     """
@@ -202,32 +173,32 @@ def storages_of(ops: Sequence[Op], before: dict[int, Storage]) -> dict[int, Stor
                 found[storage].death = row
         if op.name == RESIZE and isinstance(op.args[1], int) and op.args[1] not in found:
             found[op.args[1]] = Storage(op.args[1], 0, "", row)
-        for born, tensors in ((-1, op.tensors), (row, op.produced)):
+        for birth, tensors in ((-1, op.tensors), (row, op.produced)):
             for tensor in tensors:
                 if tensor.storage < 0:
                     continue
-                known = found.setdefault(tensor.storage, Storage(tensor.storage, 0, tensor.device, born))
-                known.nbytes, known.device = max(known.nbytes, end_in_storage(tensor)), tensor.device
-    for storage, kept in before.items():
-        # What no call of the step touches stays as it was: momenta of frozen weights, buffers.
-        if storage not in found and kept.birth < 0:
-            found[storage] = replace(kept)
+                entry = found.setdefault(tensor.storage, Storage(tensor.storage, 0, tensor.device, birth))
+                entry.nbytes, entry.device = max(entry.nbytes, end_in_storage(tensor)), tensor.device
+    for number, storage in known.items():
+        # What no call of the step touches stays allocated: momenta of frozen weights, buffers.
+        if number not in found and storage.birth < 0:
+            found[number] = replace(storage)
     return found
 
 
-def lines_of(graph: Graph, what: str) -> Draft:
-    """The draft of a step of one rank; refused for one that is of several already, or that names no tensors.
+def draft_of(graph: Graph, what: str) -> Draft:
+    """The draft of a single rank's step; raises for a distributed step, or one without tensor ids.
 
     Parameters
     ----------
     graph
         A recording, a sketch, or a trace with tensor ids.
     what
-        What shall be done with it, for the message.
+        The transform, for the message.
 
     >>> weight = Tensor((4, 4), "float32", id=0, storage=0)
-    >>> draft = lines_of(Graph(OpTable.of([Op("aten::mm", (weight, weight))])), "data parallel")
-    >>> [line.op.name for line in draft.lines]
+    >>> draft = draft_of(Graph(OpTable.of([Op("aten::mm", (weight, weight))])), "data parallel")
+    >>> [call.op.name for call in draft.calls]
     ['aten::mm']
     """
     if not len(graph.ops):
@@ -239,26 +210,26 @@ def lines_of(graph: Graph, what: str) -> Draft:
             f"{graph.source or 'the graph'} is distributed already: {seen}",
             f"{what} starts from the step of one rank alone: sketch or record it without its process group.",
         )
-    return Draft(replace(with_ids(graph), seen=recorded_kernels(graph)))
+    return Draft(replace(with_tensor_ids(graph), seen=recorded_kernels(graph)))
 
 
-def with_ids(graph: Graph) -> Graph:
-    """The graph's dispatcher calls; refused where it does not tell which tensors are one and the same.
+def with_tensor_ids(graph: Graph) -> Graph:
+    """The graph's dispatcher calls; raises if they do not identify tensors.
 
     >>> given = Tensor((4,), "float32", id=0, storage=0)
-    >>> len(with_ids(Graph(OpTable.of([Op("aten::relu", (given,)), Op("aten::abs", (given,), parent=0)]))).ops)
+    >>> len(with_tensor_ids(Graph(OpTable.of([Op("aten::relu", (given,)), Op("aten::abs", (given,), parent=0)]))).ops)
     1
     """
     rows = dispatched(graph) if bool((graph.ops.parent >= 0).any()) else None
-    flat = graph if rows is None else replace(graph, ops=OpTable.of([_outermost(graph.ops[r]) for r in rows.tolist()]))
+    flat = graph if rows is None else replace(graph, ops=OpTable.of([_top_level(graph.ops[r]) for r in rows.tolist()]))
     if not any(t.id >= 0 for op in flat.ops for t in op.tensors):
         raise ForetraceError(
-            f"{graph.source or 'the graph'} does not tell its tensors apart",
-            "Sketch the step, or record it: a profiler's trace knows shapes only.",
+            f"{graph.source or 'the graph'} does not identify its tensors",
+            "Sketch the step, or record it: a profiler trace knows shapes only.",
         )
     return flat
 
 
-def _outermost(op: Op) -> Op:
+def _top_level(op: Op) -> Op:
     op.parent = -1
     return op

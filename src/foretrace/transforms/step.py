@@ -1,4 +1,9 @@
-"""A step taken apart to be edited, its calls in one flat list; and the graph of what became of them."""
+"""Flat steps: the calls of a step in one list to edit, and the graph assembled from edited calls.
+
+Every transform follows the same pattern: `editable_step` opens a step, the transform builds a list of `EditedCall`,
+`recompute_frees` decides where storages are freed now, and `assemble` builds the new graph. `IdAllocator` creates tensors
+that are new to the step. `StepTemplate` does it for transforms that change tensors only and are applied many times.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +20,25 @@ from foretrace.graph.graph import Collective, Graph, Timings
 from foretrace.graph.op import Op
 from foretrace.graph.tables import SYNC, KernelTable, OpTable
 from foretrace.graph.tensor import Storage, Tensor, contiguous_strides, end_in_storage
-from foretrace.transforms.dataflow import Argument, Call, filled
+from foretrace.transforms.dataflow import Argument, Call, substitute
 
 
 @dataclass(slots=True)
-class Row:
-    """A call of an edited step, and the row of the step before that it comes from; -1 for a new one."""
+class EditedCall:
+    """A call of an edited step."""
 
     op: Op
-    origin: int
+    origin: int = -1
+    """The row of the original step that it comes from; -1 for a new call."""
+    collective: Collective | None = None
+    """The collective that it performs, where the transform keeps track of them (`draft`)."""
 
 
-def call_rows(graph: Graph) -> list[int]:
-    """Rows of what a step does: dispatcher calls, and the calls between them that steer streams and storages."""
-    rows = set(dispatched(graph).tolist())
-    side = graph.ops.names.matching(lambda name: Op(name).is_side_call)
-    rows.update(np.flatnonzero(side[graph.ops.name]).tolist() if len(graph.ops) else ())
-    return sorted(rows)
-
-
-def flattened(graph: Graph) -> Graph:
-    """The step's calls alone, as a recording has them, with nothing that was measured of them.
+def flatten(graph: Graph) -> Graph:
+    """The step's dispatcher and side calls alone, as in a recording, without kernels and times.
 
     >>> trace = Graph(OpTable.of([Op("aten::linear"), Op("aten::t", parent=0), Op("aten::addmm", parent=0)]))
-    >>> [op.name for op in flattened(trace).ops]
+    >>> [op.name for op in flatten(trace).ops]
     ['aten::t', 'aten::addmm']
     """
     rows = call_rows(graph)
@@ -47,65 +47,84 @@ def flattened(graph: Graph) -> Graph:
     nested = bool((graph.ops.parent[rows] >= 0).any()) if rows else False
     nodes = autograd_nodes(graph.ops, np.array(rows, np.int32)) if nested else []
     if lacks_overloads(ops) and any(tensor.id >= 0 for op in ops for tensor in op.tensors):
-        tidied = CompletedTrace(graph, rows)
-        ops, groups = tidied.ops, tidied.groups
-        notes += tidied.notes
+        completed = CompletedTrace(graph, rows)
+        ops, groups = completed.ops, completed.groups
+        notes += completed.notes
     for op, node in zip(ops, nodes):
         op.parent, op.node, op.args = -1, op.node or node, with_scalars(op.args)
-    place = enclosing_calls(graph, np.array(rows, np.int32))
-    graph = replace(graph, collectives=_asked(graph, rows, place.tolist()))
-    made = assembled(graph, [Row(op, row) for op, row in zip(ops, rows)], place.tolist())
-    return replace(made, groups=groups, notes=notes)
+    position = enclosing_calls(graph, np.array(rows, np.int32)).tolist()
+    graph = replace(graph, collectives=_collectives_with_calls(graph, rows, position))
+    flat = assemble(graph, [EditedCall(op, row) for op, row in zip(ops, rows)], position)
+    return replace(flat, groups=groups, notes=notes)
 
 
-def opened(graph: Graph) -> tuple[Graph, list[Op]]:
-    """A step to be edited: flat, and its calls in a list; refused where these do not say which tensors they take."""
-    flat = flattened(graph)
+def call_rows(graph: Graph) -> list[int]:
+    """Rows of the dispatcher calls, and of the side calls that control streams and storages between them."""
+    rows = set(dispatched(graph).tolist())
+    side = graph.ops.names.matching(lambda name: Op(name).is_side_call)
+    rows.update(np.flatnonzero(side[graph.ops.name]).tolist() if len(graph.ops) else ())
+    return sorted(rows)
+
+
+def _collectives_with_calls(graph: Graph, rows: Sequence[int], position: Sequence[int]) -> list[Collective]:
+    """The collectives; one that gloo runs on a thread of its own gets the call that starts it."""
+    if all(position[one.op] >= 0 for one in graph.collectives):
+        return graph.collectives
+    starting = host_collective_calls(graph, np.array(rows, np.int32))
+    return [replace(one, op=starting.get(number, one.op)) for number, one in enumerate(graph.collectives)]
+
+
+def editable_step(graph: Graph) -> tuple[Graph, list[Op]]:
+    """The flat step and its calls in a list; raises if the calls do not identify their tensors."""
+    flat = flatten(graph)
     ops = list(flat.ops)
-    needs_arguments(ops, graph.source)
+    require_arguments(ops, graph.source)
     return flat, ops
 
 
-def _asked(graph: Graph, rows: Sequence[int], place: Sequence[int]) -> list[Collective]:
-    """The collectives; one that a backend such as gloo does on a thread of its own gets the call that asks for it."""
-    if all(place[one.op] >= 0 for one in graph.collectives):
-        return graph.collectives
-    asked = host_collective_calls(graph, np.array(rows, np.int32))
-    return [replace(one, op=asked.get(number, one.op)) for number, one in enumerate(graph.collectives)]
+def require_arguments(ops: Sequence[Op], source: str) -> None:
+    """Raise if calls do not identify the tensors they take: those of a profiler trace know shapes at best."""
+    tensors = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]
+    if any(tensor.id >= 0 for tensor in tensors) if tensors else any(op.args or op.outputs for op in ops):
+        return
+    raise ForetraceError(
+        f"{source or 'the trace'} does not hold its calls' arguments: a profiler trace alone never does",
+        "Give the folder that also has the execution trace, or record the job with foretrace record.",
+    )
 
 
-def assembled(graph: Graph, rows: Sequence[Row], place: Sequence[int] | None = None) -> Graph:
+def assemble(graph: Graph, calls: Sequence[EditedCall], position: Sequence[int] | None = None) -> Graph:
     """The graph of an edited step.
 
-    Times of calls, kernels and steps are gone: nobody measured this one. Where the host waited it still does. Storages
-    are born with the first call that makes them, and die where a call says that they are free.
+    It has no times and no kernels, since it was not measured; synchronizations of the host stay. Storages are allocated
+    by the first call that uses them, and freed where a call lists them in ``frees``.
 
     Parameters
     ----------
     graph
-        The step before.
-    rows
-        The calls, each with the row that it comes from.
-    place
-        For each row of the graph, the place of its call among ``rows``, and one entry more for no row; found by the
-        calls' origins where it is left out.
+        The original step.
+    calls
+        The edited calls.
+    position
+        For each row of the graph, the position of its call among ``calls``, and one entry more for "no row"; found by
+        the calls' origins where it is None.
     """
-    if place is None:
+    if position is None:
         found = [-1] * (len(graph.ops) + 1)
-        for number, row in enumerate(rows):
-            if row.origin >= 0 and found[row.origin] < 0:
-                found[row.origin] = number
-        place = found
-    ops = [row.op for row in rows]
-    calls = graph.calls.rows(graph.calls.kind == SYNC)
-    calls.op = np.array([place[op] for op in calls.op.tolist()], np.int32)
+        for number, call in enumerate(calls):
+            if call.origin >= 0 and found[call.origin] < 0:
+                found[call.origin] = number
+        position = found
+    ops = [call.op for call in calls]
+    runtime = graph.calls.rows(graph.calls.kind == SYNC)
+    runtime.op = np.array([position[op] for op in runtime.op.tolist()], np.int32)
     return replace(
         graph,
         ops=OpTable.of(ops).untimed(),
-        calls=calls.rows(calls.op >= 0),
+        calls=runtime.rows(runtime.op >= 0),
         kernels=KernelTable.empty(),
-        collectives=[replace(c, op=place[c.op], kernel=-1) for c in graph.collectives if place[c.op] >= 0],
-        indices=[replace(i, op=place[i.op]) for i in graph.indices if place[i.op] >= 0],
+        collectives=[replace(c, op=position[c.op], kernel=-1) for c in graph.collectives if position[c.op] >= 0],
+        indices=[replace(i, op=position[i.op]) for i in graph.indices if position[i.op] >= 0],
         storages=_storages(graph.storages, ops),
         steps=[],
         plain=Timings(),
@@ -117,130 +136,118 @@ def assembled(graph: Graph, rows: Sequence[Row], place: Sequence[int] | None = N
 
 
 def _storages(known: dict[int, Storage], ops: Sequence[Op]) -> dict[int, Storage]:
-    """Storages by the calls that make, see and free them; those that no call ever sees stay as they were."""
+    """Storages with the calls that allocate, use and free them; those that no call uses stay as they were."""
     storages = {number: replace(was, death=-1) for number, was in known.items() if was.birth < 0}
     for row, op in enumerate(ops):
         for number in op.frees:
             if number in storages:
                 storages[number].death = row
-        given = op.tensors
-        for tensor in (*given, *op.produced):
+        read = op.tensors
+        for tensor in (*read, *op.produced):
             number = tensor.storage
             if number < 0:
                 continue
             storage = storages.get(number)
             if storage is None:
                 was = known.get(number)
-                # A compiler's kernel is given what it writes: that was born in the step before, and still is.
-                born = row if was or all(number != other.storage for other in given) else -1
-                storage = Storage(number, was.nbytes if was else 0, was.device if was else tensor.device, born)
+                # A compiled kernel takes its outputs as arguments: they were allocated in the original step, and are.
+                birth = row if was or all(number != other.storage for other in read) else -1
+                storage = Storage(number, was.nbytes if was else 0, was.device if was else tensor.device, birth)
                 storages[number] = storage
             storage.nbytes = max(storage.nbytes, end_in_storage(tensor))
     return storages
 
 
 def storages_in(ops: Iterable[Op]) -> set[int]:
-    """Storages that calls see."""
+    """Storages that calls use."""
     return {tensor.storage for op in ops for tensor in (*op.tensors, *op.produced)}
 
 
-def needs_arguments(ops: Sequence[Op], source: str) -> None:
-    """Refuse calls that do not say which tensors they take: those of a profiler's trace at best know shapes."""
-    tensors = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]
-    if any(tensor.id >= 0 for tensor in tensors) if tensors else any(op.args or op.outputs for op in ops):
-        return
-    raise ForetraceError(
-        f"{source or 'the trace'} does not hold its calls' arguments: a profiler trace alone never does",
-        "Give the folder with the execution trace beside it, or record the job with foretrace record.",
-    )
-
-
-# --- was transforms.frees: When storages die in a step whose calls are others now.
-
-
-def refree(
-    rows: Sequence[Row], before: Sequence[Op], soon: Collection[int] = (), now: Mapping[int, int] | None = None
+def recompute_frees(
+    calls: Sequence[EditedCall],
+    original: Sequence[Op],
+    early: Collection[int] = (),
+    merged: Mapping[int, int] | None = None,
 ) -> None:
-    """Free what the calls before freed, at the same place, but never while somebody still reads it.
+    """Set the ``frees`` of edited calls: where the original calls freed, but not before the last use.
 
     Parameters
     ----------
-    rows
-        The calls now.
-    before
-        The calls that the rows' origins count.
-    soon
-        Storages that are freed as soon as nobody reads them any more.
-    now
-        Storages that are part of another one now, which is freed with the last of them.
+    calls
+        The edited calls, which are changed.
+    original
+        The calls that the origins refer to.
+    early
+        Storages that are freed right after their last use.
+    merged
+        Storages that became part of another, which is freed with the last of its parts.
     """
-    moved = now or {}
-    last = {t.storage: place for place, row in enumerate(rows) for t in (*row.op.tensors, *row.op.produced)}
-    place_of = _places(rows, len(before))
-    ends = {storage: last[storage] + 1 for storage in soon if storage in last}
-    for origin, op in enumerate(before):
+    merged = merged or {}
+    last = {t.storage: place for place, call in enumerate(calls) for t in (*call.op.tensors, *call.op.produced)}
+    position = _positions(calls, len(original))
+    ends = {storage: last[storage] + 1 for storage in early if storage in last}
+    for origin, op in enumerate(original):
         for freed in op.frees:
-            storage = moved.get(freed, freed)
-            if storage in last and storage not in soon:
-                ends[storage] = max(place_of[origin], last[storage] + 1, ends.get(storage, 0))
-    for row in rows:
-        row.op.frees = ()
+            storage = merged.get(freed, freed)
+            if storage in last and storage not in early:
+                ends[storage] = max(position[origin], last[storage] + 1, ends.get(storage, 0))
+    for call in calls:
+        call.op.frees = ()
     for storage, place in ends.items():
-        if place < len(rows):
-            rows[place].op.frees += (storage,)
+        if place < len(calls):
+            calls[place].op.frees += (storage,)
 
 
-def _places(rows: Sequence[Row], count: int) -> list[int]:
-    """For each row before, the place of the first call now that comes from it or from a later one."""
-    places = [len(rows)] * count
-    for place in range(len(rows) - 1, -1, -1):
-        if rows[place].origin >= 0:
-            places[rows[place].origin] = place
+def _positions(calls: Sequence[EditedCall], count: int) -> list[int]:
+    """For each original row, the position of the first edited call that comes from it or from a later one."""
+    positions = [len(calls)] * count
+    for place in range(len(calls) - 1, -1, -1):
+        if calls[place].origin >= 0:
+            positions[calls[place].origin] = place
     for origin in range(count - 2, -1, -1):
-        places[origin] = min(places[origin], places[origin + 1])
-    return places
+        positions[origin] = min(positions[origin], positions[origin + 1])
+    return positions
 
 
-# --- was transforms.fresh: Numbers for tensors and storages that nobody has yet.
-
-
-class Fresh:
-    """Makes tensors that are new to a step.
+class IdAllocator:
+    """Allocates tensor and storage ids that a step does not use yet.
 
     >>> x = Tensor((4,), "float32", id=7, storage=2)
-    >>> made = Fresh([Op("aten::relu", (x,))]).tensor((2, 2), like=x)
+    >>> made = IdAllocator([Op("aten::relu", (x,))]).tensor((2, 2), "float32", "cuda:0")
     >>> made.id, made.storage, made.stride
     (8, 3, (2, 1))
     """
 
     def __init__(self, ops: Iterable[Op]) -> None:
         tensors = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]
-        self._tensor = max((tensor.id for tensor in tensors), default=-1)
-        self._storage = max((tensor.storage for tensor in tensors), default=-1)
+        self.next_tensor = max((tensor.id for tensor in tensors), default=-1) + 1
+        self.next_storage = max((tensor.storage for tensor in tensors), default=-1) + 1
 
-    def number(self) -> int:
-        """The number of another tensor."""
-        self._tensor += 1
-        return self._tensor
+    def tensor_id(self) -> int:
+        """A new tensor id."""
+        self.next_tensor += 1
+        return self.next_tensor - 1
 
-    def storage(self) -> int:
-        """The number of another storage."""
-        self._storage += 1
-        return self._storage
+    def storage_id(self) -> int:
+        """A new storage id."""
+        self.next_storage += 1
+        return self.next_storage - 1
 
-    def tensor(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A dense tensor with a storage of its own, of another's type and device."""
-        return Tensor(shape, like.dtype, like.device, contiguous_strides(shape), 0, self.number(), self.storage())
+    def tensor(self, shape: Sequence[int], dtype: str, device: str) -> Tensor:
+        """A new contiguous tensor with a storage of its own."""
+        ids = self.tensor_id(), self.storage_id()
+        return Tensor(tuple(shape), dtype, device, contiguous_strides(shape), 0, *ids)
 
-    def view(self, of: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Another look at a tensor without gaps."""
-        return replace(of, shape=shape, stride=contiguous_strides(shape), id=self.number())
+    def view(self, of: Tensor, shape: Sequence[int], offset: int = 0) -> Tensor:
+        """A new contiguous view of a tensor's storage."""
+        return replace(of, shape=tuple(shape), stride=contiguous_strides(shape), offset=offset, id=self.tensor_id())
+
+    def copy(self, of: Tensor) -> Tensor:
+        """A tensor like another, with a storage of its own."""
+        return replace(of, id=self.tensor_id(), storage=self.storage_id())
 
 
-# --- was transforms.script: A flat step written again over other tensors.
-
-
-class Retyped(NamedTuple):
+class ChangedCall(NamedTuple):
     """A call with other arguments."""
 
     call: Call
@@ -248,8 +255,8 @@ class Retyped(NamedTuple):
     kwargs: dict[str, Argument]
 
 
-class Script:
-    """A flat step that is written again and again over other tensors; what stays the same is worked out once.
+class StepTemplate:
+    """A flat step to instantiate many times with other tensors; what stays the same is computed once.
 
     Parameters
     ----------
@@ -257,72 +264,71 @@ class Script:
         The step.
     calls
         All its calls.
-    moving
-        Those of them whose tensors may be others.
+    changing
+        Those of them whose tensors may change.
     """
 
-    def __init__(self, graph: Graph, calls: Sequence[Call], moving: Sequence[Call]) -> None:
+    def __init__(self, graph: Graph, calls: Sequence[Call], changing: Sequence[Call]) -> None:
         self._known = graph.storages
-        self._template = assembled(graph, [Row(call.op, call.row) for call in calls])
+        self._template = assemble(graph, [EditedCall(call.op, call.row) for call in calls])
         self._ops = [call.op for call in calls]
-        places = {call.row: place for place, call in enumerate(calls)}
-        self._places = [places[call.row] for call in moving]
-        still = set(range(len(calls))) - set(self._places)
-        self._still = reaches(self._ops[place] for place in still)
-        self._was = _largest(self._still, reaches(call.op for call in moving))
+        positions = {call.row: place for place, call in enumerate(calls)}
+        self._positions = [positions[call.row] for call in changing]
+        fixed = set(range(len(calls))) - set(self._positions)
+        self._fixed = storage_extents(self._ops[place] for place in fixed)
+        self._original = _largest(self._fixed, storage_extents(call.op for call in changing))
 
-    def over(self, moving: Sequence[Retyped], tensors: dict[int, Tensor]) -> Graph:
-        """The graph of the same calls, with what the slots of the moving ones hold now."""
-        changed = [_changed(*call, tensors) for call in moving]
+    def instantiate(self, changed: Sequence[ChangedCall], tensors: dict[int, Tensor]) -> Graph:
+        """The graph of the same calls, with new tensors in the slots of the changing ones."""
+        new = [_with_slots(*call, tensors) for call in changed]
         ops = list(self._ops)
-        for place, op in zip(self._places, changed):
+        for place, op in zip(self._positions, new):
             ops[place] = op
-        now, like = _largest(self._still, reaches(changed)), self._template
+        extents, like = _largest(self._fixed, storage_extents(new)), self._template
         return replace(
             like,
             ops=replace(like.ops, detail=lambda row: ops[row].__copy__()),
-            storages={n: self._sized(storage, now.get(n, 0)) for n, storage in like.storages.items()},
+            storages={n: self._resized(storage, extents.get(n, 0)) for n, storage in like.storages.items()},
             notes=list(like.notes),
         )
 
-    def _sized(self, storage: Storage, now: int) -> Storage:
-        """A storage of which calls now see so many bytes; one that was larger than what they saw stays so in
-        proportion."""
-        was, known = self._was.get(storage.id, 0), self._known.get(storage.id)
+    def _resized(self, storage: Storage, used: int) -> Storage:
+        """A storage of which calls now use so many bytes; what it had beyond that stays in proportion."""
+        original, known = self._original.get(storage.id, 0), self._known.get(storage.id)
         nbytes = known.nbytes if known else 0
-        if was and was != now:
-            nbytes = round(nbytes * now / was)
-        return Storage(storage.id, max(nbytes, now), storage.device, storage.birth, storage.death)
+        if original and original != used:
+            nbytes = round(nbytes * used / original)
+        return Storage(storage.id, max(nbytes, used), storage.device, storage.birth, storage.death)
 
 
 def _largest(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
     return {**one, **{number: max(size, one.get(number, 0)) for number, size in other.items()}}
 
 
-def _changed(call: Call, args: tuple[Argument, ...], kwargs: dict[str, Argument], tensors: dict[int, Tensor]) -> Op:
-    """The op with what its slots hold now; each tensor keeps its own number."""
-    given, made = iter(call.op.tensors), iter(call.op.produced)
+def _with_slots(call: Call, args: tuple[Argument, ...], kwargs: dict[str, Argument], tensors: dict[int, Tensor]) -> Op:
+    """The op with the new tensors of its slots; each keeps its id and storage."""
+    read, made = iter(call.op.tensors), iter(call.op.produced)
 
-    def now(old: Tensor, slot: int) -> Tensor:
-        is_ = tensors[slot]
-        if look_of(is_) == look_of(old):
+    def changed(old: Tensor, slot: int) -> Tensor:
+        new = tensors[slot]
+        if layout_key(new) == layout_key(old):
             return old
-        return Tensor(is_.shape, is_.dtype, old.device, is_.stride, is_.offset, old.id, old.storage, old.layout)
+        return Tensor(new.shape, new.dtype, old.device, new.stride, new.offset, old.id, old.storage, old.layout)
 
-    new = call.op.__copy__()
-    new.args = tuple(filled(list(args), lambda slot: now(next(given), slot)))
-    new.kwargs = filled(kwargs, lambda slot: now(next(given), slot))
-    new.outputs = tuple(filled(list(call.results), lambda slot: now(next(made), slot)))
-    return new
+    op = call.op.__copy__()
+    op.args = tuple(substitute(list(args), lambda slot: changed(next(read), slot)))
+    op.kwargs = substitute(kwargs, lambda slot: changed(next(read), slot))
+    op.outputs = tuple(substitute(list(call.results), lambda slot: changed(next(made), slot)))
+    return op
 
 
-def look_of(tensor: Tensor) -> tuple[object, ...]:
-    """How a tensor looks, and where in its storage it begins: equal for one that stays as it was."""
+def layout_key(tensor: Tensor) -> tuple[object, ...]:
+    """Shape, stride, offset and dtype: equal for a tensor that did not change."""
     return tensor.shape, tensor.stride, tensor.offset, tensor.dtype
 
 
-def reaches(ops: Iterable[Op]) -> dict[int, int]:
-    """For each storage that calls see, the bytes up to the last element of it that any of them sees."""
+def storage_extents(ops: Iterable[Op]) -> dict[int, int]:
+    """For each storage that calls use, the bytes up to the last element that any of them uses."""
     largest: dict[int, int] = {}
     for op in ops:
         for tensor in (*op.tensors, *op.produced):
