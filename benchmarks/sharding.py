@@ -24,7 +24,7 @@ from benchmarks.sharding_loads import EXTRA, Candidate, fresh, seen, timed_tasks
 from benchmarks.sharding_tasks import Task
 from benchmarks.table import H200, keep
 from foretrace.platform.platform import Platform
-from foretrace.sharding.lookups import price
+from foretrace.sharding.lookups import price_lookups
 from foretrace.sharding.shards import HISTOGRAM_BINS, Floats, Shard, Shards
 from foretrace.sharding.tables import Table
 
@@ -68,15 +68,15 @@ def scored(task: Task, candidates: dict[str, Candidate], platform: Platform) -> 
 
 def unusual(cases: list[dict[str, Any]], platform: Platform) -> Floats:
     """Predicted over true time of lookups whose ids follow other distributions, forward and backward together."""
-    pieces, us = [], []
+    shards, us = [], []
     for case in cases:
-        reuse = np.zeros(HISTOGRAM_BINS)
-        reuse[: len(case["reuse"])] = case["reuse"]
-        count = case["bags"] * case["pooling"]
+        histogram = np.zeros(HISTOGRAM_BINS)
+        histogram[: len(case["reuse"])] = case["reuse"]
+        ids = case["bags"] * case["pooling"]
         table = Table("t", case["rows"], case["dim"])
-        pieces.append(Shard(table, case["rows"], case["dim"], case["bags"], count, case["unique"], reuse))
+        shards.append(Shard(table, case["rows"], case["dim"], case["bags"], ids, case["unique"], histogram))
         us.append(case["us"])
-    return np.asarray(price(Shards.of(pieces), platform).typical / np.array(us))
+    return np.asarray(price_lookups(Shards.of(shards), platform).typical / np.array(us))
 
 
 def noise(measured: dict[str, Any]) -> float:

@@ -54,17 +54,16 @@ def candidates(task: Task, platform: Platform, theirs: dict[str, Any]) -> dict[s
 
 
 def split_at_random(task: Task, seed: int) -> Plan:
-    """Whole tables anywhere, and some that are split in some way."""
+    """Whole tables on any rank, and some that are split."""
     draw = np.random.default_rng(seed)
     plan = []
     for table in task.tables:
-        made = [
-            way for way in sharding_options(table, task.ranks) if way.kind != "data_parallel" or table.rows <= 200_000
-        ]
-        way = made[int(draw.integers(len(made)))] if draw.random() < MIXED else made[0]
-        anywhere = draw.permutation(task.ranks.world)[: way.parts].tolist()
-        ranks = anywhere if SHARDING_TYPES[way.kind].on_any_rank else range(way.parts)
-        plan.append(Placement(way.kind, tuple(sorted(ranks))))
+        options = sharding_options(table, task.ranks)
+        made = [one for one in options if one.sharding_type != "data_parallel" or table.rows <= 200_000]
+        kind, count = made[int(draw.integers(len(made)))] if draw.random() < MIXED else made[0]
+        anywhere = draw.permutation(task.ranks.world)[:count].tolist()
+        ranks = anywhere if SHARDING_TYPES[kind].on_any_rank else range(count)
+        plan.append(Placement(kind, tuple(sorted(ranks))))
     return tuple(plan)
 
 

@@ -53,8 +53,8 @@ def predicted(tables: Sequence[Spec], owners: Mapping[str, Sequence[int]], platf
     """
     world = 1 + max(rank for owner in owners.values() for rank in owner)
     ranks = Ranks(world, world, BATCH)
-    exchange = Communication(read_fabric(platform.folder), ranks)
-    costing = Costing([table_of(spec) for spec in tables], ranks, Single(platform), exchange)
+    communication = Communication(read_fabric(platform.folder), ranks)
+    costing = Costing([table_of(spec) for spec in tables], ranks, Single(platform), communication)
     plans = {name: tuple(Placement("table_wise", (rank,)) for rank in owner) for name, owner in owners.items()}
     told = {name: costing.estimate(plan) for name, plan in plans.items()}
     return {name: (one.step - one.slowest + one.forward.max() + one.backward.max()) / 1e3 for name, one in told.items()}

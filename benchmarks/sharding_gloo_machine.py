@@ -19,10 +19,10 @@ import numpy as np
 from benchmarks.sharding_gloo_jobs import BATCH, Spec, jobs
 from foretrace.calibrating import calibrate
 from foretrace.graph import Graph, OpTable
-from foretrace.sharding.lookups import graph_of
-from foretrace.sharding.options import SHARDING_TYPES, TABLE, Ranks
+from foretrace.sharding.lookups import lookup_graph
+from foretrace.sharding.options import SHARDING_TYPES, Ranks
 from foretrace.sharding.shards import Shards
-from foretrace.sharding.tables import Table
+from foretrace.sharding.tables import TABLE_WISE, Table
 
 HOST_MINUTES, CALLS_MINUTES = 0.05, 0.35
 """At most, for the host and for the calls."""
@@ -36,7 +36,7 @@ def table_of(spec: Spec) -> Table:
 def calls_of_tables(tables: list[Table], world: int) -> Graph:
     """The calls of one table after the other."""
     ranks = Ranks(world, world, BATCH)
-    graph, owner, _ = graph_of(Shards.of([SHARDING_TYPES[TABLE].shard(table, ranks, 1) for table in tables]))
+    graph, owner, _ = lookup_graph(Shards.of([SHARDING_TYPES[TABLE_WISE].shard(table, ranks, 1) for table in tables]))
     order = np.argsort(owner, kind="stable").tolist()
     known = [replace(graph.indices[row], op=place) for place, row in enumerate(order)]
     return Graph(OpTable.of([graph.ops[row] for row in order]), indices=known)

@@ -1,6 +1,6 @@
-"""Fits the law of lookups of many tables on loads that `benchmarks.sharding_truth` timed and `sharding` does not score.
+"""Fits the linear model of fused lookups on loads that `benchmarks.sharding_truth` timed and `sharding` does not score.
 
-python -m benchmarks.sharding_law          (writes src/foretrace/sharding/laws/h200.json)
+python -m benchmarks.sharding_law          (writes src/foretrace/sharding/data/fused_h200.json)
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import numpy as np
 from scipy.optimize import nnls
 
 from benchmarks.sharding_loads import EXTRA, Load, loads
-from foretrace.sharding.linear_models import LAWS, TERMS, terms
+from foretrace.sharding.linear_models import TERMS, fused_file, terms
 from foretrace.sharding.shards import Floats, Shards
 
-FILE = LAWS / "h200.json"
+FILE = fused_file("h200")
 
 
 def calls_of(load: Load) -> Shards:
-    """The calls that a rank makes: one for pieces that are alike."""
-    groups, group = np.unique(load.pieces.kind, return_inverse=True)
-    return load.pieces.fused(group.ravel(), len(groups))
+    """The calls that a rank makes: one for shards of one dim, dtype and optimizer."""
+    groups, group = np.unique(load.shards.call_key, return_inverse=True)
+    return load.shards.fused(group.ravel(), len(groups))
 
 
 def rows_of(found: list[Load]) -> tuple[Floats, Floats]:
@@ -39,12 +39,12 @@ def fitted(moved: Floats, us: Floats) -> Floats:
 
 
 def main() -> None:
-    found = [load for load in loads() if load.task.startswith(EXTRA) and not load.pieces.replicated.any()]
+    found = [load for load in loads() if load.task.startswith(EXTRA) and not load.shards.replicated.any()]
     moved, us = rows_of(found)
     forward, backward = (fitted(moved, us[:, phase]) for phase in (0, 1))
     tasks = np.array([load.task for load in found])
     off = []
-    for task in np.unique(tasks):  # each task by a law that was fitted on the others
+    for task in np.unique(tasks):  # each task by a model that was fitted on the others
         mine = tasks == task
         other = np.stack([fitted(moved[~mine], us[~mine, phase]) for phase in (0, 1)], axis=1)
         off.append((moved[mine] @ other).sum(axis=1) / us[mine].sum(axis=1) - 1)

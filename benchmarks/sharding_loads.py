@@ -19,7 +19,7 @@ from foretrace.sharding.tables import Table
 
 DATA = Path(__file__).parent / "data"
 SEEN = DATA / "sharding_truth.json.gz"
-"""Tasks whose times were looked at while laws were made."""
+"""Tasks whose times were looked at while models were fitted."""
 FRESH = DATA / "sharding_tasks.json.gz"
 """Tasks that were not, as `benchmarks.sharding_candidates` writes them."""
 TIMES = DATA / "sharding_times.jsonl.gz"
@@ -39,7 +39,7 @@ class Load(NamedTuple):
     """What one rank holds, and what it took."""
 
     task: str
-    pieces: Shards
+    shards: Shards
     us: Floats
 
 
@@ -82,8 +82,8 @@ def loads() -> Iterator[Load]:
     for task, candidates in timed_tasks(seen()):
         costing = costing_of(task, h200)
         for plan, us in candidates.values():
-            pieces, rank = costing.shards_of(plan)
+            shards, rank = costing.shards_of(plan)
             for number in range(task.ranks.world):
                 mine = np.flatnonzero(rank == number)
                 if len(mine):
-                    yield Load(task.name, pieces.select(mine), us[number])
+                    yield Load(task.name, shards.select(mine), us[number])

@@ -24,13 +24,12 @@ from benchmarks.sharding_candidates import costing_of
 from benchmarks.sharding_tasks import PUBLIC, Task
 from benchmarks.table import keep
 from foretrace.platform.platform import Platform
-from foretrace.sharding.options import TABLE, Ranks
+from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement
 from foretrace.sharding.planner import shard
-from foretrace.sharding.search.exact import gap
-from foretrace.sharding.search.iterated_local_search import search
+from foretrace.sharding.search import optimality_gap, search
 from foretrace.sharding.shards import Shards
-from foretrace.sharding.tables import Table, read_tables
+from foretrace.sharding.tables import TABLE_WISE, Table, read_tables
 
 HBM_BUDGET = 126e9
 SMALL, CASES, CLOSE = 10, 6, 0.01
@@ -49,24 +48,27 @@ def drawn(count: int, seed: int) -> tuple[Table, ...]:
 
 def above_best_whole(tables: tuple[Table, ...], world: int, platform: Platform) -> float:
     """By how much our placement of whole tables is above the best of all there are."""
-    whole = tuple(replace(table, kinds=(TABLE,)) for table in tables)
+    whole = tuple(replace(table, kinds=(TABLE_WISE,)) for table in tables)
     costing = costing_of(Task("small", Ranks(world, world, 1024), whole), platform)
     ours = search(costing, HBM_BUDGET, seconds=5).estimate.step
     # What a rank takes depends on which tables it has alone: each set of them is priced once.
     sets = [tuple(n for n in range(SMALL) if mask >> n & 1) for mask in range(1 << SMALL)]
     one = costing_of(Task("one", Ranks(1, 1, 1024 * world), whole), platform)
-    pieces = [one.shard(n, Placement(TABLE, (0,)).way) for n in range(SMALL)]
+    option = Placement(TABLE_WISE, (0,)).option
+    shards = [one.shard(n, option) for n in range(SMALL)]
     held = [(place, n) for place, some in enumerate(sets) for n in some]
-    every = Shards.of([pieces[n] for _, n in held])
-    each = costing.added([(n, Placement(TABLE, (0,)).way) for _, n in held])
-    us = costing.kernels.ranks(every, each, np.array([place for place, _ in held]), len(sets)).typical.sum(axis=1)
-    sent = np.array([sum(pieces[n].bags * pieces[n].dim * 4 for n in some) for some in sets])
-    asked = np.array([sum(pieces[n].ids * 8 + pieces[n].bags * 4 for n in some) for some in sets])
+    every = Shards.of([shards[n] for _, n in held])
+    marginal = costing.marginal([(n, option) for _, n in held])
+    us = costing.kernels.of_ranks(every, marginal, np.array([place for place, _ in held]), len(sets)).typical.sum(
+        axis=1
+    )
+    sent = np.array([sum(shards[n].bags * shards[n].dim * 4 for n in some) for some in sets])
+    received = np.array([sum(shards[n].ids * 8 + shards[n].bags * 4 for n in some) for some in sets])
     owner = np.array([(0, *rest) for rest in product(range(world), repeat=SMALL - 1)], np.int64)
     masks = np.stack([((owner == rank) << np.arange(SMALL)).sum(axis=1) for rank in range(world)], axis=1)
     steps = us[masks].max(axis=1) + sum(
         costing.communication.us(what, nbytes[masks].max(axis=1))[1]
-        for what, nbytes in (("pooled", sent), ("ids", asked))
+        for what, nbytes in (("pooled", sent), ("ids", received))
     )
     return float(ours / steps.min() - 1)
 
@@ -78,7 +80,7 @@ def small(platform: Platform) -> list[dict[str, Any]]:
         mixed = []
         for seed in range(CASES if world < 4 else 0):
             costing = costing_of(Task("small", Ranks(world, world, 1024), drawn(SMALL, seed)), platform)
-            proven = gap(costing, HBM_BUDGET, search(costing, HBM_BUDGET, seconds=5).plan)
+            proven = optimality_gap(costing, HBM_BUDGET, search(costing, HBM_BUDGET, seconds=5).plan)
             mixed += [] if proven is None else [proven]
         for figure, found in (("best of all whole", whole), ("proven optimum", mixed)):
             if found:

@@ -4,7 +4,7 @@ Tables in the GPU's own memory, SGD and Adam, forward and backward: four times, 
 rows in a cache that holds all of them, show how far off that is. The other rows of the file are of tables in the host's
 memory: they tell the rate of its link.
 
-    python -m benchmarks.sharding_tbe [shared/public/sharding]          (writes src/foretrace/sharding/tbe.json)
+    python -m benchmarks.sharding_tbe [shared/public/sharding]          (writes src/foretrace/sharding/data/tbe.json)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sharding_tasks import PUBLIC
-from foretrace.sharding.linear_models import CONSTANTS, traffic
+from foretrace.sharding.linear_models import TBE_FILE, tbe_bytes
 from foretrace.sharding.shards import HISTOGRAM_BINS, Shard, Shards
 from foretrace.sharding.tables import Table
 
@@ -26,7 +26,7 @@ CACHED = "sgd_caching"
 """How labels name tables in the host's memory whose rows lie in a cache on the device when they are updated."""
 
 
-def piece_of(row: dict[str, Any]) -> Shard:
+def shard_of(row: dict[str, Any]) -> Shard:
     """A measured lookup: rows by themselves, none pooled."""
     table = Table("t", sum(row["num_embeddings_per_feature"]), row["embedding_dim"], optimizer=row["optimizer_type"])
     ids = row["avg_n_total"]
@@ -38,10 +38,10 @@ def main() -> None:
     told = json.loads((public / "h100_tbe_measured.json").read_text())
     rows, cached = ([row for row in told if mark in row["label"]] for mark in ("_gpu_", CACHED))
     rate = H100_GBPS * 1e6  # bytes a millisecond
-    looked_up, gradients, updated = (nbytes / rate for nbytes in traffic(Shards.of([piece_of(row) for row in rows])))
+    looked_up, gradients, updated = (nbytes / rate for nbytes in tbe_bytes(Shards.of([shard_of(row) for row in rows])))
     forward, backward = (np.array([row[f"trc_{way}_ms"] for row in rows]) for way in ("forward", "backward"))
     slower = np.linalg.solve(np.stack([gradients, updated], axis=1), backward)
-    _, gradients, updated = (nbytes / rate for nbytes in traffic(Shards.of([piece_of(row) for row in cached])))
+    _, gradients, updated = (nbytes / rate for nbytes in tbe_bytes(Shards.of([shard_of(row) for row in cached])))
     missed = np.array([gradients, updated]).T @ slower / [row["trc_backward_ms"] for row in cached] - 1
     words = {
         "looked_up_share": round(float((looked_up / forward).mean()), 3),
@@ -52,7 +52,7 @@ def main() -> None:
         ", SGD and Adam, no pooling; spread: what it is off by for rows in a cache, SGD, which it was not fitted on: "
         "NVIDIA/recsys-examples 43465ae (BSD-3)",
     }
-    CONSTANTS.write_text(json.dumps(words, indent=1) + "\n")
+    TBE_FILE.write_text(json.dumps(words, indent=1) + "\n")
     print(words, "off", missed)
 
 

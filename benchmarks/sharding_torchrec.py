@@ -20,7 +20,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from benchmarks.sharding_tasks import Task, tasks
-from foretrace.sharding.plan import Plan, to_dict
+from foretrace.sharding.plan import Plan, plan_fields
 from foretrace.sharding.torchrec import plan_of
 
 MEMORY = 126_000_000_000
@@ -61,7 +61,7 @@ def main() -> None:
         begun = time.monotonic()
         plan = planned(task)
         seconds = time.monotonic() - begun
-        found[task.name] = {"seconds": round(seconds, 1), "plan": to_dict(plan, task.tables)}
+        found[task.name] = {"seconds": round(seconds, 1), "plan": plan_fields(plan, task.tables)}
         path.write_text(json.dumps(found))
         print(f"{task.name}: {len(task.tables)} tables on {task.ranks.world} ranks, {seconds:.1f} s", flush=True)
 

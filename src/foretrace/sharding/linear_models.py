@@ -1,9 +1,13 @@
-"""What calls that look up many tables take on a device that was measured: a sum of what they move, at fitted rates.
+"""Linear models of lookup kernels that serve many tables: microseconds as a sum over what a call moves.
 
-A call for many tables moves much and waits for little. So its time is close to a sum of straight lines: over the rows
-that it looks up, the distinct ones among them, and the embeddings that it makes. Fitted on a few hundred such calls,
-this is closer than the models of single lookups are, and sums can be searched fast. A law is a file in ``laws/``, named
-after its device; `benchmarks.sharding_law` fits them.
+A call for many tables moves much and waits for little, so that its time is close to a linear function of the rows that
+it looks up, the distinct ones among them, and the embeddings that it returns. Such sums can also be searched fast.
+
+- `FusedModel`: PyTorch's ``_embedding_bag`` over many tables in one tensor. Fitted on a few hundred calls of a measured
+  device (`benchmarks.sharding_law`), it is closer than the model of single lookups. One file per device in ``data/``.
+- `price_tbe`: FBGEMM's table-batched embeddings: one kernel forward, and one backward that sorts ids, adds up gradients
+  and updates rows. Priced as bytes at a share of the memory bandwidth; the shares are fitted on published measurements
+  of one GPU and scaled to others by their bandwidth.
 """
 
 from __future__ import annotations
@@ -17,101 +21,100 @@ from numpy.typing import NDArray
 
 from foretrace.platform.device import Device
 from foretrace.platform.files import Positive, read_as
-from foretrace.sharding.shards import DTYPES, ID, OPTIMIZERS, OUTPUT, Floats, Pieces, Priced
-from foretrace.sharding.tables import STATE
+from foretrace.sharding.shards import DTYPES, EMBEDDING_BYTES, ID_BYTES, OPTIMIZERS, Floats, LookupTimes, Shards
 
-LAWS = Path(__file__).parent / "laws"
-WIDE = 2**31
-"""Elements of a tensor from which on PyTorch updates its rows with wider, slower arithmetic for their places."""
+DATA = Path(__file__).parent / "data"
+TBE_FILE = DATA / "tbe.json"
+WIDE_ELEMENTS = 2**31
+"""Elements of a tensor above which PyTorch updates rows with 64-bit index arithmetic, which is slower."""
 TERMS = ("call", "pooled", "bags", "looked_up", "ids", "distinct", "wide_looked_up", "wide_ids", "wide_distinct")
-"""What a call has: itself, kilobytes of pooled embeddings, bags, kilobytes and number of ids, kilobytes of distinct
-rows; the last three apart for tensors of so many elements."""
+"""Terms of a call: one for itself, kilobytes of embeddings, bags, kilobytes of looked-up rows, ids, kilobytes of
+distinct rows; the last three apart for tensors of more than `WIDE_ELEMENTS`."""
 
 
 @dataclass(frozen=True)
-class Law:
+class FusedModel:
     """Microseconds for each unit of each of `TERMS`."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     spread: Positive
-    """How far calls that were not fitted lay off, as a share, in nine of ten."""
+    """Relative error of nine in ten calls that were not fitted."""
     provenance: str
 
     @classmethod
-    def of(cls, device: Device) -> Law | None:
-        """The one of a device, where there is one.
+    def of(cls, device: Device) -> FusedModel | None:
+        """The model of a device, if there is one.
 
-        >>> Law.of(Device.named("a100")) is None
+        >>> FusedModel.of(Device.named("a100")) is None
         True
         """
-        path = LAWS / f"{device.name}.json"
+        path = fused_file(device.name)
         return read_as(cls, path) if path.is_file() else None
 
-    def us(self, pieces: Pieces) -> Floats:
+    def us(self, calls: Shards) -> Floats:
         """Forward and backward of each call."""
-        return np.asarray(terms(pieces) @ np.array([self.forward, self.backward]).T)
+        return np.asarray(terms(calls) @ np.array([self.forward, self.backward]).T)
 
     def call_us(self) -> Floats:
-        """What of that a call takes however little it looks up."""
+        """The constant part of that."""
         return np.array([self.forward[0], self.backward[0]])
 
+    @staticmethod
+    def applies(shards: Shards) -> NDArray[np.bool_]:
+        """Whether the model holds for each shard: pooled float32 rows, updated by SGD, on one rank."""
+        fitted = (shards.dtype == DTYPES.index("float32")) & (shards.optimizer == OPTIMIZERS.index("sgd"))
+        return np.asarray(fitted & ~shards.replicated & ~shards.sequence)
 
-def holds(pieces: Pieces) -> NDArray[np.bool_]:
-    """Whether laws hold for pieces: sums of float32 rows, updated by SGD, each on one rank."""
-    plain = (pieces.dtype == DTYPES.index("float32")) & (pieces.optimizer == OPTIMIZERS.index("sgd"))
-    return np.asarray(plain & ~pieces.everywhere & ~pieces.sequence)
+
+def fused_file(device: str) -> Path:
+    """The file of a device's `FusedModel`."""
+    return DATA / f"fused_{device}.json"
 
 
-def terms(pieces: Pieces) -> Floats:
-    """What each call has of each of `TERMS`."""
-    row, pooled = pieces.dim * pieces.itemsize / 1e3, pieces.bags * pieces.dim * OUTPUT / 1e3
-    wide = pieces.rows * pieces.dim > WIDE
-    moved = np.stack([pieces.count * row, pieces.count, pieces.unique * row], axis=1)
+def terms(calls: Shards) -> Floats:
+    """The value of each of `TERMS` for each call."""
+    row, pooled = calls.dim * calls.itemsize / 1e3, calls.bags * calls.dim * EMBEDDING_BYTES / 1e3
+    wide = calls.rows * calls.dim > WIDE_ELEMENTS
+    moved = np.stack([calls.ids * row, calls.ids, calls.unique * row], axis=1)
     apart = [np.where(which[:, None], moved, 0.0) for which in (~wide, wide)]
-    return np.column_stack([np.ones(len(pieces)), pooled, pieces.bags, *apart])
-
-
-# --- was sharding.tbe: FBGEMM's table-batched embeddings: one kernel forward, and one that sorts, adds up gradients and updates the rows.
-
-CONSTANTS = Path(__file__).with_name("tbe.json")
+    return np.column_stack([np.ones(len(calls)), pooled, calls.bags, *apart])
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Parts of the memory's rate that FBGEMM's kernels reach."""
+class TbeModel:
+    """Shares of the memory bandwidth that FBGEMM's kernels reach."""
 
     looked_up_share: Positive
     gradient_share: Positive
     updated_share: Positive
     spread: Positive
-    """How far times on other GPUs may be off, as a share."""
+    """Relative error that times on other GPUs may have."""
     provenance: str
 
     @classmethod
     @cache
-    def shipped(cls) -> Shares:
-        """Those that come with Foretrace."""
-        return read_as(cls, CONSTANTS)
+    def shipped(cls) -> TbeModel:
+        """The model that comes with Foretrace."""
+        return read_as(cls, TBE_FILE)
 
 
-def traffic(pieces: Pieces) -> tuple[Floats, Floats, Floats]:
-    """Bytes that are looked up and pooled; of gradients, and ids to sort; and of distinct rows, to update them."""
-    row = pieces.dim * pieces.itemsize
-    pooled = pieces.dim * OUTPUT
-    element, per_row = np.array([STATE[name] for name in OPTIMIZERS], np.float64)[pieces.optimizer].T
-    looked_up = pieces.count * (row + ID) + pieces.bags * pooled
-    gradients = pieces.count * (pooled + ID)
-    updated = pieces.unique * 2 * (row + pieces.dim * element + per_row)
-    return np.asarray(looked_up), np.asarray(gradients), np.asarray(updated)
-
-
-def price_tbe(pieces: Pieces, device: Device) -> Priced:
-    """Each piece, as a part of a kernel that looks up many."""
-    known = Shares.shipped()
-    looked_up, gradients, updated = traffic(pieces)
+def price_tbe(shards: Shards, device: Device) -> LookupTimes:
+    """Each shard as a part of FBGEMM's kernels for many."""
+    model = TbeModel.shipped()
+    looked_up, gradients, updated = tbe_bytes(shards)
     rate = device.memory_gbps * 1e3
-    forward = looked_up / known.looked_up_share / rate
-    backward = (gradients / known.gradient_share + updated / known.updated_share) / rate
+    forward = looked_up / model.looked_up_share / rate
+    backward = (gradients / model.gradient_share + updated / model.updated_share) / rate
     typical = np.stack([forward, backward], axis=1)
-    return Priced(typical / (1 + known.spread), typical, typical * (1 + known.spread))
+    return LookupTimes(typical / (1 + model.spread), typical, typical * (1 + model.spread))
+
+
+def tbe_bytes(shards: Shards) -> tuple[Floats, Floats, Floats]:
+    """Bytes of rows that are looked up and pooled; of gradients and sorted ids; and of rows that are updated."""
+    row = shards.dim * shards.itemsize
+    pooled = shards.dim * EMBEDDING_BYTES
+    looked_up = shards.ids * (row + ID_BYTES) + shards.bags * pooled
+    gradients = shards.ids * (pooled + ID_BYTES)
+    updated = shards.unique * 2 * (row + shards.state_row_bytes)
+    return np.asarray(looked_up), np.asarray(gradients), np.asarray(updated)

@@ -1,4 +1,4 @@
-"""A plan: how each table is sharded, and which ranks hold its parts."""
+"""Sharding plans: the placement of each table, plan files, and the result of `foretrace shard`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from foretrace.analysis.report import NotebookDocument
+from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded
-from foretrace.forecast.in_notebooks import InNotebooks
 from foretrace.formats.output import PLAN, replaced
-from foretrace.graph import ForetraceError
 from foretrace.graph.codec import DAMAGE
-from foretrace.sharding.options import KINDS, Ranks, Way, ways
+from foretrace.sharding.options import SHARDING_TYPES, Ranks, ShardingOption, sharding_options
 from foretrace.sharding.tables import Table
 
 if TYPE_CHECKING:
@@ -29,40 +29,41 @@ MAX_PLAN_BYTES = 512 << 20
 
 
 class Placement(NamedTuple):
-    """How one table is sharded.
+    """The sharding type of one table, and the ranks of its shards.
 
-    >>> Placement("column_wise", (0, 3)).way
-    Way(kind='column_wise', parts=2)
+    >>> Placement("column_wise", (0, 3)).option
+    ShardingOption(sharding_type='column_wise', shards=2)
     """
 
     kind: str
+    """The sharding type."""
     ranks: tuple[int, ...]
-    """Those that hold its parts, in order."""
+    """The rank of each shard, in order."""
 
     @property
-    def way(self) -> Way:
-        """Without the ranks."""
-        return Way(self.kind, len(self.ranks))
+    def option(self) -> ShardingOption:
+        """The placement without its ranks."""
+        return ShardingOption(self.kind, len(self.ranks))
 
 
 Plan = tuple[Placement, ...]
 """A placement for each table, in the order of the tables."""
 
 
-def to_dict(plan: Plan, tables: Sequence[Table]) -> dict[str, Any]:
-    """A plan in JSON's words, by the names of its tables."""
+def plan_fields(plan: Plan, tables: Sequence[Table]) -> dict[str, Any]:
+    """A plan as JSON fields, by the names of its tables."""
     return {table.name: {"kind": p.kind, "ranks": list(p.ranks)} for table, p in zip(tables, plan)}
 
 
 def write_plan(plan: Plan, tables: Sequence[Table], ranks: Ranks, path: Path) -> None:
-    """Write it to a file; a file that is there and holds no plan is left alone."""
-    words = {"version": VERSION, "world": ranks.world, "batch": ranks.batch, "plan": to_dict(plan, tables)}
+    """Write a plan file; refused if the path holds a file that is no plan."""
+    fields = {"version": VERSION, "world": ranks.world, "batch": ranks.batch, "plan": plan_fields(plan, tables)}
     with replaced(path, PLAN) as file:
-        file.write((json.dumps(words, indent=1) + "\n").encode())
+        file.write((json.dumps(fields, indent=1) + "\n").encode())
 
 
 def read_plan(path: str | Path, tables: Sequence[Table], ranks: Ranks) -> Plan:
-    """What `write_plan` wrote, for these tables and ranks.
+    """Read a plan file of `write_plan`, for these tables and ranks.
 
     >>> import tempfile; path = Path(tempfile.mkdtemp()) / "plan.json"
     >>> tables, plan = [Table("t", 9, 16)], (Placement("table_wise", (1,)),)
@@ -70,8 +71,8 @@ def read_plan(path: str | Path, tables: Sequence[Table], ranks: Ranks) -> Plan:
     True
     """
     try:
-        words = json.loads(read_bounded(Path(path), MAX_PLAN_BYTES, "a plan"))["plan"]
-        found = {name: Placement(str(p["kind"]), tuple(map(int, p["ranks"]))) for name, p in words.items()}
+        fields = json.loads(read_bounded(Path(path), MAX_PLAN_BYTES, "a plan"))["plan"]
+        found = {name: Placement(str(p["kind"]), tuple(map(int, p["ranks"]))) for name, p in fields.items()}
     except (OSError, EOFError, zlib.error, *DAMAGE) as error:
         raise ForetraceError(f"{path} is no plan ({error})", "`foretrace shard --out` writes one.") from None
     absent = [table.name for table in tables if table.name not in found]
@@ -84,27 +85,26 @@ def read_plan(path: str | Path, tables: Sequence[Table], ranks: Ranks) -> Plan:
 
 
 def check_placement(table: Table, placement: Placement, ranks: Ranks) -> None:
-    """Refuse one that can't be."""
-    if placement.kind not in KINDS:
-        raise ForetraceError(f"table {table.name} is sharded {placement.kind!r}", f"Known are: {', '.join(KINDS)}.")
-    outside = [rank for rank in placement.ranks if not 0 <= rank < ranks.world]
-    if outside or not placement.ranks:
+    """Raise unless a table can be placed so."""
+    kind, on = placement
+    if kind not in SHARDING_TYPES:
+        raise ForetraceError(f"table {table.name} is sharded {kind!r}", f"Known are: {', '.join(SHARDING_TYPES)}.")
+    outside = [rank for rank in on if not 0 <= rank < ranks.world]
+    if outside or not on:
         raise ForetraceError(
             f"table {table.name} lies on rank {outside[0] if outside else 'none'}", f"There are {ranks.world} ranks."
         )
-    free = KINDS[placement.kind].anywhere
-    if placement.way not in ways(table, ranks) or not (free or placement.ranks in KINDS[placement.kind].where(ranks)):
+    of_type = SHARDING_TYPES[kind]
+    possible = of_type.on_any_rank or on in of_type.rank_groups(ranks)
+    if placement.option not in sharding_options(table, ranks) or not possible:
         raise ForetraceError(
-            f"table {table.name} can't be sharded {placement.kind} on {len(placement.ranks)} of {ranks.world} ranks",
+            f"table {table.name} can't be sharded {kind} on {len(on)} of {ranks.world} ranks",
             "Row-wise and data-parallel tables lie on all ranks, table-row-wise ones on a node, columns on 2, 4 or 8.",
         )
 
 
-# --- was sharding.answer: What `foretrace shard` answers: the plan, what it takes and why, and how others compare.
-
-
-class Simulated(NamedTuple):
-    """Milliseconds of the whole step, one after the other: about, 10th and 90th percentile."""
+class StepTime(NamedTuple):
+    """Milliseconds of the step: typical, 10th and 90th percentile."""
 
     step_ms: float
     low_ms: float
@@ -112,8 +112,8 @@ class Simulated(NamedTuple):
 
 
 @dataclass
-class Sharding(InNotebooks):
-    """A plan for tables on a platform. Words and units of `to_dict` are documented in docs/shard.md."""
+class Sharding(NotebookDocument):
+    """A plan for tables on a platform. Fields and units of `to_dict` are documented in docs/shard.md."""
 
     source: str
     platform: str
@@ -121,29 +121,30 @@ class Sharding(InNotebooks):
     kernels: str
     tables: Sequence[Table]
     ranks: Ranks
-    room: float
+    hbm_budget: float
     """Bytes that each rank has for tables."""
     plan: Plan
     estimate: Estimate
-    others: dict[str, Estimate]
-    """What the classic heuristics' plans take."""
+    heuristics: dict[str, Estimate]
+    """The estimates of the plans of greedy heuristics, by name."""
     dense_ms: float = 0.0
     seconds: float = 0.0
+    """Duration of the search."""
     gap: float | None = None
-    """By how much the plan is longer than the shortest there is, by the sums that the search goes by; of few tables."""
-    simulated: Simulated | None = None
-    """The whole job, where the model is known."""
+    """How much longer the plan is than the proven optimum, by the sums of the search; only for few tables."""
+    simulated: StepTime | None = None
+    """The step of the whole job, if the model is known."""
     notes: list[str] = field(default_factory=list)
 
     @property
-    def step(self) -> Simulated:
-        """The whole job's where there is one; else what was added up."""
+    def step(self) -> StepTime:
+        """The simulated step if there is one; else the sum of its parts."""
         sums = self.estimate.step, self.estimate.low, self.estimate.high
-        return self.simulated or Simulated(*(us / 1e3 for us in sums))
+        return self.simulated or StepTime(*(us / 1e3 for us in sums))
 
     @property
     def step_ms(self) -> float:
-        """The step, about."""
+        """Typical time of the step."""
         return self.step.step_ms
 
     def write(self, path: str | Path) -> None:
@@ -151,7 +152,7 @@ class Sharding(InNotebooks):
         write_plan(self.plan, self.tables, self.ranks, Path(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, in words."""
+        """All fields, for JSON."""
         return {
             "source": self.source,
             "platform": self.platform,
@@ -163,16 +164,17 @@ class Sharding(InNotebooks):
             "sent_as": self.ranks.sent_as,
             "tables": len(self.tables),
             "table_bytes": sum(table.nbytes for table in self.tables),
-            "room_bytes": self.room,
+            "room_bytes": self.hbm_budget,
             "step_ms": self.step.step_ms,
             "low_ms": self.step.low_ms,
             "high_ms": self.step.high_ms,
             "summed_ms": self.estimate.step / 1e3,
             "lookup_ms": self.estimate.slowest / 1e3,
-            "exchange_ms": {what: us / 1e3 for what, us in self.estimate.exchanged.items()},
+            "hot_rows_ms": self.estimate.hot_rows / 1e3,
+            "exchange_ms": {what: us / 1e3 for what, us in self.estimate.communication.items()},
             "dense_ms": self.dense_ms,
             "limits": self.limits(),
-            "plan": to_dict(self.plan, self.tables),
+            "plan": plan_fields(self.plan, self.tables),
             "ways": dict(Counter(placement.kind for placement in self.plan)),
             "ranks": [self._rank(rank) for rank in range(self.ranks.world)],
             "alternatives": self._alternatives(),
@@ -182,17 +184,17 @@ class Sharding(InNotebooks):
         }
 
     def limits(self) -> dict[str, Any]:
-        """What holds the step up most, how even the ranks' lookups are, and how full the fullest rank is."""
-        lookups, exchange = self.estimate.slowest, sum(self.estimate.exchanged.values())
-        parts = {"lookups": lookups, "exchange": exchange, "dense": self.dense_ms * 1e3}
+        """The largest part of the step, the balance of the ranks' lookups, and the fullest rank."""
+        communication = sum(self.estimate.communication.values())
+        parts = {"lookups": self.estimate.slowest, "exchange": communication, "dense": self.dense_ms * 1e3}
         what = max(parts, key=lambda name: parts[name])
         return {
             "what": what,
             "share": min(1.0, parts[what] / (self.step_ms * 1e3)) if self.step_ms else 0.0,
             "slowest_rank": int(self.estimate.lookups.argmax()),
-            "balance": float(self.estimate.lookups.mean()) / lookups if lookups else 1.0,
+            "balance": self.estimate.balance,
             "fullest_rank": int(self.estimate.memory.argmax()),
-            "memory_share": float(self.estimate.memory.max()) / self.room,
+            "memory_share": float(self.estimate.memory.max()) / self.hbm_budget,
         }
 
     def _rank(self, rank: int) -> dict[str, Any]:
@@ -207,16 +209,16 @@ class Sharding(InNotebooks):
         }
 
     def _alternatives(self) -> list[dict[str, Any]]:
-        """How much longer the heuristics' plans take, added up; that much longer than this plan they are."""
-        longer = {name: (other.step - self.estimate.step) / 1e3 for name, other in self.others.items()}
+        """The heuristics' plans, longer than this plan by the difference of both sums."""
+        longer = {name: (other.step - self.estimate.step) / 1e3 for name, other in self.heuristics.items()}
         rows: list[dict[str, Any]] = [
             {
                 "name": name,
                 "step_ms": self.step_ms + longer[name],
                 "slower": longer[name] / self.step_ms if self.step_ms else 0.0,
-                "balance": float(other.lookups.mean() / max(other.lookups.max(), 1e-9)),
-                "fits": bool(np.all(other.memory <= self.room)),
+                "balance": other.balance,
+                "fits": bool(np.all(other.memory <= self.hbm_budget)),
             }
-            for name, other in self.others.items()
+            for name, other in self.heuristics.items()
         ]
         return sorted(rows, key=lambda row: row["step_ms"])

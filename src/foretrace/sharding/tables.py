@@ -1,4 +1,4 @@
-"""An embedding table, as much of it as decides where it should lie."""
+"""Embedding tables: what decides their placement, and reading lists of them from CSV and YAML files."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded
-from foretrace.graph import ForetraceError
 
-TABLE, COLUMN, TABLE_ROW, ROW, DATA = KINDS = (
-    "table_wise", "column_wise", "table_row_wise", "row_wise", "data_parallel"
-)  # fmt: skip
+SHARDING_TYPE_NAMES = ("table_wise", "column_wise", "table_row_wise", "row_wise", "data_parallel")
+"""TorchRec's names of what `foretrace.sharding.options` describes."""
+TABLE_WISE, COLUMN_WISE, TABLE_ROW_WISE, ROW_WISE, DATA_PARALLEL = SHARDING_TYPE_NAMES
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 """Bytes of an element, by the dtypes that tables have."""
-DTYPES = {**{name: name for name in ITEMSIZE}, "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-"""What a file may call them."""
-STATE: dict[str, tuple[int, int]] = {
+DTYPE_ALIASES = {**{name: name for name in ITEMSIZE}, "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+OPTIMIZER_STATE: dict[str, tuple[int, int]] = {
     "sgd": (0, 0),
     "rowwise_adagrad": (0, 4),
     "adagrad": (4, 0),
     "partial_rowwise_adam": (4, 4),
     "adam": (8, 0),
 }
-"""Bytes that an optimizer keeps: for each element, and for each row."""
-ADDS_UP = 0.02
-"""So far the shares of a histogram may be from one, having been rounded."""
-MOST_ROWS, MOST_DIM, MOST_FEATURES = 10**12, 1 << 16, 10**6
+"""Bytes of optimizer state for each element, and for each row."""
+HISTOGRAM_TOLERANCE = 0.02
+"""How far the sum of a histogram's shares may be from one, since they are rounded."""
+MAX_ROWS, MAX_DIM, MAX_FEATURES, MAX_POOLING, MAX_BINS = 10**12, 1 << 16, 10**6, 1e6, 40
+MAX_TABLES = 1_000_000
+MAX_FILE_BYTES = 256 << 20
+"""A million tables take less."""
+YAML_SUFFIXES, CSV_SUFFIXES = (".yaml", ".yml", ".yaml.gz", ".yml.gz"), (".csv", ".csv.gz")
 
 
 @dataclass(frozen=True)
 class Table:
-    """One embedding table, how it is looked up, and how it is updated.
+    """An embedding table, how it is looked up, and how it is updated.
 
     >>> Table("users", rows=1_000_000, dim=64).nbytes
     256000000
@@ -47,90 +50,91 @@ class Table:
     rows: int
     dim: int
     pooling: float = 1.0
-    """Ids of a sample in each feature, on average."""
+    """Mean ids per sample and feature: the pooling factor."""
     dtype: str = "float32"
     optimizer: str = "sgd"
     zipf: float = 0.0
-    """Exponent of the power law that ids follow; 0 spreads them evenly."""
+    """Exponent of the power law of the ids; 0 for uniform ids."""
     reuse: tuple[float, ...] = ()
-    """Where known: the share of the hit rows that a batch hits once, 2-3 times, 4-7 times, and so on."""
+    """The access histogram, if known: of the rows that a batch accesses, the share accessed once, 2-3 times, 4-7 times,
+    and so on."""
     kinds: tuple[str, ...] = ()
-    """The ways in which it may be sharded; any where empty."""
+    """Allowed sharding types; empty for all."""
     sequence: bool = False
-    """Whether a sample gets a row for each of its ids, as of ``nn.Embedding``, and not their sum."""
+    """Whether a sample gets a row for each of its ids, as from ``nn.Embedding``, instead of their sum."""
     features: int = 1
-    """Of a sample, that are looked up in it: each has ids of its own, and gets an embedding of its own."""
+    """Features of a sample that are looked up in this table, each with its own ids and its own embedding."""
 
     @property
     def ids(self) -> float:
-        """Of a sample, on average, in all features."""
+        """Mean ids per sample, over all features."""
         return self.pooling * self.features
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of the weights."""
         return self.rows * self.dim * ITEMSIZE[self.dtype]
 
-    def made_for(self, samples: float) -> float:
-        """Embeddings that so many samples get.
+    def embeddings(self, samples: float) -> float:
+        """Embeddings that lookups for this many samples return.
 
-        >>> Table("words", 1000, 64, pooling=20).made_for(10), Table("words", 1000, 64, 20, sequence=True).made_for(10)
+        >>> Table("words", 1000, 64, 20).embeddings(10), Table("words", 1000, 64, 20, sequence=True).embeddings(10)
         (10, 200)
-        >>> Table("words", 1000, 64, pooling=20, features=3).made_for(10)
+        >>> Table("words", 1000, 64, pooling=20, features=3).embeddings(10)
         30
         """
         return samples * (self.ids if self.sequence else self.features)
 
 
-def check(table: Table) -> None:
-    """Refuse a table that can't be.
+def check_table(table: Table) -> None:
+    """Raise unless the values of a table are possible.
 
-    >>> check(Table("users", rows=0, dim=64))
+    >>> check_table(Table("users", rows=0, dim=64))
     Traceback (most recent call last):
     foretrace.errors.ForetraceError: table users has 0 rows. Give the number of its embeddings, from 1 to 1e+12.
     """
     what = table.name if table.name.startswith("table") else f"table {table.name}"
-    if not 0 < table.rows <= MOST_ROWS:
+    if not 0 < table.rows <= MAX_ROWS:
         raise ForetraceError(
-            f"{what} has {table.rows} rows", f"Give the number of its embeddings, from 1 to {MOST_ROWS:g}."
+            f"{what} has {table.rows} rows", f"Give the number of its embeddings, from 1 to {MAX_ROWS:g}."
         )
-    if not 0 < table.dim <= MOST_DIM:
+    if not 0 < table.dim <= MAX_DIM:
         raise ForetraceError(
-            f"{what} has rows of {table.dim} elements", f"Give the length of an embedding, from 1 to {MOST_DIM:,}."
+            f"{what} has rows of {table.dim} elements", f"Give the length of an embedding, from 1 to {MAX_DIM:,}."
         )
-    if not (math.isfinite(table.pooling) and 0 <= table.pooling <= 1e6):
-        raise ForetraceError(f"{what} has a pooling of {table.pooling}", "Give the ids of a sample, on average.")
-    if not 0 < table.features <= MOST_FEATURES:
+    if not (math.isfinite(table.pooling) and 0 <= table.pooling <= MAX_POOLING):
+        raise ForetraceError(f"{what} has a pooling of {table.pooling}", "Give the mean number of ids of a sample.")
+    if not 0 < table.features <= MAX_FEATURES:
         raise ForetraceError(
-            f"{what} has {table.features} features",
-            f"Give how many of a sample are looked up in it, from 1 to {MOST_FEATURES:,}.",
+            f"{what} has {table.features} features", f"Give how many are looked up in it, from 1 to {MAX_FEATURES:,}."
         )
     if table.dtype not in ITEMSIZE:
-        raise ForetraceError(f"{what} is of dtype {table.dtype!r}", f"Known are: {', '.join(DTYPES)}.")
-    if table.optimizer not in STATE:
-        raise ForetraceError(f"{what} has optimizer {table.optimizer!r}", f"Known are: {', '.join(STATE)}.")
+        raise ForetraceError(f"{what} is of dtype {table.dtype!r}", f"Known are: {', '.join(DTYPE_ALIASES)}.")
+    if table.optimizer not in OPTIMIZER_STATE:
+        raise ForetraceError(f"{what} has optimizer {table.optimizer!r}", f"Known are: {', '.join(OPTIMIZER_STATE)}.")
     if not 0 <= table.zipf <= 10:
-        raise ForetraceError(f"{what} has a Zipf exponent of {table.zipf}", "Give one from 0, evenly, to 10.")
-    _check_histogram(table, what)
+        raise ForetraceError(f"{what} has a Zipf exponent of {table.zipf}", "Give one from 0 (uniform ids) to 10.")
+    if table.reuse:
+        _check_histogram(table, what)
 
 
 def _check_histogram(table: Table, what: str) -> None:
-    if not table.reuse:
-        return
-    if not all(math.isfinite(share) and share >= 0 for share in table.reuse) or len(table.reuse) > 40:
-        raise ForetraceError(f"{what} has a reuse histogram that is none", "Give at most 40 shares, none negative.")
+    if not all(math.isfinite(share) and share >= 0 for share in table.reuse) or len(table.reuse) > MAX_BINS:
+        raise ForetraceError(
+            f"{what} has an invalid reuse histogram", f"Give at most {MAX_BINS} shares, none of them negative."
+        )
     total = sum(table.reuse)
-    if abs(total - 1) > ADDS_UP:
+    if abs(total - 1) > HISTOGRAM_TOLERANCE:
         raise ForetraceError(
             f"the reuse histogram of {what} adds up to {total:.3g}, not to 1",
-            "It holds shares of the rows that a batch hits: once, 2-3 times, 4-7 times, and so on.",
+            "It holds shares of the rows that a batch accesses: once, 2-3 times, 4-7 times, and so on.",
         )
 
 
-def gigabytes(nbytes: float) -> str:
-    """Bytes as this room says them.
+def format_bytes(nbytes: float) -> str:
+    """Bytes as messages and notes show them.
 
-    >>> gigabytes(256_000_000), gigabytes(12_300)
+    >>> format_bytes(256_000_000), format_bytes(12_300)
     ('0.26 GB', '0.012 MB')
     """
     if nbytes < 1e7:
@@ -138,33 +142,17 @@ def gigabytes(nbytes: float) -> str:
     return f"{nbytes / 1e9:,.{2 if nbytes < 1e10 else 1}f} GB"
 
 
-# --- was sharding.reading: Tables from a YAML or CSV file; what is wrong in it is told with its line.
+def is_table_list(path: Path) -> bool:
+    """Whether a file is a list of tables, by its name.
 
-MOST_TABLES = 1_000_000
-MAX_FILE_BYTES = 256 << 20
-"""A million tables take less."""
-YES, NO = ("yes", "true", "1"), ("no", "false", "0")
-YAML, CSV = (".yaml", ".yml", ".yaml.gz", ".yml.gz"), (".csv", ".csv.gz")
-
-
-class Entry(NamedTuple):
-    """One table of a file: what stands there, and where."""
-
-    line: int
-    words: Mapping[str, str]
-
-
-def is_tables(path: Path) -> bool:
-    """Whether a file's name says that it lists tables.
-
-    >>> is_tables(Path("tables.csv.gz")), is_tables(Path("train.py"))
+    >>> is_table_list(Path("tables.csv.gz")), is_table_list(Path("train.py"))
     (True, False)
     """
-    return path.name.endswith((*YAML, *CSV))
+    return path.name.endswith((*YAML_SUFFIXES, *CSV_SUFFIXES))
 
 
 def read_tables(path: Path) -> list[Table]:
-    """The tables that a file lists.
+    """The tables that a CSV or YAML file lists; errors name the line.
 
     >>> import tempfile; path = Path(tempfile.mkdtemp()) / "tables.csv"
     >>> _ = path.write_text("name,rows,dim,count\\nusers,1000,64,2\\n")
@@ -172,21 +160,28 @@ def read_tables(path: Path) -> list[Table]:
     ['users.0', 'users.1']
     """
     text = _text(path)
-    entries = _yaml_entries(path, text) if path.name.endswith(YAML) else _csv_entries(path, text)
+    entries = _yaml_entries(path, text) if path.name.endswith(YAML_SUFFIXES) else _csv_entries(path, text)
     tables: list[Table] = []
     lines: dict[str, int] = {}
     for number, entry in enumerate(entries):
         try:
-            found = _tables(entry.words, number)
+            found = _tables(entry.fields, number)
             _check_names(found, entry.line, lines)
             tables += found
         except ForetraceError as error:
             raise ForetraceError(f"{path}, line {entry.line}: {error.what}", error.advice) from None
-        if len(tables) > MOST_TABLES:
-            raise ForetraceError(f"{path}, line {entry.line}: more than {MOST_TABLES:,} tables", "Is count right?")
+        if len(tables) > MAX_TABLES:
+            raise ForetraceError(f"{path}, line {entry.line}: more than {MAX_TABLES:,} tables", "Is count right?")
     if not tables:
         raise ForetraceError(f"{path} lists no tables", f"A table has rows and dim, and may have: {', '.join(FIELDS)}.")
     return tables
+
+
+class _Entry(NamedTuple):
+    """One table of a file: its fields as text, and its line."""
+
+    line: int
+    fields: Mapping[str, str]
 
 
 def _text(path: Path) -> str:
@@ -197,17 +192,18 @@ def _text(path: Path) -> str:
         raise ForetraceError(f"{path} can't be read ({reason})", "Give a YAML or CSV file that lists tables.") from None
 
 
-def _csv_entries(path: Path, text: str) -> Iterator[Entry]:
+def _csv_entries(path: Path, text: str) -> Iterator[_Entry]:
     reader = csv.reader(io.StringIO(text))
     seen: set[str] = set()
     try:
         header = [column.strip().lower() for column in next(reader, [])]
-        listing = PLANNER.keys() <= set(header)  # which may name two tables alike
+        from_planner = TORCHREC_COLUMNS.keys() <= set(header)
         names = {column: column for column in header}
-        if listing:
-            names = {column: name for column, name in (PLANNER | BESIDES).items() if column in header}
+        if from_planner:
+            optional = {"features": "features"}  # other columns of its listing are ignored
+            names = {column: name for column, name in (TORCHREC_COLUMNS | optional).items() if column in header}
         else:
-            _check_columns(path, 1, names)
+            _check_field_names(path, 1, names)
         for cells in reader:
             if not any(cell.strip() for cell in cells):
                 continue
@@ -216,30 +212,30 @@ def _csv_entries(path: Path, text: str) -> Iterator[Entry]:
                     f"{path}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns",
                     "Quote cells that have commas in them.",
                 )
-            words = {names[c]: x.strip() for c, x in zip(header, cells) if c in names}
-            if listing:
-                words = _of_each_feature(words)
-                words["name"] += f"#{reader.line_num}" * (words["name"] in seen)
-            seen.add(words.get("name", ""))
-            yield Entry(reader.line_num, words)
+            fields = {names[c]: x.strip() for c, x in zip(header, cells) if c in names}
+            if from_planner:
+                fields = _per_feature(fields)
+                fields["name"] += f"#{reader.line_num}" * (fields["name"] in seen)  # names need not be unique
+            seen.add(fields.get("name", ""))
+            yield _Entry(reader.line_num, fields)
     except csv.Error as error:
         raise ForetraceError(f"{path}, line {reader.line_num}: {error}", "It should be plain CSV.") from None
 
 
-def _of_each_feature(words: dict[str, str]) -> dict[str, str]:
-    """A table of a planner's listing, which adds up the ids of all features.
+def _per_feature(fields: dict[str, str]) -> dict[str, str]:
+    """A row of the TorchRec planner's listing with the pooling factor of one feature instead of the sum over features.
 
-    >>> _of_each_feature({"pooling": "60.0", "features": "4"})["pooling"]
+    >>> _per_feature({"pooling": "60.0", "features": "4"})["pooling"]
     '15.0'
     """
     try:
-        return words | {"pooling": str(float(words["pooling"]) / float(words.get("features") or 1))}
+        return fields | {"pooling": str(float(fields["pooling"]) / float(fields.get("features") or 1))}
     except (ValueError, ZeroDivisionError):
-        return words  # what is wrong is told where they are read
+        return fields  # refused where the values are parsed
 
 
-def _yaml_entries(path: Path, text: str) -> Iterator[Entry]:
-    """A list of tables, by itself or under ``tables``."""
+def _yaml_entries(path: Path, text: str) -> Iterator[_Entry]:
+    """A list of tables at the top level or under ``tables``."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -253,18 +249,18 @@ def _yaml_entries(path: Path, text: str) -> Iterator[Entry]:
     if isinstance(root, yaml.MappingNode):
         root = next((value for key, value in root.value if key.value == "tables"), None)
     if not isinstance(root, yaml.SequenceNode):
-        raise ForetraceError(f"{path} is no list of tables", "Write one, by itself or under `tables:`.")
+        raise ForetraceError(f"{path} is no list of tables", "Write one, at the top level or under `tables:`.")
     for node in root.value:
         line = node.start_mark.line + 1
         if not isinstance(node, yaml.MappingNode):
             raise ForetraceError(f"{path}, line {line}: no table", "Write it as {name: …, rows: …, dim: …}.")
         for key, _ in node.value:
-            _check_columns(path, key.start_mark.line + 1, {str(key.value): ""})
-        yield Entry(line, {str(key.value): _plain(path, value) for key, value in node.value})
+            _check_field_names(path, key.start_mark.line + 1, {str(key.value): ""})
+        yield _Entry(line, {str(key.value): _yaml_text(path, value) for key, value in node.value})
 
 
-def _plain(path: Path, node: Any) -> str:
-    """A scalar's text; those of a list, one after the other. Lists in lists may have no end: aliases lead anywhere."""
+def _yaml_text(path: Path, node: Any) -> str:
+    """The text of a scalar or of a flat list; nested lists are refused, since aliases can make them endless."""
     import yaml
 
     items = node.value if isinstance(node, yaml.SequenceNode) else [node]
@@ -277,30 +273,40 @@ def _plain(path: Path, node: Any) -> str:
     return " ".join(str(item.value) for item in items)
 
 
-def _check_columns(path: Path, line: int, names: Mapping[str, str]) -> None:
+def _check_field_names(path: Path, line: int, names: Mapping[str, str]) -> None:
     for name in names:
         if name not in FIELDS:
             near = difflib.get_close_matches(name, FIELDS, 1)
             hint = f"Did you mean {near[0]}? " if near else ""
             raise ForetraceError(
-                f"{path}, line {line}: nothing of a table is called {name!r}", f"{hint}Known are: {', '.join(FIELDS)}."
+                f"{path}, line {line}: a table has no field {name!r}", f"{hint}Known are: {', '.join(FIELDS)}."
             )
 
 
-def _tables(words: Mapping[str, str], number: int) -> list[Table]:
-    """A table, as often as its count says."""
-    for needed in ("rows", "dim"):
-        if not words.get(needed):
-            raise ForetraceError(f"a table without {needed}", "Give its rows (embeddings) and its dim (their length).")
-    values = {name: _value(name, text) for name, text in words.items() if text != ""}
+def _tables(fields: Mapping[str, str], number: int) -> list[Table]:
+    """The table that fields describe, ``count`` times."""
+    for required in ("rows", "dim"):
+        if not fields.get(required):
+            raise ForetraceError(
+                f"a table without {required}", "Give its rows (embeddings) and its dim (their length)."
+            )
+    values = {name: _value(name, text) for name, text in fields.items() if text != ""}
     count = values.pop("count", 1)
     table = Table(**{"name": f"table {number}", **values})
-    check(table)
-    if not 0 < count <= MOST_TABLES:
+    check_table(table)
+    if not 0 < count <= MAX_TABLES:
         raise ForetraceError(
-            f"table {table.name} has a count of {count}", f"Give how many are like it, from 1 to {MOST_TABLES:,}."
+            f"table {table.name} has a count of {count}", f"Give how many are like it, from 1 to {MAX_TABLES:,}."
         )
     return [table] if count == 1 else [replace(table, name=f"{table.name}.{copy}") for copy in range(count)]
+
+
+def _check_names(found: list[Table], line: int, lines: dict[str, int]) -> None:
+    """Raise for a table with the name of an earlier one; `lines` collects the line of each name."""
+    for table in found:
+        before = lines.setdefault(table.name, line)
+        if before != line:
+            raise ForetraceError(f"a table is called {table.name} already, in line {before}", "Give each its own name.")
 
 
 def _value(name: str, text: str) -> Any:
@@ -310,67 +316,52 @@ def _value(name: str, text: str) -> Any:
         raise ForetraceError(f"{name} is {text!r}", EXPECTED[name]) from None
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     number = float(text.replace("_", ""))
     if number != int(number):
         raise ValueError(text)
     return int(number)
 
 
-def _shares(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.replace(";", " ").replace(",", " ").split())
+def _items(text: str) -> list[str]:
+    return text.replace(";", " ").replace(",", " ").split()
 
 
-def _kinds(text: str) -> tuple[str, ...]:
-    kinds = tuple(text.replace(";", " ").replace(",", " ").split())
-    if not set(kinds) <= set(KINDS):
+def _sharding_types(text: str) -> tuple[str, ...]:
+    names = tuple(_items(text))
+    if not set(names) <= set(SHARDING_TYPE_NAMES):
         raise ValueError(text)
-    return kinds
+    return names
 
 
-def _yes_or_no(text: str) -> bool:
-    if text.lower() not in YES + NO:
+def _boolean(text: str) -> bool:
+    known = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    if text.lower() not in known:
         raise ValueError(text)
-    return text.lower() in YES
-
-
-def _optimizer(text: str) -> str:
-    return text.lower()
+    return known[text.lower()]
 
 
 FIELDS: dict[str, Callable[[str], Any]] = {
     "name": str,
-    "rows": _whole,
-    "dim": _whole,
+    "rows": _integer,
+    "dim": _integer,
     "pooling": float,
-    "dtype": lambda text: DTYPES.get(text.lower(), text),
+    "dtype": lambda text: DTYPE_ALIASES.get(text.lower(), text),
     "zipf": float,
-    "reuse": _shares,
-    "optimizer": _optimizer,
-    "kinds": _kinds,
-    "sequence": _yes_or_no,
-    "features": _whole,
-    "count": _whole,
+    "reuse": lambda text: tuple(map(float, _items(text))),
+    "optimizer": str.lower,
+    "kinds": _sharding_types,
+    "sequence": _boolean,
+    "features": _integer,
+    "count": _integer,
 }
-"""What a file may say of a table, and how each is read."""
-NUMBER, WHOLE = "It should be a number.", "It should be a whole number."
+"""The fields of a table in a file, and how each is parsed."""
+NUMBER, INTEGER = "It should be a number.", "It should be a whole number."
 EXPECTED = {
-    "rows": WHOLE, "dim": WHOLE, "features": WHOLE, "count": WHOLE, "pooling": NUMBER, "zipf": NUMBER,
-    "reuse": "It should be shares of the rows that a batch hits once, 2-3 times, 4-7 times, …: 0.5; 0.3; 0.2.",
+    "rows": INTEGER, "dim": INTEGER, "features": INTEGER, "count": INTEGER, "pooling": NUMBER, "zipf": NUMBER,
+    "reuse": "It should be shares of the rows that a batch accesses once, 2-3 times, 4-7 times, …: 0.5; 0.3; 0.2.",
     "sequence": "It should be yes or no.",
-    "kinds": f"Known are: {', '.join(KINDS)}.",
+    "kinds": f"Known are: {', '.join(SHARDING_TYPE_NAMES)}.",
 }  # fmt: skip
-PLANNER = {"fqn": "name", "hash_size": "rows", "emb_dim": "dim", "sum_pooling_factor": "pooling"}
-"""What TorchRec's planner calls them in the listing that it writes."""
-BESIDES = {"features": "features"}
-"""What such a listing may have besides; nothing else of it is read."""
-
-
-def _check_names(found: list[Table], line: int, lines: dict[str, int]) -> None:
-    """Refuse a table with the name of one before it; lines are kept by name."""
-    for table in found:
-        before = lines.setdefault(table.name, line)
-        if before != line:
-            raise ForetraceError(
-                f"a table is called {table.name} already, in line {before}", "Give each a name of its own."
-            )
+TORCHREC_COLUMNS = {"fqn": "name", "hash_size": "rows", "emb_dim": "dim", "sum_pooling_factor": "pooling"}
+"""Columns of the listing that TorchRec's planner writes, and the fields they are."""

@@ -1,8 +1,12 @@
-"""TorchRec both ways: its modules' tables and constraints in, a ``ShardingPlan`` that it loads out.
+"""TorchRec: the tables of its modules, plans as its ``ShardingPlan``, and our models as an estimator for its planner.
 
 tables = tables_of(model, constraints)
 found = ft.shard(tables, on="h200", world=8)
 model = DistributedModelParallel(model, plan=sharding_plan(model, found.plan, found.tables, found.ranks))
+
+estimator = ForetraceEstimator(topology, constraints, on="h200")
+enumerator = EmbeddingEnumerator(topology, batch_size, constraints, estimator=[estimator, storage_estimator])
+planner = EmbeddingShardingPlanner(topology, enumerator=enumerator)
 """
 
 from __future__ import annotations
@@ -13,41 +17,44 @@ from typing import Any
 
 from torchrec.distributed.planner.types import Perf, ShardEstimator
 
-from foretrace.forecast.fabric_of import fabric_of
-from foretrace.graph import ForetraceError
+from foretrace.errors import ForetraceError
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
-from foretrace.sharding.costing import Costing, Exchange
+from foretrace.prediction.fabric_choice import fabric_of
+from foretrace.sharding.costing import Communication, Costing
 from foretrace.sharding.lookups import Batched
 from foretrace.sharding.options import (
-    ACROSS,
-    COLUMN,
-    COPIES,
-    DATA,
-    KINDS,
+    CROSS_NODE,
     NODE_SUMS,
     POOLED,
-    ROW,
-    TABLE,
-    TABLE_ROW,
+    REPLICAS,
+    SHARDING_TYPES,
     Ranks,
-    Way,
-    exchange_of,
+    ShardingOption,
+    communication_of,
 )
 from foretrace.sharding.plan import Placement, Plan
-from foretrace.sharding.shards import OUTPUT
-from foretrace.sharding.tables import ITEMSIZE, Table
+from foretrace.sharding.shards import EMBEDDING_BYTES
+from foretrace.sharding.tables import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    ITEMSIZE,
+    ROW_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    Table,
+)
 
 DTYPES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16", "INT8": "int8"}
-"""TorchRec's names of the dtypes that tables have."""
-ALSO = {"table_column_wise": COLUMN, "grid_shard": TABLE_ROW}
-"""Ways of TorchRec that are others with less freedom: allowed where those are."""
+"""Dtypes of tables by TorchRec's names."""
+SPECIAL_CASES = {"table_column_wise": COLUMN_WISE, "grid_shard": TABLE_ROW_WISE}
+"""Sharding types of TorchRec that are special cases of others, and allowed where those are."""
 
 
 def tables_of(
     module: Any, constraints: Mapping[str, Any] | None = None, optimizer: str = "sgd", zipf: float = 0.0
 ) -> list[Table]:
-    """The tables of a module, with what its planner's constraints say of pooling and of allowed ways.
+    """The tables of a module, with the pooling factors and sharding types of its planner's constraints.
 
     Parameters
     ----------
@@ -56,21 +63,21 @@ def tables_of(
     constraints
         ``ParameterConstraints`` by the name of a table, as TorchRec's planner takes them.
     optimizer
-        What updates the tables: TorchRec fuses it into their backward, so that no module tells.
+        The optimizer of the tables: TorchRec fuses it into their backward, so that modules do not have it.
     zipf
-        How ids are spread: TorchRec does not say.
+        Exponent of the power law of the ids, which TorchRec does not have.
     """
     found = []
     for collection in _collections(module).values():
         for config in configs_of(collection):
-            told = (constraints or {}).get(config.name)
-            allowed = [ALSO.get(kind, kind) for kind in (getattr(told, "sharding_types", None) or ())]
-            pooling = fmean(getattr(told, "pooling_factors", None) or [1.0])
+            constraint = (constraints or {}).get(config.name)
+            types = [SPECIAL_CASES.get(kind, kind) for kind in (getattr(constraint, "sharding_types", None) or ())]
+            pooling = fmean(getattr(constraint, "pooling_factors", None) or [1.0])
             found.append(
                 Table(
                     config.name, config.num_embeddings, config.embedding_dim, pooling,
                     _dtype(config.name, config.data_type), optimizer,
-                    zipf, kinds=tuple(dict.fromkeys(kind for kind in allowed if kind in KINDS)),
+                    zipf, kinds=tuple(dict.fromkeys(kind for kind in types if kind in SHARDING_TYPES)),
                     sequence=not hasattr(collection, "embedding_bag_configs"),
                     features=len(config.feature_names),
                 )
@@ -92,7 +99,7 @@ def sharding_plan(module: Any, plan: Plan, tables: Sequence[Table], ranks: Ranks
         The model that the plan is for. Tables whose optimizer TorchRec's ``apply_optimizer_in_backward`` has set are
         looked up by FBGEMM's fused kernels; others by dense ones, whose gradients are as large as the tables.
     plan, tables, ranks
-        As `foretrace.sharding.planner.shard` answers them.
+        Fields of the result of `foretrace.shard`.
     device
         The kind of device that it will run on.
     """
@@ -106,7 +113,7 @@ def sharding_plan(module: Any, plan: Plan, tables: Sequence[Table], ranks: Ranks
         absent = [name for name in names if name not in by_name]
         if absent:
             raise ForetraceError(f"the plan says nothing of table {absent[0]}", "It was made for another model.")
-        each = {name: _parameter(by_name[name], ranks) for name in names}
+        each = {name: _parameter_sharding(by_name[name], ranks) for name in names}
         found[path] = construct_module_sharding_plan(
             collection, each, local_size=min(ranks.per_node, ranks.world), world_size=ranks.world, device_type=device
         )
@@ -114,38 +121,38 @@ def sharding_plan(module: Any, plan: Plan, tables: Sequence[Table], ranks: Ranks
 
 
 def plan_of(sharded: Any, tables: Sequence[Table]) -> Plan:
-    """What a ``ShardingPlan`` says of tables, as a plan of ours."""
-    told = {name: how for parameters in sharded.plan.values() for name, how in parameters.items()}
-    absent = [table.name for table in tables if table.name not in told]
+    """The placements of tables in a ``ShardingPlan``."""
+    shardings = {name: how for parameters in sharded.plan.values() for name, how in parameters.items()}
+    absent = [table.name for table in tables if table.name not in shardings]
     if absent:
         raise ForetraceError(f"TorchRec's plan says nothing of table {absent[0]}", "It was made for another model.")
-    return tuple(_placement(table, told[table.name]) for table in tables)
+    return tuple(_placement(table, shardings[table.name]) for table in tables)
 
 
-def _parameter(placement: Placement, ranks: Ranks) -> Any:
-    """TorchRec's generator of the same placement."""
+def _parameter_sharding(placement: Placement, ranks: Ranks) -> Any:
+    """TorchRec's generator of a placement."""
     from torchrec.distributed import sharding_plan as theirs
 
     first = placement.ranks[0]
     made = {
-        TABLE: lambda: theirs.table_wise(rank=first),
-        COLUMN: lambda: theirs.column_wise(ranks=list(placement.ranks)),
-        ROW: theirs.row_wise,
-        TABLE_ROW: lambda: theirs.table_row_wise(host_index=first // ranks.per_node),
-        DATA: theirs.data_parallel,
+        TABLE_WISE: lambda: theirs.table_wise(rank=first),
+        COLUMN_WISE: lambda: theirs.column_wise(ranks=list(placement.ranks)),
+        ROW_WISE: theirs.row_wise,
+        TABLE_ROW_WISE: lambda: theirs.table_row_wise(host_index=first // ranks.per_node),
+        DATA_PARALLEL: theirs.data_parallel,
     }
     return made[placement.kind]()
 
 
-def _placement(table: Table, told: Any) -> Placement:
-    kind = ALSO.get(told.sharding_type, told.sharding_type)
-    if kind not in KINDS:
-        raise ForetraceError(f"table {table.name} is sharded {kind}", f"Known are: {', '.join(KINDS)}.")
-    return Placement(kind, tuple(told.ranks))
+def _placement(table: Table, sharding: Any) -> Placement:
+    kind = SPECIAL_CASES.get(sharding.sharding_type, sharding.sharding_type)
+    if kind not in SHARDING_TYPES:
+        raise ForetraceError(f"table {table.name} is sharded {kind}", f"Known are: {', '.join(SHARDING_TYPES)}.")
+    return Placement(kind, tuple(sharding.ranks))
 
 
 def _collections(module: Any) -> dict[str, Any]:
-    """The modules in it that hold tables: those of sums, and those of sequences."""
+    """The submodules that hold pooled tables or sequences."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
     kinds = (EmbeddingBagCollection, EmbeddingCollection)
@@ -153,7 +160,7 @@ def _collections(module: Any) -> dict[str, Any]:
 
 
 def configs_of(collection: Any) -> Sequence[Any]:
-    """Of the tables of such a module; none of another."""
+    """The configurations of the tables of such a module; none of another."""
     for name in ("embedding_bag_configs", "embedding_configs"):
         if hasattr(collection, name):
             found: Sequence[Any] = getattr(collection, name)()
@@ -161,27 +168,24 @@ def configs_of(collection: Any) -> Sequence[Any]:
     return ()
 
 
-def _dtype(table: str, told: Any) -> str:
-    name = getattr(told, "name", str(told))
+def _dtype(table: str, data_type: Any) -> str:
+    name = getattr(data_type, "name", str(data_type))
     if name not in DTYPES:
         raise ForetraceError(f"table {table} is of dtype {name}", f"Known are: {', '.join(DTYPES)}.")
     return DTYPES[name]
 
 
-# --- was sharding.torchrec_estimator: A performance estimator for TorchRec's own planner: its search, with our models instead of its constants.
-
-
 class ForetraceEstimator(ShardEstimator):  # type: ignore[misc]
-    """Says what shards take, in milliseconds, by the models of a platform: lookups by FBGEMM, exchange by a fabric.
+    """Estimates shards for TorchRec's planner by the models of a platform: FBGEMM's lookups, collectives of a fabric.
 
     Parameters
     ----------
     topology
         Of TorchRec's planner.
     constraints
-        Those of the planner, as its own estimators take them; what they say arrives in the options, too.
+        Those of the planner, as its own estimators take them; the options contain what is needed of them.
     on, fabric
-        The platform, and what joins its ranks: the platform's own or the closest shipped one, where left out.
+        The platform and its fabric: by default the platform's own, or the closest shipped one.
     """
 
     def __init__(
@@ -198,19 +202,20 @@ class ForetraceEstimator(ShardEstimator):  # type: ignore[misc]
         self._fabric = fabric if isinstance(fabric, Fabric) else Fabric.named(fabric)
 
     def estimate(self, sharding_options: list[Any], sharder_data_map: Any = None) -> None:
-        """Write what each shard of each option takes into it."""
+        """Set the estimated milliseconds of each shard of each option."""
         tables: dict[str, Table] = {}
         for option in sharding_options:
             tables.setdefault(option.name, _table(option))
         numbers = {name: number for number, name in enumerate(tables)}
         batch = max((option.batch_size for option in sharding_options), default=1)
         ranks = Ranks(self._world, self._per_node, batch)
-        exchange = Exchange(self._fabric, ranks)
-        costing = Costing(list(tables.values()), ranks, Batched(self._platform), exchange)
-        parts = [(numbers[option.name], _way(option)) for option in sharding_options]
-        for option, (number, way), (forward, backward) in zip(sharding_options, parts, costing.adds(parts).tolist()):
-            out, back = _exchanged(costing.tables[number], way, exchange)
-            for shard in option.shards:
+        communication = Communication(self._fabric, ranks)
+        costing = Costing(list(tables.values()), ranks, Batched(self._platform), communication)
+        ours = [(numbers[option.name], _option(option)) for option in sharding_options]
+        for theirs, (number, option), lookup in zip(sharding_options, ours, costing.marginal(ours).tolist()):
+            forward, backward = lookup
+            out, back = _communication_us(costing.tables[number], option, communication)
+            for shard in theirs.shards:
                 shard.perf = Perf(forward / 1e3, out / 1e3, backward / 1e3, back / 1e3)
 
 
@@ -222,26 +227,27 @@ def _table(option: Any) -> Table:
 
 
 def _features(option: Any) -> int:
-    """As the module says: the planner counts as many as it was told pooling factors of."""
+    """Features of the module's table: the planner counts as many as it has pooling factors for."""
     found = (len(config.feature_names) for config in configs_of(option.module[1]) if config.name == option.name)
     return next(found, len(option.input_lengths))
 
 
-def _way(option: Any) -> Way:
-    kind = ALSO.get(option.sharding_type, option.sharding_type)
-    return Way(kind if kind in KINDS else TABLE, max(1, len(option.shards)))
+def _option(option: Any) -> ShardingOption:
+    kind = SPECIAL_CASES.get(option.sharding_type, option.sharding_type)
+    return ShardingOption(kind if kind in SHARDING_TYPES else TABLE_WISE, max(1, len(option.shards)))
 
 
-def _exchanged(table: Table, way: Way, exchange: Exchange) -> tuple[float, float]:
-    """What one shard adds to the exchange after the forward, and to that before the backward: microseconds."""
-    pooled = table.dim * table.made_for(exchange.ranks.global_batch) * exchange.ranks.sent_bytes
-    if way.kind == DATA:
-        copied = float(table.rows * table.dim * OUTPUT)
-        return 0.0, exchange.line(COPIES, copied).per_byte * copied
-    what = exchange_of(table, way.kind)
-    part = pooled / (way.parts if what == POOLED else 1)
-    both = exchange.line(what, part).per_byte * part
+def _communication_us(table: Table, option: ShardingOption, communication: Communication) -> tuple[float, float]:
+    """Microseconds that one shard adds to the communication after the forward, and before the backward."""
+    ranks, linear = communication.ranks, communication.linear
+    pooled = table.dim * table.embeddings(ranks.global_batch) * ranks.sent_bytes
+    if option.sharding_type == DATA_PARALLEL:
+        gradient = float(table.rows * table.dim * EMBEDDING_BYTES)
+        return 0.0, linear(REPLICAS, gradient).per_byte * gradient
+    what = communication_of(table, option.sharding_type)
+    sent = pooled / (option.shards if what == POOLED else 1)
+    both = linear(what, sent).per_byte * sent
     if what == NODE_SUMS:
-        across = part / exchange.ranks.per_node
-        both += exchange.line(ACROSS, across).per_byte * across
+        across = sent / ranks.per_node
+        both += linear(CROSS_NODE, across).per_byte * across
     return both / 2, both / 2

@@ -1,4 +1,9 @@
-"""Tables from a recorded or sketched step: its lookups, with what is known of their ids."""
+"""The training step around the tables: the tables it looks up, its dense part, and a plan simulated as a whole job.
+
+The search adds costs up. A simulated job has all ranks with the dense part of the model: each rank's host and device do
+one thing after the other, collectives start when their last rank arrives, and what may overlap does. Lookups take as
+long as the search says.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +12,43 @@ from dataclasses import replace
 
 import numpy as np
 
+from foretrace.analysis.dispatched import dispatched_calls
+from foretrace.analysis.memory import peak_memory
 from foretrace.cost_models.kernels.families import family_of
 from foretrace.cost_models.kernels.families.lookups import BAGS
-from foretrace.forecast.flat import flat
-from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.jobs.doubt import add_range
-from foretrace.forecast.jobs.rank import PricedRank, part_of
-from foretrace.forecast.jobs.simulated import simulate_job
-from foretrace.forecast.jobs.supposed import Supposed
-from foretrace.forecast.jobs.unrolled import back_to_back
-from foretrace.forecast.memory import peak_memory
-from foretrace.forecast.predict import predict
-from foretrace.forecast.rest import after_a_wait
-from foretrace.forecast.timetable import timetable
-from foretrace.graph import ForetraceError, Graph, Indices, Job, Op, OpTable
+from foretrace.errors import ForetraceError
+from foretrace.graph import Graph, Indices, Job, Op, OpTable
+from foretrace.graph.tables import percentiles
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
+from foretrace.prediction.job import back_to_back_ms, simulate_job
+from foretrace.prediction.predict import predict_on_platform
+from foretrace.prediction.priced_tasks import priced_tasks, with_cold_host_penalty
+from foretrace.prediction.rank_models import PricedRank, with_arrivals
+from foretrace.prediction.report import sample_step_ms
+from foretrace.prediction.uncertainty import PERCENTILES
 from foretrace.sharding.costing import Costing
-from foretrace.sharding.lookups import graph_of
-from foretrace.sharding.options import ACROSS, COPIES, IDS, NODE_SUMS, POOLED, SUMS, Ranks
-from foretrace.sharding.plan import Plan, Simulated
-from foretrace.sharding.shards import Floats, Priced, exponent_of
+from foretrace.sharding.lookups import lookup_graph
+from foretrace.sharding.options import CROSS_NODE, IDS, NODE_SUMS, POOLED, REPLICAS, SUMS, Ranks
+from foretrace.sharding.plan import Plan, StepTime
+from foretrace.sharding.shards import Floats, LookupTimes, zipf_exponent
 from foretrace.sharding.tables import ITEMSIZE, Table
-from foretrace.transforms.draft import Group
+from foretrace.transforms.draft import ProcessGroup
 from foretrace.transforms.parallel.hybrid import RankStep, TableShare, Transfer, sharded_steps
-from foretrace.transforms.weights import spread
+from foretrace.transforms.weights import propagate_owners
 
 LOOKUPS = (*BAGS, "aten::embedding")
-KEEPS = {
+OPTIMIZERS = {
     (0, 0): "sgd", (0, 1): "rowwise_adagrad", (1, 0): "adagrad", (1, 1): "partial_rowwise_adam",
     (2, 0): "adam", (2, 1): "adam",
 }  # fmt: skip
-"""The optimizer that keeps so many numbers for each element, and for each row."""
+"""The optimizer by the numbers that its state has for each element, and for each row."""
+FORWARD = ((POOLED, "all_to_all"), (SUMS, "reduce_scatter"), (NODE_SUMS, "reduce_scatter"), (CROSS_NODE, "all_to_all"))
+"""The collectives that bring embeddings to the ranks of their samples, in order."""
+BACKWARD = ((POOLED, "all_to_all"), (SUMS, "all_gather"), (CROSS_NODE, "all_to_all"), (NODE_SUMS, "all_gather"))
+"""Those that bring gradients back."""
+NARROW = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
+"""The dtype that embeddings are converted into before they are sent."""
 
 
 def tables_of_graph(graph: Graph) -> list[Table]:
@@ -63,10 +73,10 @@ def tables_of_graph(graph: Graph) -> list[Table]:
             continue
         if key not in found:
             found[key] = _table(op, len(found), batch, known.get(row))
-        elif op.phase != "backward":  # where lookups are made again, which are no others
+        elif op.phase != "backward":  # lookups in backward are recomputed ones
             found[key] = _with_more(found[key], _table(op, 0, batch, None))
-    kept = optimizers_of(graph, {weight: table for weight, table in found.items() if isinstance(weight, int)})
-    found = {key: replace(table, optimizer=kept.get(key, table.optimizer)) for key, table in found.items()}
+    optimizers = optimizers_of(graph, {weight: table for weight, table in found.items() if isinstance(weight, int)})
+    found = {key: replace(table, optimizer=optimizers.get(key, table.optimizer)) for key, table in found.items()}
     if not found:
         raise ForetraceError(
             f"{graph.title} looks up no embedding tables",
@@ -76,7 +86,7 @@ def tables_of_graph(graph: Graph) -> list[Table]:
 
 
 def optimizers_of(graph: Graph, tables: Mapping[int, Table]) -> dict[object, str]:
-    """By storage, the optimizer that keeps as much of a table as the step's does: what it is called does not matter.
+    """By storage, the optimizer with as much state of a table as the step's has, whatever its name.
 
     Parameters
     ----------
@@ -87,7 +97,7 @@ def optimizers_of(graph: Graph, tables: Mapping[int, Table]) -> dict[object, str
     """
     updates = [op for op in graph.ops if op.phase == "optimizer"]
     owner = {storage: storage for storage in tables}
-    spread(updates, owner)
+    propagate_owners(updates, owner)
     seen = {t.storage: t for op in updates for t in (*op.tensors, *op.produced) if t.layout == "strided"}
     counts = {storage: [0, 0] for storage in tables}
     for storage, tensor in seen.items():
@@ -96,11 +106,11 @@ def optimizers_of(graph: Graph, tables: Mapping[int, Table]) -> dict[object, str
         if table is not None and storage not in tables and before:
             counts[owner[storage]][0] += tensor.numel == table.rows * table.dim
             counts[owner[storage]][1] += tensor.numel == table.rows
-    return {storage: KEEPS[min(each, 2), min(row, 1)] for storage, (each, row) in counts.items()}
+    return {storage: OPTIMIZERS[min(each, 2), min(row, 1)] for storage, (each, row) in counts.items()}
 
 
 def batch_of_graph(graph: Graph) -> int:
-    """Samples of the step: as many as most of its lookups make sums for, or where none does, as the ids have rows."""
+    """Samples of the step: the bags that most lookups have, or without bags, the first dimension of the ids."""
     found = [op for op in graph.ops if op.name in LOOKUPS and len(op.tensors) > 1]
     samples = [op.tensors[2].numel for op in found if op.name in BAGS and len(op.tensors) > 2]
     samples = samples or [(*op.tensors[1].shape, 1)[0] for op in found]
@@ -112,20 +122,20 @@ def _table(op: Op, number: int, batch: int, seen: Indices | None) -> Table:
     rows, dim = weight.shape
     pooled = op.name in BAGS and len(op.tensors) > 2
     bags = max(1, op.tensors[2].numel if pooled else batch)
-    zipf = exponent_of(rows, seen.count, seen.unique) if seen and seen.count else 0.0
+    zipf = zipf_exponent(rows, seen.count, seen.unique) if seen and seen.count else 0.0
     name = op.module or f"table {number}"
     return Table(name, rows, dim, ids.numel / bags, weight.dtype, zipf=zipf, sequence=not pooled,
                  features=max(1, round(bags / batch)))  # fmt: skip
 
 
 def _with_more(table: Table, more: Table) -> Table:
-    """A table that is looked up by another call besides."""
+    """A table that is looked up by one more call."""
     features = table.features + more.features
     return replace(table, features=features, pooling=(table.ids + more.ids) / features)
 
 
 def _named(tables: list[Table]) -> list[Table]:
-    """Each with a name of its own."""
+    """The tables with distinct names."""
     seen: dict[str, int] = {}
     named = []
     for table in tables:
@@ -134,22 +144,19 @@ def _named(tables: list[Table]) -> list[Table]:
     return named
 
 
-# --- was sharding.dense: What a step has besides its tables: the time of all other calls, and the memory that they hold.
-
-
 def dense_us(step: Graph, where: Platform) -> float:
-    """What a step takes without its lookups, their gradients and updates."""
-    others = [op for op in flat(step).calls.ops if not _looks_up(op)]
+    """Microseconds of a step without its lookups, their gradients and updates."""
+    others = [op for op in dispatched_calls(step).calls.ops if not _looks_up(op)]
     if not others:
         return 0.0
     rest = Graph(OpTable.of(others), settings=step.settings)
-    return predict(Job([rest], step.source), where, "model").step_ms * 1e3
+    return predict_on_platform(Job([rest], step.source), where, "model").step_ms * 1e3
 
 
 def dense_bytes(step: Graph) -> int | None:
-    """Most bytes that a step holds without tables, their gradients and what an optimizer keeps of them.
+    """Peak memory of a step without tables, their gradients and optimizer states; None if it is not known.
 
-    Embeddings of a rank's own samples stay: they come to it wherever the tables lie. None where nothing is known.
+    Embeddings of a rank's own samples count: it receives them wherever the tables lie.
 
     >>> from foretrace.graph import Storage, Tensor
     >>> table, ids = Tensor((1000, 64), "float32", storage=0), Tensor((64,), "int64", storage=1)
@@ -164,13 +171,13 @@ def dense_bytes(step: Graph) -> int | None:
             of_tables |= {tensor.storage: True for tensor in op.tensors[:1]}
         elif op.phase == "backward" and (_looks_up(op) or _is_sparse(op)):
             of_tables |= {tensor.storage: True for tensor in op.produced}
-    spread([op for op in step.ops if op.phase == "optimizer"], of_tables)
+    propagate_owners([op for op in step.ops if op.phase == "optimizer"], of_tables)
     rest = {number: storage for number, storage in step.storages.items() if number not in of_tables}
     return peak_memory(Graph(OpTable.of([]), storages=rest))
 
 
 def _is_sparse(op: Op) -> bool:
-    """Whether it reads a gradient of some rows of a table."""
+    """Whether a call reads a sparse gradient."""
     return any(tensor.layout == "sparse_coo" for tensor in op.tensors)
 
 
@@ -179,42 +186,31 @@ def _looks_up(op: Op) -> bool:
     return family is not None and family.name == "lookups"
 
 
-# --- was sharding.simulated: A plan as a whole job: all ranks simulated together, with the rest of the model's step.
-
-FORWARD = ((POOLED, "all_to_all"), (SUMS, "reduce_scatter"), (NODE_SUMS, "reduce_scatter"), (ACROSS, "all_to_all"))
-"""The collectives that bring embeddings to the ranks of their samples, in order."""
-BACKWARD = ((POOLED, "all_to_all"), (SUMS, "all_gather"), (ACROSS, "all_to_all"), (NODE_SUMS, "all_gather"))
-"""Those that bring gradients back."""
-NARROW = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
-"""The dtype that embeddings are converted into before they are sent."""
-
-
-def simulate_plan(step: Graph, costing: Costing, plan: Plan) -> Simulated:
-    """The step of all ranks under a plan.
+def simulate_plan(step: Graph, costing: Costing, plan: Plan) -> StepTime:
+    """Simulate the step of all ranks under a plan, in steady state.
 
     Parameters
     ----------
     step
-        That of one rank alone, which has all tables.
+        The step of one rank alone, which has all tables.
     costing
-        What the plan was made by; its platform is where the ranks run.
+        The cost of the plan; its platform is where the ranks run.
     plan
-        Where the tables lie.
+        Placement of the tables.
     """
-    where = costing.kernels.platform.having(fabric=costing.exchange.fabric)
-    made = steps_of_ranks(step, costing, plan)
-    lookups = _lookups(costing, plan)
+    fabric = costing.communication.fabric
+    where = costing.kernels.platform.having(fabric=fabric)
+    lookups = _lookup_times(costing, plan)
     ranks = [
         _with_lookups(PricedRank.of(one.graph, None, where, "model"), one, lookups, number, where.device)
-        for number, one in enumerate(made)
+        for number, one in enumerate(steps_of_ranks(step, costing, plan))
     ]
     job = Job([rank.graph for rank in ranks], step.source)
-    done, _ = simulate_job(job, list(ranks), costing.exchange.fabric, Supposed(), costing.ranks.per_node)
-    forecast = Forecast(source=step.source, world=job.world, step_ms=done.timeline.span / 1e3)
-    add_range(forecast, done)
-    settled = back_to_back(ranks, done.met, done.transfers.typical, where.device) or forecast.step_ms
-    low, high = (bound / forecast.step_ms for bound in (forecast.low_ms, forecast.high_ms))
-    return Simulated(settled, settled * low, settled * high)
+    done = simulate_job(job, ranks, fabric, gpus_per_node=costing.ranks.per_node)
+    step_ms, samples = done.timeline.span / 1e3, sample_step_ms(done)
+    low, high = percentiles(samples, PERCENTILES)
+    steady = back_to_back_ms(ranks, done.matches, done.transfers.typical, where.device) or step_ms
+    return StepTime(steady, steady * (min(low, step_ms) / step_ms), steady * (max(high, step_ms) / step_ms))
 
 
 def steps_of_ranks(step: Graph, costing: Costing, plan: Plan) -> list[RankStep]:
@@ -223,17 +219,17 @@ def steps_of_ranks(step: Graph, costing: Costing, plan: Plan) -> list[RankStep]:
     Parameters
     ----------
     step
-        That of one rank alone, which has all tables.
+        The step of one rank alone, which has all tables.
     costing
-        What the plan was made by.
+        The cost of the plan.
     plan
-        Where the tables lie.
+        Placement of the tables.
     """
-    shards, rank = costing.held(plan)
-    nbytes, _ = costing.exchanged(plan, shards, rank)
+    shards, rank = costing.shards_of(plan)
+    nbytes, _ = costing.bytes_sent(plan, shards, rank)
     shares = []
     for number in range(costing.ranks.world):
-        graph, _, phase = graph_of(costing.kernels.calls(shards.pick(rank == number)))
+        graph, _, phase = lookup_graph(costing.kernels.calls(shards.select(rank == number)))
         shares.append(_share(graph, phase.astype(bool).tolist(), costing.ranks, number, nbytes))
     return sharded_steps(step, shares)
 
@@ -259,39 +255,39 @@ def _share(
     elements = round(sum(nbytes[what][rank] for what in (POOLED, SUMS, NODE_SUMS)) / ranks.sent_bytes)
     return TableShare(
         lookups, backward, transfer(IDS, "all_to_all"), transfers(FORWARD), transfers(BACKWARD),
-        transfer(COPIES, "all_reduce"), sent_as, elements,
+        transfer(REPLICAS, "all_reduce"), sent_as, elements,
     )  # fmt: skip
 
 
-def _group(ranks: Ranks, rank: int, what: str) -> Group:
+def _group(ranks: Ranks, rank: int, what: str) -> ProcessGroup:
     node, place = divmod(rank, ranks.per_node)
     if what == NODE_SUMS:
-        return Group(f"node {node}", tuple(ranks.of_node(node)))
-    if what == ACROSS:
-        return Group(f"across nodes {place}", tuple(range(place, ranks.world, ranks.per_node)))
+        return ProcessGroup(f"node {node}", tuple(ranks.of_node(node)))
+    if what == CROSS_NODE:
+        return ProcessGroup(f"across nodes {place}", tuple(range(place, ranks.world, ranks.per_node)))
     # Ids overlap with everything else: they have a group, and so a stream, of their own.
-    return Group(IDS if what == IDS else "tables", tuple(range(ranks.world)))
+    return ProcessGroup(IDS if what == IDS else "tables", tuple(range(ranks.world)))
 
 
-def _lookups(costing: Costing, plan: Plan) -> Priced:
-    """What lookups take on each rank's device; the slowest one's, wherever rows that are hit often happen to lie."""
-    pieces, rank = costing.held(plan)
-    priced = costing.kernels.devices(pieces, costing.each(plan), rank, costing.ranks.world)
+def _lookup_times(costing: Costing, plan: Plan) -> LookupTimes:
+    """Lookup times on each rank's device, scaled so that the slowest has the expected time with hot rows."""
+    shards, rank = costing.shards_of(plan)
+    priced = costing.kernels.of_devices(shards, costing.marginal_of(plan), rank, costing.ranks.world)
     estimate = costing.estimate(plan)
-    uneven = estimate.slowest / max(float(estimate.lookups.max()), 1e-9)
-    return Priced(*(us * uneven for us in priced))
+    skew = estimate.slowest / max(float(estimate.lookups.max()), 1e-9)
+    return LookupTimes(*(us * skew for us in priced))
 
 
-def _with_lookups(rank: PricedRank, step: RankStep, lookups: Priced, number: int, device: Device) -> PricedRank:
-    """A rank whose lookups take what the search says, each its part of that."""
+def _with_lookups(rank: PricedRank, step: RankStep, lookups: LookupTimes, number: int, device: Device) -> PricedRank:
+    """A rank whose lookups take as long as the search says, in the proportions of their own prices."""
     work = rank.step.work
     low, typical, high = work.low.copy(), work.typical.copy(), work.high.copy()
     for phase, rows in enumerate(step.lookups):
-        ours = np.isin(rank.flat.rows[work.call], rows)
-        said = max(float(work.typical[ours].sum()), 1e-9)
+        ours = np.isin(rank.dispatched.rows[work.call], rows)
+        priced_us = max(float(work.typical[ours].sum()), 1e-9)
         for times, us in zip((low, typical, high), lookups):
-            times[ours] = work.typical[ours] * (us[number, phase] / said)
+            times[ours] = work.typical[ours] * (us[number, phase] / priced_us)
     priced = replace(rank.step, work=replace(work, low=low, typical=typical, high=high))
-    table = after_a_wait(priced, timetable(priced, device))
+    tasks = with_cold_host_penalty(priced, priced_tasks(priced, device))
     kernels = np.array([one.kernel for one in rank.graph.collectives], np.int64)
-    return replace(rank, step=priced, table=table, part=part_of(table, kernels))
+    return replace(rank, step=priced, tasks=with_arrivals(tasks, kernels))

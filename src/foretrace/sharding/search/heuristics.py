@@ -1,4 +1,7 @@
-"""The classic heuristics: tables in falling order of some size, each to the rank that has least of it so far."""
+"""Start plans of the search: greedy heuristics from the literature, and plans in which all heavy tables are split.
+
+A greedy heuristic places tables in falling order of some size, each on the rank with the least of it so far.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,46 @@ from collections.abc import Callable
 
 import numpy as np
 
-from foretrace.graph import ForetraceError
+from foretrace.errors import ForetraceError
 from foretrace.sharding.costing import Costing
-from foretrace.sharding.options import KINDS
-from foretrace.sharding.search.local_search import best_spot
-from foretrace.sharding.search.state import ASKED, LOAD, MEMORY, SENT, State
+from foretrace.sharding.options import SHARDING_TYPES
+from foretrace.sharding.search.state import LOAD, MEMORY, RECEIVED, SENT, PlanState
 from foretrace.sharding.shards import Floats, Longs
 
-Weigh = Callable[[Costing, State], Floats]
+CEILINGS = 6
+"""Ceilings that are tried, from the load of the lightest heavy table to that of the heaviest."""
+HEAVY_SHARE = 0.25
+"""Share of the mean rank's time from which on a table is heavy: fewer than four of them fill a rank, and leave gaps."""
+MIN_HEAVY_TABLES = 2
+"""A single heavy table is split by the local search."""
+
+Weigh = Callable[[Costing, PlanState], Floats]
+
+
+class NoRankFitsError(ForetraceError):
+    """A table does not fit on any rank after the other tables are placed."""
+
+    def __init__(self, table: int) -> None:
+        super().__init__(f"table {table} fits on no rank", "")
+        self.table = table
 
 
 def _by(size: Callable[[int, int, float], float]) -> Weigh:
-    """A heuristic that knows rows, dim and the ids of a sample of a table."""
+    """A heuristic by rows, dim and the ids of a sample."""
     return lambda costing, state: np.array([size(t.rows, t.dim, t.ids) for t in costing.tables])
 
 
-def _norm(costing: Costing, state: State) -> Floats:
-    """Length of the vector of size and lookups, each over its mean."""
+def _norm(costing: Costing, state: PlanState) -> Floats:
+    """Norm of the vector of size and lookups, each over its mean."""
     size = np.array([t.rows * t.dim for t in costing.tables], np.float64)
     lookups = np.array([t.ids * t.dim for t in costing.tables], np.float64)
     return np.asarray(np.hypot(size / size.mean(), lookups / lookups.mean()))
 
 
-def _cost(costing: Costing, state: State) -> Floats:
-    """What the models say that it adds, sending included."""
-    added = state.options.adds[: len(costing.tables)]
-    lines = state.options.lines
-    return np.asarray(added[:, LOAD] + lines.sent.per_byte * added[:, SENT] + lines.asked.per_byte * added[:, ASKED])
+def _cost(costing: Costing, state: PlanState) -> Floats:
+    """Predicted lookup and communication time."""
+    added = state.costs.added[: len(costing.tables)]
+    return state.rank_us(*added[:, (LOAD, SENT, RECEIVED)].T)
 
 
 HEURISTICS: dict[str, Weigh] = {
@@ -45,30 +61,30 @@ HEURISTICS: dict[str, Weigh] = {
 }
 
 
-def greedy(name: str, costing: Costing, empty: State) -> State:
-    """Place all tables by a heuristic; whole ones where they fit."""
+def greedy(name: str, costing: Costing, empty: PlanState) -> PlanState:
+    """Place all tables by a heuristic; whole where they fit."""
     weight = HEURISTICS[name](costing, empty)
     return place(empty, np.argsort(-weight, kind="stable"), weight)
 
 
-def in_turn(empty: State) -> State:
-    """One table to each rank, round and round."""
+def round_robin(empty: PlanState) -> PlanState:
+    """One table to each rank in turn."""
     state = empty.copy()
     for table in range(len(state.places)):
         _first_fit(state, table, np.roll(np.arange(state.ranks.world), -table % state.ranks.world).astype(float))
     return state
 
 
-def at_random(empty: State, seed: int) -> State:
-    """Each table to a rank drawn at random."""
-    state, draw = empty.copy(), np.random.default_rng(seed)
+def at_random(empty: PlanState, seed: int) -> PlanState:
+    """Each table to a random rank."""
+    state, generator = empty.copy(), np.random.default_rng(seed)
     for table in range(len(state.places)):
-        _first_fit(state, table, draw.random(state.ranks.world))
+        _first_fit(state, table, generator.random(state.ranks.world))
     return state
 
 
-def place(empty: State, order: Longs, weight: Floats) -> State:
-    """Tables in this order, each where the weights so far are least."""
+def place(empty: PlanState, order: Longs, weight: Floats) -> PlanState:
+    """Tables in this order, each where the sum of weights is least."""
     state, so_far = empty.copy(), np.zeros(empty.ranks.world)
     for table in order.tolist():
         _first_fit(state, table, so_far)
@@ -77,73 +93,54 @@ def place(empty: State, order: Longs, weight: Floats) -> State:
     return state
 
 
-def _first_fit(state: State, table: int, so_far: Floats) -> None:
-    """Whole on the rank that has least and has room; split as little as needed where none has."""
-    for option in state.options.of_table[table]:
-        free = state.has[:, MEMORY] + state.options.adds[option, MEMORY] <= state.room
-        way = state.options.options[option].way
-        if KINDS[way.kind].anywhere:
-            order = np.argsort(np.where(free, so_far, np.inf), kind="stable")[: way.parts]
-            if len(order) == way.parts and free[order].all():
+def _first_fit(state: PlanState, table: int, so_far: Floats) -> None:
+    """Whole on the rank with the least that has memory for it; split as little as needed where none has."""
+    for option in state.costs.of_table[table]:
+        fits = state.totals[:, MEMORY] + state.costs.added[option, MEMORY] <= state.hbm_budget
+        chosen = state.costs.options[option].option
+        if SHARDING_TYPES[chosen.sharding_type].on_any_rank:
+            order = np.argsort(np.where(fits, so_far, np.inf), kind="stable")[: chosen.shards]
+            if len(order) == chosen.shards and fits[order].all():
                 return state.put(table, option, tuple(sorted(order.tolist())))
             continue
-        spots = [spot for spot in state.spots(option) if free[list(spot)].all()]
-        if spots:
-            return state.put(table, option, min(spots, key=lambda spot: float(so_far[list(spot)].sum())))
-    raise NoRoomError(table)
+        groups = [group for group in state.rank_groups(option) if fits[list(group)].all()]
+        if groups:
+            return state.put(table, option, min(groups, key=lambda group: float(so_far[list(group)].sum())))
+    raise NoRankFitsError(table)
 
 
-class NoRoomError(ForetraceError):
-    """A table for which no rank has room any more."""
+def heavy_tables_split(empty: PlanState) -> list[PlanState]:
+    """Plans in which all heavy tables are split, one for each of several ceilings on a shard; none if tables are light.
 
-    def __init__(self, table: int) -> None:
-        super().__init__(f"table {table} has no room", "")
-        self.table = table
-
-
-# --- was sharding.ceilings: Starts for tables that are heavy for one rank: all of them are split at once.
-
-GUESSES = 6
-"""From what a heavy table takes at least to what the heaviest does."""
-HEAVY = 0.25
-"""Part of the mean rank's time that a heavy table takes: fewer of them than four fill a rank, and leave gaps."""
-SEVERAL = 2
-"""Of them there must be; one alone is split by other moves."""
-
-
-def below_ceilings(empty: State) -> list[State]:
-    """Such starts, one for each guess; none where tables are light.
-
-    Parameters
-    ----------
-    empty
-        A plan with no table placed yet.
+    The local search changes one table at a time. Where several tables hold up a rank each, splitting one leaves the
+    step as long as the next one takes, so that the search ends at once. With a ceiling on the load of a shard, each
+    table above it takes the cheapest option below it.
     """
-    options, world = empty.options, empty.ranks.world
-    parts = np.array([option.way.parts for option in options.options])
-    takes = empty.value_of(*options.adds[:, (LOAD, SENT, ASKED)].T)
-    plain = np.array([of_table[0] for of_table in options.of_table])
-    heavy = HEAVY * float((takes * parts)[plain].sum()) / world
-    if world < 2 or (takes[plain] > heavy).sum() < SEVERAL:
+    costs, world = empty.costs, empty.ranks.world
+    counts = np.array([option.option.shards for option in costs.options])
+    us = empty.rank_us(*costs.added[:, (LOAD, SENT, RECEIVED)].T)
+    first = np.array([of_table[0] for of_table in costs.of_table])
+    heavy = HEAVY_SHARE * float((us * counts)[first].sum()) / world
+    if world < 2 or (us[first] > heavy).sum() < MIN_HEAVY_TABLES:
         return []
-    burden = takes * parts / world + options.shared
+    burden = us * counts / world + costs.shared
     return [
-        _placed(empty, [_cheapest(of_table, takes, burden, ceiling) for of_table in options.of_table], takes)
-        for ceiling in np.geomspace(heavy, takes[plain].max(), GUESSES)
+        _placed(empty, [_cheapest(of_table, us, burden, ceiling) for of_table in costs.of_table], us)
+        for ceiling in np.geomspace(heavy, us[first].max(), CEILINGS)
     ]
 
 
-def _cheapest(of_table: list[int], takes: Floats, burden: Floats, ceiling: float) -> int:
-    """A table's first option where that is light enough; else the one that adds least to all, of those that are."""
-    if takes[of_table[0]] <= ceiling:
+def _cheapest(of_table: list[int], us: Floats, burden: Floats, ceiling: float) -> int:
+    """A table's first option if that is light enough; else the one of those below the ceiling that adds least."""
+    if us[of_table[0]] <= ceiling:
         return of_table[0]
-    light = [option for option in of_table if takes[option] <= ceiling]
-    return min(light, key=lambda option: float(burden[option])) if light else min(of_table, key=takes.__getitem__)
+    light = [option for option in of_table if us[option] <= ceiling]
+    return min(light, key=lambda option: float(burden[option])) if light else min(of_table, key=us.__getitem__)
 
 
-def _placed(empty: State, choice: list[int], takes: Floats) -> State:
-    """Each table by its option, the longest parts first, where there is least."""
+def _placed(empty: PlanState, choice: list[int], us: Floats) -> PlanState:
+    """Each table by its option, the longest shards first, on the least busy ranks."""
     state = empty.copy()
-    for table in sorted(range(len(choice)), key=lambda table: -float(takes[choice[table]])):
-        state.put(table, choice[table], best_spot(state, choice[table]))
+    for table in sorted(range(len(choice)), key=lambda table: -float(us[choice[table]])):
+        state.put(table, choice[table], state.best_ranks(choice[table]))
     return state

@@ -1,6 +1,6 @@
-"""Local search: parts move to other ranks, or swap, while that makes the step shorter.
+"""Local search: shards move or swap ranks, and tables change their options, while the step gets shorter.
 
-All moves away from a busiest rank are looked at, with what they would leave the busiest ranks with; the best is made.
+All moves away from a busiest rank are compared by the totals they would leave; the best is made.
 """
 
 from __future__ import annotations
@@ -13,190 +13,75 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace._jit import compiled
-from foretrace.sharding.options import KINDS
-from foretrace.sharding.search.state import ASKED, LOAD, MEMORY, SENT, State
+from foretrace.sharding.search.state import LOAD, MEMORY, RECEIVED, SENT, PlanState
 from foretrace.sharding.shards import Floats, Longs
 
-GAIN = 1e-7
+MIN_GAIN = 1e-7
 """Share of the step that a move must save."""
-MOVES = 100_000
-"""After so many a search has lost its way."""
-RELIEF = 1e-3
-"""How much it counts to relieve one of several ranks that are as busy as each other."""
+MAX_MOVES = 100_000
+"""After this many, a search has failed to converge."""
+RELIEF_WEIGHT = 1e-3
+"""Weight of relieving one of several ranks that are equally busy."""
 DECIDING = 3
-"""Columns of what a rank has whose largest values decide the step: LOAD, SENT and ASKED; after them comes MEMORY."""
-BYTES = 3
+"""Columns of a rank's totals whose maxima decide the step: LOAD, SENT and RECEIVED; MEMORY comes after them."""
+CHANGES_FOLLOWED = 4
+"""Changes of options, the best at first sight, after each of which shards are moved until nothing helps."""
+MIN_CHANGE_GAIN = 1e-6
+"""Share of the step that a change must save."""
+MOVES_PER_CHANGE = 60
+TABLES_CONSIDERED = 24
+"""Tables of the busiest ranks, those with the largest loads first, whose other options are considered."""
 
 
-class Parts(NamedTuple):
-    """Parts that may lie anywhere, a row each."""
+class MovableShards(NamedTuple):
+    """Shards that may lie on any rank, a row each."""
 
     table: Longs
     place: Longs
-    """Which of the table's parts."""
+    """Which of the table's shards."""
     rank: Longs
-    adds: Floats
-    """What each adds to its rank, as in `foretrace.sharding.search.state`."""
+    added: Floats
+    """What each adds to its rank."""
     group: Longs
     split: Longs
-    """A number for each table of several parts, no two of which shall share a rank; -1 for whole ones."""
+    """A number for each table of several shards, no two of which may share a rank; -1 for whole tables."""
     holds: NDArray[np.bool_]
-    """By that number: the ranks that hold parts of it."""
+    """By that number: the ranks that hold its shards."""
 
     @classmethod
-    def of(cls, state: State) -> Parts:
+    def of(cls, state: PlanState) -> MovableShards:
         """Those of a state."""
-        tables = [table for table in range(len(state.places)) if state.movable(table)]
-        cut = {table: number for number, table in enumerate(t for t in tables if len(state.places[t]) > 1)}
-        found = [(t, n, rank, cut.get(t, -1)) for t in tables for n, rank in enumerate(state.places[t])]
+        tables = [table for table in range(len(state.places)) if state.is_movable(table)]
+        split_of = {table: number for number, table in enumerate(t for t in tables if len(state.places[t]) > 1)}
+        found = [(t, n, rank, split_of.get(t, -1)) for t in tables for n, rank in enumerate(state.places[t])]
         table, place, rank, split = (column.copy() for column in np.array(found, np.int64).reshape(-1, 4).T)
-        holds = np.zeros((max(1, len(cut)), state.ranks.world), np.bool_)
+        holds = np.zeros((max(1, len(split_of)), state.ranks.world), np.bool_)
         holds[split[split >= 0], rank[split >= 0]] = True
         option = state.choice[table]
-        adds = state.options.adds[option].copy()
-        adds[:, LOAD] = state.load[option]
-        return cls(table, place, rank, adds, state.options.group[option], split, holds)
+        added = state.costs.added[option].copy()
+        added[:, LOAD] = state.load[option]
+        return cls(table, place, rank, added, state.costs.group[option], split, holds)
 
 
-def improve(state: State, most: int = MOVES) -> int:
-    """Move and swap until nothing helps, or so many times; says how often something moved."""
-    parts = Parts.of(state)
-    moved = 0
-    if len(parts.table) and state.ranks.world > 1:
-        while moved < most and _one_move(state, parts):
-            moved += 1
-    for table, place, rank in zip(parts.table.tolist(), parts.place.tolist(), parts.rank.tolist()):
+def improve_placement(state: PlanState, max_moves: int = MAX_MOVES) -> int:
+    """Move and swap shards until nothing helps; returns the number of moves."""
+    shards = MovableShards.of(state)
+    moves = 0
+    if len(shards.table) and state.ranks.world > 1:
+        while moves < max_moves and _make_best_move(state, shards):
+            moves += 1
+    for table, place, rank in zip(shards.table.tolist(), shards.place.tolist(), shards.rank.tolist()):
         ranks = state.places[table]
         state.places[table] = (*ranks[:place], rank, *ranks[place + 1 :])
-    return moved
+    return moves
 
 
-def _one_move(state: State, parts: Parts) -> bool:
-    """Relieve a rank that has most to look up, to send or to get, where one can be."""
-    lines, has = state.options.lines, state.has
-    slopes = np.array([1.0, lines.sent.per_byte, lines.asked.per_byte])
-    for source in has[:, :DECIDING].argmax(axis=0).tolist():
-        rest = _rest(has, state.room, source)
-        now = rest[source, BYTES] + max(has[source, BYTES] - state.room, 0.0)
-        now += slopes @ (np.maximum(has[source], rest[source]) + RELIEF * has[source])[:DECIDING]
-        part, target, other = _best(has, state.calls, state.options.call, state.room, slopes, parts.rank, parts.adds,
-                                    parts.group, parts.split, parts.holds, source, rest, now * (1 - GAIN))  # fmt: skip
-        if part >= 0:
-            _carry(state, parts, part, target)
-            if other >= 0:
-                _carry(state, parts, other, source)
-            return True
-    return False
-
-
-def _rest(has: Floats, room: float, source: int) -> Floats:
-    """For each rank, the most that any rank has, it and the source left out; and all bytes that do not fit on those."""
-    others = has.copy()
-    others[source] = 0.0
-    over = np.maximum(others[:, BYTES] - room, 0.0)
-    columns = np.arange(DECIDING)
-    first = others[:, :DECIDING].argmax(axis=0)
-    result = np.tile(others.max(axis=0), (len(has), 1))
-    others[first, columns] = 0.0
-    result[first, columns] = others[:, :DECIDING].max(axis=0)
-    result[:, BYTES] = over.sum() - over
-    return np.asarray(result)
-
-
-@compiled
-def _best(
-    has: Floats,
-    calls: Longs,
-    call: Floats,
-    room: float,
-    slopes: Floats,
-    rank: Longs,
-    adds: Floats,
-    group: Longs,
-    split: Longs,
-    holds: NDArray[np.bool_],
-    source: int,
-    rest: Floats,
-    best: float,
-) -> tuple[int, int, int]:
-    """The part that should leave a rank, where to, and what comes back for it; -1 where nothing gets below `best`.
-
-    One function that makes no arrays and calls no other: it is compiled in a second.
-    """
-    world, parts = len(has), len(rank)
-    found = (-1, -1, -1)
-    for part in range(parts):
-        if rank[part] != source:
-            continue
-        g = group[part]
-        leaves = call[g] if calls[source, g] == 1 else 0.0
-        for choice in range(world + parts):
-            other = choice - world  # below zero: nothing comes back
-            target = choice if other < 0 else rank[other]
-            if target == source or (split[part] >= 0 and holds[split[part], target]):
-                continue
-            if other >= 0 and split[other] >= 0 and holds[split[other], source]:
-                continue
-            h = group[other] if other >= 0 else -1
-            lost, gained = 0.0, 0.0  # what calls take that are no longer made, and new ones
-            if g != h:
-                lost, gained = -leaves, call[g] if calls[target, g] == 0 else 0.0
-                if other >= 0:
-                    lost += call[h] if calls[source, h] == 0 else 0.0
-                    gained -= call[h] if calls[target, h] == 1 else 0.0
-            value = rest[target, BYTES]
-            for column in range(BYTES + 1):
-                moved = adds[part, column] - (adds[other, column] if other >= 0 else 0.0)
-                here, there = has[source, column] - moved, has[target, column] + moved
-                if column == BYTES:
-                    value += max(here - room, 0.0) + max(there - room, 0.0)
-                    continue
-                if column == LOAD:
-                    here += lost
-                    there += gained
-                more = max(here, there)
-                value += slopes[column] * (max(more, rest[target, column]) + RELIEF * more)
-            if value < best:
-                best, found = value, (part, target, other)
-    return found
-
-
-def _carry(state: State, parts: Parts, part: int, target: int) -> None:
-    """Move one part."""
-    source, group, split = parts.rank[part], parts.group[part], parts.split[part]
-    has, calls, call = state.has, state.calls, state.options.call
-    has[source] -= parts.adds[part]
-    has[target] += parts.adds[part]
-    calls[source, group] -= 1
-    if calls[source, group] == 0:
-        has[source, LOAD] -= call[group]
-    if calls[target, group] == 0:
-        has[target, LOAD] += call[group]
-    calls[target, group] += 1
-    if split >= 0:
-        parts.holds[split, source] = False
-        parts.holds[split, target] = True
-    parts.rank[part] = target
-
-
-# --- was sharding.splits: Local search over ways: a table on a busiest rank is sharded in another way, while that makes the step shorter.
-
-FOLLOWED = 4
-"""Changes, the best at first sight, after each of which parts are moved until nothing helps."""
-LEAST = 1e-6
-"""Share of the step that a change must save."""
-AFTER = 60
-"""Moves after each of those."""
-SEEN = 24
-"""Tables of a busiest rank, the heaviest first, whose other ways are looked at."""
-
-
-def improve_ways(state: State, until: float) -> State:
-    """The state with other ways for some of its tables, as far as that helps before the time is over."""
+def improve_options(state: PlanState, until: float) -> PlanState:
+    """The state with other options for some tables, as far as that helps before a `time.monotonic` time."""
     while time.monotonic() < until:
-        value = state.pressed()
-        tried = sorted(_changes(state), key=lambda change: change[0])[:FOLLOWED]
-        better = (followed for *_, changed in tried if (followed := _followed(changed)).pressed() < value * (1 - LEAST))
+        score = state.score()
+        tried = sorted(_changes(state), key=lambda change: change[0])[:CHANGES_FOLLOWED]
+        better = (moved for *_, changed in tried if (moved := _moved(changed)).score() < score * (1 - MIN_CHANGE_GAIN))
         found = next(better, None)
         if found is None:
             return state
@@ -204,39 +89,138 @@ def improve_ways(state: State, until: float) -> State:
     return state
 
 
-def _followed(state: State) -> State:
-    improve(state, AFTER)
+def _moved(state: PlanState) -> PlanState:
+    improve_placement(state, MOVES_PER_CHANGE)
     return state
 
 
-def _changes(state: State) -> Iterator[tuple[float, int, int, State]]:
-    """Each other way of a table on a busiest rank, in the places that look best; with what the step then takes."""
-    for table in _on_busiest(state):
-        for option in state.options.of_table[table]:
+def _changes(state: PlanState) -> Iterator[tuple[float, int, int, PlanState]]:
+    """Each other option of a table on a busiest rank, on the best ranks for it; with the score."""
+    for table in _tables_on_busiest(state):
+        for option in state.costs.of_table[table]:
             if option != state.choice[table]:
                 changed = state.copy()
-                changed.take(table)
-                changed.put(table, option, best_spot(changed, option))
-                yield changed.pressed(), table, option, changed
+                changed.remove(table)
+                changed.put(table, option, changed.best_ranks(option))
+                yield changed.score(), table, option, changed
 
 
-def _on_busiest(state: State) -> list[int]:
-    """Tables with other ways on the ranks that have most to look up, to send or to hold."""
-    busiest = {int(state.has[:, column].argmax()) for column in (LOAD, SENT, ASKED, MEMORY)}
+def _tables_on_busiest(state: PlanState) -> list[int]:
+    """Tables with other options on the ranks with the largest totals."""
+    busiest = {int(state.totals[:, column].argmax()) for column in (LOAD, SENT, RECEIVED, MEMORY)}
     there = [
         table
         for table, ranks in enumerate(state.places)
-        if len(state.options.of_table[table]) > 1 and not busiest.isdisjoint(ranks)
+        if len(state.costs.of_table[table]) > 1 and not busiest.isdisjoint(ranks)
     ]
-    return sorted(there, key=lambda table: -float(state.load[state.options.of_table[table][0]]))[:SEEN]
+    return sorted(there, key=lambda table: -float(state.load[state.costs.of_table[table][0]]))[:TABLES_CONSIDERED]
 
 
-def best_spot(state: State, option: int) -> tuple[int, ...]:
-    """Where an option's parts would leave the ranks with least."""
-    adds = state.adds(option)
-    then = state.has + adds
-    busy = state.value_of(then[:, LOAD], then[:, SENT], then[:, ASKED]) + state.over_of(then)
-    way = state.options.options[option].way
-    if KINDS[way.kind].anywhere:
-        return tuple(sorted(np.argsort(busy, kind="stable")[: way.parts].tolist()))
-    return min(state.spots(option), key=lambda spot: float(busy[list(spot)].max()))
+def _make_best_move(state: PlanState, shards: MovableShards) -> bool:
+    """Relieve one of the ranks with the largest totals; False if no move helps."""
+    times, totals = state.costs.times, state.totals
+    slopes = np.array([1.0, times.sent.per_byte, times.received.per_byte])
+    for source in totals[:, :DECIDING].argmax(axis=0).tolist():
+        rest = _largest_of_others(totals, state.hbm_budget, source)
+        now = rest[source, MEMORY] + max(totals[source, MEMORY] - state.hbm_budget, 0.0)
+        now += slopes @ (np.maximum(totals[source], rest[source]) + RELIEF_WEIGHT * totals[source])[:DECIDING]
+        shard, target, other = _best_move(
+            totals, state.calls, state.costs.call_us, state.hbm_budget, slopes, shards.rank, shards.added,
+            shards.group, shards.split, shards.holds, source, rest, now * (1 - MIN_GAIN),
+        )  # fmt: skip
+        if shard >= 0:
+            _move(state, shards, shard, target)
+            if other >= 0:
+                _move(state, shards, other, source)
+            return True
+    return False
+
+
+def _largest_of_others(totals: Floats, hbm_budget: float, source: int) -> Floats:
+    """For each rank, the largest totals of the ranks except it and the source; and all bytes above their budgets."""
+    others = totals.copy()
+    others[source] = 0.0
+    over = np.maximum(others[:, MEMORY] - hbm_budget, 0.0)
+    columns = np.arange(DECIDING)
+    first = others[:, :DECIDING].argmax(axis=0)
+    result = np.tile(others.max(axis=0), (len(totals), 1))
+    others[first, columns] = 0.0
+    result[first, columns] = others[:, :DECIDING].max(axis=0)
+    result[:, MEMORY] = over.sum() - over
+    return np.asarray(result)
+
+
+@compiled
+def _best_move(
+    totals: Floats,
+    calls: Longs,
+    call_us: Floats,
+    hbm_budget: float,
+    slopes: Floats,
+    rank: Longs,
+    added: Floats,
+    group: Longs,
+    split: Longs,
+    holds: NDArray[np.bool_],
+    source: int,
+    rest: Floats,
+    best: float,
+) -> tuple[int, int, int]:
+    """The shard that should leave a rank, its target, and the shard that comes back; -1 if nothing gets below `best`.
+
+    One function without arrays and other calls: it compiles within a second.
+    """
+    world, shards = len(totals), len(rank)
+    found = (-1, -1, -1)
+    for shard in range(shards):
+        if rank[shard] != source:
+            continue
+        g = group[shard]
+        leaves = call_us[g] if calls[source, g] == 1 else 0.0
+        for choice in range(world + shards):
+            other = choice - world  # below zero: nothing comes back
+            target = choice if other < 0 else rank[other]
+            if target == source or (split[shard] >= 0 and holds[split[shard], target]):
+                continue
+            if other >= 0 and split[other] >= 0 and holds[split[other], source]:
+                continue
+            h = group[other] if other >= 0 else -1
+            lost, gained = 0.0, 0.0  # calls that are no longer made, and new ones
+            if g != h:
+                lost, gained = -leaves, call_us[g] if calls[target, g] == 0 else 0.0
+                if other >= 0:
+                    lost += call_us[h] if calls[source, h] == 0 else 0.0
+                    gained -= call_us[h] if calls[target, h] == 1 else 0.0
+            value = rest[target, MEMORY]
+            for column in range(MEMORY + 1):
+                moved = added[shard, column] - (added[other, column] if other >= 0 else 0.0)
+                here, there = totals[source, column] - moved, totals[target, column] + moved
+                if column == MEMORY:
+                    value += max(here - hbm_budget, 0.0) + max(there - hbm_budget, 0.0)
+                    continue
+                if column == LOAD:
+                    here += lost
+                    there += gained
+                more = max(here, there)
+                value += slopes[column] * (max(more, rest[target, column]) + RELIEF_WEIGHT * more)
+            if value < best:
+                best, found = value, (shard, target, other)
+    return found
+
+
+def _move(state: PlanState, shards: MovableShards, shard: int, target: int) -> None:
+    """Move one shard."""
+    source, group, split = shards.rank[shard], shards.group[shard], shards.split[shard]
+    totals, calls, call_us = state.totals, state.calls, state.costs.call_us
+    totals[source] -= shards.added[shard]
+    totals[target] += shards.added[shard]
+    calls[source, group] -= 1
+    if calls[source, group] == 0:
+        totals[source, LOAD] -= call_us[group]
+    if calls[target, group] == 0:
+        totals[target, LOAD] += call_us[group]
+    calls[target, group] += 1
+    if split >= 0:
+        shards.holds[split, source] = False
+        shards.holds[split, target] = True
+    shards.rank[shard] = target

@@ -1,7 +1,8 @@
-"""What each way of sharding each table adds to ranks and to the step: plain sums, which a search can go through fast.
+"""The additive cost of sharding options, and a plan while it is searched for.
 
-The models' own answer is no sum: a call that looks up ten tables takes less than ten calls. `Options` says about what
-each piece adds; a plan that the search likes is priced by `Costing.estimate`, and the sums are put right by that.
+The cost of a rank is no sum: a call that looks up ten tables takes less than ten calls. `OptionCosts` says about what
+each shard adds, so that a search can update sums; a plan that looks good is priced by `Costing.estimate`, and the sums
+are corrected by the result.
 """
 
 from __future__ import annotations
@@ -12,281 +13,276 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.sharding.costing import LENGTH, Costing, Line
+from foretrace.sharding.costing import LENGTH_BYTES, Costing, LinearTime
 from foretrace.sharding.options import (
-    ACROSS,
-    COPIES,
-    DATA,
+    CROSS_NODE,
     IDS,
-    KINDS,
     NODE_SUMS,
     POOLED,
+    REPLICAS,
+    SHARDING_TYPES,
     SUMS,
     Ranks,
-    Way,
-    exchange_of,
-    ways,
+    ShardingOption,
+    communication_of,
+    sharding_options,
 )
 from foretrace.sharding.plan import Placement, Plan
-from foretrace.sharding.shards import ID, OUTPUT, Floats, Longs, Pieces, memory
+from foretrace.sharding.shards import EMBEDDING_BYTES, ID_BYTES, Floats, Longs, Shards, shard_bytes
+from foretrace.sharding.tables import DATA_PARALLEL
 
-WORTH_SPLITTING = 0.2
-"""A table that takes less of a rank's mean load, and of its memory, stays whole: there are enough to fill gaps."""
-WORTH_COPYING = 1 << 28
-"""Bytes of the largest table that is copied to all ranks."""
-WORTH_TRYING = 400
-"""Tables, the largest loads first, whose other ways are looked at."""
-LOAD, SENT, ASKED, MEMORY = range(4)
-"""What a piece adds to its rank: microseconds, pooled bytes that it sends, bytes of ids that it gets, memory."""
+MIN_SHARE_TO_SPLIT = 0.2
+"""A table below this share of a rank's mean load, and of its memory, stays whole: there are enough to fill gaps."""
+MAX_REPLICATED_BYTES = 1 << 28
+"""The largest table that is replicated."""
+MAX_SPLIT_TABLES = 400
+"""Tables, those with the largest loads first, whose other options are considered."""
+LOAD, SENT, RECEIVED, MEMORY = range(4)
+"""Columns of what a shard adds to its rank: microseconds, bytes of embeddings sent, bytes of ids received, memory."""
+OVERFLOW_US = 1.0
+"""Microseconds for each byte above the memory budget: a plan that does not fit is worse than any that does."""
+TIE_WEIGHT, TIE_POWER = 1e-2, 8
+"""Weight of the load of all ranks relative to the busiest, and the power of the mean that busier ranks dominate."""
 
 
-class Option(NamedTuple):
-    """One way of sharding one table."""
+class TableOption(NamedTuple):
+    """One option of one table."""
 
     table: int
-    way: Way
+    option: ShardingOption
 
 
-class Lines(NamedTuple):
-    """Exchange times as straight lines over bytes."""
+class LinearTimes(NamedTuple):
+    """Communication times as linear functions of bytes."""
 
-    sent: Line
-    asked: Line
-    sums: Line
-    node_sums: Line
-    across: Line
-    copies: Line
+    sent: LinearTime
+    received: LinearTime
+    sums: LinearTime
+    node_sums: LinearTime
+    cross_node: LinearTime
+    replicas: LinearTime
 
 
 @dataclass
-class Options:
-    """A row per option."""
+class OptionCosts:
+    """What each option adds to ranks and to the step, a row per option."""
 
-    options: list[Option]
-    adds: Floats
-    """What a piece adds to its rank: columns LOAD, SENT, ASKED, MEMORY."""
+    options: list[TableOption]
+    added: Floats
+    """What a shard adds to its rank: columns LOAD, SENT, RECEIVED, MEMORY."""
     shared: Floats
-    """Microseconds that it adds to the exchange of all."""
+    """Microseconds that it adds to the communication of all ranks."""
     group: Longs
-    """Pieces of one group on a rank are looked up by one call."""
-    call: Floats
+    """Shards of one group on a rank are looked up by one call."""
+    call_us: Floats
     """By group: microseconds that the call takes besides."""
-    needs: list[str]
-    """What ranks exchange."""
-    lines: Lines
+    communication: list[str]
+    """What ranks communicate."""
+    times: LinearTimes
     of_table: list[list[int]]
-    """For each table its options; first, whole, where it may be."""
+    """The options of each table; table-wise first, if it is allowed."""
 
     @classmethod
-    def of(cls, costing: Costing, room: float, every: bool = False) -> Options:
-        """Of all tables, on ranks with so many bytes of room: those worth looking at, or every one."""
+    def of(cls, costing: Costing, hbm_budget: float, every: bool = False) -> OptionCosts:
+        """The options of all tables that are worth considering, or every one."""
         tables = range(len(costing.tables))
-        plain = [Option(t, _plainest(costing, t)) for t in tables]
-        loads = _adds(costing, plain)
-        split = list(tables) if every else _worth_it(costing, plain, loads, room)
-        more = [Option(table, way) for table in split for way in _other_ways(costing, plain[table])]
-        options = plain + more
-        pieces = _pieces(costing, options)
-        adds = np.concatenate([loads, _adds(costing, more)])
-        _, first, group = np.unique(pieces.kind, return_index=True, return_inverse=True)
+        first = [TableOption(t, sharding_options(costing.tables[t], costing.ranks)[0]) for t in tables]
+        added_first = _added(costing, first)
+        split = list(tables) if every else _worth_splitting(costing, first, added_first, hbm_budget)
+        more = [TableOption(table, option) for table in split for option in _other_options(costing, first[table])]
+        options = first + more
+        shards = Shards.of([costing.shard(*option) for option in options])
+        added = np.concatenate([added_first, _added(costing, more)])
+        _, one_of_group, group = np.unique(shards.call_key, return_index=True, return_inverse=True)
         of_table: list[list[int]] = [[t] for t in tables]
-        for place, option in enumerate(more, len(plain)):
+        for place, option in enumerate(more, len(first)):
             of_table[option.table].append(place)
-        lines = _lines(costing, loads)
-        shared = np.array([_shared(costing, option, lines) for option in options])
-        call = costing.kernels.fixed(pieces.pick(first)).sum(axis=1)
-        needs = [_needs(costing, option) for option in options]
-        return cls(options, adds, shared, group.ravel(), call, needs, lines, of_table)
+        times = _linear_times(costing, added_first)
+        shared = np.array([_shared_us(costing, option, times) for option in options])
+        call_us = costing.kernels.per_call(shards.select(one_of_group)).sum(axis=1)
+        communication = [_communication(costing, option) for option in options]
+        return cls(options, added, shared, group.ravel(), call_us, communication, times, of_table)
+
+    def first_us(self, communication: str) -> float:
+        """Microseconds that the first table with a communication adds: those of collectives that were not there."""
+        times = self.times
+        fixed = {POOLED: times.sent.fixed, SUMS: times.sums.fixed, REPLICAS: times.replicas.fixed,
+                 NODE_SUMS: times.node_sums.fixed + times.cross_node.fixed}  # fmt: skip
+        return fixed[communication]
 
 
-def _needs(costing: Costing, option: Option) -> str:
-    return exchange_of(costing.tables[option.table], option.way.kind)
+def _communication(costing: Costing, option: TableOption) -> str:
+    return communication_of(costing.tables[option.table], option.option.sharding_type)
 
 
-def _plainest(costing: Costing, table: int) -> Way:
-    """Whole where that is allowed; else the first way that is."""
-    return ways(costing.tables[table], costing.ranks)[0]
+def _other_options(costing: Costing, first: TableOption) -> Iterable[ShardingOption]:
+    table = costing.tables[first.table]
+    for option in sharding_options(table, costing.ranks):
+        replicable = option.sharding_type != DATA_PARALLEL or table.nbytes <= MAX_REPLICATED_BYTES
+        if option != first.option and replicable:
+            yield option
 
 
-def _other_ways(costing: Costing, plain: Option) -> Iterable[Way]:
-    table = costing.tables[plain.table]
-    for way in ways(table, costing.ranks):
-        if way != plain.way and (way.kind != DATA or table.nbytes <= WORTH_COPYING):
-            yield way
-
-
-def _worth_it(costing: Costing, plain: list[Option], adds: Floats, room: float) -> list[int]:
-    """Tables that are heavy, long to send or large; the heaviest where those are many."""
+def _worth_splitting(costing: Costing, first: list[TableOption], added: Floats, hbm_budget: float) -> list[int]:
+    """Tables that take long, send much or are large; the most demanding where those are many."""
     world = costing.ranks.world
     if world < 2:
         return []
-    parts = np.array([option.way.parts for option in plain])
-    mean = (adds[:, :MEMORY] * parts[:, None]).sum(axis=0) / world
-    share = (adds[:, :MEMORY] / np.maximum(mean, 1e-9)).max(axis=1)
-    large = adds[:, MEMORY] / room
-    worth = np.flatnonzero((share >= WORTH_SPLITTING) | (large >= WORTH_SPLITTING) | (share.max() < WORTH_SPLITTING))
+    counts = np.array([option.option.shards for option in first])
+    mean = (added[:, :MEMORY] * counts[:, None]).sum(axis=0) / world
+    share = (added[:, :MEMORY] / np.maximum(mean, 1e-9)).max(axis=1)
+    large = added[:, MEMORY] / hbm_budget
+    worth = np.flatnonzero(
+        (share >= MIN_SHARE_TO_SPLIT) | (large >= MIN_SHARE_TO_SPLIT) | (share.max() < MIN_SHARE_TO_SPLIT)
+    )
     order = np.argsort(-np.maximum(share, large)[worth], kind="stable")
     must = set(np.flatnonzero(large > 1).tolist())
-    return sorted({*worth[order][:WORTH_TRYING].tolist(), *must})
+    return sorted({*worth[order][:MAX_SPLIT_TABLES].tolist(), *must})
 
 
-def _pieces(costing: Costing, options: list[Option]) -> Pieces:
-    return Pieces.of([costing.piece(*option) for option in options])
-
-
-def _adds(costing: Costing, options: list[Option]) -> Floats:
+def _added(costing: Costing, options: list[TableOption]) -> Floats:
     if not options:
         return np.zeros((0, 4))
-    pieces = _pieces(costing, options)
-    needs = np.array([_needs(costing, option) for option in options])
-    load = costing.adds(options).sum(axis=1)
-    sent = np.where(needs == POOLED, pieces.bags * pieces.dim * costing.ranks.sent_bytes, 0.0)
-    features = np.array([costing.tables[option.table].features for option in options])
-    asked = np.where(needs == COPIES, 0.0, pieces.count * ID + costing.ranks.global_batch * LENGTH * features)
-    return np.stack([load, sent, asked, memory(pieces, costing.sparse_gradients)], axis=1)
+    shards = Shards.of([costing.shard(*option) for option in options])
+    communication = np.array([_communication(costing, option) for option in options])
+    load = costing.marginal(options).sum(axis=1)
+    sent = np.where(communication == POOLED, shards.bags * shards.dim * costing.ranks.sent_bytes, 0.0)
+    lengths = costing.ranks.global_batch * LENGTH_BYTES * np.array([costing.tables[o.table].features for o in options])
+    received = np.where(communication == REPLICAS, 0.0, shards.ids * ID_BYTES + lengths)
+    return np.stack([load, sent, received, shard_bytes(shards, costing.sparse_gradients)], axis=1)
 
 
-def _lines(costing: Costing, adds: Floats) -> Lines:
-    """Around what a rank has to send and to get where all ranks have as much."""
-    _, sent, asked, _ = adds.sum(axis=0) / costing.ranks.world
-    line = costing.exchange.line
+def _linear_times(costing: Costing, added: Floats) -> LinearTimes:
+    """Times near what a rank sends and receives if all have as much."""
+    _, sent, received, _ = added.sum(axis=0) / costing.ranks.world
+    linear = costing.communication.linear
     some = costing.ranks.global_batch * costing.ranks.sent_bytes * 128.0
-    ids = line(IDS, asked) if not costing.dense_us else Line(0.0, 0.0)  # hidden behind the dense part
-    return Lines(line(POOLED, sent), ids, line(SUMS, some), line(NODE_SUMS, some),
-                 line(ACROSS, some / costing.ranks.per_node), line(COPIES, 2.0**24))  # fmt: skip
+    ids = linear(IDS, received) if not costing.dense_us else LinearTime(0.0, 0.0)  # overlaps with the dense part
+    return LinearTimes(linear(POOLED, sent), ids, linear(SUMS, some), linear(NODE_SUMS, some),
+                       linear(CROSS_NODE, some / costing.ranks.per_node), linear(REPLICAS, 2.0**24))  # fmt: skip
 
 
-def _shared(costing: Costing, option: Option, lines: Lines) -> float:
-    """What a way adds to the exchange of all, but for what the first such table adds."""
+def _shared_us(costing: Costing, option: TableOption, times: LinearTimes) -> float:
+    """What an option adds to the communication of all ranks, except for the first table with that communication."""
     table, ranks = costing.tables[option.table], costing.ranks
     pooled = table.dim * table.features * ranks.global_batch * ranks.sent_bytes
-    needs = _needs(costing, option)
-    if needs == SUMS:
-        return lines.sums.per_byte * pooled
-    if needs == NODE_SUMS:
-        # Nodes exchange at the same time: a table adds its part where they have as many.
-        return (lines.node_sums.per_byte * pooled + lines.across.per_byte * pooled / ranks.per_node) / ranks.nodes
-    if needs == COPIES:
-        return lines.copies.per_byte * table.rows * table.dim * OUTPUT
+    communication = _communication(costing, option)
+    if communication == SUMS:
+        return times.sums.per_byte * pooled
+    if communication == NODE_SUMS:
+        # Nodes communicate at the same time: a table adds its part where they have as many.
+        return (times.node_sums.per_byte * pooled + times.cross_node.per_byte * pooled / ranks.per_node) / ranks.nodes
+    if communication == REPLICAS:
+        return times.replicas.per_byte * table.rows * table.dim * EMBEDDING_BYTES
     return 0.0
 
 
-def first_of(exchange: str, lines: Lines) -> float:
-    """What the first table that needs an exchange adds to the step: collectives that were not there before."""
-    fixed = {POOLED: lines.sent.fixed, SUMS: lines.sums.fixed, COPIES: lines.copies.fixed,
-             NODE_SUMS: lines.node_sums.fixed + lines.across.fixed}  # fmt: skip
-    return fixed[exchange]
-
-
-# --- was sharding.state: A plan while it is searched for: which option each table has, where its parts lie, and what every rank then has.
-
-OVER = 1.0
-"""Microseconds that a byte too much costs: a plan that does not fit is worse than any that does."""
-
-TIES, STEEP = 1e-2, 8
-"""How much it counts to relieve one of several busy ranks, and how much more the busier ones count."""
-
-
 @dataclass
-class State:
-    """Arrays that follow each move."""
+class PlanState:
+    """A plan as arrays that follow each change: the option of each table, its ranks, and the totals of every rank."""
 
-    options: Options
+    costs: OptionCosts
     ranks: Ranks
-    room: float
+    hbm_budget: float
     """Bytes that a rank has for tables."""
     load: Floats
-    """By option: microseconds that a piece adds, put right by what the models said of plans before."""
+    """By option: microseconds that a shard adds, corrected by the estimates of earlier plans."""
     choice: Longs
-    """By table: its option; -1 while it has no place."""
+    """By table: its option; -1 while it is not placed."""
     places: list[tuple[int, ...]]
-    """By table: the ranks of its parts."""
-    has: Floats
-    """By rank: LOAD, SENT, ASKED, MEMORY."""
+    """By table: the ranks of its shards."""
+    totals: Floats
+    """By rank: LOAD, SENT, RECEIVED, MEMORY."""
     calls: Longs
-    """By rank and group: pieces there."""
+    """By rank and group: the number of shards."""
 
     @classmethod
-    def empty(cls, options: Options, ranks: Ranks, room: float) -> State:
-        """Nothing placed."""
-        tables = len(options.of_table)
-        return cls(options, ranks, room, options.adds[:, LOAD].copy(), np.full(tables, -1), [()] * tables,
-                   np.zeros((ranks.world, 4)), np.zeros((ranks.world, len(options.call)), np.int64))  # fmt: skip
+    def empty(cls, costs: OptionCosts, ranks: Ranks, hbm_budget: float) -> PlanState:
+        """A state without placed tables."""
+        tables = len(costs.of_table)
+        return cls(costs, ranks, hbm_budget, costs.added[:, LOAD].copy(), np.full(tables, -1), [()] * tables,
+                   np.zeros((ranks.world, 4)), np.zeros((ranks.world, len(costs.call_us)), np.int64))  # fmt: skip
 
-    def copy(self) -> State:
-        """One that can go its own way."""
-        return State(self.options, self.ranks, self.room, self.load, self.choice.copy(), list(self.places),
-                     self.has.copy(), self.calls.copy())  # fmt: skip
+    def copy(self) -> PlanState:
+        """An independent copy."""
+        return PlanState(self.costs, self.ranks, self.hbm_budget, self.load, self.choice.copy(), list(self.places),
+                         self.totals.copy(), self.calls.copy())  # fmt: skip
 
-    def adds(self, option: int) -> Floats:
-        """What a piece of an option adds to its rank, but for its call."""
-        found = self.options.adds[option].copy()
+    def added(self, option: int) -> Floats:
+        """What a shard of an option adds to its rank, without its call."""
+        found = self.costs.added[option].copy()
         found[LOAD] = self.load[option]
         return np.asarray(found)
 
     def put(self, table: int, option: int, ranks: tuple[int, ...]) -> None:
-        """Place a table that has no place."""
-        group, there = self.options.group[option], list(ranks)
-        self.has[there] += self.adds(option)
-        self.has[there, LOAD] += self.options.call[group] * (self.calls[there, group] == 0)
+        """Place a table that is not placed."""
+        group, there = self.costs.group[option], list(ranks)
+        self.totals[there] += self.added(option)
+        self.totals[there, LOAD] += self.costs.call_us[group] * (self.calls[there, group] == 0)
         self.calls[there, group] += 1
         self.choice[table], self.places[table] = option, ranks
 
-    def take(self, table: int) -> None:
-        """Away from where it is."""
+    def remove(self, table: int) -> None:
+        """Undo the placement of a table."""
         option = int(self.choice[table])
-        group, there = self.options.group[option], list(self.places[table])
+        group, there = self.costs.group[option], list(self.places[table])
         self.calls[there, group] -= 1
-        self.has[there] -= self.adds(option)
-        self.has[there, LOAD] -= self.options.call[group] * (self.calls[there, group] == 0)
+        self.totals[there] -= self.added(option)
+        self.totals[there, LOAD] -= self.costs.call_us[group] * (self.calls[there, group] == 0)
         self.choice[table], self.places[table] = -1, ()
 
     def set_load(self, load: Floats) -> None:
-        """Other loads of the same pieces."""
+        """Replace the loads of shards."""
         for table, ranks in enumerate(self.places):
-            self.has[list(ranks), LOAD] += load[self.choice[table]] - self.load[self.choice[table]]
+            self.totals[list(ranks), LOAD] += load[self.choice[table]] - self.load[self.choice[table]]
         self.load = load
 
     def value(self) -> float:
-        """Microseconds of the step, about; more than any step where something does not fit."""
-        most = self.has.max(axis=0)
-        return float(self.value_of(most[LOAD], most[SENT], most[ASKED])) + self.shared() + self.over()
+        """Microseconds of the step by the sums; more than any step where something does not fit."""
+        most = self.totals.max(axis=0)
+        overflow = float(self.overflow_us(self.totals).sum())
+        return float(self.rank_us(most[LOAD], most[SENT], most[RECEIVED])) + self.shared() + overflow
 
-    def pressed(self) -> float:
-        """The same, and a little for all other ranks that are nearly as busy as the busiest."""
-        load = self.has[:, LOAD]
+    def score(self) -> float:
+        """The value, and a small part of the load of other ranks that are nearly as busy as the busiest."""
+        load = self.totals[:, LOAD]
         most = max(float(load.max()), 1e-9)
-        return self.value() + TIES * most * float(((load / most) ** STEEP).sum() ** (1 / STEEP))
+        return self.value() + TIE_WEIGHT * most * float(((load / most) ** TIE_POWER).sum() ** (1 / TIE_POWER))
 
-    def value_of(self, load: Floats, sent: Floats, asked: Floats) -> Floats:
-        """Of what the busiest ranks have."""
-        lines = self.options.lines
-        return np.asarray(load + lines.sent.per_byte * sent + lines.asked.per_byte * asked)
+    def rank_us(self, load: Floats, sent: Floats, received: Floats) -> Floats:
+        """Microseconds of a rank with these totals."""
+        times = self.costs.times
+        return np.asarray(load + times.sent.per_byte * sent + times.received.per_byte * received)
 
     def shared(self) -> float:
-        """What the chosen ways add to the exchange of all."""
+        """What the chosen options add to the communication of all ranks."""
         placed = self.choice[self.choice >= 0]
-        needed = set(map(self.options.needs.__getitem__, placed.tolist()))
-        first = sum(first_of(exchange, self.options.lines) for exchange in sorted(needed))  # sums depend on the order
-        return float(self.options.shared[placed].sum() + first)
+        needed = set(map(self.costs.communication.__getitem__, placed.tolist()))
+        first = sum(self.costs.first_us(communication) for communication in sorted(needed))  # sums depend on the order
+        return float(self.costs.shared[placed].sum() + first)
 
-    def over(self) -> float:
-        """Far more than a step takes, where a rank has more than it has room for."""
-        return float(self.over_of(self.has).sum())
+    def overflow_us(self, totals: Floats) -> Floats:
+        """The penalty of each rank for memory above the budget: far more than a step takes."""
+        return np.asarray(OVERFLOW_US * np.maximum(totals[..., MEMORY] - self.hbm_budget, 0.0))
 
-    def over_of(self, has: Floats) -> Floats:
-        """The same of ranks that have so much."""
-        return np.asarray(OVER * np.maximum(has[..., MEMORY] - self.room, 0.0))
+    def is_movable(self, table: int) -> bool:
+        """Whether its shards may lie on any rank."""
+        return SHARDING_TYPES[self.costs.options[self.choice[table]].option.sharding_type].on_any_rank
 
-    def movable(self, table: int) -> bool:
-        """Whether its parts may lie on any rank."""
-        return KINDS[self.options.options[self.choice[table]].way.kind].anywhere
+    def rank_groups(self, option: int) -> list[tuple[int, ...]]:
+        """The groups of ranks that may hold an option's shards."""
+        return SHARDING_TYPES[self.costs.options[option].option.sharding_type].rank_groups(self.ranks)
 
-    def spots(self, option: int) -> list[tuple[int, ...]]:
-        """The groups of ranks that may hold an option's parts."""
-        return KINDS[self.options.options[option].way.kind].where(self.ranks)
+    def best_ranks(self, option: int) -> tuple[int, ...]:
+        """The ranks that would be least busy with an option's shards."""
+        then = self.totals + self.added(option)
+        busy = self.rank_us(then[:, LOAD], then[:, SENT], then[:, RECEIVED]) + self.overflow_us(then)
+        chosen = self.costs.options[option].option
+        if SHARDING_TYPES[chosen.sharding_type].on_any_rank:
+            return tuple(sorted(np.argsort(busy, kind="stable")[: chosen.shards].tolist()))
+        return min(self.rank_groups(option), key=lambda group: float(busy[list(group)].max()))
 
     def plan(self) -> Plan:
-        """As a plan."""
-        ways = [self.options.options[option].way for option in self.choice]
-        return tuple(Placement(way.kind, tuple(ranks)) for way, ranks in zip(ways, self.places))
+        """The plan."""
+        chosen = [self.costs.options[option].option for option in self.choice]
+        return tuple(Placement(option.sharding_type, tuple(ranks)) for option, ranks in zip(chosen, self.places))

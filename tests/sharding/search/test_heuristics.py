@@ -1,22 +1,22 @@
-"""Starts in which all heavy tables are split at once."""
+"""Start plans in which all heavy tables are split at once."""
 
 import numpy as np
 
 from foretrace.sharding.plan import check_placement
-from foretrace.sharding.search.heuristics import below_ceilings
+from foretrace.sharding.search.heuristics import heavy_tables_split
 from foretrace.sharding.search.iterated_local_search import search
-from foretrace.sharding.search.state import LOAD, Options, State
+from foretrace.sharding.search.state import LOAD, OptionCosts, PlanState
 from foretrace.sharding.tables import Table
 from tests.sharding.simple import costing
 
-ROOM = 1e11
+HBM_BUDGET = 1e11
 HEAVY = [Table(f"heavy{n}", 100_000, 128, pooling=200) for n in range(6)]
 LIGHT = [Table(f"light{n}", 100_000, 64, pooling=1) for n in range(40)]
 
 
 def starts(tables, world):
     cost = costing(tables, world=world)
-    return below_ceilings(State.empty(Options.of(cost, ROOM), cost.ranks, ROOM))
+    return heavy_tables_split(PlanState.empty(OptionCosts.of(cost, HBM_BUDGET), cost.ranks, HBM_BUDGET))
 
 
 def test_light_tables_need_none():
@@ -29,7 +29,7 @@ def test_one_heavy_table_needs_none():
 
 def test_the_lower_the_ceiling_the_less_a_part_takes():
     made = starts(HEAVY + LIGHT, world=8)
-    parts = [max(float(state.adds(option)[LOAD]) for option in state.choice) for state in made]
+    parts = [max(float(state.added(option)[LOAD]) for option in state.choice) for state in made]
     assert parts == sorted(parts)
     assert parts[0] < 0.5 * parts[-1]
     for state in made:
@@ -38,7 +38,7 @@ def test_the_lower_the_ceiling_the_less_a_part_takes():
 
 
 def test_several_tables_that_hold_up_a_rank_each_are_all_split():
-    found = search(costing(HEAVY, world=8, batch=4096), ROOM, seconds=20)
+    found = search(costing(HEAVY, world=8, batch=4096), HBM_BUDGET, seconds=20)
     assert all(len(placement.ranks) > 1 for placement in found.plan)
     assert found.estimate.lookups.mean() > 0.7 * found.estimate.lookups.max()
     assert np.all(found.estimate.lookups > 0)

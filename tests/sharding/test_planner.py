@@ -1,4 +1,4 @@
-"""Sharding what a user has at hand."""
+"""Sharding whatever describes tables."""
 
 from dataclasses import replace
 
@@ -14,16 +14,16 @@ from foretrace.sharding.training_step import dense_bytes
 
 TABLE = Tensor((10_000, 64), "float32", "cuda")
 IDS, OFFSETS = (Tensor((count,), "int64", "cuda") for count in (4096, 1024))
-WIDE, GIVEN, BIAS = (Tensor(shape, "float32", "cuda") for shape in ((1024, 1024), (8192, 1024), (1024,)))
+WIDE_ELEMENTS, GIVEN, BIAS = (Tensor(shape, "float32", "cuda") for shape in ((1024, 1024), (8192, 1024), (1024,)))
 LOOKUP = Op("aten::_embedding_bag", (TABLE, IDS, OFFSETS), outputs=(Tensor((1024, 64), "float32", "cuda"),))
-PRODUCT = (BIAS, GIVEN, WIDE)
+PRODUCT = (BIAS, GIVEN, WIDE_ELEMENTS)
 
 
 def test_calls_inside_others_are_counted_once():
     alone = [LOOKUP, Op("aten::addmm", PRODUCT, outputs=(GIVEN,))]
     nested = [
         LOOKUP,
-        Op("aten::linear", (GIVEN, WIDE, BIAS), outputs=(GIVEN,)),
+        Op("aten::linear", (GIVEN, WIDE_ELEMENTS, BIAS), outputs=(GIVEN,)),
         Op("aten::addmm", PRODUCT, outputs=(GIVEN,), parent=1),
     ]
     one, other = (shard(Graph(OpTable.of(ops)), on="h200", world=2, seconds=0.2) for ops in (alone, nested))
@@ -86,16 +86,16 @@ def test_one_rank_needs_no_fabric():
     h200 = Platform.named("h200")
     cpu = replace(h200, device=replace(h200.device, kind="cpu", matches=""))
     found = shard([Table("t", 1000, 64)], world=1, on=cpu)
-    assert (found.fabric, found.estimate.exchanged) == ("no fabric", {})
+    assert (found.fabric, found.estimate.communication) == ("no fabric", {})
 
 
 def test_what_the_dense_part_holds_is_no_room_for_tables():
     step = sketch(lambda: dlrm.make_step("tiny", device="cuda"), device="cuda")
     tables, whole = (shard(what, world=2, seconds=0.2) for what in ([Table("t", 1000, 64)], step))
     held = dense_bytes(step)
-    assert held and whole.room == tables.room - held
+    assert held and whole.hbm_budget == tables.hbm_budget - held
     assert any("less" in note and "that the dense part holds" in note for note in whole.notes)
-    assert shard(step, world=2, seconds=0.2, memory_gb=50).room == 50e9
+    assert shard(step, world=2, seconds=0.2, memory_gb=50).hbm_budget == 50e9
 
 
 def test_a_dense_part_that_leaves_no_room_is_refused():
