@@ -26,6 +26,8 @@ LARGEST = 2**53
 """JSON has whole numbers of any size; arrays do not."""
 MAX_FILE_BYTES = 64 << 20
 """The largest that is shipped, a host, has 32 kB."""
+MAX_TIMED_BYTES = 512 << 20
+"""Of calls that were timed as they are: a million of them take less."""
 
 
 def read_as(kind: type[T], path: Path, advice: str = "Restore it.") -> T:

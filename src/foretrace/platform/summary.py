@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foretrace.files import read_bounded
 from foretrace.graph import ForetraceError
 from foretrace.platform import folder as files
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric, fabrics
-from foretrace.platform.files import read_as
+from foretrace.platform.files import MAX_TIMED_BYTES, read_as
 from foretrace.platform.host import Host
 from foretrace.platform.platform import Platform
 
@@ -152,8 +153,8 @@ def family_words(path: Path) -> dict[str, Any]:
 def timed_calls(path: Path) -> int:
     """How many calls of steps were timed as they are."""
     try:
-        return len(json.loads(gzip.decompress(path.read_bytes())))
-    except (OSError, EOFError, ValueError, TypeError) as error:
+        return len(json.loads(read_bounded(path, MAX_TIMED_BYTES, "timed calls")))
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, RecursionError) as error:
         raise ForetraceError(
             f"{path} does not hold timed calls ({error})", "Restore it, or fit it again: foretrace calibrate fit."
         ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 
 from foretrace.cost_models.kernels.kernel_names import short_name
 from foretrace.errors import ForetraceError
+from foretrace.files import read_bounded
 from foretrace.graph import Indices, Op, Tf32
 from foretrace.platform.cases import case_key, case_of_each
-from foretrace.platform.files import LARGEST
+from foretrace.platform.files import LARGEST, MAX_TIMED_BYTES
 from foretrace.platform.folder import EXACT
 
 if TYPE_CHECKING:
@@ -122,9 +124,9 @@ class ExactTimes:
         if not path.exists():
             return cls({})
         try:
-            lines: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+            lines: dict[str, Any] = json.loads(read_bounded(path, MAX_TIMED_BYTES, "timed calls"))
             return cls({key: TimedCall.checked(*line) for key, line in lines.items()})
-        except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ForetraceError(
                 f"{path} does not hold timed calls ({error})", "Restore it, or fit it again: foretrace calibrate fit."
             ) from None
