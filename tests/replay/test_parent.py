@@ -21,7 +21,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes 
 @LINUX
 def test_all_ranks_end_with_a_replay_that_is_killed(on_two_ranks: Callable[[str], Path], tmp_path: Path) -> None:
     folders = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "foretrace", "replay", "run", str(on_two_ranks("ddp")), "--iterations", "1000000"]
+    command = [sys.executable, "-m", "foretrace", "replay", str(on_two_ranks("ddp")), "--iterations", "1000000"]
     with started(command, stdout=subprocess.DEVNULL, env=folders) as process:
         wait_until(lambda: len(descendants(process.pid)) == 3, "one that starts the ranks, and two of them")
         assert_killed_with(process, descendants(process.pid))

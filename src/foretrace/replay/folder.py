@@ -18,6 +18,7 @@ from foretrace.graph.tensor import ITEMSIZE
 from foretrace.replay.about import about
 from foretrace.replay.code import Code, code_of
 from foretrace.replay.groups import groups_of
+from foretrace.replay.harness.files import digest
 from foretrace.replay.literals import DEVICE, NotWritableError
 from foretrace.replay.memory import footprint, main_device
 from foretrace.replay.original import original_of
@@ -154,6 +155,7 @@ def facts(plan: Plan, code: Code) -> dict[str, Any]:
         "stand_ins": {str(number): sentence(why) for number, why in code.stand_ins.items()},
         "notes": [sentence(note) for note in plan.notes],
         "calls": calls,
+        "written": digest(code.step, code.inputs),
     }
 
 

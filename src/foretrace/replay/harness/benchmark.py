@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from .files import NotToBeRunError, read_json, told_by_line
+from .files import NotToBeRunError, digest, read_json, read_text, told_by_line
 from .host import here
 from .pace import Pace
-from .room import refuse_what_does_not_fit
+from .room import refuse_what_does_not_fit, walled
 from .source import Source, arguments, read_inputs
 from .together import join, local_rank, ranks_beside, together
 
@@ -69,17 +69,23 @@ class Benchmark:
         refuse_what_does_not_fit(self.facts["memory"], self.device, ranks_beside(self.device) if groups else 1)
         torch.manual_seed(seed)
         together.members = self.facts["groups"]
-        with told_by_line(files["inputs.py"]):
+        peak = int(self.facts["memory"]["peak"]) if self.device != "meta" and self._is_as_written(files) else None
+        with told_by_line(files["inputs.py"]), walled(peak or 0, self.device if peak is not None else "meta"):
             inputs = read_inputs(files["inputs.py"])
         with torch.no_grad(), told_by_line(files["step.py"]):
             self.source = Source(files["step.py"], self.device)
             self.inputs = arguments(self.source.step, inputs)
-            self.source.run_through(self.inputs)
+            self.source.run_through(self.inputs, peak, self.device)
             if groups is not None:
                 join(groups, self.device)
                 self.source.run_together(self.inputs)
         if groups is None and self.facts["world"] > 1:
             self.notes.append(f"one of {self.facts['world']} ranks, alone: its collectives move nothing")
+
+    def _is_as_written(self, files: Mapping[str, Path]) -> bool:
+        """Whether the files are as the recording has it; who edits one may make in it whatever fits."""
+        texts = [read_text(files[name]) for name in ("step.py", "inputs.py")]
+        return digest(*texts) == self.facts.get("written")
 
     @property
     def device(self) -> str:

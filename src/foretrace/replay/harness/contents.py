@@ -110,6 +110,11 @@ def tril(side: int, offset: int, row: int) -> Fill:
     """
 
     def fill(tensor: torch.Tensor) -> None:
+        beyond = max(side - 1 - offset, 0) if offset >= 0 else 0
+        below = max(side + offset, 0)
+        count = side * side - beyond * (beyond + 1) // 2 if offset >= 0 else below * (below + 1) // 2
+        if count * (2 if row == 2 else 1) != tensor.numel():
+            raise ValueError(f"a square of {side} has {count} pairs")
         pairs = torch.tril_indices(side, side, offset, device=tensor.device)
         _put(tensor, pairs if row == 2 else pairs[row])
 
@@ -139,7 +144,7 @@ def offsets(first: int, last: int, steps: Sequence[int]) -> Fill:
     """Where bags of uneven length begin: their lengths by a histogram in powers of two, in random order."""
 
     def fill(tensor: torch.Tensor) -> None:
-        lengths = hits_of(steps, last - first, sum(steps))
+        lengths = hits_of(steps, last - first, min(sum(steps), tensor.numel()))
         every = torch.zeros(tensor.numel() - 1, dtype=torch.int64)
         every[: len(lengths)] = lengths[: len(every)]
         shuffled = every[torch.randperm(len(every))]
@@ -171,7 +176,7 @@ def ids(
         if not reuse or unique > rows:
             drawn = torch.randint(low, high + 1, (count,))
         else:
-            hits = hits_of(reuse, count, unique)
+            hits = hits_of(reuse, count, min(unique, count))
             # The bounds are hit, since they were: where the table ends must not change.
             places = low + _distinct(rows, len(hits))
             drawn = places.repeat_interleave(hits)[:count]
@@ -188,7 +193,7 @@ def hits_of(histogram: Sequence[int], total: int, distinct: int) -> torch.Tensor
     >>> hits_of([2, 1], total=5, distinct=3).tolist()
     [1, 1, 3]
     """
-    counts = torch.tensor(histogram, dtype=torch.int64)
+    counts = torch.tensor(histogram, dtype=torch.int64).clamp(0, distinct)
     low = (2 ** torch.arange(len(counts))).repeat_interleave(counts)[:distinct]
     room = low - 1
     spare = int(total - low.sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import linecache
 import re
@@ -32,6 +33,11 @@ def read_text(path: Path) -> str:
         raise NotToBeRunError(f"{place(path)} is missing; {AGAIN}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise NotToBeRunError(f"{place(path)} can't be read ({said(error)}); {AGAIN}") from None
+
+
+def digest(*texts: str) -> str:
+    """What tells some texts from others."""
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "replace")).hexdigest()
 
 
 def read_json(path: Path, words: Sequence[str]) -> dict[str, Any]:

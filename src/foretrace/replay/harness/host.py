@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -30,6 +31,8 @@ class Here:
     pace: Pace = field(default_factory=Pace)
     resized: Callable[[torch.UntypedStorage, int], None] | None = None
     """Who counts memory hears here of storages that get another size: no call passes the dispatcher for that."""
+    allow: Callable[[int], None] | None = None
+    """Who bounds memory is asked here before so many bytes are taken without a call that passes the dispatcher."""
 
 
 here = Here()
@@ -93,6 +96,19 @@ def _made(entry: Any) -> Any:
     if entry["stride"] is None:
         return torch.zeros(entry["shape"], dtype=dtype, device=where)
     return torch.empty_strided(entry["shape"], entry["stride"], dtype=dtype, device=where).zero_()
+
+
+def declared(number: int) -> int:
+    """Bytes that a call makes according to the recording."""
+    entries, nbytes = list(here.calls[number]["makes"]), 0
+    for entry in entries:  # grows meanwhile
+        if isinstance(entry, list):
+            entries += entry
+        elif entry is not None:
+            sizes, steps = entry["shape"], entry["stride"]
+            reach = 1 + sum((size - 1) * step for size, step in zip(sizes, steps)) if steps and all(sizes) else 0
+            nbytes += max(math.prod(sizes), reach) * getattr(torch, entry["dtype"]).itemsize
+    return nbytes
 
 
 def fitted(number: int, made: Any) -> Any:
@@ -178,12 +194,16 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 
 def take_storage(tensor: torch.Tensor, nbytes: int, *place: Any) -> torch.Tensor:
     """Let a tensor look at new memory, at a place in it or at all of it."""
+    if here.allow is not None:
+        here.allow(nbytes)
     return tensor.set_(torch.UntypedStorage(nbytes, device=tensor.device), *place)
 
 
 def resize(tensor: torch.Tensor, nbytes: int) -> None:
     """Give a tensor's memory another size: to nothing, where the original let it go."""
     storage = tensor.untyped_storage()
+    if here.allow is not None:
+        here.allow(max(nbytes - storage.nbytes(), 0))
     storage.resize_(nbytes)
     if here.resized is not None:
         here.resized(storage, nbytes)

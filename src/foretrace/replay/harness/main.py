@@ -103,14 +103,19 @@ def _run(folder: Path, job: Job | None, chosen: argparse.Namespace) -> None:
     # Here, since torch takes seconds: --help does not wait for it. And without the garbage collector, which would look
     # through all that torch consists of again and again: that is a fourth of these seconds.
     gc.disable()
+    import torch
+
     from . import system, text, timing
     from .host import here
     from .late import delays
-    from .together import leave, tell, together
+    from .room import take_no_more_than_free
+    from .together import leave, ranks_beside, tell, together
 
     gc.freeze()
     gc.enable()
     delays.wanted = chosen.delayed
+    if chosen.device == "cpu" or not torch.cuda.is_available():
+        take_no_more_than_free(ranks_beside("cpu"))
     benchmark = _benchmark(folder, job, chosen)
     here.pace.slowness = chosen.slow_host
     if chosen.counted:

@@ -1,19 +1,29 @@
-"""Whether the step fits into memory, asked before anything is allocated."""
+"""Whether the step fits into memory, asked before anything is allocated; and walls that it meets where it does not."""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+try:
+    import resource
+except ImportError:  # no such limits on this system
+    resource = None  # type: ignore[assignment]
+
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Where a container's own bound stands."""
+SLACK, OF_A_THREAD = 1 << 30, 32 << 20
+"""Bytes that libraries take for themselves, and for each thread: its stack, and what it allocates from."""
+FULL = ("allocate", "memory", "bad_alloc", "primitive")
+"""In what failures say where memory ran out: the last one is oneDNN's, which says no more."""
 
 
 def refuse_what_does_not_fit(memory: dict[str, Any], kind: str, ranks: int = 1) -> None:
@@ -83,3 +93,63 @@ def size(nbytes: float) -> str:
         return f"more than 1024 {UNITS[-1]}"
     power = min(int(math.log(max(nbytes, 1), 1024)), len(UNITS) - 1)
     return f"{nbytes / 1024**power:.1f} {UNITS[power]}"
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a call may have failed since there was no memory for it.
+
+    >>> is_full(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_full(KeyError("t1"))
+    (True, False)
+    """
+    return isinstance(error, MemoryError) or any(word in str(error) for word in FULL)
+
+
+@contextmanager
+def walled(nbytes: int, kind: str) -> Iterator[bool]:
+    """Let no more than so many bytes be taken meanwhile, and what libraries need; False where that can't be held.
+
+    On a GPU that is its memory alone.
+    """
+    if kind == "cuda":
+        total = torch.cuda.mem_get_info()[1]
+        most = torch.cuda.memory_reserved() + nbytes + SLACK
+        torch.cuda.set_per_process_memory_fraction(min(most / total, 1.0))
+        try:
+            yield True
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        return
+    taken = _data_bytes()
+    if taken is None or kind != "cpu":
+        yield False
+        return
+    torch.ones(1 << 20).add_(1)  # starts the threads: one that can't be started ends the process
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    most = taken + nbytes + SLACK + OF_A_THREAD * torch.get_num_threads()
+    others = [limit for limit in before if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min([most, *others]), before[1]))
+    try:
+        yield True
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def take_no_more_than_free(ranks: int = 1) -> None:
+    """Let this process fail rather than take memory that is not there; of so many ranks, its share."""
+    taken, free = _data_bytes(), free_bytes("cpu")
+    if taken is None or free is None:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = taken + free // ranks + OF_A_THREAD * torch.get_num_threads()
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def _data_bytes() -> int | None:
+    """Bytes that this process has for its data; None where no limit can be put on them."""
+    if resource is None or sys.platform != "linux":
+        return None
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(lines["VmData"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None

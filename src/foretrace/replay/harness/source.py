@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import linecache
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,12 @@ import torch
 
 from . import elsewhere
 from .alone import play, received
+from .bounds import SPARE, Bounded
 from .fewer import adapted
 from .files import AGAIN, OF_THE_MACHINE, NotToBeRunError, line_of, place, read_text, said
-from .host import stand_in
+from .host import declared, stand_in
 from .late import delays
+from .room import is_full, walled
 from .together import tell, together
 
 CALL = re.compile(r"^(?P<space>\s*)(?P<left>[\w\[\], ]+ = )?(?P<call>\w[\w.]*\(.*\))  # (?P<number>\d+)\b.*$")
@@ -77,15 +82,54 @@ class Source:
         self.translated[int(found["number"])] = other.partition("(")[0]
         return line.replace(found["call"], other, 1)
 
-    def run_through(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Run the step until no line of it fails any more."""
+    def run_through(self, inputs: Sequence[torch.Tensor], peak: int | None = None, kind: str = "cpu") -> None:
+        """Run the step until no line of it fails any more.
+
+        Parameters
+        ----------
+        inputs
+            What the step takes.
+        peak
+            Bytes that it holds at once according to the recording: a line that takes more fails. None for no limit.
+        kind
+            The device that it runs on.
+        """
+        if peak is None:
+            self._ran(inputs, nullcontext)
+            return
+        seen = partial(Bounded, peak + SPARE, self._declared, inputs)
+        with walled(peak, kind) as is_held:
+            if is_held and self._ran(inputs, partial(seen, "cpu") if kind == "cuda" else nullcontext, is_full):
+                return
+        # Something takes more than the recording says. To find out what costs seconds: PyTorch loads its compiler.
+        self._ran(inputs, seen)
+
+    def _ran(
+        self,
+        inputs: Sequence[torch.Tensor],
+        inside: Callable[[], AbstractContextManager[Any]],
+        gives_up: Callable[[Exception], bool] = lambda error: False,
+    ) -> bool:
+        """Run the step inside something until no line of it fails any more; False where a failure makes it give up."""
         while True:
             try:
-                self.step(*inputs)
-                return
+                with inside():
+                    self.step(*inputs)
+                return True
             except Exception as error:
+                if gives_up(error):
+                    return False
                 if not self._replace_failing_line(error):
                     raise
+
+    def _declared(self) -> int:
+        """Bytes that the line in progress makes according to the recording."""
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename != self._path:
+            frame = frame.f_back
+        inside = frame.f_code.co_filename == self._path
+        found = CALL.match(self._lines[frame.f_lineno - 1]) if inside else None
+        return declared(int(found["number"])) if found else 0
 
     def run_together(self, inputs: Sequence[torch.Tensor]) -> None:
         """Run the step with the other ranks, until no line of it fails on any of them."""
