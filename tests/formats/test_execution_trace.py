@@ -167,10 +167,21 @@ def test_a_duplicate_id_names_the_node(tmp_path: Path):
     assert "node 6" in broken(tmp_path, nodes)
 
 
-def test_a_missing_parent_names_both(tmp_path: Path):
-    message = broken(tmp_path, [node(9, "aten::mm", 5), scaffold(1, "process", 1)])
+def test_calls_in_one_that_the_trace_ended_inside_of_stand_at_the_top_and_are_counted(tmp_path: Path):
+    """The annotation of an optimizer's step, say: nodes are written as calls end."""
+    nodes = [node(6, "aten::t", 2), node(9, "aten::mm", 5), node(10, "aten::t", 9), node(2, "own", 1)]
+    graph = read(tmp_path, [*nodes, scaffold(1, "process", 1)])
+    assert [(op.name, graph.ops.parent[i]) for i, op in enumerate(graph.ops)] == [
+        ("own", -1), ("aten::t", 0), ("aten::mm", -1), ("aten::t", 2),
+    ]  # fmt: skip
+    assert "1 of its calls name a caller that was never written, since the trace ended inside of it" in graph.notes
+    assert not any("never written" in note for note in read(tmp_path, step()).notes)
+
+
+def test_a_parent_that_was_never_written_and_comes_later_is_refused(tmp_path: Path):
+    message = broken(tmp_path, [node(9, "aten::mm", 11), scaffold(1, "process", 1)])
     assert "node 9 ('aten::mm')" in message
-    assert "node 5" in message
+    assert "node 11" in message
 
 
 def test_parents_in_a_circle_are_refused(tmp_path: Path):

@@ -29,6 +29,7 @@ from foretrace.graph.tables import Ints
 
 SCAFFOLD = "[pytorch|profiler|execution_"
 NO_TIMES = "an execution trace has no times: bring the profiler trace of the same job for them"
+NO_PARENT = "{count} of its calls name a caller that was never written, since the trace ended inside of it"
 NO_FREES = "an execution trace does not say when memory is freed: storages are taken to die after their last use"
 
 
@@ -49,7 +50,7 @@ def read_execution_trace(path: Path) -> Graph:
         ended = read_nodes(path)
         if not ended:
             raise ForetraceError(f"{path} holds no calls", "Observe at least one step and record it again.")
-        started, parent = _call_order(path, ended)
+        started, parent, lost = _call_order(path, ended)
         nodes = [ended[i] for i in started]
         lifetimes = _lifetimes(path, ended, started)
         groups = process_groups(node.inputs.values for node in nodes if node.name == INIT)
@@ -61,12 +62,15 @@ def read_execution_trace(path: Path) -> Graph:
             collectives=collectives_of(nodes, parent, groups),
             storages=lifetimes.storages(),
             groups=groups,
-            notes=[NO_TIMES, NO_FREES],
+            notes=[NO_TIMES, NO_FREES, *([NO_PARENT.format(count=lost)] if lost else [])],
         )
 
 
-def _call_order(path: Path, ended: Sequence[Node]) -> tuple[NDArray[np.intp], Ints]:
-    """Which nodes are calls, in the order they started, and the row of each one's parent."""
+def _call_order(path: Path, ended: Sequence[Node]) -> tuple[NDArray[np.intp], Ints, int]:
+    """Which nodes are calls, in the order they started, the row of each one's parent, and how many have lost theirs.
+
+    A node is written when it ends. Calls inside one that had not ended when the trace did stand at the top.
+    """
     ids = _column(ended, "id", np.int64)
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
@@ -83,11 +87,14 @@ def _call_order(path: Path, ended: Sequence[Node]) -> tuple[NDArray[np.intp], In
             )
 
     refuse(np.diff(ids, append=-1) == 0, "has the same id as another node")
-    refuse(kept & (ids[np.minimum(at, len(ids) - 1)] != above), "has a parent, node {parent}, that is not there")
-    refuse(kept & (at >= np.arange(len(ids))), "has a parent, node {parent}, that was called after it")
     at = np.minimum(at, len(ids) - 1)
-    parent = np.where(kept[at], np.cumsum(kept)[at] - 1, -1)
-    return order[kept], parent[kept].astype(np.int32)
+    lost = ids[at] != above
+    refuse(
+        kept & (np.where(lost, above > ids, at >= np.arange(len(ids)))),
+        "has a parent, node {parent}, that was called after it",
+    )
+    parent = np.where(kept[at] & ~lost, np.cumsum(kept)[at] - 1, -1)
+    return order[kept], parent[kept].astype(np.int32), int((kept & lost).sum())
 
 
 def _lifetimes(path: Path, ended: Sequence[Node], started: NDArray[np.intp]) -> Lifetimes:
