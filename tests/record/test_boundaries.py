@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.record.boundaries import Boundaries, on_step_end
+from foretrace.record.boundaries import Boundaries, Repeats, on_step_end
 
 
 def steps(calls: list[str]) -> list[list[str]]:
@@ -131,3 +131,45 @@ def test_an_optimizer_around_another_ends_one_step() -> None:
     outer = Wrapped(torch.optim.SGD([torch.zeros(1)], lr=0.1))
     assert heard([outer] * 3)[-2:] == ["ended", "ended"]
     assert heard([outer] * 3).count("ended") - heard([outer] * 2).count("ended") == 1
+
+
+def trained(calls: int, steps: int = 6) -> list[str]:
+    """What is heard of an optimizer that is called so often after each backward."""
+    weight = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    events: list[str] = []
+    end = on_step_end(lambda: events.append("ended"), lambda: events.append("over"))
+    for _ in range(steps):
+        weight.sum().backward()
+        for _ in range(calls):
+            optimizer.step()
+        events.append("|")
+    end()
+    return events
+
+
+def test_an_optimizer_that_is_called_once_for_each_group_of_weights_ends_one_step() -> None:
+    """As DeepSpeed's ZeRO does."""
+    learnt = trained(calls=2)
+    assert learnt[:7] == ["over", "ended", "ended", "|", "ended", "ended", "|"], "nothing is known yet"
+    assert learnt[7:] == ["over", "ended", "|", "ended", "|", "ended", "|", "ended", "|"]
+    assert trained(calls=3)[-6:] == ["ended", "|"] * 3
+
+
+def test_an_optimizer_that_is_called_twice_now_and_then_ends_a_step_with_each_call() -> None:
+    repeats = Repeats()
+    calls = [1, 2, 3, 3, 4, 5, 6, 6, 7]
+    assert all(repeats.learn("a", sequence) == (False, True) for sequence in calls)
+
+
+def test_two_optimizers_that_are_called_for_the_same_gradients_are_each_called_once() -> None:
+    repeats = Repeats()
+    assert all(repeats.learn(who, sequence) == (False, True) for sequence in range(5) for who in "ab")
+
+
+def test_a_forward_that_is_not_seen_any_more_is_not_waited_for() -> None:
+    repeats = Repeats()
+    for sequence in (1, 1, 2, 2, 3, 3):
+        repeats.learn("a", sequence)
+    lasting = [repeats.learn("a", 3)[1] for _ in range(20)]
+    assert lasting[-1] and lasting.count(False) < 10

@@ -49,9 +49,41 @@ def test_a_plain_script_is_recorded_unchanged_and_trains_to_its_end(tmp_path: Pa
 
 def test_a_script_that_ends_early_says_by_how_much(tmp_path: Path) -> None:
     done = run_recorded(tmp_path / "r", PYTHON, script(tmp_path, "for _ in range(7): step()\nprint('trained')\n"))
-    assert done.returncode == 2 and done.stdout == "trained\n"
-    assert f"ended {SHORT_STEPS - 7} steps too early" in done.stderr and "warmup 2" in done.stderr
+    assert done.returncode == 0 and done.stdout == "trained\n", "the job's own"
+    assert f"ended {SHORT_STEPS - 7} steps too early" in done.stderr and "the job itself succeeded" in done.stderr
+    assert "take fewer steps: --warmup 1 --plain 1 --profile 1" in done.stderr
     assert "Traceback" not in done.stderr
+    assert left_in(tmp_path) == []
+
+
+def test_the_steps_that_are_advised_fit_the_job(tmp_path: Path) -> None:
+    train = script(tmp_path, "for _ in range(8): step()\n")
+    done = foretrace("record", "--out", tmp_path / "r", "--", PYTHON, train)
+    advised = done.stderr.partition("take fewer steps: ")[2].split(".")[0].split()
+    assert foretrace("record", "--out", tmp_path / "r", *advised, "--", PYTHON, train).returncode == 0
+    assert load_recording(tmp_path / "r").graphs
+
+
+def test_a_job_with_a_profiler_of_its_own_ends_as_it_would(tmp_path: Path) -> None:
+    own = "from torch.profiler import profile\nwith profile() as own:\n    for _ in range(20): step()\nexit(3)\n"
+    done = run_recorded(tmp_path / "r", PYTHON, script(tmp_path, own))
+    assert done.returncode == 3
+    done = run_recorded(tmp_path / "r", PYTHON, script(tmp_path, own.replace("exit(3)", "")))
+    assert done.returncode == 0
+    assert "profiler of its own: turn it off, or record with --profile 0" in done.stderr
+    assert "take fewer steps" not in done.stderr
+
+
+def test_a_recording_that_cannot_be_put_in_its_place_leaves_the_job_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    train = script(tmp_path, f"for _ in range({SHORT_STEPS}): step()\nexit(5)\n")
+    monkeypatch.setattr(Path, "replace", full)
+    assert launch([PYTHON, str(train)], tmp_path / "r", **SHORT) == 5
+    assert "can't be written (No space left on device)" in capsys.readouterr().err
     assert left_in(tmp_path) == []
 
 
@@ -67,7 +99,7 @@ def test_a_script_without_training_is_told_how_far_the_recorder_got(
     tmp_path: Path, arguments: list[str], why: str
 ) -> None:
     done = run_recorded(tmp_path / "r", PYTHON, *arguments)
-    assert done.returncode == 2 and done.stdout == "hello\n"
+    assert done.returncode == 0 and done.stdout == "hello\n"
     assert why in done.stderr
     assert left_in(tmp_path) == []
 
@@ -92,7 +124,7 @@ def test_ending_the_recorder_ends_the_job(tmp_path: Path) -> None:
         assert recorder.stdout is not None and recorder.stdout.readline() == "began\n"
         recorder.terminate()
         _, said = recorder.communicate(timeout=PATIENCE_S)
-    assert recorder.returncode == 2 and "exit code 143" in said
+    assert recorder.returncode == 143 and "exit code 143" in said
     assert left_in(tmp_path) == []
 
 
@@ -104,7 +136,7 @@ def test_a_script_that_crashes_after_it_was_recorded_leaves_its_recording(tmp_pa
 
 def test_a_script_that_crashes_before_leaves_nothing(tmp_path: Path) -> None:
     done = run_recorded(tmp_path / "r", PYTHON, script(tmp_path, "for _ in range(8): step()\nraise KeyError('mine')\n"))
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "KeyError: 'mine'" in done.stderr and "ended with exit code 1" in done.stderr
     assert f"ended {SHORT_STEPS - 8} steps too early" in done.stderr
     assert left_in(tmp_path) == []
@@ -113,7 +145,7 @@ def test_a_script_that_crashes_before_leaves_nothing(tmp_path: Path) -> None:
 def test_a_job_that_is_killed_leaves_nothing_and_says_so(tmp_path: Path) -> None:
     train = script(tmp_path, "import os\nfor _ in range(8): step()\nos.kill(os.getpid(), 9)\n")
     done = run_recorded(tmp_path / "r", PYTHON, train)
-    assert done.returncode == 2 and "exit code 137" in done.stderr
+    assert done.returncode == 137 and "exit code 137" in done.stderr
     assert left_in(tmp_path) == []
 
 
@@ -220,6 +252,6 @@ except KeyboardInterrupt:
     with recording(tmp_path / "r", script(tmp_path, saving)) as process:
         wait_for(tmp_path / "paused")
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 2
+        assert process.wait(PATIENCE_S) == 0
     assert (tmp_path / "saved").exists()
     assert not (tmp_path / "r").exists()

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.record.schedule import BACK_TO_BACK, INDICES, PROFILE, STRUCTURE, SYNCED, WARM_UP, Schedule
+from foretrace.record.schedule import BACK_TO_BACK, INDICES, PROFILE, SHORTEST, STRUCTURE, SYNCED, WARM_UP, Schedule
 
 
 def test_the_steps_that_count_come_in_this_order() -> None:
@@ -29,3 +29,21 @@ def test_a_schedule_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
     """One step always passes first: what went before it, from the start of the process on, is no step."""
     with pytest.raises(ForetraceError, match="there can't be"):
         Schedule(**wrong)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("asked", [Schedule(), Schedule(2, 5, 1), Schedule(1, 3, 0), Schedule(50, 1, 1)])
+def test_a_fitting_schedule_fits_and_asks_for_no_more_than_the_first_one(asked: Schedule, compiled: bool) -> None:
+    for steps in range(len(asked.steps)):
+        fewer = asked.fitting(steps, compiled)
+        if fewer is None:
+            assert steps < len(Schedule(1, 1, 0).steps)
+            continue
+        assert fewer != asked
+        assert len(fewer.steps) + (compiled and fewer.profile > 0) <= steps
+        assert (fewer.warmup, fewer.plain, fewer.profile) <= (asked.warmup, asked.plain, asked.profile)
+
+
+def test_a_job_that_is_long_enough_for_a_profile_gets_one() -> None:
+    fewer = Schedule().fitting(len(SHORTEST.steps))
+    assert fewer == SHORTEST and fewer.options == "--warmup 1 --plain 1 --profile 1"

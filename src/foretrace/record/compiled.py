@@ -8,10 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import ExecutionTraceObserver, ProfilerActivity
+from torch.profiler import ExecutionTraceObserver
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from foretrace.record.profile import OurProfile
 
 
 def something_is_compiled() -> bool:
@@ -36,28 +34,31 @@ def watching_undoes_compilation() -> bool:
 class ExecutionTrace:
     """One step under PyTorch's execution trace observer: names and tensors of compiled kernels.
 
-    A profiler runs beside it: compiled kernels tell their arguments only while one is on.
+    A profiler must be running: compiled kernels tell their arguments only while one is. It is the one that runs
+    already: a second one would write to memory of the first where an annotation of the job is open in both.
     """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._path = Path(self._folder.name) / "et.json"
-        self._observer = ExecutionTraceObserver().register_callback(str(self._path))
-        self._profile = OurProfile(
-            activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=self._observer
-        )
+        self._observer = ExecutionTraceObserver()
 
-    def __enter__(self) -> ExecutionTrace:
-        self._profile.start()
-        return self
+    def start(self) -> None:
+        """Begin; where the job has an observer of its own, which can be only one, nothing is seen."""
+        self._observer.register_callback(str(self._path))
+        self._observer.start()
 
-    def __exit__(self, *failure: object) -> None:
-        try:
-            self._profile.stop()
-        finally:
-            self._observer.unregister_callback()
+    def stop(self) -> None:
+        """End, and complete the file."""
+        self._observer.stop()
+        self._observer.unregister_callback()
 
     def save(self, path: Path) -> None:
-        """Write the trace, gzipped."""
-        path.write_bytes(gzip.compress(self._path.read_bytes()))
+        """Write the trace, gzipped, where there is one."""
+        if self._path.exists():
+            path.write_bytes(gzip.compress(self._path.read_bytes()))
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove what was seen."""
         self._folder.cleanup()

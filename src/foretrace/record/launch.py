@@ -19,14 +19,14 @@ from pathlib import Path
 
 from foretrace.graph import ForetraceError
 from foretrace.record.attach import ATTACHED, ORDERS, TORCH
-from foretrace.record.place import prepare
-from foretrace.record.session import TRAIN_LONGER, unfinished
+from foretrace.record.place import Place, prepare
+from foretrace.record.session import unfinished
 
 
 def launch(
     command: Sequence[str], out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 5, stop: bool = False
 ) -> int:
-    """Run a command and record the training in it. Returns the command's exit code.
+    """Run a command and record the training in it. Returns the command's exit code, whatever became of the recording.
 
     ``stop`` ends the job once it is recorded; otherwise it trains on to its own end.
     """
@@ -40,33 +40,43 @@ def launch(
     environment = {**os.environ, "PYTHONPATH": path, ORDERS: json.dumps(orders)}
     try:
         code = _run(command, environment)
-        if not any(parts.glob("rank-*")):
-            raise _nothing_recorded(parts, code)
-        lost = unfinished(parts)
-        folder = place.finish({"by": "foretrace record", "command": list(command)})
-        if lost:
-            print(f"foretrace: not every process was recorded: {lost}", file=sys.stderr)
-        if folder != place.out:
-            print(f"foretrace: another recording into {place.out} came first: this one has its own", file=sys.stderr)
-        print(
-            f"foretrace: recorded into {folder}; see it with: foretrace show {shlex.quote(str(folder))}",
-            file=sys.stderr,
-        )
+        try:
+            _keep(place, command, code)
+        except ForetraceError as error:  # the job has run, and its exit code stays its own
+            print(f"foretrace: {error}", file=sys.stderr)
     finally:
         place.leave()
     return code
 
 
+def _keep(place: Place, command: Sequence[str], code: int) -> None:
+    """Put what was recorded in its place, and say where that is."""
+    if not any(place.parts.glob("rank-*")):
+        raise _nothing_recorded(place.parts, code)
+    lost = unfinished(place.parts)
+    try:
+        folder = place.finish({"by": "foretrace record", "command": list(command)})
+    except OSError as error:
+        raise ForetraceError(
+            f"nothing was recorded: {place.out} can't be written ({error.strerror})", "Choose another --out."
+        ) from None
+    if lost:
+        print(f"foretrace: not every process was recorded: {lost.why}", file=sys.stderr)
+    if folder != place.out:
+        print(f"foretrace: another recording into {place.out} came first: this one has its own", file=sys.stderr)
+    print(f"foretrace: recorded into {folder}; see it with: foretrace show {shlex.quote(str(folder))}", file=sys.stderr)
+
+
 def _nothing_recorded(parts: Path, code: int) -> ForetraceError:
     """What to tell where no rank was recorded: how far the recorder got, and what keeps it from getting further."""
-    why = unfinished(parts)
+    found = unfinished(parts)
     if code:
         return ForetraceError(
-            f"nothing was recorded: the command ended with exit code {code}{f'; {why}' if why else ''}",
+            f"nothing was recorded: the command ended with exit code {code}{f'; {found.why}' if found else ''}",
             "See what it printed, and try it without foretrace.",
         )
-    if why:
-        return ForetraceError(f"nothing was recorded: {why}", TRAIN_LONGER)
+    if found:
+        return ForetraceError(f"nothing was recorded (the job itself succeeded): {found.why}", found.advice)
     if any(parts.glob(f"*{TORCH}")):
         return ForetraceError(
             "nothing was recorded: no training step was seen",

@@ -20,31 +20,31 @@ class OurProfile:
 
     def __init__(self, **options: Any) -> None:
         self._profile: Any = profile(**options)
-        self._patches = [patch.object(profiler, name, self._giving_way(name)) for name in STARTS]
-        self._running = False
+        self._patches: list[Any] = []
 
     def start(self) -> None:
         """Begin, unless the job is profiling itself."""
         if torch.autograd._profiler_enabled():
             raise RuntimeError(f"the job runs a profiler of its own{ADVICE}")
         self._profile.start()
-        self._running = True
+        self._patches = [patch.object(profiler, name, self._giving_way(name)) for name in STARTS]
         for patched in self._patches:
             patched.start()
 
     def stop(self) -> None:
         """End; raises where the job has begun to profile itself since."""
-        if not self._running:
+        if not self._patches:
             raise RuntimeError(f"the job started a profiler of its own{ADVICE}")
         self._stop()
 
     def save(self, path: Path) -> None:
-        """Write the trace, gzipped."""
+        """Write the trace, gzipped, and free it: otherwise some later garbage collection would."""
         self._profile.export_chrome_trace(str(path))
+        self._profile = None
 
     def _stop(self) -> None:
-        self._running = False
-        for patched in self._patches:
+        patches, self._patches = self._patches, []
+        for patched in patches:
             patched.stop()
         self._profile.stop()
 
@@ -74,7 +74,6 @@ class LightProfile(OurProfile):
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self.step_ended()
         self.stop()
 
     def step_begins(self) -> None:
@@ -88,3 +87,7 @@ class LightProfile(OurProfile):
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
+
+    def _stop(self) -> None:
+        self.step_ended()  # an annotation that ends under another profiler writes to memory of this one
+        super()._stop()

@@ -43,3 +43,31 @@ class Schedule:
             STRUCTURE,
             INDICES,
         ]
+
+    def fitting(self, steps: int, compiled: bool = False) -> Schedule | None:
+        """A shorter schedule for a job of so many steps, profiled where that is possible; None where none is.
+
+        >>> Schedule().fitting(30)
+        Schedule(warmup=5, plain=10, profile=1)
+        >>> Schedule(warmup=1, plain=1, profile=1).fitting(6)
+        Schedule(warmup=1, plain=1, profile=0)
+        """
+        for profile in sorted({min(self.profile, 1), 0}, reverse=True):
+            timed = steps - len(Schedule(1, 1, profile).steps) + 3 - (compiled and profile > 0)
+            warmup = min(self.warmup, max(1, timed // 4))
+            plain = min(self.plain, (timed - warmup) // 2)
+            if plain >= 1:
+                return Schedule(warmup, plain, profile)
+        return None
+
+    @property
+    def options(self) -> str:
+        """As options of the command line.
+
+        >>> Schedule().options
+        '--warmup 5 --plain 20 --profile 3'
+        """
+        return f"--warmup {self.warmup} --plain {self.plain} --profile {self.profile}"
+
+
+SHORTEST = Schedule(warmup=1, plain=1, profile=1)

@@ -5,21 +5,23 @@ Imports torch only once something is recorded, so that ``foretrace.step()`` cost
 
 from __future__ import annotations
 
+import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrace.graph import ForetraceError
 from foretrace.record.attach import UNFINISHED
+from foretrace.record.outside import SIGNALS, on_signal, when_outside
 from foretrace.record.place import prepare
-from foretrace.record.schedule import Schedule
+from foretrace.record.schedule import SHORTEST, Schedule
 
 if TYPE_CHECKING:
     from foretrace.record.recorder import Recorder
-
-TRAIN_LONGER = "Train longer, or take fewer steps: warmup 2, plain 5, profile 1."
 
 _running: Session | None = None
 
@@ -35,9 +37,15 @@ class Session:
         self._when_done = when_done
         self._told = False
         self._unhook = on_step_end(self.step, self.recorder.start_over)
+        on_signal["step"] = self._step_told
 
     def told(self) -> None:
         """The job itself says that a step ended: from now on nothing is learnt from optimizers."""
+        when_outside(self._step_told)
+
+    def _step_told(self) -> None:
+        if _running is not self:
+            return
         if not self._told:
             self._told = True
             self._unhook()
@@ -57,6 +65,7 @@ class Session:
         self._unhook()
         if _running is self:
             _running = None
+            on_signal.pop("step", None)
 
 
 def open_session(out: Path, schedule: Schedule, when_done: Callable[[], None] = lambda: None) -> Session:
@@ -79,7 +88,10 @@ def step() -> None:
 
     >>> step()
     """
-    if _running is not None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        SIGNALS.step = True
+    elif _running is not None:
         _running.told()
 
 
@@ -153,22 +165,69 @@ def recording(out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 
         if session.recorder.failed:
             return  # it has said so
         if why := why_unfinished(session.recorder):
-            warnings.warn(f"foretrace: nothing was recorded: {why}. {TRAIN_LONGER}", stacklevel=3)
-        elif (folder := place.finish({"by": "ft.recording"})) != place.out:
-            warnings.warn(f"foretrace: recorded into {folder}: another recording came first", stacklevel=3)
+            _warn(f"nothing was recorded: {why}. {advice_on(session.recorder)}")
+            return
+        try:
+            folder = place.finish({"by": "ft.recording"})
+        except OSError as error:
+            _warn(f"nothing was recorded: {place.out} can't be written ({error.strerror})")
+            return
+        if folder != place.out:
+            _warn(f"recorded into {folder}: another recording came first")
     finally:
         session.close()
         session.recorder.let_go()
         place.leave()
 
 
+def _warn(text: str) -> None:
+    """Warn the caller of `recording`; its training must not fail by that where warnings are errors."""
+    with suppress(Warning):
+        warnings.warn(f"foretrace: {text}", stacklevel=5)
+
+
 def why_unfinished(recorder: Recorder) -> str:
     """Why a recorder has nothing to show; empty where it has."""
     if recorder.failed or recorder.done:
         return recorder.failed
+    if SIGNALS.optimizer and not recorder.taken:
+        return "the optimizer's step was compiled before the recording began"
     return f"the job ended {recorder.missing_steps} steps too early"
 
 
-def unfinished(parts: Path) -> str:
-    """Why ranks are missing, as the processes that should have recorded them say."""
-    return "; ".join(sorted({note.read_text() for note in parts.glob(f"*{UNFINISHED}")}))
+def advice_on(recorder: Recorder) -> str:
+    """What to do so that a job like this one is recorded."""
+    from foretrace.record.compiled import something_is_compiled
+
+    if recorder.failed:
+        return ""
+    if SIGNALS.optimizer and not recorder.taken:
+        return "Begin the recording before torch.compile is called, or call foretrace.step() after each step."
+    fewer = recorder.schedule.fitting(recorder.taken, something_is_compiled())
+    if fewer is not None:
+        return f"Train longer, or take fewer steps: {fewer.options}"
+    return f"Train longer: {SHORTEST.options} takes {len(SHORTEST.steps) + something_is_compiled()} steps"
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Why ranks are missing, as the processes that should have recorded them say, and what to do about it."""
+
+    why: str
+    advice: str
+
+
+def note_of(recorder: Recorder) -> str:
+    """What a process leaves behind for `unfinished` to read."""
+    return json.dumps([why_unfinished(recorder), advice_on(recorder)])
+
+
+def unfinished(parts: Path) -> Unfinished | None:
+    """Why ranks are missing; None where no process says that its recording is not whole."""
+    notes: set[tuple[str, str]] = set()
+    for note in parts.glob(f"*{UNFINISHED}"):
+        with suppress(OSError, ValueError):  # of a process that was killed while it wrote
+            why, advice = json.loads(note.read_text())
+            notes.add((why, advice))
+    advice = next((advice for _, advice in sorted(notes) if advice), "")
+    return Unfinished("; ".join(sorted(why for why, _ in notes)), advice) if notes else None

@@ -1,0 +1,152 @@
+"""Doing the recorder's work outside of compiled calls and of optimizers' steps.
+
+Where a step of the job ends, profilers, observers and dispatch modes start and stop. Two places are wrong for that:
+
+* inside a call of a compiled function: when it returns, torch.compile puts the dispatcher's state of this thread back
+  to what it was at the start, and a mode that was entered or left in between no longer agrees with it;
+* inside an optimizer's step, which PyTorch annotates (``Optimizer.step#SGD.step``): an execution trace that ends there
+  lacks the annotation and with it the parent of all calls in it. A profiler that stops there frees what the annotation
+  writes to when it ends: where another one has started in the meantime, memory is corrupted.
+
+So such work waits until the thread has left the outermost of them. Needs no torch until something is recorded.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, FunctionType
+from typing import Any
+
+COMPILED_CALL = "saved_dynamic_layer_stack_depth"
+"""A variable of the function in ``torch._dynamo.eval_frame`` around each compiled call, and of no other one there."""
+
+
+class Signals:
+    """Flags that compiled code raises.
+
+    What torch.compile traces does not run when the compiled code does, except for stores to attributes: these are
+    repeated after each run, break no graph and guard nothing.
+    """
+
+    optimizer = False
+    """An optimizer's step was a part of it."""
+    step = False
+    """``foretrace.step()`` was called in it."""
+
+
+SIGNALS = Signals()
+on_signal: dict[str, Callable[[], None]] = {}
+"""What to call once a compiled call has returned in which the flag of this name was raised."""
+
+
+class _Thread(threading.local):
+    """What one thread is inside of, and what waits until it has left."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.waiting: list[Callable[[], None]] = []
+
+
+_thread = _Thread()
+_following = False
+
+
+def when_outside(work: Callable[[], None]) -> None:
+    """Do something now, or once this thread has left every compiled call and every optimizer's step.
+
+    Inside a call that was compiled before the recorder came, it is never done: nothing tells when that returns.
+
+    >>> done = []
+    >>> def inner():
+    ...     when_outside(lambda: done.append("work"))
+    ...     done.append("inner")
+    >>> enclosing(inner)()
+    >>> done
+    ['inner', 'work']
+    """
+    if _thread.depth:
+        _thread.waiting.append(work)
+    elif not _in_a_compiled_call():
+        work()
+
+
+def enclosing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one to be outside of. Where torch.compile traces it, it is the function alone."""
+    from torch.compiler import is_compiling
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return function(*args, **kwargs)
+        _thread.depth += 1
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            _thread.depth -= 1
+            if not _thread.depth:
+                _thread.waiting.clear()
+            raise
+        _thread.depth -= 1
+        if not _thread.depth:
+            _left()
+        return result
+
+    return call
+
+
+def follow_compiled_calls() -> None:
+    """Enclose all functions that torch.compile gives out from now on. Modules never hold an optimizer's step."""
+    global _following
+    import torch
+
+    if _following or not hasattr(torch, "compile"):
+        return
+    _following = True
+    original = torch.compile
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        given = args[0] if args else kwargs.get("model")
+        if given is None or not isinstance(made, FunctionType) or getattr(given, "__name__", "") == "_call_impl":
+            return made  # a decorator, or a module's
+        return enclosing(made)
+
+    torch.compile = compile
+
+
+def leave_as_it_is(*functions: Any) -> None:
+    """Keep torch.compile from compiling these functions where uncompiled code calls them inside a compiled call.
+
+    Where compiled code itself calls them, they are traced: there they ask ``torch.compiler.is_compiling()``, and do
+    nothing.
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if hasattr(dynamo, "skip_code"):
+        for function in functions:
+            dynamo.skip_code(function.__code__)
+
+
+def _left() -> None:
+    """Do what waited for this thread to be outside."""
+    for name, work in tuple(on_signal.items()):
+        if getattr(SIGNALS, name):
+            setattr(SIGNALS, name, False)
+            _thread.waiting.append(work)
+    waiting, _thread.waiting = _thread.waiting, []
+    if waiting and not _in_a_compiled_call():
+        for work in waiting:
+            work()
+
+
+def _in_a_compiled_call() -> bool:
+    """Whether a compiled function is being called further up."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if COMPILED_CALL in frame.f_code.co_varnames:
+            return True
+        frame = frame.f_back
+    return False
