@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from foretrace.record.optimizers import listen
+from foretrace.record.outside import follow_compiled_calls
 
 MANY_TIMES = 4
 """An optimizer that is called so many times as often as expected, with no forward in between, follows other rules."""
@@ -97,6 +98,7 @@ def on_step_end(ended: Callable[[], None], start_over: Callable[[], None]) -> Ca
 
     ``start_over`` is called before the end of the first step, and again where earlier ones turn out to be parts of one.
     """
+    follow_compiled_calls()
     boundaries, repeats = Boundaries(), Repeats()
 
     def left(optimizer: Any) -> None:

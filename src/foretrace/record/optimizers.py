@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foretrace.record.outside import SIGNALS, enclosing, follow_compiled_calls, on_signal, when_outside
+from foretrace.record.outside import SIGNALS, enclosing, on_signal, when_outside
 
 Heard = Callable[[Any], None]
 
@@ -78,7 +78,6 @@ def hook_in() -> None:
     register_optimizer_step_pre_hook(_before)
     register_optimizer_step_post_hook(_after)
     on_signal["optimizer"] = lambda: _left(COMPILED)
-    follow_compiled_calls()
     # PyTorch wraps the step of each class when its first instance is made.
     original = Optimizer.profile_hook_step
     Optimizer.profile_hook_step = staticmethod(lambda function: enclosing(original(function)))
