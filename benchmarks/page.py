@@ -17,7 +17,7 @@ from pathlib import Path
 import foretrace as ft
 from benchmarks.browser import MISSING, chromium, opened
 from benchmarks.table import keep
-from foretrace.report.page import write_page
+from foretrace.report.pages import write_page
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 CASES = {

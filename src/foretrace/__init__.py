@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretrace import edits as edits
-    from foretrace.calibrating import calibrate_host as calibrate_host
     from foretrace.analysis.compare import compare_steps as difference
-    from foretrace.graph import ForetraceError as ForetraceError
     from foretrace.api import load as load
     from foretrace.api import observe as observe
-    from foretrace.platforms import platform as platform
     from foretrace.api import predict as predict
     from foretrace.api import scaling as scaling
+    from foretrace.calibrating import calibrate_host as calibrate_host
+    from foretrace.graph import ForetraceError as ForetraceError
+    from foretrace.platforms import platform as platform
     from foretrace.questions.sweeping import sweep as sweep
     from foretrace.questions.whatifs import whatif as whatif
     from foretrace.record.session import record as record
@@ -41,7 +41,7 @@ _HOME = {
     "calibrate_host": "foretrace.calibrating",
     "load": "foretrace.api",
     "observe": "foretrace.api",
-    "difference": "foretrace.forecast.difference",
+    "difference": "foretrace.analysis.compare",
     "parallelize": "foretrace.transforms.parallel.parallelize",
     "predict": "foretrace.api",
     "recording": "foretrace.record.session",
@@ -65,6 +65,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"foretrace.{name}")  # but for edits, a package that can be called
     if name not in _HOME:
         raise AttributeError(f"module 'foretrace' has no attribute {name!r}")
+    if name == "difference":
+        return import_module("foretrace.analysis.compare").compare_steps
     return getattr(import_module(_HOME[name]), name)
 
 

@@ -16,7 +16,7 @@ from foretrace.formats.chakra import write_chakra
 from foretrace.formats.output import CHAKRA, PAGE, PLAN, TIMELINE, check_output, replaced
 from foretrace.formats.perfetto import write_perfetto
 from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable
-from foretrace.report.pages.sheet import Sheet
+from foretrace.report.pages.page import Page
 from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement, write_plan
 from foretrace.sharding.tables import Table
@@ -152,7 +152,7 @@ def test_so_are_chakra_traces_and_plans_and_pages(tmp_path):
     for _ in range(2):
         write_chakra(JOB, tmp_path)
         write_plan((Placement("table_wise", (1,)),), [Table("t", 9, 16)], Ranks(2), tmp_path / "plan.json")
-        Sheet("whatif.html", "a <step>", {}, dict.fromkeys(FORM, "")).write(tmp_path / "page.html")
+        Page("whatif.html", "a <step>", {}, dict.fromkeys(FORM, "")).write(tmp_path / "page.html")
     assert len(list(tmp_path.iterdir())) == 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from foretrace.graph import ForetraceError
 from foretrace.replay.running import Replay
 from foretrace.replay.suite import Member, Suite, members_of
-from foretrace.report.suite import suite_blocks
+from foretrace.report.replay import suite_blocks
 
 
 def replayed(step_ms: float, was: float | None, calls: float = 1.0) -> Replay:
@@ -92,15 +92,7 @@ def test_weights_are_one_number_above_zero_for_each(weights: str) -> None:
 
 
 def test_a_suite_without_step_times_does_not_say_that_some_failed() -> None:
-    told = {
-        "name": "a",
-        "weight": 1,
-        "step_ms": None,
-        "original": {},
-        "peak_memory_bytes": 1,
-        "coverage": {"calls": 1.0},
-    }
-    words = {"step_ms": None, "ratio": None, "coverage": {"calls": 1.0}, "suite": [told]}
+    member = replace(replayed(2.0, None), step_ms=None, peak_memory_bytes=1)
     console = Console(file=io.StringIO(), width=100)
-    console.print(*suite_blocks(words, 10))
+    console.print(*suite_blocks(suite(member, weights=(1.0,)), 10))
     assert "could not be replayed" not in console.file.getvalue()  # type: ignore[attr-defined]

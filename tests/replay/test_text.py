@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console, Group
 
 from foretrace.replay.harness.text import told
+from foretrace.replay.running import Replay
 from foretrace.report.replay import replay_blocks
 
 RESULT: dict[str, Any] = {
@@ -39,8 +40,9 @@ RESULT: dict[str, Any] = {
 
 
 def in_terminal(result: dict[str, Any] = RESULT) -> str:
+    replay = Replay(**{"iterations": 3, "low_ms": None, "high_ms": None, **result})
     console = Console(file=io.StringIO(), width=100)
-    console.print(Group(*replay_blocks(result, 10)))
+    console.print(Group(*replay_blocks(replay, 10)))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

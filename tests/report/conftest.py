@@ -1,20 +1,11 @@
-"""Something to report, and a page to report it on."""
+"""A terminal to print reports on."""
 
 from __future__ import annotations
 
-import copy
 import io
-from typing import Any
 
 import pytest
 from rich.console import Console
-
-from tests.report.samples import WORDS
-
-
-@pytest.fixture
-def words() -> dict[str, Any]:
-    return copy.deepcopy(WORDS)
 
 
 @pytest.fixture

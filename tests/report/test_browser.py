@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.jobs.scaling import scaling_of
-from foretrace.forecast.observe import observe
 
 import foretrace as ft
 from benchmarks.browser import MISSING, chromium, opened
+from foretrace.analysis.measure import measure_step
+from foretrace.analysis.report import StepReport
 from foretrace.graph import Job
+from foretrace.prediction.scaling import scaling_curve
 from foretrace.questions.sweep_points import Point, Sweep
-from foretrace.report.page import (
-    write_comparison,
-    write_observation,
-    write_page,
-    write_scaling,
-    write_sharding,
-    write_sweep,
-)
+from foretrace.report.pages import write_page
+from foretrace.report.pages.comparisons import comparison_page
 from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
 from tests.report.steps import HOSTILE, rank, sketched
@@ -39,17 +33,18 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     forecast = ft.predict(sketched(), on="h200")
     write_page(forecast, folder / "forecast.html")
-    write_comparison(forecast, ft.predict(sketched(10), on="h200"), folder / "comparison.html", (HOSTILE, "after"))
-    write_observation(observe(Job([rank(0, 100.0), rank(1, 50.0)], HOSTILE)), folder / "observation.html")
-    sizes = [Forecast(HOSTILE, "h200", world=world, step_ms=4.0, low_ms=3.0, high_ms=6.0) for world in (1, 2, 1024)]
-    write_scaling(scaling_of(sizes), folder / "scaling.html")
+    after = ft.predict(sketched(10), on="h200")
+    comparison_page(forecast, after, (HOSTILE, "after")).write(folder / "comparison.html")
+    write_page(measure_step(Job([rank(0, 100.0), rank(1, 50.0)], HOSTILE)), folder / "observation.html")
+    sizes = [StepReport(HOSTILE, world, "h200", step_ms=4.0, low_ms=3.0, high_ms=6.0) for world in (1, 2, 1024)]
+    write_page(scaling_curve(sizes), folder / "scaling.html")
     points = [
         Point([f"batch={8 * n}"], HOSTILE, step_ms=4.0, sample_us=1.0 / n, memory_bytes=n << 30, cost=0.1, fits=n > 1)
         for n in (1, 2, 3)
     ]
-    write_sweep(Sweep(HOSTILE, points, memory_limit=2**31), folder / "sweep.html")
+    write_page(Sweep(HOSTILE, points, memory_limit=2**31), folder / "sweep.html")
     tables = [Table(f"{HOSTILE} {number}", 1000 * (number + 1), 64, 4.0) for number in range(6)]
-    write_sharding(shard(tables, 2, on="h200", seconds=0.2), folder / "sharding.html")
+    write_page(shard(tables, 2, on="h200", seconds=0.2), folder / "sharding.html")
     return {path.stem: path.as_uri() for path in folder.iterdir()}
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from foretrace.forecast.jobs.scaling import Scaling
 
 import foretrace as ft
-from foretrace.api import scaling
 from foretrace.graph import ForetraceError
+from foretrace.prediction.scaling import Scaling, ScalingRow
 from foretrace.questions.sweep_points import Point, Sweep, judged
 from foretrace.sharding.tables import Table
 from tests.report.steps import HOSTILE, sketched
@@ -26,9 +25,9 @@ def assert_shown(text: str, *words: str) -> None:
 
 
 def test_a_what_if_shows_both_times_and_what_changed_most(step):
-    told = ft.whatif(step, dtype="fp32")
-    largest = max(told.to_dict()["difference"]["by_op"], key=lambda row: abs(row["change_ms"]))
-    assert_shown(told._repr_html_(), "with dtype=fp32", "times as fast", "What changed most", largest["name"])
+    found = ft.whatif(step, dtype="fp32")
+    largest = max(found.difference.by_op, key=lambda row: abs(row.change_ms))
+    assert_shown(found._repr_html_(), "with dtype=fp32", "times as fast", "What changed most", largest.name)
 
 
 def test_a_sweep_shows_the_best_point_and_the_front():
@@ -42,12 +41,12 @@ def test_a_sweep_shows_the_best_point_and_the_front():
 
 
 def test_a_curve_shows_its_ends_and_what_lies_between(step):
-    assert_shown(scaling(step, [1, 2, 8])._repr_html_(), "on 8 ranks", "ranks exchange nothing", "As the job grows")
+    assert_shown(ft.scaling(step, [1, 2, 8])._repr_html_(), "on 8 ranks", "ranks exchange nothing", "As the job grows")
 
 
 def test_of_a_long_curve_some_rows_are_left_out():
-    row = {"step_ms": 1.0, "efficiency": 1.0, "exposed_communication_ms": 0.0, "fabric": None}
-    text = Scaling("run", "h200", [{**row, "world": world} for world in range(1, 101)])._repr_html_()
+    rows = [ScalingRow(world, None, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0) for world in range(1, 101)]
+    text = Scaling("run", "h200", rows)._repr_html_()
     assert text.count("<tr") == 14 and ">100</td>" in text and ">1</td>" in text
 
 
@@ -57,6 +56,6 @@ def test_a_plan_shows_its_slowest_ranks():
     assert_shown(plan._repr_html_(), "6 tables on 2 ranks of h200", "The slowest ranks", "lookups ms")
 
 
-def test_what_nobody_can_show_is_told(step):
-    with pytest.raises(ForetraceError, match="how to show a Graph"):
+def test_what_a_notebook_cannot_show_is_said(step):
+    with pytest.raises(ForetraceError, match="can't show a Graph"):
         ft.as_html(step)

@@ -1,24 +1,26 @@
-"""Plans in the terminal: sentences that read as such."""
+"""Sharding plans: sentences that read as such, and a page on which every table is listed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from foretrace.report.sharding import sharding_rows
-from foretrace.report.terminal import print_sharding
+from foretrace.report.sharding import PlacedTable, plan_blocks, plan_facts, plan_report, sharding_page
 from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
-from tests.report.samples import Told
+
+HOSTILE = "<script>alert(1)</script>"
 
 
 @pytest.fixture(scope="module")
-def words():
-    tables = [Table(f"table {number}", 1000 * (number + 1), 64, 4.0) for number in range(6)]
-    return shard(tables, 2, on="h200", seconds=0.2).to_dict()
+def plan():
+    tables = [Table(f"table {number}{HOSTILE}", 1000 * (number + 1), 64, 4.0) for number in range(6)]
+    return plan_report(shard(tables, 2, on="h200", seconds=0.2))
 
 
-def said(words, name):
-    return next(meaning for row, _, meaning in sharding_rows(words) if row == name)
+def said(plan, name):
+    return next(meaning for row, _, meaning in plan_facts(plan) if row == name)
 
 
 @pytest.mark.parametrize(
@@ -29,22 +31,57 @@ def said(words, name):
         ("dense", "the dense part takes 80 % of it"),
     ],
 )
-def test_what_holds_the_step_up_is_a_sentence(words, what, sentence):
-    limits = words["limits"] | {"what": what, "share": 0.8}
-    assert said(words | {"limits": limits}, "step").endswith(sentence)
+def test_what_holds_the_step_up_is_a_sentence(plan, what, sentence):
+    limits = replace(plan.limits, what=what, share=0.8)
+    assert said(replace(plan, limits=limits), "step").endswith(sentence)
 
 
-def test_how_good_the_plan_is_says_by_what(words):
-    assert said(words | {"gap": 0.25}, "search").endswith(
+def test_how_good_the_plan_is_says_by_what(plan):
+    assert said(replace(plan, gap=0.25), "search").endswith(
         "by plain sums of costs the best plan there is would be 20 % shorter"
     )
-    assert said(words | {"gap": 1e-9}, "search").endswith("by plain sums of costs no plan is shorter")
-    assert "sums" not in said(words | {"gap": None}, "search")
+    assert said(replace(plan, gap=1e-9), "search").endswith("by plain sums of costs no plan is shorter")
+    assert "sums" not in said(replace(plan, gap=None), "search")
 
 
-def test_a_heuristic_that_is_nearly_as_good_is_not_called_equal(words, page):
-    row = words["alternatives"][0]
-    others = [row | {"slower": slower} for slower in (0.00001, 0.004, 0.184)]
-    print_sharding(Told(words | {"alternatives": others}), 10, page)
+def test_a_heuristic_that_is_nearly_as_good_is_not_called_equal(plan, page):
+    row = plan.alternatives[0]
+    others = [replace(row, slower=slower) for slower in (0.00001, 0.004, 0.184)]
+    for block in plan_blocks(replace(plan, alternatives=others), 10):
+        page.print(block)
     text = page.file.getvalue()
     assert "<0.1 %" in text and "+0.4 %" in text and "+18 %" in text and "+0%" not in text
+
+
+def test_each_rank_has_its_lookups_and_what_it_holds(plan):
+    loads = sharding_page(plan).charts["loads"]
+    assert loads["ranks"] == [0, 1] and len(loads["forward"]) == len(loads["bytes"]) == 2
+    assert max(f + b for f, b in zip(loads["forward"], loads["backward"])) == pytest.approx(plan.lookup_ms)
+
+
+def test_this_plan_is_held_against_the_heuristics(plan):
+    others = sharding_page(plan).charts["alternatives"]
+    assert others["rows"][0] == "this plan" and len(others["rows"]) == len(plan.alternatives) + 1
+
+
+def test_ranks_that_follow_each_other_are_a_range_and_many_others_are_counted(plan):
+    ranks = [list(range(64)), [1, 7, 4], list(range(0, 64, 2))]
+    placed = {f"t{number}": PlacedTable("row_wise", some) for number, some in enumerate(ranks)}
+    text = sharding_page(replace(plan, plan=placed)).html()
+    assert all(f"<td>{told}</td>" in text for told in ("0-63", "1, 7, 4", "32 ranks"))
+
+
+def test_every_table_is_listed_and_its_name_stays_text(plan):
+    text = sharding_page(plan).html()
+    assert HOSTILE not in text and all(f"table {number}&lt;script" in text for number in range(6))
+
+
+def test_hot_rows_have_a_line_of_their_own_and_all_figures_agree(plan, page):
+    slowest = max(rank.lookup_ms for rank in plan.ranks)
+    skewed = replace(plan, lookup_ms=slowest + 1.25, hot_rows_ms=1.25)
+    assert "and 1.25 for hot rows, on a rank that is not known" in said(skewed, "lookups")
+    for block in plan_blocks(skewed, 1):
+        page.print(block)
+    assert any("any" in line and "+1.25" in line for line in page.file.getvalue().splitlines())
+    assert sharding_page(skewed).charts["loads"]["slowest"] == skewed.lookup_ms
+    assert "hot rows" not in said(plan, "lookups") and sharding_page(plan).charts["loads"]["slowest"] is None

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.browser import MISSING, chromium
 from foretrace.graph import Job
-from foretrace.ui import answers
+from foretrace.ui import pages
 from foretrace.ui.folder import Folder
 from foretrace.ui.server import Server
 from tests.report.steps import sketched
@@ -26,7 +26,7 @@ def browser():
 def page(browser, tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "job.json").write_text("{}")
-    monkeypatch.setattr(answers, "load", lambda path: Job([sketched(4)], "sketch"))
+    monkeypatch.setattr(pages, "load", lambda path: Job([sketched(4)], "sketch"))
     with Server(Folder(tmp_path)) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         page = browser.new_page()
@@ -41,7 +41,7 @@ def test_long_work_says_what_it_does_and_for_how_long(page):
     assert page.locator("#waiting").is_hidden()
     page.click("text=predict >> nth=0")
     page.wait_for_selector("#waiting:text-matches('Predicting run … [1-9][0-9]* s')")
-    with answers.WORKING.on("drawing run"):
+    with pages.WORK.on("drawing run"):
         page.wait_for_selector("#waiting:has-text(' s: drawing run')")
     page.evaluate("dispatchEvent(new Event('pageshow'))")  # as for who comes back
     assert page.locator("#waiting").is_hidden()

@@ -12,13 +12,13 @@ from urllib.parse import urlencode
 
 import pytest
 
-from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.jobs.scaling import scaling_of
+from foretrace.analysis.report import StepReport
 from foretrace.graph import Job
+from foretrace.prediction.scaling import scaling_curve
 from foretrace.questions.sweep_points import Point, Sweep
 from foretrace.questions.whatifs import WhatIf
 from foretrace.report.json import as_json
-from foretrace.ui import answers
+from foretrace.ui import pages
 from foretrace.ui.folder import Folder
 from foretrace.ui.server import LARGEST_BODY, Server
 from tests.cli.samples import step_of_two_ops
@@ -37,9 +37,9 @@ def root(tmp_path):
         (root / name / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps(step_of_two_ops(HOSTILE, us)).encode()))
     coverage = {"measured": 0.0, "model": 1.0, "fallback": 0.0}
     for name, step in (("before.json", 2.0), ("after.json", 1.0)):
-        forecast = Forecast(source=HOSTILE, platform="h200", step_ms=step, coverage=coverage)
+        forecast = StepReport(source=HOSTILE, platform="h200", step_ms=step, coverage=coverage)
         (root / name).write_text(as_json(forecast))
-    (tmp_path / "secret.json").write_text(as_json(Forecast(source="secret", platform="h200", coverage=coverage)))
+    (tmp_path / "secret.json").write_text(as_json(StepReport(source="secret", platform="h200", coverage=coverage)))
     return root
 
 
@@ -80,9 +80,15 @@ def test_forecasts_are_opened_and_compared(server):
 
 
 def test_curves_and_what_ifs_are_opened_too(server, root):
-    curve = scaling_of([Forecast(world=1, step_ms=4.0), Forecast(world=2, step_ms=5.0)])
+    curve = scaling_curve(
+        [StepReport(platform="h200", world=1, step_ms=4.0), StepReport(platform="h200", world=2, step_ms=5.0)]
+    )
     (root / "curve.json").write_text(as_json(curve))
-    (root / "whatif.json").write_text(as_json(WhatIf(["batch=64"], Forecast(step_ms=2.0), Forecast(step_ms=1.0))))
+    (root / "whatif.json").write_text(
+        as_json(
+            WhatIf(["batch=64"], StepReport(platform="h200", step_ms=2.0), StepReport(platform="h200", step_ms=1.0))
+        )
+    )
     assert "80 % of the speed" in ask(server, "/open?what=curve.json")[1]
     assert "-50 %" in ask(server, "/open?what=whatif.json")[1]
 
@@ -112,14 +118,14 @@ def test_an_empty_folder_says_how_to_make_the_first_recording(tmp_path):
 
 
 def test_what_was_said_about_a_step_is_not_predicted_again(server, root):
-    (root / "curve.json").write_text(as_json(scaling_of([Forecast(world=1, step_ms=4.0)])))
+    (root / "curve.json").write_text(as_json(scaling_curve([StepReport(platform="h200", world=1, step_ms=4.0)])))
     for path in ("/predict?what=before.json", "/whatif?what=before.json", "/compare?a=curve.json&b=after.json"):
         answer, text = ask(server, path)
         assert answer.status == 422 and "Open it from the list" in text
 
 
 def test_only_what_can_be_compared_is_offered_for_it(server, root):
-    (root / "curve.json").write_text(as_json(scaling_of([Forecast(world=1, step_ms=4.0)])))
+    (root / "curve.json").write_text(as_json(scaling_curve([StepReport(platform="h200", world=1, step_ms=4.0)])))
     _, text = ask(server, "/")
     offered = re.search(r'<select name="a".*?</select>', text).group()
     assert {"one", "two", "before.json", "after.json"} == set(re.findall(r"<option[^>]*>([^<]*)", offered))
@@ -242,7 +248,7 @@ def test_a_pipe_is_refused_and_holds_nobody_up(server, root):
 
 
 def test_the_list_and_documents_do_not_wait_for_a_trace_that_is_read(server):
-    with answers.WORKING.on("reading a large one"):
+    with pages.WORK.on("reading a large one"):
         assert ask(server, "/")[0].status == 200
         assert ask(server, "/open?what=before.json")[0].status == 200
 
@@ -257,19 +263,19 @@ def test_the_list_says_what_each_document_is(server, root):
 
 def test_who_waits_is_told_how_far_the_work_is(server):
     assert ask(server, "/working")[1] == ""
-    with answers.WORKING.on("reading <b>run</b>") as told:
+    with pages.WORK.on("reading <b>run</b>") as on_progress:
         answer, text = ask(server, "/working")
         assert text == "reading <b>run</b>" and answer.headers["Content-Type"].startswith("text/plain")
-        told("predicting run on h200")
+        on_progress("predicting run on h200")
         assert ask(server, "/working")[1] == "predicting run on h200"
     assert ask(server, "/working", Host="evil.example")[0].status == 403
 
 
 def test_two_tabs_that_ask_at_once_are_both_answered(server):
     with ThreadPoolExecutor() as tabs:
-        pages = list(tabs.map(lambda name: ask(server, f"/open?what={name}"), ("one", "two") * 2))
-    assert [answer.status for answer, _ in pages] == [200] * 4
-    assert pages[0][1] == pages[2][1] != pages[1][1] == pages[3][1]
+        shown = list(tabs.map(lambda name: ask(server, f"/open?what={name}"), ("one", "two") * 2))
+    assert [answer.status for answer, _ in shown] == [200] * 4
+    assert shown[0][1] == shown[2][1] != shown[1][1] == shown[3][1]
 
 
 def test_a_bug_is_told_in_one_line(server, monkeypatch, capfd):
@@ -277,7 +283,7 @@ def test_a_bug_is_told_in_one_line(server, monkeypatch, capfd):
         raise KeyError("no such thing")
 
     monkeypatch.delenv("FORETRACE_DEBUG", raising=False)
-    monkeypatch.setitem(answers.ANSWERS, ("GET", "/"), broken)
+    monkeypatch.setitem(pages.ANSWERS, ("GET", "/"), broken)
     answer, text = ask(server, "/?what=secret")
     assert answer.status == 500 and "A bug of Foretrace" in text
     assert capfd.readouterr().err == "foretrace: GET /: KeyError: 'no such thing'\n"
@@ -299,7 +305,7 @@ def test_no_folder_of_platforms_elsewhere_is_read(server):
 
 
 def test_a_machine_that_is_not_measured_yet_says_how_to(server, monkeypatch):
-    monkeypatch.setattr(answers, "platforms", lambda: {"h200": None})
+    monkeypatch.setattr(pages, "platforms", lambda: {"h200": None})
     answer, text = ask(server, "/predict?what=one&on=cpu")
     assert answer.status == 422 and "foretrace predict RUN --on cpu" in text
 
@@ -307,10 +313,10 @@ def test_a_machine_that_is_not_measured_yet_says_how_to(server, monkeypatch):
 @pytest.fixture
 def sketch(monkeypatch):
     """Whatever is opened, it is this step."""
-    monkeypatch.setattr(answers, "load", lambda path: Job([sketched(4)], "sketch"))
-    answers._loaded.cache_clear()
+    monkeypatch.setattr(pages, "load", lambda path: Job([sketched(4)], "sketch"))
+    pages._loaded.cache_clear()
     yield
-    answers._loaded.cache_clear()
+    pages._loaded.cache_clear()
 
 
 def asked_for(server, **fields):

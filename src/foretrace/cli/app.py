@@ -141,7 +141,7 @@ def misused(error: Any) -> None:
 
 def complain(what: str, advice: str) -> None:
     """Say on stderr what was wrong and what to do: folded for a reader, one line for a program."""
-    from foretrace.report.names import printable
+    from foretrace.report.formatting import printable
 
     parts = [part if part.endswith("?") else f"{part.rstrip('.')}." for part in map(printable, (what, advice)) if part]
     text = " ".join(parts)

@@ -69,13 +69,13 @@ def calibrate(
     Kernels on its GPU or CPU, calls on its host, collectives between ranks (under torchrun). Stop it whenever you like:
     what is measured is kept, and the same command goes on from there.
     """
+    from foretrace._progress import Progress
     from foretrace.calibrating import SHARES, Outcome, is_first_rank
     from foretrace.calibrating import calibrate as measure
     from foretrace.cost_models.kernels.families import check_families
     from foretrace.fitting import fit, require_fitter
     from foretrace.platform.alone import alone_in
     from foretrace.platform.folder import check_out
-    from foretrace.stages import Stage
 
     _check(what, {"--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw})
     check_families(family or ())
@@ -84,13 +84,13 @@ def calibrate(
         require_fitter()
     parts = tuple(SHARES) if what is What.ALL else (what.value,)
     try:
-        with _made(out), progress_bar(hidden=not is_first_rank()) as told:
+        with _made(out), progress_bar(hidden=not is_first_rank()) as on_progress:
             if what is What.FIT:
                 with alone_in(out):
-                    outcome = Outcome(notes=fit(out, raw, told=lambda words: told(Stage(words))))
+                    outcome = Outcome(notes=fit(out, raw, on_progress=lambda words: on_progress(Progress(words))))
             else:
                 outcome = measure(
-                    out, parts, MINUTES if minutes is None else minutes, on, family or (), _step(like, on), told
+                    out, parts, MINUTES if minutes is None else minutes, on, family or (), _step(like, on), on_progress
                 )
     except KeyboardInterrupt:
         print(f"foretrace: stopped; {_how_to_go_on(out)}", file=sys.stderr)
@@ -152,8 +152,8 @@ def _step(what: str | None, on: str | None) -> Graph | None:
     """The step whose calls are to be measured; a script is sketched for the device that measures them."""
     if what is None:
         return None
-    from foretrace.platform.measure.machine import find_device
     from foretrace.api import read
+    from foretrace.platform.measure.machine import find_device
 
     return read(what, find_device(on).type).graphs[0]
 
@@ -162,8 +162,8 @@ def _say(outcome: Outcome, out: Path) -> None:
     from rich.console import Console
 
     from foretrace.platform.folder import lacks_models
-    from foretrace.report.calibration import measured_families
-    from foretrace.report.names import printable
+    from foretrace.report.formatting import printable
+    from foretrace.report.platform import measured_families
 
     if outcome.families:
         Console(stderr=True).print(measured_families(outcome.families))

@@ -20,16 +20,9 @@ def check(
     The forecast knows the recording's calls, and none of its times.
     """
     from foretrace.analysis.compare import check_prediction as compare
-    from foretrace.api import load
-    from foretrace.api import predict
+    from foretrace.api import load, predict
+    from foretrace.report import show
 
     job = load(recording)
     found = compare(predict(job, on, kernels="model"), job)
-    if json:
-        from foretrace.report.json import as_json
-
-        print(as_json(found))
-    else:
-        from foretrace.report.terminal import print_check
-
-        print_check(found, top)
+    show(found, json, top=top)

@@ -19,11 +19,6 @@ def diff(
     import foretrace as ft
 
     difference = ft.difference(ft.observe(ft.load(before)), ft.observe(ft.load(after)))
-    if json:
-        from foretrace.report.json import as_json
+    from foretrace.report import show
 
-        print(as_json(difference))
-    else:
-        from foretrace.report.terminal import print_difference
-
-        print_difference(difference, top)
+    show(difference, json, top=top)

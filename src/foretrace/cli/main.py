@@ -13,6 +13,9 @@ from typing import NoReturn
 INTERRUPTED = 130
 """What a shell is told of a program that Ctrl-C ended."""
 
+SHOWN_BY = ("foretrace.report.step", "numpy.random")
+"""Modules that a forecast on the terminal takes, imported while a script is sketched."""
+
 
 def main() -> NoReturn:
     """Run the command line.
@@ -25,12 +28,27 @@ def main() -> NoReturn:
         if getattr(sys, name) is None:  # closed, as by >&-
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - as long as we run
     try:
+        if will_sketch(sys.argv[1:]):
+            from foretrace.record.sketch_process import start_ahead
+
+            start_ahead(() if "--json" in sys.argv else SHOWN_BY)
         from foretrace.cli.app import run
 
         code = run()
     except KeyboardInterrupt:  # before it had begun
         code = INTERRUPTED
     leave(code)
+
+
+def will_sketch(words: list[str]) -> bool:
+    """Whether the words of a call name a script to sketch: PyTorch, which that takes, is imported meanwhile.
+
+    >>> will_sketch(["predict", "train.py:build", "--on", "h200"]), will_sketch(["predict", "run"])
+    (True, False)
+    """
+    asks = any(word in ("--help", "-h") for word in words)
+    scripts = (word.endswith(".py") or ".py:" in word for word in words[1:])
+    return words[:1] in (["predict"], ["whatif"]) and not asks and any(scripts)
 
 
 def reader_left() -> bool:

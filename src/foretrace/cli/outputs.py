@@ -48,6 +48,8 @@ def check_outputs(
     points
         A sweep's file: gone on with.
     """
+    if all(path is None for path in (html, trace, perfetto, chakra, plan, points)):
+        return
     from foretrace.files import descriptor_of
     from foretrace.formats.output import CHAKRA, PAGE, PLAN, TIMELINE, check_output
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from foretrace.api import DEFAULT_PLATFORM, read
 from foretrace.graph import ForetraceError, Job
 from foretrace.platforms import platform
-from foretrace.api import USUAL, read
 from foretrace.transforms.parallel.parallelize import ParallelConfig, parallelize
 
 if TYPE_CHECKING:
-    from foretrace.stages import Told
+    from foretrace._progress import OnProgress
 
 NUMBERS = ("data", "tensor", "pipeline", "experts", "microbatches", "chunks")
 FLAGS = ("overlap", "sequence", "sharded", "mixed", "tables")
 KNOWN = (*NUMBERS, *FLAGS, "schedule", "bucket_mb")
 
 
-def shared(what: str, words: str, on: str | None, told: Told) -> Job:
+def shared(what: str, words: str, on: str | None, on_progress: OnProgress) -> Job:
     """The job that the step of one rank becomes.
 
     Parameters
@@ -28,12 +28,12 @@ def shared(what: str, words: str, on: str | None, told: Told) -> Job:
         Options of `foretrace.parallelize`, with commas between them: ``data=8,tensor=2,sharded``.
     on
         The platform that a script shall find itself on.
-    told
-        Told how far the measuring is, where that was never measured.
+    on_progress
+        Called with how far the measuring is, where that was never measured.
     """
     ways = options(words)
     ParallelConfig(**ways)  # refuses what contradicts itself, before minutes of sketching
-    job = read(what, platform(on or USUAL, told=told).device.kind)
+    job = read(what, platform(on or DEFAULT_PLATFORM, on_progress=on_progress).device.kind)
     return parallelize(job, **ways)
 
 

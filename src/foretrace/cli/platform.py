@@ -19,15 +19,9 @@ Name = Annotated[str, typer.Argument(metavar="PLATFORM", help="A platform's name
 def list_(json: AsJson = False) -> None:
     """List the platforms that come with Foretrace, your own, GPUs by description, and fabrics to combine them with."""
     from foretrace.platform.summary import Listing
+    from foretrace.report import show as show_result
 
-    if json:
-        from foretrace.report.json import as_json
-
-        print(as_json(Listing()))
-    else:
-        from foretrace.report.terminal import print_platforms
-
-        print_platforms(Listing())
+    show_result(Listing(), json)
 
 
 @platform.command()
@@ -44,14 +38,9 @@ def show(
 
     is_fabric = name in fabrics() and name not in platforms()
     summary = FabricSummary(name) if is_fabric else summary_of(name)
-    if json:
-        from foretrace.report.json import as_json
+    from foretrace.report import show as show_result
 
-        print(as_json(summary))
-    else:
-        from foretrace.report.terminal import print_fabric, print_platform
-
-        (print_fabric if is_fabric else print_platform)(summary, top)
+    show_result(summary, json, top=top)
 
 
 @platform.command()
@@ -65,14 +54,9 @@ def compare(
     from foretrace.platforms import summary_of
 
     comparison = Comparison(summary_of(first), summary_of(second))
-    if json:
-        from foretrace.report.json import as_json
+    from foretrace.report import show as show_result
 
-        print(as_json(comparison))
-    else:
-        from foretrace.report.terminal import print_comparison
-
-        print_comparison(comparison)
+    show_result(comparison, json)
 
 
 @platform.command()

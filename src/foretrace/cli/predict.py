@@ -14,10 +14,9 @@ from foretrace.cli.outputs import check_outputs
 from foretrace.cli.progress import progress_bar
 
 if TYPE_CHECKING:
+    from foretrace._progress import OnProgress
     from foretrace.analysis.report import StepReport
-    from foretrace.prediction.scaling import Scaling
     from foretrace.graph import Job
-    from foretrace.stages import Told
 
 
 class Kernels(StrEnum):
@@ -96,18 +95,19 @@ def predict(
         "kernels": kernels.value if kernels else None, **_supposed(slow_host, host_of, slow_link),
     }  # fmt: skip
     answer = _predicted(what, on, parallel, sizes, options)
-    if len(sizes) > 1:
-        _show_curve(answer, json, html, top)
-    else:
-        _show(answer, json, trace, html, top or ROWS)
+    if trace is not None:
+        _write_trace(answer, trace)
+    from foretrace.report import show
+
+    show(answer, json, html, top or (ROWS if len(sizes) <= 1 else None))
 
 
 def _sizes(world: str | None, trace: Path | None) -> list[int]:
     """Numbers of ranks that are asked for."""
     if world is None:
         return []
-    from foretrace.prediction.scaling import parse_worlds
     from foretrace.graph import ForetraceError
+    from foretrace.prediction.scaling import parse_worlds
 
     sizes = parse_worlds(world)
     if len(sizes) > 1 and trace is not None:
@@ -129,57 +129,30 @@ def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int]
     from foretrace.graph import ForetraceError
 
     try:
-        with progress_bar() as told:  # a machine that was never measured is measured now
-            given = what if parallel is None else _shared(what, parallel, on, told)
+        with progress_bar() as on_progress:  # a machine that was never measured is measured now
+            given = what if parallel is None else _shared(what, parallel, on, on_progress)
             if len(sizes) > 1:
-                return predicting.scaling(given, sizes, on, told=told, **options)
-            return predicting.predict(given, on, world=sizes[0] if sizes else None, told=told, **options)
+                return predicting.scaling(given, sizes, on, on_progress=on_progress, **options)
+            return predicting.predict(given, on, world=sizes[0] if sizes else None, on_progress=on_progress, **options)
     except ForetraceError as error:
         print_frames(error)
         raise
 
 
-def _shared(what: str, parallel: str, on: str | None, told: Told) -> Job:
+def _shared(what: str, parallel: str, on: str | None, on_progress: OnProgress) -> Job:
     """The job that the step of one rank becomes."""
     from foretrace.cli.parallel import shared
 
-    return shared(what, parallel, on, told)
+    return shared(what, parallel, on, on_progress)
 
 
-def _show_curve(curve: Scaling, json: bool, html: Path | None, top: int | None) -> None:
-    if html is not None:
-        from foretrace.report.page import write_scaling
+def _write_trace(report: StepReport, path: Path) -> None:
+    """Write the predicted timeline for Perfetto."""
+    from foretrace.formats.perfetto import write_perfetto
+    from foretrace.graph import Job
 
-        write_scaling(curve, html)
-    if json:
-        from foretrace.report.json import as_json
-
-        print(as_json(curve))
-    else:
-        from foretrace.report.terminal import print_scaling
-
-        print_scaling(curve, top)
-
-
-def _show(forecast: StepReport, json: bool, trace: Path | None, html: Path | None, top: int) -> None:
-    if trace is not None:
-        from foretrace.formats.perfetto import write_perfetto
-        from foretrace.graph import Job
-
-        assert forecast.workings is not None
-        write_perfetto(Job(forecast.workings.graphs, forecast.source), trace)
-    if html is not None:
-        from foretrace.report.page import write_page
-
-        write_page(forecast, html)
-    if json:
-        from foretrace.report.json import as_json
-
-        print(as_json(forecast))
-    else:
-        from foretrace.report.terminal import print_forecast
-
-        print_forecast(forecast, top)
+    assert report.workings is not None
+    write_perfetto(Job(report.workings.graphs, report.source), path)
 
 
 def _numbers(said: list[str] | None, kind: type) -> dict[int, Any]:
@@ -202,7 +175,7 @@ def _numbers(said: list[str] | None, kind: type) -> dict[int, Any]:
 
 def print_frames(error: Exception) -> None:
     """Where in a user's script something went wrong, if it was there."""
-    from foretrace.report.names import printable
+    from foretrace.report.formatting import printable
 
     for line in getattr(error, "frames", "").splitlines():
         print(printable(line), file=sys.stderr)

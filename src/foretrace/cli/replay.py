@@ -56,15 +56,14 @@ def replay(
 
     Step time, kernels one by one, memory, launches; what could not be called is named and lowers the coverage.
     """
-    from foretrace.graph import ForetraceError
     from foretrace.api import check_names
+    from foretrace.graph import ForetraceError
     from foretrace.replay.running import How
     from foretrace.replay.suite import members_of
     from foretrace.replaying import replay as run
     from foretrace.replaying import replay_suite
-    from foretrace.report.json import as_json
-    from foretrace.report.names import printable
-    from foretrace.report.terminal import print_replay, print_suite
+    from foretrace.report import show
+    from foretrace.report.formatting import printable
 
     chosen = choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
     how = How(iterations, device, pace, slow_host, counters, delayed)
@@ -72,11 +71,10 @@ def replay(
     paths = [Path(one) for one in what]
     members = members_of(paths, weights)
     if [member.what for member in members] == paths and len(paths) == 1:
-        replayed = run(paths[0], chosen, how, keep)
-        print(as_json(replayed)) if json else print_replay(replayed, top)
+        show(run(paths[0], chosen, how, keep), json, top=top)
         return
     suite = replay_suite(members, chosen, how, keep)
-    print(as_json(suite)) if json else print_suite(suite, top)
+    show(suite, json, top=top)
     failed = [(m.name, why) for m, why in zip(members, suite.results) if isinstance(why, ForetraceError)]
     for name, why in failed:
         typer.echo(printable(f"foretrace: {name} could not be replayed: {why}"), err=True)

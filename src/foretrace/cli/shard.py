@@ -66,20 +66,14 @@ def shard(
     Tables may stay whole, be split by rows or by columns, or be copied to all ranks.
     """
     check_outputs([tables, on, fabric], html=html, plan=out)
-    from foretrace.report.json import as_json
-    from foretrace.report.terminal import print_sharding
+    from foretrace.report import show
     from foretrace.sharding.planner import shard as plan
-    from foretrace.stages import Stage
 
-    with progress_bar(hidden=json) as told:
+    with progress_bar(hidden=json) as on_progress:
         found = plan(
             tables, world, on, fabric, batch, memory, kernels.value, sent_as.value, per_node, seconds, seed,
-            told=lambda words, so_far, of: told(Stage(words, so_far, of)),
+            on_progress=on_progress,
         )  # fmt: skip
     if out is not None:
         found.write(out)
-    if html is not None:
-        from foretrace.report.page import write_sharding
-
-        write_sharding(found, html)
-    print(as_json(found)) if json else print_sharding(found, top)
+    show(found, json, html, top)

@@ -29,16 +29,7 @@ def show(
     check_outputs(paths, html=html)
     import foretrace as ft
 
-    observation = ft.observe(ft.load(*paths, ranks=rank_numbers(ranks)), step)
-    if html is not None:
-        from foretrace.report.page import write_observation
+    report = ft.observe(ft.load(*paths, ranks=rank_numbers(ranks)), step)
+    from foretrace.report import show as show_result
 
-        write_observation(observation, html)
-    if json:
-        from foretrace.report.json import as_json
-
-        print(as_json(observation))
-    else:
-        from foretrace.report.terminal import print_observation
-
-        print_observation(observation, top)
+    show_result(report, json, html, top)

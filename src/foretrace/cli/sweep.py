@@ -52,36 +52,27 @@ def sweep(
     Settings are those of `foretrace whatif`, those of a job among them: --set tensor=1,2,4 --world 8.
     """
     check_outputs([what, *platforms(on), fabric], html=html, points=out)
-    from foretrace.prediction.scaling import parse_worlds
+    from foretrace._progress import Progress
     from foretrace.graph import ForetraceError
+    from foretrace.prediction.scaling import parse_worlds
     from foretrace.questions.sweeping import sweep as predict_all
-    from foretrace.stages import Stage
 
     pairs = [*map(_split, sets or ()), *([("world", [str(size) for size in parse_worlds(world)])] if world else [])]
     values = _once("--set", pairs, "write all its values at once, like batch=256,512")
     prices = _once("--price", [_price(text) for text in price or ()], "a platform has one price")
     limit = None if memory is None else _limit(memory)
     try:
-        with progress_bar() as told:
+        with progress_bar() as on_progress:
             found = predict_all(
                 what, platforms(on), values, prices, limit, out, workers, ray, fabric, gpus_per_node,
-                lambda done, of: told(Stage("points", done, of)),
+                lambda done, of: on_progress(Progress("points", done, of)),
             )  # fmt: skip
     except ForetraceError as error:
         print_frames(error)
         raise
-    if html is not None:
-        from foretrace.report.page import write_sweep
+    from foretrace.report import show
 
-        write_sweep(found, html)
-    if json:
-        from foretrace.report.json import as_json
-
-        print(as_json(found))
-    else:
-        from foretrace.report.terminal import print_sweep
-
-        print_sweep(found, top)
+    show(found, json, html, top)
 
 
 def platforms(text: str) -> list[str]:

@@ -62,16 +62,16 @@ def whatif(
     set of a job comes last: how ranks share the step, how many they are, how they exchange gradients.
     """
     check_outputs([what, on, fabric], html=html)
+    from foretrace._progress import Progress
     from foretrace.cli.parallel import as_changes
     from foretrace.graph import ForetraceError
     from foretrace.questions.whatifs import whatif as ask
-    from foretrace.stages import Stage
 
     changes = [*(sets or ()), *map(_inserted, insert or ())]
     changes += [*(f"without={op}" for op in without or ()), *(f"fuse={name}" for name in fuse or ())]
     try:
         shared = as_changes(parallel) if parallel else []
-        with progress_bar() as told:
+        with progress_bar() as on_progress:
             found = ask(
                 what,
                 on,
@@ -81,23 +81,14 @@ def whatif(
                 shared,
                 fabric,
                 gpus_per_node,
-                lambda words: told(Stage(words)),
+                lambda words: on_progress(Progress(words)),
             )
     except ForetraceError as error:
         print_frames(error)
         raise
-    if html is not None:
-        from foretrace.report.page import write_comparison
+    from foretrace.report import show
 
-        write_comparison(found.before, found.after, html, ("before", ", ".join(found.changes)))
-    if json:
-        from foretrace.report.json import as_json
-
-        print(as_json(found))
-    else:
-        from foretrace.report.terminal import print_whatif
-
-        print_whatif(found, top)
+    show(found, json, html, top)
 
 
 def _inserted(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from foretrace.analysis.compare import compare_steps
+from foretrace.analysis.compare import StepDifference, compare_steps
 from foretrace.analysis.report import NotebookDocument, StepReport, plain
 from foretrace.analysis.steps import chosen_step, cut_to_step
 from foretrace.api import as_job, predict
@@ -28,7 +28,7 @@ COMPARED = "both are forecasts by the platform's models, also where the step was
 
 @dataclass
 class WhatIf(NotebookDocument):
-    """Two forecasts and what lies between them.
+    """Two predictions, before and after some changes.
 
     >>> WhatIf(["batch=64"], StepReport(step_ms=2.0), StepReport(step_ms=1.0)).speedup
     2.0
@@ -44,9 +44,14 @@ class WhatIf(NotebookDocument):
         """How many times as fast a step is."""
         return self.before.step_ms / self.after.step_ms if self.after.step_ms else 0.0
 
+    @property
+    def difference(self) -> StepDifference:
+        """What changes, op by op."""
+        both = (self.before.device_active_ms, self.after.device_active_ms)
+        return replace(compare_steps(self.before, self.after), after=", ".join(self.changes), device_active_ms=both)
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        told = compare_steps(_seen(self.before), _seen(self.after)).to_dict()
+        """The fields of ``foretrace whatif --json``."""
         return {
             "source": self.before.source,
             "platform": self.after.platform,
@@ -55,21 +60,9 @@ class WhatIf(NotebookDocument):
             "sample_us": [plain(side.sample_us) for side in (self.before, self.after)],
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
-            "difference": {**told, "before": self.before.source, "after": ", ".join(self.changes)},
+            "difference": self.difference.to_dict(),
             "notes": self.notes,
         }
-
-
-def _seen(forecast: StepReport) -> StepReport:
-    """A forecast in the words of an observation."""
-    return StepReport(
-        source=forecast.source,
-        step_ms={0: forecast.step_ms},
-        device_active_ms={0: forecast.device_active_ms},
-        by_op=forecast.by_op,
-        by_family=forecast.by_family,
-        by_phase=forecast.by_phase,
-    )
 
 
 def whatif(
@@ -81,7 +74,7 @@ def whatif(
     parallel: Iterable[Change | str] | str = (),
     fabric: Fabric | Platform | str | Path | None = None,
     gpus_per_node: int | None = None,
-    told: Callable[[str], None] = lambda stage: None,
+    on_progress: Callable[[str], None] = lambda stage: None,
     **sets: object,
 ) -> WhatIf:
     """What becomes of a step's time if the step is changed, or the job whose ranks do it.
@@ -104,8 +97,8 @@ def whatif(
         How ranks share the step of one before anything is changed: ``["data=8", "tensor=2"]``.
     fabric, gpus_per_node
         What joins the ranks, as in `foretrace.predict`.
-    told
-        Told in words how far it is.
+    on_progress
+        Called with how far it is.
     sets
         More changes by name: ``batch=64, dtype="bf16"``.
 
@@ -113,8 +106,8 @@ def whatif(
     >>> x = Tensor((64, 1024), "float32", "cuda:0", (1024, 1), id=0, storage=0)
     >>> y = Tensor((64, 1024), "float32", "cuda:0", (1024, 1), id=1, storage=1)
     >>> relu = Op("aten::relu", (x,), outputs=(y,), overload="default", phase="forward")
-    >>> told = whatif(Graph(OpTable.of([relu])), batch=65536)
-    >>> told.after.device_active_ms > 10 * told.before.device_active_ms
+    >>> on_progress = whatif(Graph(OpTable.of([relu])), batch=65536)
+    >>> on_progress.after.device_active_ms > 10 * on_progress.before.device_active_ms
     True
     """
     read = read_changes([*listed(changes), *(f"{name}={value}" for name, value in sets.items())])
@@ -124,17 +117,17 @@ def whatif(
     sides = already, [*already, *read]
     shared = any(Arrangement.of(side).ways for side in sides)  # refuses contradictions before minutes of sketching
     where = platform(on, fabric=fabric)
-    told("reading")
+    on_progress("reading")
     job = one_step(as_job(what, where.device.kind, None if shared else world), step)
     notes = [COMPARED] if any(graph.plain.synced_ms or len(graph.kernels) for graph in job.graphs) else []
     if any(change.name not in OF_JOBS for change in read):
         notes += [UNSEEN] if any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs) else []
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
         job = replace(job, graphs=[flatten(graph) for graph in job.graphs])
-    arranging, forecasts = Arranging(job, recorded=_recorded_batch(read), told=told), list[StepReport]()
+    arranging, forecasts = Arranging(job, recorded=_recorded_batch(read), on_progress=on_progress), list[StepReport]()
     for side, words in zip(sides, ("as it is", "as it would be")):
         made = arranging.by(side)
-        told(f"predicting it {words}")
+        on_progress(f"predicting it {words}")
         forecast = predict(made, where, kernels="model", gpus_per_node=gpus_per_node)
         forecasts.append(replace(forecast, samples=arranging.samples(side, made)))
     before, after = forecasts

@@ -1,1 +1,25 @@
-"""Terminal tables and stable JSON."""
+"""Results as text, JSON, HTML pages and notebook cells. `show` does what the commands' output options say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from foretrace.report.json import Document
+
+
+def show(result: Document, json: bool = False, html: Path | None = None, top: int | None = None) -> None:
+    """Print a result as JSON or as tables of at most ``top`` rows; and write its page to a file, where one is named."""
+    if html is not None:
+        from foretrace.report.pages import write_page
+
+        write_page(result, html)
+    if json:
+        from foretrace.report.json import as_json
+
+        print(as_json(result))
+    else:
+        from foretrace.report.terminal import print_report
+
+        print_report(result, top)

@@ -1,20 +1,30 @@
-"""JSON of what was found: sorted, one word a key, null where nobody knows."""
+"""JSON of results: written from their `to_dict`, and read back into the typed records."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+MAX_FIGURE = 1e18
+"""No figure of a step is larger, in whichever unit."""
+NEVER_READ = {"workings": "Workings"}
+"""Fields that no JSON has, and their types."""
 
 
 class Document(Protocol):
-    """What can be told in words: an observation or a difference."""
+    """A result with documented JSON fields."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Its words, as documented in docs/show.md and docs/diff.md."""
+        """The fields of its JSON."""
 
 
 def as_json(document: Document) -> str:
-    """The text of a document: the same input gives the same text.
+    """The JSON text of a result: sorted, so that the same result gives the same text; null for what is not known.
 
     >>> class Step:
     ...     def to_dict(self): return {"step_ms": {"10": 2.5, "2": float("nan")}, "notes": ("a",)}
@@ -25,13 +35,13 @@ def as_json(document: Document) -> str:
 
 
 def tidy(value: Any) -> Any:
-    """The value in JSON's own types, sorted; numpy's scalars become Python's, nan and infinity null.
+    """The value in JSON's types, keys sorted: numpy's scalars become Python's, nan and infinity null.
 
     >>> tidy({"b": float("inf"), "a": (1,)})
     {'a': [1], 'b': None}
     """
     if isinstance(value, dict):
-        return {key: tidy(value[key]) for key in sorted(value, key=_as_number_or_word)}
+        return {key: tidy(value[key]) for key in sorted(value, key=_sort_key)}
     if isinstance(value, (list, tuple)):
         return [tidy(item) for item in value]
     if hasattr(value, "item"):
@@ -41,6 +51,80 @@ def tidy(value: Any) -> Any:
     return value
 
 
-def _as_number_or_word(key: Any) -> tuple[int, str]:
+def _sort_key(key: Any) -> tuple[int, str]:
     """Rank 2 comes before rank 10."""
     return (int(key), "") if str(key).isdecimal() else (-1, str(key))
+
+
+class FieldError(ValueError):
+    """A value of JSON that does not have the type of its field."""
+
+    def __init__(self, field: str, value: object) -> None:
+        super().__init__(field)
+        self.field, self.value = field, value
+
+
+def decode(kind: type[T], data: dict[str, Any]) -> T:
+    """A record of this class from the fields of its JSON; unknown fields are passed over.
+
+    The file may have been edited: every value is checked against its field's type, and every number must be finite.
+
+    >>> from foretrace.analysis.report import TimeRow
+    >>> decode(TimeRow, {"name": "aten::mm", "device_ms": 2, "host_ms": 1.5, "count": 3, "share": 1.0, "unknown": []})
+    TimeRow(name='aten::mm', device_ms=2, host_ms=1.5, count=3, share=1.0)
+    """
+    values = {}
+    for field, hint in _typed_fields(cast(Any, kind)):
+        if field.name in data:
+            try:
+                _check_numbers(data[field.name])
+                values[field.name] = _value(data[field.name], hint)
+            except ValueError:
+                raise FieldError(field.name, data[field.name]) from None
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise FieldError(field.name, None)
+    return kind(**values)
+
+
+@cache
+def _typed_fields(kind: type) -> list[tuple[Field[Any], Any]]:
+    hints = get_type_hints(kind, localns=dict.fromkeys(NEVER_READ.values(), object))
+    return [(field, hints[field.name]) for field in fields(cast(Any, kind)) if field.name not in NEVER_READ]
+
+
+def _check_numbers(value: Any) -> None:
+    """Refuse numbers that are not finite or absurdly large, wherever they are."""
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_numbers(item)
+    elif isinstance(value, (int, float)) and not abs(value) <= MAX_FIGURE:
+        raise ValueError(value)
+
+
+def _value(value: Any, kind: Any) -> Any:
+    """The value as a field of this type holds it.
+
+    >>> _value({"0": 1.5}, dict[int, float]), _value(None, float | None)
+    ({0: 1.5}, None)
+    """
+    outer, inner = get_origin(kind) or kind, get_args(kind)
+    if outer in (Union, UnionType):
+        for one in inner:
+            try:
+                return _value(value, one)
+            except ValueError:
+                continue
+    elif is_dataclass(outer) and isinstance(value, dict):
+        return decode(cast(type, outer), value)
+    elif outer is dict and isinstance(value, dict):
+        return {inner[0](key): _value(item, inner[1]) for key, item in value.items()}
+    elif outer is list and isinstance(value, list):
+        return [_value(item, inner[0]) for item in value]
+    elif outer is tuple and isinstance(value, list) and len(value) == len(inner):
+        return tuple(_value(item, one) for item, one in zip(value, inner))
+    elif outer in (int, float):
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return value
+    elif isinstance(outer, type) and isinstance(value, outer):
+        return value
+    raise ValueError(value)

@@ -1,73 +1,79 @@
-"""Platforms in the terminal: what each is, how it was measured, how good its models are."""
+"""Platforms and fabrics in the terminal: what they are, how they were measured, how good their models are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
 from foretrace.platform.summary import COMMON
-from foretrace.report.numbers import UNKNOWN, percent, plural
-from foretrace.report.tables import lines, table
+from foretrace.report.formatting import UNKNOWN, percent, plural
+from foretrace.report.json import Document
+from foretrace.report.terminal import Blocks, Fact, fact_lines, table
 
-Words = dict[str, Any]
+if TYPE_CHECKING:
+    from foretrace.platform.measure.calibrate import Progress
+
+Fields = dict[str, Any]
+"""Fields of the JSON that describes a platform, as documented in docs/platform.md."""
 
 PHASES = ("forward", "backward", "optimizer")
 
 
-def one_platform(words: Words, top: int) -> Iterator[RenderableType]:
-    """A platform: the headline, then a table per part."""
-    yield lines(f"{words['name']}: {words['provenance']}", _headline(words))
-    if words["device"]:
-        yield _rates(words["device"])
-    if words["families"]:
-        yield _families(words["families"])
-    if words["host"]:
-        yield _host(words["host"], top)
-    if words["fabric"]:
-        yield _fabric(words["fabric"], top)
+def platform_blocks(summary: Document, top: int | None) -> Blocks:
+    """A platform: the headline, then a table for each part."""
+    fields = summary.to_dict()
+    yield fact_lines(f"{fields['name']}: {fields['provenance']}", _headline(fields))
+    if fields["device"]:
+        yield _rates(fields["device"])
+    if fields["families"]:
+        yield _families(fields["families"])
+    if fields["host"]:
+        yield _host(fields["host"], top)
+    if fields["fabric"]:
+        yield _fabric(fields["fabric"], top)
 
 
-def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
-    versions = ", ".join(f"{name} {version}" for name, version in words["versions"].items())
-    yield "made", words["made"] or UNKNOWN, versions
-    yield "folder", "", words["folder"]
-    device = words["device"]
+def _headline(fields: Fields) -> Iterator[Fact]:
+    versions = ", ".join(f"{name} {version}" for name, version in fields["versions"].items())
+    yield "made", fields["made"] or UNKNOWN, versions
+    yield "folder", "", fields["folder"]
+    device = fields["device"]
     if device:
         yield "device", device["name"], _device(device)
         yield "", "", device["provenance"]
     else:
-        yield "device", "none", f"`foretrace calibrate device --out {words['folder']}` measures it"
-    if words["carried_from"]:
-        yield "models", words["carried_from"], "its times are carried over: what limits a call here, against there"
-    if words["exact"]:
-        yield "exact", plural(words["exact"], "call"), "of steps timed as they are, which need no model"
+        yield "device", "none", f"`foretrace calibrate device --out {fields['folder']}` measures it"
+    if fields["carried_from"]:
+        yield "models", fields["carried_from"], "its times are carried over: what limits a call here, against there"
+    if fields["exact"]:
+        yield "exact", plural(fields["exact"], "call"), "of steps timed as they are, which need no model"
     if device and device["kind"] == "cuda":
         yield "streams", f"{figure(device['measured']['kernel_gap_us'])} us", _streams(device["measured"])
-    if words["host"]:
-        yield "host", words["host"]["name"], words["host"]["provenance"]
+    if fields["host"]:
+        yield "host", fields["host"]["name"], fields["host"]["provenance"]
     else:
-        yield "host", "none", f"`foretrace calibrate host --out {words['folder']}` measures it"
-    if words["fabric"]:
-        yield "fabric", words["fabric"]["name"], words["fabric"]["provenance"]
-        yield from _links(words["fabric"]["links"]) if words["fabric"]["links"] else ()
+        yield "host", "none", f"`foretrace calibrate host --out {fields['folder']}` measures it"
+    if fields["fabric"]:
+        yield "fabric", fields["fabric"]["name"], fields["fabric"]["provenance"]
+        yield from _links(fields["fabric"]["links"]) if fields["fabric"]["links"] else ()
     else:
         yield "fabric", "none", "nothing was measured between ranks"
 
 
-def _device(device: Words) -> str:
-    clock, size, rate, cache = (figure(device[word]) for word in ("clock_mhz", "memory_gb", "memory_gbps", "l2_mb"))
+def _device(device: Fields) -> str:
+    clock, size, rate, cache = (figure(device[name]) for name in ("clock_mhz", "memory_gb", "memory_gbps", "l2_mb"))
     return f"{plural(device['sms'], 'processor')} at {clock} MHz, {size} GB at {rate} GB/s, {cache} MB of cache"
 
 
-def _streams(measured: Words) -> str:
+def _streams(measured: Fields) -> str:
     depth = measured["queue_depth"]
     ahead = f"; the host may be {depth:,} launches ahead" if depth else ""
     return f"between kernels, {figure(measured['launch_latency_us'])} us from a launch to its kernel{ahead}"
 
 
-def _rates(device: Words) -> RenderableType:
+def _rates(device: Fields) -> RenderableType:
     reached, measured = device["reached"], device["measured"]
     rows = [
         [
@@ -83,13 +89,13 @@ def _rates(device: Words) -> RenderableType:
     return table("Rates", ["<", "peak", "reached", "<", "share"], [*rows, ["memory", *memory]])
 
 
-def _families(families: Words) -> RenderableType:
+def _families(families: Fields) -> RenderableType:
     rows = [
         [
             name,
             fitted["kind"],
             f"{fitted['measurements']:,}",
-            *(percent(fitted[word]) for word in ("gmae", "mean", "p90")),
+            *(percent(fitted[name]) for name in ("gmae", "mean", "p90")),
         ]
         for name, fitted in families.items()
     ]
@@ -97,15 +103,15 @@ def _families(families: Words) -> RenderableType:
     return table(title, ["<family", "<model", "measurements", "GMAE", "mean", "90th percentile"], rows)
 
 
-def _host(host: Words, top: int) -> RenderableType:
+def _host(host: Fields, top: int | None) -> RenderableType:
     known = [name for name in COMMON if name in host["calls"]]
     rows = [[f"between {kind} calls", figure(host["between"][f"{kind}_call"])] for kind in PHASES]
     rows += [[name, figure(host["calls"][name])] for name in known]
     title = f"Host time of common calls, with one launch where they launch any; {len(host['calls']):,} are known"
-    return table(title, ["<", "us"], rows, top + len(PHASES))
+    return table(title, ["<", "us"], rows, None if top is None else top + len(PHASES))
 
 
-def _fabric(fabric: Words, top: int) -> RenderableType:
+def _fabric(fabric: Fields, top: int | None) -> RenderableType:
     rows = [
         [
             curve["kind"],
@@ -120,14 +126,15 @@ def _fabric(fabric: Words, top: int) -> RenderableType:
     return table("Collectives", ["<kind", "ranks", "nodes", "latency us", "GB/s", "spread"], rows, top)
 
 
-def one_fabric(words: Words, top: int) -> Iterator[RenderableType]:
+def fabric_blocks(summary: Document, top: int | None) -> Blocks:
     """A fabric: its links, then what was measured."""
-    yield lines(f"{words['name']}: {words['provenance']}", _links(words["links"]) if words["links"] else ())
-    if words["curves"]:
-        yield _fabric(words, top)
+    fields = summary.to_dict()
+    yield fact_lines(f"{fields['name']}: {fields['provenance']}", _links(fields["links"]) if fields["links"] else ())
+    if fields["curves"]:
+        yield _fabric(fields, top)
 
 
-def _links(links: Words) -> Iterator[tuple[str, str, str]]:
+def _links(links: Fields) -> Iterator[Fact]:
     inside, network = links["inside"], links["network"]
     switch = ", which adds up what passes" if inside["reduces"] else ""
     yield "node", f"{links['gpus_per_node']} {links['gpu']}", links["provenance"]
@@ -137,14 +144,21 @@ def _links(links: Words) -> Iterator[tuple[str, str, str]]:
         yield "between", f"{figure(network['latency_us'])} us", cards
 
 
-def platform_list(found: list[Words]) -> RenderableType:
-    """A line per platform."""
+def listing_blocks(listing: Document, top: int | None) -> Blocks:
+    """The platforms, GPUs and fabrics that there are, all of them."""
+    fields = listing.to_dict()
+    yield _platform_list(fields["platforms"])
+    yield _device_list(fields["devices"])
+    yield _fabric_list(fields["fabrics"])
+
+
+def _platform_list(found: list[Fields]) -> RenderableType:
     rows = [[one["name"], one["made"] or UNKNOWN, one["provenance"]] for one in found]
     return table(plural(len(found), "platform"), ["<name", "<made", "<what…"], rows)
 
 
-def device_list(found: list[Words]) -> RenderableType:
-    """A line per GPU that nobody measured."""
+def _device_list(found: list[Fields]) -> RenderableType:
+    """GPUs that are known by their description alone."""
     figures = ("sms", "clock_mhz", "memory_gb", "memory_gbps", "l2_mb")
     rates = ("float32", "float16")
     rows = [
@@ -156,8 +170,7 @@ def device_list(found: list[Words]) -> RenderableType:
     return table(title, heads, rows)
 
 
-def fabric_list(found: list[Words]) -> RenderableType:
-    """A line per fabric."""
+def _fabric_list(found: list[Fields]) -> RenderableType:
     rows = [
         [one["name"], f"{one['ranks']} ranks on {plural(one['nodes'], 'node')}" if one["ranks"] else "not measured",
          str(one["gpus_per_node"]), one["provenance"]]
@@ -166,14 +179,15 @@ def fabric_list(found: list[Words]) -> RenderableType:
     return table(plural(len(found), "fabric"), ["<name", "<measured", "GPUs a node", "<what…"], rows)
 
 
-def compared(words: Words) -> RenderableType:
-    """Two platforms, figure by figure."""
-    first, second = words["platforms"]
+def comparison_blocks(comparison: Document, top: int | None) -> Blocks:
+    """Two platforms, figure by figure, all of them."""
+    fields = comparison.to_dict()
+    first, second = fields["platforms"]
     rows = [
         [row["part"], row["name"], *(figure(value) for value in row["values"]), row["unit"], figure(row["ratio"])]
-        for row in words["figures"]
+        for row in fields["figures"]
     ]
-    return table(f"{first} and {second}", ["<part", "<figure…", first, second, "<", "ratio"], rows)
+    yield table(f"{first} and {second}", ["<part", "<figure…", first, second, "<", "ratio"], rows)
 
 
 def figure(value: float | None) -> str:
@@ -185,3 +199,13 @@ def figure(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def measured_families(done: Sequence[Progress]) -> RenderableType:
+    """What a calibration measured: for each family calls, failures, seconds, and the spread of repeats."""
+    rows = [
+        [one.family, f"{one.cases:,}", f"{one.failed:,}", f"{one.seconds:.1f}", percent(one.spread)]
+        for one in done
+        if one.cases + one.failed
+    ]
+    return table("Measured", ["<family", "calls", "failed", "seconds", "spread"], rows)

@@ -1,19 +1,17 @@
-"""A replay beside its original, in the terminal: figures first, then kernels, then what was not as it should be."""
+"""A replay next to its original (`replay`), and a suite of replays, in the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
-
-from rich.console import RenderableType
+from typing import TYPE_CHECKING, Any
 
 from foretrace.replay.harness.comparison import failures_alike
-from foretrace.report.check import off
-from foretrace.report.names import short
-from foretrace.report.numbers import bytes_, ms, percent
-from foretrace.report.tables import lines, notes, table
+from foretrace.report.formatting import UNKNOWN, bytes_, ms, off, percent, short_name
+from foretrace.report.terminal import Blocks, Fact, fact_lines, note_lines, table
 
-Words = dict[str, Any]
+if TYPE_CHECKING:
+    from foretrace.replay.running import Replay
+    from foretrace.replay.suite import Member, Suite
 
 COVERED = {"calls": "of the calls", "host": "of their host time", "device": "of their device time"}
 FIGURES: tuple[tuple[str, str, Callable[[Any], str], str, str], ...] = (
@@ -23,8 +21,7 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str], str, str], ...] = (
     ("launches", "launches", str, "", "pieces of device work"),
     ("memory", "peak_memory_bytes", bytes_, "", "peak"),
 )
-"""Name, word, how it is shown, unit and meaning of what a replay and its original both have."""
-
+"""Figures of a replay and of its original: name, field, format, unit, meaning."""
 SYSTEM = {
     "power_w": ("power", "{:.0f} W", "of the GPU, on average"),
     "clock_mhz": ("clock", "{:.0f} MHz", "of its multiprocessors"),
@@ -35,83 +32,109 @@ SYSTEM = {
     "l2_hit": ("L2", "{:.1f} %", "of what is asked for is there"),
     "error": ("counters", "none", "{}"),
 }
+"""System-level figures: name, format, meaning."""
 
 
-def replay_blocks(words: Words, top: int) -> Iterator[RenderableType]:
-    """Replay and original side by side, at most ``top`` rows a table."""
-    paced = "" if words["paced"] else ", not paced"
-    beside = any(words[row[1]] is not None and words["original"].get(row[1]) is not None for row in FIGURES)
-    yield lines(f"replayed on {words['device']}{paced}{_beside(words) if beside else ''}", _headline(words))
-    kernels = words["kernels"]
-    if kernels:
-        yield from _kernels(kernels, top)
-    if words["failures"]:
-        rows = [[call, f"{count:,}", error] for call, count, error in failures_alike(words["failures"])]
+def replay_blocks(replay: Replay, top: int | None) -> Blocks:
+    """Replay and original side by side, then kernels, and what could not be replayed as it was."""
+    yield fact_lines(_replay_title(replay), _replay_facts(replay))
+    if replay.kernels:
+        yield from _kernels(replay.kernels, top)
+    if replay.failures:
+        rows = [[call, f"{count:,}", error] for call, count, error in failures_alike(replay.failures)]
         yield table("Calls that failed: stand-ins took their place", ["<call…", "calls", "<error…"], rows, top)
-    if words["stand_ins"]:
-        rows = [[call, *_counted(words, call), why] for call, why in _each_once(words["stand_ins"])]
+    if replay.stand_ins:
+        each = dict.fromkeys((row["call"], row["why"]) for row in replay.stand_ins)
+        rows = [[call, *(f"{count:,}" for count in replay.ops.get(call, (0, 0))), why] for call, why in each]
         columns = ["<op…", "called", "of", "<why…"]
         yield table("Calls that were not made: stand-ins took their place", columns, rows, top)
-    if words["translated"]:
-        rows = [[name, f"{count:,}"] for name, count in words["translated"].items()]
+    if replay.translated:
+        rows = [[name, f"{count:,}"] for name, count in replay.translated.items()]
         yield table("Operators that this device does by others", ["<op", "count"], rows, top)
-    if words["ranks"]:
-        yield table("Ranks", ["rank", "step ms", "memory", "calls"], list(_ranks(words["ranks"])), top)
-    if words["notes"]:
-        yield notes(words["notes"])
+    if replay.ranks:
+        rows = [
+            [str(rank), ms(one["step_ms"]), bytes_(one["peak_memory_bytes"]), percent(one["coverage"]["calls"])]
+            for rank, one in enumerate(replay.ranks)
+        ]
+        yield table("Ranks", ["rank", "step ms", "memory", "calls"], rows, top)
+    if replay.notes:
+        yield note_lines(replay.notes)
 
 
-def _beside(words: Words) -> str:
-    """What stands in a row of figures; where the original ran, unless that was on the same kind of device."""
-    where = words["original"].get("device", words["device"])
-    return ": replay, original" if where == words["device"] else f": replay, original on {where}"
+def _replay_title(replay: Replay) -> str:
+    """Where it was replayed; where the original ran, unless on the same kind of device."""
+    title = f"replayed on {replay.device}{'' if replay.paced else ', not paced'}"
+    if all(getattr(replay, name) is None or replay.original.get(name) is None for _, name, *_ in FIGURES):
+        return title
+    where = replay.original.get("device", replay.device)
+    return f"{title}: replay, original{'' if where == replay.device else f' on {where}'}"
 
 
-def _headline(words: Words) -> Iterator[tuple[str, str, str]]:
-    was = words["original"]
-    for name, word, show, unit, meaning in FIGURES:
-        ours, theirs = words[word], was.get(word)
+def _replay_facts(replay: Replay) -> Iterator[Fact]:
+    for name, field, shown, unit, meaning in FIGURES:
+        ours, theirs = getattr(replay, field), replay.original.get(field)
         if ours is None:
             continue
         if theirs is None:
-            yield name, f"{show(ours)}{unit}", meaning
+            yield name, f"{shown(ours)}{unit}", meaning
         else:
-            yield name, f"{show(ours)}, {show(theirs)}{unit}", f"{off((ours, theirs))}; {meaning}"
-    for word, figure in (words["system"] or {}).items():
-        if word in SYSTEM:
-            name, form, meaning = SYSTEM[word]
+            yield name, f"{shown(ours)}, {shown(theirs)}{unit}", f"{off((ours, theirs))}; {meaning}"
+    for field, figure in (replay.system or {}).items():
+        if field in SYSTEM:
+            name, form, meaning = SYSTEM[field]
             yield name, form.format(figure), meaning.format(figure)
-    shares = [(percent(share), COVERED[of]) for of, share in words["coverage"].items() if share is not None]
-    if words["coverage"].get("host") is None:
+    shares = [(percent(share), COVERED[of]) for of, share in replay.coverage.items() if share is not None]
+    if replay.coverage.get("host") is None:
         shares.append(("unknown", COVERED["host"]))
     figure, of = shares[0]
     yield "covered", figure, ", ".join([of, *(f"{share} {what}" for share, what in shares[1:])])
 
 
-def _each_once(stand_ins: list[Words]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((row["call"], row["why"]) for row in stand_ins))
-
-
-def _counted(words: Words, op: str) -> tuple[str, str]:
-    """How often an op was called, and how often the original called it."""
-    called, there = words["ops"].get(op, (0, 0))
-    return f"{called:,}", f"{there:,}"
-
-
-def _ranks(ranks: list[Words]) -> Iterator[list[str]]:
-    for number, rank in enumerate(ranks):
-        share = percent(rank["coverage"]["calls"])
-        yield [str(number), ms(rank["step_ms"]), bytes_(rank["peak_memory_bytes"]), share]
-
-
-def _kernels(kernels: Words, top: int) -> Iterator[RenderableType]:
+def _kernels(kernels: dict[str, Any], top: int | None) -> Blocks:
     rows = [
-        [short(row["name"]), f"{row['count']:,}", f"{row['was_count']:,}", ms(row["ms"]), ms(row["was_ms"])]
+        [short_name(row["name"]), f"{row['count']:,}", f"{row['was_count']:,}", ms(row["ms"]), ms(row["was_ms"])]
         for row in kernels["matched"]
     ]
     title = f"Kernels: {percent(kernels['same'])} of the original's time in those of the same name"
     yield table(title, ["<kernel…", "count", "was", "ms", "was"], rows, top)
-    for word, said in (("missing", "Missing kernels"), ("extra", "Kernels that the original did not have")):
-        if kernels[word]:
-            rows = [[short(row["name"]), f"{row['count']:,}", ms(row["ms"])] for row in kernels[word]]
-            yield table(said, ["<kernel…", "count", "ms"], rows, top)
+    for which, title in (("missing", "Missing kernels"), ("extra", "Kernels that the original did not have")):
+        if kernels[which]:
+            rows = [[short_name(row["name"]), f"{row['count']:,}", ms(row["ms"])] for row in kernels[which]]
+            yield table(title, ["<kernel…", "count", "ms"], rows, top)
+
+
+def suite_blocks(suite: Suite, top: int | None) -> Blocks:
+    """The weighted result of a suite, then a row for each replay."""
+    yield fact_lines("suite", _suite_facts(suite))
+    each = list(zip(suite.members, suite.results))
+    rows = [_suite_row(member, result) for member, result in each if not isinstance(result, Exception)]
+    if rows:
+        yield table("Replays", ["<recording…", "weight", "step ms", "was", "off", "memory", "calls"], rows, top)
+    failed = [[member.name, str(result)] for member, result in each if isinstance(result, Exception)]
+    if failed:
+        yield table("Not replayed", ["<recording", "<why…"], failed, top)
+
+
+def _suite_facts(suite: Suite) -> Iterator[Fact]:
+    step = suite.mean("step_ms")
+    failed = sum(isinstance(result, Exception) for result in suite.results)
+    if step is not None:
+        yield "step", f"{ms(step)} ms", "weighted mean"
+    elif failed:
+        yield "step", "none", f"no total: {failed} of {len(suite.results)} could not be replayed"
+    if suite.ratio is not None:
+        yield "ratio", f"{suite.ratio:.3f}", "of the original's step times, weighted geometric mean"
+    yield "covered", percent(suite.coverage), "of the calls, by weight"
+
+
+def _suite_row(member: Member, replay: Replay) -> list[str]:
+    took, was = replay.step_ms, replay.original.get("step_ms")
+    return [
+        member.name,
+        f"{member.weight:g}",
+        ms(took) if took else UNKNOWN,
+        ms(was) if was else UNKNOWN,
+        off((took, was)) if took and was else UNKNOWN,
+        bytes_(replay.peak_memory_bytes),
+        percent(replay.coverage["calls"]),
+    ]

@@ -1,16 +1,20 @@
-"""A plan for embedding tables, in the terminal: the step first, then ranks, tables, and how heuristics compare."""
+"""A sharding plan of embedding tables (`shard`), in the terminal and as a page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from foretrace.report.numbers import bytes_, ms, percent, plural, signed
-from foretrace.report.tables import bar, lines, notes, table
+from foretrace.report.formatting import bytes_, ms, percent, plural, signed
+from foretrace.report.json import decode
+from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
-Words = dict[str, Any]
+if TYPE_CHECKING:
+    from foretrace.report.pages.page import Chart, Page
+    from foretrace.sharding.plan import Sharding
 
 KINDS = {
     "table_wise": "whole",
@@ -28,99 +32,255 @@ EXCHANGES = {
     "copies": "gradients of copies",
     "conversion": "conversion, there and back",
 }
-TAKES = {"lookups": "lookups take", "exchange": "the exchange takes", "dense": "the dense part takes"}
-NOTHING = 1e-3
-"""Share from which on one plan is shorter than another."""
-HOW = {"fused": "one call for rows as long", "single": "a call for each table", "tbe": "FBGEMM's batched kernels"}
+LIMITS = {"lookups": "lookups take", "exchange": "the exchange takes", "dense": "the dense part takes"}
+KERNELS = {"fused": "one call for rows as long", "single": "a call for each table", "tbe": "FBGEMM's batched kernels"}
+SAME = 1e-3
+"""Share below which two plans count as equally fast."""
+TABLES_LISTED = 3000
+"""Tables that the page lists."""
+RANKS_NAMED = 12
+"""Ranks of a table that are named one by one; more are counted, unless they follow each other."""
+NEAR_BUDGET = 0.4
+"""Share of its memory budget from which on a rank's memory is drawn with the budget."""
 
 
-def sharding_blocks(words: Words, top: int) -> Iterator[RenderableType]:
-    """What a plan takes, and why; at most ``top`` rows a table."""
-    on = f"{plural(words['world'], 'rank')} of {words['platform']}"
-    yield lines(f"{words['source']}: {plural(words['tables'], 'table')} on {on}", sharding_rows(words))
-    yield _ranks(words, top)
-    if words["exchange_ms"]:
-        total = sum(words["exchange_ms"].values())
-        rows = [[EXCHANGES[k], ms(v), percent(v / total)] for k, v in words["exchange_ms"].items()]
-        yield table(f"Exchange on {words['fabric']}", ["<what", "ms", "share"], rows)
-    yield _split(words, top)
-    yield _alternatives(words, top)
-    if words["notes"]:
-        yield notes(words["notes"])
+@dataclass(slots=True)
+class RankLoad:
+    """What one rank looks up, sends and holds."""
+
+    rank: int
+    tables: int
+    forward_ms: float
+    backward_ms: float
+    lookup_ms: float
+    sent_bytes: float
+    memory_bytes: float
 
 
-def sharding_rows(words: Words) -> Iterator[tuple[str, str, str]]:
-    """What a reader wants to know first: a name, a figure, what it means."""
-    limits = words["limits"]
-    yield "step", f"{ms(words['step_ms'])} ms", f"({ms(words['low_ms'])} – {ms(words['high_ms'])}) {_limit(limits)}"
-    if words["summed_ms"] != words["step_ms"]:
-        yield "added up", f"{ms(words['summed_ms'])} ms", "lookups, exchange and dense part one after the other"
-    slowest = f"on rank {limits['slowest_rank']}, the slowest; {HOW[words['kernels']]}"
-    yield (
-        "lookups",
-        f"{ms(words['lookup_ms'])} ms",
-        f"{slowest}; the mean rank takes {percent(limits['balance'])} of it",
-    )
-    yield "exchange", f"{ms(sum(words['exchange_ms'].values()))} ms", f"in {words['sent_as']}, on {words['fabric']}"
-    if words["dense_ms"]:
-        yield "dense", f"{ms(words['dense_ms'])} ms", "all that the step does besides"
-    full = f"of the {bytes_(words['room_bytes'])} for tables, on rank {limits['fullest_rank']}, the fullest"
-    yield "memory", percent(limits["memory_share"]), full
-    ways = ", ".join(f"{count:,} {KINDS[kind]}" for kind, count in words["ways"].items())
-    yield "plan", plural(words["tables"], "table"), ways
-    yield "search", f"{words['seconds']:.1f} s", f"from {len(words['alternatives'])} heuristics{_proven(words['gap'])}"
+@dataclass(slots=True)
+class Alternative:
+    """The plan of a heuristic."""
+
+    name: str
+    step_ms: float
+    slower: float
+    balance: float
+    fits: bool
 
 
-def _limit(limits: Words) -> str:
-    return f"{TAKES[limits['what']]} {percent(limits['share'])} of it"
+@dataclass(slots=True)
+class PlanLimits:
+    """What takes most of the step, and how even the ranks are."""
+
+    what: str
+    share: float
+    slowest_rank: int
+    balance: float
+    fullest_rank: int
+    memory_share: float
 
 
-def _proven(gap: float | None) -> str:
-    """How near the plan is to the best one that was proven, which knows costs as plain sums only."""
+@dataclass(slots=True)
+class PlacedTable:
+    """How a table is sharded, and which ranks hold its shards."""
+
+    kind: str
+    ranks: list[int]
+
+
+@dataclass
+class PlanReport:
+    """The documented fields of ``foretrace shard --json``, of a plan at hand or read from a file."""
+
+    source: str
+    platform: str
+    fabric: str | None
+    kernels: str
+    world: int
+    sent_as: str
+    tables: int
+    room_bytes: float
+    step_ms: float
+    low_ms: float
+    high_ms: float
+    summed_ms: float
+    lookup_ms: float
+    exchange_ms: dict[str, float]
+    dense_ms: float
+    limits: PlanLimits
+    plan: dict[str, PlacedTable]
+    ways: dict[str, int]
+    ranks: list[RankLoad]
+    alternatives: list[Alternative]
+    seconds: float
+    gap: float | None = None
+    notes: list[str] = field(default_factory=list)
+    hot_rows_ms: float = 0.0
+    """Part of ``lookup_ms`` that no rank shows: hot rows of row-wise tables, on a rank that is not known."""
+
+    @property
+    def has_hot_rows(self) -> bool:
+        """Whether they take a share of the lookups that shows."""
+        return self.hot_rows_ms >= SAME * self.lookup_ms > 0
+
+
+def plan_report(sharding: Sharding) -> PlanReport:
+    """The report of a plan at hand."""
+    return decode(PlanReport, sharding.to_dict())
+
+
+def sharding_blocks(sharding: Sharding, top: int | None) -> Blocks:
+    """What a plan takes, its ranks and tables, and how the heuristics compare."""
+    return plan_blocks(plan_report(sharding), top)
+
+
+def plan_blocks(plan: PlanReport, top: int | None) -> Blocks:
+    """The same of a report."""
+    yield fact_lines(plan_title(plan), plan_facts(plan))
+    yield _ranks(plan, top)
+    if plan.exchange_ms:
+        total = sum(plan.exchange_ms.values())
+        rows = [[EXCHANGES[what], ms(spent), percent(spent / total)] for what, spent in plan.exchange_ms.items()]
+        yield table(f"Exchange on {plan.fabric}", ["<what", "ms", "share"], rows)
+    yield _split(plan, top)
+    yield _alternatives(plan, top)
+    if plan.notes:
+        yield note_lines(plan.notes)
+
+
+def plan_title(plan: PlanReport) -> str:
+    """Which tables, on which ranks."""
+    return f"{plan.source}: {_size(plan)}"
+
+
+def _size(plan: PlanReport) -> str:
+    return f"{plural(plan.tables, 'table')} on {plural(plan.world, 'rank')} of {plan.platform}"
+
+
+def plan_facts(plan: PlanReport) -> Iterator[Fact]:
+    """The most important figures, the step first."""
+    limits = plan.limits
+    limit = f"{LIMITS[limits.what]} {percent(limits.share)} of it"
+    yield "step", f"{ms(plan.step_ms)} ms", f"({ms(plan.low_ms)} – {ms(plan.high_ms)}) {limit}"
+    if plan.summed_ms != plan.step_ms:
+        yield "added up", f"{ms(plan.summed_ms)} ms", "lookups, exchange and dense part one after the other"
+    slowest = f"on rank {limits.slowest_rank}, the slowest"
+    if plan.has_hot_rows:
+        placed = ms(plan.lookup_ms - plan.hot_rows_ms)
+        slowest = f"{placed} {slowest}, and {ms(plan.hot_rows_ms)} for hot rows, on a rank that is not known"
+    balance = f"the mean rank takes {percent(limits.balance)} of it"
+    yield "lookups", f"{ms(plan.lookup_ms)} ms", f"{slowest}; {KERNELS[plan.kernels]}; {balance}"
+    yield "exchange", f"{ms(sum(plan.exchange_ms.values()))} ms", f"in {plan.sent_as}, on {plan.fabric}"
+    if plan.dense_ms:
+        yield "dense", f"{ms(plan.dense_ms)} ms", "all that the step does besides"
+    full = f"of the {bytes_(plan.room_bytes)} for tables, on rank {limits.fullest_rank}, the fullest"
+    yield "memory", percent(limits.memory_share), full
+    yield "plan", plural(plan.tables, "table"), ", ".join(f"{n:,} {KINDS[kind]}" for kind, n in plan.ways.items())
+    yield "search", f"{plan.seconds:.1f} s", f"from {len(plan.alternatives)} heuristics{_optimality(plan.gap)}"
+
+
+def _optimality(gap: float | None) -> str:
+    """How near the plan is to the proven optimum of the search's cost model, which adds costs up."""
     if gap is None:
         return ""
     shorter = gap / (1 + gap)
-    best = "no plan is shorter" if shorter < NOTHING else f"the best plan there is would be {percent(shorter)} shorter"
+    best = "no plan is shorter" if shorter < SAME else f"the best plan there is would be {percent(shorter)} shorter"
     return f"; by plain sums of costs {best}"
 
 
-def _ranks(words: Words, top: int) -> RenderableType:
-    ranks = sorted(words["ranks"], key=lambda rank: -float(rank["lookup_ms"]))
-    most = ranks[0]["lookup_ms"] or 1.0
-    rows = [
-        [str(r["rank"]), str(r["tables"]), ms(r["forward_ms"]), ms(r["backward_ms"]), ms(r["lookup_ms"]),
-         bar(r["lookup_ms"] / most), bytes_(r["sent_bytes"]), bytes_(r["memory_bytes"])]
+def _ranks(plan: PlanReport, top: int | None) -> RenderableType:
+    ranks = sorted(plan.ranks, key=lambda rank: -rank.lookup_ms)
+    most = plan.lookup_ms or 1.0
+    hot = ["any", "", "", "hot rows", f"+{ms(plan.hot_rows_ms)}", bar(plan.hot_rows_ms / most), "", ""]
+    rows = [hot] * plan.has_hot_rows + [
+        [str(r.rank), str(r.tables), ms(r.forward_ms), ms(r.backward_ms), ms(r.lookup_ms),
+         bar(r.lookup_ms / most), bytes_(r.sent_bytes), bytes_(r.memory_bytes)]
         for r in ranks
     ]  # fmt: skip
     columns = ["rank", "tables", "forward ms", "backward ms", "lookups ms", "<", "sends", "memory"]
     return table("Ranks, the slowest first", columns, rows, top)
 
 
-def _split(words: Words, top: int) -> RenderableType:
+def _split(plan: PlanReport, top: int | None) -> RenderableType:
     """Tables that are not whole; all of them where none is split."""
-    split = {name: p for name, p in words["plan"].items() if p["kind"] != "table_wise"} or words["plan"]
-    rows = [[name, KINDS[p["kind"]], ranks_in_words(p["ranks"])] for name, p in split.items()]
-    title = "Tables that are split or copied" if len(split) < len(words["plan"]) else "Tables"
+    split = {name: placed for name, placed in plan.plan.items() if placed.kind != "table_wise"} or plan.plan
+    rows = [[name, KINDS[placed.kind], rank_list(placed.ranks)] for name, placed in split.items()]
+    title = "Tables that are split or copied" if len(split) < len(plan.plan) else "Tables"
     return table(title, ["<table…", "<sharded", "<ranks…"], rows, top)
 
 
-def ranks_in_words(ranks: list[int]) -> str:
-    """Ranks in the order in which they hold the parts of a table.
+def rank_list(ranks: Sequence[int]) -> str:
+    """Ranks in the order in which they hold the shards of a table.
 
-    >>> ranks_in_words([0, 1, 2, 3]), ranks_in_words([3, 0])
+    >>> rank_list([0, 1, 2, 3]), rank_list([3, 0])
     ('0-3', '3, 0')
     """
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[0] + len(ranks))):
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks))
 
 
-def _alternatives(words: Words, top: int) -> RenderableType:
-    most = max((row["step_ms"] for row in words["alternatives"]), default=1.0)
-    ours = ["this plan", ms(words["step_ms"]), "", percent(words["limits"]["balance"]), bar(words["step_ms"] / most)]
+def _alternatives(plan: PlanReport, top: int | None) -> RenderableType:
+    most = max((row.step_ms for row in plan.alternatives), default=1.0)
+    ours = ["this plan", ms(plan.step_ms), "", percent(plan.limits.balance), bar(plan.step_ms / most)]
     rows = [ours] + [
-        [row["name"] if row["fits"] else f"{row['name']} (too large)", ms(row["step_ms"]), signed(row["slower"]),
-         percent(row["balance"]), bar(row["step_ms"] / most)]
-        for row in words["alternatives"]
+        [row.name if row.fits else f"{row.name} (too large)", ms(row.step_ms), signed(row.slower),
+         percent(row.balance), bar(row.step_ms / most)]
+        for row in plan.alternatives
     ]  # fmt: skip
     return table("Against the heuristics", ["<plan", "step ms", "longer", "balance", "<"], rows, top)
+
+
+def sharding_page(plan: PlanReport) -> Page:
+    """The page of a plan: the load of each rank, how other plans compare, and where each table is."""
+    from foretrace.report.pages.page import Page
+
+    (_, step, meaning), *facts = plan_facts(plan)
+    return Page(
+        "sharding.html",
+        plan_title(plan),
+        {"loads": _loads_chart(plan), "alternatives": _alternatives_chart(plan)},
+        {
+            "plan": plan,
+            "of": _size(plan),
+            "step": step.removesuffix(" ms"),
+            "meaning": meaning,
+            "facts": facts,
+            "exchanges": [(EXCHANGES[what], spent) for what, spent in plan.exchange_ms.items() if spent],
+            "tables": [(name, KINDS[one.kind], _short_rank_list(one.ranks)) for name, one in plan.plan.items()],
+            "rows": TABLES_LISTED,
+        },
+    )
+
+
+def _short_rank_list(ranks: Sequence[int]) -> str:
+    listed = rank_list(ranks)
+    return plural(len(ranks), "rank") if listed.count(",") >= RANKS_NAMED else listed
+
+
+def _loads_chart(plan: PlanReport) -> Chart:
+    return {
+        "kind": "loads",
+        "ranks": [rank.rank for rank in plan.ranks],
+        "forward": [rank.forward_ms for rank in plan.ranks],
+        "backward": [rank.backward_ms for rank in plan.ranks],
+        "bytes": [rank.memory_bytes for rank in plan.ranks],
+        "sent": [rank.sent_bytes for rank in plan.ranks],
+        "tables": [rank.tables for rank in plan.ranks],
+        "slowest": plan.lookup_ms if plan.has_hot_rows else None,
+        "room": plan.room_bytes,
+        "near": max((rank.memory_bytes for rank in plan.ranks), default=0) > NEAR_BUDGET * plan.room_bytes,
+    }
+
+
+def _alternatives_chart(plan: PlanReport) -> Chart | None:
+    """Step times of this plan and of the heuristics' plans."""
+    if not plan.alternatives:
+        return None
+    return {
+        "kind": "stacked",
+        "rows": ["this plan", *(other.name for other in plan.alternatives)],
+        "parts": ["step"],
+        "ms": [[plan.step_ms, *(other.step_ms for other in plan.alternatives)]],
+        "about": ["", *("" if one.fits else "does not fit into the ranks' memory" for one in plan.alternatives)],
+    }

@@ -1,109 +1,123 @@
-"""What was found, in the terminal: the answer first, then the tables behind it."""
+"""Results in the terminal: `print_report` for every kind of result, and the tables that the reports are made of.
+
+A report is a sequence of blocks: the answer in a few facts first, then tables. Tables fit eighty columns: numbers keep
+their width, names are cut, but never so far that they say nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
 
-from foretrace.report.changes import changes
-from foretrace.report.check import check_blocks
-from foretrace.report.forecast import forecast_blocks
-from foretrace.report.headline import headline
-from foretrace.report.job import scaling_blocks
-from foretrace.report.json import Document
-from foretrace.report.replay import replay_blocks
-from foretrace.report.sections import sections
-from foretrace.report.sharding import sharding_blocks
-from foretrace.report.suite import suite_blocks
-from foretrace.report.sweep import sweep_blocks
-from foretrace.report.whatif import whatif_blocks
+from foretrace.report.formatting import plural, printable
 
+BAR = 8
+"""Cells of a full bar."""
+LEAST_NAME = 12
+"""Cells that a name keeps, however narrow the terminal."""
+GAP = 2
+"""Cells between columns."""
 
-def print_observation(observation: Document, top: int, console: Console | None = None) -> None:
-    """Print what was seen of a step, with at most ``top`` rows a table."""
-    words = observation.to_dict()
-    _print([headline(words), *sections(words, top)], console)
+Fact = tuple[str, str, str]
+"""A line of a headline: name, figure, what it means."""
+Blocks = Iterator[RenderableType]
 
-
-def print_difference(difference: Document, top: int, console: Console | None = None) -> None:
-    """Print what changed from one step to another, with at most ``top`` rows a table."""
-    _print(changes(difference.to_dict(), top), console)
-
-
-def print_forecast(forecast: Document, top: int, console: Console | None = None) -> None:
-    """Print what a step will take, with at most ``top`` rows a table."""
-    _print(forecast_blocks(forecast.to_dict(), top), console)
-
-
-def print_scaling(scaling: Document, top: int | None = None, console: Console | None = None) -> None:
-    """Print how a step takes longer as its job grows, with at most ``top`` rows where a number is given."""
-    _print(scaling_blocks(scaling.to_dict(), top), console)
-
-
-def print_whatif(whatif: Document, top: int, console: Console | None = None) -> None:
-    """Print what a change of a step changes, with at most ``top`` rows a table."""
-    _print(whatif_blocks(whatif.to_dict(), top), console)
+BLOCKS = {
+    "StepReport": "step.step_blocks",
+    "StepDifference": "comparisons.difference_blocks",
+    "Check": "comparisons.check_blocks",
+    "WhatIf": "comparisons.whatif_blocks",
+    "Sweep": "comparisons.sweep_blocks",
+    "Scaling": "comparisons.scaling_blocks",
+    "Sharding": "sharding.sharding_blocks",
+    "Replay": "replay.replay_blocks",
+    "Suite": "replay.suite_blocks",
+    "Summary": "platform.platform_blocks",
+    "OnPaper": "platform.platform_blocks",
+    "FabricSummary": "platform.fabric_blocks",
+    "Listing": "platform.listing_blocks",
+    "Comparison": "platform.comparison_blocks",
+}
+"""For each class of results, the function that makes its blocks: a command loads only what it prints."""
 
 
-def print_sweep(sweep: Document, top: int, console: Console | None = None) -> None:
-    """Print the points of a sweep, with at most ``top`` rows a table."""
-    _print(sweep_blocks(sweep.to_dict(), top), console)
-
-
-def print_check(check: Document, top: int, console: Console | None = None) -> None:
-    """Print how far a forecast is off, with at most ``top`` rows a table."""
-    _print(check_blocks(check.to_dict(), top), console)
-
-
-def print_replay(replay: Document, top: int, console: Console | None = None) -> None:
-    """Print a replay beside its original, with at most ``top`` rows a table."""
-    _print(replay_blocks(replay.to_dict(), top), console)
-
-
-def print_suite(suite: Document, top: int, console: Console | None = None) -> None:
-    """Print the replays of a suite, with at most ``top`` rows a table."""
-    _print(suite_blocks(suite.to_dict(), top), console)
-
-
-def print_sharding(sharding: Document, top: int, console: Console | None = None) -> None:
-    """Print a plan for embedding tables, with at most ``top`` rows a table."""
-    _print(sharding_blocks(sharding.to_dict(), top), console)
-
-
-def print_platform(summary: Document, top: int) -> None:
-    """Print what a platform is, with at most ``top`` rows of a long table."""
-    from foretrace.report.platform import one_platform  # here as below, since it brings all that platforms are made of
-
-    _print(one_platform(summary.to_dict(), top), None)
-
-
-def print_fabric(summary: Document, top: int) -> None:
-    """Print what a fabric is, with at most ``top`` rows of a long table."""
-    from foretrace.report.platform import one_fabric
-
-    _print(one_fabric(summary.to_dict(), top), None)
-
-
-def print_platforms(listing: Document) -> None:
-    """Print which platforms, GPUs and fabrics there are."""
-    from foretrace.report.platform import device_list, fabric_list, platform_list
-
-    words = listing.to_dict()
-    tables = [platform_list(words["platforms"]), device_list(words["devices"]), fabric_list(words["fabrics"])]
-    _print(tables, None)
-
-
-def print_comparison(comparison: Document) -> None:
-    """Print two platforms side by side."""
-    from foretrace.report.platform import compared
-
-    _print([compared(comparison.to_dict())], None)
-
-
-def _print(blocks: Iterable[RenderableType], console: Console | None) -> None:
+def print_report(result: object, top: int | None = None, console: Console | None = None) -> None:
+    """Print a result, with at most ``top`` rows per table."""
+    module, _, function = BLOCKS[type(result).__name__].partition(".")
+    blocks: Any = getattr(import_module(f"foretrace.report.{module}"), function)
     console = console or Console(highlight=False, emoji=False)
-    for number, block in enumerate(blocks):
+    for number, block in enumerate(blocks(result, top)):
         if number:
             console.print()
         console.print(block, crop=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], top: int | None = None) -> RenderableType:
+    """A titled table of at most ``top`` rows, with the number of rows left out.
+
+    Columns named like ``<word`` hold text, like ``<name…`` names that are cut where the terminal is narrow; the others
+    hold numbers. A heading may have several lines.
+    """
+    made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+    shown = [[printable(cell) for cell in row] for row in rows[:top]]
+    least = -GAP
+    for place, column in enumerate(columns):
+        # Rich narrows columns that may wrap first; the cells themselves are cut instead of wrapped.
+        text, cut, heading = column.startswith("<"), column.endswith("…"), column.strip("<…")
+        width = max(map(cell_len, [*heading.split("\n"), *(row[place] for row in shown)]))
+        width = min(width, LEAST_NAME) if cut else width
+        made.add_column(heading, justify="left" if text else "right", no_wrap=not cut, min_width=width)
+        least += width + GAP
+    for row in shown:
+        # Text, not str: a name like [red] or [/] must not be read as markup.
+        made.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
+    parts: list[RenderableType] = [Text(title, style="bold"), _Uncut(made, least)]
+    if top is not None and len(rows) > top:
+        parts.append(Text(f"… and {plural(len(rows) - top, 'row')} more", style="dim"))
+    return Group(*parts)
+
+
+class _Uncut:
+    """A table that exceeds a narrow terminal's width rather than lose its numbers."""
+
+    def __init__(self, made: Table, least: int) -> None:
+        self._made, self._least = made, least
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self._made, options.update_width(max(options.max_width, self._least)))
+
+
+def fact_lines(title: str, facts: Iterable[Fact]) -> RenderableType:
+    """A title, and a line for each fact below it."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, figure, meaning in facts:
+        grid.add_row(f"  {name}", Text(printable(figure)), Text(printable(meaning)))
+    return Group(Text(printable(title), style="bold"), grid)
+
+
+def note_lines(texts: Iterable[str]) -> RenderableType:
+    """Notes, one below the other."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for text in texts:
+        grid.add_row("-", Text(printable(text), overflow="fold"))
+    return Group(Text("Notes", style="bold"), grid)
+
+
+def bar(share: float | None) -> str:
+    """A share as a bar, to the eighth of a cell.
+
+    >>> bar(0.5), bar(0.01), bar(None)
+    ('████    ', '▏       ', '        ')
+    """
+    eighths = round(min(max(share or 0.0, 0.0), 1.0) * BAR * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + " ▏▎▍▌▋▊▉"[rest] * (rest > 0)).ljust(BAR)

@@ -1,114 +1,201 @@
-"""What Foretrace wrote as JSON, read again: forecasts, what-ifs, scaling curves, sharding plans, sweeps."""
+"""JSON files that Foretrace wrote, read back into typed records, and their pages.
+
+Anyone may have edited such a file: a value that does not have its field's type is reported, never drawn.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
-from foretrace.forecast.forecast import UNTOLD, Forecast
-from foretrace.graph import ForetraceError
+from foretrace.analysis.report import Communication, RankReport, StepReport
+from foretrace.errors import ForetraceError
+from foretrace.prediction.scaling import Scaling, ScalingRow
+from foretrace.questions.sweep_points import Sweep
+from foretrace.report.json import FieldError, decode
+from foretrace.report.pages.comparisons import comparison_page, scaling_page, sweep_page
+from foretrace.report.pages.page import Page
+from foretrace.report.pages.step import step_page
+from foretrace.report.sharding import PlanReport, sharding_page
+from foretrace.ui.folder import DOCUMENT, MAX_DOCUMENT_BYTES, MAX_ITEMS
 
-Words = dict[str, Any]
+T = TypeVar("T")
+Fields = dict[str, Any]
+"""Fields of a JSON document."""
 
-TABLES, COLUMNS = ("by_op", "by_family", "by_phase", "by_module"), ("device_ms", "host_ms", "count")
-LARGEST = 1e18
-"""No figure of a step is larger, in whichever unit; what is not a number is neither."""
-SHOWN = 60
+VALUE_SHOWN = 60
 """Characters of a wrong value in a message."""
+PREDICTION = "forecast"
 
 
-def read_words(path: Path) -> Words | None:
-    """The words of a JSON document; None for something else, a trace maybe."""
+@dataclass(slots=True)
+class _RankFields:
+    """A rank as ``foretrace predict --json`` writes it."""
+
+    rank: int
+    stands_for: int = 1
+    start_ms: float = 0.0
+    step_ms: float = 0.0
+    device_span_ms: float = 0.0
+    device_active_ms: float = 0.0
+    wait_ms: float = 0.0
+    communication_ms: float = 0.0
+    exposed_communication_ms: float = 0.0
+    bubble_ms: float = 0.0
+    host_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class _Ranks:
+    """The fields of a prediction that have other types in its JSON."""
+
+    ranks: list[_RankFields]
+    wait_ms: dict[int, float]
+
+
+def read_prediction(document: Fields, name: str) -> StepReport:
+    """The report that ``foretrace predict --json`` wrote; unknown fields are passed over."""
+    each = _decode(_Ranks, {"ranks": [], "wait_ms": {}, **document}, name)
+    report = _decode(StepReport, {key: value for key, value in document.items() if key != "ranks"}, name)
+    report.platform = report.platform or ""
+    report.ranks = [
+        RankReport(
+            rank.rank,
+            rank.step_ms,
+            rank.start_ms,
+            rank.stands_for,
+            rank.device_span_ms,
+            rank.device_active_ms,
+            host_ms=rank.host_ms,
+            wait_ms=rank.wait_ms,
+            communication=Communication(rank.communication_ms, exposed_ms=rank.exposed_communication_ms),
+            bubble_ms=rank.bubble_ms,
+        )
+        for rank in each.ranks
+    ]
+    return report
+
+
+def _decode(kind: type[T], document: Fields, name: str) -> T:
     try:
-        words = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ValueError, RecursionError):
-        return None
-    return words if isinstance(words, dict) else None
+        return decode(kind, document)
+    except FieldError as error:
+        shown = repr(error.value)
+        shown = shown if len(shown) <= VALUE_SHOWN else f"{shown[:VALUE_SHOWN]}…"
+        raise ForetraceError(f"{name} is damaged: the field {error.field!r} holds {shown}", "Write it again.") from None
 
 
-def is_forecast(words: Words) -> bool:
+def _prediction_page(document: Fields, name: str) -> Page:
+    return step_page(read_prediction(document, name))
+
+
+def _whatif_page(document: Fields, name: str) -> Page:
+    before, after = (read_prediction(document[side], name) for side in ("before", "after"))
+    return comparison_page(before, after, ("before", ", ".join(map(str, document["changes"]))))
+
+
+@dataclass
+class _Curve:
+    """A scaling curve as ``foretrace predict --world 1,2,… --json`` writes it."""
+
+    scaling: list[ScalingRow]
+    source: str = ""
+    platform: str = ""
+    notes: list[str] | None = None
+
+
+def _scaling_page(document: Fields, name: str) -> Page:
+    curve = _decode(_Curve, document, name)
+    return scaling_page(Scaling(curve.source, curve.platform, curve.scaling, curve.notes or []))
+
+
+def _sweep_page(document: Fields, name: str) -> Page:
+    return sweep_page(_decode(Sweep, document, name))
+
+
+def _plan_page(document: Fields, name: str) -> Page:
+    return sharding_page(_decode(PlanReport, document, name))
+
+
+def is_prediction(document: Fields) -> bool:
     """Whether `foretrace predict --json` wrote it.
 
-    >>> is_forecast({"step_ms": 1.0, "platform": "h200", "coverage": {}}), is_forecast({"traceEvents": []})
+    >>> is_prediction({"step_ms": 1.0, "platform": "h200", "coverage": {}}), is_prediction({"traceEvents": []})
     (True, False)
     """
-    return {"step_ms", "platform", "coverage"} <= words.keys()
+    return {"step_ms", "platform", "coverage"} <= document.keys()
 
 
-def is_plan(words: Words) -> bool:
-    """Whether `foretrace shard --json` wrote it.
-
-    >>> is_plan({"step_ms": 1.0, "plan": {}, "ranks": []}), is_plan({"step_ms": 1.0})
-    (True, False)
-    """
-    return {"step_ms", "plan", "ranks"} <= words.keys()
+def _is_plan(document: Fields) -> bool:
+    return {"step_ms", "plan", "ranks"} <= document.keys()
 
 
-def is_curve(words: Words) -> bool:
-    """Whether `foretrace predict --world 1,2,… --json` wrote it.
-
-    >>> is_curve({"scaling": []}), is_curve({"scaling": 1.0})
-    (True, False)
-    """
-    return isinstance(words.get("scaling"), list)
+def _is_curve(document: Fields) -> bool:
+    return isinstance(document.get("scaling"), list)
 
 
-def is_sweep(words: Words) -> bool:
-    """Whether `foretrace sweep --json` wrote it."""
-    return isinstance(words.get("points"), list) and {"source", "best", "memory_limit"} <= words.keys()
+def _is_sweep(document: Fields) -> bool:
+    return isinstance(document.get("points"), list) and {"source", "best", "memory_limit"} <= document.keys()
 
 
-def is_whatif(words: Words) -> bool:
-    """Whether `foretrace whatif --json` wrote it.
-
-    >>> is_whatif({"before": {}, "after": {}, "changes": []}), is_whatif({"before": "a", "after": "b"})
-    (True, False)
-    """
-    return isinstance(words.get("before"), dict) and isinstance(words.get("after"), dict) and "changes" in words
+def _is_whatif(document: Fields) -> bool:
+    both = isinstance(document.get("before"), dict) and isinstance(document.get("after"), dict)
+    return both and "changes" in document
 
 
-def read_forecast(words: Words, name: str) -> Forecast:
-    """The forecast with these words; words that this Foretrace does not know are passed over.
-
-    Anybody may have changed them: each is held against the type of its field, so that a page can be drawn.
-    """
-    forecast = Forecast()
-    types = get_type_hints(Forecast)
-    for field in fields(Forecast):
-        if field.name in UNTOLD or field.name not in words:
-            continue
-        value = words[field.name]
-        if not _is_sound(value, types[field.name]) or (field.name in TABLES and not all(map(_is_row, value))):
-            shown = repr(value)
-            shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
-            raise ForetraceError(f"{name} is damaged: the field {field.name!r} holds {shown}", "Predict it again.")
-        setattr(forecast, field.name, value)
-    return forecast
+DOCUMENTS: dict[str, tuple[Callable[[Fields], bool], Callable[[Fields, str], Page]]] = {
+    "sharding plan": (_is_plan, _plan_page),
+    "sweep": (_is_sweep, _sweep_page),
+    "what-if": (_is_whatif, _whatif_page),
+    "scaling curve": (_is_curve, _scaling_page),
+    PREDICTION: (is_prediction, _prediction_page),
+}
+"""What Foretrace writes as JSON: how each is recognized, and what makes its page of its fields and the file's name."""
 
 
-def _is_sound(value: Any, kind: Any) -> bool:
-    """Whether a value of JSON is of a type, and all its numbers are ones that can be drawn.
-
-    >>> _is_sound([{"ms": 1.0}], list[dict[str, Any]]), _is_sound(float("inf"), float | None), _is_sound("x", int)
-    (True, False, False)
-    """
-    inner = get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
-        return any(_is_sound(value, one) for one in inner)
-    if kind is Any:
-        kind = type(value)  # whatever it is, with what is in it
-    if kind in (int, float):
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
-    if (get_origin(kind) or kind) is dict:
-        return isinstance(value, dict) and all(_is_sound(item, inner[1] if inner else Any) for item in value.values())
-    if (get_origin(kind) or kind) is list:
-        return isinstance(value, list) and all(_is_sound(item, inner[0] if inner else Any) for item in value)
-    return isinstance(value, kind)
+def document_page(path: Path, name: str) -> Callable[[], Page] | None:
+    """What makes the page of a document; None for any other file."""
+    document = read_document(path)
+    page = next((page for is_one, page in DOCUMENTS.values() if is_one(document)), None)
+    return page and (lambda: page(document, name))
 
 
-def _is_row(row: Words) -> bool:
-    """Whether a row of a table has the columns that two forecasts are compared by."""
-    return isinstance(row.get("name"), str) and all(_is_sound(row.get(column), float) for column in COLUMNS)
+def document_kind(path: Path) -> str:
+    """What a document is, in a word or two."""
+    try:
+        return _kind(path, path.stat().st_mtime_ns)
+    except OSError:  # it may just have been removed
+        return DOCUMENT
+
+
+@lru_cache(MAX_ITEMS)
+def _kind(path: Path, changed: int) -> str:
+    document = read_document(path)
+    return next((name for name, (is_one, _) in DOCUMENTS.items() if is_one(document)), DOCUMENT)
+
+
+def read_document(path: Path) -> Fields:
+    """The fields of a JSON document; none of any other file, a trace maybe."""
+    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > MAX_DOCUMENT_BYTES:
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def checked(made: Callable[[], Page], name: str) -> Page:
+    """The page of a document; one that can't be drawn is reported as damaged."""
+    try:
+        page = made()
+        page.html()
+    except ForetraceError:
+        raise
+    except Exception as error:
+        raise ForetraceError(f"{name} is damaged ({type(error).__name__}: {error})", "Write it again.") from None
+    return page

@@ -1,4 +1,4 @@
-"""What lies in the folder that is shown, and the only way from a name to a path: nothing outside of it is read."""
+"""The folder that the server shows: what can be opened in it, and checked paths. Nothing outside of it is read."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from foretrace.graph import ForetraceError
+from foretrace.errors import ForetraceError
 from foretrace.record.folder import is_recording
 
 RECORDING, TRACE, DOCUMENT = "recording", "trace", "document"
 TRACES = (".json.gz", ".et", ".et.gz", ".chakra", ".chakra.gz")
-DEEPEST, MOST = 4, 1000
-"""How far down and up to how many things are listed."""
-SMALL = 8 << 20
-"""Bytes up to which a plain JSON file may be a forecast or a plan; a larger one is a trace."""
-OF_TRACES = (b'"traceEvents"', b'"nodes"', b'"ctrl_deps"')
+MAX_DEPTH, MAX_ITEMS = 4, 1000
+"""How far down, and how many items are listed."""
+MAX_DOCUMENT_BYTES = 8 << 20
+"""Size up to which a plain JSON file may be a prediction or a plan; a larger one is a trace."""
+TRACE_KEYS = (b'"traceEvents"', b'"nodes"', b'"ctrl_deps"')
 BEGINNING = 64 << 10
 
 
 @dataclass(frozen=True)
 class Item:
-    """Something in the folder that can be opened."""
+    """An item of the folder that can be opened."""
 
     name: str
-    """Its path from the folder on."""
+    """Its path in the folder."""
     kind: str
     nbytes: int
     changed: str
 
 
 class Folder:
-    """A folder, and what may be read of it.
+    """A folder, and what may be read in it.
 
     >>> import tempfile
     >>> folder = Folder(Path(tempfile.mkdtemp()))
@@ -50,7 +50,7 @@ class Folder:
         self.root = root.resolve()
 
     def path(self, name: str) -> Path:
-        """The path of something in the folder; what leads out of it, by dots or by links, is refused."""
+        """The path of an item in the folder; one that leads out of it, by dots or by links, is refused."""
         refused = ForetraceError(f"{name} is not in the folder", "Open what the list shows.")
         if not name or "\0" in name or Path(name).is_absolute():
             raise refused
@@ -75,8 +75,8 @@ class Folder:
     def items(self) -> list[Item]:
         """What can be opened, the newest first; links are left out."""
         found = []
-        for path, kind in islice(_found(self.root, 0), MOST):
-            with suppress(OSError):  # it may just have been taken away
+        for path, kind in islice(_found(self.root, 0), MAX_ITEMS):
+            with suppress(OSError):  # it may just have been removed
                 found.append((path.stat().st_mtime, self._item(path, kind)))
         return [item for _, item in sorted(found, key=lambda one: -one[0])]
 
@@ -90,12 +90,12 @@ def _found(folder: Path, depth: int) -> Iterator[tuple[Path, str]]:
     for path in _visible(folder):
         if kind := _kind(path):
             yield path, kind
-        elif depth < DEEPEST:
+        elif depth < MAX_DEPTH:
             yield from _found(path, depth + 1)
 
 
 def _visible(folder: Path) -> list[Path]:
-    """What is in a folder, by name: nothing in one that may not be read, and no name that an address can't hold."""
+    """What is in a folder, sorted by name: nothing in an unreadable one, and no name that an address can't hold."""
     try:
         with os.scandir(folder) as entries:
             names = [e.name for e in entries if not e.name.startswith(".") and not e.is_symlink()]
@@ -114,7 +114,7 @@ def _is_text(name: str) -> bool:
 
 
 def _kind(path: Path) -> str | None:
-    """What can be opened there; None for nothing, and for what may not be read."""
+    """The kind of item at a path; None for none, and for an unreadable one."""
     with suppress(OSError):
         if path.is_file():
             return _kind_of_file(path, path.stat().st_size)
@@ -130,14 +130,14 @@ def _kind_of_file(path: Path, nbytes: int) -> str | None:
         return TRACE
     if path.suffix.lower() != ".json":
         return None
-    return DOCUMENT if nbytes <= SMALL and not _begins_as_trace(path) else TRACE
+    return DOCUMENT if nbytes <= MAX_DOCUMENT_BYTES and not _begins_as_trace(path) else TRACE
 
 
 def _begins_as_trace(path: Path) -> bool:
     """Whether a JSON file is a profiler's or an execution trace, by its beginning."""
     with path.open("rb") as file:
         beginning = file.read(BEGINNING)
-    return any(word in beginning for word in OF_TRACES)
+    return any(key in beginning for key in TRACE_KEYS)
 
 
 def _holds_traces(folder: Path) -> bool:
@@ -146,11 +146,11 @@ def _holds_traces(folder: Path) -> bool:
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether it is a file or a folder, or a link to nothing: who reads a pipe or a device may wait for ever."""
+    """Whether it is a file, a folder, or a broken link: reading a pipe or a device may block for ever."""
     return path.is_file() or path.is_dir() or not path.exists()
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """As far down as traces and recordings go."""
+    """Files and folders as deep as recordings have them."""
     yield from folder.glob("*")
     yield from folder.glob("*/*")

@@ -11,12 +11,12 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from foretrace.graph import ForetraceError
-from foretrace.report.names import printable
-from foretrace.report.pages.sheet import Sheet
-from foretrace.ui.answers import WORKING, Fields, again, answer
+from foretrace.errors import ForetraceError
+from foretrace.report.formatting import printable
+from foretrace.report.pages.page import Page
 from foretrace.ui.folder import Folder
 from foretrace.ui.guard import COOKIE, Guard, is_loopback
+from foretrace.ui.pages import WORK, Fields, again, answer
 
 LARGEST_BODY = 64 << 10
 """Bytes of a form; nothing else is ever sent here."""
@@ -120,11 +120,11 @@ class Handler(BaseHTTPRequestHandler):
             if "token" in fields and self.server.guard.token is not None:
                 return self._let_in(where, fields)
             if (method, where) == ("GET", PROGRESS):
-                return self._show(HTTPStatus.OK, printable(WORKING.stage), "text/plain; charset=utf-8")
-            sheet = answer(self.server.folder, method, where, fields)
-            if sheet is None:
+                return self._show(HTTPStatus.OK, printable(WORK.stage), "text/plain; charset=utf-8")
+            page = answer(self.server.folder, method, where, fields)
+            if page is None:
                 raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no page at {where}")
-            self._show(HTTPStatus.OK, sheet.html(home="/"))
+            self._show(HTTPStatus.OK, page.html(home="/"))
         except RefusedError as refused:
             self._tell(refused.status, refused.why)
         except ForetraceError as error:
@@ -176,10 +176,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def _tell(self, status: HTTPStatus, why: str, instead: Sheet | None = None) -> None:
+    def _tell(self, status: HTTPStatus, why: str, instead: Page | None = None) -> None:
         """Say why there is no page; ``instead`` of doing so on a page of its own."""
         words = {"why": printable(why), "heading": WHY.get(status, status.phrase)}
-        self._show(status, (instead or Sheet("refusal.html", words["heading"], {}, words)).html(home="/"))
+        self._show(status, (instead or Page("refusal.html", words["heading"], {}, words)).html(home="/"))
 
     def _show(self, status: HTTPStatus, text: str, kind: str = "text/html; charset=utf-8") -> None:
         data = text.encode("utf-8", "replace")  # names of files need not be text

@@ -12,18 +12,15 @@ draws.loads = (chart, spec) => {
       nameGap: 24,
       axisLabel: { show: place === 1 },
     });
-  const room = {
+  const line = (at, formatter) => ({
     symbol: "none",
     silent: true,
-    data: [{ yAxis: spec.room }],
+    data: [{ yAxis: at }],
     lineStyle: { color: token("bad"), type: "dashed" },
-    label: {
-      formatter: `${bytes(spec.room)} for tables`,
-      position: "insideEndTop",
-      color: token("quiet"),
-      fontSize: 11,
-    },
-  };
+    label: { formatter, position: "insideEndTop", color: token("quiet"), fontSize: 11 },
+  });
+  // Hot rows hold up one rank; which one is not known.
+  const slowest = spec.slowest ? line(spec.slowest, `${time(spec.slowest)} with the hot rows of one rank`) : undefined;
   const fullest = Math.max(...spec.bytes),
     mark = inBytes(spec.near ? spec.room : fullest);
   const bar = (name, hue, held, more) => ({
@@ -57,7 +54,12 @@ draws.loads = (chart, spec) => {
       },
       xAxis: [below(0), below(1)],
       yAxis: [
-        axis({ type: "value", splitLine: { show: true }, axisLabel: { formatter: inMs, hideOverlap: true } }),
+        axis({
+          type: "value",
+          splitLine: { show: true },
+          max: slowest ? spec.slowest * 1.15 : undefined,
+          axisLabel: { formatter: inMs, hideOverlap: true, showMaxLabel: !slowest },
+        }),
         axis({
           type: "value",
           gridIndex: 1,
@@ -69,11 +71,11 @@ draws.loads = (chart, spec) => {
       ],
       series: [
         bar("forward lookups", colour("first"), spec.forward, { stack: "lookups" }),
-        bar("backward and update", colour("norm"), spec.backward, { stack: "lookups" }),
+        bar("backward and update", colour("norm"), spec.backward, { stack: "lookups", markLine: slowest }),
         bar("memory", colour("third"), spec.bytes, {
           xAxisIndex: 1,
           yAxisIndex: 1,
-          markLine: spec.near ? room : undefined,
+          markLine: spec.near ? line(spec.room, `${bytes(spec.room)} for tables`) : undefined,
         }),
       ],
     }),

@@ -7,11 +7,12 @@ from html.parser import HTMLParser
 import pytest
 
 import foretrace as ft
-from foretrace.forecast.forecast import Forecast
-from foretrace.forecast.observe import observe
-from foretrace.graph import ForetraceError, Graph, Job, Timings
-from foretrace.report.page import measured_beside, write_comparison, write_observation, write_page
-from foretrace.report.pages.forecast import forecast_page
+from foretrace.analysis.measure import measure_step
+from foretrace.analysis.report import StepReport
+from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Timings
+from foretrace.questions.whatifs import WhatIf
+from foretrace.report.pages import write_page
+from foretrace.report.pages.step import measured_with, step_page
 from tests.report.steps import HOSTILE, rank, sketched
 
 
@@ -29,12 +30,12 @@ class Tags(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def forecast() -> Forecast:
+def forecast() -> StepReport:
     return ft.predict(sketched(), on="h200")
 
 
 def test_a_page_loads_nothing_and_no_name_becomes_markup(forecast):
-    text = forecast_page(forecast).html()
+    text = step_page(forecast).html()
     tags = Tags()
     tags.feed(text)
     assert {"link", "img", "iframe"}.isdisjoint(tags.names) and tags.names.count("script") == 3
@@ -43,15 +44,14 @@ def test_a_page_loads_nothing_and_no_name_becomes_markup(forecast):
 
 
 def test_everything_that_the_forecast_knows_is_drawn(forecast):
-    charts = forecast_page(forecast).charts
+    charts = step_page(forecast).charts
     drawn = {name for name, chart in charts.items() if chart is not None}
     assert drawn == {"distribution", "parts", "views", "timeline", "roofline", "memory", "sources"}
     assert charts["memory"]["peak"] == forecast.peak_memory_bytes
 
 
 def test_a_forecast_of_which_only_the_words_are_left_has_a_page(forecast):
-    kept = Forecast(**{**forecast.to_dict(), "workings": None})
-    page = forecast_page(kept)
+    page = step_page(replace(forecast, workings=None))
     assert page.charts["timeline"] is None and page.charts["views"] is not None
     assert page.html().startswith("<!doctype html>")
 
@@ -59,9 +59,9 @@ def test_a_forecast_of_which_only_the_words_are_left_has_a_page(forecast):
 def test_where_the_step_was_measured_that_stands_beside_the_forecast():
     measured = replace(rank(0, 50.0, world=1), device="NVIDIA H200", plain=Timings(synced_ms=(0.2, 0.3)))
     forecast = ft.predict(measured, on="h200", kernels="measured")
-    seen, check = measured_beside(forecast)
-    assert seen.step_ms[0] > 0 and check.step_ms[1] == 0.25
-    page = forecast_page(forecast, (seen, check))
+    seen, check = measured_with(forecast)
+    assert seen.step_ms > 0 and check.step_ms[1] == 0.25
+    page = step_page(forecast, (seen, check))
     assert [one["title"] for one in page.charts["timeline"]["timelines"]] == ["predicted", "measured"]
     assert "Measured beside predicted" in page.html()
 
@@ -69,24 +69,24 @@ def test_where_the_step_was_measured_that_stands_beside_the_forecast():
 def test_what_was_measured_on_another_device_is_no_truth_to_hold_the_forecast_against():
     measured = replace(rank(0, 50.0, world=1), device="NVIDIA V100", plain=Timings(synced_ms=(0.2, 0.3)))
     forecast = ft.predict(measured, on="h200", kernels="measured")
-    seen, check = measured_beside(forecast)
-    titles = [one["title"] for one in forecast_page(forecast, (seen, check)).charts["timeline"]["timelines"]]
+    seen, check = measured_with(forecast)
+    titles = [one["title"] for one in step_page(forecast, (seen, check)).charts["timeline"]["timelines"]]
     assert check is None and titles == ["predicted", "measured elsewhere"]
 
 
 def test_a_page_and_a_notebook_say_of_how_many_ranks_a_job_is():
-    job = Forecast(source="train.py", platform="h200", world=4, step_ms=2.0, coverage={"model": 1.0})
-    assert ">on h200, 4 ranks<" in forecast_page(job).html() and "train.py on h200, 4 ranks" in job._repr_html_()
+    job = StepReport(source="train.py", platform="h200", world=4, step_ms=2.0, coverage={"model": 1.0})
+    assert ">on h200, 4 ranks<" in step_page(job).html() and "train.py on h200, 4 ranks" in job._repr_html_()
 
 
 def test_of_a_sketch_nothing_was_measured(forecast):
-    assert measured_beside(forecast) is None
+    assert measured_with(forecast) is None
 
 
 def test_pages_of_all_kinds_are_written(forecast, tmp_path):
     write_page(forecast, tmp_path / "new" / "forecast.html")
-    write_comparison(forecast, forecast, tmp_path / "both.html")
-    write_observation(observe(rank(0, 50.0, world=1)), tmp_path / "seen.html")
+    write_page(WhatIf(["batch=2"], forecast, forecast), tmp_path / "both.html")
+    write_page(measure_step(rank(0, 50.0, world=1)), tmp_path / "seen.html")
     for name in ("new/forecast.html", "both.html", "seen.html"):
         assert (tmp_path / name).read_text().endswith("</html>")
 
@@ -101,17 +101,40 @@ def test_a_notebook_shows_a_summary_in_which_names_stay_text(forecast):
     text = forecast._repr_html_()
     assert f"{forecast.step_ms:.2f}"[:3] in text and "<script" not in text and HOSTILE not in text
     seen: Graph = rank(0, 50.0, world=1)
-    assert "host-bound" in observe(seen)._repr_html_() or "device" in observe(seen)._repr_html_()
+    assert "host-bound" in measure_step(seen)._repr_html_() or "device" in measure_step(seen)._repr_html_()
 
 
 def test_ranks_that_are_left_out_of_a_picture_are_counted():
     job = Job([rank(number, 50.0, world=70) for number in range(70)])
-    text = forecast_page(ft.predict(job, on="h200", kernels="measured")).html()
+    text = step_page(ft.predict(job, on="h200", kernels="measured")).html()
     assert "54 more ranks are left out of the picture" in text
     assert "the first 64 of 70 ranks" in text
 
 
 def test_bars_of_shares_are_as_long_as_the_largest_allows(forecast):
-    text = forecast_page(forecast).html()
+    text = step_page(forecast).html()
     widths = [float(found) for found in re.findall(r'class="share"><span style="width: ([\d.]+)%', text)]
     assert widths.count(100.0) == 3 and all(0 <= width <= 100 for width in widths)  # one in each of three tables
+
+
+def test_each_rank_has_a_bar_of_what_its_device_did():
+    chart = step_page(measure_step(Job([rank(0, 100.0), rank(1, 50.0)]))).charts["ranks"]
+    assert chart["rows"] == ["rank 0", "rank 1"]
+    by_part = dict(zip(chart["parts"], chart["ms"]))
+    assert by_part["waits for other ranks"] == [0.0, 0.05] and by_part["transfers"] == [0.05, 0.05]
+
+
+def test_one_rank_needs_no_such_bar():
+    assert step_page(measure_step(rank(0, 50.0, world=1))).charts["ranks"] is None
+
+
+def test_a_graph_without_times_still_has_a_page():
+    page = step_page(measure_step(Graph(OpTable.of([Op(HOSTILE)]), source=HOSTILE)))
+    assert page.charts["timeline"] is None and HOSTILE not in page.html()
+
+
+def test_a_step_that_launches_nothing_has_no_time_before_its_launches():
+    graph = Graph(OpTable.of([Op("aten::mm", phase="forward", start_us=0.0, end_us=9.0)]))
+    text = step_page(measure_step(graph)).html()
+    assert "inside ops" in text and "op start to first launch" not in text
+    assert "device ms" not in text and "What the device holds" not in text

@@ -1,4 +1,4 @@
-"""A page: a template, the data of its charts as JSON, and all that draws them, in one file that loads nothing."""
+"""An HTML page: a template, the data of its charts, and the scripts that draw them, in one file that loads nothing."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace import __version__
 from foretrace.formats.output import PAGE, replaced
+from foretrace.report.formatting import bytes_, ms, percent, short_name
 from foretrace.report.json import tidy
-from foretrace.report.names import short
-from foretrace.report.numbers import bytes_, ms, percent
 
 if TYPE_CHECKING:
     import jinja2
 
 Chart = dict[str, Any]
-"""What a chart is drawn from; ``kind`` names the file in assets/charts that draws it."""
+"""Data of a chart; ``kind`` names the file in assets/charts that draws it."""
 
-PLAIN = ("base.js", "waiting.js", "tables.js")
-DRAWING = ("echarts.js", "base.js", "bars.js", "lanes.js")
-"""Scripts of a page without charts, and what comes first on one with: the charts' program is most of its weight."""
+SCRIPTS = ("base.js", "waiting.js", "tables.js")
+"""Scripts of a page without charts."""
+CHART_SCRIPTS = ("echarts.js", "base.js", "bars.js", "lanes.js")
+"""Scripts that come first on a page with charts: ECharts is most of its size."""
 STYLES = ("colours.css", "page.css")
 
 
 @dataclass
-class Sheet:
+class Page:
     """A page before it is written."""
 
     template: str
     """Its file in report/templates; everything that it is given is escaped."""
     title: str
     charts: dict[str, Chart | None] = field(default_factory=dict)
-    """By the id that the template gives their place; None for one that there is nothing to draw of."""
-    words: dict[str, Any] = field(default_factory=dict)
-    """What else the template tells."""
+    """By the id that the template gives their place; None where there is nothing to draw."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """The other values of the template."""
 
     def html(self, home: str = "") -> str:
-        """The text of the page; ``home`` is where its name leads to, for one that a server shows."""
+        """The text of the page; ``home`` is where its brand links to, on a page that a server shows."""
         drawn = {name: chart for name, chart in self.charts.items() if chart is not None}
-        theme, script = _asset("theme.js"), _assets(_scripts(drawn) if drawn else PLAIN)
+        theme, script = _asset("theme.js"), _assets(_scripts(drawn) if drawn else SCRIPTS)
         return fragment(
             self.template,
             title=self.title,
@@ -54,48 +54,48 @@ class Sheet:
             data=_embedded(drawn),
             theme=theme,
             script=script,
-            # The browser is told what may run: these scripts, and nothing that a name might smuggle in.
+            # The browser runs these scripts and nothing that a name might smuggle in.
             allowed=" ".join(map(_digest, (theme, script))),
             style=_assets(STYLES),
             version=__version__,
-            **self.words,
+            **self.values,
         )
 
     def write(self, path: Path) -> None:
-        """Write it; the file is whole or not there, and folders around it are made. Only a page is replaced by one."""
+        """Write it, whole or not at all; missing folders are made, and no file is replaced but a page."""
         with replaced(path, PAGE) as file:
             file.write(self.html().encode())
 
 
 def _scripts(drawn: dict[str, Chart]) -> tuple[str, ...]:
-    """Those that draw these charts, in order."""
+    """The scripts that draw these charts, in order."""
     kinds = sorted({chart["kind"] for chart in drawn.values()})
-    return (*DRAWING, *(f"charts/{kind}.js" for kind in kinds), "tables.js")
+    return (*CHART_SCRIPTS, *(f"charts/{kind}.js" for kind in kinds), "tables.js")
 
 
-def fragment(template: str, **words: Any) -> str:
-    """The text of a filled-in template. A notebook, which is somebody else's page, takes it without the scripts."""
-    return _environment().get_template(template).render(**words)
+def fragment(template: str, **values: Any) -> str:
+    """The text of a rendered template, without scripts: a notebook is a page of its own."""
+    return _environment().get_template(template).render(**values)
 
 
-def kind(name: str) -> str:
-    """The variable of assets/colours.css that holds the colour of a kind of thing.
+def colour_variable(name: str) -> str:
+    """The variable of assets/colours.css with the colour of a kernel family, phase or cause.
 
-    >>> kind("sort/index")
+    >>> colour_variable("sort/index")
     '--of-sort-index'
     """
     return f"--of-{re.sub('[^a-z]+', '-', name)}"
 
 
 @cache
-def painted(name: str) -> str:
-    """Its colour on light ground, for who has no variables: a notebook.
+def colour(name: str) -> str:
+    """The same colour on a light background, for a notebook, which has no variables.
 
-    >>> painted("communication") == painted("exposed transfers")
+    >>> colour("communication") == colour("exposed transfers")
     True
     """
-    (colour,) = re.findall(rf"{kind(name)}: (#\w+|var\(--of-[a-z-]+\));", _asset("colours.css"))[:1]
-    return colour if colour.startswith("#") else painted(colour.removeprefix("var(--of-").removesuffix(")"))
+    (found,) = re.findall(rf"{colour_variable(name)}: (#\w+|var\(--of-[a-z-]+\));", _asset("colours.css"))[:1]
+    return found if found.startswith("#") else colour(found.removeprefix("var(--of-").removesuffix(")"))
 
 
 @cache
@@ -110,13 +110,13 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"ms": ms, "percent": percent, "bytes": bytes_, "short": short, "kind": kind}
+    made.filters |= {"ms": ms, "percent": percent, "bytes": bytes_, "short": short_name, "kind": colour_variable}
     made.filters["ours"] = markupsafe.Markup
     return made
 
 
 def _embedded(charts: dict[str, Chart]) -> str:
-    r"""JSON that can stand in a page: nothing in it ends the element around it.
+    r"""JSON for a script element: nothing in it ends the element.
 
     >>> _embedded({"a": {"name": "</script>"}})
     '{"a":{"name":"\\u003c/script>"}}'

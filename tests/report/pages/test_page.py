@@ -8,7 +8,7 @@ import re
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.report.pages.sheet import Sheet
+from foretrace.report.pages.page import Page
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -16,7 +16,7 @@ HOSTILE = "</script><script>alert(1)</script>"
 @pytest.fixture
 def page() -> str:
     charts = {"a": {"kind": "stacked", "name": HOSTILE}}
-    return Sheet("refusal.html", HOSTILE, charts, {"heading": "no", "why": HOSTILE}).html()
+    return Page("refusal.html", HOSTILE, charts, {"heading": "no", "why": HOSTILE}).html()
 
 
 def test_what_a_name_holds_never_ends_the_data(page):
@@ -39,11 +39,11 @@ def test_a_page_loads_nothing(page):
 
 
 def test_folders_around_a_page_are_made(tmp_path):
-    Sheet("refusal.html", "t", {}, {"heading": "h", "why": "w"}).write(tmp_path / "new" / "folder" / "page.html")
+    Page("refusal.html", "t", {}, {"heading": "h", "why": "w"}).write(tmp_path / "new" / "folder" / "page.html")
     assert (tmp_path / "new" / "folder" / "page.html").read_text().startswith("<!doctype html>")
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ForetraceError, match=r"page\.html can't be written"):
-        Sheet("refusal.html", "t", {}, {"heading": "h", "why": "w"}).write(tmp_path / "file" / "page.html")
+        Page("refusal.html", "t", {}, {"heading": "h", "why": "w"}).write(tmp_path / "file" / "page.html")

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.report.names import printable, short
+from foretrace.report.formatting import printable, short_name
 
 
 @given(st.text())
 def test_whatever_comes_in_one_printable_line_comes_out(text):
     assert printable(text).isprintable()
-    assert short(text).isprintable()
+    assert short_name(text).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_whatever_comes_in_one_printable_line_comes_out(text):
     ],
 )
 def test_kernel_names_keep_what_tells_them_apart(name, shown):
-    assert short(name) == shown
+    assert short_name(name) == shown

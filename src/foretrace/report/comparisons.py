@@ -1,0 +1,299 @@
+"""Several steps in the terminal: `diff`, `check`, `whatif`, `sweep`, and the scaling curve of `predict --world`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from foretrace.report.formatting import (
+    UNKNOWN,
+    bytes_,
+    change,
+    dollars,
+    ms,
+    off,
+    percent,
+    plural,
+    printable,
+    short_name,
+)
+from foretrace.report.step import COVERAGE
+from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
+
+if TYPE_CHECKING:
+    from foretrace.analysis.compare import Check, OpMiss, StepDifference, TimeChange
+    from foretrace.analysis.report import StepReport
+    from foretrace.prediction.scaling import Scaling
+    from foretrace.questions.sweep_points import Point, Sweep
+    from foretrace.questions.whatifs import WhatIf
+
+LEAST_CHANGE_MS = 0.0005
+"""Smaller changes are rounding."""
+FAR_SLOWER = 10
+"""From this factor on, a slow-down is said as how many times as long the step takes."""
+
+
+def difference_blocks(difference: StepDifference, top: int | None) -> Blocks:
+    """What changed from one measured step to another: step and device time, then the tables."""
+    yield fact_lines(
+        f"{difference.before} → {difference.after}",
+        [
+            ("step", change(*difference.step_ms), "of the slowest rank"),
+            ("device", change(*difference.device_active_ms), "active, on the busiest rank"),
+        ],
+    )
+    yield from _change_tables(difference, top)
+
+
+def _change_tables(difference: StepDifference, top: int | None) -> Blocks:
+    """What got slower and what faster: by op, by kernel family, by phase; and the ops that only one of the two has."""
+    slower = [row for row in difference.by_op if row.change_ms >= LEAST_CHANGE_MS]
+    faster = [row for row in reversed(difference.by_op) if row.change_ms <= -LEAST_CHANGE_MS]
+    if slower:
+        yield _changes("Slower, by op", slower, top)
+    if faster:
+        yield _changes("Faster, by op", faster, top)
+    if not slower and not faster:
+        yield Text("No op got slower or faster.")
+    for title, rows in (("By kernel family", difference.by_family), ("By phase", difference.by_phase)):
+        changed = [row for row in rows if abs(row.change_ms) >= LEAST_CHANGE_MS]
+        if changed:
+            yield _changes(title, sorted(changed, key=lambda row: -abs(row.change_ms)), top)
+    for title, names in (("Only in the second", difference.new), ("Only in the first", difference.gone)):
+        if names:
+            more = f" and {len(names) - top} more" if top is not None and len(names) > top else ""
+            yield Text(f"{title}: {', '.join(printable(name) for name in names[:top])}{more}")
+
+
+def _changes(title: str, rows: Sequence[TimeChange], top: int | None) -> RenderableType:
+    columns = ["<name…", "change ms", "device ms", "→", "host ms", "→", "count", "→"]
+    return table(title, columns, [_pairs(row, row.change_ms) for row in rows], top)
+
+
+def _pairs(row: TimeChange | OpMiss, difference_ms: float) -> list[str]:
+    """The cells of a row of pairs: its name, the difference, then each pair."""
+    return [
+        short_name(row.name),
+        f"{'+' if difference_ms > 0 else ''}{ms(difference_ms)}",
+        *(ms(value) for value in (*row.device_ms, *row.host_ms)),
+        *(f"{value:.0f}" for value in row.count),
+    ]
+
+
+def check_blocks(check: Check, top: int | None) -> Blocks:
+    """Predicted and measured side by side, then the ops with the largest errors."""
+    yield fact_lines(f"{check.source} on {check.platform}: predicted, measured", _check_facts(check))
+    if check.by_op:
+        columns = ["<op…", "off ms", "device ms", "was", "host ms", "was", "calls", "was"]
+        yield table("Largest misses first", columns, [_pairs(row, row.miss_ms) for row in check.by_op], top)
+    if check.notes:
+        yield note_lines(check.notes)
+
+
+def _check_facts(check: Check) -> Iterator[Fact]:
+    low, high = check.range_ms
+    inside = "holds" if check.inside else "does NOT hold"
+    yield "step", _both_ms(check.step_ms), f"{off(check.step_ms)}; the range {ms(low)} – {ms(high)} {inside} it"
+    if pair := check.step_ms_back_to_back:
+        yield "next", _both_ms(pair), f"{off(pair)}; from step to step, where the host may run ahead"
+    if (pair := check.device_active_ms) and check.kernels:
+        predicted, measured = check.kernels
+        yield "device", _both_ms(pair), f"{off(pair)}; active, in {predicted:.0f} and {measured:.0f} kernels"
+    if check.peak_memory_bytes:
+        ours, theirs = check.peak_memory_bytes
+        yield "memory", f"{bytes_(ours)}, {bytes_(theirs)}", off((ours, theirs))
+    shares = ", ".join(f"{percent(share)} {COVERAGE[how]}" for how, share in check.coverage.items() if round(share, 4))
+    yield "known", "", shares or "the step gives the device nothing to do"
+
+
+def _both_ms(pair: tuple[float, float]) -> str:
+    return f"{ms(pair[0])}, {ms(pair[1])} ms"
+
+
+def whatif_blocks(found: WhatIf, top: int | None) -> Blocks:
+    """Both predictions side by side, then which ops make the difference."""
+    yield fact_lines(whatif_title(found), whatif_facts(found))
+    yield from _change_tables(found.difference, top)
+    notes = [*found.notes, *(note for note in found.after.notes if note not in found.before.notes)]
+    if notes:
+        yield note_lines(notes)
+
+
+def whatif_title(found: WhatIf) -> str:
+    """What is changed where."""
+    return f"{found.before.source or 'the step'} on {found.after.platform}, with {', '.join(found.changes)}"
+
+
+def whatif_facts(found: WhatIf) -> Iterator[Fact]:
+    """The most important figures before and after, the step first."""
+    before, after = found.before, found.after
+    ranges = " → ".join(f"({ms(side.low_ms)} – {ms(side.high_ms)})" for side in (before, after))
+    yield "step", change(before.step_ms, after.step_ms), f"{_speed(before.step_ms, after.step_ms)}; {ranges}"
+    if before.step_ms_back_to_back is not None and after.step_ms_back_to_back is not None:
+        following = change(before.step_ms_back_to_back, after.step_ms_back_to_back)
+        yield "next", following, "from step to step, where the host may run ahead"
+    if before.sample_us and after.sample_us and before.samples != after.samples:
+        each = change(before.sample_us, after.sample_us, unit="us")
+        yield "sample", each, f"for each of {before.samples:,} → {after.samples:,} in a step, from step to step"
+    if before.world != after.world:
+        yield "ranks", f"{before.world:,} → {after.world:,}", "that do a step together"
+    yield "device", change(before.device_active_ms, after.device_active_ms), "active"
+    if before.exposed_communication_ms or after.exposed_communication_ms:
+        hidden = " → ".join(ms(side.hidden_communication_ms) for side in (before, after))
+        exposed = change(before.exposed_communication_ms, after.exposed_communication_ms)
+        yield "comm", exposed, f"exposed; {hidden} ms more behind other work"
+    if before.peak_memory_bytes is not None and after.peak_memory_bytes is not None:
+        held = f"{bytes_(before.peak_memory_bytes)} → {bytes_(after.peak_memory_bytes)}"
+        yield "memory", held, f"peak, {_fits(after)} the device's {bytes_(after.memory_bytes)}"
+    yield "kernels", f"{before.kernels:,} → {after.kernels:,}", "that the step launches"
+
+
+def _fits(report: StepReport) -> str:
+    return "fits in" if report.fits else "does NOT fit in"
+
+
+def _speed(before: float, after: float) -> str:
+    """The speed-up of a step; of one that is far slower, how many times as long it takes.
+
+    >>> _speed(3.0, 2.0), _speed(2.0, 3000.0)
+    ('1.50 times as fast', '1,500 times as long')
+    """
+    if after > FAR_SLOWER * before:
+        return f"{after / before:,.0f} times as long" if before else "longer"
+    return f"{before / after if after else 1.0:.2f} times as fast"
+
+
+def scaling_blocks(curve: Scaling, top: int | None) -> Blocks:
+    """A scaling curve as a table of at most ``top`` rows, all where it is None, with a bar for each step."""
+    yield fact_lines(scaling_title(curve), scaling_facts(curve))
+    longest = max(row.step_ms for row in curve.rows) or 1.0
+    cells = [
+        [
+            f"{row.world:,}", ms(row.step_ms), f"{ms(row.low_ms)} – {ms(row.high_ms)}",
+            ms(row.exposed_communication_ms), ms(row.hidden_communication_ms), percent(row.efficiency),
+            bar(row.step_ms / longest), row.fabric or "",
+        ]
+        for row in curve.rows
+    ]  # fmt: skip
+    columns = ["ranks", "step ms", "range", "exposed", "hidden", "efficiency", "<", "<fabric…"]
+    yield table("Scaling", columns, cells, top)
+    if curve.notes:
+        yield note_lines(curve.notes)
+
+
+def scaling_title(curve: Scaling) -> str:
+    """What a curve is of."""
+    first, last = (f"{curve.rows[place].world:,}" for place in (0, -1))
+    return f"{curve.source or 'the step'} on {curve.platform}: {first} to {last} ranks"
+
+
+def scaling_facts(curve: Scaling) -> list[Fact]:
+    """The step of the largest job, compared with the smallest."""
+    largest = curve.rows[-1]
+    return [("step", f"{ms(largest.step_ms)} ms", f"on {plural(largest.world, 'rank')}: {scaling_speed(curve)}")]
+
+
+def scaling_speed(curve: Scaling) -> str:
+    """The scaling efficiency of the largest job.
+
+    >>> from foretrace.analysis.report import StepReport
+    >>> from foretrace.prediction.scaling import scaling_curve
+    >>> scaling_speed(scaling_curve([StepReport(world=1, step_ms=4.0), StepReport(world=8, step_ms=4.0)]))
+    '100 % of the speed of 1 rank, as ranks exchange nothing'
+    """
+    smallest, largest = curve.rows[0], curve.rows[-1]
+    alone = ", as ranks exchange nothing" if largest.fabric is None and largest.world > 1 else ""
+    return f"{percent(largest.efficiency)} of the speed of {plural(smallest.world, 'rank')}{alone}"
+
+
+def sweep_blocks(sweep: Sweep, top: int | None) -> Blocks:
+    """The best point, the Pareto front, all points, and why some were left out."""
+    made, left = made_and_left(sweep)
+    common = _common_changes(sweep.points)
+    title = f"{sweep.source or 'the step'}{', with ' if common else ''}{', '.join(common)}"
+    yield fact_lines(f"{title}: {plural(len(made), 'point')}", sweep_facts(sweep))
+    front = [point for point in made if point.front]
+    if front:
+        yield _points(f"Front: no other point is better in {_goals(front)}", front, common, top)
+    if made:
+        yield _points("All points, fastest for a sample first", made, common, top)
+    if left:
+        rows = [(f"{count}", "", f"{reason} ({example})") for count, reason, example in reasons(left)]
+        yield fact_lines(f"Left out: {plural(len(left), 'point')}", rows[:top])
+    if sweep.notes:
+        yield note_lines(sweep.notes)
+
+
+def _common_changes(points: Sequence[Point]) -> list[str]:
+    """Changes that all of several points have: their tables leave them out."""
+    first = points[0].changes if len(points) > 1 else []
+    return [change for change in first if all(change in point.changes for point in points)]
+
+
+def _goals(front: Sequence[Point]) -> str:
+    if any(point.cost is not None for point in front):
+        return "time, memory and cost"
+    several = any(point.ranks > 1 for point in front)
+    return "time, memory and time of all ranks" if several else "time and memory"
+
+
+def made_and_left(sweep: Sweep) -> tuple[list[Point], list[Point]]:
+    """The points, and the combinations without a prediction."""
+    return [point for point in sweep.points if not point.error], [point for point in sweep.points if point.error]
+
+
+def reasons(left: Sequence[Point]) -> Iterator[tuple[int, str, str]]:
+    """Why points were left out: how many, the reason, and one of them. One reason often holds for many."""
+    alike: dict[str, list[Point]] = {}
+    for point in left:
+        alike.setdefault(point.error or "", []).append(point)
+    for reason, some in alike.items():
+        yield len(some), reason, point_label(some[0])
+
+
+def sweep_facts(sweep: Sweep) -> Iterator[Fact]:
+    """The best point."""
+    best, limit = sweep.best, bytes_(sweep.memory_limit) if sweep.memory_limit else "its device's memory"
+    if best is None:
+        made = any(point.error is None for point in sweep.points)
+        yield "best", "none", f"no point fits in {limit}" if made else "no point can be made"
+    else:
+        many = f" of {best.ranks:,} ranks" if best.ranks > 1 else ""
+        about = f"{point_label(best)}: the fastest for a sample that fits in {limit}"
+        yield "best", f"{ms(best.step_ms)} ms{many}", about
+
+
+def point_label(point: Point) -> str:
+    """The changes of a point and its platform.
+
+    >>> from foretrace.questions.sweep_points import Point
+    >>> point_label(Point(["batch=8", "dtype=bf16"], "h200"))
+    'batch=8, dtype=bf16 on h200'
+    """
+    return f"{', '.join(point.changes) or 'as it is'} on {point.platform}"
+
+
+def _points(title: str, points: Sequence[Point], common: Sequence[str], top: int | None) -> RenderableType:
+    """A column for each setting: points that differ in one look different, however narrow the terminal."""
+    settings = [change.rpartition("=")[0] for change in points[0].changes if change not in common]
+    priced = any(point.cost is not None for point in points)
+    ranks = len({point.ranks for point in points}) > 1 and "world" not in settings
+    figures = ["step\nms", "next\nms", "device\nms", "us a\nsample", "\nmemory", "<\nfits"]
+    figures = [*(["\nranks"] if ranks else []), *figures, *(["$ a\nmillion"] if priced else [])]
+    columns = [*(f"\n{name}" for name in settings), "<\nplatform…", *figures]
+    rows = [
+        [
+            *(change.rpartition("=")[2] for change in point.changes if change not in common),
+            point.platform,
+            *([f"{point.ranks:,}"] if ranks else []),
+            *(ms(figure) for figure in (point.step_ms, point.next_ms, point.device_ms, point.sample_us)),
+            bytes_(point.memory_bytes),
+            {True: "yes", False: "NO", None: UNKNOWN}[point.fits],
+            *([dollars(point.cost)] if priced else []),
+        ]
+        for point in points
+    ]
+    return table(title, columns, rows, top)

@@ -1,0 +1,228 @@
+"""Pages about several steps: two predictions compared, a scaling curve, a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from foretrace.analysis.compare import compare_rows
+from foretrace.analysis.report import StepReport, plain
+from foretrace.report.comparisons import LEAST_CHANGE_MS, made_and_left, point_label, reasons, scaling_speed
+from foretrace.report.formatting import UNKNOWN, bytes_, dollars, ms, percent, plural, signed
+from foretrace.report.pages import charts
+from foretrace.report.pages.page import Chart, Page
+from foretrace.report.pages.step import range_marks
+from foretrace.report.pages.timeline import timeline
+
+if TYPE_CHECKING:
+    from foretrace.prediction.scaling import Scaling
+    from foretrace.questions.sweep_points import Point, Sweep
+
+Pair = tuple[StepReport, StepReport]
+
+SAME = 0.0005
+"""Relative change below which two figures count as equal."""
+
+
+class Figure(NamedTuple):
+    """A figure of a step that two predictions are compared in."""
+
+    name: str
+    field: str
+    shown: Callable[[Any], str]
+    better: str = "lower"
+    """``lower``, ``higher``, or nothing where neither is."""
+    only_if_other: str = ""
+    """Field in which the two must differ for the figure to be shown."""
+
+
+PER_SAMPLE = "for each sample"
+FIGURES = (
+    Figure("step", "step_ms", ms),
+    Figure("from step to step", "step_ms_back_to_back", ms),
+    Figure("samples in a step", "samples", "{:,}".format, "", "samples"),
+    Figure(PER_SAMPLE, "sample_us", lambda us: f"{ms(us)} µs", "lower", "samples"),
+    Figure("device active", "device_active_ms", ms),
+    Figure("device idle", "device_idle_ms", ms),
+    Figure("exposed communication", "exposed_communication_ms", ms),
+    Figure("ranks", "world", "{:,}".format, "", "world"),
+    Figure("kernels", "kernels", "{:,}".format, ""),
+    Figure("peak memory", "peak_memory_bytes", bytes_),
+    Figure("of peak arithmetic (MFU)", "mfu", percent, "higher"),
+)
+POINTS_LISTED = 1000
+"""Points of a sweep that the page lists."""
+POINTS_DRAWN = 2000
+"""Points that the plot holds, the fastest."""
+MARGIN = 1.15
+"""Factor by which the axis extends beyond the first and the last point."""
+
+
+class Line(NamedTuple):
+    """One figure of both predictions."""
+
+    name: str
+    before: str
+    after: str
+    change: str
+    verdict: str
+    """``good``, ``bad``, or nothing."""
+
+
+def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str] = ("before", "after")) -> Page:
+    """The page of two predictions; ``names`` distinguish the two.
+
+    >>> page = comparison_page(StepReport(platform="h200", step_ms=10.0), StepReport(platform="h200", step_ms=5.0))
+    >>> "-50 %" in page.html()
+    True
+    """
+    pair, lines = (before, after), list(_lines(before, after))
+    rows = sorted(compare_rows(before.by_op, after.by_op), key=lambda row: -abs(row.change_ms))
+    per_sample = next((line for line in lines if line.name == PER_SAMPLE), None)
+    return Page(
+        "comparison.html",
+        f"{names[0]} and {names[1]}",
+        {
+            "distribution": _distributions(pair, names),
+            "by_op": charts.changes(rows),
+            "by_family": charts.changes(compare_rows(before.by_family, after.by_family)),
+            "by_phase": charts.changes(compare_rows(before.by_phase, after.by_phase)),
+            "timeline": _timelines(pair, names),
+        },
+        {
+            "pair": pair,
+            "of": before.source if before.source == after.source and Path(before.source).name not in names else "",
+            "names": names,
+            "lines": lines,
+            "per_sample": per_sample,
+            "samples": " → ".join(f"{report.samples:,}" for report in pair) if per_sample else "",
+            "notes": list(dict.fromkeys([*before.notes, *after.notes])),
+            "rows": [(row, signed_ms(row.change_ms)) for row in rows],
+        },
+    )
+
+
+def signed_ms(change_ms: float) -> str:
+    """A change in milliseconds.
+
+    >>> signed_ms(1.5), signed_ms(-0.25), signed_ms(-0.00001)
+    ('+1.50', '-0.250', '0')
+    """
+    return "0" if abs(change_ms) < LEAST_CHANGE_MS else f"{'+' if change_ms > 0 else ''}{ms(change_ms)}"
+
+
+def _lines(before: StepReport, after: StepReport) -> Iterator[Line]:
+    for figure in FIGURES:
+        old, new = getattr(before, figure.field), getattr(after, figure.field)
+        other = figure.only_if_other
+        same = bool(other) and getattr(before, other) == getattr(after, other)
+        if old is None or new is None or not (old or new) or same:
+            continue
+        share = new / old - 1 if old else 0.0
+        verdict = ""
+        if abs(share) > SAME and figure.better:
+            verdict = "good" if (share < 0) == (figure.better == "lower") else "bad"
+        unit = " ms" if figure.shown is ms else ""
+        shown = figure.shown(old) + unit, figure.shown(new) + unit
+        yield Line(figure.name, *shown, signed(share) if old else UNKNOWN, verdict)
+
+
+def _distributions(pair: Pair, names: tuple[str, str]) -> Chart | None:
+    found: list[Any] = []
+    for report, name in zip(pair, names):
+        if report.workings is not None:
+            middle = next(mark for mark in range_marks(report) if mark["name"] == "step")
+            found.append((name, report.workings.samples_ms, [{**middle, "name": f"{ms(report.step_ms)} ms"}]))
+    return charts.distribution(found)
+
+
+def _timelines(pair: Pair, names: tuple[str, str]) -> Chart | None:
+    drawn = [timeline(one.workings, name) for one, name in zip(pair, names) if one.workings is not None]
+    return {"kind": "timeline", "timelines": drawn} if drawn else None
+
+
+def scaling_page(curve: Scaling) -> Page:
+    """The page of a scaling curve.
+
+    >>> from foretrace.prediction.scaling import scaling_curve
+    >>> curve = scaling_curve([StepReport(world=1, step_ms=4.0), StepReport(world=2, step_ms=5.0)])
+    >>> "80 % of the speed of 1 rank" in scaling_page(curve).html()
+    True
+    """
+    smallest, largest = curve.rows[0], curve.rows[-1]
+    return Page(
+        "scaling.html",
+        f"{curve.source or 'the step'} on {smallest.world} to {largest.world} ranks",
+        {"scaling": {"kind": "scaling", "rows": plain(curve.rows)}},
+        {
+            "curve": curve,
+            "step": ms(largest.step_ms),
+            "on": plural(largest.world, "rank"),
+            "speed": scaling_speed(curve),
+        },
+    )
+
+
+def sweep_page(sweep: Sweep) -> Page:
+    """The page of a sweep: every point by its time per sample, against its memory and its cost.
+
+    >>> from foretrace.questions.sweep_points import Point, Sweep
+    >>> "batch=64 on h200" in sweep_page(Sweep("train.py", [Point(["batch=64"], "h200", step_ms=4.0)])).html()
+    True
+    """
+    points, best = sweep.points, sweep.best
+    made, left = made_and_left(sweep)
+    return Page(
+        "sweep.html",
+        f"{sweep.source or 'the step'}: {plural(len(made), 'point')}",
+        {"points": _sweep_plot(sweep)},
+        {
+            "sweep": sweep,
+            "count": plural(len(made), "point"),
+            "best": best and point_label(best),
+            "limit": f"in {bytes_(sweep.memory_limit)}" if sweep.memory_limit else "in its device's memory",
+            "settings": [change.rpartition("=")[0] for change in points[0].changes] if points else [],
+            "rows": [
+                (point, [change.rpartition("=")[2] for change in point.changes], dollars(point.cost)) for point in made
+            ],
+            "ranks": any(point.ranks > 1 for point in points),
+            "priced": _priced(points),
+            "listed": POINTS_LISTED,
+            "left": plural(len(left), "point"),
+            "reasons": list(reasons(left)),
+        },
+    )
+
+
+def _priced(points: list[Point]) -> bool:
+    return any(point.cost is not None for point in points)
+
+
+def _sweep_plot(sweep: Sweep) -> Chart | None:
+    """Points by time: per sample where batches are known, else per step."""
+    known = [point for point in sweep.points if point.step_ms and point.memory_bytes is not None][:POINTS_DRAWN]
+    if len(known) < 2:
+        return None
+    by_sample = all(point.sample_us for point in known)
+    times = [(point.sample_us if by_sample else point.step_ms) or 0.0 for point in known]
+    views = [{"title": "memory", "word": "memory_bytes", "unit": "bytes"}]
+    if _priced(known):
+        views.append({"title": "cost of a million samples", "word": "cost", "unit": "dollars"})
+    drawn = ("platform", "step_ms", "sample_us", "memory_bytes", "cost", "fits")
+    best = sweep.best
+    return {
+        "kind": "sweep",
+        "points": [
+            {**{name: getattr(point, name) for name in drawn}, "name": point_label(point), "best": point is best}
+            for point in known
+        ],
+        "views": views,
+        "across": "sample_us" if by_sample else "step_ms",
+        "across_name": "time of a sample" if by_sample else "time of a step",
+        "across_unit": "µs" if by_sample else "ms",
+        "from": min(times) / MARGIN,
+        "to": max(times) * MARGIN,
+        "limit": sweep.memory_limit,
+        "left_out": max(len(sweep.points) - POINTS_DRAWN, 0),
+    }

@@ -1,0 +1,228 @@
+"""The page of a step: measured, or predicted next to what was measured of the same job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from foretrace.analysis.compare import Check, TimeChange, check_prediction
+from foretrace.analysis.measure import measure_step
+from foretrace.analysis.memory import MemoryCurve
+from foretrace.analysis.report import StepReport
+from foretrace.graph import Graph
+from foretrace.report.formatting import bytes_, ms, off
+from foretrace.report.pages import charts
+from foretrace.report.pages.page import Chart, Page
+from foretrace.report.pages.timeline import timeline
+from foretrace.report.step import CAUSES, WITHOUT_LAUNCHES, rank_label, step_facts, step_title, where, which_step
+
+TABLE_ROWS = 300
+"""Rows that a table holds; a click shows all of them."""
+MAX_RANKS_DRAWN = 64
+"""Ranks that one chart shows."""
+
+Measured = tuple[StepReport, Check | None]
+"""A measured step, and how far a prediction of it is off where unprofiled steps were timed."""
+
+
+def step_page(report: StepReport, measured: Measured | None = None) -> Page:
+    """The page of a step.
+
+    Parameters
+    ----------
+    report
+        The step, measured or predicted.
+    measured
+        What was measured of the job that is predicted.
+
+    >>> "train.py" in step_page(StepReport(source="train.py", platform="h200")).html()
+    True
+    """
+    return _predicted_page(report, measured) if report.predicted else _measured_page(report)
+
+
+def _predicted_page(report: StepReport, measured: Measured | None) -> Page:
+    seen, check = measured or (None, None)
+    workings = report.workings
+    return Page(
+        "prediction.html",
+        step_title(report),
+        {
+            "distribution": _distribution(report, check),
+            "ranks": _predicted_ranks(report),
+            "parts": charts.parts(report),
+            "views": charts.views(report),
+            "timeline": _timelines(report, seen),
+            "misses": _misses(check),
+            "roofline": charts.roofline(workings) if workings else None,
+            "memory": _predicted_memory(report),
+            "sources": charts.sources(workings) if workings else None,
+        },
+        {
+            **_shown(report, on_device=bool(report.kernels)),
+            "where": where(report),
+            "compared": list(_compared(check)) if check else [],
+            "check": check,
+            "profiling_overhead": seen.profiling_overhead if seen else 1.0,
+        },
+    )
+
+
+def _measured_page(report: StepReport) -> Page:
+    workings = report.workings
+    timed = workings is not None and any(_has_times(graph) for graph in workings.graphs)
+    return Page(
+        "measurement.html",
+        report.source or "the step",
+        {
+            "ranks": _measured_ranks(report),
+            "views": charts.views(report),
+            "timeline": _timeline_chart([timeline(workings, "measured")]) if workings and timed else None,
+            "roofline": charts.roofline(workings) if workings else None,
+            "memory": _measured_memory(report),
+        },
+        {**_shown(report, on_device=bool(report.device_span_ms)), "which": which_step(report)},
+    )
+
+
+def _shown(report: StepReport, on_device: bool) -> dict[str, Any]:
+    """The values that the templates of both pages take."""
+    (_, step, meaning), *facts = step_facts(report)
+    return {
+        "report": report,
+        "step": step.removesuffix(" ms"),
+        "meaning": meaning,
+        "facts": facts,
+        "causes": CAUSES if on_device else WITHOUT_LAUNCHES,
+        "rows": TABLE_ROWS,
+    }
+
+
+def measured_with(report: StepReport) -> Measured | None:
+    """What was measured of the job that was predicted; None for a sketch, of which nothing was.
+
+    >>> measured_with(StepReport(platform="h200")) is None
+    True
+    """
+    workings = report.workings
+    if workings is None or workings.job is None:
+        return None
+    job = workings.job
+    if not any(np.isfinite(graph.ops.start).any() for graph in job.graphs):
+        return None
+    unprofiled = len(job.graphs) == 1 and job.graphs[0].plain.synced_ms and _measured_there(report)
+    return measure_step(job, workings.step), check_prediction(report, job) if unprofiled else None
+
+
+def _measured_there(report: StepReport) -> bool:
+    """Whether the job was measured on the device that it is predicted on."""
+    workings = report.workings
+    if workings is None or workings.job is None or workings.device is None:
+        return False
+    device = "" if workings.device.kind == "cpu" else workings.device.matches
+    return all(graph.device == device for graph in workings.job.graphs)
+
+
+def range_marks(report: StepReport) -> list[dict[str, Any]]:
+    """The step and its 10th and 90th percentile, for the distribution."""
+    return [
+        {"name": "10 %", "ms": report.low_ms, "dashed": True},
+        {"name": "step", "ms": report.step_ms, "dashed": False},
+        {"name": "90 %", "ms": report.high_ms, "dashed": True},
+    ]
+
+
+def _predicted_ranks(report: StepReport) -> Chart | None:
+    rows = []
+    for rank in report.ranks[:MAX_RANKS_DRAWN]:
+        exposed = rank.communication.exposed_ms
+        about = f"step {ms(rank.step_ms)} ms, bubble {ms(rank.bubble_ms)} ms"
+        idle, waits = report.step_ms - rank.device_active_ms, min(rank.wait_ms, exposed)
+        rows.append(charts.RankBar(rank_label(rank), rank.device_active_ms, exposed, waits, idle, about))
+    return charts.ranks(rows)
+
+
+def _measured_ranks(report: StepReport) -> Chart | None:
+    """What each rank's device did from its first kernel to its last."""
+    if not report.device_span_ms:
+        return None
+    rows = []
+    for rank in sorted(report.ranks, key=lambda rank: rank.rank):
+        about = f"step {ms(rank.step_ms)} ms" + (
+            f", at most {bytes_(rank.peak_memory_bytes)}" if rank.peak_memory_bytes else ""
+        )
+        exposed, waits = rank.communication.exposed_ms, rank.communication.exposed_wait_ms
+        bar = charts.RankBar(str(rank.rank), rank.device_active_ms, exposed, waits, rank.device_idle_ms, about)
+        rows.append(bar)
+    return charts.ranks(rows)
+
+
+def _distribution(report: StepReport, check: Check | None) -> Chart | None:
+    if report.workings is None:
+        return None
+    measured = [{"name": "measured", "ms": check.step_ms[1], "dashed": False}] if check else []
+    return charts.distribution([("forecast", report.workings.samples_ms, [*range_marks(report), *measured])])
+
+
+def _timelines(report: StepReport, seen: StepReport | None) -> Chart | None:
+    if report.workings is None:
+        return None
+    drawn = [timeline(report.workings, "predicted")]
+    if seen is not None and seen.workings is not None and np.isfinite(seen.workings.graphs[0].ops.start).any():
+        drawn.append(timeline(seen.workings, "measured" if _measured_there(report) else "measured elsewhere"))
+    return _timeline_chart(drawn)
+
+
+def _timeline_chart(drawn: Sequence[dict[str, Any]]) -> Chart:
+    return {"kind": "timeline", "timelines": list(drawn)}
+
+
+def _has_times(graph: Graph) -> bool:
+    return bool(np.isfinite(graph.ops.start).any() or len(graph.kernels))
+
+
+def _predicted_memory(report: StepReport) -> Chart | None:
+    if report.workings is None:
+        return None
+    curves = report.workings.memory()
+    peak = max((int(curve.nbytes.max()) for _, curve in curves), default=0)
+    # What no storage holds, as the workspaces of cuBLAS, is held all the time.
+    besides = max((report.peak_memory_bytes or peak) - peak, 0)
+    return charts.memory(
+        [(rank, MemoryCurve(us, nbytes + besides)) for rank, (us, nbytes) in curves], 0.0, report.memory_bytes
+    )
+
+
+def _measured_memory(report: StepReport) -> Chart | None:
+    if report.workings is None:
+        return None
+    curves, device = report.workings.memory(), report.workings.device
+    start = min((float(curve.us.min()) for _, curve in curves), default=0.0)
+    return charts.memory(curves, start, round(device.memory_gb * 1e9) if device else None)
+
+
+def _misses(check: Check | None) -> Chart | None:
+    """Prediction errors as changes from measured to predicted."""
+    if check is None:
+        return None
+    rows = [
+        TimeChange(miss.name, miss.device_ms[::-1], miss.host_ms[::-1], miss.count[::-1], miss.miss_ms)
+        for miss in check.by_op
+    ]
+    return charts.changes(rows, verdict=False)
+
+
+def _compared(check: Check) -> Iterator[tuple[str, str, str, str]]:
+    """Name, predicted, measured, relative error."""
+    for name, pair in (
+        ("step", check.step_ms),
+        ("from step to step", check.step_ms_back_to_back),
+        ("device active", check.device_active_ms),
+    ):
+        if pair:
+            yield name, f"{ms(pair[0])} ms", f"{ms(pair[1])} ms", off(pair)
+    if check.peak_memory_bytes:
+        predicted, measured = check.peak_memory_bytes
+        yield "peak memory", bytes_(predicted), bytes_(measured), off(check.peak_memory_bytes)

@@ -1,0 +1,405 @@
+"""A step in the terminal, measured (`show`) or predicted (`predict`): the answer first, then the tables behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from rich.console import RenderableType
+
+from foretrace.analysis.report import CollectiveRow, PathRow, RankReport, StepReport, TimeRow
+from foretrace.report.formatting import bytes_, join_words, ms, ms_range, percent, plural, rate, short_name
+from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
+
+T = TypeVar("T")
+
+HOST_BOUND = 0.3
+"""Where the device idles for more than this share of its time, the host limits the step."""
+OVERHEADS = {
+    "T1": "between ops",
+    "T2": "op start to first launch",
+    "T3": "last launch to op end",
+    "T4": "in launch calls",
+    "T5": "between launches of an op",
+}
+WITHOUT_LAUNCHES = {"T1": "between ops", "T2": "inside ops"}
+"""The same where nothing is launched."""
+CAUSES = {
+    **OVERHEADS,
+    "sync": "the host waits for the device as well",
+    "latency": "from launch to start, and from kernel to kernel",
+}
+"""What a device idles for."""
+COVERAGE = {"measured": "measured", "model": "modelled", "fallback": "by roofline"}
+"""How the time of a kernel is known."""
+RANKS_SHOWN = 16
+FAMILIES_NAMED = 3
+
+
+def step_blocks(report: StepReport, top: int | None) -> Blocks:
+    """The headline and every table that is not empty, of at most ``top`` rows each."""
+    yield fact_lines(step_title(report), step_facts(report))
+    yield from _predicted_tables(report, top) if report.predicted else _measured_tables(report, top)
+    if report.notes:
+        yield note_lines(report.notes)
+
+
+def step_title(report: StepReport) -> str:
+    """What was measured, or what is predicted where."""
+    name = report.source or "the step"
+    return f"{name} on {where(report)}" if report.predicted else f"{name}: {which_step(report)}"
+
+
+def where(report: StepReport) -> str:
+    """The machine of a predicted step, and the number of ranks.
+
+    >>> where(StepReport(platform="h200", world=4)), where(StepReport(platform="h200"))
+    ('h200, 4 ranks', 'h200')
+    """
+    return f"{report.platform}, {plural(report.world, 'rank')}" if report.world > 1 else f"{report.platform}"
+
+
+def which_step(report: StepReport) -> str:
+    """Which of the source's steps was measured, and of how many ranks.
+
+    >>> which_step(StepReport(ranks=[RankReport(0)], world=2, step="ProfilerStep#3", steps=4))
+    'ProfilerStep#3, one of 4 steps, 1 of 2 ranks'
+    """
+    step = report.step or "the whole trace"
+    if report.steps > 1:
+        step += f", one of {report.steps} steps"
+    seen = len(report.ranks)
+    ranks = f"{seen} of {plural(report.world, 'rank')}" if seen < report.world else plural(report.world, "rank")
+    return f"{step}, {ranks}"
+
+
+def step_facts(report: StepReport) -> list[Fact]:
+    """The most important figures, the step first."""
+    return list(_predicted_facts(report) if report.predicted else _measured_facts(report))
+
+
+def _predicted_facts(report: StepReport) -> Iterator[Fact]:
+    yield "step", f"{ms(report.step_ms)} ms", f"({ms(report.low_ms)} – {ms(report.high_ms)}) {_predicted_limit(report)}"
+    if report.step_ms_back_to_back is not None:
+        yield "next", f"{ms(report.step_ms_back_to_back)} ms", "from step to step, where the host may run ahead"
+    if report.kernels:
+        yield "device", f"{ms(report.device_active_ms)} ms", f"active in {_largest_families(report)}"
+    if report.exposed_communication_ms or report.hidden_communication_ms:
+        hidden = f"exposed; {ms(report.hidden_communication_ms)} ms more behind other work"
+        yield "comm", f"{ms(report.exposed_communication_ms)} ms", hidden
+    if len(report.ranks) > 1:
+        held = held_back(report, "them")
+        yield "waits", ms_range(rank.wait_ms for rank in report.ranks), f"a rank, for others{held and f'; {held}'}"
+        if report.critical_path_ranks:
+            total = sum(part.ms for part in report.critical_path)
+            yield "path", f"{ms(total)} ms", f"{_path_kinds(report)}; {_path_ranks(report, total)}"
+    if report.peak_memory_bytes is not None and report.fits is not None:
+        fits = "fits in" if report.fits else "does NOT fit in"
+        yield "memory", bytes_(report.peak_memory_bytes), f"peak, {fits} the device's {bytes_(report.memory_bytes)}"
+    if report.mfu is not None and report.tflops_per_second is not None:
+        moved = f"; kernels move {rate(report.gbps, 'GB/s')}" if report.gbps else ""
+        yield "rate", rate(report.tflops_per_second, "TFLOP/s"), f"{percent(report.mfu)} of peak (MFU){moved}"
+    yield "known", *_coverage(report)
+
+
+def _measured_facts(report: StepReport) -> Iterator[Fact]:
+    ranks, unprofiled = report.ranks, report.unprofiled
+    if any(rank.step_ms for rank in ranks):
+        yield "step", ms_range(rank.step_ms for rank in ranks), _measured_limit(report)
+    else:
+        yield "step", "unknown", "the trace has no times: give the profiler trace of the same step beside it"
+    if unprofiled and unprofiled.synced_ms:
+        yield "plain", ms_range([unprofiled.synced_ms]), _profiling(report, unprofiled.back_to_back_ms)
+    if report.device_span_ms:
+        yield "device", f"{ms(report.device_active_ms)} ms", _device_share(report)
+    transfer = sum(report.transfer_ms.values())
+    if report.collectives and len(ranks) > 1:
+        count = plural(sum(row.count for row in report.collectives), "collective")
+        waits = ms_range(rank.wait_ms for rank in ranks)
+        yield "waits", waits, f"a rank, for others; {count}, {ms(transfer)} ms of transfer"
+    elif report.collectives:
+        yield "comm", f"{ms(transfer)} ms", "waiting included: the other ranks have no trace here"
+    if report.critical_path_ms:
+        path = _path_kinds(report)
+        if len(ranks) > 1 and report.critical_path_ranks:
+            path += f"; {_path_ranks(report, report.critical_path_ms)}"
+        yield "path", f"{ms(report.critical_path_ms)} ms", path
+    if report.peak_memory_bytes is not None:
+        peaks = [rank for rank in ranks if rank.peak_memory_bytes is not None]
+        about = "peak" if len(peaks) == 1 else "peak of the fullest rank"
+        if unprofiled and unprofiled.peak_memory_bytes:
+            about += f"; the allocator says {bytes_(unprofiled.peak_memory_bytes)}"
+        yield "memory", bytes_(report.peak_memory_bytes), about
+    if report.device_span_ms:
+        before = sum(rank.launched_before_ms for rank in ranks)
+        launched = f"; {ms(before)} ms were launched before the trace began" if before else ""
+        yield "known", percent(report.attributed), f"of the device time has an owner{launched}"
+
+
+def _predicted_limit(report: StepReport) -> str:
+    """What limits a predicted step: the host or the device."""
+    if not report.kernels:
+        return "all of it on the host"
+    if len(report.ranks) > 1:
+        return "from the first thing that a rank does to the last"
+    return f"{_bound(report.device_idle_ms, report.step_ms)} of it"
+
+
+def _measured_limit(report: StepReport) -> str:
+    """What limits a measured step: some ranks, the host or the device."""
+    if report.stragglers:
+        return held_back(report, "the others")
+    if not report.device_span_ms:
+        return "all of it on the host"
+    return f"{_bound(report.device_idle_ms, report.device_span_ms)} of its time"
+
+
+def _bound(idle_ms: float, span_ms: float) -> str:
+    idle = idle_ms / span_ms if span_ms else 0.0
+    return f"{'host' if idle > HOST_BOUND else 'device'}-bound: the device idles {percent(idle)}"
+
+
+def held_back(report: StepReport, others: str) -> str:
+    """Which ranks hold the others back; empty where none does.
+
+    >>> from foretrace.analysis.report import Straggler
+    >>> held_back(StepReport(stragglers=[Straggler(6, 1.0, ""), Straggler(0, 1.0, "")]), "them")
+    'ranks 0 and 6 hold them back'
+    """
+    ranks = sorted(straggler.rank for straggler in report.stragglers)
+    if not ranks:
+        return ""
+    several = len(ranks) > 1
+    return f"rank{'s' * several} {join_words(ranks)} hold{'s' * (not several)} {others} back"
+
+
+def _largest_families(report: StepReport) -> str:
+    named = ", ".join(f"{row.name} {percent(row.share)}" for row in report.by_family[:FAMILIES_NAMED])
+    return f"{plural(report.kernels, 'kernel')}: {named}{', …' if len(report.by_family) > FAMILIES_NAMED else ''}"
+
+
+def _device_share(report: StepReport) -> str:
+    active, span = report.device_active_ms, report.device_span_ms
+    waited = sum(rank.wait_ms for rank in report.ranks) / len(report.ranks)
+    about = f"active, {percent(active / span)} of the {ms(span)} ms from first to last kernel"
+    return f"{about}; {ms(waited)} ms of it waiting for other ranks" if waited else about
+
+
+def _profiling(report: StepReport, back_to_back_ms: float | None) -> str:
+    ahead = f", {ms(back_to_back_ms)} ms where the host may run ahead" if back_to_back_ms else ""
+    overhead = report.profiling_overhead
+    longer = f"{overhead:.2f} times as long" if overhead > 1.01 else "no longer"
+    return f"with nothing attached{ahead}; {longer} while watched"
+
+
+def _path_kinds(report: StepReport) -> str:
+    """What the critical path goes through, the longest first."""
+    kinds: dict[str, float] = {}
+    for part in report.critical_path:
+        kind = "host" if part.what in report.overheads else part.what
+        kinds[kind] = kinds.get(kind, 0.0) + part.share
+    largest = sorted(kinds.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{what} {percent(share)}" for what, share in largest if share > 0.005)
+
+
+def _path_ranks(report: StepReport, total_ms: float) -> str:
+    """On which ranks the critical path lies.
+
+    >>> _path_ranks(StepReport(critical_path_ranks={0: 6.0, 5: 2.0}), 8.0)
+    '75 % on rank 0, 25 % on rank 5'
+    """
+    longest = sorted(report.critical_path_ranks.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{percent(part / total_ms)} on rank {rank}" for rank, part in longest)
+
+
+def _coverage(report: StepReport) -> tuple[str, str]:
+    """How the device time is known, the largest share first."""
+    shares = sorted(report.coverage.items(), key=lambda item: -item[1])
+    known = [(percent(share), COVERAGE[how]) for how, share in shares if round(share, 4) > 0]
+    if not known:
+        return "–", "the step gives the device nothing to do"
+    (figure, how), *others = known
+    return figure, ", ".join([f"{how} of the device time", *(f"{share} {word}" for share, word in others)])
+
+
+def _predicted_tables(report: StepReport, top: int | None) -> Blocks:
+    several = len(report.ranks) > 1
+    if several:
+        yield _predicted_ranks(report)
+        if report.stragglers:
+            yield _stragglers(report)
+        if report.waits_for:
+            waits = [[str(row.rank), str(row.waits_for), ms(row.ms), str(row.count)] for row in report.waits_for]
+            yield table("Who waits for whom", ["rank", "waits for", "ms", "times"], waits, top)
+    if report.look_at:
+        rows = [
+            [percent(op.share), ms(op.ms), op.mostly, short_name(op.name), op.phase,
+             f"{op.calls:,}", f"{op.launches:,}"]
+            for op in report.look_at
+        ]  # fmt: skip
+        columns = ["share", "ms", "<mostly", "<op…", "<phase", "calls", "launches"]
+        yield table("Look at these first: they hold the critical path longest", columns, rows, top)
+    if report.device_idle_ms and report.kernels:
+        yield _idle_causes(report)
+    if report.critical_path:
+        yield _critical_path(report, top, with_rank=several)
+    for what, times in (("kernel family", report.by_family), ("op", report.by_op), ("phase", report.by_phase)):
+        if len(times) > 1:
+            yield _time_by(what, times, top, on_device=bool(report.kernels))
+
+
+def _measured_tables(report: StepReport, top: int | None) -> Blocks:
+    if len(report.ranks) > 1 or report.collectives:
+        yield _measured_ranks(report)
+    if report.stragglers:
+        yield _stragglers(report)
+    if report.collectives:
+        yield _collectives(report, top)
+    if report.critical_path:
+        yield _critical_path(report, top)
+    if report.overheads:
+        yield _overheads(report)
+    for what, times in (
+        ("op", report.by_op),
+        ("kernel family", report.by_family),
+        ("phase", report.by_phase),
+        ("module", report.by_module),
+    ):
+        if len(times) > 1:
+            yield _time_by(what, times, top, on_device=bool(report.device_span_ms))
+
+
+def _measured_ranks(report: StepReport) -> RenderableType:
+    columns: dict[str, Callable[[RankReport], str]] = {
+        "rank": lambda rank: str(rank.rank),
+        "step ms": lambda rank: ms(rank.step_ms),
+        "active": lambda rank: ms(rank.device_active_ms),
+        "idle": lambda rank: ms(rank.device_idle_ms),
+        "waits": lambda rank: ms(rank.wait_ms),
+        "comm": lambda rank: ms(rank.communication.communication_ms),
+        "exposed": lambda rank: ms(rank.communication.exposed_ms),
+        "peak": lambda rank: bytes_(rank.peak_memory_bytes),
+    }
+    if not report.device_span_ms:
+        columns = {name: columns[name] for name in ("rank", "step ms", "waits", "peak")}
+    title, shown = some_ranks(sorted(report.ranks, key=lambda rank: rank.rank), lambda rank: rank.wait_ms)
+    return table(title, list(columns), _cells(columns, shown))
+
+
+def _predicted_ranks(report: StepReport) -> RenderableType:
+    columns: dict[str, Callable[[RankReport], str]] = {
+        "rank": rank_label,
+        "step ms": lambda rank: ms(rank.step_ms),
+        "device span": lambda rank: ms(rank.device_span_ms),
+        "active": lambda rank: ms(rank.device_active_ms),
+        "waits": lambda rank: ms(rank.wait_ms),
+        "exposed": lambda rank: ms(rank.communication.exposed_ms),
+        "bubble": lambda rank: ms(rank.bubble_ms),
+        "host": lambda rank: ms(rank.host_ms),
+    }
+    title, shown = some_ranks(report.ranks, lambda rank: rank.wait_ms)
+    if not any(rank.device_span_ms for rank in shown):  # all of it on the host
+        columns = {name: columns[name] for name in ("rank", "step ms", "waits", "exposed", "host")}
+    return table(title, list(columns), _cells(columns, shown))
+
+
+def rank_label(rank: RankReport) -> str:
+    """The number of a rank, and how many others it stands for.
+
+    >>> rank_label(RankReport(0, stands_for=8))
+    '0 and 7 more'
+    """
+    return f"{rank.rank} and {rank.stands_for - 1} more" if rank.stands_for > 1 else str(rank.rank)
+
+
+def some_ranks(ranks: Sequence[T], wait: Callable[[T], float]) -> tuple[str, list[T]]:
+    """The ranks that a table shows, and its title: all of them; of many, those that wait least and most.
+
+    >>> some_ranks([0, 1, 2], wait=float)
+    ('Ranks', [0, 1, 2])
+    >>> some_ranks(range(100), wait=float)[1][7:9]
+    [7, 92]
+    """
+    if len(ranks) <= RANKS_SHOWN:
+        return "Ranks", list(ranks)
+    places = sorted(range(len(ranks)), key=lambda place: wait(ranks[place]))
+    shown = sorted(places[: RANKS_SHOWN // 2] + places[-RANKS_SHOWN // 2 :])
+    title = f"The {RANKS_SHOWN} of {len(ranks)} ranks that wait least and most"
+    return title, [ranks[place] for place in shown]
+
+
+def _stragglers(report: StepReport) -> RenderableType:
+    rows = [[str(row.rank), ms(row.held_ms), row.why] for row in report.stragglers]
+    return table("Who holds the others back", ["rank", "held ms", "<why…"], rows)
+
+
+def _collectives(report: StepReport, top: int | None) -> RenderableType:
+    columns: dict[str, Callable[[CollectiveRow], str]] = {
+        "<collective": lambda row: row.kind,
+        "size": lambda row: bytes_(row.nbytes),
+        "count": lambda row: str(row.count),
+        "transfer ms": lambda row: ms(row.transfer_ms),
+        "all of them": lambda row: ms(row.total_transfer_ms),
+        "waits of all ranks": lambda row: ms(row.wait_ms),
+    }
+    title = "Communication: ranks wait for the last one, then the transfer begins"
+    if len(report.ranks) == 1:
+        title = "Communication"
+        del columns["waits of all ranks"]
+    rows = sorted(report.collectives, key=lambda row: -(row.total_transfer_ms + row.wait_ms))
+    return table(title, list(columns), _cells(columns, rows), top)
+
+
+def _critical_path(report: StepReport, top: int | None, with_rank: bool = True) -> RenderableType:
+    columns: dict[str, Callable[[PathRow], str]] = {
+        "share": lambda part: percent(part.share),
+        "ms": lambda part: ms(part.ms),
+        "rank": lambda part: "all" if part.rank is None else str(part.rank),
+        "<what": lambda part: part.what,
+        "<name…": lambda part: short_name(part.name),
+    }
+    if not with_rank:
+        del columns["rank"]
+    title = "Critical path: only what is on it shortens the step"
+    return table(title, list(columns), _cells(columns, report.critical_path), top)
+
+
+def _overheads(report: StepReport) -> RenderableType:
+    title = "Host time, mean over ranks" if len(report.ranks) > 1 else "Host time"
+    depth = report.queue_depth
+    if depth.max:
+        title += f"; {depth.mean:.1f} kernels queued on average, {depth.max:.0f} at most"
+    rows = []
+    for kind, meaning in (OVERHEADS if report.device_span_ms else WITHOUT_LAUNCHES).items():
+        spent = report.overheads[kind]
+        figures = [ms(spent.ms), f"{spent.count:.0f}", ms(spent.mean_us), percent(spent.share)]
+        rows.append([kind, meaning, *figures, bar(spent.share)])
+    return table(title, ["<", "<overhead", "ms", "count", "mean us", "share", "<"], rows)
+
+
+def _idle_causes(report: StepReport) -> RenderableType:
+    idle = report.device_idle_ms
+    rows = [
+        [kind if kind in OVERHEADS else "", CAUSES[kind], ms(spent), percent(spent / idle), bar(spent / idle)]
+        for kind, spent in sorted(report.idle_causes.items(), key=lambda item: -item[1])
+        if round(spent, 4) > 0
+    ]
+    return table(f"Why the device idles {ms(idle)} ms: what it waits for", ["<", "<", "ms", "share", "<"], rows)
+
+
+def _time_by(what: str, rows: Sequence[TimeRow], top: int | None, on_device: bool) -> RenderableType:
+    columns: dict[str, Callable[[TimeRow], str]] = {
+        f"<{what}…": lambda row: short_name(row.name) or "(none)",
+        "device ms": lambda row: ms(row.device_ms),
+        "host ms": lambda row: ms(row.host_ms),
+        "count": lambda row: f"{row.count:.0f}",
+        "share": lambda row: percent(row.share),
+        "<": lambda row: bar(row.share),
+    }
+    if not on_device:
+        del columns["device ms"]
+    return table(f"Time by {what}", list(columns), _cells(columns, rows), top)
+
+
+def _cells(columns: dict[str, Callable[[T], str]], rows: Iterable[T]) -> list[list[str]]:
+    return [[cell(row) for cell in columns.values()] for row in rows]

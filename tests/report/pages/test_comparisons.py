@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+import foretrace as ft
+from foretrace.analysis.report import StepReport
+from foretrace.questions.sweep_points import Point, Sweep
+from foretrace.report.pages.comparisons import comparison_page, sweep_page
+from tests.report.steps import HOSTILE, sketched
+
+
+def test_both_forecasts_are_drawn_on_one_clock_and_in_one_distribution():
+    before, after = ft.predict(sketched(40), on="h200"), ft.predict(sketched(10), on="h200")
+    page = comparison_page(before, after, ("forty", "ten"))
+    assert [one["title"] for one in page.charts["timeline"]["timelines"]] == ["forty", "ten"]
+    assert [one["name"] for one in page.charts["distribution"]["series"]] == ["forty", "ten"]
+    assert all(row["change_ms"] < 0 for row in page.charts["by_op"]["rows"])
+    assert HOSTILE not in page.html()
+
+
+def test_what_got_better_is_told_from_what_got_worse():
+    before = StepReport(step_ms=10.0, mfu=0.2, kernels=5, device_active_ms=3.0)
+    after = StepReport(step_ms=8.0, mfu=0.25, kernels=4, device_active_ms=3.0)
+    verdicts = {line.name: line.verdict for line in comparison_page(before, after).values["lines"]}
+    assert verdicts == {"step": "good", "device active": "", "kernels": "", "of peak arithmetic (MFU)": "good"}
+
+
+def test_forecasts_that_were_only_kept_as_json_are_compared_without_timelines():
+    page = comparison_page(StepReport(step_ms=1.0), StepReport(step_ms=2.0))
+    assert page.charts["timeline"] is None and "+100 %" in page.html()
+
+
+def test_steps_of_other_batches_are_also_compared_by_the_sample():
+    small, large = (StepReport(step_ms=step, step_ms_back_to_back=step, samples=n) for step, n in ((2.0, 8), (3.0, 16)))
+    page = comparison_page(small, large)
+    lines = {line.name: line for line in page.values["lines"]}
+    assert lines["samples in a step"].verdict == "" and lines["for each sample"].verdict == "good"
+    assert "for each of 8 → 16 samples 250 µs → 188 µs" in page.html()
+    assert "sample" not in comparison_page(small, small).html().partition("<main>")[2].partition("<script")[0]
+
+
+def point(batch: int, **figures: Any) -> Point:
+    known = {"step_ms": 4.0, "memory_bytes": batch << 20, "fits": True, "sample_us": 4e3 / batch}
+    return Point([f"batch={batch}"], "h200", next_ms=4.0, device_ms=2.0, samples=batch, **(known | figures))
+
+
+def swept(*points: Point) -> Sweep:
+    return Sweep(HOSTILE, list(points), memory_limit=2**33, notes=[HOSTILE])
+
+
+def test_points_are_drawn_by_the_time_of_a_sample_and_the_best_is_marked():
+    page = sweep_page(swept(point(64), point(8, fits=False)))
+    chart = page.charts["points"]
+    assert [(one["name"], one["best"]) for one in chart["points"]] == [
+        ("batch=64 on h200", True),
+        ("batch=8 on h200", False),
+    ]
+    assert chart["across"] == "sample_us" and [view["title"] for view in chart["views"]] == ["memory"]
+    text = page.html()
+    assert "fits in 8 GiB" in text and HOSTILE not in text and "$ a million" not in text
+
+
+def test_prices_and_ranks_are_shown_where_there_are_any():
+    page = sweep_page(swept(point(64, cost=0.5), point(8, ranks=16)))
+    assert [view["word"] for view in page.charts["points"]["views"]] == ["memory_bytes", "cost"]
+    text = page.html()
+    assert "$ a million" in text and ">ranks</th>" in text
+
+
+def test_without_batches_steps_are_compared():
+    chart = sweep_page(swept(point(64, sample_us=None), point(8, sample_us=None))).charts["points"]
+    assert chart["across"] == "step_ms"
+
+
+def test_points_that_failed_say_why_and_where_none_fits_the_page_says_so():
+    failed = point(3, step_ms=None, memory_bytes=None, error="batch can't be 3")
+    page = sweep_page(swept(failed))
+    assert page.charts["points"] is None
+    assert "batch can&#39;t be 3" in page.html() and "No point fits" in page.html()
+
+
+def test_points_that_failed_are_not_counted_and_those_for_one_reason_share_a_line():
+    failed = [point(size, step_ms=None, memory_bytes=None, error="it is odd") for size in (3, 5)]
+    text = sweep_page(swept(point(64), point(8), *failed)).html()
+    assert ": 2 points" in text and "Left out: 2 points" in text and text.count("it is odd") == 1
+
+
+def test_a_large_cost_is_written_out():
+    assert ">12,346</td>" in sweep_page(swept(point(64, cost=12345.6), point(8))).html()
