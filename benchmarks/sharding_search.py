@@ -27,7 +27,8 @@ from foretrace.platform.platform import Platform
 from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement
 from foretrace.sharding.planner import shard
-from foretrace.sharding.search import optimality_gap, search
+from foretrace.sharding.search import search
+from foretrace.sharding.search.exact import optimality_gap
 from foretrace.sharding.shards import Shards
 from foretrace.sharding.tables import TABLE_WISE, Table, read_tables
 

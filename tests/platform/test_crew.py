@@ -55,7 +55,7 @@ def test_each_measures_cases_of_its_own(crew, tmp_path):
 def test_a_family_that_is_planned_is_theirs_and_others_are_not(crew, tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "BATCH", 2)
     monkeypatch.setattr(measuring, "MOST", {"cpu": 2**12})
-    monkeypatch.setitem(DRAWN, "fills", DRAWN["fills"]._replace(planned=True))
+    monkeypatch.setattr(type(DRAWN["fills"]), "slow_to_plan", True)
     asked, measure = [], crew.measure
     monkeypatch.setattr(
         crew, "measure", lambda path, *rest, **more: asked.append(path.name) or measure(path, *rest, **more)

@@ -1,12 +1,14 @@
 """Plans on disk, and what is refused of them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from foretrace.graph import ForetraceError
 from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement, read_plan, write_plan
+from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
 
 TABLES = [Table("a", 1000, 64), Table("b", 1000, 32)]
@@ -103,3 +105,18 @@ def test_a_file_that_holds_no_plan_is_not_replaced_by_one(tmp_path):
     with pytest.raises(ForetraceError, match="is not a sharding plan that Foretrace wrote"):
         write_plan((Placement("table_wise", (1,)),), [Table("a", 9, 16)], Ranks(2), tmp_path / "tables.csv")
     assert (tmp_path / "tables.csv").read_text() == "name,rows,dim\n"
+
+
+def test_hot_rows_are_the_part_of_the_lookups_that_no_rank_shows():
+    rows, whole = (
+        Table("r", 10_000_000, 64, 20, optimizer="adam", zipf=1.05),
+        Table("w", 1000, 64, kinds=("table_wise",)),
+    )
+    for tables, hot in (([replace(rows, kinds=("row_wise",)), whole], True), ([whole] * 2, False)):
+        found = shard(tables, world=4, batch=1024)
+        fields = found.to_dict()
+        slowest = max(rank["lookup_ms"] for rank in fields["ranks"])
+        assert (fields["hot_rows_ms"] > 0.01 * slowest) == hot
+        assert fields["lookup_ms"] == pytest.approx(slowest + fields["hot_rows_ms"])
+        mean = sum(rank["lookup_ms"] for rank in fields["ranks"]) / 4
+        assert fields["limits"]["balance"] == pytest.approx(mean / fields["lookup_ms"])

@@ -1,5 +1,7 @@
 """Sharding whatever describes tables."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -119,3 +121,25 @@ def test_a_step_whose_batch_can_not_be_changed_says_so():
     found = shard(Graph(OpTable.of(ops)), on="h200", world=2, seconds=0.2, batch=512)
     assert found.ranks.batch == 512
     assert any("the rest of the step stays at 1,024" in note for note in found.notes)
+
+
+LISTED = """
+import os, sys
+from foretrace.cli import main
+
+def listed(code):
+    print(*sorted(name for name in sys.modules if name.partition(".")[0] == "foretrace"), file=sys.stderr)
+
+os._exit, sys.argv = listed, ["foretrace", "shard", *sys.argv[1:]]
+main.main()
+"""
+
+
+def test_a_list_of_tables_loads_no_simulation_and_few_modules(tmp_path):
+    """Kernel models are asked for other optimizers than SGD; nothing of a step is predicted."""
+    (tmp_path / "tables.csv").write_text("name,rows,dim,zipf,optimizer\nt,100000,64,1.05,rowwise_adagrad\n")
+    command = [sys.executable, "-c", LISTED, tmp_path / "tables.csv", "--world", "8"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stderr.split()
+    assert "foretrace.sharding.planner" in loaded
+    assert not [name for name in loaded if name.startswith(("foretrace.simulation", "foretrace.prediction.job"))]
+    assert len(loaded) <= 80

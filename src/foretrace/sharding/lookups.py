@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.graph import Graph, Indices, Job, Op, OpTable, Tensor
 from foretrace.platform.platform import Platform
 from foretrace.sharding.linear_models import FusedModel, price_tbe
@@ -59,6 +58,8 @@ def price_lookups(shards: Shards, platform: Platform) -> LookupTimes:
     if not len(shards):
         none = np.zeros((0, 2))
         return LookupTimes(none, none, none)
+    from foretrace.cost_models.kernels.pricing import price_kernels
+
     graph, owner, phase = lookup_graph(shards)
     costs = price_kernels(graph, np.arange(len(owner), dtype=np.int32), platform)
     where = owner[costs.op] * 2 + phase[costs.op]

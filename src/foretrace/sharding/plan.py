@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from foretrace.analysis.report import NotebookDocument
 from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded
-from foretrace.formats.output import PLAN, replaced
-from foretrace.graph.codec import DAMAGE
 from foretrace.sharding.options import SHARDING_TYPES, Ranks, ShardingOption, sharding_options
 from foretrace.sharding.tables import Table
 
@@ -57,6 +54,8 @@ def plan_fields(plan: Plan, tables: Sequence[Table]) -> dict[str, Any]:
 
 def write_plan(plan: Plan, tables: Sequence[Table], ranks: Ranks, path: Path) -> None:
     """Write a plan file; refused if the path holds a file that is no plan."""
+    from foretrace.formats.output import PLAN, replaced
+
     fields = {"version": VERSION, "world": ranks.world, "batch": ranks.batch, "plan": plan_fields(plan, tables)}
     with replaced(path, PLAN) as file:
         file.write((json.dumps(fields, indent=1) + "\n").encode())
@@ -70,6 +69,8 @@ def read_plan(path: str | Path, tables: Sequence[Table], ranks: Ranks) -> Plan:
     >>> write_plan(plan, tables, Ranks(2), path); read_plan(path, tables, Ranks(2)) == plan
     True
     """
+    from foretrace.graph.codec import DAMAGE
+
     try:
         fields = json.loads(read_bounded(Path(path), MAX_PLAN_BYTES, "a plan"))["plan"]
         found = {name: Placement(str(p["kind"]), tuple(map(int, p["ranks"]))) for name, p in fields.items()}
@@ -112,7 +113,7 @@ class StepTime(NamedTuple):
 
 
 @dataclass
-class Sharding(NotebookDocument):
+class Sharding:
     """A plan for tables on a platform. Fields and units of `to_dict` are documented in docs/shard.md."""
 
     source: str
@@ -150,6 +151,11 @@ class Sharding(NotebookDocument):
     def write(self, path: str | Path) -> None:
         """Write the plan to a file."""
         write_plan(self.plan, self.tables, self.ranks, Path(path))
+
+    def _repr_html_(self) -> str:
+        import foretrace as ft
+
+        return ft.as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, for JSON."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from foretrace._progress import OnProgress, Progress
 from foretrace.cost_models.collectives.pricing import assumptions
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
@@ -18,9 +19,8 @@ from foretrace.sharding.costing import Communication, Costing
 from foretrace.sharding.lookups import KERNELS, Batched
 from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Sharding, StepTime
-from foretrace.sharding.search import OnProgress, SearchResult, optimality_gap, search
+from foretrace.sharding.search import SearchResult, search
 from foretrace.sharding.tables import Table, check_table, format_bytes, is_table_list, read_tables
-from foretrace.stages import Stage
 
 DEFAULT_BATCH = 4096
 """Samples of a rank, if neither the caller nor a step gives them."""
@@ -29,6 +29,8 @@ MAX_SIMULATED_CALLS = 200_000
 """Calls of all ranks up to which a plan is simulated as a whole job: that takes half a minute."""
 MEMORY_RESERVE = 0.1
 """Share of a device's memory that tables leave to the allocator, the libraries and other tensors."""
+MAX_EXACT_TABLES, MAX_EXACT_RANKS = 12, 4
+"""Up to these, the optimal plan is computed as well; for more that takes long."""
 NO_FABRIC = Fabric("no fabric", (), "one rank sends nothing")
 NO_MODEL = "no model was given: the step is lookups and communication, without a dense part to overlap with"
 SIMULATED = (
@@ -126,7 +128,7 @@ def shard(
     return Sharding(
         source=model.source, platform=where.name, fabric=chosen.name, kernels=kernels, tables=model.tables, ranks=ranks,
         hbm_budget=budget, plan=found.plan, estimate=found.estimate, heuristics=found.heuristics, dense_ms=dense / 1e3,
-        seconds=found.seconds, gap=optimality_gap(costing, budget, found.plan), simulated=simulated,
+        seconds=found.seconds, gap=_gap(costing, budget, found), simulated=simulated,
         notes=[*notes, *batch_notes, *budget_notes, *_assumptions(model, costing), *step_notes, *_ended_early(found)],
     )  # fmt: skip
 
@@ -231,13 +233,22 @@ def _simulated(
     if calls > MAX_SIMULATED_CALLS:
         return None, [f"{SUMMED}: {calls:,} calls of all ranks are too many to simulate together"]
     if on_progress:
-        on_progress(Stage("simulating all ranks", found.seconds, found.seconds))
+        on_progress(Progress("simulating all ranks", found.seconds, found.seconds))
     from foretrace.sharding.training_step import simulate_plan
 
     try:
         return simulate_plan(step, costing, found.plan), [SIMULATED]
     except ForetraceError as error:
         return None, [f"{SUMMED}, since it can't be simulated as a job: {error.what}"]
+
+
+def _gap(costing: Costing, hbm_budget: float, found: SearchResult) -> float | None:
+    """How much longer the plan is than the optimum, by the sums of the search; None if that is not known."""
+    if len(costing.tables) > MAX_EXACT_TABLES or not 1 < costing.ranks.world <= MAX_EXACT_RANKS:
+        return None
+    from foretrace.sharding.search.exact import optimality_gap
+
+    return optimality_gap(costing, hbm_budget, found.plan)
 
 
 def _assumptions(model: _Model, costing: Costing) -> list[str]:

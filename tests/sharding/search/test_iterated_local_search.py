@@ -97,7 +97,7 @@ def test_it_says_how_far_it_is():
         costing(some_tables(5), world=2),
         HBM_BUDGET,
         5.0,
-        on_progress=lambda stage: told.append((stage.words, stage.of)),
+        on_progress=lambda stage: told.append((stage.text, stage.of)),
     )
     assert told[0] == ("pricing tables", 5.0)
 

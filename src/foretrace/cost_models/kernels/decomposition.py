@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from foretrace.cost_models.kernels.families.convolutions import BACKWARD, MASK, gradients
 from foretrace.cost_models.kernels.features import contiguous_strides
 from foretrace.graph import Op, Tensor, Value
 
@@ -73,9 +72,12 @@ def _safe_softmax(op: Op, scores: Tensor) -> Sequence[Op]:
 def _gradients(op: Op, grad: Tensor) -> Sequence[Op]:
     """Each gradient of a convolution by its own library call; None in a mask stands for one that is already computed.
 
-    >>> [gradients(part) for part in parts_of(Op(BACKWARD, (Tensor((8, 4, 9, 9), "float32"),)))]
+    >>> backward = Op("aten::convolution_backward", (Tensor((8, 4, 9, 9), "float32"),))
+    >>> [part.kwargs["output_mask"] for part in parts_of(backward)]
     [[True, False, False], [None, True, False]]
     """
+    from foretrace.cost_models.kernels.families.convolutions import MASK, gradients
+
     wanted = gradients(op)
     if wanted.count(True) < 2:
         return (op,)
@@ -109,7 +111,10 @@ def _mixed_concat(op: Op, first: Tensor) -> Sequence[Op]:
 
 
 _PARTS: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {"aten::_safe_softmax": _safe_softmax}
-_GPU_PARTS: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {BACKWARD: _gradients, "aten::cat": _mixed_concat}
+_GPU_PARTS: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {
+    "aten::convolution_backward": _gradients,
+    "aten::cat": _mixed_concat,
+}
 """Calls that a CPU does in one go."""
 
 
@@ -133,6 +138,8 @@ def attribute_kernels(found: Measurement, parts: int) -> list[PartShare] | None:
     >>> [(share.cold, len(share.kernels)) for share in attribute_kernels(Measurement(Case(both), [ran], [ran]), 2)]
     [(0.375, 1), (0.625, 2)]
     """
+    from foretrace.cost_models.kernels.families.convolutions import gradients
+
     kernels = found.cold[0]
     if parts == 1:
         return [PartShare(kernels, 1.0, 1.0)]
@@ -154,6 +161,8 @@ def _shares(repeats: Sequence[Repeat], ends: Sequence[int]) -> list[float]:
 
 def _ends(op: Op, names: Sequence[str]) -> list[int] | None:
     """Where the kernels of each gradient of a convolution end; None where they don't tell."""
+    from foretrace.cost_models.kernels.families.convolutions import gradients
+
     letters = "".join(next(code for pattern, code in KERNEL_LETTERS if re.search(pattern, n.lower())) for n in names)
     of_input, of_filter, of_bias = ([each is True for each in gradients(op)] + [False] * 3)[:3]
     ends = [len(names)]

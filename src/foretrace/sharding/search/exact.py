@@ -17,17 +17,14 @@ from foretrace.sharding.plan import Placement, Plan
 from foretrace.sharding.search.state import LOAD, MEMORY, OptionCosts, PlanState, TableOption
 from foretrace.sharding.shards import Floats
 
-MAX_TABLES, MAX_RANKS = 12, 4
-"""HiGHS takes long for more."""
 SECONDS = 5.0
 RELATIVE_GAP = 1e-4
 """How near to the optimum the solution must be proven."""
 
 
 def optimality_gap(costing: Costing, hbm_budget: float, plan: Plan) -> float | None:
-    """How much longer a plan is than the optimal one, as a share; None if that is not known."""
-    ranks = costing.ranks.world
-    if len(costing.tables) > MAX_TABLES or not 1 < ranks <= MAX_RANKS or find_spec("scipy") is None:
+    """How much longer a plan is than the optimal one, as a share; None if SciPy is missing or HiGHS takes too long."""
+    if find_spec("scipy") is None:
         return None
     costs = OptionCosts.of(costing, hbm_budget, every=True)
     best = solve(costing, hbm_budget, costs)

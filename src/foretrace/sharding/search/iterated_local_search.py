@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from foretrace._progress import OnProgress, Progress
 from foretrace.sharding.costing import Costing, Estimate
 from foretrace.sharding.options import SHARDING_TYPES
 from foretrace.sharding.plan import Placement, Plan
@@ -29,9 +30,6 @@ from foretrace.sharding.search.heuristics import (
 from foretrace.sharding.search.local_search import improve_options, improve_placement
 from foretrace.sharding.search.state import LOAD, OptionCosts, PlanState
 from foretrace.sharding.shards import Floats, Longs, Shards, group_sums, shard_bytes
-from foretrace.stages import Stage
-
-OnProgress = Callable[[Stage], None]
 
 PERTURBATIONS = 12
 """How often the best plan is perturbed and improved again, if there is time."""
@@ -89,7 +87,7 @@ def search(
 
     def report(stage: str) -> None:
         if on_progress is not None:
-            on_progress(Stage(stage, min(time.monotonic() - begun, seconds), seconds))
+            on_progress(Progress(stage, min(time.monotonic() - begun, seconds), seconds))
 
     report("pricing tables")
     check_capacity(costing, hbm_budget)
