@@ -22,8 +22,8 @@ from benchmarks.link_fit import by_machine, by_table, left_out
 from benchmarks.nccl_tables import TABLES, Table, tables
 from benchmarks.table import keep
 from foretrace.cost_models.collectives.curves import fit_curves
-from foretrace.cost_models.collectives.pricing import predict
-from foretrace.cost_models.collectives.topology import Constants
+from foretrace.cost_models.collectives.pricing import price_collective
+from foretrace.cost_models.collectives.topology import LinkConstants
 from foretrace.cost_models.ranges import Range
 from foretrace.platform.fabric import Fabric
 
@@ -58,7 +58,7 @@ def together(held: list[Held]) -> Held:
 
 
 def by_specification(table: Table, expected: Floats) -> Held:
-    ranges = [Range.around(us, Constants.shipped().spread) for us in expected.tolist()]
+    ranges = [Range.around(us, LinkConstants.shipped().spread) for us in expected.tolist()]
     low, _, high = np.array(ranges).T
     return Held(expected, low, high, table.us)
 
@@ -66,7 +66,8 @@ def by_specification(table: Table, expected: Floats) -> Held:
 def by_half(table: Table) -> Held:
     fabric = Fabric(table.name, fit_curves(table.exchanges[::2]), "every other size")
     sizes = table.sizes[1::2].astype(int).tolist()
-    low, expected, high = np.array([predict(fabric, table.kind, size, table.ranks, table.nodes) for size in sizes]).T
+    group, per_node = range(table.ranks), -(-table.ranks // table.nodes)
+    low, expected, high = np.array([price_collective(fabric, table.kind, size, group, per_node) for size in sizes]).T
     return Held(expected, low, high, table.us[1::2])
 
 

@@ -1,4 +1,4 @@
-"""Fits how much longer kernels take overlap_share a collective, and it overlap_share them: src/foretrace/cost_models/contention.json.
+"""Fits how much longer kernels take while they overlap with a collective, and it with them: src/foretrace/cost_models/contention.json.
 
     python -m benchmarks.contention_fit TRACE ...
 
@@ -9,7 +9,7 @@ which. Beside a collective a kernel takes a factor longer, and a fixed time more
 Each trace is then predicted by what the others say. Where that is no better than no correction at all, none is kept.
 
 How much longer a collective takes overlap_share kernels is the median of what others measured and published, each machine with
-one figure (benchmarks/data/contention_transfers.json): the time of one all_reduce with products overlap_share it all the time
+one figure (benchmarks/data/contention_transfers.json): the time of one all_reduce with GEMMs during all the time
 over its time alone. Galvatron's figures are the larger one of both sides' slow-downs. Each machine is predicted by the
 others in the same way.
 """
@@ -34,13 +34,13 @@ from foretrace.simulation.contention import overlap_share
 FEWEST = 3
 """Kernels of each kind that a pair of medians needs."""
 Medians = NDArray[np.float64]
-"""Rows of microseconds, alone and overlap_share a collective."""
+"""Rows of microseconds, alone and beside a collective."""
 TRANSFERS = Path(__file__).parent / "data" / "contention_transfers.json"
 FACTORS, ADDED = np.linspace(1.0, 1.5, 51), np.linspace(0.0, 10.0, 101)
 
 
 def pairs(graph: Graph) -> list[tuple[float, float]]:
-    """Medians of kernels alone and overlap_share a collective."""
+    """Medians of kernels alone and beside a collective."""
     kernels = graph.kernels
     talks = kernels.kind == COLLECTIVE
     rows = np.flatnonzero((kernels.kind == COMPUTE) & (kernels.op >= 0))
@@ -65,7 +65,7 @@ def fitted(seen: Medians) -> tuple[float, float]:
 
 
 def off(seen: Medians, factor: float = 1.0, added: float = 0.0) -> float:
-    """How far kernels overlap_share a collective are from what is said of them, geometric mean."""
+    """How far kernels beside a collective are from what is said of them, geometric mean."""
     alone, shared = seen.T
     return float(np.expm1(np.abs(np.log((alone * factor + added) / shared)).mean()))
 
@@ -83,7 +83,7 @@ def transfers() -> dict[str, Any]:
     least, most = (some(row["factor"] for row in rows) for some in (min, max))
     return {
         "transfer": round(float(np.median(each)), 3) if left_out < without else 1.0,
-        "transfer_provenance": f"all_reduce with products overlap_share it all the time against alone, median of {len(each)} "
+        "transfer_provenance": f"all_reduce with GEMMs during all the time against alone, median of {len(each)} "
         f"machines ({least:g} to {most:g}), each predicted by the others: {left_out:.0%} off, {without:.0%} with no "
         f"correction; {sources}",
     }
@@ -102,7 +102,7 @@ def main() -> int:
     kept = {
         "factor": round(factor, 3),
         "added_us": round(added, 2),
-        "provenance": f"{sum(map(len, seen))} kinds of kernels alone and overlap_share a collective in traces published with "
+        "provenance": f"{sum(map(len, seen))} kinds of kernels alone and beside a collective in traces published with "
         f"HolisticTraceAnalysis, each trace predicted by what the others say: {told}",
         **transfers(),
     }

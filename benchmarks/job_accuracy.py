@@ -30,7 +30,6 @@ from foretrace.api import load
 from foretrace.graph import Job
 from foretrace.prediction.fabric_choice import fabric_of
 from foretrace.prediction.job import simulate_job
-from foretrace.prediction.overrides import RankOverrides
 from foretrace.prediction.predict import measured_ranks
 from foretrace.prediction.rank_models import MeasuredRank
 
@@ -51,13 +50,13 @@ def without_stalls(job: Job, up_to_us: float) -> tuple[list[MeasuredRank], float
     ranks, _ = measured_ranks(job)
     strict = []
     for rank in ranks:
-        program = rank.part.program
+        tasks = rank.tasks.tasks
         dropped = np.where(rank.stall <= up_to_us, rank.stall, 0.0)
-        lag = program.lag - dropped[program.after]
-        strict.append(replace(rank, part=replace(rank.part, program=replace(program, lag=lag))))
+        lag = tasks.lag - dropped[tasks.after]
+        strict.append(replace(rank, tasks=replace(rank.tasks, tasks=replace(tasks, lag=lag))))
     cut = replace(job, graphs=[rank.graph for rank in ranks])
     fabric = fabric_of(job.graphs[0].device, job.world)
-    done, _ = simulate_job(cut, list(strict), fabric, RankOverrides(), None)
+    done = simulate_job(cut, strict, fabric)
     return ranks, device_span(done.graphs)
 
 
@@ -65,10 +64,10 @@ def row(name: str, folder: Path) -> dict[str, object]:
     """One job."""
     job = load(folder / "public" / name)
     seen, forecast = measure_step(job), predict(job)
-    spans = {rank: seen.device_active_ms[rank] + seen.device_idle_ms[rank] for rank in seen.device_active_ms}
+    spans = seen.by_rank("device_span_ms")
     span = off(forecast.device_span_ms, seen.device_span_ms)
-    each = max(off(one["device_span_ms"], spans[one["rank"]]) for one in forecast.ranks)
-    wait = max(off(forecast.wait_ms[rank], ms) for rank, ms in seen.wait_ms.items()) if name in WAITS else None
+    each = max(off(one.device_span_ms, spans[one.rank]) for one in forecast.ranks)
+    wait = max(off(forecast.by_rank("wait_ms")[rank], ms) for rank, ms in seen.by_rank("wait_ms").items()) if name in WAITS else None
     ranks, usual = without_stalls(job, LATENCY_US)
     _, none = without_stalls(job, np.inf)
     stalls = [rank.stalled_us / 1e3 / spans[rank.graph.rank] for rank in ranks]

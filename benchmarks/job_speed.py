@@ -69,9 +69,9 @@ def step(seed: int) -> PricedStep:
     )
     return PricedStep(
         thread=np.zeros(CALLS, np.int32),
-        beside=np.zeros(CALLS, bool),
+        concurrent=np.zeros(CALLS, bool),
         durations={kind: numbers.exponential(3.0, CALLS) for kind in (T1, T2, T3, T4, T5)},
-        rested=np.zeros(CALLS),
+        cold=np.zeros(CALLS),
         spread=np.zeros(CALLS),
         common=0.0,
         work=work,
@@ -98,9 +98,9 @@ def part(one: PricedStep) -> RankTasks:
 
 def simulated(parts: list[RankTasks], job: Job) -> float:
     """Put ranks together and simulate them."""
-    met, _ = match_collectives(job)
-    us = price_transfers(met, Fabric.named(FABRIC)).typical
-    return simulate(merge_ranks(parts, met, us).program).span
+    matches, _ = match_collectives(job)
+    us = price_transfers(matches, Fabric.named(FABRIC)).typical
+    return simulate(merge_ranks(parts, [match.calls for match in matches], us).tasks).span
 
 
 def different(steps: list[PricedStep]) -> Callable[[], float]:
@@ -117,7 +117,7 @@ def scaled(one: PricedStep, world: int) -> Callable[[], float]:
 
     def run() -> float:
         alike = part(one)
-        host = alike.kind == T1
+        host = alike.tasks.on_host
         return simulated([alike.scaled(np.where(host, *factors)) for factors in slower], job)
 
     return run

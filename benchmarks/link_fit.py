@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.nccl_tables import Driven, Table
-from foretrace.cost_models.collectives.topology import Constants
+from foretrace.cost_models.collectives.topology import LinkConstants
 
 Floats = NDArray[np.float64]
 
@@ -24,7 +24,7 @@ STRIDES = (0.3, 0.1, 0.03, 0.01)
 class Fit(NamedTuple):
     """What a set of tables shows."""
 
-    links: Constants
+    links: LinkConstants
     driven: Driven
 
 
@@ -59,7 +59,7 @@ def by_machine(table: Table) -> str:
 
 def _fit(numbers: Floats) -> Fit:
     named = dict(zip([*LINKS, *DRIVEN], np.exp(numbers).tolist()))
-    links = Constants(**{name: named[name] for name in LINKS}, spread=1.0, provenance="being fitted")
+    links = LinkConstants(**{name: named[name] for name in LINKS}, spread=1.0, provenance="being fitted")
     return Fit(links, Driven(**{name: named[name] for name in DRIVEN}))
 
 

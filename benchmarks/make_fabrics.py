@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.link_fit import by_machine, fit, left_out
 from benchmarks.nccl_tables import TABLES, Table, tables
 from foretrace.cost_models.collectives.curves import fit_curves
-from foretrace.cost_models.collectives.topology import CONSTANTS
+from foretrace.cost_models.collectives.topology import CONSTANTS_FILE
 from foretrace.cost_models.ranges import SIGMAS_TO_P90
 from foretrace.platform.fabric import FABRICS, Fabric
 from foretrace.platform.fabric_measurements import Exchange
@@ -46,8 +46,8 @@ def write_constants(found: list[Table]) -> None:
     figures = {name: float(f"{value:.3g}") for name, value in asdict(whole.links).items() if name != "provenance"}
     figures["spread"] = float(f"{np.quantile(np.abs(np.log(ratios)), 0.8) / SIGMAS_TO_P90:.2g}")
     provenance = f"fitted on {len(found)} published tables of nccl-tests; spread as on machines left out"
-    write(CONSTANTS, {**figures, "provenance": provenance})
-    print(CONSTANTS, whole.driven)
+    write(CONSTANTS_FILE, {**figures, "provenance": provenance})
+    print(CONSTANTS_FILE, whole.driven)
 
 
 def shown(table: Table) -> list[Exchange]:

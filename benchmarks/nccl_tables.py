@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.collectives.topology import Constants, Layout, link_time
+from foretrace.cost_models.collectives.topology import LinkConstants, Placement, link_time
 from foretrace.platform.fabric_measurements import Exchange
 from foretrace.platform.links import Links
 
@@ -80,11 +80,11 @@ class Table:
             for size, us in zip(self.sizes.tolist(), self.us.tolist())
         ]
 
-    def by_links(self, constants: Constants) -> Floats:
+    def by_links(self, constants: LinkConstants) -> Floats:
         """What the specification of its links says that the GPUs take."""
-        return link_time(self.links, self.kind, self.sizes, Layout.even(self.ranks, self.nodes), constants)
+        return link_time(self.links, self.kind, self.sizes, Placement.even(self.ranks, self.nodes), constants)
 
-    def expected(self, constants: Constants, driven: Driven) -> Floats:
+    def expected(self, constants: LinkConstants, driven: Driven) -> Floats:
         """The same as the test shows it."""
         on_gpu = self.by_links(constants)
         if self.machine.through_pytorch:

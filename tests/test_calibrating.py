@@ -8,6 +8,7 @@ import pytest
 
 import foretrace as ft
 from foretrace import calibrating
+from foretrace._progress import Progress as Stage
 from foretrace.calibrating import calibrate, shares_by_error
 from foretrace.cost_models.kernels.families import DRAWN
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
@@ -19,7 +20,6 @@ from foretrace.platform.measure.clocks import HostClock
 from foretrace.platform.measurements import read_batches
 from foretrace.platform.platform import Platform
 from foretrace.platform.summary import Summary
-from foretrace.stages import Stage
 from tests.machines import host
 
 FILLS = {"parts": ("device",), "on": "cpu", "families": ["fills"]}
@@ -49,8 +49,8 @@ def test_a_device_is_measured_described_and_fitted(tmp_path, small):
     assert read_batches(tmp_path / "mine" / "raw" / "fills.jsonl.gz")
     assert read_about(tmp_path / "mine").name == "mine"
     assert Device.read(tmp_path / "mine" / "device.json") == small[0]
-    assert stages[0].words == "warming up" and stages[-1].words == "fitting the device"
-    assert any(stage.words.startswith("fills: ") and stage.of > 0 for stage in stages)
+    assert stages[0].text == "warming up" and stages[-1].text == "fitting the device"
+    assert any(stage.text.startswith("fills: ") and stage.of > 0 for stage in stages)
 
 
 def test_begun_again_it_goes_on(tmp_path, small):

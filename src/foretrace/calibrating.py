@@ -11,6 +11,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
+from foretrace._progress import OnProgress as Told
+from foretrace._progress import Progress as Stage
 from foretrace.cost_models.kernels.families import DRAWN
 from foretrace.cost_models.kernels.families.compiled import COMPILED
 from foretrace.cost_models.kernels.launches import launches_nothing
@@ -26,7 +28,6 @@ from foretrace.platform.host import Host
 from foretrace.platform.platform import read_host
 from foretrace.platform.rates import CEILINGS, read_all
 from foretrace.processes import temporary_folder
-from foretrace.stages import Stage, Told
 
 if TYPE_CHECKING:
     from foretrace.platform.measure.calibrate import Progress

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from foretrace.cost_models.collectives.topology import Layout
+from foretrace.analysis.collectives import CollectiveTimes, collective_times
+from foretrace.api import load
+from foretrace.cost_models.collectives.topology import Placement
 from foretrace.fitting import fit
-from foretrace.analysis.collectives import CollectiveTimes
-from foretrace.analysis.collectives import collective_times
 from foretrace.formats.nccl_tests import read_nccl_tests
 from foretrace.graph import ForetraceError, Job
-from foretrace.api import load
 from foretrace.platform import fabric_measurements
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.fabric_measurements import FABRIC_FILE, Exchange
@@ -103,7 +102,7 @@ def transfers(job: Job, gpus_per_node: int | None = None) -> list[Exchange]:
         if len(group.members) < max(2, _size(group, job)):
             continue
         ranks = [job.graphs[member].rank for member in group.members]
-        nodes = Layout.of(ranks, gpus_per_node or job.world).nodes
+        nodes = Placement.of(ranks, gpus_per_node or job.world).nodes
         for kind, nbytes, us in zip(group.kinds, group.nbytes.tolist(), group.transfer.tolist()):
             if nbytes > 0 and us > 0:
                 times.setdefault((kind, len(ranks), nodes, nbytes), []).append(us)

@@ -13,9 +13,9 @@ from foretrace.platform.host import Host
 from foretrace.platform.platform import Platform, read_fabric, read_host
 
 if TYPE_CHECKING:
+    from foretrace._progress import OnProgress, Progress
     from foretrace.platform.fabric import Fabric
     from foretrace.platform.summary import OnPaper, Summary
-    from foretrace.stages import Stage, Told
 
 FIRST_MINUTES = 3.0
 """How long the machine at hand is measured."""
@@ -25,7 +25,7 @@ def platform(
     on: Platform | str | Path = "h200",
     host: Host | Platform | str | Path | None = None,
     fabric: Fabric | Platform | str | Path | None = None,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Platform:
     """A platform, with the host or the fabric of another one where that is asked for.
 
@@ -40,8 +40,8 @@ def platform(
         The part itself; or the platform whose part it is, by name or folder: it need not have the others, and the
         platform that is given one need not have its own. A fabric also by a name of its own, as
         `foretrace platform list` shows them, or by its file.
-    told
-        Told how far the measuring is, where there is some.
+    on_progress
+        Called with how far the measuring is, where there is some.
 
     >>> slow = platform("h200", host="h200")
     >>> slow.device.name
@@ -50,8 +50,8 @@ def platform(
     'h100-8x'
     """
     name, factors = (on, {}) if isinstance(on, Platform) else _with_factors(str(on))
-    driven_by = host if host is None or isinstance(host, Host) else _host(host, told)
-    base = name if isinstance(name, Platform) else _named(name, driven_by, told)
+    driven_by = host if host is None or isinstance(host, Host) else _host(host, on_progress)
+    base = name if isinstance(name, Platform) else _named(name, driven_by, on_progress)
     whole = base.having(driven_by, None if fabric is None else fabric_named(fabric))
     return whole.scaled(**factors) if factors else whole
 
@@ -79,11 +79,11 @@ def _with_factors(on: str) -> tuple[str, dict[str, float]]:
     return (name, read_factors(said)) if scaled else (on, {})
 
 
-def _named(on: str, host: Host | None, told: Told | None) -> Platform:
-    return Platform.named(on) if is_described_only(on) else Platform.read(_folder(on, told), host)
+def _named(on: str, host: Host | None, on_progress: OnProgress | None) -> Platform:
+    return Platform.named(on) if is_described_only(on) else Platform.read(_folder(on, on_progress), host)
 
 
-def _host(of: Platform | str | Path, told: Told | None) -> Host:
+def _host(of: Platform | str | Path, on_progress: OnProgress | None) -> Host:
     if isinstance(of, Platform):
         return of.host
     check_path(of, "host")
@@ -92,7 +92,7 @@ def _host(of: Platform | str | Path, told: Told | None) -> Host:
             f"{of} has no host: nobody measured it, a description of its GPU is all there is",
             "Name a platform that was calibrated, as h200.",
         )
-    return read_host(_checked(_folder(of, told)))
+    return read_host(_checked(_folder(of, on_progress)))
 
 
 def fabric_named(of: Fabric | Platform | str | Path) -> Fabric:
@@ -121,43 +121,16 @@ def fabric_named(of: Fabric | Platform | str | Path) -> Fabric:
     return Fabric.read(path) if path.is_file() else Fabric.named(str(of))
 
 
-def joined_by(
-    said: Fabric | Platform | str | Path | None, own: Fabric | None, device: str, world: int, gpus_per_node: int | None
-) -> tuple[Fabric, list[str]]:
-    """The fabric of a job, and what to say of it: the one named, the machine's own, or the shipped one that fits best.
-
-    Parameters
-    ----------
-    said
-        As for `fabric_named`, where somebody names one.
-    own
-        That of the platform, if it has one.
-    device, world, gpus_per_node
-        As for `foretrace.forecast.fabric_of`.
-
-    >>> joined_by(None, None, "NVIDIA H200", 8, None)[0].name
-    'h200-nvswitch'
-    """
-    if said is not None:
-        return fabric_named(said), []
-    if own is not None:
-        return own, []
-    from foretrace.forecast.fabric_of import fabric_of
-
-    found = fabric_of(device, max(world, 1), gpus_per_node)
-    return found, [f"fabric {found.name}: the shipped one that comes closest; --fabric names another"]
-
-
 def _checked(folder: Path) -> Path:
     read_about(folder)  # one of another version is refused
     return folder
 
 
-def _folder(on: str | Path, told: Told | None) -> Path:
-    return _here(told) if str(on) == HERE and HERE not in platforms() else find(on)
+def _folder(on: str | Path, on_progress: OnProgress | None) -> Path:
+    return _here(on_progress) if str(on) == HERE and HERE not in platforms() else find(on)
 
 
-def _here(told: Told | None) -> Path:
+def _here(on_progress: OnProgress | None) -> Path:
     """The folder of the machine at hand, just measured."""
     from foretrace.calibrating import calibrate
     from foretrace.fitting import require_fitter
@@ -165,11 +138,11 @@ def _here(told: Told | None) -> Path:
     require_fitter()
     folder = user_folder() / HERE
 
-    def quiet(stage: Stage) -> None:
+    def quiet(stage: Progress) -> None:
         pass
 
     said = f"measuring the CPU of this machine for {FIRST_MINUTES:g} minutes, this once; it is kept in {folder}"
     print(f"foretrace: {said}", file=sys.stderr)
-    for note in calibrate(folder, ("device", "host"), FIRST_MINUTES, on=HERE, told=told or quiet).notes:
+    for note in calibrate(folder, ("device", "host"), FIRST_MINUTES, on=HERE, on_progress=on_progress or quiet).notes:
         print(f"foretrace: {note}", file=sys.stderr)
     return folder

@@ -62,7 +62,7 @@ def test_starting_up_imports_nothing_heavy(code):
 def test_a_prediction_of_one_rank_loads_nothing_that_it_can_do_without():
     """What takes long to load: the compiler, what draws tables, masked arrays, what only jobs or other GPUs need."""
     unneeded = {
-        "numba", "rich", "torch", "jinja2", "scipy", "numpy.ma", "threadpoolctl", "foretrace.forecast.jobs.predict",
+        "numba", "rich", "torch", "jinja2", "scipy", "numpy.ma", "threadpoolctl", "foretrace.prediction.predict",
         "foretrace.platform.fabric", "foretrace.platform.carry", "foretrace.transforms", "foretrace.cli.show",
     }  # fmt: skip
     words = ["predict", str(RECORDING), "--on", "h200", "--kernels", "model", "--json"]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from foretrace._progress import Progress
 from foretrace.cli.progress import progress_bar
-from foretrace.stages import Stage
 
 
 def test_what_is_never_told_of_shows_nothing(capsys):
@@ -12,21 +12,21 @@ def test_what_is_never_told_of_shows_nothing(capsys):
 
 def test_in_a_terminal_stages_are_shown_and_their_words_are_only_words(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with progress_bar() as told:
-        told(Stage("warming up"))
-        told(Stage("matrix: 3 cases [/]", 1.0, 10.0))
+    with progress_bar() as on_progress:
+        on_progress(Progress("warming up"))
+        on_progress(Progress("matrix: 3 cases [/]", 1.0, 10.0))
     out, err = capsys.readouterr()
     assert out == "" and "matrix: 3 cases [/]" in err
 
 
 def test_in_a_file_there_is_no_bar(capsys):
-    with progress_bar() as told:
-        told(Stage("matrix", 1.0, 10.0))
+    with progress_bar() as on_progress:
+        on_progress(Progress("matrix", 1.0, 10.0))
     assert capsys.readouterr() == ("", "")
 
 
 def test_hidden_it_shows_nothing(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with progress_bar(hidden=True) as told:
-        told(Stage("matrix", 1.0, 10.0))
+    with progress_bar(hidden=True) as on_progress:
+        on_progress(Progress("matrix", 1.0, 10.0))
     assert capsys.readouterr() == ("", "")

@@ -65,15 +65,15 @@ def _complete(ways: dict[str, Any], world: int | None) -> dict[str, Any]:
         return ways
     others = {name: ways[name] for name in ("tensor", "pipeline") if name in ways}
     each = ways.get("tensor", 1) * ways.get("pipeline", 1)
-    told = " x ".join(f"{name}={value}" for name, value in others.items())
+    on_progress = " x ".join(f"{name}={value}" for name, value in others.items())
     if "data" not in ways:
         if world % each:
-            raise ForetraceError(f"{told} does not divide {world} ranks", "Choose numbers whose product does.")
+            raise ForetraceError(f"{on_progress} does not divide {world} ranks", "Choose numbers whose product does.")
         return {**ways, "data": world // each}
     if ways["data"] * each != world:
-        told = " x ".join([f"data={ways['data']}", *([told] if told else [])])
+        on_progress = " x ".join([f"data={ways['data']}", *([on_progress] if on_progress else [])])
         fitting = f" or set data={world // each}" if world % each == 0 else ""
-        raise ForetraceError(f"{told} makes {ways['data'] * each} ranks, not {world}", f"Leave out world{fitting}.")
+        raise ForetraceError(f"{on_progress} makes {ways['data'] * each} ranks, not {world}", f"Leave out world{fitting}.")
     return ways
 
 
@@ -88,8 +88,8 @@ class Arranging:
         The longest sequence that will be asked for.
     recorded
         Samples in its batch, where that is known.
-    told
-        Told in words which change is made.
+    on_progress
+        Called with which change is made.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Arranging:
         job: Job,
         longest: int = 0,
         recorded: int | None = None,
-        told: Callable[[str], None] = lambda stage: None,
+        on_progress: Callable[[str], None] = lambda stage: None,
     ) -> None:
         self._job = job
         self._recorded = recorded
-        self._edited = [Edited(graph, longest, told) for graph in job.graphs]
+        self._edited = [Edited(graph, longest, on_progress) for graph in job.graphs]
 
     @cached_property
     def _batch(self) -> int | None:

@@ -165,12 +165,12 @@ class Edited:
         The step.
     longest
         The longest sequence that will be asked for.
-    told
-        Told in words which change is made.
+    on_progress
+        Called with which change is made.
     """
 
-    def __init__(self, graph: Graph, longest: int = 0, told: Callable[[str], None] = lambda stage: None) -> None:
-        self._told = told
+    def __init__(self, graph: Graph, longest: int = 0, on_progress: Callable[[str], None] = lambda stage: None) -> None:
+        self._told = on_progress
         self._graphs: dict[tuple[Change, ...], Graph] = {(): graph}
         self._sizes: dict[tuple[tuple[Change, ...], str, int | None], Resizable | ResizableHidden] = {}
         self._longest = longest

@@ -87,7 +87,7 @@ def _start(subject: Subject, parent: int) -> None:
 
 @cache
 def _swept() -> Swept:
-    """Read with the first task and not before: what is wrong with a file is then told like any other error."""
+    """Read with the first task and not before: what is wrong with a file is then on_progress like any other error."""
     return Swept(_given[0])
 
 

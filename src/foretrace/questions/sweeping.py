@@ -33,7 +33,7 @@ def sweep(
     ray: str | None = None,
     fabric: str | None = None,
     gpus_per_node: int | None = None,
-    told: Callable[[int, int], None] = lambda done, of: None,
+    on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Sweep:
     """Predict a step, or the job whose ranks do it, with every combination of some settings, on several platforms.
 
@@ -60,8 +60,8 @@ def sweep(
         be able to read ``what``.
     fabric, gpus_per_node
         What joins the ranks of a job, as in `foretrace.predict`.
-    told
-        Told how many combinations are done, of how many.
+    on_progress
+        Called with how many combinations are done, of how many.
 
     >>> from foretrace.graph import Op, OpTable, Tensor
     >>> x, y = (Tensor((64, 1024), "float32", "cuda:0", (1024, 1), id=n, storage=n) for n in (0, 1))
@@ -87,7 +87,7 @@ def sweep(
             points += made
             if kept:
                 keep(kept, source, made, keys)
-            told(number, len(todo))
+            on_progress(number, len(todo))
     return judged(Sweep(source, points, memory_limit, notes), prices or {})
 
 

@@ -92,9 +92,9 @@ class Swept:
         try:
             where, _ = with_fabric(where, job, self._per_node)
         except ForetraceError:
-            if not alone:  # what one rank alone exchanges may take no time; what a job does may not
+            if not alone:  # the collectives of one rank alone may take no time; those of a job may not
                 raise
-        found, notes = (step_figures(job.graphs[0], where), []) if alone else step_figures(job, where, self._per_node)
+        found, notes = step_figures(job, where, self._per_node)
         exchanges = any(graph.collectives for graph in job.graphs)
         fabric = where.fabric.name if where.fabric and exchanges else None
         return replace(point, fabric=fabric, notes=notes, **found._asdict())

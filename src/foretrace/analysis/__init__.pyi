@@ -1,0 +1,11 @@
+from foretrace.analysis.compare import Check as Check
+from foretrace.analysis.compare import StepDifference as StepDifference
+from foretrace.analysis.compare import check_prediction as check_prediction
+from foretrace.analysis.compare import compare_steps as compare_steps
+from foretrace.analysis.critical_path import hot_ops as hot_ops
+from foretrace.analysis.host_time import host_segments as host_segments
+from foretrace.analysis.measure import measure_step as measure_step
+from foretrace.analysis.memory import peak_memory as peak_memory
+from foretrace.analysis.report import RankReport as RankReport
+from foretrace.analysis.report import StepReport as StepReport
+from foretrace.analysis.stragglers import stragglers as stragglers

@@ -1,0 +1,177 @@
+"""Device and host time broken down by op, kernel family, phase and module: means over the ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.analysis.host_time import Segments
+from foretrace.analysis.kernel_families import kernel_family
+from foretrace.analysis.report import TimeRow
+from foretrace.cost_models.kernels.launches import LAUNCH_FREE_OPS
+from foretrace.graph import PHASES, Graph, OpTable
+from foretrace.graph.tables import CALL, Floats, Ints, Names
+from foretrace.simulation.task_graph import SYNC, T4
+
+NO_OP, EARLIER = "(no op)", "(launched before)"
+"""Owners of kernels that were launched outside any op, and before the step or the trace began."""
+
+
+@dataclass
+class _Contribution:
+    """What one rank adds under some names: a code for each event, the names of the codes, and what each event adds."""
+
+    code: NDArray[Any]
+    names: list[str]
+    device_us: Floats | float = 0.0
+    host_us: Floats | float = 0.0
+    count: NDArray[Any] | int = 0
+
+
+def by_op(graphs: list[Graph], segments: list[Segments]) -> list[TimeRow]:
+    """Time of each op without the ops inside it; device time goes to the innermost op that launched it."""
+    return _rows(graphs, segments, _op_contributions)
+
+
+def by_family(graphs: list[Graph], segments: list[Segments]) -> list[TimeRow]:
+    """Time of each kernel family; host time is that of the launches. Without kernels, ops stand for them."""
+    return _rows(graphs, segments, _family_contributions)
+
+
+def by_phase(graphs: list[Graph], segments: list[Segments]) -> list[TimeRow]:
+    """Time of forward, backward, optimizer and the rest; the host's T1 belongs to the op that follows."""
+    return _rows(
+        graphs, segments, lambda graph, cut: _column_contributions(graph, cut, graph.ops.phase, list(PHASES), "other")
+    )
+
+
+def by_module(graphs: list[Graph], segments: list[Segments]) -> list[TimeRow]:
+    """Time of each module, the modules inside it not counted."""
+    return _rows(
+        graphs,
+        segments,
+        lambda graph, cut: _column_contributions(graph, cut, graph.ops.module, graph.ops.modules.items, ""),
+    )
+
+
+def _rows(
+    graphs: list[Graph], segments: list[Segments], parts: Callable[[Graph, Segments], Iterator[_Contribution]]
+) -> list[TimeRow]:
+    sums: dict[str, Floats] = defaultdict(lambda: np.zeros(3))
+    for graph, cut in zip(graphs, segments):
+        for part in parts(graph, cut):
+            added = _added(part)
+            for code in np.flatnonzero(added.any(axis=1)).tolist():
+                sums[part.names[code]] += added[code]
+    ranks = max(len(graphs), 1)
+    device, host = (sum(float(s[i]) for s in sums.values()) for i in (0, 1))
+    rows = [
+        TimeRow(
+            name=name,
+            device_ms=float(s[0]) / ranks / 1e3,
+            host_ms=float(s[1]) / ranks / 1e3,
+            count=round(float(s[2]) / ranks),
+            share=float(s[0]) / device if device else float(s[1]) / host if host else 0.0,
+        )
+        for name, s in sums.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.device_ms, -row.host_ms, row.name))
+
+
+def _added(part: _Contribution) -> Floats:
+    each = (part.device_us, part.host_us, part.count)
+    columns = (np.broadcast_to(np.asarray(column, np.float64), part.code.shape) for column in each)
+    return np.stack([np.bincount(part.code, column, len(part.names)) for column in columns], axis=1)
+
+
+def _op_contributions(graph: Graph, cut: Segments) -> Iterator[_Contribution]:
+    shown, known = labels_of(graph)
+    names = [*known, NO_OP, EARLIER]
+    owner = np.append(shown, len(names) - 2)[graph.kernels.op]
+    owner[graph.kernels.call < 0] = len(names) - 1
+    yield _Contribution(owner, names, device_us=graph.kernels.end - graph.kernels.start)
+    counted = graph.ops.kind == CALL
+    counted[graph.kernels.op[graph.kernels.op >= 0]] = True
+    own = np.where(graph.ops.kind == CALL, own_time(graph), 0.0)
+    yield _Contribution(shown[counted], names, host_us=own[counted], count=1)
+
+
+def own_time(graph: Graph) -> Floats:
+    """Host time of each op, that of the ops inside it taken off."""
+    time = np.nan_to_num(graph.ops.end - graph.ops.start)
+    inside = graph.ops.parent >= 0
+    return np.asarray(np.maximum(time - np.bincount(graph.ops.parent[inside], time[inside], len(time)), 0.0))
+
+
+def _family_contributions(graph: Graph, cut: Segments) -> Iterator[_Contribution]:
+    kernels, ops = graph.kernels, graph.ops
+    if not len(kernels):
+        calls = ops.kind == CALL
+        yield _Contribution(
+            ops.name[calls], [kernel_family("", op) for op in ops.names.items], host_us=own_time(graph)[calls], count=1
+        )
+        return
+    op_names = [*ops.names.items, ""]
+    op = np.append(ops.name, len(op_names) - 1)[kernels.op]
+    pairs, which = np.unique(kernels.name.astype(np.int64) * len(op_names) + op, return_inverse=True)
+    names = [
+        kernel_family(kernels.names[pair // len(op_names)], op_names[pair % len(op_names)]) for pair in pairs.tolist()
+    ]
+    yield _Contribution(which, names, kernels.end - kernels.start, _launch_time(graph, cut), 1)
+
+
+def _launch_time(graph: Graph, cut: Segments) -> Floats:
+    """Host time inside the call that launched each kernel; the kernels of a CUDA graph share theirs."""
+    launches = cut.kind == T4
+    of_call = np.bincount(cut.call[launches], cut.duration[launches], len(graph.calls) + 1)
+    kernels_of_call = np.bincount(graph.kernels.call + 1, minlength=len(graph.calls) + 1)
+    return np.asarray(of_call[graph.kernels.call] / kernels_of_call[graph.kernels.call + 1])
+
+
+def _column_contributions(
+    graph: Graph, cut: Segments, column: NDArray[Any], names: list[str], nowhere: str
+) -> Iterator[_Contribution]:
+    """Time by a column of the op table: kernels by their op, host segments by theirs, calls counted."""
+    names = [*names, nowhere]
+    of_op = np.append(column, len(names) - 1).astype(np.int64)
+    yield _Contribution(of_op[graph.kernels.op], names, device_us=graph.kernels.end - graph.kernels.start)
+    yield _Contribution(of_op[cut.op], names, host_us=np.where(cut.kind == SYNC, 0.0, cut.duration))
+    yield _Contribution(of_op[:-1][graph.ops.kind == CALL], names, count=1)
+
+
+def op_labels(ops: OpTable, owner: Ints, kernels: Sequence[str]) -> tuple[Ints, list[str]]:
+    """The label that each op is shown by: a code for each op, and the names of the codes.
+
+    A kernel that an extension launches without a dispatcher call is credited to the call before it. Where that is one
+    which launches nothing by itself, as ``aten::empty``, the two are shown by the kernel's name.
+
+    Parameters
+    ----------
+    ops
+        The ops.
+    owner, kernels
+        For each kernel the op that it is credited to, and its name.
+
+    >>> from foretrace.graph import Op
+    >>> ops = OpTable.of([Op("aten::empty"), Op("aten::mm"), Op("aten::empty")])
+    >>> codes, names = op_labels(ops, np.array([1, 2], np.int32), ["gemm", "fused_softmax"])
+    >>> [names[code] for code in codes]
+    ['aten::empty', 'aten::mm', 'fused_softmax']
+    """
+    names, code = Names(ops.names.items), ops.name.copy()
+    silent = ops.names.matching(LAUNCH_FREE_OPS.__contains__)
+    credited = np.flatnonzero(owner >= 0)
+    for kernel in credited[silent[ops.name[owner[credited]]]][::-1].tolist():  # the first kernel of an op names it
+        code[owner[kernel]] = names.code(kernels[kernel])
+    return code, names.items
+
+
+def labels_of(graph: Graph) -> tuple[Ints, list[str]]:
+    """The labels of a graph's ops, from its measured or predicted kernels."""
+    kernels = graph.kernels
+    return op_labels(graph.ops, kernels.op, [kernels.names[code] for code in kernels.name.tolist()])

@@ -1,0 +1,197 @@
+"""Two steps compared: a step before and after a change (`diff`), and a prediction against a recording (`check`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from foretrace.analysis.breakdown import by_op
+from foretrace.analysis.device_time import active_and_idle
+from foretrace.analysis.dispatched import dispatched_calls
+from foretrace.analysis.host_time import host_segments
+from foretrace.analysis.report import StepReport, TimeRow, plain
+from foretrace.errors import ForetraceError
+from foretrace.graph import Graph, Job
+
+Pair = tuple[float, float]
+"""Before and after; predicted and measured."""
+
+
+@dataclass(slots=True)
+class TimeChange:
+    """Time of an op, family, phase or module in two steps."""
+
+    name: str
+    device_ms: Pair
+    host_ms: Pair
+    count: tuple[int, int]
+    change_ms: float
+    """Device and host time added up, after less before."""
+
+
+@dataclass
+class StepDifference:
+    """Two steps compared: in each list the largest slow-down comes first."""
+
+    before: str
+    after: str
+    step_ms: Pair
+    """Of the slowest rank."""
+    device_active_ms: Pair
+    """Of the busiest rank."""
+    by_op: list[TimeChange] = field(default_factory=list)
+    by_family: list[TimeChange] = field(default_factory=list)
+    by_phase: list[TimeChange] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    """Ops that only the second step has."""
+    gone: list[str] = field(default_factory=list)
+    """Ops that only the first step has."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of ``foretrace diff --json``."""
+        return {f.name: exact(getattr(self, f.name)) for f in fields(self)}
+
+
+def exact(value: Any) -> Any:
+    """The value in JSON's types, numbers as they are."""
+    if isinstance(value, (list, tuple)):
+        return [exact(item) for item in value]
+    return {f.name: exact(getattr(value, f.name)) for f in fields(value)} if isinstance(value, TimeChange) else value
+
+
+def compare_steps(before: StepReport, after: StepReport) -> StepDifference:
+    """What got slower from one step to another, op by op.
+
+    >>> def step(ms: float) -> StepReport:
+    ...     return StepReport(step_ms=ms + 1, by_op=[TimeRow("aten::mm", ms, 0.1, 1, 1.0)])
+    >>> slower = compare_steps(step(2.0), step(5.0))
+    >>> slower.step_ms, slower.by_op[0].name, slower.by_op[0].change_ms
+    ((3.0, 6.0), 'aten::mm', 3.0)
+    """
+    had, has = ({row.name for row in report.by_op} for report in (before, after))
+    return StepDifference(
+        before=before.source,
+        after=after.source,
+        step_ms=(before.step_ms, after.step_ms),
+        device_active_ms=(_busiest(before), _busiest(after)),
+        by_op=compare_rows(before.by_op, after.by_op),
+        by_family=compare_rows(before.by_family, after.by_family),
+        by_phase=compare_rows(before.by_phase, after.by_phase),
+        new=sorted(has - had),
+        gone=sorted(had - has),
+    )
+
+
+def _busiest(report: StepReport) -> float:
+    return max((rank.device_active_ms for rank in report.ranks), default=report.device_active_ms)
+
+
+def compare_rows(before: Sequence[TimeRow], after: Sequence[TimeRow]) -> list[TimeChange]:
+    """Rows of two tables matched by name, the largest slow-down first.
+
+    >>> compare_rows([], [TimeRow("aten::mm", 2.0, 1.0, 1, 1.0)])[0].change_ms
+    3.0
+    """
+    old, new = ({row.name: row for row in rows} for rows in (before, after))
+    changes = []
+    for name in dict.fromkeys([*old, *new]):
+        a, b = (rows.get(name, TimeRow(name, 0.0, 0.0, 0, 0.0)) for rows in (old, new))
+        change = b.device_ms - a.device_ms + b.host_ms - a.host_ms
+        changes.append(TimeChange(name, (a.device_ms, b.device_ms), (a.host_ms, b.host_ms), (a.count, b.count), change))
+    return sorted(changes, key=lambda row: -row.change_ms)
+
+
+@dataclass(slots=True)
+class OpMiss:
+    """How far a prediction is off in an op: predicted first, then measured."""
+
+    name: str
+    device_ms: Pair
+    host_ms: Pair
+    count: tuple[int, int]
+    miss_ms: float
+    """Of device and host time together."""
+
+
+@dataclass
+class Check:
+    """Prediction and measurement of one recording, in milliseconds: predicted first, then measured."""
+
+    source: str = ""
+    platform: str | None = ""
+    step_ms: Pair = (0.0, 0.0)
+    """Measured: median of the unprofiled steps with a sync after each."""
+    step_ms_back_to_back: Pair | None = None
+    range_ms: Pair = (0.0, 0.0)
+    """10th and 90th percentile of the prediction."""
+    inside: bool = False
+    """Whether the measured median lies in that range."""
+    device_active_ms: Pair | None = None
+    peak_memory_bytes: tuple[int, int] | None = None
+    kernels: tuple[int, int] | None = None
+    """How many there are."""
+    coverage: dict[str, float] = field(default_factory=dict)
+    by_op: list[OpMiss] = field(default_factory=list)
+    """The largest miss first."""
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of ``foretrace check --json``."""
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def check_prediction(predicted: StepReport, recording: Graph | Job) -> Check:
+    """Where a prediction is off from the unprofiled steps of a recording, and in which ops.
+
+    Parameters
+    ----------
+    predicted
+        What was predicted for the recording.
+    recording
+        What was measured: its unprofiled steps for the step time, its profiled one for what ops and kernels took. The profiled host
+        times are divided by the factor by which profiling slowed the step.
+    """
+    graph = recording if isinstance(recording, Graph) else recording.graphs[0]
+    if not graph.plain.synced_ms:
+        raise ForetraceError(
+            f"{graph.source or 'the graph'} holds no unprofiled steps to check against",
+            "Record the job with `foretrace record`, which times unprofiled steps first.",
+        )
+    measured = float(np.median(graph.plain.synced_ms))
+    check = Check(
+        source=predicted.source,
+        platform=predicted.platform,
+        step_ms=(predicted.step_ms, measured),
+        range_ms=(predicted.low_ms, predicted.high_ms),
+        inside=predicted.low_ms <= measured <= predicted.high_ms,
+        coverage=predicted.coverage,
+        notes=list(predicted.notes),
+    )
+    if graph.plain.back_to_back_ms and predicted.step_ms_back_to_back is not None:
+        check.step_ms_back_to_back = (predicted.step_ms_back_to_back, float(np.median(graph.plain.back_to_back_ms)))
+    if graph.plain.peak_memory_bytes and predicted.peak_memory_bytes:
+        check.peak_memory_bytes = (predicted.peak_memory_bytes, graph.plain.peak_memory_bytes)
+    if len(graph.kernels):
+        check.device_active_ms = (predicted.device_active_ms, active_and_idle(graph)[0] / 1e3)
+        check.kernels = (predicted.kernels, len(graph.kernels))
+    check.by_op = _misses(predicted, graph)
+    return check
+
+
+def _misses(predicted: StepReport, graph: Graph) -> list[OpMiss]:
+    """Ops by how far their device and host time together are off."""
+    calls = dispatched_calls(graph).calls
+    measured_rows = {row.name: row for row in by_op([calls], [host_segments(calls)])}
+    predicted_rows = {row.name: row for row in predicted.by_op}
+    misses = []
+    for name in {*predicted_rows, *measured_rows}:
+        ours, theirs = (rows.get(name, TimeRow(name, 0.0, 0.0, 0, 0.0)) for rows in (predicted_rows, measured_rows))
+        # Of a step without kernels, what the CPU computes is host time.
+        device = (ours.device_ms, theirs.device_ms) if len(graph.kernels) else (0.0, 0.0)
+        host = (ours.host_ms, theirs.host_ms / graph.slowdown)
+        miss = device[0] - device[1] + host[0] - host[1]
+        misses.append(OpMiss(name, device, host, (ours.count, theirs.count), miss))
+    return sorted(misses, key=lambda row: (-abs(row.miss_ms), row.name))

@@ -1,0 +1,184 @@
+"""The critical path of a step: what it goes through, on which rank, for how long, and which ops hold it up most."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from foretrace.analysis.breakdown import labels_of
+from foretrace.analysis.host_time import KINDS, Segments
+from foretrace.analysis.report import HotOp, PathRow
+from foretrace.graph import PHASES, Graph
+from foretrace.graph.tables import CALL, COLLECTIVE, COPY, SET, Floats, Ints, Longs, Names
+from foretrace.simulation.critical_path import CriticalPath
+from foretrace.simulation.task_graph import SYNC, T4, TRANSFER, TaskGraph, Timeline
+
+LATENCY_US = 20.0
+"""A kernel starts this soon after what it waited for is over; what takes longer, the trace does not explain."""
+
+LATE_START, LATENCY, UNEXPLAINED = "late start", "latency", "unexplained"
+EARLIER = "launched before"
+"""A kernel of the step before, or from before the trace began."""
+
+
+MAX_HOT_OPS = 10
+BOUND_BY = ("host", "device", "sync", "exchange")
+"""What most of an op's time on the critical path may be."""
+
+
+@dataclass
+class PathSummary:
+    """What the critical path went through, from the first task of the job to the last."""
+
+    ms: float = 0.0
+    rows: list[PathRow] = field(default_factory=list)
+    """Largest first."""
+    by_rank: dict[int, float] = field(default_factory=dict)
+    """Milliseconds of the path on each rank that it touches."""
+
+
+def summarize_path(
+    path: CriticalPath, tasks: TaskGraph, timeline: Timeline, graphs: list[Graph], segments: list[Segments]
+) -> PathSummary:
+    """Add up what the critical path went through.
+
+    A path that begins later than the job does began on a rank that started late: that time is its first part.
+    """
+    if not len(path.task):
+        return PathSummary()
+    task, names = path.task, Names([""])
+    what, name = np.zeros(len(task), np.int64), np.zeros(len(task), np.int64)
+    for position, (graph, cut) in enumerate(zip(graphs, segments)):
+        here = tasks.rank[task] == position
+        what[here], name[here] = _labels(tasks.kind[task[here]], tasks.row[task[here]], graph, cut, names)
+    rank = np.array([graph.rank for graph in graphs])[tasks.rank[task]]
+    of_all = tasks.kind[task] == TRANSFER
+    legs = np.stack([what, name, np.where(of_all, -1, rank)], axis=1)
+
+    has_gap = path.gap > 0
+    gap = path.gap[has_gap]
+    gap_kind = np.where(gap > LATENCY_US, names.code(UNEXPLAINED), names.code(LATENCY))
+    gaps = np.stack([gap_kind, np.zeros_like(gap_kind), rank[has_gap]], axis=1)
+
+    first = int(np.argmin(timeline.start))
+    first_rank = graphs[tasks.rank[first]].rank  # the job runs on it while the path has not begun
+    lead = np.array([[*_lead(int(rank[0]), first_rank, names), first_rank]])
+    lead_us = path.start[0] - timeline.start[first]
+    return _summed(np.concatenate([legs, gaps, lead]), np.concatenate([path.end - path.start, gap, [lead_us]]), names)
+
+
+def _lead(rank: int, first_rank: int, names: Names) -> tuple[int, int]:
+    """What the time is from the first thing the job did to where the path begins."""
+    if rank == first_rank:
+        return names.code(UNEXPLAINED), names.code("")
+    return names.code(LATE_START), names.code(f"rank {rank} began after rank {first_rank}")
+
+
+def _labels(kind: Any, row: Longs, graph: Graph, cut: Segments, names: Names) -> tuple[Longs, Longs]:
+    """Codes of what each task is and of its name."""
+    host = kind <= SYNC
+    what, name = np.zeros(len(row), np.int64), np.zeros(len(row), np.int64)
+    what[host], name[host] = _host_labels(row[host], graph, cut, names)
+    what[~host], name[~host] = _device_labels(row[~host], graph, names)
+    what[kind == TRANSFER] = names.code("transfer")
+    return what, name
+
+
+def _host_labels(row: Longs, graph: Graph, cut: Segments, names: Names) -> tuple[Longs, Longs]:
+    kinds = np.array([names.code(kind) for kind in KINDS])
+    op_names = np.array([names.code(name) for name in graph.ops.names.items] + [names.code("")])
+    return kinds[cut.kind[row]], op_names[np.append(graph.ops.name, -1)[cut.op[row]]]
+
+
+def _device_labels(row: Longs, graph: Graph, names: Names) -> tuple[Longs, Longs]:
+    kinds = np.full(4, names.code("kernel"))
+    kinds[[COPY, SET, COLLECTIVE]] = names.code("copy"), names.code("memset"), names.code("collective")
+    kernel_names = np.array([names.code(name) for name in graph.kernels.names.items] + [names.code("")])
+    what = np.where(graph.kernels.call[row] >= 0, kinds[graph.kernels.kind[row]], names.code(EARLIER))
+    return what, kernel_names[graph.kernels.name[row]]
+
+
+def _summed(columns: Longs, us: Floats, names: Names) -> PathSummary:
+    taken = us > 0
+    ranks = int(columns[:, 2].max()) + 2
+    key = (columns[:, 0] * len(names) + columns[:, 1]) * ranks + columns[:, 2] + 1
+    keys, which = np.unique(key[taken], return_inverse=True)
+    sums = np.bincount(which, us[taken], len(keys)) / 1e3
+    total = float(us.sum()) / 1e3
+    rows = []
+    by_rank: dict[int, float] = defaultdict(float)
+    for code, ms in sorted(zip(keys.tolist(), sums.tolist()), key=lambda part: -part[1]):
+        (what, name), rank = divmod(code // ranks, len(names)), code % ranks - 1
+        rows.append(PathRow(names[what], names[name], None if rank < 0 else rank, ms, ms / total))
+        if rank >= 0:
+            by_rank[rank] += ms
+    return PathSummary(total, rows, dict(sorted(by_rank.items())))
+
+
+def hot_ops(
+    path: CriticalPath, tasks: TaskGraph, timeline: Timeline, graphs: list[Graph], segments: list[Segments]
+) -> list[HotOp]:
+    """Ops of one name in one phase that hold the critical path up longest, the pause before each included.
+
+    Calls, launches, host and device time are means over the ranks.
+    """
+    us = path.end - path.start + path.gap
+    ranks = [
+        _LabelledRank(graph, cut, *labels_of(graph), launchers(graph, cut)) for graph, cut in zip(graphs, segments)
+    ]
+    spent: dict[tuple[str, int], np.ndarray] = defaultdict(lambda: np.zeros(len(BOUND_BY)))
+    for task, time in zip(path.task.tolist(), us.tolist()):
+        rank, row = ranks[int(tasks.rank[task])], int(tasks.row[task])
+        on_host = tasks.kind[task] <= SYNC
+        op = int(rank.cut.op[row] if on_host else rank.launcher[row])
+        if op >= 0:
+            how = rank.beyond if not on_host else 2 if rank.cut.kind[row] == SYNC else 0
+            spent[rank.names[rank.codes[op]], int(rank.graph.ops.phase[op])][how] += time
+    largest = sorted(spent, key=lambda key: -spent[key].sum())[:MAX_HOT_OPS]
+    total = timeline.span or 1.0  # including the time by which ranks began apart, as in the path
+    found = []
+    for name, phase in largest:
+        ms = float(spent[name, phase].sum()) / 1e3
+        bound_by = BOUND_BY[int(spent[name, phase].argmax())]
+        found.append(HotOp(name, PHASES[phase], ms, ms * 1e3 / total, *_rank_means(name, phase, ranks), bound_by))
+    return found
+
+
+class _LabelledRank(NamedTuple):
+    graph: Graph
+    cut: Segments
+    codes: Ints
+    names: list[str]
+    launcher: Longs
+
+    @property
+    def beyond(self) -> int:
+        """What is not host time: work of its device, or communication of host threads where there is none."""
+        return 1 if (self.graph.kernels.kind != COLLECTIVE).any() else 3
+
+
+def launchers(graph: Graph, cut: Segments) -> Longs:
+    """For each kernel the call that its launch counts to: the outermost one, as all host time does, not one inside it."""
+    launches = cut.kind == T4
+    around = np.full(len(graph.calls) + 1, -1)  # the last is for kernels whose launch is not in the trace
+    around[cut.call[launches]] = cut.op[launches]
+    outermost = around[graph.kernels.call]
+    is_call = np.append(graph.ops.kind == CALL, False)[outermost]
+    return np.where(is_call, outermost, graph.kernels.op)
+
+
+def _rank_means(name: str, phase: int, ranks: list[_LabelledRank]) -> tuple[int, int, float, float]:
+    """Calls, launches, host and device milliseconds of an op: means over the ranks."""
+    sums = np.zeros(4)
+    for graph, cut, codes, names, launcher in ranks:
+        code = names.index(name) if name in names else -1
+        ours = np.append((codes == code) & (graph.ops.phase == phase), False)
+        host, kernels = ours[cut.op], graph.kernels
+        device_us = (kernels.end - kernels.start)[ours[launcher]].sum()
+        host_us = cut.duration[host & (cut.kind != SYNC)].sum()
+        sums += (ours.sum(), (host & (cut.kind == T4)).sum(), host_us / 1e3, device_us / 1e3)
+    calls, launches, host_ms, device_ms = (sums / len(ranks)).tolist()
+    return round(calls), round(launches), host_ms, device_ms

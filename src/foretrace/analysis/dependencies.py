@@ -1,0 +1,331 @@
+"""Dependencies within one rank as a trace shows them: lane order, launches, events, syncs, a full launch queue.
+
+Rows are numbered as in the rank's tables: host segments first, then kernels. Each function gives (before, after)
+pairs, one column each.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.analysis.host_time import Segments
+from foretrace.graph import Constant, Graph
+from foretrace.graph.calls import host_collective_calls
+from foretrace.graph.operators import C10D_CALLS
+from foretrace.graph.tables import (
+    ANNOTATION,
+    CALL,
+    COLLECTIVE,
+    WAIT_EVENT,
+    CallTable,
+    Floats,
+    KernelTable,
+    Longs,
+    Names,
+    distinct,
+)
+from foretrace.simulation.intervals import previous_on_lane
+from foretrace.simulation.task_graph import SYNC
+
+Pairs = NDArray[np.int32]
+
+CLOCKS_AGREE_US = 10.0
+"""Host and devices have clocks of their own; what these put less than this apart may be at the same time."""
+
+
+LAUNCHING = (*C10D_CALLS, "nccl:", "record_param_comms")
+"""How the names of calls begin, and of what is around them, that launch a collective."""
+LAUNCHES_AHEAD = 1024
+"""Launches that CUDA takes before the first of them is done."""
+WORK_WAIT = "c10d::wait"
+"""The op that waits for a collective's work."""
+SYNCS_OF_ONE_STREAM = ("cudaStreamSynchronize", "hipStreamSynchronize", "cudaMemcpyAsync", "hipMemcpyWithStream")
+
+
+def edges(before: NDArray[Any], after: NDArray[Any]) -> Pairs:
+    """Two columns as one array of (before, after) pairs.
+
+    >>> edges(np.array([0, 1]), np.array([2, 2])).tolist()
+    [[0, 2], [1, 2]]
+    """
+    return np.stack([before, after], axis=1, dtype=np.int32, casting="same_kind")
+
+
+def lane_order(lane: NDArray[Any], start: Floats) -> Pairs:
+    """A thread or a stream does one thing after the other.
+
+    >>> lane_order(np.array([7, 20, 7]), np.array([0.0, 1.0, 2.0])).tolist()
+    [[0, 2]]
+    """
+    previous = previous_on_lane(lane, start)
+    return edges(previous[previous >= 0], np.flatnonzero(previous >= 0))
+
+
+def handovers(segments: Segments) -> Pairs:
+    """A thread that waited for another one goes on when that one stops."""
+    found = [np.zeros((0, 2), np.int32)]
+    for thread in distinct(segments.after_thread[segments.after_thread >= 0]):
+        after = np.flatnonzero(segments.after_thread == thread)
+        theirs = np.flatnonzero(segments.thread == thread)
+        last = np.searchsorted(segments.end[theirs], segments.start[after], "right") - 1
+        found.append(edges(theirs[last], after)[last >= 0])
+    return np.concatenate(found)
+
+
+def launches(graph: Graph, segments: Segments) -> Pairs:
+    """A kernel starts after the call that launched it: (segment, kernel)."""
+    segment = np.full(len(graph.calls) + 1, -1)
+    for_call = segments.call >= 0
+    # A blocking copy has two segments; the first is its launch.
+    segment[segments.call[for_call][::-1]] = np.flatnonzero(for_call)[::-1]
+    launching = distinct(graph.kernels.call[graph.kernels.call >= 0])
+    inside_another = launching[segment[launching] < 0]
+    segment[inside_another] = _segments_at(segments, graph.calls.rows(inside_another))
+    launched_by = segment[graph.kernels.call]
+    known = (graph.kernels.call >= 0) & (launched_by >= 0)
+    return edges(launched_by[known], np.flatnonzero(known))
+
+
+def _segments_at(segments: Segments, calls: CallTable) -> Longs:
+    """The segment in which each call began; -1 for none."""
+    found = np.full(len(calls), -1)
+    for thread in distinct(calls.thread):
+        ours, theirs = np.flatnonzero(segments.thread == thread), np.flatnonzero(calls.thread == thread)
+        at = np.searchsorted(segments.start[ours], calls.start[theirs], "right")
+        found[theirs] = np.append(-1, ours)[at]
+    return found
+
+
+class Streams:
+    """The kernels of each stream in order, and when each was launched."""
+
+    def __init__(self, graph: Graph) -> None:
+        kernels = graph.kernels
+        self.kernels: KernelTable = kernels
+        called = np.append(graph.calls.start, -np.inf)[kernels.call]
+        self.rows: list[Longs] = [np.flatnonzero(kernels.stream == stream) for stream in distinct(kernels.stream)]
+        self.rows = [rows[np.argsort(kernels.start[rows], kind="stable")] for rows in self.rows]
+        self.launched: list[Floats] = [np.maximum.accumulate(called[rows]) for rows in self.rows]
+
+    def last_before(self, stream: int, time: Floats) -> Longs:
+        """On a stream, the last kernel launched before each time; -1 for none."""
+        at = np.searchsorted(self.launched[stream], time, "left") - 1
+        return np.where(at >= 0, self.rows[stream][at], -1)
+
+
+def event_waits(graph: Graph, streams: Streams) -> Pairs:
+    """A stream that was told to wait runs its next kernel after the others' last: (kernel, kernel).
+
+    A trace names neither the stream that waits nor the event. The stream is that of the thread's next launch: the one
+    whose work is prepared. The event may be of each other stream, and those that it was not of are left out by their
+    times.
+    """
+    waits = np.flatnonzero(graph.calls.kind == WAIT_EVENT)
+    waits, held = _held_kernels(graph, waits)
+    time = graph.calls.start[waits]
+    stream = graph.kernels.stream[held]
+    found = [np.zeros((0, 2), np.int32)]
+    for one, rows in enumerate(streams.rows):
+        others = np.flatnonzero(stream != graph.kernels.stream[rows[0]])
+        found.append(edges(streams.last_before(one, time[others]), held[others]))
+    waits_for, _ = np.unique(np.concatenate(found), axis=0, return_index=True)  # else it loads masked arrays
+    waits_for = waits_for[(waits_for >= 0).all(axis=1)]
+    return waits_for[graph.kernels.end[waits_for[:, 0]] <= graph.kernels.start[waits_for[:, 1]]]
+
+
+def _held_kernels(graph: Graph, waits: Longs) -> tuple[Longs, Longs]:
+    """The waits that hold a kernel, and the kernel that each holds.
+
+    A collective's call tells its own stream to wait; any other call that of the work which follows: on its thread, or
+    where this launches no more, on the one that it hands over to.
+    """
+    kernels, calls = graph.kernels, graph.calls
+    exchanges = _inside_exchange(graph)[calls.op[waits]] | (calls.op[waits] < 0)
+    launched = np.flatnonzero(kernels.call >= 0)
+    launched = launched[np.argsort(calls.start[kernels.call[launched]], kind="stable")]
+    computing = launched[kernels.kind[launched] != COLLECTIVE]
+
+    def next_of(some: Longs, rows: Longs) -> Longs:
+        at = np.searchsorted(calls.start[kernels.call[some]], calls.start[waits[rows]])
+        return np.asarray(np.append(some, -1)[at])
+
+    held = np.full(len(waits), -1)
+    for thread in distinct(calls.thread[waits]):
+        for kind, some in ((True, launched), (False, computing)):
+            ours = np.flatnonzero((calls.thread[waits] == thread) & (exchanges == kind))
+            held[ours] = next_of(some[calls.thread[kernels.call[some]] == thread], ours)
+    last = np.flatnonzero(held < 0)
+    held[last] = next_of(computing, last)
+    return waits[held >= 0], held[held >= 0]
+
+
+def _inside_exchange(graph: Graph) -> NDArray[np.bool_]:
+    """Whether each op is a collective's call or inside one; one entry more, for "no op"."""
+    starts = graph.ops.names.matching(lambda name: name.startswith(LAUNCHING) and "wait" not in name)
+    inside = [*starts[graph.ops.name].tolist(), False] if len(graph.ops) else [False]
+    for row, parent in enumerate(graph.ops.parent.tolist()):
+        inside[row] = inside[row] or (parent >= 0 and inside[parent])
+    return np.array(inside, bool)
+
+
+def sync_waits(graph: Graph, segments: Segments, streams: Streams) -> Pairs:
+    """A sync returns after the last kernel launched before it on each stream it waited for: (kernel, segment).
+
+    A sync of one stream is for the one that its thread last gave work to. Which streams others waited for is seen from
+    the times: a kernel that was still running when the call returned was not.
+    """
+    syncs = np.flatnonzero(segments.kind == SYNC)
+    # The copy that a blocking copy waits for was launched by the call itself, just before.
+    time = np.nextafter(segments.start[syncs], np.inf)
+    named = _stream_named(graph, segments, syncs)
+    found = [np.zeros((0, 2), np.int32)]
+    for stream, rows in enumerate(streams.rows):
+        last = streams.last_before(stream, time)
+        waited = (last >= 0) & (streams.kernels.end[last] <= segments.end[syncs] + CLOCKS_AGREE_US)
+        waited &= (named < 0) | (named == graph.kernels.stream[rows[0]])
+        found.append(edges(last, syncs)[waited])
+    return np.concatenate(found)
+
+
+def queue_waits(graph: Graph, segments: Segments) -> Pairs:
+    """A launch returns when the device has room: when the kernel so many launches before is done: (kernel, segment)."""
+    kernels, calls = graph.kernels, graph.calls
+    launched = np.flatnonzero(kernels.call >= 0)
+    if len(launched) <= LAUNCHES_AHEAD:
+        return np.zeros((0, 2), np.int32)
+    launched = launched[np.argsort(calls.start[kernels.call[launched]], kind="stable")]
+    segment = np.full(len(calls), -1)
+    ours = np.flatnonzero(segments.call >= 0)
+    segment[segments.call[ours]] = ours
+    before, after = launched[:-LAUNCHES_AHEAD], segment[kernels.call[launched[LAUNCHES_AHEAD:]]]
+    possible = (after >= 0) & (kernels.end[before] <= segments.end[after] + CLOCKS_AGREE_US)
+    return edges(before[possible], after[possible])
+
+
+def _stream_named(graph: Graph, segments: Segments, syncs: Longs) -> Longs:
+    """The stream that each sync is for; -1 where it is for all of them, or unknown."""
+    calls, kernels = graph.calls, graph.kernels
+    called = segments.call[syncs]
+    of_one = calls.names.matching(lambda name: name in SYNCS_OF_ONE_STREAM)[calls.name[called]]
+    named = np.full(len(syncs), -1)
+    launched = np.flatnonzero(kernels.call >= 0)
+    launched = launched[np.argsort(calls.start[kernels.call[launched]], kind="stable")]
+    for thread in distinct(segments.thread[syncs[of_one]]):
+        ours = np.flatnonzero(of_one & (segments.thread[syncs] == thread))
+        theirs = launched[calls.thread[kernels.call[launched]] == thread]
+        last = np.searchsorted(calls.start[kernels.call[theirs]], segments.end[syncs[ours]]) - 1
+        named[ours] = np.where(last >= 0, np.append(kernels.stream[theirs], -1)[last], -1)
+    return named
+
+
+def with_host_collectives_as_kernels(graph: Graph) -> Graph:
+    """The graph with a kernel for each collective that a thread of the host runs (gloo), owned by the call that issued it.
+
+    Such a collective becomes device work on a lane of its own: it starts when a call issues it, and only what needs its result waits
+    for it.
+    """
+    ops = graph.ops
+    theirs = [n for n, c in enumerate(graph.collectives) if c.kernel < 0 <= c.op and np.isfinite(ops.start[c.op])]
+    theirs = [n for n in theirs if not ops.names[ops.name[graph.collectives[n].op]].startswith(C10D_CALLS)]
+    if not theirs:
+        return graph
+    rows = np.array([graph.collectives[n].op for n in theirs])
+    calls = host_collective_calls(graph, np.flatnonzero(ops.kind == CALL))
+    names = Names(list(graph.kernels.names.items))
+    codes = [names.code(ops.names[ops.name[row]]) for row in rows.tolist()]
+    nothing = np.zeros(len(rows), np.int64)
+    added = KernelTable(
+        name=np.array(codes, np.int32),
+        start=ops.start[rows],
+        end=ops.end[rows],
+        stream=(ops.thread[rows] + graph.kernels.stream.max(initial=0) + 1).astype(np.int32),
+        kind=np.full(len(rows), COLLECTIVE, np.int8),
+        call=np.full(len(rows), -1, np.int32),
+        op=np.array([calls.get(n, -1) for n in theirs], np.int32),
+        nbytes=nothing,
+        grid=nothing,
+        block=nothing,
+        names=names,
+    )
+    collectives = list(graph.collectives)
+    for place, number in enumerate(theirs, len(graph.kernels)):
+        collectives[number] = replace(collectives[number], kernel=place)
+    table = replace(ops, kind=ops.kind.copy())
+    table.kind[rows] = ANNOTATION  # the simulation runs them, not their threads
+    return replace(graph, ops=table, kernels=_concat(graph.kernels, added), collectives=collectives)
+
+
+def without_host_collective_kernels(graph: Graph) -> Graph:
+    """The graph that `with_host_collectives_as_kernels` was given, its collectives at the times of their kernels."""
+    ours = _host_collectives(graph)
+    if not len(ours):
+        return graph
+    rows = {c.kernel: c.op for c in graph.collectives}
+    ops = replace(graph.ops, start=graph.ops.start.copy(), end=graph.ops.end.copy())
+    row = np.array([rows[kernel] for kernel in ours.tolist()])
+    ops.start[row], ops.end[row] = graph.kernels.start[ours], graph.kernels.end[ours]
+    stays = np.ones(len(graph.kernels), bool)
+    stays[ours] = False
+    collectives = [c if c.kernel < 0 or stays[c.kernel] else replace(c, kernel=-1) for c in graph.collectives]
+    return replace(graph, ops=ops, kernels=graph.kernels.rows(stays), collectives=collectives)
+
+
+def _host_collectives(graph: Graph) -> Longs:
+    """Kernels that are collectives of host threads: they come last."""
+    kernels = graph.kernels
+    return np.flatnonzero((kernels.kind == COLLECTIVE) & (kernels.call < 0) & (kernels.op >= 0))
+
+
+def _concat(one: KernelTable, other: KernelTable) -> KernelTable:
+    columns = [f.name for f in fields(KernelTable) if f.name != "names"]
+    return KernelTable(
+        **{name: np.concatenate([getattr(one, name), getattr(other, name)]) for name in columns}, names=other.names
+    )
+
+
+def host_collective_waits(graph: Graph, segments: Segments) -> tuple[Pairs, Pairs]:
+    """What issues the host's collectives, (segment, kernel), and what waits for them, (kernel, segment)."""
+    kernels, ours = graph.kernels, _host_collectives(graph)
+    if not len(ours):
+        none = np.zeros((0, 2), np.int32)
+        return none, none
+    first, last = np.full((2, len(graph.ops)), -1)
+    order = np.flatnonzero(segments.op >= 0)
+    last[segments.op[order]] = order
+    first[segments.op[order[::-1]]] = order[::-1]
+    issuing = last[kernels.op[ours]]
+    waiting = _waiting(graph, kernels.op[ours].tolist(), first)
+    issued = edges(issuing[issuing >= 0], ours[issuing >= 0])
+    return issued, edges(ours[waiting >= 0], waiting[waiting >= 0])
+
+
+def _waiting(graph: Graph, issuing: list[int], first: Longs) -> Longs:
+    """For collectives that some calls issue, the first segment that waits for each; -1 for none.
+
+    That is the first one after a wait for its work, or else of the first call that touches its data.
+    """
+    issued: dict[int, list[int]] = defaultdict(list)
+    for number, row in enumerate(issuing):
+        issued[row].append(number)
+    waiting = np.full(len(issuing), -1, np.int64)
+    known_by: dict[object, set[int]] = defaultdict(set)
+    due: set[int] = set()
+    for row in np.flatnonzero(graph.ops.kind == CALL).tolist():
+        op = graph.ops[row]
+        if op.name == WORK_WAIT:
+            due.update(*(known_by[value] for value in op.args if isinstance(value, Constant)))
+        elif not op.name.startswith(C10D_CALLS):
+            due.update(*(known_by[tensor.storage] for tensor in (*op.tensors, *op.produced)))
+        if due and first[row] >= 0:
+            waiting[[number for number in due if waiting[number] < 0]] = first[row]
+            due.clear()
+        if row in issued:
+            works = {value for value in op.outputs if isinstance(value, Constant) and value.kind == "work"}
+            for key in works.union(t.storage for t in (*op.tensors, *op.produced) if t.storage >= 0):
+                known_by[key] = set(issued[row])
+    return waiting

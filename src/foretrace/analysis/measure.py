@@ -1,0 +1,169 @@
+"""The report of a measured step: from a job with times to a `StepReport`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from foretrace.analysis.breakdown import by_family, by_module, by_op, by_phase
+from foretrace.analysis.collectives import CollectiveTimes, collective_times, wait_ms
+from foretrace.analysis.critical_path import summarize_path
+from foretrace.analysis.device_time import active_and_idle, communication, device_span, queue_depth
+from foretrace.analysis.host_time import Segments, host_overheads, host_segments
+from foretrace.analysis.measured_tasks import measured_tasks
+from foretrace.analysis.memory import peak_memory
+from foretrace.analysis.report import CollectiveRow, QueueDepth, RankReport, StepReport, Unprofiled
+from foretrace.analysis.steps import chosen_step, cut_to_step
+from foretrace.analysis.stragglers import stragglers
+from foretrace.analysis.workings import Workings
+from foretrace.graph import Graph, Job
+from foretrace.simulation.critical_path import critical_path
+
+
+def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
+    """Where the time of a measured step goes; without ``step``, of the one of median length. A graph is a job of one rank.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = OpTable.of([Op("aten::mm", start_us=0.0, end_us=800.0), Op("aten::relu", start_us=900.0, end_us=1500.0)])
+    >>> report = measure_step(Job([Graph(ops)]))
+    >>> report.step_ms, report.overheads["T1"].ms, report.critical_path_ms
+    (1.5, 0.1, 1.5)
+    """
+    job = Job([job]) if isinstance(job, Graph) else job
+    name = chosen_step(job, step)
+    cuts = [cut_to_step(graph, name) for graph in job.graphs]
+    graphs, with_earlier = [cut for cut, _ in cuts], [whole for _, whole in cuts]
+    segments = [host_segments(graph) for graph in graphs]
+    collectives, unmatched = collective_times(graphs)
+    tasks, timeline = measured_tasks(with_earlier, segments, collectives)
+    path = critical_path(tasks, timeline)
+    summary = summarize_path(path, tasks, timeline, with_earlier, segments)
+    report = StepReport(
+        source=job.source,
+        world=job.world,
+        missing=job.missing,
+        step=name,
+        steps=len(job.graphs[0].steps) if job.graphs else 0,
+        ranks=_rank_reports(job, graphs, segments, collectives, name),
+        device_span_ms=device_span(graphs),
+        critical_path_ms=summary.ms,
+        critical_path=summary.rows,
+        critical_path_ranks=summary.by_rank,
+        by_op=by_op(graphs, segments),
+        by_family=by_family(graphs, segments),
+        by_phase=by_phase(graphs, segments),
+        by_module=by_module(graphs, segments),
+        attributed=_attributed(job.graphs),
+        notes=list(dict.fromkeys([*job.notes, *(note for graph in job.graphs for note in graph.notes), *unmatched])),
+        profiling_overhead=max((graph.slowdown for graph in graphs), default=1.0),
+        unprofiled=_unprofiled(job.graphs),
+        workings=Workings(tasks, timeline, path, with_earlier, segments, job=job, step=name),
+    )
+    if report.ranks:
+        _add_rank_means(report, segments)
+    _add_collectives(report, collectives)
+    report.stragglers = stragglers(graphs, collectives, report.step_ms)
+    report.notes += _without_partners(graphs, collectives)
+    return report
+
+
+def _rank_reports(
+    job: Job, graphs: list[Graph], segments: list[Segments], collectives: list[CollectiveTimes], step: str | None
+) -> list[RankReport]:
+    waits, reports = wait_ms(graphs, collectives), []
+    for position, (graph, whole, cut) in enumerate(zip(graphs, job.graphs, segments)):
+        active, idle = (us / 1e3 for us in active_and_idle(graph))
+        reports.append(
+            RankReport(
+                rank=graph.rank,
+                step_ms=_step_ms(graph, step),
+                device_span_ms=active + idle,
+                device_active_ms=active,
+                device_idle_ms=idle,
+                kernel_ms=float((graph.kernels.end - graph.kernels.start).sum()) / 1e3,
+                wait_ms=waits[graph.rank],
+                communication=communication(graph, position, collectives),
+                overheads=host_overheads([cut]),
+                queue_depth=queue_depth(graph),
+                # Storages live by the numbers of the uncut graph's ops.
+                peak_memory_bytes=peak_memory(graph if graph.allocated else whole),
+                launched_before_ms=whole.launched_before_us / 1e3,
+            )
+        )
+    return reports
+
+
+def _step_ms(graph: Graph, step: str | None) -> float:
+    """Length of the step; where none is marked, from the first event to the last."""
+    marked = [span.ms for span in graph.steps if span.name == step]
+    if marked:
+        return marked[0]
+    tables = [table for table in (graph.ops, graph.calls, graph.kernels) if np.isfinite(table.start).any()]
+    if not tables:
+        return 0.0
+    return float(max(np.nanmax(t.end) for t in tables) - min(np.nanmin(t.start) for t in tables)) / 1e3
+
+
+def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
+    """What is a mean, a maximum or a sum over the ranks."""
+    ranks = report.ranks
+    report.step_ms = max(rank.step_ms for rank in ranks)
+    report.device_active_ms = float(np.mean([rank.device_active_ms for rank in ranks]))
+    report.device_idle_ms = float(np.mean([rank.device_idle_ms for rank in ranks]))
+    report.kernel_ms = float(np.mean([rank.kernel_ms for rank in ranks]))
+    report.exposed_communication_ms = float(np.mean([rank.communication.exposed_ms for rank in ranks]))
+    report.hidden_communication_ms = float(np.mean([rank.communication.hidden_ms for rank in ranks]))
+    report.peak_memory_bytes = max(
+        (r.peak_memory_bytes for r in ranks if r.peak_memory_bytes is not None), default=None
+    )
+    report.overheads = host_overheads(segments)
+    depths = [rank.queue_depth for rank in ranks]
+    report.queue_depth = QueueDepth(sum(d.mean for d in depths) / len(depths), max(d.max for d in depths))
+
+
+def _attributed(graphs: list[Graph]) -> float:
+    """Share of the device time launched in the trace that is attributed to an op."""
+    launched = owned = 0.0
+    for graph in graphs:
+        time, known = graph.kernels.end - graph.kernels.start, graph.kernels.call >= 0
+        launched += float(time[known].sum())
+        owned += float(time[known & (graph.kernels.op >= 0)].sum())
+    return owned / launched if launched else 1.0
+
+
+def _unprofiled(graphs: list[Graph]) -> Unprofiled | None:
+    """Medians over the steps of the slowest rank, and the most memory that a rank took."""
+    synced = [float(np.median(graph.plain.synced_ms)) for graph in graphs if graph.plain.synced_ms]
+    back_to_back = [float(np.median(graph.plain.back_to_back_ms)) for graph in graphs if graph.plain.back_to_back_ms]
+    if not synced and not back_to_back:
+        return None
+    return Unprofiled(
+        synced_ms=max(synced, default=None),
+        back_to_back_ms=max(back_to_back, default=None),
+        peak_memory_bytes=max((g.plain.peak_memory_bytes or 0 for g in graphs), default=0) or None,
+    )
+
+
+def _add_collectives(report: StepReport, collectives: list[CollectiveTimes]) -> None:
+    """Transfer and wait of the collectives of each kind and size."""
+    alike: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for group in collectives:
+        columns = (group.kinds, group.nbytes.tolist(), group.transfer.tolist(), group.wait.sum(axis=1).tolist())
+        for kind, nbytes, transfer, wait in zip(*columns):
+            alike[kind, nbytes].append((transfer / 1e3, wait / 1e3))
+    for (kind, nbytes), times in alike.items():
+        transfers, waits = zip(*times)
+        report.transfer_ms[kind] = report.transfer_ms.get(kind, 0.0) + sum(transfers)
+        report.collectives.append(
+            CollectiveRow(kind, nbytes, len(times), float(np.median(transfers)), sum(transfers), sum(waits))
+        )
+    report.collectives.sort(key=lambda row: -row.total_transfer_ms)
+
+
+def _without_partners(graphs: list[Graph], collectives: list[CollectiveTimes]) -> list[str]:
+    alone = sorted({graphs[g.members[0]].rank for g in collectives if len(g) and len(g.members) == 1})
+    if not alone or max(graph.world for graph in graphs) == 1:
+        return []
+    ranks = ", ".join(map(str, alone))
+    return [f"rank {ranks}: no other member of its group has a trace: its transfer is wait and transfer together"]

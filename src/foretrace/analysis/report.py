@@ -1,0 +1,356 @@
+"""The record of one step, measured or predicted, and its typed rows. All times are milliseconds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretrace.analysis.workings import Workings
+
+
+class NotebookDocument(ABC):
+    """An answer with documented JSON fields, which a notebook shows where a cell ends with it."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of its JSON."""
+
+    def _repr_html_(self) -> str:
+        import foretrace as ft  # the public function: this package does not know the one that shows things
+
+        return ft.as_html(self)
+
+
+@dataclass(slots=True)
+class TimeRow:
+    """Device and host time of an op, kernel family, phase or module: the mean over the ranks."""
+
+    name: str
+    device_ms: float
+    host_ms: float
+    count: int
+    share: float
+    """Of the device time; of the host time where no device worked."""
+
+
+@dataclass(slots=True)
+class PathRow:
+    """What the critical path went through."""
+
+    what: str
+    """T1 to T5, sync, kernel, copy, memset, collective, transfer, latency, late start, unexplained, launched before."""
+    name: str
+    rank: int | None
+    """None for a transfer, which is of all ranks."""
+    ms: float
+    share: float
+
+
+@dataclass(slots=True)
+class HostOverhead:
+    """One of the five host overheads, T1 to T5."""
+
+    ms: float
+    count: float
+    mean_us: float
+    share: float
+    """Of the host time of all five."""
+
+
+@dataclass(slots=True)
+class HotOp:
+    """An op that holds the critical path up: all calls of one name in one phase."""
+
+    name: str
+    phase: str
+    ms: float
+    """On the critical path."""
+    share: float
+    calls: int
+    launches: int
+    host_ms: float
+    device_ms: float
+    mostly: str
+    """host, device, sync or exchange"""
+
+
+@dataclass(slots=True)
+class PairWait:
+    """How long one rank waits for another."""
+
+    rank: int
+    waits_for: int
+    ms: float
+    count: int
+
+
+@dataclass(slots=True)
+class Straggler:
+    """A rank that holds others back."""
+
+    rank: int
+    held_ms: float
+    """How long each of the others waits for it."""
+    why: str
+
+
+@dataclass(slots=True)
+class CollectiveRow:
+    """The collectives of one kind and size."""
+
+    kind: str
+    nbytes: int
+    count: int
+    transfer_ms: float
+    """Median."""
+    total_transfer_ms: float
+    wait_ms: float
+    """Sum over the ranks."""
+
+
+@dataclass(slots=True)
+class QueueDepth:
+    """Kernels launched and not yet done."""
+
+    mean: float = 0.0
+    max: int = 0
+
+
+@dataclass(slots=True)
+class Communication:
+    """Communication of one rank, behind other work or exposed."""
+
+    communication_ms: float = 0.0
+    hidden_ms: float = 0.0
+    exposed_ms: float = 0.0
+    exposed_wait_ms: float = 0.0
+    """The part of the exposed time in which it waits for other ranks."""
+
+
+@dataclass(slots=True)
+class RankReport:
+    """What one rank did."""
+
+    rank: int
+    step_ms: float = 0.0
+    start_ms: float = 0.0
+    """After the first rank's start."""
+    stands_for: int = 1
+    """How many ranks do the same, this one included."""
+    device_span_ms: float = 0.0
+    device_active_ms: float = 0.0
+    device_idle_ms: float = 0.0
+    """The rest of the time from its first kernel to its last."""
+    kernel_ms: float = 0.0
+    """Sum of kernel times."""
+    host_ms: float = 0.0
+    wait_ms: float = 0.0
+    """Time in collectives before the last of their ranks has arrived."""
+    communication: Communication = field(default_factory=Communication)
+    bubble_ms: float = 0.0
+    """What of the job's device span its device neither computes nor transfers."""
+    overheads: dict[str, HostOverhead] = field(default_factory=dict)
+    queue_depth: QueueDepth = field(default_factory=QueueDepth)
+    peak_memory_bytes: int | None = None
+    launched_before_ms: float = 0.0
+    """Device time whose launch came before the trace began."""
+
+
+@dataclass(slots=True)
+class Unprofiled:
+    """Medians over the steps that a recording timed with nothing attached."""
+
+    synced_ms: float | None = None
+    back_to_back_ms: float | None = None
+    peak_memory_bytes: int | None = None
+
+
+@dataclass
+class StepReport(NotebookDocument):
+    """Where the time of a step goes. What only measured or only predicted steps know is None or empty in the others.
+
+    >>> StepReport(source="train.py", platform="h200", step_ms=5.61234).to_dict()["step_ms"]
+    5.6123
+    """
+
+    source: str = ""
+    world: int = 1
+    platform: str | None = None
+    """Where the step was predicted; None for a measured one."""
+    fabric: str | None = None
+    """What joins the ranks of a predicted job."""
+    missing: list[int] = field(default_factory=list)
+    """Ranks of the job without a trace."""
+    step: str | None = None
+    """Name of the measured step; None where the source marks no steps, and all of it is shown."""
+    steps: int = 0
+    """How many steps the source holds."""
+    step_ms: float = 0.0
+    """Measured: of the slowest rank. Predicted: with a device sync at its end, from the first rank's start to the last rank's end."""
+    step_ms_back_to_back: float | None = None
+    """From the end of one step to the end of the next, where the host may run ahead."""
+    samples: int | None = None
+    """Training samples in a step of all ranks, where known."""
+    low_ms: float = 0.0
+    """10th percentile of the synced step, from the spread of the host and the errors of the kernel models."""
+    high_ms: float = 0.0
+    """90th percentile."""
+    device_active_ms: float = 0.0
+    """Time in which at least one kernel, copy or collective runs; the mean over the ranks, as all below."""
+    device_idle_ms: float = 0.0
+    """The rest of the step."""
+    device_span_ms: float = 0.0
+    """From the first kernel's start to the last one's end, over all ranks."""
+    idle_causes: dict[str, float] = field(default_factory=dict)
+    """What the device idles for: the host's T1 to T5 and sync; latency, where the host had done its part."""
+    kernel_ms: float = 0.0
+    """Sum of kernel times."""
+    kernels: int = 0
+    exposed_communication_ms: float = 0.0
+    """Collectives that no other device work overlaps."""
+    hidden_communication_ms: float = 0.0
+    peak_memory_bytes: int | None = None
+    """Of the fullest rank."""
+    memory_bytes: int = 0
+    """What the device has."""
+    fits: bool | None = None
+    tflops: float | None = None
+    """Arithmetic of the step's GEMMs, convolutions and attention, in 10^12 operations."""
+    tflops_per_second: float | None = None
+    """The same per second of the step."""
+    mfu: float | None = None
+    """Model FLOP utilisation: what the arithmetic would take at the device's peak rates, as a share of the step."""
+    gigabytes: float | None = None
+    """The fewest bytes that the step's kernels must move."""
+    gbps: float | None = None
+    """The same per second of the device's active time."""
+    coverage: dict[str, float] = field(default_factory=dict)
+    """Share of the device time that is measured, modelled (model), or a roofline (fallback)."""
+    attributed: float = 1.0
+    """Share of the measured device time that is attributed to an op."""
+    critical_path_ms: float = 0.0
+    critical_path: list[PathRow] = field(default_factory=list)
+    """Largest first."""
+    critical_path_ranks: dict[int, float] = field(default_factory=dict)
+    """Milliseconds of it on each rank that it touches."""
+    ranks: list[RankReport] = field(default_factory=list)
+    waits_for: list[PairWait] = field(default_factory=list)
+    """Which rank waits for which, the longest first."""
+    stragglers: list[Straggler] = field(default_factory=list)
+    collectives: list[CollectiveRow] = field(default_factory=list)
+    transfer_ms: dict[str, float] = field(default_factory=dict)
+    """For each kind of collective, total time from last start to last end."""
+    look_at: list[HotOp] = field(default_factory=list)
+    """The ten ops that hold the step up most."""
+    overheads: dict[str, HostOverhead] = field(default_factory=dict)
+    """T1 to T5, the mean over the ranks."""
+    queue_depth: QueueDepth = field(default_factory=QueueDepth)
+    """Mean over time and ranks, and the most."""
+    by_op: list[TimeRow] = field(default_factory=list)
+    by_family: list[TimeRow] = field(default_factory=list)
+    by_phase: list[TimeRow] = field(default_factory=list)
+    by_module: list[TimeRow] = field(default_factory=list)
+    unprofiled: Unprofiled | None = None
+    """What a recording timed with nothing attached."""
+    profiling_overhead: float = 1.0
+    """How many times as long the profiled step took as an unprofiled one."""
+    notes: list[str] = field(default_factory=list)
+    workings: Workings | None = field(default=None, repr=False)
+    """The tasks and graphs it was read off, for drawing; not part of the JSON."""
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the step was predicted, not measured."""
+        return self.platform is not None
+
+    @property
+    def sample_us(self) -> float | None:
+        """Microseconds for each training sample, from step to step.
+
+        >>> StepReport(step_ms=8.0, step_ms_back_to_back=6.0, samples=4).sample_us
+        1500.0
+        """
+        return (self.step_ms_back_to_back or self.step_ms) * 1e3 / self.samples if self.samples else None
+
+    def rank(self, number: int) -> RankReport:
+        """The report of a rank."""
+        return next(rank for rank in self.ranks if rank.rank == number)
+
+    def by_rank(self, name: str) -> dict[int, Any]:
+        """A field of each rank's report.
+
+        >>> StepReport(ranks=[RankReport(0, wait_ms=1.5), RankReport(3, wait_ms=0.5)]).by_rank("wait_ms")
+        {0: 1.5, 3: 0.5}
+        """
+        return {rank.rank: getattr(rank, name) for rank in self.ranks}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of ``foretrace predict --json`` and ``foretrace show --json``."""
+        document: dict[str, Any] = plain(_predicted_fields(self) if self.predicted else _measured_fields(self))
+        return document
+
+
+PREDICTED = (
+    "source", "platform", "fabric", "world", "step_ms", "step_ms_back_to_back", "samples", "low_ms", "high_ms", "device_active_ms",
+    "device_idle_ms", "device_span_ms", "idle_causes", "kernel_ms", "kernels", "exposed_communication_ms",
+    "hidden_communication_ms", "peak_memory_bytes", "memory_bytes", "fits", "tflops", "tflops_per_second", "mfu", "gigabytes",
+    "gbps", "coverage", "critical_path", "critical_path_ranks", "waits_for", "stragglers", "look_at", "overheads", "by_op",
+    "by_family", "by_phase", "by_module", "notes",
+)  # fmt: skip
+"""Fields of a predicted step's JSON that are those of the report."""
+MEASURED = (
+    "source", "world", "missing", "step", "steps", "device_span_ms", "transfer_ms", "collectives", "stragglers",
+    "critical_path_ms", "critical_path", "critical_path_ranks", "overheads", "by_op", "by_family", "by_phase", "by_module",
+    "queue_depth", "attributed", "notes",
+)  # fmt: skip
+"""The same of a measured step's."""
+PER_RANK = (
+    "step_ms", "device_active_ms", "device_idle_ms", "kernel_ms", "wait_ms", "peak_memory_bytes", "launched_before_ms",
+)  # fmt: skip
+"""Fields of a measured step's JSON that have a value for each rank."""
+
+
+def _predicted_fields(report: StepReport) -> dict[str, Any]:
+    return {
+        **{name: getattr(report, name) for name in PREDICTED},
+        "wait_ms": report.by_rank("wait_ms"),
+        "ranks": [
+            {
+                "rank": rank.rank, "stands_for": rank.stands_for, "start_ms": rank.start_ms, "step_ms": rank.step_ms,
+                "device_span_ms": rank.device_span_ms, "device_active_ms": rank.device_active_ms, "wait_ms": rank.wait_ms,
+                "communication_ms": rank.communication.communication_ms,
+                "exposed_communication_ms": rank.communication.exposed_ms,
+                "bubble_ms": rank.bubble_ms, "host_ms": rank.host_ms,
+            }
+            for rank in report.ranks
+        ],
+    }  # fmt: skip
+
+
+def _measured_fields(report: StepReport) -> dict[str, Any]:
+    unprofiled = report.unprofiled
+    return {
+        **{name: getattr(report, name) for name in MEASURED},
+        **{name: report.by_rank(name) for name in PER_RANK},
+        "overlap": report.by_rank("communication"),
+        "ranks": {rank.rank: {"overheads": rank.overheads, "queue_depth": rank.queue_depth} for rank in report.ranks},
+        "plain": {} if unprofiled is None else unprofiled,
+        "slowdown": report.profiling_overhead,
+    }
+
+
+def plain(value: Any) -> Any:
+    """The value in JSON's types: records as dicts, keys as text, numbers rounded to four places.
+
+    >>> plain({0: (12.34567, None)}), plain(QueueDepth(0.51234, 3))
+    ({'0': [12.3457, None]}, {'mean': 0.5123, 'max': 3})
+    """
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    return round(value, 4) if isinstance(value, float) else value

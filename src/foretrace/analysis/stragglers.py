@@ -1,0 +1,130 @@
+"""Stragglers: ranks that hold the others back, and why."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from foretrace.analysis.collectives import CollectiveTimes
+from foretrace.analysis.report import Straggler
+from foretrace.graph import Graph
+from foretrace.graph.tables import COLLECTIVE, Floats, Longs
+from foretrace.simulation.intervals import total
+
+TIMES_THE_OTHERS = 2.0
+"""A straggler causes this many times the waiting that the average of the other ranks does."""
+SHARE_OF_STEP = 0.02
+"""A straggler holds the others for at least this part of the step."""
+SAME_WORK = 1.02
+"""Up to this many times the kernels of the others is the same work."""
+
+LATE_START = "its step begins late"
+LATE_LAUNCHES = "slow host: its launches come late"
+LATE_CALLS = "slow host: its calls take longer"
+STALLED = "its device stands still although work is queued"
+MORE_WORK = "more work: it runs more kernels"
+SLOWER_KERNELS = "slower kernels"
+
+
+def stragglers(graphs: list[Graph], collectives: list[CollectiveTimes], step_ms: float) -> list[Straggler]:
+    """Ranks that arrive last so often and so late that it matters; the one that holds the others longest comes first.
+
+    ``held_ms`` is how long each rank that meets it waited for it, on average; in several collectives at a time, a rank
+    waits once.
+    """
+    caused = np.array([_held_up(position, collectives) for position in range(len(graphs))])
+    partners = [{position} for position in range(len(graphs))]
+    for group in collectives:
+        for member in group.members:
+            partners[member].update(group.members)
+    held_ms = caused / np.array([max(len(p) - 1, 1) for p in partners]) / 1e3
+    others = (caused.sum() - caused) / max(len(graphs) - 1, 1)
+    late = np.flatnonzero((caused > TIMES_THE_OTHERS * others) & (held_ms > SHARE_OF_STEP * step_ms))
+    return [
+        Straggler(graphs[position].rank, float(held_ms[position]), _why(position, graphs, collectives))
+        for position in late[np.argsort(-held_ms[late])].tolist()
+    ]
+
+
+def _held_up(late: int, collectives: list[CollectiveTimes]) -> float:
+    """How long others waited for a rank, added up over them."""
+    waiter, start, end = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
+    for group in collectives:
+        if late not in group.members:
+            continue
+        rows = group.last_member == group.members.index(late)
+        begins, waits = group.start[rows], group.wait[rows]
+        row, column = np.nonzero(waits > 0)
+        waiter.append(np.array(group.members, float)[column])
+        start.append(begins[row, column])
+        end.append((begins + waits)[row, column])
+    began, ended = np.concatenate(start), np.concatenate(end)
+    # Waits of different ranks are moved apart, so that only those of one rank overlap.
+    apart = np.concatenate(waiter) * (ended.max(initial=0.0) - began.min(initial=0.0) + 1.0)
+    return total(began + apart, ended + apart)
+
+
+class _Spent(NamedTuple):
+    """What a device did up to the start of each of its kernels, added up from the first one on."""
+
+    awaiting_launch: Floats
+    stalled: Floats
+    computing: Floats
+    kernels: Floats
+
+
+def _why(late: int, graphs: list[Graph], collectives: list[CollectiveTimes]) -> str:
+    """What took the late rank longer than the others, from each collective to the next one it was late for."""
+    shared = [group for group in collectives if late in group.members and len(group.members) > 1]
+    if _began_late(late, graphs, shared):
+        return LATE_START
+    if not len(graphs[late].kernels):
+        return LATE_CALLS  # its host does the work itself
+    spent = [np.stack(_spent(graph)) for graph in graphs]
+    own, others = np.zeros(4), np.zeros(4)
+    for group in shared:
+        column = group.members.index(late)
+        rows = np.flatnonzero((group.last_member == column) & (group.kernel >= 0).all(axis=1))
+        each = np.stack([_since_last(spent[m], group.kernel[:, i], rows) for i, m in enumerate(group.members)])
+        own += each[column].sum(axis=1)
+        others += np.median(np.delete(each, column, axis=0), axis=0).sum(axis=1)
+    longer = _Spent(*(own - others))
+    if longer.computing > max(longer.awaiting_launch, longer.stalled):
+        return MORE_WORK if own[3] > SAME_WORK * others[3] else SLOWER_KERNELS
+    return STALLED if longer.stalled > longer.awaiting_launch else LATE_LAUNCHES
+
+
+def _since_last(spent: Floats, kernel: Longs, rows: Longs) -> Floats:
+    """What a device did from one collective of a group to the next, or from its first kernel to the first one."""
+    before = np.where(rows > 0, spent[:, kernel[rows - 1]], 0.0)
+    return np.asarray(spent[:, kernel[rows]] - before)
+
+
+def _began_late(late: int, graphs: list[Graph], collectives: list[CollectiveTimes]) -> bool:
+    """Whether most of the waiting was at the first collective of a group, and most of that for a late start."""
+    first = anywhere = 0.0
+    for group in collectives:
+        waited = np.where(group.last_member == group.members.index(late), group.wait.sum(axis=1), 0.0)
+        first, anywhere = max(first, float(waited[0])), anywhere + float(waited.sum())
+    began = np.array([np.nanmin(np.concatenate([g.ops.start, g.calls.start, g.kernels.start])) for g in graphs])
+    behind = began[late] - np.median(np.delete(began, late))
+    return first > anywhere / 2 and behind > first / (len(graphs) - 1) / 2
+
+
+def _spent(graph: Graph) -> _Spent:
+    kernels = graph.kernels
+    order = np.argsort(kernels.start, kind="stable")
+    start, end, place = kernels.start[order], kernels.end[order], np.argsort(order)
+    free_since = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
+    launched = np.append(graph.calls.end, -np.inf)[kernels.call[order]]
+    idle = np.maximum(start - free_since, 0.0)
+    awaiting_launch = np.clip(launched - free_since, 0.0, idle)
+    computes = kernels.kind[order] != COLLECTIVE
+    work = np.where(computes, end - start, 0.0)
+    return _Spent(
+        awaiting_launch=np.cumsum(awaiting_launch)[place],
+        stalled=np.cumsum(idle - awaiting_launch)[place],
+        computing=(np.cumsum(work) - work)[place],
+        kernels=(np.cumsum(computes) - computes).astype(np.float64)[place],
+    )

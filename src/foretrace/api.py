@@ -1,0 +1,363 @@
+"""The public functions that join the packages: reading a job, reporting a measured step, predicting one.
+
+``import foretrace as ft`` re-exports these, and the public functions of the packages, lazily.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foretrace.errors import ForetraceError, check_count, check_path
+from foretrace.graph import MAX_RANKS, Graph, Job
+
+if TYPE_CHECKING:
+    from foretrace._progress import OnProgress
+    from foretrace.analysis.report import StepReport
+    from foretrace.platform.fabric import Fabric
+    from foretrace.platform.host import Host
+    from foretrace.platform.platform import Platform
+    from foretrace.prediction.overrides import RankOverrides
+    from foretrace.prediction.scaling import Scaling
+
+DEFAULT_PLATFORM = "h200"
+"""Where a step is predicted if no platform is named and it was not measured on all ranks of a job."""
+STANDARD_INPUT = Path("/dev/stdin")
+
+
+def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
+    """Read a recording, or traces of others.
+
+    Parameters
+    ----------
+    paths
+        A recording's folder; or profiler, execution or Chakra traces, gzipped or not: a file, a folder, a glob, or the files of several
+        ranks; ``-`` is standard input.
+    ranks
+        Read only these; all where it is left out.
+
+    Returns
+    -------
+    The graphs of all ranks, on one clock.
+    """
+    from foretrace.record.folder import is_recording, refuse_headless
+
+    check_names(paths)
+    paths = tuple(STANDARD_INPUT if str(path) == "-" else path for path in paths)
+    wanted = None if ranks is None else set(ranks)
+    recordings = [path for path in paths if is_recording(Path(path))]
+    if recordings and len(paths) > 1:
+        raise ForetraceError(f"{recordings[0]} is a recording, and a whole job by itself", "Show it alone.")
+    if recordings:
+        from foretrace.record.recording import load_recording
+
+        job = load_recording(recordings[0], wanted)
+    else:
+        from foretrace.formats.load import load as load_traces
+
+        for path in paths:
+            refuse_headless(Path(path))
+        job = load_traces(paths, wanted)
+    absent = sorted((wanted or set()) - {graph.rank for graph in job.graphs})
+    if absent:
+        lacks, has = (", ".join(map(str, some)) for some in (absent, [graph.rank for graph in job.graphs]))
+        raise ForetraceError(f"{job.source} has no rank {lacks}", f"Of those asked for it has {has}.")
+    return job
+
+
+def check_names(paths: Collection[str | Path]) -> None:
+    """Refuse an empty name, which as a path would be the current folder.
+
+    >>> check_names(["run", ""])
+    Traceback (most recent call last):
+    foretrace.errors.ForetraceError: the name of what to read is empty. Give a recording or a trace.
+    """
+    if not all(map(str, paths)):
+        raise ForetraceError("the name of what to read is empty", "Give a recording or a trace.")
+
+
+def observe(what: Graph | Job | str | Path, step: str | None = None) -> StepReport:
+    """Where the time of a measured step goes.
+
+    Parameters
+    ----------
+    what
+        A loaded recording or trace, or its path; a graph is a job of one rank.
+    step
+        Which step of a trace that holds several; the one of median length where it is left out.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = OpTable.of([Op("aten::mm", start_us=0.0, end_us=800.0), Op("aten::relu", start_us=900.0, end_us=1500.0)])
+    >>> observe(Graph(ops)).step_ms
+    1.5
+    """
+    from foretrace.analysis.measure import measure_step
+
+    return measure_step(what if isinstance(what, (Graph, Job)) else load(what), step)
+
+
+def predict(
+    what: Graph | Job | str | Path,
+    on: Platform | str | Path | None = None,
+    kernels: str | None = None,
+    step: str | None = None,
+    host: Host | Platform | str | Path | None = None,
+    fabric: Fabric | Platform | str | Path | None = None,
+    gpus_per_node: int | None = None,
+    world: int | None = None,
+    slow_host: Mapping[int, float] | None = None,
+    host_of: Mapping[int, int] | None = None,
+    slow_link: Mapping[int, float] | None = None,
+    on_progress: OnProgress | None = None,
+) -> StepReport:
+    """How long a training step takes on a platform, and why.
+
+    Parameters
+    ----------
+    what
+        A sketch, a loaded recording or trace; or the path of a recording, of a trace, or of a script, ``train.py`` or
+        ``train.py:function``, whose step is sketched. Of a job, all ranks that have a graph are simulated together.
+    on
+        A platform, its name, or its folder. Left out, a job that was profiled on several ranks stays on its own machine: hosts and
+        kernels as measured, collectives by a fabric; so does one profiled rank of a job where it shall stand for a ``world`` of them.
+        Anything else, and what asks for the models of a platform or for another host, is predicted on an ``h200``.
+    kernels
+        ``"measured"`` takes the kernel times of the recording, ``"model"`` those of the platform's models. Left out, the recording's
+        are taken where it was made on the platform's own device.
+    step
+        Which step of a trace that holds several; the one of median length where it is left out.
+    host, fabric
+        As in `load_platform`: those of another platform. Left out, the fabric is the platform's own, or else the shipped one that fits
+        its device and the number of ranks.
+    gpus_per_node
+        Ranks that share a node; as many as the fabric's nodes have, where left out.
+    world
+        Predict a job of so many ranks that all do what the first one does: weak scaling. A script that asks for a process group finds
+        one of so many.
+    slow_host
+        For some ranks, how many times as long their hosts take.
+    host_of
+        For some ranks of a measured job, the rank whose host times they are given.
+    slow_link
+        For some ranks, the part of the speed that their links have.
+    on_progress
+        Called with what is being done, where that takes long.
+
+    Returns
+    -------
+    The report: step time with its range, device time, idle time and its causes, memory, critical path, what each rank waits for, and
+    how much of the device time is known in which way.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
+    >>> report = predict(Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,))])), on="h200")
+    >>> 0.1 < report.device_active_ms < 1.0
+    True
+    """
+    from foretrace.platforms import platform
+    from foretrace.prediction.overrides import RankOverrides
+
+    overrides = RankOverrides(slow_host or {}, host_of or {}, slow_link or {})
+    if gpus_per_node is not None:
+        check_count(gpus_per_node, "gpus_per_node", MAX_RANKS)
+    if world is not None:
+        check_count(world, "world", MAX_RANKS)
+        overrides.check_alike()
+    where = None if on is None else platform(on, host, fabric, on_progress)
+    job = as_job(what, where.device.kind if where else "cuda", world)
+    if where is None and host is None and kernels != "model" and _is_measured(job, world):
+        report = _on_own_machine(job, fabric, gpus_per_node, step, overrides, world)
+    else:
+        where = where or platform(DEFAULT_PLATFORM, host, fabric, on_progress)
+        report = on_platform(job, where, kernels, step, gpus_per_node, world, overrides)
+    if report.workings is not None and world is None:  # charts show what was measured beside it
+        report.workings = replace(report.workings, job=job, step=step)
+    return report
+
+
+def scaling(
+    what: Graph | Job | str | Path, worlds: Sequence[int], on: Platform | str | Path | None = None, **options: object
+) -> Scaling:
+    """Predictions of jobs of several sizes, all of ranks that do what the first one of this job does.
+
+    Parameters
+    ----------
+    what, on
+        As in `predict`.
+    worlds
+        Numbers of ranks, one at least.
+    options
+        The others of `predict`.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
+    >>> step = Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,))]))
+    >>> [row.world for row in scaling(step, [1, 2]).rows]
+    [1, 2]
+    """
+    from foretrace.platforms import platform
+    from foretrace.prediction.scaling import scaling_curve
+
+    if isinstance(worlds, (str, int)) or not worlds:
+        raise ForetraceError(f"no curve can be made of {worlds!r}", "Give some worlds, for instance [1, 2, 4, 8].")
+    for world in worlds:
+        check_count(world, "a world", MAX_RANKS)
+    host, on_progress = options.pop("host", None), options.pop("on_progress", None)
+    several = [world for world in worlds if world > 1]
+    where = None
+    if on is not None or host is not None:
+        where = platform(on or DEFAULT_PLATFORM, host, options.pop("fabric", None), on_progress)  # type: ignore[arg-type]
+    fewest = min(several or worlds)
+    job = as_job(what, where.device.kind if where else "cuda", fewest)
+    fabrics, notes = _fabrics_of_one_kind(job, where, worlds, options)
+    if isinstance(what, (str, Path)) and script_of(what) and job.graphs[0].collectives:
+        notes.append(f"the script was sketched as one of {fewest:,} ranks: more of them do what that one does")
+    each = [predict(job, where, world=world, **{**options, "fabric": one}) for world, one in zip(worlds, fabrics)]  # type: ignore[arg-type]
+    curve = scaling_curve(each)
+    return replace(curve, notes=[*curve.notes, *notes])
+
+
+def _fabrics_of_one_kind(
+    job: Job, where: Platform | None, worlds: Sequence[int], options: Mapping[str, object]
+) -> tuple[Sequence[object], list[str]]:
+    """The fabrics of jobs of several sizes: the one named, or shipped ones for machines of one kind."""
+    named, several = options.get("fabric"), [world for world in worlds if world > 1]
+    communicates = any(graph.collectives for graph in job.graphs)
+    if named is not None or (where and where.fabric) or not several or not communicates:
+        return [named] * len(worlds), []
+    from foretrace.platforms import platform
+    from foretrace.prediction.fabric_choice import fabrics_of
+
+    if where is None and not _is_measured(job, max(several)):
+        where = platform(DEFAULT_PLATFORM)
+    device = where.device.matches if where else job.graphs[0].device
+    found = dict(zip(several, fabrics_of(device, several, options.get("gpus_per_node"))))  # type: ignore[arg-type]
+    names = ", ".join(dict.fromkeys(fabric.name for fabric in found.values()))
+    return [found.get(world) for world in worlds], [
+        f"fabric {names}: shipped, of machines of one kind; --fabric names another"
+    ]
+
+
+def _on_own_machine(
+    job: Job,
+    fabric: Fabric | Platform | str | Path | None,
+    gpus_per_node: int | None,
+    step: str | None,
+    overrides: RankOverrides,
+    world: int | None,
+) -> StepReport:
+    """A measured job where it was measured, with overrides; or one of another size, made of that."""
+    from foretrace.prediction.fabric_choice import choose_fabric
+    from foretrace.prediction.job import NO_FABRIC
+    from foretrace.prediction.predict import predict_on_own_machine
+    from foretrace.prediction.scaling import at_world
+
+    measured, job = (None, job) if world is None else (job, at_world(job, world))
+    chosen, notes = NO_FABRIC, list[str]()
+    if fabric is not None or job.world > 1:
+        chosen, notes = choose_fabric(fabric, None, job.graphs[0].device, job.world, gpus_per_node)
+    return _with_notes(predict_on_own_machine(job, chosen, step, overrides, gpus_per_node, measured), notes)
+
+
+def on_platform(
+    job: Job,
+    where: Platform,
+    kernels: str | None,
+    step: str | None,
+    gpus_per_node: int | None,
+    world: int | None,
+    overrides: RankOverrides,
+) -> StepReport:
+    """A loaded job on a loaded platform; the rest is as in `predict`."""
+    from foretrace.prediction.predict import predict_on_platform
+
+    if world is not None:
+        from foretrace.prediction.scaling import at_world_resharded
+
+        job = at_world_resharded(job, world)
+    try:
+        where, notes = with_fabric(where, job, gpus_per_node)
+    except ForetraceError:
+        # The collectives of one rank alone may take no time; those of a job may not.
+        if len(job.graphs) > 1 or job.alike or overrides.ranks:
+            raise
+        notes = []
+    return _with_notes(predict_on_platform(job, where, kernels, step, overrides, gpus_per_node), notes)
+
+
+def with_fabric(where: Platform, job: Job, gpus_per_node: int | None) -> tuple[Platform, list[str]]:
+    """The platform with a fabric, where a job communicates; and notes on that.
+
+    >>> from foretrace.graph import OpTable
+    >>> from foretrace.platforms import platform
+    >>> with_fabric(platform("h200"), Job([Graph(OpTable.of([]))]), None)[0].fabric
+    """
+    if where.fabric is not None or job.world == 1 or not any(graph.collectives for graph in job.graphs):
+        return where, []
+    from foretrace.prediction.fabric_choice import choose_fabric
+
+    chosen, notes = choose_fabric(None, None, where.device.matches, job.world, gpus_per_node)
+    return where.having(fabric=chosen), notes
+
+
+def _is_measured(job: Job, world: int | None) -> bool:
+    """Whether a job was profiled: several of its ranks; or one, where that shall stand for all."""
+    ranks = job.graphs if world is None else job.graphs[:1]
+    enough = job.world > 1 and (len(ranks) > 1 or world is not None)
+    return enough and not job.alike and all(np.isfinite(graph.ops.start).any() for graph in ranks)
+
+
+def _with_notes(report: StepReport, notes: list[str]) -> StepReport:
+    return replace(report, notes=[*report.notes, *notes])
+
+
+def as_job(what: Graph | Job | str | Path, device: str = "cuda", world: int | None = None) -> Job:
+    """What is predicted, as a job: a graph is a job of one rank, a path is read or sketched as in `read`.
+
+    >>> from foretrace.graph import OpTable
+    >>> as_job(Graph(OpTable.of([]), source="mine")).source
+    'mine'
+    """
+    if isinstance(what, Graph):
+        return Job([what], what.source)
+    if isinstance(what, Job):
+        return what
+    check_path(what, "what is predicted")
+    return read(what, device, world)
+
+
+def read(what: str | Path, device: str = "cuda", world: int | None = None) -> Job:
+    """Read or sketch a step.
+
+    Parameters
+    ----------
+    what
+        A recording's folder; a trace; or a script, ``train.py`` or ``train.py:function``, whose step is sketched.
+    device
+        The kind of device that a script shall find: ``"cuda"``, with or without a GPU, or ``"cpu"``.
+    world
+        How many ranks the process group has that a script shall find, where it asks for one.
+    """
+    script = script_of(what)
+    if script is None:
+        return load(what)
+    from foretrace.record.script import sketch_script  # here, since it brings torch
+
+    graph = sketch_script(*script, "cuda" if device == "cuda" else None, world)
+    return Job([graph], graph.source)
+
+
+def script_of(what: str | Path) -> tuple[Path, str | None] | None:
+    """A script and the function in it, where one is named; None for anything else.
+
+    >>> script_of("train.py:build"), script_of("run")
+    ((PosixPath('train.py'), 'build'), None)
+    """
+    path, _, function = str(what).partition(".py:")
+    if function:
+        return Path(f"{path}.py"), function
+    return (Path(path), None) if path.endswith(".py") else None

@@ -1,0 +1,13 @@
+from foretrace.prediction.job import SimulatedJob as SimulatedJob
+from foretrace.prediction.job import simulate_job as simulate_job
+from foretrace.prediction.overrides import RankOverrides as RankOverrides
+from foretrace.prediction.predict import predict_on_own_machine as predict_on_own_machine
+from foretrace.prediction.predict import predict_on_platform as predict_on_platform
+from foretrace.prediction.predict import step_figures as step_figures
+from foretrace.prediction.rank_models import MeasuredRank as MeasuredRank
+from foretrace.prediction.rank_models import PricedRank as PricedRank
+from foretrace.prediction.rank_models import RankModel as RankModel
+from foretrace.prediction.rates import roofline as roofline
+from foretrace.prediction.report import build_report as build_report
+from foretrace.prediction.scaling import Scaling as Scaling
+from foretrace.prediction.scaling import scaling_curve as scaling_curve

@@ -1,0 +1,126 @@
+"""The fabric of a job: the one that is named, the platform's own, or the shipped one that fits best."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from foretrace.cost_models.collectives.pricing import assumptions
+from foretrace.errors import ForetraceError
+from foretrace.platform.fabric import Fabric, fabrics
+from foretrace.platform.platform import Platform
+
+PCIE = "pcie"
+
+
+def choose_fabric(
+    named: Fabric | Platform | str | Path | None, own: Fabric | None, device: str, world: int, gpus_per_node: int | None
+) -> tuple[Fabric, list[str]]:
+    """The fabric of a job, and notes on it: the one named, the platform's own, or the shipped one that fits best.
+
+    Parameters
+    ----------
+    named
+        As for `foretrace.platforms.fabric_named`; None where the user names none.
+    own
+        That of the platform, if it has one.
+    device, world, gpus_per_node
+        As for `fabric_of`.
+
+    >>> choose_fabric(None, None, "NVIDIA H200", 8, None)[0].name
+    'h200-nvswitch'
+    """
+    if named is not None:
+        from foretrace.platforms import fabric_named
+
+        return fabric_named(named), []
+    if own is not None:
+        return own, []
+    found = fabric_of(device, max(world, 1), gpus_per_node)
+    return found, [f"fabric {found.name}: the closest shipped one; --fabric names another"]
+
+
+def fabrics_of(device: str, worlds: Sequence[int], gpus_per_node: int | None = None) -> list[Fabric]:
+    """The fabrics of jobs of several sizes, all on machines of one kind: with as many GPUs as the largest one's have.
+
+    Parameters
+    ----------
+    device, gpus_per_node
+        As in `fabric_of`.
+    worlds
+        Ranks of each job.
+
+    >>> [fabric.name for fabric in fabrics_of("Tesla V100-SXM2-32GB", [8, 16, 64])]
+    ['v100-8x', 'v100-8x', 'v100-8x']
+    """
+    size = fabric_of(device, max(worlds), gpus_per_node).gpus_per_node
+    return [fabric_of(device, world, gpus_per_node, size) for world in worlds]
+
+
+def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: int | None = None) -> Fabric:
+    """The shipped fabric of a device that comes closest to a job of so many ranks.
+
+    Those measured between as many nodes lead; of these, the one whose ranks are closest in number; links that are known
+    by their specification alone come last.
+
+    Parameters
+    ----------
+    device
+        As the driver calls it.
+    world
+        Ranks of the job.
+    gpus_per_node
+        As many as the fabric's nodes have, where left out.
+    size
+        GPUs that its nodes have; any number where left out.
+
+    >>> fabric_of("NVIDIA A100-SXM4-80GB", 8).name, fabric_of("Tesla V100-PCIE-32GB", 2).name
+    ('a100-8x-nvswitch', 'v100-2x-pcie')
+    """
+    ours = [fabric for fabric in map(Fabric.named, fabrics()) if fabric.links and _is_of(fabric.links.gpu, device)]
+    fitting = [fabric for fabric in ours if _reaches(fabric, world, gpus_per_node)]
+    if size:
+        fitting = [fabric for fabric in fitting if fabric.gpus_per_node == size]
+    if not fitting:
+        unknown = device or "a CPU, nor for an unnamed GPU"
+        what = f"joins {world} GPUs of the kind {device}" if ours else f"is known for {unknown}"
+        raise ForetraceError(
+            f"no shipped fabric {what}",
+            "Name one with --fabric: `foretrace platform list` shows some, `foretrace platform fabric --from JOB --out "
+            f"DIR` makes one of a recorded job, `torchrun --nproc-per-node {world} --no-python foretrace calibrate "
+            "fabric --out DIR` measures one.",
+        )
+    return min(fitting, key=lambda fabric: _distance(fabric, device, world, gpus_per_node))
+
+
+def _is_of(gpu: str, device: str) -> bool:
+    """Whether a fabric's GPU is the device: the model is the same, and both have PCIe cards or neither.
+
+    >>> _is_of("V100 SXM2", "Tesla V100-SXM2-32GB"), _is_of("V100 PCIe", "Tesla V100-SXM2-32GB")
+    (True, False)
+    """
+    ours, theirs = _words(gpu), _words(device)
+    return ours[0] in theirs and (PCIE in ours) == (PCIE in theirs)
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
+
+
+def _reaches(fabric: Fabric, world: int, gpus_per_node: int | None) -> bool:
+    try:
+        assumptions(fabric, world, gpus_per_node)
+    except ForetraceError:
+        return False
+    return True
+
+
+def _distance(fabric: Fabric, device: str, world: int, gpus_per_node: int | None) -> tuple[int, int, float, str]:
+    nodes = -(-world // (gpus_per_node or fabric.gpus_per_node))
+    alike = [curve for curve in fabric.curves if (curve.nodes > 1) == (nodes > 1)]
+    off = min((abs(math.log(curve.ranks / world)) for curve in alike), default=math.inf)
+    assert fabric.links
+    form = set(_words(fabric.links.gpu)) - set(_words(device))  # SXM3 is not SXM2
+    return not alike, len(form), off, fabric.name

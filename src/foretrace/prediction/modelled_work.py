@@ -1,0 +1,265 @@
+"""Modelled device work: what kernel models say the calls of a step launch; recorded kernels where no model knows them.
+
+A trace does not hold the tensors of all that launches kernels: an autograd function's own, a library's, some compiled ones. What was
+recorded then says more than a roofline: it is scaled to the platform by the rates of both devices.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.analysis.collectives import ONE_SIDED, members
+from foretrace.analysis.dispatched import DispatchedCalls
+from foretrace.analysis.kernel_families import kernel_family
+from foretrace.cost_models.kernels.families.compiled import PYTORCH_NAMESPACES
+from foretrace.cost_models.kernels.model import device_models
+from foretrace.cost_models.kernels.pricing import FALLBACK, MODEL, price_kernels
+from foretrace.cost_models.ranges import SIGMAS_TO_P90
+from foretrace.graph import Collective, ForetraceError, Graph
+from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, Ints, distinct
+from foretrace.platform.device import Device
+from foretrace.platform.platform import Platform
+from foretrace.prediction.device_work import DeviceWork, launched, measured_work, merge_work
+
+if TYPE_CHECKING:
+    from foretrace.cost_models.ranges import Range
+
+MAX_NAMED_OPS, MAX_NAMED_KERNELS = 5, 3
+"""How many ops or kernels a note names."""
+NOTED_SHARE = 0.01
+"""Share of the device time above which a note says that recorded kernels stand in."""
+NOTED_LEFT_OUT = 0.15
+"""Share of the recorded kernel time above which a note says that kernels are left out."""
+COMPUTE_BOUND = ("matrix product", "convolution", "attention")
+"""Families limited by arithmetic; any other is limited by memory."""
+
+
+def modelled_work(step: DispatchedCalls, platform: Platform, recorded: bool) -> tuple[DeviceWork, list[str]]:
+    """What the platform's models say the step's calls launch, and what the reader should know of it.
+
+    Parameters
+    ----------
+    step, platform
+        As in `device_work`.
+    recorded
+        Whether kernels that no model knows take their recorded time, scaled to the platform.
+    """
+    calls, work = step.calls, _by_models(step, platform)
+    if recorded:
+        work = work.rows(~np.isin(work.call, guessed_calls(step, work)))
+    scaling_notes = [*_cross_device_notes(calls, platform), *_by_roofline(work, calls, platform)]
+    unknown = unmodelled(step, work)
+    if not recorded:
+        scaling_notes += left_out_notes(calls, unknown)
+    elif unknown.any():
+        added, said = scaled_recorded_kernels(calls, unknown, platform)
+        work = merge_work(work, added)
+        scaling_notes += [said] if added.typical.sum() > NOTED_SHARE * work.typical.sum() else []
+    whole, said_of_fabric = _with_collectives(work, calls, platform)
+    return whole, [*scaling_notes, *said_of_fabric]
+
+
+def _by_models(step: DispatchedCalls, platform: Platform) -> DeviceWork:
+    """What they launch, but for collectives."""
+    calls = step.calls
+    priced = price_kernels(calls, np.arange(len(calls.ops), dtype=np.int32), platform)
+    if not len(priced.op):
+        _check_shapes(calls)
+    streams = _streams(step)
+    count = len(priced.op)
+    return DeviceWork(
+        call=np.asarray(priced.op, np.int32),
+        launch=np.arange(count, dtype=np.int32),
+        stream=streams[priced.op],
+        kind=np.array([_kind(name) for name in priced.name], np.int8),
+        name=list(priced.name),
+        low=priced.low,
+        typical=priced.typical,
+        high=priced.high,
+        source=np.asarray(priced.source, np.int8),
+        collective=np.full(count, -1, np.int32),
+    )
+
+
+def _cross_device_notes(calls: Graph, platform: Platform) -> list[str]:
+    """Notes on times that are scaled from another device."""
+    if not platform.carry:
+        return []
+    from foretrace.cost_models.kernels.cross_device import scaling_notes
+
+    return scaling_notes(calls, platform)
+
+
+def _check_shapes(calls: Graph) -> None:
+    if not any(op.tensors or op.produced for op in calls.ops):
+        raise ForetraceError(
+            f"{calls.source or 'the graph'} does not tell the shapes of tensors, which kernel models go by",
+            "Profile with record_shapes=True, give the execution trace beside it, or say --kernels measured.",
+        )
+
+
+def _streams(step: DispatchedCalls) -> Ints:
+    """The stream of each call: that of its kernels where they were seen, else the one it was called on."""
+    kernels = step.calls.kernels
+    known = kernels.op >= 0
+    if not known.any():
+        return step.stream
+    # Streams have other numbers in a profile: calls without kernels are on the one that most are on.
+    streams = np.full(len(step.stream), np.bincount(kernels.stream[known]).argmax(), np.int32)
+    streams[kernels.op[known]] = kernels.stream[known]
+    return streams
+
+
+def _by_roofline(work: DeviceWork, calls: Graph, platform: Platform) -> list[str]:
+    """Which ops no model of the platform knows, those that take longest first."""
+    total = float(work.typical.sum())
+    share: dict[str, float] = {}
+    for row in np.flatnonzero(work.source == FALLBACK).tolist():
+        name = calls.ops.names[calls.ops.name[work.call[row]]]
+        share[name] = share.get(name, 0.0) + float(work.typical[row]) / total
+    custom = {name: part for name, part in share.items() if not name.startswith(PYTORCH_NAMESPACES)}
+    calls_of_pytorch = {name: part for name, part in share.items() if name not in custom}
+    ways = ((calls_of_pytorch, "rooflines stand in"), (custom, "guesses from their tensors stand in"))
+    return [f"{platform.name} has no model that knows {_named(some)}: {way}" for some, way in ways if some]
+
+
+def _named(share: dict[str, float]) -> str:
+    """Ops with their share of the device time, and that of all."""
+    largest = sorted(share, key=lambda name: -share[name])
+    named = ", ".join(f"{name} ({100 * share[name]:.1f} %)" for name in largest[:MAX_NAMED_OPS])
+    more = f" and {len(largest) - MAX_NAMED_OPS} more" if len(largest) > MAX_NAMED_OPS else ""
+    return f"{named}{more}, {100 * sum(share.values()):.1f} % of the device time"
+
+
+def _kind(name: str) -> int:
+    return COPY if name.startswith("Memcpy") else SET if name.startswith("Memset") else COMPUTE
+
+
+def _with_collectives(work: DeviceWork, calls: Graph, platform: Platform) -> tuple[DeviceWork, list[str]]:
+    """The work with one kernel for each collective, on the stream of its group, priced by the fabric."""
+    theirs = [(number, c) for number, c in enumerate(calls.collectives) if c.op >= 0 and len(members(calls, c)) > 1]
+    if not theirs:
+        return work, []
+    fabric = platform.fabric
+    if fabric is None:
+        kinds = ", ".join(sorted({c.kind for _, c in theirs}))
+        return work, [f"{platform.name} has no fabric: {len(theirs)} collectives ({kinds}) take no time here"]
+    from foretrace.cost_models.collectives.pricing import assumptions, price_collective
+
+    lanes: dict[object, int] = {}
+    first_lane = int(work.stream.max(initial=0)) + 1
+    known: dict[object, Range] = {}
+    for _, c in theirs:
+        if (c.kind, c.nbytes, _lane(c)) not in known:
+            known[c.kind, c.nbytes, _lane(c)] = price_collective(fabric, c.kind, c.nbytes, members(calls, c))
+    price = [known[c.kind, c.nbytes, _lane(c)] for _, c in theirs]
+    added = DeviceWork(
+        call=np.array([c.op for _, c in theirs], np.int32),
+        launch=np.arange(len(theirs), dtype=np.int32) + len(work),
+        stream=np.array([first_lane + lanes.setdefault(_lane(c), len(lanes)) for _, c in theirs], np.int32),
+        kind=np.full(len(theirs), COLLECTIVE, np.int8),
+        name=[c.kind for _, c in theirs],
+        low=np.array([p.low for p in price]),
+        typical=np.array([p.typical for p in price]),
+        high=np.array([p.high for p in price]),
+        source=np.full(len(theirs), MODEL, np.int8),
+        collective=np.array([number for number, _ in theirs], np.int32),
+    )
+    return merge_work(work, added), assumptions(fabric, calls.world)
+
+
+def _lane(collective: Collective) -> object:
+    """Collectives of a group follow each other; a send does not hold up what is received at the same time."""
+    if collective.kind in ONE_SIDED:
+        return collective.group, collective.kind, collective.peer, collective.ranks
+    return collective.group, len(collective.ranks)
+
+
+def guessed_calls(step: DispatchedCalls, work: DeviceWork) -> NDArray[np.int32]:
+    """Calls of others' ops that are priced by their tensors alone, and whose kernels were recorded."""
+    calls = step.calls
+    others = ~calls.ops.names.matching(lambda name: name.startswith(PYTORCH_NAMESPACES))[calls.ops.name]
+    guessed = np.array(distinct(work.call[work.source == FALLBACK]), np.int32)
+    return guessed[others[guessed] & np.isin(guessed, calls.kernels.op[launched(calls) & ~step.loose])]
+
+
+def unmodelled(step: DispatchedCalls, work: DeviceWork) -> NDArray[np.bool_]:
+    """For each recorded kernel, whether no model stands for it: its call has no price, or it was launched in none."""
+    kernels = step.calls.kernels
+    own = launched(step.calls) & (kernels.kind != COLLECTIVE)
+    own[[c.kernel for c in step.calls.collectives if c.kernel >= 0]] = False
+    return np.asarray(own & (step.loose | ~np.isin(kernels.op, work.call)), np.bool_)
+
+
+def scaled_recorded_kernels(calls: Graph, which: NDArray[np.bool_], platform: Platform) -> tuple[DeviceWork, str]:
+    """Recorded kernels on a platform, and what the reader should know of them.
+
+    What it takes to start one stays. The rest changes as the rate of memory does, or that of arithmetic where the
+    kernel's name tells of a product; where it is not known which device they ran on, it stays too.
+    """
+    work, here = measured_work(calls, which), platform.device
+    there, fallback = Device.closest(calls.device), device_models(platform.models).fallback
+    slower = np.array([_slower(name, there, here) if there else 1.0 for name in work.name])
+    start = np.minimum(work.typical, fallback.start_us)
+    us = start + (work.typical - start) * slower
+    low, high = us * fallback.low, us * fallback.high
+    if there:
+        from foretrace.cost_models.kernels.cross_device import scaling_spread  # most steps have nothing to carry over
+        from foretrace.platform.carry import Carry
+
+        off = np.exp(SIGMAS_TO_P90 * scaling_spread(slower, Carry.over(there, here)))
+        low, high = us / off, us * off
+    carried = replace(work, low=low, typical=us, high=high, source=np.full(len(work), FALLBACK, np.int8))
+    at = f", at the rates of {platform.name}" if there else ""
+    recorded = f"{us.sum() / 1e3:.2f} ms are kernels as they were recorded on {calls.device or 'another device'}{at}"
+    return carried, f"{recorded}: no model knows what launched them ({_longest(calls, which)})"
+
+
+def left_out_notes(calls: Graph, which: NDArray[np.bool_]) -> list[str]:
+    """A note on kernels without a price, where they are a large share."""
+    us = calls.kernels.end - calls.kernels.start
+    compute = launched(calls) & (calls.kernels.kind == COMPUTE)
+    share = us[which & compute].sum() / max(us[compute].sum(), 1e-9)
+    if share < NOTED_LEFT_OUT:
+        return []
+    return [
+        f"some {100 * round(share, 1):.0f} % of what kernels took where they were recorded is left out: no model knows "
+        f"what launched them ({_longest(calls, which)})"
+    ]
+
+
+def _slower(kernel: str, there: Device, here: Device) -> float:
+    """How many times as long the work of a kernel takes on one device as on another.
+
+    >>> a100, h200 = Device.named("a100"), Device.named("h200")
+    >>> round(_slower("cuApplyLayerNorm", a100, h200), 2), round(_slower("ampere_sgemm_128x64_tn", a100, h200), 2)
+    (0.42, 0.29)
+    """
+    if kernel_family(kernel) not in COMPUTE_BOUND:
+        return there.memory_gbps / here.memory_gbps
+    rate = "float32" if "sgemm" in kernel else "float16"
+    return there.peak(rate) / here.peak(rate)
+
+
+def _longest(calls: Graph, which: NDArray[np.bool_]) -> str:
+    """Those that took longest, by name."""
+    kernels = calls.kernels
+    by_code = np.bincount(kernels.name[which], (kernels.end - kernels.start)[which])
+    codes = [code for code in np.argsort(-by_code).tolist() if by_code[code]]
+    named = dict.fromkeys(_bare(kernels.names[code]) for code in codes)
+    more = ", …" if len(named) > MAX_NAMED_KERNELS else ""
+    return ", ".join(sorted(list(named)[:MAX_NAMED_KERNELS])) + more
+
+
+def _bare(kernel: str) -> str:
+    """A kernel's name without what it returns, takes and is made for.
+
+    >>> _bare("void (anonymous namespace)::softmax_warp<c10::Half, 11>(int)")
+    'softmax_warp'
+    """
+    return re.split("[<(]", kernel.replace("(anonymous namespace)::", ""))[0].split()[-1]

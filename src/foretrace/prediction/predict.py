@@ -1,0 +1,303 @@
+"""Predicting a job: on its own machine as measured, or on a platform. One rank is a job of one.
+
+Job ─▶ RankModel (measured | priced), one per rank ─▶ TaskGraph ─▶ Timeline ─▶ StepReport
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from foretrace.analysis.collective_matching import seen_by_all
+from foretrace.analysis.memory import peak_memory
+from foretrace.analysis.report import StepReport
+from foretrace.analysis.steps import chosen_step
+from foretrace.errors import ForetraceError
+from foretrace.graph import Graph, Job
+from foretrace.platform.device import Device
+from foretrace.platform.fabric import Fabric
+from foretrace.platform.platform import Platform
+from foretrace.prediction.cpu_ranks import as_typical, with_oversubscription
+from foretrace.prediction.device_work import keeps_measured_kernels
+from foretrace.prediction.job import (
+    NO_FABRIC,
+    SimulatedJob,
+    back_to_back_ms,
+    fabric_assumptions,
+    price_transfers,
+    run_ranks,
+    simulate_job,
+    visible_collectives,
+)
+from foretrace.prediction.overrides import RankOverrides, with_own_graphs
+from foretrace.prediction.rank_models import MeasuredRank, PricedRank, with_arrivals
+from foretrace.prediction.rates import add_rates, totals
+from foretrace.prediction.report import build_report, gemm_workspaces
+from foretrace.prediction.scaling import merge_rank_notes
+from foretrace.prediction.uncertainty import measured_range_note
+from foretrace.simulation.engine import DeadlockError
+
+OWN_MACHINE = "its own machine"
+STALLED_SHARE = 0.01
+"""A device that stalls unexplained for more than this share of the step is noted."""
+
+
+def predict_on_own_machine(
+    job: Job,
+    fabric: Fabric = NO_FABRIC,
+    step: str | None = None,
+    overrides: RankOverrides | None = None,
+    gpus_per_node: int | None = None,
+    measured: Job | None = None,
+) -> StepReport:
+    """Predict a measured job on its own machine: hosts and kernels as measured, collectives by a fabric.
+
+    Parameters
+    ----------
+    job
+        Profiled ranks, on one clock.
+    fabric
+        What joins them: no time of a transfer is taken from the traces.
+    step
+        Which step; the one of median length where left out.
+    overrides
+        What is different from the measured job.
+    gpus_per_node
+        As many as the fabric's nodes have, where left out.
+    measured
+        The measured job, where this one was made of its first rank.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
+    >>> predict_on_own_machine(Job([Graph(OpTable.of(ops))])).step_ms
+    0.015
+    """
+    overrides = overrides or RankOverrides()
+    overrides.check(job.world)
+    job = with_own_graphs(job, overrides)
+    ranks, notes = measured_ranks(job, step)
+    if measured:
+        ranks, typical = as_typical(ranks, measured_ranks(measured, step)[0])
+        notes += typical
+    ranks, shared = with_oversubscription(ranks, fabric, job.world, (measured or job).world, gpus_per_node)
+    cut = replace(job, graphs=[rank.graph for rank in ranks])
+    done = simulate_job(cut, ranks, fabric, overrides, gpus_per_node)
+    report = build_report(job, done, Device.matching(job.graphs[0].device))
+    report.platform = OWN_MACHINE
+    report.fabric = None if fabric is NO_FABRIC else fabric.name
+    measured_as = [measured_range_note(job.graphs), *_stall_notes(ranks, report.step_ms), *_overhead_notes(ranks)]
+    report.notes = _job_notes(job, [*notes, *done.notes, *measured_as, *shared])
+    return report
+
+
+def measured_ranks(job: Job, step: str | None = None) -> tuple[list[MeasuredRank], list[str]]:
+    """The ranks of a measured job as they were, and notes on them.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
+    >>> (rank,), notes = measured_ranks(Job([Graph(OpTable.of(ops))]))
+    >>> rank.tasks.tasks.duration.tolist(), notes
+    ([8.0, 2.0, 5.0], [])
+    """
+    name = chosen_step(job, step)
+    ranks = [MeasuredRank.of(graph, name) for graph in _from_zero(job.graphs)]
+    graphs, notes = seen_by_all([rank.graph for rank in ranks])
+    return [rank if rank.graph is one else MeasuredRank.of(one, None) for rank, one in zip(ranks, graphs)], notes
+
+
+def predict_on_platform(
+    what: Graph | Job,
+    platform: Platform,
+    kernels: str | None = None,
+    step: str | None = None,
+    overrides: RankOverrides | None = None,
+    gpus_per_node: int | None = None,
+) -> StepReport:
+    """Predict all ranks of a job on a platform, which has a fabric where they exchange anything.
+
+    Parameters
+    ----------
+    what, kernels, step
+        As in `foretrace.predict`; a graph is a job of one rank.
+    platform
+        Where every rank runs.
+    overrides
+        Ranks that differ from the platform.
+    gpus_per_node
+        As many as the fabric's nodes have, where left out.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
+    >>> job = Job([Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,))]))])
+    >>> 0.1 < predict_on_platform(job, Platform.named("h200")).step_ms < 1.0
+    True
+    """
+    overrides = overrides or RankOverrides()
+    job = Job([what], what.source) if isinstance(what, Graph) else what
+    overrides.check(job.world)
+    job = with_own_graphs(job, overrides)
+    done, ranks = _simulate_on_platform(job, platform, kernels, step, overrides, gpus_per_node)
+    report = build_report(job, done, platform.device)
+    report.platform, report.fabric = platform.name, platform.fabric.name if platform.fabric else None
+    report.step_ms_back_to_back = back_to_back_ms(
+        ranks, done.matches, done.transfers.typical, platform.device, overrides.slow_host
+    )
+    add_rates(report, [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks])
+    rank_notes = merge_rank_notes({rank.graph.rank: rank.notes for rank in ranks})
+    report.notes = _job_notes(job, [*rank_notes, *done.notes, *_idle_device_note(ranks, platform)])
+    return report
+
+
+def priced_ranks(
+    job: Job, platform: Platform, kernels: str | None, step: str | None, keep_collectives: bool = False
+) -> list[PricedRank]:
+    """The ranks of a job with the costs of a platform.
+
+    The collectives of one rank without others are kernels like any other where their time was measured, or where there is no
+    fabric that could price them.
+    """
+    name = chosen_step(job, step)
+    ranks = [PricedRank.of(graph, name, platform, kernels) for graph in job.graphs]
+    if len(ranks) == 1 and not job.alike:
+        (rank,) = ranks
+        measured = keeps_measured_kernels(rank.graph, platform, kernels) and not keep_collectives
+        if measured or platform.fabric is None:
+            alone = with_arrivals(rank.tasks.tasks, np.zeros(0, np.int64))
+            return [replace(rank, graph=replace(rank.graph, collectives=[]), tasks=alone)]
+    return ranks
+
+
+def _simulate_on_platform(
+    job: Job,
+    platform: Platform,
+    kernels: str | None,
+    step: str | None,
+    overrides: RankOverrides,
+    gpus_per_node: int | None,
+) -> tuple[SimulatedJob, list[PricedRank]]:
+    if not job.graphs:
+        raise ForetraceError(f"{job.source or 'the job'} holds no rank", "Record the job again.")
+    ranks = priced_ranks(job, platform, kernels, step, keep_collectives=bool(overrides.slow_link))
+    cut = replace(job, graphs=[rank.graph for rank in ranks])
+    fabric = platform.fabric or _no_fabric(platform, cut)
+    # Calls were measured with as many ranks at once.
+    ranks, _ = with_oversubscription(ranks, fabric, job.world, job.world, gpus_per_node)
+    return simulate_job(cut, ranks, fabric, overrides, gpus_per_node), ranks
+
+
+class StepFigures(NamedTuple):
+    """Time and memory of a step, in milliseconds and bytes: what a sweep asks for hundreds of times."""
+
+    step_ms: float
+    next_ms: float
+    """From the end of one step to the end of the next."""
+    device_ms: float
+    """Sum of kernel times."""
+    memory_bytes: int | None
+    """Of the fullest rank."""
+    fits: bool | None
+
+
+def step_figures(job: Job, platform: Platform, gpus_per_node: int | None = None) -> tuple[StepFigures, list[str]]:
+    """Time and memory of a job as `predict_on_platform` has them, without the reasons; and what its collectives rest on.
+
+    Parameters
+    ----------
+    job
+        All ranks, cut to one step. Kernel times are those of the platform's models.
+    platform
+        Where every rank runs; it has a fabric where they exchange anything.
+    gpus_per_node
+        As many as the fabric's nodes have, where left out.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
+    >>> job = Job([Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,))]))])
+    >>> figures, _ = step_figures(job, Platform.named("h200"))
+    >>> figures.next_ms < figures.step_ms
+    True
+    """
+    ranks = priced_ranks(job, platform, "model", None)
+    fabric = platform.fabric or NO_FABRIC
+    matches, _ = visible_collectives(replace(job, graphs=[rank.graph for rank in ranks]), ranks)
+    basis = fabric_assumptions(matches, fabric, job.world, gpus_per_node)
+    transfers = price_transfers(matches, fabric, gpus_per_node)
+    try:
+        _, timeline, _ = run_ranks([rank.tasks for rank in ranks], ranks, matches, transfers.typical)
+    except DeadlockError:
+        raise ForetraceError(
+            "deadlock, the ranks wait for each other forever", "foretrace predict says which of them, and where."
+        ) from None
+    step_ms = timeline.span / 1e3
+    next_ms = back_to_back_ms(ranks, matches, transfers.typical, platform.device)
+    memory = max(filter(None, (_peak_memory(rank, platform) for rank in ranks)), default=None)
+    figures = StepFigures(
+        step_ms=step_ms,
+        next_ms=step_ms if next_ms is None else next_ms,
+        device_ms=float(np.mean([rank.step.work.typical.sum() for rank in ranks])) / 1e3,
+        memory_bytes=memory,
+        fits=None if memory is None else memory <= platform.device.memory_gb * 1e9,
+    )
+    return figures, basis
+
+
+def _peak_memory(rank: PricedRank, platform: Platform) -> int | None:
+    held = peak_memory(rank.uncut)
+    return None if held is None else held + gemm_workspaces(rank.dispatched, platform.device)
+
+
+def _no_fabric(platform: Platform, job: Job) -> Fabric:
+    if any(graph.collectives for graph in job.graphs):
+        raise ForetraceError(
+            f"{platform.name} has no fabric, and the ranks exchange data",
+            "Name one with --fabric: `foretrace platform list` shows them.",
+        )
+    return NO_FABRIC
+
+
+def _from_zero(graphs: list[Graph]) -> list[Graph]:
+    """The graphs with their first event at zero."""
+    tables = [table for graph in graphs for table in (graph.ops, graph.calls, graph.kernels) if len(table)]
+    begins = [float(np.nanmin(table.start)) for table in tables if np.isfinite(table.start).any()]
+    return [graph.shifted(-min(begins, default=0.0)) for graph in graphs]
+
+
+def _stall_notes(ranks: Sequence[MeasuredRank], step_ms: float) -> list[str]:
+    limit_us = STALLED_SHARE * step_ms * 1e3
+    stalled = {rank.graph.rank: rank.stalled_us / 1e3 for rank in ranks if rank.stalled_us > limit_us}
+    shares = {rank: f"{ms:.1f} ms ({100 * ms / step_ms:.0f} % of the step)" for rank, ms in stalled.items()}
+    which = ", ".join(f"rank {rank} for {share}" for rank, share in shares.items())
+    reason = "for no reason that the trace shows (another user of the machine?): these stalls stay as measured"
+    return [f"work stalls on {which}, {reason}"] if stalled else []
+
+
+def _overhead_notes(ranks: Sequence[MeasuredRank]) -> list[str]:
+    low, high = (some(rank.profiling_overhead for rank in ranks) for some in (min, max))
+    if low == high == 1.0:
+        return []
+    by = f"{low:.2f} to {high:.2f}" if f"{low:.2f}" != f"{high:.2f}" else f"{high:.2f}"
+    return [f"host times are scaled to those of unprofiled steps: the profiled one took {by} times as long"]
+
+
+def _idle_device_note(ranks: Sequence[PricedRank], platform: Platform) -> list[str]:
+    if any(len(rank.step.work) for rank in ranks) or platform.device.kind == "cpu":
+        return []
+    return [f"the step launches nothing on {platform.name}'s device: were its model and data on the device?"]
+
+
+def _job_notes(job: Job, more: list[str]) -> list[str]:
+    notes = [*job.notes, *(note for graph in job.graphs for note in graph.notes)]
+    if job.missing:
+        if len(job.graphs) == 1:
+            notes.append(
+                f"rank {job.graphs[0].rank} of {job.world:,} is predicted alone: the time it waits for other ranks is not included"
+            )
+        else:
+            ranks = "rank" if len(job.missing) == 1 else f"{len(job.missing):,} ranks"
+            notes.append(f"no rank waits for the {ranks} of {job.world:,} without a graph")
+    if job.alike:
+        notes.append(f"ranks that do the same are simulated once: {len(job.graphs):,} for all {job.world:,}")
+    return list(dict.fromkeys([*notes, *more]))

@@ -1,0 +1,344 @@
+"""Models of a rank: its host and kernels as they were measured on its own machine, or priced on a platform.
+
+Both give the simulation the same things: a task graph, how far its durations may be off, and the rank's graph at simulated times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from foretrace.analysis.critical_path import LATENCY_US
+from foretrace.analysis.dependencies import edges, with_host_collectives_as_kernels
+from foretrace.analysis.dispatched import DispatchedCalls, dispatched_calls
+from foretrace.analysis.host_time import Segments, host_segments
+from foretrace.analysis.measured_tasks import in_time_order, rank_tasks
+from foretrace.analysis.steps import cut_to_step
+from foretrace.cost_models.collectives.contention import Contention
+from foretrace.cost_models.kernels.pricing import MEASURED, MODEL
+from foretrace.errors import ForetraceError
+from foretrace.graph import Graph, Span
+from foretrace.graph.tables import COLLECTIVE, Floats, Ints, Longs, Small, distinct
+from foretrace.platform.platform import Platform
+from foretrace.prediction.device_work import SOURCES, keeps_measured_kernels
+from foretrace.prediction.priced_step import PricedStep, price_step
+from foretrace.prediction.priced_tasks import STEP, at_predicted_times, priced_tasks, with_cold_host_penalty
+from foretrace.prediction.uncertainty import host_spread, measured_uncertainty, priced_uncertainty
+from foretrace.simulation.contention import measured_overlap
+from foretrace.simulation.merge import RankTasks
+from foretrace.simulation.task_graph import KERNEL, TaskGraph, Timeline
+from foretrace.simulation.uncertainty import Uncertainty
+
+NO_OVERLAP = np.zeros(1)
+"""The measured overlap of modelled kernels: models know kernels alone."""
+
+
+class RankModel(Protocol):
+    """What the simulation asks of a rank."""
+
+    @property
+    def graph(self) -> Graph:
+        """The rank's step; its collectives are those that are matched with other ranks'."""
+
+    @property
+    def tasks(self) -> RankTasks:
+        """Its tasks."""
+
+    @property
+    def overlap(self) -> Floats | None:
+        """The share of each of its kernels that overlapped with a collective when measured; None where kernels stay as they are."""
+
+    @property
+    def slowdown(self) -> Contention | None:
+        """How its work and its collectives slow each other; None for that of GPUs."""
+
+    @property
+    def jitter(self) -> float:
+        """How far ranks that do the same lie apart: standard deviation of the logarithm; 0 where a device sets the pace."""
+
+    def at(self, times: Timeline) -> tuple[Graph, Segments]:
+        """Its graph and its host time at simulated times."""
+
+    def uncertainty(self) -> Uncertainty:
+        """How far its tasks' durations may be off."""
+
+    @property
+    def sources(self) -> Small:
+        """How the time of each kernel is known."""
+
+    def device_us(self) -> dict[str, float]:
+        """Microseconds of its kernels, collectives apart, by how they are known."""
+
+
+@dataclass(frozen=True)
+class MeasuredRank:
+    """A rank whose host and kernels take what they were measured to take."""
+
+    graph: Graph
+    segments: Segments
+    tasks: RankTasks
+    stall: Floats
+    """How much longer than typical each task waited for no visible reason: the lags of its tasks hold that."""
+    overlap: Floats | None
+    profiling_overhead: float
+    """How many times as long the step took as an unprofiled one: host times are divided by that."""
+    on_cpu: bool
+    """Whether the CPU does the work of its calls itself."""
+    measured_jitter: float | None = None
+    """How far ranks on such CPUs were measured to lie apart."""
+    slowdown: Contention | None = None
+    """How work and communication were measured to slow each other on them."""
+
+    @classmethod
+    def of(cls, whole: Graph, step: str | None) -> MeasuredRank:
+        """A rank's step, with what ran on its device before."""
+        _, cut = cut_to_step(whole, step)
+        graph = with_host_collectives_as_kernels(cut)
+        segments = host_segments(graph)
+        if not len(segments):
+            raise ForetraceError(
+                f"{whole.source or f'rank {whole.rank}'} has no measured host times",
+                "Say --on PLATFORM to predict it on one, or give profiler traces of all ranks.",
+            )
+        measured = measured_rank_tasks(graph, segments)
+        overhead = _profiling_overhead(whole, step)
+        tasks = measured.tasks.with_slower_host(1 / overhead)  # profiling slows the host
+        on_cpu = not len(cut.kernels)
+        overlap = None if on_cpu else measured.overlap
+        return cls(graph, segments, tasks, measured.stall, overlap, overhead, on_cpu)
+
+    @property
+    def host_overlap(self) -> Floats:
+        """The share of each of its host tasks that overlapped with a collective, where the host does the work."""
+        return measured_rank_tasks(self.graph, self.segments).overlap
+
+    @property
+    def host_us(self) -> float:
+        """Host time of the step."""
+        tasks = self.tasks.tasks
+        return float(tasks.duration[tasks.on_host].sum())
+
+    @property
+    def stalled_us(self) -> float:
+        """How long tasks waited for no visible reason, beyond what may be latency."""
+        return float(self.stall[self.stall > LATENCY_US].sum())
+
+    @property
+    def jitter(self) -> float:
+        """On CPUs alone: as such ranks were measured to lie apart; or else as the rank's own steps do."""
+        if self.measured_jitter is not None:
+            return self.measured_jitter
+        return host_spread(self.graph) if self.on_cpu else 0.0
+
+    def at(self, times: Timeline) -> tuple[Graph, Segments]:
+        """Its graph and its host time at simulated times."""
+        return _at_simulated_times(self.graph, self.segments, self.tasks.tasks, times)
+
+    def uncertainty(self) -> Uncertainty:
+        """How much it varies from run to run."""
+        return measured_uncertainty(self.graph, self.tasks.tasks)
+
+    @property
+    def sources(self) -> Small:
+        """Measured, but for transfers, which the fabric prices."""
+        return np.where(self.graph.kernels.kind == COLLECTIVE, MODEL, MEASURED).astype(np.int8)
+
+    def device_us(self) -> dict[str, float]:
+        """All measured."""
+        kernels = self.graph.kernels
+        return {SOURCES[MEASURED]: float((kernels.end - kernels.start)[kernels.kind != COLLECTIVE].sum())}
+
+
+def _profiling_overhead(graph: Graph, step: str | None) -> float:
+    """That of this very step, where unprofiled ones were timed as well; else that of all of them."""
+    ours = [span for span in graph.steps if span.name == step or len(graph.steps) == 1]
+    if not ours or not graph.plain.synced_ms:
+        return graph.slowdown
+    return ours[0].ms / float(np.median(graph.plain.synced_ms))
+
+
+class MeasuredRankTasks(NamedTuple):
+    """The tasks of a measured rank."""
+
+    tasks: RankTasks
+    stall: Floats
+    """How much longer than typical each task waited for no visible reason: its lags hold that."""
+    overlap: Floats
+    """The share of each of its kernels that overlapped with a collective."""
+
+
+def measured_rank_tasks(graph: Graph, segments: Segments) -> MeasuredRankTasks:
+    """The tasks of a measured rank: each keeps its own time, and what held it up becomes an edge.
+
+    Between the end of what a task waited for and its start lies a latency: the typical one, or a longer one where the device idled for
+    a reason that the trace does not show. What was already running when the trace began starts when it did.
+
+    Parameters
+    ----------
+    graph
+        The step, and what ran on the device before its own kernels.
+    segments
+        Its host time.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
+    >>> step = Graph(OpTable.of(ops))
+    >>> measured_rank_tasks(step, host_segments(step)).tasks.tasks.duration.tolist()
+    [8.0, 2.0, 5.0]
+    """
+    measured, timeline = in_time_order(rank_tasks(0, graph, segments))
+    tasks = _without_guessed_edges(graph, measured)
+    gap = timeline.start[tasks.after] - timeline.end[tasks.before]
+    on_device = (measured.kind == KERNEL).astype(np.int64)
+    direction = on_device[tasks.before] * 2 + on_device[tasks.after]
+    lag = np.minimum(gap, _typical_latency(tasks, timeline, gap, direction)[direction])
+    explained = np.full(len(tasks), -np.inf)
+    np.maximum.at(explained, tasks.after, timeline.end[tasks.before] + lag)
+    free = np.isneginf(explained)
+    stall = np.where(free, 0.0, timeline.start - explained)
+    kernel_task = np.full(len(graph.kernels), -1, np.int64)
+    kernels = np.flatnonzero(measured.kind == KERNEL)
+    kernel_task[measured.row[kernels]] = kernels
+    arrival = np.array([kernel_task[c.kernel] if c.kernel >= 0 else -1 for c in graph.collectives], np.int64)
+    tasks = replace(tasks, lag=lag + stall[tasks.after], release=np.where(free, timeline.start, 0.0))
+    rank = RankTasks(tasks, arrival)
+    return MeasuredRankTasks(rank, stall, measured_overlap(rank, timeline))
+
+
+def _without_guessed_edges(graph: Graph, measured: TaskGraph) -> TaskGraph:
+    """The task graph in which nothing of this step's host holds up what was launched before it."""
+    kernels = graph.kernels
+    earlier = np.append((kernels.call < 0) & (kernels.op < 0), False)[
+        np.where(measured.kind == KERNEL, measured.row, -1)
+    ]
+    holds = ~(earlier[measured.after] & measured.on_host[measured.before])
+    waits = edges(measured.before[holds], measured.after[holds])
+    return TaskGraph.of(measured.duration, measured.lane, waits, kind=measured.kind, row=measured.row)
+
+
+def _typical_latency(tasks: TaskGraph, timeline: Timeline, gap: Floats, direction: Longs) -> Floats:
+    """How long after what it waited for last a task starts, by whether these are on the host or the device."""
+    last = np.full(len(tasks), -np.inf)
+    np.maximum.at(last, tasks.after, timeline.end[tasks.before])
+    decides = (timeline.end[tasks.before] == last[tasks.after]) & (gap <= LATENCY_US)
+    typical = np.zeros(4)
+    for one in range(4):
+        gaps = gap[decides & (direction == one)]
+        typical[one] = np.median(gaps) if len(gaps) else LATENCY_US
+    return typical
+
+
+def _at_simulated_times(graph: Graph, segments: Segments, tasks: TaskGraph, times: Timeline) -> tuple[Graph, Segments]:
+    """A measured rank as it runs in a simulation: its kernels and host time there, and its calls moved with these."""
+    hosts, kernels = np.flatnonzero(tasks.on_host), np.flatnonzero(tasks.kind == KERNEL)
+    moved = segments.rows(np.ones(len(segments), bool))
+    moved.start[tasks.row[hosts]], moved.end[tasks.row[hosts]] = times.start[hosts], times.end[hosts]
+    # A wait begins when the host is there, and not when what it waits for is done.
+    follows = np.flatnonzero(segments.thread[1:] == segments.thread[:-1]) + 1
+    adjacent = follows[segments.start[follows] == segments.end[follows - 1]]
+    moved.start[adjacent] = moved.end[adjacent - 1]
+    table, ops, calls = replace(graph.kernels), replace(graph.ops), replace(graph.calls)
+    table.start, table.end = graph.kernels.start.copy(), graph.kernels.end.copy()
+    table.start[tasks.row[kernels]], table.end[tasks.row[kernels]] = times.start[kernels], times.end[kernels]
+    for one in (ops, calls):
+        one.start = _warped(one.start, one.thread, segments, moved)
+        one.end = _warped(one.end, one.thread, segments, moved)
+    span = Span(STEP, float(times.start.min(initial=np.inf)), float(times.end.max(initial=-np.inf)))
+    return replace(graph, kernels=table, ops=ops, calls=calls, steps=[span], allocated=(), slowdown=1.0), moved
+
+
+def _warped(time: Floats, thread: Ints, old: Segments, new: Segments) -> Floats:
+    """Times on each thread, moved as the host time around them was."""
+    result = time.copy()
+    for one in distinct(old.thread):
+        here, there = np.flatnonzero(old.thread == one), thread == one
+        was = np.stack([old.start[here], old.end[here]], axis=1).ravel()
+        then = np.stack([new.start[here], new.end[here]], axis=1).ravel()
+        inside = np.interp(time[there], was, then)
+        result[there] = inside + np.minimum(time[there] - was[0], 0.0) + np.maximum(time[there] - was[-1], 0.0)
+    return result
+
+
+@dataclass(frozen=True)
+class PricedRank:
+    """A rank with the costs of a platform."""
+
+    graph: Graph
+    """Its dispatcher calls; a collective's kernel is its row in the device work."""
+    uncut: Graph
+    dispatched: DispatchedCalls
+    step: PricedStep
+    tasks: RankTasks
+    notes: tuple[str, ...]
+    overlap: Floats | None
+    on_cpu: bool
+    """Whether the CPU does the work of its calls itself."""
+    measured_jitter: float | None = None
+    """How far ranks on such CPUs were measured to lie apart."""
+    slowdown: Contention | None = None
+    """How work and communication were measured to slow each other on them."""
+
+    @classmethod
+    def of(cls, whole: Graph, step: str | None, platform: Platform, kernels: str | None) -> PricedRank:
+        """A rank's step with its costs on a platform."""
+        cut, _ = cut_to_step(whole, step)
+        dispatched = dispatched_calls(cut)
+        calls = dispatched.calls
+        if not len(calls.ops):
+            raise ForetraceError(
+                f"{whole.source or f'rank {whole.rank}'} holds no calls", "Record or sketch a training step."
+            )
+        priced, notes = price_step(cut, dispatched, platform, kernels)
+        tasks = with_cold_host_penalty(priced, priced_tasks(priced, platform.device))
+        work = priced.work
+        row = np.full(len(calls.collectives), -1)
+        row[work.collective[work.collective >= 0]] = np.flatnonzero(work.collective >= 0)
+        collectives = [replace(c, kernel=int(kernel)) for c, kernel in zip(calls.collectives, row)]
+        graph = replace(calls, collectives=collectives)
+        on_cpu = platform.device.kind == "cpu"
+        contends = not on_cpu and not keeps_measured_kernels(calls, platform, kernels)
+        overlap = NO_OVERLAP if contends else None
+        return cls(graph, whole, dispatched, priced, with_arrivals(tasks, row), tuple(notes), overlap, on_cpu)
+
+    @property
+    def jitter(self) -> float:
+        """On CPUs alone: as such ranks were measured to lie apart; or else as whole steps do on this host."""
+        if self.measured_jitter is not None:
+            return self.measured_jitter
+        return self.step.common if self.on_cpu else 0.0
+
+    def at(self, times: Timeline) -> tuple[Graph, Segments]:
+        """Its graph and its host time at simulated times."""
+        graph, segments = at_predicted_times(self.dispatched.calls, self.step, self.tasks.tasks, times)
+        return replace(graph, collectives=self.graph.collectives), segments
+
+    def uncertainty(self) -> Uncertainty:
+        """That of its host and of the kernel models."""
+        return priced_uncertainty(self.dispatched.calls, self.step, self.tasks.tasks)
+
+    @property
+    def sources(self) -> Small:
+        """Those of its device work."""
+        return self.step.work.source
+
+    def device_us(self) -> dict[str, float]:
+        """By the models that know them."""
+        work = self.step.work
+        ours = work.kind != COLLECTIVE
+        return {word: float(work.typical[ours & (work.source == code)].sum()) for code, word in SOURCES.items()}
+
+
+def with_arrivals(tasks: TaskGraph, kernel: Longs) -> RankTasks:
+    """The tasks of a rank with its arrivals at collectives.
+
+    Parameters
+    ----------
+    tasks
+        The tasks of a priced step.
+    kernel
+        For each of its collectives, the row in its device work; -1 for none.
+    """
+    kernel_tasks = np.append(np.flatnonzero(tasks.kind == KERNEL), -1)
+    return RankTasks(tasks, kernel_tasks[kernel])

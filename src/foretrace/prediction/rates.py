@@ -1,0 +1,148 @@
+"""Arithmetic and bytes of a step against the device's peaks: FLOP/s, MFU, and the roofline of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from foretrace.analysis.report import StepReport
+from foretrace.analysis.workings import Workings
+from foretrace.cost_models.kernels.families import context_of, family_of
+from foretrace.cost_models.kernels.families.lookups import index_statistics
+from foretrace.cost_models.kernels.roofline import Work, work_of
+from foretrace.graph import Graph, Indices, Op, Tf32
+from foretrace.graph.calls import dispatched, enclosing_calls
+from foretrace.graph.tables import Floats, Ints
+from foretrace.platform.device import Device
+from foretrace.prediction.priced_step import PricedStep
+
+ARITHMETIC = ("matrix", "convolutions", "attention")
+"""Families whose arithmetic counts: what a model's FLOPs are commonly taken to be."""
+DEFAULT_RATE = "float32"
+"""The rate of a step without arithmetic."""
+
+
+@dataclass
+class Totals:
+    """Arithmetic and bytes of all calls of a step that launch device work."""
+
+    flops: float = 0.0
+    peak_us: float = 0.0
+    """What the arithmetic would take at the device's peak rates."""
+    nbytes: float = 0.0
+    """The fewest that must be moved."""
+
+
+def totals(calls: Graph, step: PricedStep, device: Device) -> Totals | None:
+    """Arithmetic and bytes of a step; None where its source does not tell shapes."""
+    found, known = Totals(), False
+    for _, work, counts in works(calls, sorted(set(step.work.call.tolist())), device):
+        known = True
+        found.nbytes += work.bytes
+        if counts:
+            found.flops += work.flops
+            found.peak_us += work.flops / device.peak(work.rate) / 1e6
+    return found if known else None
+
+
+def add_rates(report: StepReport, each: Sequence[Totals | None]) -> None:
+    """Add FLOP/s, MFU and bandwidth, the means over the ranks; nothing where a rank's source does not tell shapes."""
+    done = [one for one in each if one is not None]
+    if not done or len(done) < len(each) or not report.step_ms:
+        return
+    report.tflops = sum(one.flops for one in done) / len(done) / 1e12
+    report.gigabytes = sum(one.nbytes for one in done) / len(done) / 1e9
+    report.tflops_per_second = report.tflops / report.step_ms * 1e3
+    report.mfu = sum(one.peak_us for one in done) / len(done) / 1e3 / report.step_ms
+    report.gbps = report.gigabytes / report.device_active_ms * 1e3 if report.device_active_ms else None
+
+
+def works(calls: Graph, rows: Iterable[int], device: Device) -> Iterator[tuple[int, Work, bool]]:
+    """What some calls have to do, and whether their arithmetic counts; those without shapes are left out.
+
+    >>> from foretrace.graph import OpTable, Tensor
+    >>> square = Tensor((1000, 1000), "float32", "cuda:0")
+    >>> step = Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,)), Op("aten::some")]))
+    >>> [(row, work.flops, counts) for row, work, counts in works(step, [0, 1], Device.named("h200"))]
+    [(0, 2000000000, True)]
+    """
+    known: dict[tuple[object, ...], tuple[Work, bool]] = {}
+    ops = list(calls.ops)
+    ids = index_statistics(ops, calls.indices)
+    for row in rows:
+        op, indices = ops[row], ids.get(row)
+        shapes = tuple((t.shape, t.dtype, t.layout) for t in op.tensors)
+        if not shapes:
+            continue
+        key = (op.name, shapes, indices.unique if indices else None)
+        if key not in known:
+            known[key] = _work(op, device, indices, calls.tf32)
+        yield row, *known[key]
+
+
+def _work(op: Op, device: Device, indices: Indices | None, tf32: Tf32) -> tuple[Work, bool]:
+    """What a call has to do, and whether its arithmetic counts."""
+    family = family_of(op)
+    if family is None:
+        return work_of(op), False
+    return family.describe(op, context_of(family, device, indices, tf32)).work, family.name in ARITHMETIC
+
+
+Key = tuple[str, tuple[tuple[int, ...], ...], str]
+
+
+class RooflineCalls(NamedTuple):
+    """Calls of one name with the same shapes."""
+
+    op: Op
+    """One of them."""
+    us: list[float]
+    """What the device takes for each."""
+    flops: float
+    nbytes: float
+    """What each does, and the fewest bytes that it must move."""
+    rate: str
+    """The type whose peak rate limits its arithmetic."""
+    least_us: float
+    """What each would take at the device's peak rates."""
+
+
+class Roofline(NamedTuple):
+    """What the device could do, and what it was given."""
+
+    calls: list[RooflineCalls]
+    """Those that take longest first."""
+    memory_gbps: float
+    peaks: dict[str, float]
+    """TFLOP/s, of the rates of the calls and of `DEFAULT_RATE`."""
+
+
+def roofline(workings: Workings) -> Roofline | None:
+    """The calls of the first rank by name and shapes; None where device, times or shapes are not known."""
+    device, graph = workings.device, workings.graphs[0]
+    rows = dispatched(graph)
+    spent = _device_time(graph, rows)
+    if device is None:
+        return None
+    us = dict(zip(rows.tolist(), spent.tolist()))
+    found: dict[Key, RooflineCalls] = {}
+    for row, work, _ in works(graph, rows[spent > 0].tolist(), device):
+        op = graph.ops[row]
+        key = (op.name, tuple(t.shape for t in op.tensors), op.tensors[0].dtype)
+        if key not in found:
+            found[key] = RooflineCalls(op, [], work.flops, work.bytes, work.rate, work.us(device))
+        found[key].us.append(us[row])
+    calls = sorted(found.values(), key=lambda alike: -sum(alike.us))
+    peaks = {rate: device.peak(rate) for rate in {DEFAULT_RATE, *(alike.rate for alike in calls)}}
+    return Roofline(calls, device.memory_gbps, peaks) if calls else None
+
+
+def _device_time(graph: Graph, rows: Ints) -> Floats:
+    """Microseconds that the device works for each of these calls."""
+    kernels, place = graph.kernels, enclosing_calls(graph, rows)[graph.kernels.op]
+    owned = place >= 0
+    time = kernels.end - kernels.start
+    return np.asarray(np.bincount(place[owned], time[owned], len(rows)), np.float64)

@@ -1,0 +1,216 @@
+"""The report of a simulated job: the same record, read off by the same functions, as that of a measured step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from foretrace.analysis.breakdown import by_family, by_module, by_op, by_phase
+from foretrace.analysis.collectives import CollectiveTimes, pair_waits, wait_ms
+from foretrace.analysis.critical_path import LATENCY, hot_ops, summarize_path
+from foretrace.analysis.dependencies import without_host_collective_kernels
+from foretrace.analysis.device_time import active_and_idle, communication, device_span, idle_causes
+from foretrace.analysis.dispatched import DispatchedCalls
+from foretrace.analysis.host_time import KINDS, host_overheads
+from foretrace.analysis.memory import peak_memory
+from foretrace.analysis.report import RankReport, StepReport
+from foretrace.analysis.stragglers import stragglers
+from foretrace.analysis.workings import Workings
+from foretrace.cost_models.kernels.pricing import MODEL
+from foretrace.graph import PHASES, Graph, Job
+from foretrace.graph.tables import percentiles
+from foretrace.platform.device import Device
+from foretrace.prediction.device_work import SOURCES
+from foretrace.prediction.job import SimulatedJob
+from foretrace.prediction.rank_models import PricedRank
+from foretrace.prediction.uncertainty import PERCENTILES, job_uncertainty, sample_count
+from foretrace.simulation.critical_path import critical_path
+from foretrace.simulation.task_graph import SYNC
+from foretrace.simulation.uncertainty import sample_ends
+
+
+def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepReport:
+    """What a simulated job says.
+
+    Parameters
+    ----------
+    job
+        The job as it was read.
+    done
+        Its simulation.
+    device
+        What every rank runs on, where its description is known.
+    """
+    timeline = done.timeline
+    tasks = done.tasks.labelled(timeline)
+    path = critical_path(tasks, timeline)
+    summary = summarize_path(path, tasks, timeline, done.graphs, done.segments)
+    graphs = [without_host_collective_kernels(graph) for graph in done.graphs]
+    collectives = simulated_collectives(graphs, done)
+    ranks = _rank_reports(job, graphs, done, collectives, device)
+    step_ms = timeline.span / 1e3
+    active = float(np.mean([rank.device_active_ms for rank in ranks]))
+    peak = max((rank.peak_memory_bytes for rank in ranks if rank.peak_memory_bytes is not None), default=None)
+    memory = round(device.memory_gb * 1e9) if device else 0
+    report = StepReport(
+        source=job.source,
+        world=job.world,
+        platform="",
+        step_ms=step_ms,
+        device_active_ms=active,
+        device_idle_ms=max(step_ms - active, 0.0),
+        device_span_ms=device_span(graphs),
+        kernel_ms=float(np.mean([rank.kernel_ms for rank in ranks])),
+        kernels=round(float(np.mean([len(graph.kernels) for graph in graphs]))),
+        exposed_communication_ms=float(np.mean([rank.communication.exposed_ms for rank in ranks])),
+        hidden_communication_ms=float(np.mean([rank.communication.hidden_ms for rank in ranks])),
+        peak_memory_bytes=peak,
+        memory_bytes=memory,
+        fits=None if peak is None or not device else peak <= memory,
+        coverage=_coverage(done),
+        critical_path_ms=summary.ms,
+        critical_path=summary.rows,
+        critical_path_ranks=summary.by_rank,
+        ranks=ranks,
+        waits_for=pair_waits(graphs, collectives),
+        stragglers=stragglers(graphs, collectives, step_ms) if len(graphs) > 1 else [],
+        look_at=hot_ops(path, tasks, timeline, done.graphs, done.segments),
+        overheads=host_overheads(done.segments),
+        by_op=by_op(graphs, done.segments),
+        by_family=by_family(graphs, done.segments),
+        by_phase=by_phase(graphs, done.segments),
+        by_module=by_module(graphs, done.segments),
+    )
+    report.idle_causes = _idle_causes(graphs, done, report.device_idle_ms)
+    samples = sample_step_ms(done)
+    low, high = percentiles(samples, PERCENTILES)
+    report.low_ms, report.high_ms = min(low, step_ms), max(high, step_ms)
+    sources = [rank.sources for rank in done.ranks]
+    report.workings = Workings(tasks, timeline, path, done.graphs, done.segments, device, sources, samples, collectives)
+    return report
+
+
+def sample_step_ms(done: SimulatedJob) -> np.ndarray:
+    """Step times with durations drawn anew for each sample."""
+    tasks, transfers = done.tasks.tasks, done.transfers
+    every = job_uncertainty([rank.uncertainty() for rank in done.ranks], transfers[:3], transfers.alike)
+    return (sample_ends(tasks, every, sample_count(len(tasks))) - float(done.timeline.start.min())) / 1e3
+
+
+def _coverage(done: SimulatedJob) -> dict[str, float]:
+    """Share of the device time by how it is known; waiting is not part of it."""
+    us: dict[str, float] = defaultdict(float)
+    for rank in done.ranks:
+        for source, time in rank.device_us().items():
+            us[source] += time
+    members = np.array([len(match.calls) for match in done.matches])
+    us[SOURCES[MODEL]] += float(done.transfers.typical @ members) if len(members) else 0.0
+    if not sum(us.values()):
+        return dict.fromkeys(SOURCES.values(), 0.0)  # all of it on the host
+    total = sum(us.values())
+    return {source: us[source] / total for source in SOURCES.values()}
+
+
+def _idle_causes(graphs: list[Graph], done: SimulatedJob, idle_ms: float) -> dict[str, float]:
+    """Milliseconds in which the device idles, by what the host does; the rest is the device's own latency."""
+    end = done.timeline.span
+    each = np.mean([idle_causes(graph, cut, end) for graph, cut in zip(graphs, done.segments)], axis=0) / 1e3
+    causes = dict(zip(KINDS, each.tolist()))
+    return {**causes, LATENCY: max(idle_ms - float(each.sum()), 0.0)}
+
+
+def _rank_reports(
+    job: Job, graphs: list[Graph], done: SimulatedJob, collectives: list[CollectiveTimes], device: Device | None
+) -> list[RankReport]:
+    """A report for each rank that has a graph."""
+    span, waits = device_span(graphs), wait_ms(graphs, collectives)
+    begin = min((step.start for graph in graphs for step in graph.steps), default=0.0)
+    reports = []
+    for position, (graph, whole) in enumerate(zip(graphs, job.graphs)):
+        talk = communication(graph, position, collectives)
+        active, idle = (us / 1e3 for us in active_and_idle(graph))
+        (step,) = graph.steps
+        reports.append(
+            RankReport(
+                rank=graph.rank,
+                step_ms=step.ms,
+                start_ms=(step.start - begin) / 1e3,
+                stands_for=1 + sum(other == graph.rank for other in job.alike.values()),
+                device_span_ms=active + idle,
+                device_active_ms=active,
+                device_idle_ms=idle,
+                kernel_ms=float((graph.kernels.end - graph.kernels.start).sum()) / 1e3,
+                host_ms=_host_us(done, position) / 1e3,
+                wait_ms=waits[graph.rank],
+                communication=talk,
+                bubble_ms=max(span - active + talk.exposed_wait_ms, 0.0) if span else 0.0,
+                peak_memory_bytes=_peak_memory(whole, done, position, device),
+            )
+        )
+    return reports
+
+
+def _host_us(done: SimulatedJob, position: int) -> float:
+    """Host time of a rank; a priced sync is only the latency of the device's signal."""
+    tasks = done.tasks.ranks[position].tasks
+    priced = isinstance(done.ranks[position], PricedRank)
+    return float(tasks.duration[tasks.kind < SYNC if priced else tasks.on_host].sum())
+
+
+def _peak_memory(graph: Graph, done: SimulatedJob, position: int, device: Device | None) -> int | None:
+    held, rank = peak_memory(graph), done.ranks[position]
+    if held is not None and device and isinstance(rank, PricedRank) and not graph.allocated:
+        held += gemm_workspaces(rank.dispatched, device)
+    return held
+
+
+def gemm_workspaces(step: DispatchedCalls, device: Device) -> int:
+    """Bytes that the GEMM library keeps as workspace: for each stream, and for autograd's thread beside the main one.
+
+    >>> from foretrace.analysis.dispatched import dispatched_calls
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = [Op("aten::mm", phase="forward"), Op("aten::mm", phase="backward"), Op("aten::mm", phase="backward")]
+    >>> gemm_workspaces(dispatched_calls(Graph(OpTable.of(ops))), Device.named("h200")) / 2**20
+    64.0
+    """
+    if device.kind == "cpu":
+        return 0
+    from foretrace.cost_models.kernels.families.gemm import Gemm
+
+    ops = step.calls.ops
+    multiplies = ops.names.matching(Gemm.ops.__contains__)[ops.name]
+    backward = ops.phase == PHASES.index("backward")
+    users = set(zip(step.stream[multiplies].tolist(), backward[multiplies].tolist()))
+    return round(len(users) * device.workspace_mib * 2**20)
+
+
+def simulated_collectives(graphs: list[Graph], done: SimulatedJob) -> list[CollectiveTimes]:
+    """When the ranks of each group arrive at its collectives and leave them, in the order these began."""
+    matches, merged, timeline = done.matches, done.tasks, done.timeline
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, match in enumerate(matches):
+        members = tuple(call.graph for call in match.calls)
+        if len(set(members)) == len(members) == len(merged.arrivals[number]):
+            groups[members].append(number)
+    first = int(merged.first[-1])
+    found = []
+    for members, numbers in groups.items():
+        numbers.sort(key=lambda number: timeline.start[first + number])
+        start = np.array([timeline.start[merged.arrivals[number]] for number in numbers])
+        end = np.broadcast_to(timeline.end[first + np.array(numbers)][:, None], start.shape)
+        calls = [matches[number].calls for number in numbers]
+        kernel = [[graphs[call.graph].collectives[call.number].kernel for call in some] for some in calls]
+        sizes = [matches[number].nbytes for number in numbers]
+        found.append(
+            CollectiveTimes(
+                group=graphs[members[0]].collectives[calls[0][0].number].group,
+                members=list(members),
+                kinds=[matches[number].kind for number in numbers],
+                nbytes=np.array([size if isinstance(size, int) else max(size) for size in sizes], np.int64),
+                kernel=np.array(kernel, np.int64),
+                start=start,
+                end=np.array(end),
+            )
+        )
+    return found

@@ -1,0 +1,279 @@
+"""Scaling: the same step in jobs of other sizes, each rank doing what the recorded one did, and the curve of several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from foretrace.analysis.collectives import ONE_SIDED, members
+from foretrace.analysis.report import NotebookDocument, StepReport, plain
+from foretrace.errors import check_count
+from foretrace.graph import MAX_RANKS, Collective, ForetraceError, Graph, Job
+
+WEAK = "weak scaling: each rank's own work and the bytes of each collective stay, groups that span the job grow with it"
+NOTHING_EXCHANGED = "the step exchanges nothing: --parallel data=N makes a job of it whose ranks share their gradients"
+ALIKE = re.compile(r"ranks (that )?do the same")
+"""Notes that a curve says by its first column."""
+
+
+@dataclass(slots=True)
+class ScalingRow:
+    """One job of a scaling curve."""
+
+    world: int
+    fabric: str | None
+    step_ms: float
+    low_ms: float
+    high_ms: float
+    device_active_ms: float
+    exposed_communication_ms: float
+    hidden_communication_ms: float
+    efficiency: float
+    """The step of the smallest job over this one's."""
+
+
+@dataclass
+class Scaling(NotebookDocument):
+    """Predictions of one step in jobs of several sizes."""
+
+    source: str = ""
+    platform: str | None = ""
+    rows: list[ScalingRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of its JSON: ``scaling`` is the list to plot."""
+        return {"source": self.source, "platform": self.platform, "scaling": plain(self.rows), "notes": self.notes}
+
+
+def scaling_curve(reports: Sequence[StepReport]) -> Scaling:
+    """The curve of several predictions.
+
+    >>> scaling_curve([StepReport(world=1, step_ms=4.0), StepReport(world=2, step_ms=5.0)]).rows[1].efficiency
+    0.8
+    """
+    ordered = sorted(reports, key=lambda report: report.world)
+    smallest = ordered[0]
+    rows = [
+        ScalingRow(
+            report.world,
+            report.fabric,
+            report.step_ms,
+            report.low_ms,
+            report.high_ms,
+            report.device_active_ms,
+            report.exposed_communication_ms,
+            report.hidden_communication_ms,
+            smallest.step_ms / report.step_ms if report.step_ms else 1.0,
+        )
+        for report in ordered
+    ]
+    return Scaling(smallest.source, smallest.platform, rows, _common_notes(ordered))
+
+
+def _common_notes(ordered: Sequence[StepReport]) -> list[str]:
+    """The notes of all: of those that differ in numbers alone the largest job's.
+
+    >>> _common_notes([StepReport(notes=["a100-8x on 2 nodes"]), StepReport(notes=["a100-8x on 4 nodes", "a100-4x on 4"])])
+    ['a100-8x on 4 nodes', 'a100-4x on 4']
+    """
+    notes = {note_key(note): note for report in ordered for note in report.notes if not ALIKE.search(note)}
+    return list(notes.values())
+
+
+NUMBER = re.compile(r"(?<![\w-])\d[\d,.]*(?![\w-])")
+"""A number by itself; those of a name, as a100-8x, are none."""
+EXAMPLES = re.compile(r"\([^()]*\)")
+
+
+def note_key(note: str) -> frozenset[str]:
+    """The words of a note without numbers, order and examples: equal for notes that say the same.
+
+    >>> note_key("a (6%) and b (2.0%) on 2 nodes") == note_key("b (4%) and a (3.0%) on 4 nodes")
+    True
+    >>> note_key("a100-8x on 4 nodes") == note_key("a100-4x on 4 nodes")
+    False
+    """
+    return frozenset(NUMBER.sub("", EXAMPLES.sub("", note)).replace(",", " ").split())
+
+
+def merge_rank_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
+    """The notes of some ranks, of those that say much the same the first one's.
+
+    >>> merge_rank_notes({0: ["guessed", "5 ms are guesses"], 1: ["guessed", "6 ms are guesses"]})
+    ['guessed', 'on rank 0, others alike: 5 ms are guesses']
+    """
+    found: dict[frozenset[str], dict[str, int]] = {}
+    for rank, theirs in notes.items():
+        for note in theirs:
+            found.setdefault(note_key(note), {}).setdefault(note, rank)
+    return [
+        note if len(same) == 1 else f"on rank {rank}, others alike: {note}"
+        for same in found.values()
+        for note, rank in [next(iter(same.items()))]
+    ]
+
+
+def at_world_resharded(job: Job, world: int) -> Job:
+    """A job of so many ranks that all do what the first one does, its weights in as many shards as there are ranks.
+
+    As `at_world`, for a step that is priced anew. A trace that does not tell its calls well enough keeps its shards.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> at_world_resharded(Job([Graph(OpTable.of([Op("aten::mm")]))]), 64).world
+    64
+    """
+    grown = at_world(job, world)
+    (rank,) = grown.graphs
+    ranks = _scattering(rank)
+    if ranks == _scattering(job.graphs[0]):
+        return grown
+    from foretrace.transforms.parallel.fsdp_reshard import shards, uses_fsdp  # here, since few steps scatter anything
+
+    if not uses_fsdp(rank):
+        return grown
+    try:
+        return replace(grown, graphs=[shards(rank, ranks)])
+    except ForetraceError as unknown:
+        return replace(grown, notes=[*grown.notes, f"shards stay as large as they were: {unknown}"])
+
+
+def _scattering(graph: Graph) -> int:
+    """How many ranks scatter sums to each other."""
+    return next((len(members(graph, one)) for one in graph.collectives if one.kind == "reduce_scatter"), 0)
+
+
+def at_world(job: Job, world: int) -> Job:
+    """A job of so many ranks that all do what the first one of this job does.
+
+    A group that is the whole job stays the whole job; one that reaches through it in steps, as data parallel groups
+    around tensor parallel ones, gets more members at the same distance; any other stays as it is.
+
+    Parameters
+    ----------
+    job
+        A recording or a sketch of which the first rank is taken.
+    world
+        Ranks of the new job.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> data = Collective("all_reduce", "data", 1024, kernel=-1, op=0, ranks=(0, 2))
+    >>> small = Graph(OpTable.of([Op("c10d::allreduce_")]), world=4, collectives=[data])
+    >>> large = at_world(Job([small]), 8)
+    >>> large.graphs[0].collectives[0].ranks, len(large.alike), large.missing
+    ((0, 2, 4, 6), 7, [])
+    """
+    check_count(world, "world", MAX_RANKS)
+    if not job.graphs:
+        raise ForetraceError(f"{job.source or 'the job'} holds no rank", "Record the job again.")
+    first = job.graphs[0]
+    if any(one.kind in ONE_SIDED for one in first.collectives):
+        raise ForetraceError(
+            f"rank {first.rank} sends to single ranks, as a stage of a pipeline does: others do not do the same",
+            "Leave out --world. In --parallel, data=N says how many ranks each stage has.",
+        )
+    grown: dict[tuple[int, ...], tuple[int, ...]] = {}
+    sizes: dict[str, tuple[int, int]] = {}
+
+    def members_of(collective: Collective) -> tuple[int, ...]:
+        ranks = collective.ranks or first.groups.get(collective.group, ()) or tuple(range(job.world))
+        if ranks not in grown:
+            grown[ranks] = _grown(ranks, first, job.world, world)
+        sizes[collective.group] = len(ranks), len(grown[ranks])
+        return grown[ranks]
+
+    collectives = [replace(one, ranks=members_of(one)) for one in first.collectives]
+    graph = replace(first, rank=0, world=world, collectives=collectives, groups={})
+    notes = [*job.notes, *([WEAK] if world != job.world else []), *_regrouped(sizes)]
+    if len(job.graphs) > 1:
+        notes.append(
+            f"all ranks are taken to do what rank {first.rank} did: how much later others came is not in the step"
+        )
+    if world > 1 and not collectives:
+        notes.append(NOTHING_EXCHANGED)
+    return Job([graph], job.source, notes, dict.fromkeys(range(1, world), 0))
+
+
+def _regrouped(sizes: dict[str, tuple[int, int]]) -> list[str]:
+    """Which groups have more or fewer members than they had.
+
+    >>> _regrouped({"data": (8, 16), "tensor": (2, 2)})
+    ['group data goes from 8 to 16 ranks: if it shares the work of a layer, no real job does that']
+    """
+    changed = [
+        f"group {name.removeprefix('group ') or 'without a name'} goes from {old:,} to {new:,} ranks"
+        for name, (old, new) in sizes.items()
+        if old != new
+    ]
+    return [f"{', '.join(changed)}: if it shares the work of a layer, no real job does that"] if changed else []
+
+
+def _grown(ranks: tuple[int, ...], graph: Graph, old: int, new: int) -> tuple[int, ...]:
+    """The members of a group in a job of another size, seen from its first rank."""
+    distance = _distance(ranks)
+    if distance and distance * len(ranks) == old:
+        if new % distance:
+            raise ForetraceError(
+                f"a job of {new} ranks can't be cut into groups whose members are {distance} apart",
+                f"Give a multiple of {distance}.",
+            )
+        return tuple(range(0, new, distance))
+    moved = tuple(rank - ranks[0] for rank in ranks)
+    if max(moved) >= new:
+        raise ForetraceError(
+            f"a group of rank {graph.rank} reaches over {max(moved) + 1} ranks, and the job shall have {new}",
+            f"Give a world of at least {max(moved) + 1}.",
+        )
+    return moved
+
+
+def _distance(ranks: Sequence[int]) -> int:
+    """How far apart the members of a group are, all alike; 0 where they are not."""
+    if len(ranks) < 2:
+        return 0
+    step = ranks[1] - ranks[0]
+    return step if step > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, step)) else 0
+
+
+def parse_worlds(text: str) -> list[int]:
+    """The sizes that a text lists; dots stand for what doubles, or goes on as the two before them.
+
+    >>> parse_worlds("64"), parse_worlds("1,2,4,...,64"), parse_worlds("8,16,24")
+    ([64], [1, 2, 4, 8, 16, 32, 64], [8, 16, 24])
+    """
+    found: list[int] = []
+    fills = False
+    for item in text.replace("…", "...").split(","):
+        if item.strip() == "...":
+            fills = True
+            continue
+        if not item.strip().isdecimal() or not 1 <= int(item) <= MAX_RANKS:
+            raise ForetraceError(
+                f"{item.strip()!r} is no number of ranks from 1 to {MAX_RANKS:,}",
+                "Say for instance 64, or 1,2,4,...,1024.",
+            )
+        if fills:
+            found += _between(found, int(item))
+            fills = False
+        found.append(int(item))
+    if len(set(found)) < len(found):
+        raise ForetraceError(f"{text!r} lists a world twice", "Say for instance 1,2,4,...,1024.")
+    if fills or not found:
+        raise ForetraceError(f"{text!r} lists no worlds", "Say for instance 64, or 1,2,4,...,1024.")
+    return found
+
+
+def _between(found: list[int], last: int) -> list[int]:
+    """What lies between those found and the last one."""
+    if not found:
+        raise ForetraceError("nothing stands before the dots", "Say for instance 1,2,4,...,1024.")
+    latest = found[-1]
+    step = latest - found[-2] if len(found) > 1 and latest != 2 * found[-2] else 0
+    if step < 0 or last <= latest:
+        raise ForetraceError("worlds around dots must grow", "Say for instance 1,2,4,...,1024.")
+    more = []
+    while (latest := latest + step if step else latest * 2) < last:
+        more.append(latest)
+    return more

@@ -1,0 +1,13 @@
+from foretrace.simulation.contention import with_contention as with_contention
+from foretrace.simulation.critical_path import CriticalPath as CriticalPath
+from foretrace.simulation.critical_path import critical_path as critical_path
+from foretrace.simulation.engine import DeadlockError as DeadlockError
+from foretrace.simulation.engine import simulate as simulate
+from foretrace.simulation.merge import JobTasks as JobTasks
+from foretrace.simulation.merge import RankTasks as RankTasks
+from foretrace.simulation.merge import merge_ranks as merge_ranks
+from foretrace.simulation.task_graph import TaskGraph as TaskGraph
+from foretrace.simulation.task_graph import TaskKind as TaskKind
+from foretrace.simulation.task_graph import Timeline as Timeline
+from foretrace.simulation.uncertainty import Uncertainty as Uncertainty
+from foretrace.simulation.uncertainty import sample_ends as sample_ends

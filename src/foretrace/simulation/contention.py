@@ -1,0 +1,146 @@
+"""Contention: kernels and collectives that overlap slow each other, simulated again until the times settle.
+
+Kernel models know kernels alone, and fabrics transfers alone: what overlap adds comes on top. Measured kernels already hold what it
+added in the measured run: for them only the difference in overlap counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from foretrace.simulation.engine import simulate
+from foretrace.simulation.intervals import merged
+from foretrace.simulation.merge import JobTasks, RankTasks
+from foretrace.simulation.task_graph import KERNEL, Floats, Longs, TaskGraph, Timeline
+
+PASSES = 4
+SETTLED_US = 1.0
+"""A change of the last end below which another pass is not worth its time."""
+NO_TASKS = np.zeros(0, np.int64)
+
+
+class Slowdown(Protocol):
+    """How much longer kernels and transfers take where they overlap."""
+
+    @property
+    def spins(self) -> bool:
+        """Whether a collective that waits for its last rank slows kernels as well, as on GPUs."""
+
+    def longer(self, us: Floats, share: Floats) -> Floats:
+        """Microseconds that kernels take longer, with a collective during a share of their time."""
+
+    def transfer_longer(self, us: Floats, share: Floats) -> Floats:
+        """Microseconds that transfers take longer, with kernels during a share of their time."""
+
+
+def overlap_share(start: Floats, end: Floats, other_start: Floats, other_end: Floats) -> Floats:
+    """The share of each interval that lies inside any of some others.
+
+    >>> overlap_share(np.array([0.0, 8.0]), np.array([4.0, 9.0]), np.array([3.0]), np.array([10.0])).tolist()
+    [0.25, 1.0]
+    """
+    if not len(other_start):
+        return np.zeros(len(start))
+    begins, ends, _ = merged(other_start, other_end)
+    covered = np.append(0.0, np.cumsum(ends - begins))
+
+    def until(time: Floats) -> Floats:
+        at = np.searchsorted(begins, time, "right") - 1
+        inside = covered[at] + np.clip(time - begins[at], 0.0, (ends - begins)[at])
+        return np.where(at >= 0, inside, 0.0)
+
+    return np.asarray((until(end) - until(start)) / np.maximum(end - start, 1e-9))
+
+
+def with_contention(
+    job: JobTasks, measured_overlap: Sequence[Floats | None], slowdown: Slowdown
+) -> tuple[JobTasks, Timeline]:
+    """The task graph with kernels and transfers as slow as their overlap makes them, and when all of it runs.
+
+    A transfer is as slow as on the rank where most overlaps with it: all wait for the slowest.
+
+    Parameters
+    ----------
+    job
+        All ranks.
+    measured_overlap
+        For each rank the share of each of its kernel tasks that overlapped with a collective when it was measured, one number for
+        all where that is the same; None for a rank whose kernels stay as they are.
+    slowdown
+        How they slow each other.
+
+    >>> from types import SimpleNamespace
+    >>> from foretrace.simulation.merge import merge_ranks
+    >>> tasks = TaskGraph.of([0.0, 80.0], [1, 0], [], kind=np.full(2, KERNEL, np.int8))  # a collective, and a kernel
+    >>> job = merge_ranks([RankTasks(tasks, np.array([0]))], [[(0, 0)]], np.array([100.0]))
+    >>> law = SimpleNamespace(spins=True, longer=lambda us, share: 0.25 * us * share, transfer_longer=lambda us, share: 0 * us)
+    >>> slower, _ = with_contention(job, [np.zeros(1)], law)
+    >>> slower.tasks.duration.tolist()
+    [0.0, 100.0, 100.0]
+    """
+    alone = job.tasks.duration
+    slowed_tasks = _compute_kernels if slowdown.spins else computing_tasks
+    tasks = [slowed_tasks(rank) if known is not None else NO_TASKS for rank, known in zip(job.ranks, measured_overlap)]
+
+    def slowed(timeline: Timeline) -> Floats:
+        start, end = timeline.start, timeline.end
+        duration, shares = alone.copy(), np.zeros(len(alone))
+        for position, (rows, known) in enumerate(zip(tasks, measured_overlap)):
+            moved = job.transfer[position]
+            moved = moved[moved >= 0]
+            if known is not None and len(rows) and len(moved):
+                ours = job.first[position] + rows
+                collectives = _collectives(job, position, timeline) if slowdown.spins else (start[moved], end[moved])
+                more = overlap_share(start[ours], end[ours], *collectives) - known
+                duration[ours] = np.maximum(alone[ours] + slowdown.longer(alone[ours], more), 0.0)
+                share = overlap_share(start[moved], end[moved], start[ours], end[ours])
+                shares[moved] = np.maximum(shares[moved], share)
+        transfers = slice(job.first[-1], None)
+        duration[transfers] = alone[transfers] + slowdown.transfer_longer(alone[transfers], shares[transfers])
+        return duration
+
+    slower, timeline = settle(job.tasks, slowed)
+    return replace(job, tasks=slower), timeline
+
+
+def settle(tasks: TaskGraph, slowed: Callable[[Timeline], Floats]) -> tuple[TaskGraph, Timeline]:
+    """The task graph with durations that fit the times they lead to, and these times."""
+    timeline = simulate(tasks)
+    for _ in range(PASSES):
+        tasks, before = replace(tasks, duration=slowed(timeline)), timeline
+        timeline = simulate(tasks)
+        if abs(timeline.end.max(initial=0.0) - before.end.max(initial=0.0)) < SETTLED_US:
+            break
+    return tasks, timeline
+
+
+def measured_overlap(rank: RankTasks, timeline: Timeline) -> Floats:
+    """The share of each of a rank's computing tasks that overlapped with one of its collectives."""
+    collectives = rank.arrival[rank.arrival >= 0]
+    rows = computing_tasks(rank)
+    start, end = timeline.start, timeline.end
+    return overlap_share(start[rows], end[rows], start[collectives], end[collectives])
+
+
+def computing_tasks(rank: RankTasks) -> Longs:
+    """Kernel tasks, collectives apart; where there are none the host does the work, and its tasks are meant."""
+    kernels = _compute_kernels(rank)
+    return kernels if len(kernels) else np.flatnonzero(rank.tasks.on_host)
+
+
+def _compute_kernels(rank: RankTasks) -> Longs:
+    """Kernel tasks, collectives apart."""
+    computes = rank.tasks.kind == KERNEL
+    computes[rank.arrival[rank.arrival >= 0]] = False
+    return np.flatnonzero(computes)
+
+
+def _collectives(job: JobTasks, position: int, timeline: Timeline) -> tuple[Floats, Floats]:
+    """When those of a rank begin and end, waiting included."""
+    times, arrival = job.rank_timeline(position, timeline), job.ranks[position].arrival
+    arrived = arrival[arrival >= 0]
+    return times.start[arrived], times.end[arrived]

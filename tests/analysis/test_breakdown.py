@@ -1,0 +1,100 @@
+"""Time by op, family, phase and module."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foretrace.analysis.breakdown import EARLIER, NO_OP, by_family, by_module, by_op, by_phase, own_time
+from foretrace.analysis.host_time import host_segments
+from foretrace.graph import Graph
+from foretrace.graph.tables import NODE
+from tests.analysis.builders import Call, Orphan, launch, rank
+
+
+def named(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    (row,) = [row for row in rows if row.name == name]
+    return row
+
+
+def summed(by: Any, *graphs: Graph) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = by(list(graphs), [host_segments(graph) for graph in graphs])
+    return rows
+
+
+def linear() -> Graph:
+    inner = Call("aten::addmm", 2, 8, module="net.0")
+    return rank(Call("aten::linear", 0, 10, module="net.0"), inner, launch(4, 6, (7, 1007), name="sgemm"))
+
+
+def test_device_time_goes_to_the_innermost_op_and_host_time_is_counted_once() -> None:
+    rows = summed(by_op, linear())
+    assert (named(rows, "aten::addmm").device_ms, named(rows, "aten::linear").device_ms) == (1.0, 0.0)
+    assert (named(rows, "aten::addmm").host_ms, named(rows, "aten::linear").host_ms) == (0.006, 0.004)
+
+
+def test_several_ranks_are_averaged() -> None:
+    row = named(summed(by_op, linear(), linear()), "aten::addmm")
+    assert (row.device_ms, row.count, row.share) == (1.0, 1, 1.0)
+
+
+def test_kernels_without_an_op_are_not_lost() -> None:
+    rows = summed(by_op, rank(Orphan(0, 100), launch(200, 201, (202, 252))))
+    assert named(rows, EARLIER).device_ms == 0.1
+    assert named(rows, NO_OP).device_ms == 0.05
+
+
+def test_a_node_that_launches_by_itself_owns_its_kernels_and_its_host_time_is_no_calls() -> None:
+    row = named(
+        summed(by_op, rank(Call("LayerNormFunction", 0, 10, kind=NODE), launch(2, 4, (5, 25)))), "LayerNormFunction"
+    )
+    assert (row.device_ms, row.host_ms, row.count) == (0.02, 0.0, 1)
+
+
+def test_a_kernel_credited_to_a_call_that_launches_nothing_is_shown_by_its_own_name() -> None:
+    quiet, loud = Call("aten::empty", 0, 5), Call("aten::empty", 5, 20)
+    rows = summed(by_op, rank(quiet, loud, launch(10, 12, (30, 40), name="fused_softmax")))
+    assert (named(rows, "fused_softmax").device_ms, named(rows, "fused_softmax").count) == (0.01, 1)
+    assert (named(rows, "aten::empty").device_ms, named(rows, "aten::empty").count) == (0.0, 1)
+
+
+def test_the_largest_comes_first() -> None:
+    graph = rank(*(Call(n, t, t + 5) for n, t in (("a", 0), ("b", 10))), launch(1, 2, (3, 4)), launch(11, 12, (13, 90)))
+    assert [row.name for row in summed(by_op, graph)] == ["b", "a"]
+
+
+def test_a_family_has_the_time_of_its_kernels_and_their_launches() -> None:
+    row = named(summed(by_family, linear()), "matrix product")
+    assert (row.device_ms, row.host_ms, row.count) == (1.0, 0.002, 1)
+
+
+def test_without_kernels_families_are_those_of_the_ops() -> None:
+    rows = summed(by_family, rank(Call("aten::mm", 0, 30), Call("aten::relu", 30, 40)))
+    assert [(row.name, row.share) for row in rows] == [("matrix product", 0.75), ("element-wise", 0.25)]
+
+
+def test_time_before_a_call_belongs_to_the_phase_of_that_call() -> None:
+    graph = rank(Call("aten::mm", 0, 10), Call("aten::add_", 30, 40, phase="optimizer"))
+    rows = summed(by_phase, graph)
+    assert (named(rows, "forward").host_ms, named(rows, "optimizer").host_ms) == (0.01, 0.03)
+
+
+def test_time_is_found_by_module() -> None:
+    row = named(summed(by_module, linear()), "net.0")
+    assert (row.device_ms, row.host_ms, row.count) == (1.0, 0.01, 2)
+
+
+@pytest.mark.parametrize("by", [by_op, by_phase, by_module])
+def test_all_host_time_in_calls_is_found_again(by: Any) -> None:
+    rows = summed(by, linear())
+    assert sum(row.host_ms for row in rows) == pytest.approx(0.01)
+
+
+def test_the_own_time_of_an_op_leaves_out_the_ops_inside_it() -> None:
+    assert own_time(linear()).tolist() == [4.0, 6.0]
+
+
+def test_ops_that_nobody_timed_are_counted() -> None:
+    graph = linear()
+    graph.ops.start[:] = graph.ops.end[:] = np.nan
+    assert named(summed(by_op, graph), "aten::linear").count == 1

@@ -1,0 +1,71 @@
+"""Collectives matched across ranks."""
+
+from foretrace.analysis.collectives import collective_times
+from foretrace.graph import Graph
+from tests.analysis.builders import all_reduce, job, rank
+
+
+def arrivals(*kernels: tuple[float, float], **more: object) -> Graph:
+    """A rank whose collectives' kernels run at these times."""
+    return rank(*(all_reduce(start - 2, start - 1, (start, end), **more) for start, end in kernels))
+
+
+def test_every_rank_waits_for_the_last_one() -> None:
+    (group,), _ = collective_times(job(arrivals((10, 50)), arrivals((25, 50)), arrivals((40, 50))).graphs)
+    assert group.wait.tolist() == [[30.0, 15.0, 0.0]]
+    assert group.last_member.tolist() == [2]
+
+
+def test_a_transfer_runs_from_the_last_start_to_the_last_end() -> None:
+    (group,), _ = collective_times(job(arrivals((10, 50)), arrivals((40, 52))).graphs)
+    assert group.transfer.tolist() == [12.0]
+
+
+def test_a_root_that_is_done_before_the_last_rank_comes_waits_only_while_it_runs() -> None:
+    (group,), _ = collective_times(job(arrivals((0, 5), kind="broadcast"), arrivals((20, 25), kind="broadcast")).graphs)
+    assert group.wait.tolist() == [[5.0, 0.0]]
+
+
+def test_groups_of_other_members_are_kept_apart() -> None:
+    pairs = [arrivals((10.0 * i, 50), ranks=(0, 1) if i < 2 else (2, 3)) for i in range(4)]
+    found, notes = collective_times(job(*pairs).graphs)
+    assert [group.members for group in found] == [[0, 1], [2, 3]]
+    assert notes == []
+
+
+def test_a_rank_without_a_trace_does_not_hinder_the_others() -> None:
+    graphs = job(arrivals((10, 50), ranks=(0, 1, 2)), arrivals((30, 50), ranks=(0, 1, 2))).graphs
+    (group,), notes = collective_times(graphs)
+    assert group.wait.tolist() == [[20.0, 0.0]] and notes == []
+
+
+def test_the_first_collective_that_ranks_disagree_on_is_named_and_ends_the_matching() -> None:
+    agreed, other = arrivals((10, 20), (30, 40), (50, 60)), arrivals((10, 20), (30, 40), (50, 60))
+    other.collectives[1].nbytes = 77
+    (group,), (note,) = collective_times(job(agreed, other).graphs)
+    assert len(group) == 1
+    assert "collective 1 of group world: all_reduce of 1024 bytes on rank 0, all_reduce of 77 bytes on rank 1" in note
+
+
+def test_an_all_to_all_may_move_other_sizes_on_each_rank() -> None:
+    one, other = arrivals((10, 20), kind="all_to_all"), arrivals((12, 20), kind="all_to_all", nbytes=9000)
+    (group,), notes = collective_times(job(one, other).graphs)
+    assert group.nbytes.tolist() == [9000] and notes == []
+
+
+def test_what_a_rank_did_before_the_others_were_traced_is_left_out() -> None:
+    early, late = arrivals((0, 8), (10, 20), (30, 40)), arrivals((12, 20), (31, 40))
+    (group,), (note,) = collective_times(job(early, late).graphs)
+    assert group.start.tolist() == [[10.0, 12.0], [30.0, 31.0]]
+    assert "3 on rank 0, 2 on rank 1" in note
+
+
+def test_send_and_recv_are_not_matched_and_that_is_said() -> None:
+    found, (note,) = collective_times(job(arrivals((0, 8), kind="send"), arrivals((0, 8), kind="recv")).graphs)
+    assert found == [] and note.startswith("send and recv")
+
+
+def test_a_collective_that_nobody_timed_is_not_matched() -> None:
+    graph = arrivals((10, 20))
+    graph.collectives[0].kernel = graph.collectives[0].op = -1
+    assert collective_times([graph]) == ([], [])

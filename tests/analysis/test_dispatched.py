@@ -1,0 +1,71 @@
+"""Graphs as recordings of the same step would be."""
+
+import numpy as np
+import pytest
+
+from foretrace.analysis.dispatched import dispatched_calls
+from foretrace.graph import ForetraceError, Graph, Indices, Op, OpTable, Tensor
+from foretrace.graph.tables import ANNOTATION, NODE
+from tests.analysis.builders import Call, launch, rank
+
+
+def test_kernels_and_runtime_calls_belong_to_the_dispatcher_call_around_them() -> None:
+    graph = rank(
+        Call("aten::linear", 0, 20),
+        Call("aten::addmm", 1, 19),
+        Call("aten::empty", 2, 8),
+        launch(10, 11, (12, 30)),
+        Call("aten::relu", 30, 40),
+        launch(35, 36, (40, 50)),
+    )
+    step = dispatched_calls(graph)
+    assert [op.name for op in step.calls.ops] == ["aten::addmm", "aten::relu"]
+    assert step.rows.tolist() == [1, 3]
+    assert step.calls.kernels.op.tolist() == [0, 1] == step.calls.calls.op.tolist()
+
+
+def test_a_call_knows_the_autograd_node_around_it() -> None:
+    graph = rank(Call("AddmmBackward0", 0, 20, kind=NODE), Call("aten::mm", 1, 9), Call("aten::mm", 30, 40))
+    assert [op.node for op in dispatched_calls(graph).calls.ops] == ["AddmmBackward0", ""]
+
+
+def test_index_statistics_go_with_their_op() -> None:
+    ops = OpTable.of([Op("aten::embedding_bag"), Op("aten::_embedding_bag", parent=0)])
+    graph = Graph(ops, indices=[Indices(op=1, rows=10, count=4, unique=2, bags=4, reuse=(0, 2))])
+    assert dispatched_calls(graph).calls.indices[0].op == 0
+
+
+def test_a_kernel_of_nobody_stays_nobodys() -> None:
+    step = dispatched_calls(rank(Call("aten::mm", 0, 5), launch(10, 11, (12, 30))))
+    assert step.calls.kernels.op.tolist() == [-1]
+
+
+def test_what_an_annotation_launches_between_calls_belongs_to_the_call_before() -> None:
+    graph = rank(
+        Call("ProfilerStep#1", 0, 100, kind=ANNOTATION),
+        Call("aten::mm", 5, 10),
+        launch(20, 21, (22, 30)),
+        Call("aten::relu", 40, 50),
+    )
+    assert dispatched_calls(graph).calls.kernels.op.tolist() == [0]
+
+
+def test_a_number_that_a_trace_shows_as_a_tensor_is_a_number_again() -> None:
+    x, half = Tensor((4,), "float32", "cuda:0"), Tensor((), "float64", "cpu")
+    ops = [Op("aten::linear"), Op("aten::mul", (x, half), parent=0), Op("aten::_local_scalar_dense", (half,), parent=0)]
+    calls = dispatched_calls(Graph(OpTable.of(ops))).calls
+    assert calls.ops[0].args == (x, 1.0) and calls.ops[1].args == (half,)
+
+
+def test_an_op_inside_a_later_one_is_refused_with_the_names_of_both() -> None:
+    ops = OpTable.of([Op("aten::mm"), Op("aten::linear")])
+    ops.parent = np.array([1, -1], np.int32)
+    with pytest.raises(ForetraceError, match=r"op 0 \(aten::mm\) is inside op 1 \(aten::linear\)"):
+        dispatched_calls(Graph(ops))
+
+
+def test_ops_inside_each_other_are_refused() -> None:
+    ops = OpTable.of([Op("aten::mm"), Op("aten::linear")])
+    ops.parent = np.array([1, 0], np.int32)
+    with pytest.raises(ForetraceError, match="does not come before it"):
+        dispatched_calls(Graph(ops))

@@ -1,0 +1,93 @@
+"""The device work of a step on a platform."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foretrace.analysis.dispatched import dispatched_calls
+from foretrace.cost_models.kernels.pricing import MEASURED
+from foretrace.graph import Collective, ForetraceError, Graph, Op, OpTable, Tensor
+from foretrace.graph.tables import COLLECTIVE
+from foretrace.platform.fabric import Fabric
+from foretrace.platform.folder import find
+from foretrace.platform.platform import Platform
+from foretrace.prediction.device_work import device_work
+from tests.analysis.builders import Call, Orphan, launch, rank, recorded
+
+
+def sketched(*names: str, **more: Any) -> Graph:
+    return Graph(OpTable.of([Op(name) for name in names]), **more)
+
+
+def test_kernels_that_nobody_launched_are_left_out_and_said(platform: Any) -> None:
+    graph = rank(Call("aten::mm", 0, 10), launch(1, 2, (5, 25)), Orphan(0, 4))
+    graph.device = "by hand"
+    work, said = device_work(dispatched_calls(graph), platform)
+    assert len(work) == 1 and said == ["1 kernels (0.00 ms) whose launch is not in this step are left out"]
+
+
+def test_kernel_times_of_a_recording_count_on_its_own_device_only(platform: Any) -> None:
+    own, _ = device_work(dispatched_calls(recorded()), platform)
+    other, _ = device_work(dispatched_calls(recorded("another")), platform)
+    assert (own.source == MEASURED).all()
+    assert not (other.source == MEASURED).any()
+
+
+def test_either_can_be_forced_and_measured_ones_of_another_device_are_said(platform: Any) -> None:
+    modelled, said = device_work(dispatched_calls(recorded()), platform, "model")
+    assert not (modelled.source == MEASURED).any() and not said
+    _, said = device_work(dispatched_calls(recorded("NVIDIA A100")), platform, "measured")
+    assert said == ["kernel times are those measured on NVIDIA A100"]
+
+
+def test_measured_kernels_of_a_sketch_are_refused(platform: Any) -> None:
+    with pytest.raises(ForetraceError, match="no measured kernels"):
+        device_work(dispatched_calls(sketched("aten::mm")), platform, "measured")
+
+
+def test_another_word_for_the_source_is_refused(platform: Any) -> None:
+    with pytest.raises(ForetraceError, match="can't be 'guessed'"):
+        device_work(dispatched_calls(recorded()), platform, "guessed")
+
+
+def test_the_share_of_each_source_is_that_of_its_time(platform: Any) -> None:
+    work, _ = device_work(dispatched_calls(sketched("aten::mm", "aten::mm", "aten::mm", "aten::strange", "aten::view")), platform)
+    assert work.coverage() == {"measured": 0.0, "model": 0.75, "fallback": 0.25}
+
+
+def test_what_no_model_knows_is_named_with_what_stands_in() -> None:
+    square = Tensor((256, 256), "float32", "cuda:0")
+    ops = [Op("aten::cholesky", (square,), overload="default"), Op("mine::fused", (square, square))]
+    _, notes = device_work(dispatched_calls(Graph(OpTable.of(ops))), Platform.read(find("h200")))
+    by_roofline, by_tensors = notes
+    assert "aten::cholesky" in by_roofline and by_roofline.endswith("of the device time: rooflines stand in")
+    assert "mine::fused" in by_tensors and by_tensors.endswith("device time: guesses from their tensors stand in")
+
+
+def test_modelled_kernels_run_on_the_stream_their_call_was_seen_on(platform: Any) -> None:
+    graph = recorded("another")
+    graph.kernels.stream[:] = 22
+    work, _ = device_work(dispatched_calls(graph), platform, "model")
+    assert work.stream.tolist() == [22]
+
+
+def test_a_collective_without_a_fabric_is_said_to_take_no_time(platform: Any) -> None:
+    graph = sketched("aten::mm", "c10d::allreduce_", world=2)
+    graph.collectives = [Collective("all_reduce", "0", 1024, -1, 1, (0, 1))]
+    work, said = device_work(dispatched_calls(graph), platform)
+    assert len(work) == 1 and "1 collectives (all_reduce) take no time" in said[0]
+
+
+def test_a_collective_runs_on_a_stream_of_its_group_at_the_fabrics_price(
+    platform: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    price = SimpleNamespace(low=20.0, typical=30.0, high=60.0)
+    monkeypatch.setattr("foretrace.cost_models.collectives.pricing.price_collective", lambda *_: price)
+    platform.fabric = Fabric.named("h100-8x")
+    graph = sketched("c10d::allreduce_", "aten::mm", world=2)
+    graph.collectives = [Collective("all_reduce", "0", 1024, -1, 0, (0, 1))]
+    work, said = device_work(dispatched_calls(graph), platform)
+    assert not said and work.name == ["all_reduce", "aten::mm kernel"]
+    assert work.kind[0] == COLLECTIVE and work.stream[0] != work.stream[1]
+    assert work.launch.tolist() == [0, 1] and work.high.tolist() == [60.0, 11.0]

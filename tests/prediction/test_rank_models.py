@@ -1,0 +1,33 @@
+"""A rank that is about to be simulated."""
+
+import numpy as np
+import pytest
+
+from foretrace.graph import Graph, Span, Timings
+from foretrace.prediction.rank_models import MeasuredRank
+from foretrace.simulation.task_graph import KERNEL, SYNC
+from tests.analysis.builders import Call, launch, rank
+
+
+def recorded(*plain_ms: float) -> Graph:
+    """A step of 300 us that holds a kernel of 50, of a recording in which profiled steps took 1.2 times as long."""
+    call, kernel = Call("aten::mm", 0.0, 300.0), launch(90.0, 100.0, (200.0, 250.0))
+    graph = rank(call, kernel, steps=[Span("ProfilerStep#3", 0.0, 300.0)])
+    graph.slowdown, graph.plain = 1.2, Timings(synced_ms=plain_ms)
+    return graph
+
+
+@pytest.mark.parametrize(("plain", "slowdown"), [((), 1.2), ((0.2,), 1.5), ((0.1, 0.25, 9.0), 1.2), ((0.4,), 0.75)])
+def test_host_times_are_brought_from_the_profiled_step_to_plain_ones(plain: tuple[float, ...], slowdown: float) -> None:
+    rank_model = MeasuredRank.of(recorded(*plain), "ProfilerStep#3")
+    duration, kind = rank_model.tasks.tasks.duration, rank_model.tasks.tasks.kind
+    assert rank_model.profiling_overhead == pytest.approx(slowdown)
+    assert duration[kind <= SYNC].sum() == pytest.approx(300.0 / slowdown)
+    assert duration[kind == KERNEL].tolist() == [50.0], "what profiling adds is on the host"
+
+
+def test_what_nothing_explains_is_known_task_by_task() -> None:
+    rank_model = MeasuredRank.of(recorded(), None)
+    late = np.flatnonzero(rank_model.tasks.tasks.kind == KERNEL)
+    assert rank_model.stall[late].tolist() == [80.0], "100 us after its launch, of which 20 may be latency"
+    assert rank_model.stalled_us == 80.0
