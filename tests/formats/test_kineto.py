@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foretrace.formats.kineto import NO_SHAPES, read_kineto
-from foretrace.graph import Graph
+from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.tables import (
     ANNOTATION,
     CALL,
@@ -324,3 +324,49 @@ def test_a_rocm_trace_is_read_like_any_other(shared: Path) -> None:
     assert (graph.calls.kind == SYNC).any()
     assert len(graph.ops.modules) > 50
     assert graph.allocated
+
+
+def launches(number: int, ids: list[int], gap_us: float, late_us: float) -> Trace:
+    """Ops that launch a kernel each, with these correlation ids; every kernel starts so late after its launch."""
+    trace = Trace()
+    for place in range(number):
+        at = 1_000_000.0 + place * gap_us
+        common = {"correlation": ids[place], "External id": 7}
+        trace.add("cpu_op", f"aten::op{place}", at, 5.0, MAIN, **{"External id": 7})
+        trace.add("cuda_runtime", "cudaLaunchKernel", at + 1, 2.0, MAIN, **common)
+        trace.add("kernel", f"kernel{place}", at + late_us, 1.0, 7, 0, device=0, stream=7, **common)
+    return trace
+
+
+def owners(graph: Graph) -> list[str]:
+    return [graph.ops.names[graph.ops.name[op]] if op >= 0 else "" for op in graph.kernels.op.tolist()]
+
+
+def test_kernels_whose_launches_share_an_id_have_no_owner_unless_time_tells_it(tmp_path: Path) -> None:
+    late = read(launches(4, [7] * 4, gap_us=10.0, late_us=25.0), tmp_path)
+    assert owners(late) == ["", "", "", ""]
+    assert late.notes[-1] == (
+        "several launches have the same correlation id: which op launched 4 of 4 kernels, 100 % of the device time, "
+        "is unknown"
+    )
+    each_in_turn = read(launches(4, [7] * 4, gap_us=10.0, late_us=4.0), tmp_path)
+    assert owners(each_in_turn) == [f"aten::op{place}" for place in range(4)]
+    restarted = read(launches(4, [1, 2, 1, 2], gap_us=100.0, late_us=150.0), tmp_path)
+    assert owners(restarted) == [f"aten::op{place}" for place in range(4)]
+    for graph in (each_in_turn, restarted):
+        assert not any("correlation" in note for note in graph.notes)
+
+
+def test_a_graph_launch_that_shares_its_id_with_another_has_no_kernels_for_certain(tmp_path: Path) -> None:
+    trace = launches(2, [7, 7], gap_us=10.0, late_us=4.0)
+    trace.add("kernel", "more", 1_000_006.0, 1.0, 7, 0, correlation=7, device=0, stream=7)
+    graph = read(trace, tmp_path)
+    assert owners(graph).count("") == 2 and "2 of 3 kernels" in graph.notes[-1]
+
+
+@pytest.mark.parametrize("cat", ["kernel", "cpu_op", "cuda_runtime"])
+def test_an_event_that_takes_years_is_refused(tmp_path: Path, cat: str) -> None:
+    trace = training_step()
+    next(event for event in trace.events if event.get("cat") == cat)["dur"] = 1e15
+    with pytest.raises(ForetraceError, match=r"trace.json: event '.*' takes 1e\+09 s, which no event of a step does"):
+        read(trace, tmp_path)

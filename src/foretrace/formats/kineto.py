@@ -12,10 +12,12 @@ from foretrace.formats.kineto_collectives import Finder
 from foretrace.formats.kineto_columns import NO_ARGUMENTS, Columns
 from foretrace.formats.kineto_decode import Head
 from foretrace.formats.kineto_events import read_events
-from foretrace.formats.kineto_tables import Clock, call_table, kernel_table, op_table
-from foretrace.graph import ForetraceError, Graph, OpTable, Span
+from foretrace.formats.kineto_tables import Clock, call_table, kernel_table, op_table, shared_ids
+from foretrace.graph import CallTable, ForetraceError, Graph, KernelTable, OpTable, Span
 
 NO_SHAPES = "no shapes of arguments: profile with record_shapes=True to have them"
+LONGEST_EVENT_US = 86_400e6
+"""A day: a profiler that ran for longer would have filled its memory."""
 _STEP = re.compile(r"ProfilerStep#\d+$")
 
 
@@ -38,6 +40,8 @@ def read_kineto(path: Path | str) -> Graph:
     ops = op_table(columns, clock)
     calls = call_table(columns, ops, clock)
     kernels, events = kernel_table(columns, ops, calls, clock)
+    for table in (ops, calls, kernels):
+        _refuse_endless(path, table)
     rank, world = _place(head)
     groups = _groups(head)
     finder = Finder(ops, columns.op_comms, groups, world)
@@ -51,6 +55,17 @@ def read_kineto(path: Path | str) -> Graph:
     )  # fmt: skip
     graph.notes += _notes(graph, columns)
     return graph
+
+
+def _refuse_endless(path: Path, table: OpTable | CallTable | KernelTable) -> None:
+    """Refuse a trace with an event that is longer than any trace."""
+    took = table.end - table.start
+    if len(took) and (longest := float(took.max())) > LONGEST_EVENT_US:
+        name = table.names[int(table.name[int(np.argmax(took))])]
+        raise ForetraceError(
+            f"{path}: event {name[:80]!r} takes {longest / 1e6:.3g} s, which no event of a step does",
+            "Record this rank again, or leave it out.",
+        )
 
 
 def _nothing_in(path: Path, columns: Columns) -> ForetraceError:
@@ -125,6 +140,10 @@ def _allocated(columns: Columns, clock: Clock) -> tuple[tuple[float, int], ...]:
     return tuple(zip(at[order].tolist(), rows["allocated"][mine][order].tolist()))
 
 
+def _busy_us(graph: Graph) -> float:
+    return float((graph.kernels.end - graph.kernels.start).sum()) or 1.0
+
+
 def _notes(graph: Graph, columns: Columns) -> list[str]:
     notes = []
     if not graph.steps:
@@ -133,4 +152,11 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
         notes.append(NO_SHAPES)
     if len(graph.kernels) and not len(graph.calls):
         notes.append("no runtime calls: kernels can't be given to the ops that launched them")
+    unclear = np.append(shared_ids(graph.calls), False)[graph.kernels.call] & (graph.kernels.op < 0)
+    if unclear.any():
+        share = float((graph.kernels.end - graph.kernels.start)[unclear].sum()) / _busy_us(graph)
+        notes.append(
+            f"several launches have the same correlation id: which op launched {int(unclear.sum()):,} of "
+            f"{len(graph.kernels):,} kernels, {100 * share:.0f} % of the device time, is unknown"
+        )
     return notes

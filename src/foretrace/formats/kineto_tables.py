@@ -200,7 +200,9 @@ def kernel_table(
     if len(name):
         kind[(kind == COMPUTE) & names.matching(is_collective)[name]] = COLLECTIVE
     call = _launchers(calls, rows["correlation"][order])
+    unclear = _settle_shared(calls, call, start)
     op = np.append(calls.op, np.int32(-1))[call]
+    op[unclear] = -1
     if ids_name_ops(columns):
         lost = op < 0
         op[lost] = _by_external_id(columns, ops, rows["external"][order][lost], start[lost])
@@ -224,6 +226,44 @@ def _launchers(calls: CallTable, correlation: Longs) -> Ints:
     used = call[found]
     calls.kind[used[calls.kind[used] == OTHER_CALL]] = LAUNCH
     return call
+
+
+def shared_ids(calls: CallTable) -> NDArray[np.bool_]:
+    """Which launches have a correlation id that others have too, as in traces that were merged or restarted."""
+    launches = np.flatnonzero(calls.kind == LAUNCH)
+    launches = launches[np.argsort(calls.correlation[launches], kind="stable")]
+    same = np.diff(calls.correlation[launches]) == 0
+    shared = np.zeros(len(calls), bool)
+    shared[launches[:-1][same]] = True
+    shared[launches[1:][same]] = True
+    return shared
+
+
+def _settle_shared(calls: CallTable, call: Ints, start: Floats) -> NDArray[np.intp]:
+    """Rows of the kernels whose launch is one of several with the same id, and nobody can say which.
+
+    Each of them is given the last launch before it, in place. That is the one for certain where every earlier launch
+    with the id had its kernel by then, and this is the first kernel since.
+    """
+    shared = shared_ids(calls)
+    rows = np.flatnonzero(np.append(shared, False)[call])
+    if not len(rows):
+        return rows
+    launches = np.flatnonzero(shared)
+    which = np.unique(calls.correlation[np.concatenate([launches, call[rows]])], return_inverse=True)[1]
+    times = np.concatenate([calls.start[launches], start[rows]])
+    place = np.empty(len(times), np.int64)
+    place[np.argsort(times, kind="stable")] = np.arange(len(times))  # a launch comes before a kernel of the same time
+    launched, mine = np.split(which * len(times) + place, [len(launches)])  # in order of ids, then of time
+    first = which[len(launches) :] * len(times)
+    in_order, kernels = np.argsort(launched), np.sort(mine)
+    launched = launched[in_order]
+    last = np.searchsorted(launched, mine) - 1
+    before = last + 1 - np.searchsorted(launched, first)
+    call[rows] = np.where(before > 0, launches[in_order[last]], call[rows])
+    earlier = np.searchsorted(kernels, np.stack([mine, launched[last]])) - np.searchsorted(kernels, first)
+    certain = (before > 0) & (earlier == before - 1).all(axis=0)
+    return np.asarray(rows[~certain])
 
 
 def _lanes(device: Longs, stream: Longs) -> Ints:
