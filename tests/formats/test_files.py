@@ -100,3 +100,14 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     if os.access(path, os.R_OK):
         pytest.skip("this user may read everything")
     assert "can't be read" in complaint(path)
+
+
+def test_a_bomb_of_sound_events_is_refused_long_before_its_end(tmp_path: Path) -> None:
+    event = b'{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5, "dur": 2, "args": {}},\n'
+    packed = gzip.compress(event * 200_000)
+    (tmp_path / "bomb.json.gz").write_bytes(packed * 40)  # 800 MB in several members, each of them the same
+    unpacked = 0
+    with pytest.raises(ForetraceError, match=r"bomb\.json\.gz unpacks to over \d+ MB from \d+ kB"):
+        for piece in pieces(tmp_path / "bomb.json.gz"):
+            unpacked += len(piece)
+    assert unpacked < 128 << 20

@@ -23,9 +23,9 @@ except ImportError:  # there is no wheel of it for some machines
 
 FIRST_PIECE, PIECE = 1 << 16, 1 << 22
 """The first piece is small: often it already tells what a file is."""
-LARGE_BYTES, LARGEST_RATIO = 256 << 20, 200
-"""A file that unpacks to more than so many bytes, and to more than so many times its size, is a bomb: traces shrink
-10 to 60 times."""
+LARGE_BYTES, LARGEST_RATIO = 64 << 20, 200
+"""A file that has unpacked to more than so many bytes, and to more than so many times what was read of it, is a bomb:
+traces shrink 10 to 60 times. What was read counts, not all of the file: else most of a bomb would be unpacked first."""
 
 
 def pieces(path: Path) -> Iterator[bytes]:
@@ -86,9 +86,9 @@ def _unpacked(path: Path, file: BinaryIO) -> Iterator[bytes]:
             if not piece:
                 return
             total += len(piece)
-            if total > LARGE_BYTES and total > LARGEST_RATIO * packed:
+            if total > LARGE_BYTES and total > LARGEST_RATIO * file.tell():
                 raise ForetraceError(
-                    f"{path} unpacks to over {total >> 20} MB from {packed >> 10} kB, which no trace does",
+                    f"{path} unpacks to over {total >> 20} MB from {file.tell() >> 10} kB, which no trace does",
                     "Nothing more was read. Check where the file comes from.",
                 )
             yield piece
