@@ -193,7 +193,7 @@ def fit_host(raw: Path, folder: Path) -> None:
 
 def fit_fabric(raw: Path, folder: Path) -> None:
     """Fit a curve to each kind of collective, and how ranks slow each other."""
-    from foretrace.cost_models.collectives.contention import fit_beside, fit_crowds
+    from foretrace.cost_models.collectives.contention import fit_overlap, fit_oversubscription
     from foretrace.cost_models.collectives.curves import fit_curves
 
     runs = _fabric_runs(raw)
@@ -201,5 +201,5 @@ def fit_fabric(raw: Path, folder: Path) -> None:
     sources = dict.fromkeys(run.machine.get("provenance", "") for run in runs)
     before = folder / FABRIC
     links = Fabric.read(before).links if before.is_file() else None  # measuring again does not change them
-    shared = fit_crowds(exchanges), fit_beside(exchanges)
+    shared = fit_oversubscription(exchanges), fit_overlap(exchanges)
     Fabric(folder.resolve().name, fit_curves(exchanges), "; ".join(sources), links, *shared).write(folder / FABRIC)

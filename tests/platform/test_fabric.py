@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from foretrace.cost_models.collectives.pricing import predict
+from foretrace.cost_models.collectives.pricing import price_collective
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.platform.fabric_measurements import (
@@ -49,7 +49,7 @@ def test_all_kinds_are_measured_between_two_processes(measured):
 def test_a_large_collective_is_predicted_to_take_longer_than_a_small_one(measured):
     fabric = Fabric.read(measured / "fabric.json")
     assert {curve.kind for curve in fabric.curves} == set(KINDS)
-    small, large = (predict(fabric, "all_reduce", nbytes, 2) for nbytes in (2**10, 2**24))
+    small, large = (price_collective(fabric, "all_reduce", nbytes, range(2)) for nbytes in (2**10, 2**24))
     assert 0 < small.low < small.typical < large.typical < large.high
 
 

@@ -10,12 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.cost_models.collectives.curves import fit_curves, time_at
-from foretrace.cost_models.collectives.pricing import TRAFFIC, assumptions, predict, price_collective
+from foretrace.cost_models.collectives.pricing import TRAFFIC, assumptions, price_collective
+from foretrace.cost_models.ranges import Range
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.fabric_measurements import Exchange
 
 SIZES = [4**power for power in range(3, 15)]
+
+
+def predict(fabric: Fabric, kind: str, nbytes: int, ranks: int, nodes: int = 1) -> Range:
+    """The price for a group that uses all of some nodes, evenly."""
+    return price_collective(fabric, kind, nbytes, range(ranks), -(-ranks // nodes))
 
 
 def line(size, latency=20.0, gbps=100.0):
@@ -132,12 +138,12 @@ def test_a_fabric_smaller_than_the_world_is_refused_or_its_assumption_is_stated(
         assumptions(alone, 16)
     with pytest.raises(ForetraceError, match="was not measured between nodes"):
         price_collective(alone, "all_reduce", 64, range(16))
-    assert "measured with 8 ranks at most: 16 are carried over" in assumptions(alone, 16, gpus_per_node=16)[0]
+    assert "measured with up to 8 ranks: 16 are extrapolated" in assumptions(alone, 16, gpus_per_node=16)[0]
     assert price_collective(alone, "all_reduce", 64, range(16), gpus_per_node=16).typical > 0
     (said,) = assumptions(Fabric.named("h100-2x8-p5"), 64)
-    assert "measured on 2 nodes at most: 8 are carried over by its links" in said
+    assert "measured on up to 2 nodes: 8 are extrapolated by its links" in said
     (said,) = assumptions(Fabric.named("h100-8x"), 16)
-    assert "measured on 1 node at most: 2 are carried over" in said
+    assert "measured on up to 1 node: 2 are extrapolated" in said
     assert assumptions(Fabric.named("h100-2x8-p5"), 16) == []
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from foretrace.cost_models.host.fitting import fit_host, inside_us, nonnegative, step_us
-from foretrace.cost_models.host.inside_ops import Subject
-from foretrace.cost_models.host.terms import HostCalls, terms
+from foretrace.cost_models.host.inside_ops import MeasuredStep
+from foretrace.cost_models.host.terms import HostCalls, t1_terms
 from foretrace.graph import ForetraceError
 from foretrace.platform.host import Before, CallCost, Host, Rested
 from foretrace.platform.host_measurements import Calls, HostRun, Profiled, StepTimes, Waited
@@ -63,7 +63,7 @@ def profile_of(calls: Calls, launches: np.ndarray) -> Profiled:
 def made_up_step(random: np.random.Generator) -> StepTimes:
     calls, launches = made_up_calls(random)
     columns = HostCalls.measured(calls, launches.astype(float))
-    each = inside_us(columns, TRUE) + terms(columns) @ np.array(astuple(BEFORE))
+    each = inside_us(columns, TRUE) + t1_terms(columns) @ np.array(astuple(BEFORE))
     clearing = BEFORE.clearing + BEFORE.cleared * columns.parameters
     phases = np.array([clearing, *(each[columns.phase == phase].sum() for phase in range(3))])
     phases[1] -= clearing
@@ -100,7 +100,7 @@ def test_the_profilers_weight_is_taken_off_the_launches(host):
 def test_steps_that_it_was_not_fitted_on_are_met(host):
     random = np.random.default_rng(1)
     for _ in range(10):
-        subject = Subject.of(made_up_step(random))
+        subject = MeasuredStep.of(made_up_step(random))
         assert step_us(subject.calls, host) == pytest.approx(subject.typical.sum(), rel=0.05)
 
 
@@ -116,7 +116,7 @@ def test_an_older_file_holds_clearing_in_the_forward(run):
     ]
     found = fit_host([HostRun(run.machine, dict(zip(run.steps, older)))])
     for step in older[:10]:
-        subject = Subject.of(step)
+        subject = MeasuredStep.of(step)
         assert step_us(subject.calls, found) == pytest.approx(np.nansum(subject.typical), rel=0.05)
 
 
@@ -147,7 +147,7 @@ def test_a_call_that_no_profile_shows_is_taken_for_one_of_its_name(run):
     hidden = step.calls.name.index("aten::mm")
     for column in (p for p in vars(step.profiled[0]).values()):
         column[hidden] = -1
-    subject = Subject.of(step)
+    subject = MeasuredStep.of(step)
     assert len(subject.samples) == len(step.calls) - 1
     assert 1 <= subject.calls.launches[hidden] <= 3
 

@@ -64,7 +64,7 @@ def test_what_a_wait_adds_falls_on_names_that_are_new_to_a_phase():
         Op("aten::mm", phase="backward")
     ]
     costs = priced(ops, [1] * 4, replace(HOST, rested=Rested(clearing=1.0, forward=10.0, backward=20.0)))
-    assert costs.rested.tolist() == [6.0, 0.0, 5.0, 20.0]
+    assert costs.cold_penalty.tolist() == [6.0, 0.0, 5.0, 20.0]
 
 
 def test_what_happens_once_a_phase_stands_before_its_first_call():

@@ -1,6 +1,6 @@
-"""The curve of a collective over message sizes: a latency, a bandwidth and the bend between them.
+"""The curve of a collective over message sizes: a latency, a bandwidth and the bend between them (alpha-beta model).
 
-Of measured sizes the fit goes through the measurements; beyond them latency and bandwidth carry on.
+At measured sizes the curve goes through the measurements; beyond them latency and bandwidth continue it.
 """
 
 from __future__ import annotations
@@ -9,30 +9,36 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.platform.fabric import Curve
-from foretrace.platform.fabric_measurements import BESIDE, WORK, Exchange
+
+if TYPE_CHECKING:
+    from foretrace.platform.fabric_measurements import Exchange
 
 Floats = NDArray[np.float64]
 
-LEAST_TRANSFER = 0.25
-"""The part of what the largest message took that is its transfer, at least: sizes that are all latency show no
-bandwidth, and larger ones must not cost nothing."""
+MIN_TRANSFER_SHARE = 0.25
+"""The share of the largest message's time that is transfer at least: sizes that are all latency show no bandwidth, and
+larger ones must not be free."""
 BENDS = np.geomspace(0.3, 2.0, 40)
-"""Tried one after the other: with the bend given, latency and bandwidth are a linear fit."""
+"""Bends that are tried: for a given bend, latency and bandwidth are a linear fit."""
 
 
 def fit_curves(seen: Iterable[Exchange]) -> tuple[Curve, ...]:
-    """One curve per kind, ranks and nodes.
+    """A curve for each kind, number of ranks and number of nodes.
 
+    >>> from foretrace.platform.fabric_measurements import Exchange
     >>> sizes = [2**power for power in range(4, 28)]
     >>> curve, = fit_curves(Exchange("all_reduce", 8, 1, size, (20 + size / 100e3,)) for size in sizes)
     >>> round(curve.latency_us, 1), round(curve.gbps), round(curve.bend, 1)
     (20.0, 100, 1.0)
     """
+    from foretrace.platform.fabric_measurements import BESIDE, WORK
+
     groups: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in seen:
         times = [us for us in one.us if us > 0]
@@ -44,12 +50,12 @@ def fit_curves(seen: Iterable[Exchange]) -> tuple[Curve, ...]:
 def _fit(kind: str, ranks: int, nodes: int, by_size: dict[int, list[float]]) -> Curve:
     sizes = np.array(sorted(by_size), np.float64)
     us = np.array([np.median(by_size[size]) for size in sorted(by_size)])
-    bent = [Curve(kind, ranks, nodes, *_line(sizes, us, bend), float(bend), (), 0.0) for bend in BENDS]
-    misses = [np.abs(np.log(us / _bent(curve, sizes))).mean() for curve in bent]
-    best = bent[int(np.argmin(misses))]
+    candidates = [Curve(kind, ranks, nodes, *_line(sizes, us, bend), float(bend), (), 0.0) for bend in BENDS]
+    misses = [np.abs(np.log(us / _without_knots(curve, sizes))).mean() for curve in candidates]
+    best = candidates[int(np.argmin(misses))]
     noise = _deviation(np.concatenate([np.log(np.array(us_) / np.median(us_)) for us_ in by_size.values()]))
-    off = np.log(us / _bent(best, sizes))
-    # What lies off no further than repeats of one size lie apart says nothing of the size.
+    off = np.log(us / _without_knots(best, sizes))
+    # Deviations within the noise of the repeats are shrunk: they say nothing of the size.
     noise_of_median = noise / math.sqrt(np.median([len(repeats) for repeats in by_size.values()]))
     off *= max(0.0, 1 - noise_of_median**2 / max(float(np.mean(off**2)), 1e-12))
     best = replace(best, knots=tuple(zip(sizes.tolist(), np.exp(off).tolist())))
@@ -57,14 +63,14 @@ def _fit(kind: str, ranks: int, nodes: int, by_size: dict[int, list[float]]) -> 
 
 
 def _line(sizes: Floats, us: Floats, bend: float) -> tuple[float, float]:
-    """Latency and bandwidth of a given bend, least squares of the relative error."""
+    """Latency and bandwidth for a given bend: least squares of the relative error."""
     wanted = us**bend
     columns = np.stack([np.ones_like(sizes), sizes**bend], 1) / wanted[:, None]
     (fixed, rising), *_ = np.linalg.lstsq(columns, np.ones_like(us), rcond=None)
-    if fixed <= 0:  # no latency to be seen: what the smallest took is its bound
+    if fixed <= 0:  # no latency visible: the smallest message bounds it
         fixed, rising = wanted.min() / 2, (wanted / sizes**bend).min()
-    least = (LEAST_TRANSFER * us[-1] / sizes[-1]) ** bend
-    if rising < least:  # hardly any growth to be seen
+    least = (MIN_TRANSFER_SHARE * us[-1] / sizes[-1]) ** bend
+    if rising < least:  # hardly any growth visible
         weight = 1 / wanted
         fixed = ((1 - least * sizes**bend * weight) @ weight) / (weight @ weight)
         fixed, rising = max(fixed, wanted.min() / 2), least
@@ -72,7 +78,7 @@ def _line(sizes: Floats, us: Floats, bend: float) -> tuple[float, float]:
 
 
 def _left_out(curve: Curve) -> Floats:
-    """How far off each knot would be, in logarithms, were it not known."""
+    """Log error of the curve at each inner knot when that knot is left out."""
     if len(curve.knots) < 3:
         return np.log([factor for _, factor in curve.knots])
     places = range(1, len(curve.knots) - 1)
@@ -82,11 +88,12 @@ def _left_out(curve: Curve) -> Floats:
 
 
 def _deviation(misses: Floats) -> float:
-    """Standard deviation, as the middle half of the misses has it: a few far-off ones tell nothing."""
+    """Robust standard deviation, from the median absolute error."""
     return float(np.median(np.abs(misses)) / 0.6745)
 
 
-def _bent(curve: Curve, nbytes: Floats) -> Floats:
+def _without_knots(curve: Curve, nbytes: Floats) -> Floats:
+    """Times by latency, bandwidth and bend alone."""
     transfer = np.maximum(nbytes, 1e-9) / (1e3 * curve.gbps)
     # Through logarithms: powers of times overflow where the bend is sharp.
     both = np.logaddexp(curve.bend * math.log(curve.latency_us), curve.bend * np.log(transfer))
@@ -94,11 +101,11 @@ def _bent(curve: Curve, nbytes: Floats) -> Floats:
 
 
 def time_at(curve: Curve, nbytes: float) -> float:
-    """Microseconds that a curve has for a size.
+    """Microseconds of a curve at a message size.
 
     >>> round(time_at(Curve("all_reduce", 8, 1, 20.0, 100.0, 1.0, ((1024.0, 1.0),), 0.02), 1e8))
     1020
     """
     sizes, factors = np.log(np.array(curve.knots)).T
     off = np.interp(math.log(max(nbytes, 1.0)), sizes, factors)
-    return float(_bent(curve, np.array([float(nbytes)]))[0] * math.exp(off))
+    return float(_without_knots(curve, np.array([float(nbytes)]))[0] * math.exp(off))

@@ -1,4 +1,12 @@
-"""How the ranks of a group lie on nodes: it decides which links they use, and who else does."""
+"""The time of a collective from the specification of its links and the placement of its ranks, without measurements.
+
+Each algorithm is a route: hops inside nodes and between them, bytes through a GPU's links and through a node's network
+cards. Hops add up to a latency, bytes over bandwidth to a transfer; of several algorithms the fastest is taken, as NCCL
+does. A message is pipelined in chunks: with the best chunk size, the square roots of latency and transfer add up, which
+is a bend of one half; the tables of nccl-tests show about that, from the small messages of the LL protocol over LL128
+to the large ones of Simple. (Protocols of their own, each with its share of the bandwidth, were tried: they fitted the
+tables no better.)
+"""
 
 from __future__ import annotations
 
@@ -13,34 +21,42 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.graph import ForetraceError
+from foretrace.errors import ForetraceError
 from foretrace.platform.files import Positive, read_as
 from foretrace.platform.links import Links
 
+Floats = NDArray[np.float64]
 
-class Layout(NamedTuple):
-    """A group of ranks on nodes.
+CONSTANTS_FILE = Path(__file__).with_name("links.json")
+PEERS = 8
+"""Peers that a rank exchanges with at a time: NCCL splits its point-to-point work so."""
+THROUGH_HOST = 2.0
+"""Data through host memory goes in and out again: twice the hops, half the bandwidth."""
 
-    The network cards of a node are shared out among its GPUs: a group with some of them has the cards of those. The
-    others are taken to be in groups of the same shape that exchange at the same time, as in data parallel training
-    around tensor parallel groups.
+
+class Placement(NamedTuple):
+    """How the ranks of a group are placed on nodes.
+
+    The network cards of a node are shared out among its GPUs: a group with some of the GPUs has the cards of those. The
+    other GPUs are taken to be in groups of the same shape that communicate at the same time, as in data parallel
+    training around tensor parallel groups.
     """
 
     ranks: int
     nodes: int
     per_node: int
     """Members on the node that has most of them."""
-    cards: float = 1.0
-    """The part of a node's network cards that is theirs."""
+    nic_share: float = 1.0
+    """The share of a node's network cards that the group has."""
 
     @classmethod
-    def of(cls, members: Iterable[int], gpus_per_node: int) -> Layout:
-        """That of ranks which fill one node after the other.
+    def of(cls, members: Iterable[int], gpus_per_node: int) -> Placement:
+        """The placement of ranks that fill one node after the other.
 
-        >>> Layout.of(range(8), gpus_per_node=8)
-        Layout(ranks=8, nodes=1, per_node=8, cards=1.0)
-        >>> Layout.of(range(0, 64, 8), gpus_per_node=8)
-        Layout(ranks=8, nodes=8, per_node=1, cards=0.125)
+        >>> Placement.of(range(8), gpus_per_node=8)
+        Placement(ranks=8, nodes=1, per_node=8, nic_share=1.0)
+        >>> Placement.of(range(0, 64, 8), gpus_per_node=8)
+        Placement(ranks=8, nodes=8, per_node=1, nic_share=0.125)
         """
         if gpus_per_node < 1:
             raise ForetraceError(f"a node can't have {gpus_per_node} GPUs", "Give one at least.")
@@ -49,51 +65,40 @@ class Layout(NamedTuple):
         return cls(sum(on_node.values()), len(on_node), most, most / gpus_per_node)
 
     @classmethod
-    def even(cls, ranks: int, nodes: int = 1) -> Layout:
-        """That of all the ranks which use some nodes, spread evenly.
+    def even(cls, ranks: int, nodes: int = 1) -> Placement:
+        """The placement of ranks that use all of some nodes, evenly.
 
-        >>> Layout.even(16, nodes=2)
-        Layout(ranks=16, nodes=2, per_node=8, cards=1.0)
+        >>> Placement.even(16, nodes=2)
+        Placement(ranks=16, nodes=2, per_node=8, nic_share=1.0)
         """
         return cls(ranks, nodes, -(-ranks // nodes))
 
 
-# --- was cost_models.links: Collectives from the specification of links: what they take where nobody measured.
-
-Floats = NDArray[np.float64]
-
-CONSTANTS = Path(__file__).with_name("links.json")
-PEERS = 8
-"""With so many others a rank exchanges at a time: so NCCL cuts its point-to-point work."""
-THROUGH_HOST = 2.0
-"""What goes through host memory goes in and out again: twice the hops, half the rate."""
-
-
 @dataclass(frozen=True)
-class Constants:
+class LinkConstants:
     """What specifications do not say; fitted on published tables by ``benchmarks/make_fabrics.py``."""
 
     call_us: Positive
     """A collective's kernel: start, first flags, end."""
     hop_us: Positive
-    """From GPU to GPU over NVLink."""
+    """Latency from GPU to GPU over NVLink."""
     link_share: Positive
-    """The part of a link's rate that data gets: the rest are headers and acknowledgements."""
+    """The share of a link's bandwidth that data gets: the rest are headers and acknowledgements."""
     switch_share: Positive
-    """The same where the switch adds up: it reads from all GPUs, so the slowest counts."""
+    """The same if the switch reduces (NVLS): it reads from all GPUs, so the slowest counts."""
     network_hops: Positive
-    """How many of the network's latencies a hop between nodes takes: data, and its flag after it."""
+    """Network latencies of a hop between nodes: data, and its flag after it."""
     bend: Positive
-    """How latency and transfer add up: 1 is plain addition, 1/2 the best size of chunks."""
+    """How latency and transfer add up: 1 is plain addition, 1/2 the best chunk size."""
     spread: Positive
     """Standard deviation of the logarithm of the time on tables that were not fitted."""
     provenance: str
 
     @classmethod
     @cache
-    def shipped(cls) -> Constants:
+    def shipped(cls) -> LinkConstants:
         """Those that come with Foretrace."""
-        return read_as(cls, CONSTANTS)
+        return read_as(cls, CONSTANTS_FILE)
 
 
 class Route(NamedTuple):
@@ -104,70 +109,71 @@ class Route(NamedTuple):
     inside: float
     """Bytes through a GPU's links per byte of the collective."""
     between: float
-    """Bytes through the network cards of a node, likewise."""
+    """Bytes through a node's network cards per byte of the collective."""
     by_switch: bool = False
 
 
-def _ring(layout: Layout, rounds: int) -> Route:
-    """Everybody passes parts on to the next: once round to gather or scatter, twice to reduce for all."""
-    part = rounds * (layout.ranks - 1) / layout.ranks
-    return Route(rounds * (layout.ranks - layout.nodes), rounds * (layout.nodes - 1), part, part)
+def _ring(placement: Placement, rounds: int) -> Route:
+    """Each rank passes parts on to the next: once around to gather or scatter, twice to all-reduce."""
+    part = rounds * (placement.ranks - 1) / placement.ranks
+    return Route(rounds * (placement.ranks - placement.nodes), rounds * (placement.nodes - 1), part, part)
 
 
-def _all_reduce(layout: Layout, reduces: bool) -> list[Route]:
-    levels = 2 * math.ceil(math.log2(layout.nodes))
-    ring = _ring(layout, 2)
-    # A chain in each node, a tree of nodes. Two trees carry half each; a node inside of one is a leaf of the other.
-    routes = [ring, Route(2 * (layout.per_node - 1), levels, ring.inside, 2.0)]
-    if reduces and layout.per_node > 1:
-        # All gives and takes each byte once. Of two nodes, each is the root of one tree and the leaf of the other.
-        routes.append(Route(2, levels, 1.0, 1.0 if layout.nodes == 2 else 2.0, by_switch=True))
+def _all_reduce(placement: Placement, reduces: bool) -> list[Route]:
+    levels = 2 * math.ceil(math.log2(placement.nodes))
+    ring = _ring(placement, 2)
+    # A chain in each node, a tree of nodes. Two trees carry half each; an inner node of one is a leaf of the other.
+    routes = [ring, Route(2 * (placement.per_node - 1), levels, ring.inside, 2.0)]
+    if reduces and placement.per_node > 1:
+        # Every GPU sends and receives each byte once. Of two nodes, each is the root of one tree and a leaf of the
+        # other.
+        routes.append(Route(2, levels, 1.0, 1.0 if placement.nodes == 2 else 2.0, by_switch=True))
     return routes
 
 
-def _gathered(layout: Layout, reduces: bool) -> list[Route]:
-    return [_ring(layout, 1)]
+def _gather(placement: Placement, reduces: bool) -> list[Route]:
+    return [_ring(placement, 1)]
 
 
-def _passed_on(layout: Layout, reduces: bool) -> list[Route]:
-    return [Route(layout.ranks - layout.nodes, layout.nodes - 1, 1.0, 1.0)]
+def _chain(placement: Placement, reduces: bool) -> list[Route]:
+    return [Route(placement.ranks - placement.nodes, placement.nodes - 1, 1.0, 1.0)]
 
 
-def _exchanged(layout: Layout, reduces: bool) -> list[Route]:
-    """Each to each: what goes to other nodes passes the cards, of all members of a node."""
-    (route,) = _at_root(layout, reduces)
-    return [route._replace(between=layout.per_node * route.between)]
+def _all_to_all(placement: Placement, reduces: bool) -> list[Route]:
+    """Each to each: the cards carry what all members of a node send to other nodes."""
+    (route,) = _rooted(placement, reduces)
+    return [route._replace(between=placement.per_node * route.between)]
 
 
-def _at_root(layout: Layout, reduces: bool) -> list[Route]:
-    """One with each, several at a time: its own links carry all of it."""
-    near, away = layout.per_node - 1, layout.ranks - layout.per_node
-    part = (layout.ranks - 1) / layout.ranks
-    return [Route(math.ceil(near / PEERS), math.ceil(away / PEERS), part, away / layout.ranks)]
+def _rooted(placement: Placement, reduces: bool) -> list[Route]:
+    """One with each, several at a time: the root's links carry all of it."""
+    near, away = placement.per_node - 1, placement.ranks - placement.per_node
+    part = (placement.ranks - 1) / placement.ranks
+    return [Route(math.ceil(near / PEERS), math.ceil(away / PEERS), part, away / placement.ranks)]
 
 
-def _between_two(layout: Layout, reduces: bool) -> list[Route]:
-    apart = layout.nodes > 1
+def _point_to_point(placement: Placement, reduces: bool) -> list[Route]:
+    apart = placement.nodes > 1
     return [Route(not apart, apart, not apart, apart)]
 
 
-ROUTES: dict[str, Callable[[Layout, bool], list[Route]]] = {
+ROUTES: dict[str, Callable[[Placement, bool], list[Route]]] = {
     "all_reduce": _all_reduce,
-    "all_gather": _gathered,
-    "reduce_scatter": _gathered,
-    "broadcast": _passed_on,
-    "reduce": _passed_on,
-    "all_to_all": _exchanged,
-    "gather": _at_root,
-    "scatter": _at_root,
-    "send": _between_two,
-    "recv": _between_two,
+    "all_gather": _gather,
+    "reduce_scatter": _gather,
+    "broadcast": _chain,
+    "reduce": _chain,
+    "all_to_all": _all_to_all,
+    "gather": _rooted,
+    "scatter": _rooted,
+    "send": _point_to_point,
+    "recv": _point_to_point,
 }
 """By kind, as in `foretrace.graph.Collective`."""
 
 
 def link_time(
-    links: Links, kind: str, nbytes: Floats | float, layout: Layout, constants: Constants | None = None
+    links: Links, kind: str, nbytes: Floats | float, placement: Placement, constants: LinkConstants | None = None
 ) -> Floats:
     """Microseconds of a collective by the specification of its links.
 
@@ -177,34 +183,34 @@ def link_time(
         Those of the machines.
     kind, nbytes
         As in `foretrace.graph.Collective`; the bytes may be many sizes at once.
-    layout
-        How the group lies on nodes.
+    placement
+        The ranks on nodes.
     constants
-        The shipped ones where left out.
+        The shipped ones, where left out.
 
     >>> h100 = Links.named("h100-nvswitch")
-    >>> inside, across = Layout.of(range(8), 8), Layout.of(range(0, 64, 8), 8)
+    >>> inside, across = Placement.of(range(8), 8), Placement.of(range(0, 64, 8), 8)
     >>> bool(link_time(h100, "all_reduce", 2**30, inside) < link_time(h100, "all_reduce", 2**30, across))
     True
     """
-    known = constants or Constants.shipped()
-    if layout.nodes > 1 and links.network is None:
+    known = constants or LinkConstants.shipped()
+    if placement.nodes > 1 and links.network is None:
         raise ForetraceError(
-            f"{links.name} has no network, and a group of {layout.ranks} ranks lies on {layout.nodes} nodes",
+            f"{links.name} has no network, and a group of {placement.ranks} ranks lies on {placement.nodes} nodes",
             f"It has {links.gpus_per_node} GPUs a node. Take links with a network.",
         )
-    times = [_time(links, route, nbytes, layout, known) for route in ROUTES[kind](layout, links.inside.reduces)]
+    times = [_time(links, route, nbytes, placement, known) for route in ROUTES[kind](placement, links.inside.reduces)]
     return np.asarray(np.minimum.reduce(times))
 
 
-def _time(links: Links, route: Route, nbytes: Floats | float, layout: Layout, known: Constants) -> Floats:
+def _time(links: Links, route: Route, nbytes: Floats | float, placement: Placement, known: LinkConstants) -> Floats:
     detour = THROUGH_HOST if links.inside.kind == "pcie" else 1.0
     share = known.switch_share if route.by_switch else known.link_share
-    rate = min(links.inside.gbps, links.inside.pair_gbps * max(layout.per_node - 1, 1))
+    rate = min(links.inside.gbps, links.inside.pair_gbps * max(placement.per_node - 1, 1))
     per_byte = detour * route.inside / (share * rate)
     latency = known.call_us + detour * known.hop_us * route.hops_inside
-    if links.network and layout.nodes > 1:
-        per_byte = max(per_byte, route.between / (links.network.gbps * layout.cards))
+    if links.network and placement.nodes > 1:
+        per_byte = max(per_byte, route.between / (links.network.gbps * placement.nic_share))
         latency += known.network_hops * links.network.latency_us * route.hops_between
     transfer = np.asarray(nbytes, np.float64) * per_byte / 1e3
     return np.asarray((latency**known.bend + transfer**known.bend) ** (1 / known.bend))

@@ -1,4 +1,4 @@
-"""Fits a host to what was measured of it."""
+"""Fitting a host's costs to a calibration: T2 to T5 from profiles, T1 from what those leave of unprofiled steps."""
 
 from __future__ import annotations
 
@@ -9,52 +9,148 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost_models.host.inside_ops import (
-    Subject,
+    MeasuredStep,
     costs_by_name,
-    costs_of_kinds,
-    first_calls,
-    usual_launches,
+    default_costs,
+    first_call_factor,
+    mean_launches,
     with_calls_alone,
 )
-from foretrace.cost_models.host.terms import BACKWARD, FORWARD, OPTIMIZER, HostCalls, terms
-from foretrace.graph import ForetraceError
+from foretrace.cost_models.host.terms import BACKWARD, FORWARD, OPTIMIZER, HostCalls, t1_terms
+from foretrace.errors import ForetraceError
 from foretrace.graph.tables import Floats
 from foretrace.platform.host import TERMS, Before, CallCost, Host, Rested, Sharded
 from foretrace.platform.host_measurements import HostRun, StepTimes
 
-LEAST_COMMON = 0.01
+MIN_COMMON = 0.01
 """No two steps take the same time."""
-TO_DEVIATION = 1 / 0.6745
-"""From the median of errors' sizes to their standard deviation."""
+MEDIAN_TO_SIGMA = 1 / 0.6745
+"""From the median of absolute errors to their standard deviation."""
+MIN_PHASE_US = 300.0
+"""Phases shorter than this are weighted like one so long: their noise does not shrink with them."""
+TRUSTED_ERROR = 0.1
+"""Relative error from which on a phase is weighted less."""
+IS_CLEARING = np.array([False, False, *(name in ("clearing", "cleared") for name in TERMS)])
+MIN_LAUNCH_SHARE = 0.2
+"""Share of a profiled launch that is left at least when the profiling overhead is subtracted."""
 
 
 def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
-    """The host that runs of a calibration measured.
+    """The host that a calibration measured.
 
     Parameters
     ----------
     runs
-        What `foretrace.platform.host_measurements.read_runs` gives.
+        From `foretrace.platform.host_measurements.read_runs`.
     name
-        What to call it.
+        The host's name.
     """
-    steps = [step for run in runs for step in run.steps.values() if step.plain and step.profiled]
-    subjects = [subject for subject in map(Subject.of, steps) if subject.samples]
-    if not subjects:
+    times = [step for run in runs for step in run.steps.values() if step.plain and step.profiled]
+    steps = [step for step in map(MeasuredStep.of, times) if step.samples]
+    if not steps:
         raise ForetraceError("no small step of the host was measured", "Measure it: `foretrace calibrate host`.")
-    samples = [sample for subject in subjects for sample in subject.samples]
-    first = first_calls(subjects)
+    samples = [sample for step in steps for sample in step.samples]
+    first = first_call_factor(steps)
     calls = costs_by_name(samples, first)
-    kinds = costs_of_kinds(calls, usual_launches(samples))
+    defaults = default_costs(calls, mean_launches(samples))
     nothing = Before(*[0.0] * len(TERMS))
-    host = Host(name, calls, *kinds, nothing, common=1.0, provenance=_provenance(runs), first=first)
-    host = with_calls_alone(with_time_between(host, subjects), runs)
-    common = _common(subjects, host)
-    return _rounded(replace(with_gaps(host, runs), common=common, rested=_rested(steps), sharded=_sharded(runs)))
+    host = Host(name, calls, *defaults, nothing, common=1.0, provenance=_provenance(runs), first=first)
+    host = with_calls_alone(with_t1(host, steps), runs)
+    common = _common_spread(steps, host)
+    return _rounded(replace(with_gaps(host, runs), common=common, rested=_cold_host(times), sharded=_fsdp_costs(runs)))
+
+
+def inside_us(calls: HostCalls, host: Host) -> Floats:
+    """Host time inside each call, T2 to T5."""
+    costs = [host.cost(calls.names[code], int(some > 0)) for code, some in zip(calls.name, calls.launches)]
+    columns = np.array([[c.to_launch, c.tensor, c.launch, c.between, c.after] for c in costs]).reshape(-1, 5)
+    pauses, once = np.maximum(calls.launches - 1, 0), np.ones(len(calls))
+    amounts = np.stack([np.where(calls.first, host.first, 1.0), calls.tensors, calls.launches, pauses, once], axis=1)
+    summed: Floats = (columns * amounts).sum(axis=1)
+    return summed
+
+
+def step_us(calls: HostCalls, host: Host) -> float:
+    """Host time of a whole step."""
+    return float(inside_us(calls, host).sum() + t1_terms(calls).sum(axis=0) @ np.array(astuple(host.before)))
+
+
+def with_t1(host: Host, steps: Sequence[MeasuredStep]) -> Host:
+    """The host with T1, and with launches free of profiling overhead.
+
+    Both come from one fit: an unprofiled phase is the time inside its calls, less the profiling overhead of each of
+    their launches, plus the terms of T1.
+    """
+    rows, left, weights = (np.concatenate(each) for each in zip(*(_regression(step, host) for step in steps)))
+    overhead, *before = _robust(rows, left, weights)
+    return replace(_without_overhead(host, overhead), before=Before(*before))
+
+
+def _regression(step: MeasuredStep, host: Host) -> tuple[Floats, Floats, Floats]:
+    """For each part of a step its launches and terms of T1, the time they explain, and its weight."""
+    calls, us = step.calls, step.typical
+    each = np.column_stack([inside_us(calls, host), -calls.launches, t1_terms(calls)])
+    sums = np.array([each[calls.phase == phase].sum(axis=0) for phase in (FORWARD, BACKWARD, OPTIMIZER)])
+    if np.isnan(us[0]):  # zeroing gradients is then part of the forward
+        us = us[1:]
+    else:
+        clearing = np.where(IS_CLEARING, sums[FORWARD], 0.0)
+        sums[FORWARD] -= clearing
+        sums = np.vstack([clearing, sums])
+    return sums[:, 1:], us - sums[:, 0], 1 / np.maximum(us, MIN_PHASE_US)
+
+
+def _without_overhead(host: Host, overhead: float) -> Host:
+    def lighter(cost: CallCost) -> CallCost:
+        return replace(cost, launch=max(cost.launch - overhead, MIN_LAUNCH_SHARE * cost.launch))
+
+    calls = {name: lighter(cost) for name, cost in host.calls.items()}
+    return replace(host, calls=calls, launching=lighter(host.launching), view=lighter(host.view))
+
+
+def _robust(rows: Floats, left: Floats, weights: Floats) -> list[float]:
+    """Non-negative coefficients by reweighted least squares: what fits badly is weighted less."""
+    found, trust = np.zeros(rows.shape[1]), np.ones(len(left))
+    for _ in range(12):
+        scale = weights * trust
+        found = nonnegative(rows * scale[:, None], left * scale)
+        off = np.abs(rows @ found - left) * weights
+        trust = np.sqrt(np.minimum(1.0, TRUSTED_ERROR / np.maximum(off, 1e-9)))
+    return [float(value) for value in found]
+
+
+def nonnegative(rows: Floats, values: Floats) -> Floats:
+    """Non-negative least squares (Lawson and Hanson), without scipy, which a calibration does not need.
+
+    >>> nonnegative(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([2.0, -1.0])).tolist()
+    [2.0, 0.0]
+    """
+    found = np.zeros(rows.shape[1])
+    free: NDArray[np.bool_] = np.zeros(rows.shape[1], bool)
+    for _ in range(3 * rows.shape[1]):
+        pull = np.where(free, 0.0, rows.T @ (values - rows @ found))
+        if pull.max(initial=0.0) <= 1e-9 * np.abs(rows).sum():
+            break
+        free[int(pull.argmax())] = True
+        trial = _unbounded(rows, values, free)
+        while (below := free & (trial <= 0)).any():
+            # Go towards the trial until the first coefficient reaches zero, and fix it there.
+            reach = found[below] / np.maximum(found[below] - trial[below], 1e-300)
+            found += float(reach.min()) * (trial - found)
+            free &= found > 1e-12
+            trial = _unbounded(rows, values, free)
+        found = trial
+    return found
+
+
+def _unbounded(rows: Floats, values: Floats, free: NDArray[np.bool_]) -> Floats:
+    solved = np.zeros(rows.shape[1])
+    solved[free] = np.linalg.lstsq(rows[:, free], values, rcond=None)[0]
+    return solved
 
 
 def with_gaps(host: Host, runs: Sequence[HostRun]) -> Host:
-    """The host with what was seen between calls of a larger step, where that was: small steps do not tell it there.
+    """The host with the gaps between calls of a larger step, where they were measured: on a CPU small steps have none.
 
     >>> nothing = CallCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.1)
     >>> host = Host("mine", {}, nothing, nothing, Before(*[0.0] * len(TERMS)), common=0.1, provenance="made up")
@@ -70,16 +166,16 @@ def with_gaps(host: Host, runs: Sequence[HostRun]) -> Host:
     return replace(host, before=replace(host.before, **calls, **views))
 
 
-def _sharded(runs: Sequence[HostRun]) -> Sharded:
-    """The means of what was seen; nothing where nobody measured it."""
+def _fsdp_costs(runs: Sequence[HostRun]) -> Sharded:
+    """Means of the measured costs of FSDP; zeros if none were measured."""
     updates, gathers = ([costs for run in runs for costs in getattr(run, kind)] for kind in ("sharded", "gathered"))
     return Sharded(*(us for seen in (updates, gathers) for us in np.mean(seen or [[0.0, 0.0]], axis=0).tolist()))
 
 
-def _rested(steps: Sequence[StepTimes]) -> Rested:
-    """What each part of a step takes longer after a wait: the median over steps, where long waits count more."""
+def _cold_host(times: Sequence[StepTimes]) -> Rested:
+    """Additional time of each part of a step after a wait: the median over steps, weighted by the wait."""
     longer, doublings = [np.zeros((0, 4))], [np.zeros(0)]
-    for step in steps:
+    for step in times:
         if step.rested:
             longer.append(np.array([after.us for after in step.rested]) - np.median(step.plain, axis=0))
             doublings.append(np.log2(1 + np.array([after.waited_ms for after in step.rested])))
@@ -93,15 +189,15 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
     return float(values[order][np.searchsorted(summed, summed[-1] / 2)])
 
 
-def _common(subjects: Sequence[Subject], host: Host) -> float:
+def _common_spread(steps: Sequence[MeasuredStep], host: Host) -> float:
     """Spread of whole steps: among the repeats of one, and of the fit around their medians.
 
-    Of both the median over steps: one that was held up for long says little of the others.
+    The median over steps of both: a step that was delayed for long says little of the others.
     """
-    totals = [subject.totals for subject in subjects]
+    totals = [step.totals for step in steps]
     repeats = [np.std(np.log(total / np.median(total))) for total in totals]
-    misses = [abs(np.log(step_us(s.calls, host) / np.median(total))) for s, total in zip(subjects, totals)]
-    return max(LEAST_COMMON, float(np.hypot(np.median(repeats), np.median(misses) * TO_DEVIATION)))
+    misses = [abs(np.log(step_us(s.calls, host) / np.median(total))) for s, total in zip(steps, totals)]
+    return max(MIN_COMMON, float(np.hypot(np.median(repeats), np.median(misses) * MEDIAN_TO_SIGMA)))
 
 
 def _rounded(host: Host) -> Host:
@@ -128,103 +224,3 @@ def _provenance(runs: Sequence[HostRun]) -> str:
     last = runs[-1].machine
     facts = [str(last[key]) for key in ("cpu", "device") if key in last]
     return ", ".join([*facts, f"torch {last.get('torch')}", f"{repeats} repeats of each step", str(last.get("made"))])
-
-
-# --- was cost_models.host_between: What passes on the host between calls: fitted to what the time inside calls leaves of plain steps.
-
-LEAST_US = 300.0
-"""A phase shorter than this is not worth more: its noise does not shrink with it."""
-DOUBTFUL = 0.1
-"""Share by which a phase may be off before it counts for less."""
-IS_CLEARING = np.array([False, False, *(name in ("clearing", "cleared") for name in TERMS)])
-LEAST_LAUNCH = 0.2
-"""Share of a profiled launch that must be left when the profiler's weight is taken off."""
-
-
-def inside_us(calls: HostCalls, host: Host) -> Floats:
-    """Host time inside each call."""
-    costs = [host.cost(calls.names[code], int(some > 0)) for code, some in zip(calls.name, calls.launches)]
-    columns = np.array([[c.to_launch, c.tensor, c.launch, c.between, c.after] for c in costs]).reshape(-1, 5)
-    pauses, once = np.maximum(calls.launches - 1, 0), np.ones(len(calls))
-    amounts = np.stack([np.where(calls.first, host.first, 1.0), calls.tensors, calls.launches, pauses, once], axis=1)
-    summed: Floats = (columns * amounts).sum(axis=1)
-    return summed
-
-
-def step_us(calls: HostCalls, host: Host) -> float:
-    """Host time of a whole step."""
-    return float(inside_us(calls, host).sum() + terms(calls).sum(axis=0) @ np.array(astuple(host.before)))
-
-
-def with_time_between(host: Host, subjects: Sequence[Subject]) -> Host:
-    """The host with T1, and with launches that the profiler weighs on no more.
-
-    Both come from one fit: a plain phase is the time inside its calls, less the profiler's weight on each of their
-    launches, plus the terms of T1.
-    """
-    rows, left, weights = (np.concatenate(each) for each in zip(*(_explained(subject, host) for subject in subjects)))
-    weight, *before = _robust(rows, left, weights)
-    return replace(_lightened(host, weight), before=Before(*before))
-
-
-def _explained(subject: Subject, host: Host) -> tuple[Floats, Floats, Floats]:
-    """For each part of a step its launches and terms of T1, what they are to explain, and how much it counts."""
-    calls, us = subject.calls, subject.typical
-    each = np.column_stack([inside_us(calls, host), -calls.launches, terms(calls)])
-    sums = np.array([each[calls.phase == phase].sum(axis=0) for phase in (FORWARD, BACKWARD, OPTIMIZER)])
-    if np.isnan(us[0]):  # then it is in the forward
-        us = us[1:]
-    else:
-        clearing = np.where(IS_CLEARING, sums[FORWARD], 0.0)
-        sums[FORWARD] -= clearing
-        sums = np.vstack([clearing, sums])
-    return sums[:, 1:], us - sums[:, 0], 1 / np.maximum(us, LEAST_US)
-
-
-def _lightened(host: Host, weight: float) -> Host:
-    def lighter(cost: CallCost) -> CallCost:
-        return replace(cost, launch=max(cost.launch - weight, LEAST_LAUNCH * cost.launch))
-
-    calls = {name: lighter(cost) for name, cost in host.calls.items()}
-    return replace(host, calls=calls, launching=lighter(host.launching), view=lighter(host.view))
-
-
-def _robust(rows: Floats, left: Floats, weights: Floats) -> list[float]:
-    """Coefficients that are nowhere below zero; what fits badly counts for less."""
-    found, trust = np.zeros(rows.shape[1]), np.ones(len(left))
-    for _ in range(12):
-        scale = weights * trust
-        found = nonnegative(rows * scale[:, None], left * scale)
-        off = np.abs(rows @ found - left) * weights
-        trust = np.sqrt(np.minimum(1.0, DOUBTFUL / np.maximum(off, 1e-9)))
-    return [float(value) for value in found]
-
-
-def nonnegative(rows: Floats, values: Floats) -> Floats:
-    """Least squares with no coefficient below zero (Lawson and Hanson).
-
-    >>> nonnegative(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([2.0, -1.0])).tolist()
-    [2.0, 0.0]
-    """
-    found = np.zeros(rows.shape[1])
-    free: NDArray[np.bool_] = np.zeros(rows.shape[1], bool)
-    for _ in range(3 * rows.shape[1]):
-        pull = np.where(free, 0.0, rows.T @ (values - rows @ found))
-        if pull.max(initial=0.0) <= 1e-9 * np.abs(rows).sum():
-            break
-        free[int(pull.argmax())] = True
-        trial = _unbounded(rows, values, free)
-        while (below := free & (trial <= 0)).any():
-            # Go towards the trial until the first coefficient reaches zero, and keep that one there.
-            reach = found[below] / np.maximum(found[below] - trial[below], 1e-300)
-            found += float(reach.min()) * (trial - found)
-            free &= found > 1e-12
-            trial = _unbounded(rows, values, free)
-        found = trial
-    return found
-
-
-def _unbounded(rows: Floats, values: Floats, free: NDArray[np.bool_]) -> Floats:
-    solved = np.zeros(rows.shape[1])
-    solved[free] = np.linalg.lstsq(rows[:, free], values, rcond=None)[0]
-    return solved

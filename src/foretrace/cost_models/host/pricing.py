@@ -1,4 +1,4 @@
-"""What each call of a step costs the host: T1 before it, T2 to T5 inside it."""
+"""Host time of a step's calls: T1 between calls, T2 to T5 inside them."""
 
 from __future__ import annotations
 
@@ -6,36 +6,44 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
-from foretrace.cost_models.host.terms import HostCalls, longest_list, rested, terms
+from foretrace.cost_models.host.terms import HostCalls, cold_host_terms, longest_list, t1_terms
 from foretrace.graph import PHASES, Graph
 from foretrace.graph.tables import Floats, Ints
 from foretrace.platform.host import TERMS, CallCost, Host, Sharded
 
-IS_GAP = np.array([name.endswith(("_call", "_view")) for name in TERMS])
+PER_CALL = np.array([name.endswith(("_call", "_view")) for name in TERMS])
+"""The terms of T1 that every call of a phase has."""
+FSDP = "fsdp::"
+"""Prefix of the calls that FSDP adds to a step."""
+GATHER = "fsdp::all_gather_copy_in"
+"""The first call of a gather; its longest list is the parameters."""
+REPLANNED = ("aten::addcdiv_", "aten::_foreach_addcdiv_")
+"""Calls to which Adam and its variants pass a number that changes with each step: DTensor plans them anew for each
+shape."""
 
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Microseconds of host time, a row for each call. Waiting for the device is not among them."""
+    """Microseconds of host time, a row for each call. Waiting for the device is not included."""
 
     before: Floats
-    """T1: between the call before and this one."""
+    """T1: between the previous call and this one."""
     gap: Floats
     """The part of T1 that every call of a phase has."""
     to_launch: Floats
-    """T2: from its start to its first launch; all of a call that launches nothing."""
+    """T2: from the start to the first launch; all of a call that launches nothing."""
     launch: Floats
     """T4: in one launch."""
     between: Floats
     """T5: from one launch to the next."""
     after: Floats
-    """T3: from its last launch to its end."""
-    rested: Floats
-    """What T1 is longer by for each doubling of a millisecond that the host waited before the step."""
+    """T3: from the last launch to the end."""
+    cold_penalty: Floats
+    """Additional T1 per doubling of the milliseconds that the host waited before the step."""
     spread: Floats
     """Standard deviation of the logarithm of each call's time."""
     common: float
-    """The same of a factor that all calls of a step share."""
+    """Standard deviation of the logarithm of a factor that all calls of a step share."""
 
 
 def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCosts:
@@ -48,9 +56,9 @@ def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCost
     rows
         Rows of ``graph.ops`` that are dispatcher calls, in order.
     launches
-        How many launches each of them makes.
+        Number of launches of each of them.
     host
-        Whose time.
+        The calibrated host.
 
     >>> from foretrace.graph import Op, OpTable
     >>> from foretrace.platform.host import Before
@@ -62,59 +70,49 @@ def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCost
     ([8.0, 4.0], [6.0, 6.0])
     """
     calls = HostCalls.of(graph, rows, launches)
-    inside, counts, costs = _inside(calls, host), terms(calls), np.array(astuple(host.before))
+    inside, counts, costs = _inside(calls, host), t1_terms(calls), np.array(astuple(host.before))
     return HostCosts(
-        before=counts @ costs + sharded_us(graph, rows, host.sharded),
-        gap=counts[:, IS_GAP] @ costs[IS_GAP],
+        before=counts @ costs + fsdp_us(graph, rows, host.sharded),
+        gap=counts[:, PER_CALL] @ costs[PER_CALL],
         to_launch=inside["to_launch"] * np.where(calls.first, host.first, 1.0) + inside["tensor"] * calls.tensors,
         launch=inside["launch"],
         between=inside["between"],
         after=inside["after"],
-        rested=rested(calls) @ np.array(astuple(host.rested)),
+        cold_penalty=cold_host_terms(calls) @ np.array(astuple(host.rested)),
         spread=inside["spread"],
         common=host.common,
     )
 
 
 def _inside(calls: HostCalls, host: Host) -> dict[str, Floats]:
-    """The fields of each call's cost, as columns: looked up once for each name, with launches and without."""
+    """The fields of each call's `CallCost`, as columns: looked up once per name, with launches and without."""
     views, launching = ([host.cost(name, launches) for name in calls.names.items] for launches in (0, 1))
     code = calls.name + np.where(calls.launches > 0, len(views), 0)
     return {f.name: np.array([getattr(c, f.name) for c in views + launching])[code] for f in fields(CallCost)}
 
 
-# --- was cost_models.host_sharded: What it costs the host that parameters are shards: Python around gathers, and around the optimizer's calls.
-
-SHARDING = "fsdp::"
-"""How the names of calls begin that a step makes where its parameters are shards."""
-GATHER = "fsdp::all_gather_copy_in"
-"""The call that a gather begins with; its longest list is the parameters."""
-PLANNED = ("aten::addcdiv_", "aten::_foreach_addcdiv_")
-"""Calls that Adam and its kin give a number that changes with each step."""
-
-
-def sharded_us(graph: Graph, rows: Ints, costs: Sharded) -> Floats:
-    """Microseconds on top of T1 of each call among some rows of a graph.
+def fsdp_us(graph: Graph, rows: Ints, costs: Sharded) -> Floats:
+    """Microseconds that FSDP adds to T1 of each call: Python around gathers, and around the optimizer's calls.
 
     >>> from foretrace.graph import Op, OpTable, Tensor
     >>> small, large = (Op("aten::addcdiv_", (Tensor((n,), "float32"),), phase="optimizer") for n in (8, 9))
     >>> gather = Op("fsdp::all_gather_copy_in", ([Tensor((8,), "float32"), Tensor((9,), "float32")],))
     >>> graph = Graph(OpTable.of([gather, small, small, large]))
     >>> costs = Sharded(call=40.0, planned=1000.0, gather=500.0, gathered=50.0)
-    >>> sharded_us(graph, np.arange(4, dtype=np.int32), costs).tolist()
+    >>> fsdp_us(graph, np.arange(4, dtype=np.int32), costs).tolist()
     [600.0, 1040.0, 40.0, 1040.0]
     """
     ops = graph.ops
     us = np.zeros(len(rows))
-    if costs == Sharded() or not any(name.startswith(SHARDING) for name in ops.names.items):
+    if costs == Sharded() or not any(name.startswith(FSDP) for name in ops.names.items):
         return us
     updates = ops.phase[rows] == PHASES.index("optimizer")
     us[updates] = costs.call
     for place in np.flatnonzero(ops.names.matching(GATHER.__eq__)[ops.name[rows]]).tolist():
         us[place] += costs.gather + costs.gathered * longest_list(ops[int(rows[place])])
-    planned = updates & ops.names.matching(PLANNED.__contains__)[ops.name[rows]]
+    replanned = updates & ops.names.matching(REPLANNED.__contains__)[ops.name[rows]]
     seen: set[object] = set()
-    for place in np.flatnonzero(planned).tolist():
+    for place in np.flatnonzero(replanned).tolist():
         op = ops[int(rows[place])]
         key = op.name, tuple(tensor.shape for tensor in op.tensors)
         us[place] += costs.planned * (key not in seen)

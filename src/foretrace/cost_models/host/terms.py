@@ -1,4 +1,4 @@
-"""What the time between calls is explained by: for each call of a step, how much of each term of T1 falls before it."""
+"""The terms of T1, the host time between calls: for each call of a step, how much of each term falls before it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ if TYPE_CHECKING:
 
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 CAST = "aten::_to_copy"
-READS = "aten::_local_scalar_dense"
-"""Reads a number: optimizers do so several times a parameter."""
+READ_SCALAR = "aten::_local_scalar_dense"
+"""Some optimizers call it several times per parameter."""
 LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_", "aten::cat", "aten::stack", "aten::index")
-"""How the names of calls begin that take lists of tensors."""
+"""Prefixes of the calls that take lists of tensors."""
 
 
 @dataclass
 class HostCalls:
-    """The calls of a step, as columns."""
+    """The calls of a step as columns: what their host time depends on."""
 
     name: Ints
     names: Names
     phase: Small
     entered: Ints
+    """Modules entered before each call."""
     tensors: Ints
-    """Tensors in the longest list among the arguments."""
+    """Length of the longest list of tensors among the arguments."""
     launches: Floats
 
     def __len__(self) -> int:
@@ -42,11 +43,11 @@ class HostCalls:
 
     @property
     def parameters(self) -> int:
-        """How many parameters the step updates: as long are its optimizer's lists, or as often it repeats a call."""
+        """Number of parameters that the step updates: the length of its optimizer's lists, or the repeats of a call."""
         updates = self.phase == OPTIMIZER
         if not updates.any():
             return 0
-        reads = self.names.matching(READS.__eq__)[self.name]
+        reads = self.names.matching(READ_SCALAR.__eq__)[self.name]
         repeats = np.bincount(self.name[updates & ~reads], minlength=1).max()
         return max(int(self.tensors[updates].max()), int(repeats))
 
@@ -61,7 +62,7 @@ class HostCalls:
 
     @cached_property
     def recomputed(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Where blocks begin that backward computes again, and which calls are theirs.
+        """Where recomputed blocks of activation checkpointing begin, and which calls are theirs.
 
         Backward enters modules only there. From then on it repeats calls of the forward, as far as it needs them.
         """
@@ -77,7 +78,7 @@ class HostCalls:
 
     @classmethod
     def measured(cls, calls: Calls, launches: Floats) -> HostCalls:
-        """Calls that a calibration has made."""
+        """The calls of a measured step."""
         names = Names()
         codes = np.array([names.code(name) for name in calls.name], np.int32)
         entered, tensors = (np.array(column, np.int32) for column in (calls.entered, calls.tensors))
@@ -85,7 +86,7 @@ class HostCalls:
 
     @classmethod
     def of(cls, graph: Graph, rows: Ints, launches: Ints) -> HostCalls:
-        """Calls of a graph, whose ops are looked at only where it matters: a trace makes them slowly."""
+        """The calls of a graph; only ops that matter are read, since reading ops of a trace is slow."""
         ops, count = graph.ops, len(rows)
         entered, tensors = np.zeros((2, count), np.int32)
         takes_list = ops.names.matching(lambda name: name.startswith(LISTS))[ops.name[rows]] if count else entered > 0
@@ -99,7 +100,7 @@ class HostCalls:
 
 
 def longest_list(op: Op) -> int:
-    """Tensors in the longest list among an op's arguments.
+    """Length of the longest list of tensors among an op's arguments.
 
     >>> longest_list(Op("aten::cat", ([Tensor((2,), "int8"), Tensor((3,), "int8")], 0)))
     2
@@ -108,11 +109,10 @@ def longest_list(op: Op) -> int:
     return max((sum(isinstance(item, Tensor) for item in items) for items in lists), default=0)
 
 
-def terms(calls: HostCalls) -> Floats:
-    """A row for each call, a column for each of `TERMS`: times their costs they give T1 of each call.
+def t1_terms(calls: HostCalls) -> Floats:
+    """A row per call, a column per term of `TERMS`: multiplied with the costs of the terms they give T1 of each call.
 
-    What happens once a phase stands before the phase's first call; what happens once a parameter is spread over the
-    phase's calls.
+    A term per phase counts at the phase's first call; a term per parameter is distributed over the phase's calls.
     """
     forward, backward, optimizer = (calls.phase == phase for phase in (FORWARD, BACKWARD, OPTIMIZER))
     view = calls.launches < 0.5
@@ -130,22 +130,22 @@ def terms(calls: HostCalls) -> Floats:
         "backward": _begins(backward),
         "backward_call": autograd & ~view,
         "backward_view": autograd & view,
-        "backward_parameter": _spread(calls.parameters, backward),
+        "backward_parameter": _distributed(calls.parameters, backward),
         "optimizer": _begins(optimizer),
         "optimizer_call": optimizer,
-        "optimizer_parameter": _spread(calls.parameters, optimizer),
-        "released": _spread(int(backward.sum()), optimizer),
-        "recomputed_forward": _spread(int(blocks.sum()), forward),
+        "optimizer_parameter": _distributed(calls.parameters, optimizer),
+        "released": _distributed(int(backward.sum()), optimizer),
+        "recomputed_forward": _distributed(int(blocks.sum()), forward),
         "recomputed_backward": blocks,
         "new_name": calls.first,
     }
     return np.stack([columns[name].astype(np.float64) for name in TERMS], axis=1)
 
 
-def rested(calls: HostCalls) -> Floats:
-    """A row for each call, a column for each part of a step that takes longer after a wait.
+def cold_host_terms(calls: HostCalls) -> Floats:
+    """A row per call, a column per part of a step: where the penalty of a host that has waited falls.
 
-    What clearing takes longer stands before the first call; the rest before calls of names that are new to a phase.
+    That of zeroing gradients falls on the first call, the others on the first calls of each name in a phase.
     """
     columns = np.zeros((len(calls), 4))
     columns[:1, 0] = 1.0
@@ -156,27 +156,27 @@ def rested(calls: HostCalls) -> Floats:
 
 
 def _repeated(calls: Sequence[int], start: int, before: Sequence[int]) -> int:
-    """How many calls from a place on repeat some that were made before, one after the other.
+    """Length of the longest run of calls from a position on that was made before in the same order.
 
     >>> _repeated([7, 1, 2, 3, 8], 1, [1, 2, 9, 1, 2, 3])
     3
     """
-    ways = (place for place, name in enumerate(before) if name == calls[start])
-    return max((_alike(calls, start, before, place) for place in ways), default=0)
+    places = (place for place, name in enumerate(before) if name == calls[start])
+    return max((_common_run(calls, start, before, place) for place in places), default=0)
 
 
-def _alike(one: Sequence[int], start: int, other: Sequence[int], place: int) -> int:
-    """How many items of two lists are the same from two places on."""
+def _common_run(one: Sequence[int], start: int, other: Sequence[int], place: int) -> int:
+    """How many items of two lists are equal from two positions on."""
     most = min(len(one) - start, len(other) - place)
     return next((number for number in range(most) if one[start + number] != other[place + number]), most)
 
 
 def _begins(phase: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Where a phase begins: as often as gradients are accumulated."""
+    """Where a phase begins: several times in a step that accumulates gradients."""
     begins = phase.copy()
     begins[1:] &= ~phase[:-1]
     return begins
 
 
-def _spread(amount: int, phase: NDArray[np.bool_]) -> Floats:
+def _distributed(amount: int, phase: NDArray[np.bool_]) -> Floats:
     return np.where(phase, amount / max(1, int(phase.sum())), 0.0)

@@ -67,6 +67,11 @@ class Family:
     """Measured calls that a fit takes at least."""
     one_kernel: ClassVar[bool] = False
     """Whether a call is itself one kernel of the same name."""
+    op_codes: ClassVar[dict[str, int]]
+    """The position of each op in `ops`: the feature that tells ops apart."""
+
+    def __init_subclass__(cls) -> None:
+        cls.op_codes = {name: code for code, name in enumerate(cls.ops)}
 
     def matches(self, op: Op) -> bool:
         """Whether the family covers a call."""

@@ -1,4 +1,4 @@
-"""Calls that give the device nothing to do: views, empty memory, questions about a tensor."""
+"""Ops that launch no kernel: views, allocations, queries of a tensor, communication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAUNCH_FREE_OPS = frozenset(
         "_validate_sparse_coo_tensor_args", "_validate_compressed_sparse_indices", "_pin_memory", "pin_memory",
     )
 )  # fmt: skip
-"""By name; what comes out of them shares the memory of what went in, or has no values yet."""
+"""Their outputs share the memory of the inputs, or are not initialized."""
 
 LAUNCH_FREE_PREFIXES = (
     "c10d::",
@@ -38,7 +38,7 @@ LAUNCH_FREE_PREFIXES = (
     "profiler::",
     "prim::",
 )
-"""Communication is the fabric's to price; the others steer."""
+"""Prefixes of further ones: communication is priced by the fabric, the others only synchronize or annotate."""
 
 
 def launches_nothing(op: Op, kind: str) -> bool:
@@ -51,11 +51,11 @@ def launches_nothing(op: Op, kind: str) -> bool:
     """
     if op.name in LAUNCH_FREE_OPS or op.name.startswith(LAUNCH_FREE_PREFIXES):
         return True
-    return not (_any_to_do(op.tensors, kind) or _any_to_do(op.produced, kind))
+    return not (_any_work(op.tensors, kind) or _any_work(op.produced, kind))
 
 
-def _any_to_do(tensors: Sequence[Tensor], kind: str) -> bool:
-    """Whether any lies on a device of this kind and has elements; of a sparse one nobody knows how many."""
+def _any_work(tensors: Sequence[Tensor], kind: str) -> bool:
+    """Whether any is on a device of this kind and has elements; a sparse one may have some."""
     for tensor in tensors:
         if (kind == "cpu" or tensor.device != "cpu") and (0 not in tensor.shape or tensor.layout != "strided"):
             return True

@@ -1,11 +1,11 @@
-"""Trains small nets with PyTorch, and gives them back as plain arrays. Only who fits models comes here.
+"""Trains small nets with PyTorch, and returns them as plain arrays. Only fitting imports this module.
 
 Several nets are trained at once as one whose weights have one more dimension: on a GPU it takes little longer than one.
-An update is some sixty small kernels, whose launches would take longer than they do: a GPU records it once and repeats
-it by itself, so all that changes from one update to the next is kept there.
+An update is some sixty small kernels, whose launches would take longer than they do: it is captured as a CUDA graph and
+replayed, so all that changes from one update to the next is kept on the device.
 
-Beside the time, nets learn to say what is known of the kernels that ran: it is not asked for later, but what has to
-tell kernels apart knows better where the time jumps.
+Beside the time, nets learn to predict traits of the kernels that ran: these are not used later, but a net that tells
+kernels apart knows better where the time jumps.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from torch.nn import functional
 from foretrace.cost_models.kernels.estimators.nets import PURPOSES, KernelChoice, Purpose
 
 Layer = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Weights and biases, those of each net after the one before."""
+"""Weights and biases; the nets are the first dimension."""
 Parameters = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What is trained, and for how long."""
+    """Size of the nets, and length of the training."""
 
     nets: int
     hidden: int
-    """Layers between the first and the last."""
+    """Hidden layers between the first and the last."""
     width: int
     batch: int
     steps: int
-    """Updates, if the rows are not gone over too often for that."""
-    rounds: int
-    """How often the rows are gone over at most."""
-    fastest: float
+    """Updates at most."""
+    epochs: int
+    """Epochs at most."""
+    learning_rate: float
+    """The largest of the schedule."""
     decay: float
     dropout: float
-    """Share of a layer's units that an update leaves out, others each time, so that nothing hangs on a few of them."""
+    """Share of a layer's units that an update leaves out."""
 
 
 EFFORTS: dict[str, dict[Purpose, Effort]] = {
@@ -54,57 +55,57 @@ EFFORTS: dict[str, dict[Purpose, Effort]] = {
         "time on a kernel": Effort(4, 3, 256, 2048, 24_000, 300, 4e-3, 0.05, 0.03),
     },
 }
-"""By kind of the device that trains, and by what nets are to say."""
-SMALL = 0.05
-"""Errors of the logarithm up to which an error counts by its square, beyond by its size."""
-UP = 0.1
-"""Share of the updates in which the pace rises; then it falls."""
-FACTS = 0.3
-"""What a fact's squared error counts, in its standard deviations, beside the time's."""
-FIRST = 3
-"""Updates before one is recorded: libraries choose their kernels in the first ones."""
+"""By kind of the training device, and by what nets predict."""
+HUBER_BETA = 0.05
+"""Errors of the logarithm up to which the loss is quadratic, beyond linear."""
+WARM_UP = 0.1
+"""Share of the updates in which the learning rate rises; then it falls."""
+TRAIT_WEIGHT = 0.3
+"""Weight of a trait's squared error, in standard deviations, relative to the time's loss."""
+EAGER_UPDATES = 3
+"""Updates before one is captured: libraries select their kernels in the first ones."""
 
 
 def train(
     columns: NDArray[np.float64],
     target: NDArray[np.float64],
-    facts: NDArray[np.float64] | None = None,
+    traits: NDArray[np.float64] | None = None,
     choice: KernelChoice | None = None,
     purpose: Purpose = "time",
 ) -> list[Layer]:
-    """Layers of nets that say the logarithm of a time, on a GPU where there is one.
+    """Layers of nets that predict the logarithm of a time, trained on a GPU where there is one.
 
-    Where a kernel is to be chosen, they say that too: how much each piece of one speaks for it.
+    Where a kernel is to be selected, they also predict the pieces of each kernel's score.
 
     >>> x = np.linspace(-1, 1, 300)[:, None]
-    >>> layers = train(x, 3 * x[:, 0], facts=x > 0)
+    >>> layers = train(x, 3 * x[:, 0], traits=x > 0)
     >>> [weights.shape[1:] for weights, _ in layers][-1][1], bool(len(layers) > 2)
     (1, True)
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     effort = EFFORTS[device][purpose]
-    wanted = target[:, None] if facts is None else np.column_stack([target, _standard(facts)])
+    wanted = target[:, None] if traits is None else np.column_stack([target, _standardized(traits)])
     with torch.random.fork_rng():
         torch.manual_seed(7)
         x, y = (torch.tensor(values, dtype=torch.float32, device=device) for values in (columns, wanted))
-        chosen = Chosen(choice, device) if choice is not None else None
+        selection = SelectionLoss(choice, device) if choice is not None else None
         middle = y.mean(dim=0)
-        if chosen is not None:
-            middle = torch.cat([middle, middle.new_zeros(len(chosen.pieces))])
-        layers = _fresh(x.shape[1], middle, effort)
-        Descent(layers, x, y, effort, chosen).go()
+        if selection is not None:
+            middle = torch.cat([middle, middle.new_zeros(len(selection.pieces))])
+        layers = _initial(x.shape[1], middle, effort)
+        Training(layers, x, y, effort, selection).run()
     plain = [tuple(tensor.detach().double().cpu().numpy() for tensor in layer) for layer in layers]
     asked = [0, *range(wanted.shape[1], len(middle))]
     weights, biases = plain[-1]
     return [*plain[:-1], (weights[:, :, asked], biases[:, :, asked])]
 
 
-def _standard(facts: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray((facts - facts.mean(axis=0)) / (facts.std(axis=0) + 1e-6))
+def _standardized(traits: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray((traits - traits.mean(axis=0)) / (traits.std(axis=0) + 1e-6))
 
 
-def _fresh(inputs: int, middle: torch.Tensor, effort: Effort) -> Parameters:
-    """Layers with random weights, that say what is true in the middle."""
+def _initial(inputs: int, middle: torch.Tensor, effort: Effort) -> Parameters:
+    """Layers with random weights, that predict the means."""
     sizes = [inputs] + [effort.width] * (effort.hidden + 1) + [len(middle)]
     layers = [
         (_random((effort.nets, given, made), given, middle), _random((effort.nets, 1, made), given, middle))
@@ -118,8 +119,8 @@ def _random(shape: tuple[int, ...], given: int, like: torch.Tensor) -> torch.Ten
     return like.new_empty(shape).uniform_(-1, 1) / math.sqrt(given)
 
 
-class Chosen:
-    """A choice where nets are trained."""
+class SelectionLoss:
+    """Loss of the kernel selection: cross entropy of the kernels that ran."""
 
     def __init__(self, choice: KernelChoice, device: str) -> None:
         self.ran = torch.tensor(choice.ran, device=device)
@@ -127,96 +128,98 @@ class Chosen:
         pieces = np.zeros((choice.pieces.max() + 1, len(choice.pieces)), np.float32)
         pieces[choice.pieces, kernels] = 1.0
         self.pieces = torch.tensor(pieces, device=device)
-        """Which pieces, in rows, each kernel has."""
+        """A row per piece, a column per kernel: 1 where the kernel has the piece."""
 
-    def off(self, said: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """How little speaks for the kernels that ran."""
-        return functional.cross_entropy((said @ self.pieces).flatten(0, 1), self.ran[rows].flatten())
+    def __call__(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The loss of the outputs for a batch of rows."""
+        return functional.cross_entropy((outputs @ self.pieces).flatten(0, 1), self.ran[rows].flatten())
 
 
-class Descent:
-    """Updates of nets, each on the next batch of rows and at the pace of its time."""
+class Training:
+    """Updates of nets, each on the next batch of rows and at the learning rate of its step."""
 
     def __init__(
-        self, layers: Parameters, x: torch.Tensor, y: torch.Tensor, effort: Effort, chosen: Chosen | None = None
+        self, layers: Parameters, x: torch.Tensor, y: torch.Tensor, effort: Effort, selection: SelectionLoss | None
     ) -> None:
-        self.layers, self.x, self.y, self.effort, self.chosen = layers, x, y, effort, chosen
+        self.layers, self.x, self.y, self.effort, self.selection = layers, x, y, effort, selection
         on_gpu = x.device.type == "cuda"
         batch = min(effort.batch, len(x))
         self.batches = len(x) // batch
-        self.steps = min(effort.steps, effort.rounds * self.batches)
+        self.steps = min(effort.steps, effort.epochs * self.batches)
         self.order = torch.empty(effort.nets, len(x), dtype=torch.int64, device=x.device)
         self.window = torch.arange(batch, device=x.device)
         self.made = torch.zeros(1, dtype=torch.int64, device=x.device)
-        self.paces = torch.tensor(paces(self.steps, effort.fastest), dtype=torch.float32, device=x.device)
-        self.pace = torch.zeros((), device=x.device)
+        self.rates = torch.tensor(
+            learning_rates(self.steps, effort.learning_rate), dtype=torch.float32, device=x.device
+        )
+        self.rate = torch.zeros((), device=x.device)
         weights = [tensor for layer in layers for tensor in layer]
         self.optimizer = torch.optim.AdamW(
-            weights, lr=self.pace, weight_decay=effort.decay, capturable=on_gpu, fused=on_gpu
+            weights, lr=self.rate, weight_decay=effort.decay, capturable=on_gpu, fused=on_gpu
         )
 
-    def go(self) -> None:
-        """All updates."""
+    def run(self) -> None:
+        """Make all updates."""
         self._shuffle()
-        update, made = (self._recorded(), FIRST) if self.x.device.type == "cuda" else (self.update, 0)
+        update, made = (self._captured(), EAGER_UPDATES) if self.x.device.type == "cuda" else (self.update, 0)
         for step in range(made, self.steps):
             if step % self.batches == 0:
                 self._shuffle()
             update()
 
     def _shuffle(self) -> None:
-        """Another order of the rows, of its own for each net."""
+        """Draw a new order of the rows for each net."""
         self.order.copy_(torch.rand(self.order.shape, device=self.x.device).argsort(dim=1))
 
-    def _recorded(self) -> Callable[[], None]:
-        """An update as one launch, after a few that were made one kernel after the other."""
+    def _captured(self) -> Callable[[], None]:
+        """An update as a CUDA graph, after a few eager ones."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # as PyTorch wants it before a recording
-            for _ in range(FIRST):
+        with torch.cuda.stream(side):  # as PyTorch requires before a capture
+            for _ in range(EAGER_UPDATES):
                 self.update()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.update()
-        repeated: Callable[[], None] = graph.replay
-        return repeated
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     def update(self) -> None:
-        """One update: nothing of it is known to the host, so that it can be repeated without."""
-        self.pace.copy_(self.paces.index_select(0, self.made)[0])
+        """One update. Its state is on the device, so that it can be replayed."""
+        self.rate.copy_(self.rates.index_select(0, self.made)[0])
         rows = self.order.index_select(1, self.made % self.batches * len(self.window) + self.window)
         self.optimizer.zero_grad()
-        said, wanted = _said(self.layers, self.x[rows], self.effort.dropout), self.y[rows]
-        loss = _off(said[:, :, : wanted.shape[2]] - wanted)
-        if self.chosen is not None:
-            loss = loss + self.chosen.off(said[:, :, wanted.shape[2] :], rows)
+        outputs, wanted = _outputs(self.layers, self.x[rows], self.effort.dropout), self.y[rows]
+        loss = _regression_loss(outputs[:, :, : wanted.shape[2]] - wanted)
+        if self.selection is not None:
+            loss = loss + self.selection(outputs[:, :, wanted.shape[2] :], rows)
         (self.effort.nets * loss).backward()
         self.optimizer.step()
         self.made += 1
 
 
-def paces(steps: int, fastest: float) -> NDArray[np.float64]:
-    """How fast weights change in each update: up to the fastest, then down to nothing.
+def learning_rates(steps: int, largest: float) -> NDArray[np.float64]:
+    """The learning rate of each update: a cosine up to the largest, then down to zero.
 
-    >>> paces(20, 1.0).round(2).tolist()[:5]
+    >>> learning_rates(20, 1.0).round(2).tolist()[:5]
     [0.0, 0.5, 1.0, 0.99, 0.97]
     """
     share = np.arange(steps) / steps
-    rising, falling = np.clip(share / UP, 0, 1), np.clip((share - UP) / (1 - UP), 0, 1)
-    return np.asarray(fastest * (1 - np.cos(math.pi * rising)) * (1 + np.cos(math.pi * falling)) / 4)
+    rising, falling = np.clip(share / WARM_UP, 0, 1), np.clip((share - WARM_UP) / (1 - WARM_UP), 0, 1)
+    return np.asarray(largest * (1 - np.cos(math.pi * rising)) * (1 + np.cos(math.pi * falling)) / 4)
 
 
-def _said(layers: Parameters, flow: torch.Tensor, dropout: float) -> torch.Tensor:
+def _outputs(layers: Parameters, flow: torch.Tensor, dropout: float) -> torch.Tensor:
     for weights, biases in layers[:-1]:
         flow = functional.dropout(functional.silu(torch.baddbmm(biases, flow, weights)), dropout)
     weights, biases = layers[-1]
     return torch.baddbmm(biases, flow, weights)
 
 
-def _off(errors: torch.Tensor) -> torch.Tensor:
-    """How far answers are off: half by logarithms, half by the times themselves, which count in a mean."""
-    time, facts = errors[:, :, 0], errors[:, :, 1:]
+def _regression_loss(errors: torch.Tensor) -> torch.Tensor:
+    """Loss of times and traits: of times half by logarithms, half by the times themselves, which count in a mean."""
+    time, traits = errors[:, :, 0], errors[:, :, 1:]
     by_time = torch.expm1(time.clamp(max=1.0))
-    off = sum(functional.smooth_l1_loss(part, torch.zeros_like(part), beta=SMALL) for part in (time, by_time)) / 2
-    return off + FACTS * facts.square().mean() if facts.shape[2] else off
+    loss = sum(functional.smooth_l1_loss(part, torch.zeros_like(part), beta=HUBER_BETA) for part in (time, by_time)) / 2
+    return loss + TRAIT_WEIGHT * traits.square().mean() if traits.shape[2] else loss

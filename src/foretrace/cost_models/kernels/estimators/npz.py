@@ -1,6 +1,6 @@
-"""Arrays out of the files that `numpy.savez` writes, several times as fast as `numpy.load` reads them.
+"""Reads the files of `numpy.savez`, several times as fast as `numpy.load`.
 
-A model has dozens of small ones. Numpy opens each as a file of its own, and has Python compile what its head says.
+A model has dozens of small arrays. Numpy opens each as a file of its own, and has Python evaluate its header.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ try:
     from isal import isal_zlib
 
     _unpack, _BROKEN = isal_zlib.decompress, (*_BROKEN, isal_zlib.error)
-except ImportError:  # there is no wheel of it for some machines
+except ImportError:  # some machines have no wheel of it
     pass
 
 _NAME_AT, _NAME_SIZE_AT = 30, 26
-"""Where the head of a file in a ZIP archive has its name, and how long that and what follows it are."""
+"""Offsets in the header of a file in a ZIP archive: of its name, and of the lengths of name and extra field."""
 _MAGIC = b"\x93NUMPY\x01\x00"
-_HEAD = re.compile(rb"\{'descr': '([<|][biufU]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \}\s*$")
+_HEADER = re.compile(rb"\{'descr': '([<|][biufU]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \}\s*$")
 _SUFFIX = ".npy"
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file by name, not to be written to; a ValueError for what is no array of plain numbers or texts.
+    """The arrays of a file by name, read-only; a ValueError for anything but arrays of plain numbers or strings.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -65,16 +65,16 @@ def _unpacked(packed: bytes, file: ZipInfo) -> bytes:
 def _array(name: str, data: bytes) -> NDArray[Any]:
     begin = len(_MAGIC) + 2
     end = begin + int.from_bytes(data[len(_MAGIC) : begin], "little")
-    head = _HEAD.match(data[begin:end])
-    if not data.startswith(_MAGIC) or head is None:
+    header = _HEADER.match(data[begin:end])
+    if not data.startswith(_MAGIC) or header is None:
         raise ValueError(f"{name} is no plain array")
-    shape = [int(size) for size in head[3].replace(b" ", b"").split(b",") if size]
-    flat = np.frombuffer(data, head[1].decode(), count=prod(shape), offset=end)
-    return flat.reshape(shape, order="F" if head[2] == b"True" else "C")
+    shape = [int(size) for size in header[3].replace(b" ", b"").split(b",") if size]
+    flat = np.frombuffer(data, header[1].decode(), count=prod(shape), offset=end)
+    return flat.reshape(shape, order="F" if header[2] == b"True" else "C")
 
 
 def finite(arrays: Mapping[str, NDArray[Any]], name: str, *shape: int | None) -> NDArray[np.float64]:
-    """Numbers among arrays, of a shape in which None is any size but nothing; a ValueError for what is not that.
+    """An array of finite numbers, of a shape in which None is any size but 0; a ValueError for any other.
 
     >>> finite({"edges": np.arange(3)}, "edges", None).tolist()
     [0.0, 1.0, 2.0]

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, forward and backward: the tiles each library cuts it into, and who works on them."""
+"""Scaled dot-product attention, forward and backward: tiles of each library, and waves of blocks over the SMs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from foretrace.platform.cases import Case, Draw, Shape, strides
 PREFIX = "aten::_scaled_dot_product_"
 CAUSAL = {"flash_attention": 4, "efficient_attention": 6, "cudnn_attention": 6, "flash_attention_backward": 11,
           "efficient_attention_backward": 11, "cudnn_attention_backward": 14}  # fmt: skip
-"""Kinds of calls, and where each says whether it is causal."""
+"""Kinds of calls, and the position of each one's ``is_causal``."""
 DROPOUT = {"flash_attention": 3, "efficient_attention": 5, "cudnn_attention": 5, "flash_attention_backward": 10,
            "efficient_attention_backward": 9, "cudnn_attention_backward": 13}  # fmt: skip
 BIAS = {"efficient_attention": 3, "efficient_attention_backward": 4, "cudnn_attention": 3,
@@ -35,25 +35,25 @@ TILES: dict[str, tuple[tuple[int, int, int], ...]] = {
     "cudnn_attention": ((1 << 30, 128, 128),),
     "cudnn_attention_backward": ((1 << 30, 64, 128),),
 }
-"""Queries and keys of a tile, for heads up to a width."""
+"""Largest head width, and queries and keys of a tile up to it."""
 WIDTHS = {"flash": (32, 64, 96, 128, 192, 256), "cudnn": (64, 128), "efficient": (32, 64, 128)}
-"""Widths that heads are filled up to."""
+"""Widths that heads are padded to."""
 
 
-class Cut(NamedTuple):
-    """How an attention is shared out: a block takes a tile of queries past all keys; backward, of keys past queries."""
+class Tiling(NamedTuple):
+    """Blocks of an attention: each takes a tile of queries past all keys; backward, a tile of keys past all queries."""
 
     blocks: int
     steps: int
-    """Tiles that a block passes, at most."""
-    passed: float
-    """Tiles that all blocks pass together."""
+    """Tiles that a block passes at most."""
+    tiles: float
+    """Tiles of all blocks."""
     flops: float
-    """Of one tile."""
+    """Flops of one tile."""
 
 
 class Attention(Family):
-    """Queries, keys and values to outputs; or gradients of them."""
+    """Flash, memory-efficient and cuDNN attention."""
 
     name = "attention"
     share = 18
@@ -66,12 +66,12 @@ class Attention(Family):
                "padded", "pair_waves", "pair_ragged", "heads_a_key")  # fmt: skip
 
     def accepts(self, op: Op) -> bool:
-        """Calls whose tensors are known."""
+        """Calls whose queries, keys and values are known."""
         tensors = _inputs(op)
         return len(tensors) == 3 and all(len(t.shape) == 4 for t in tensors)
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Sizes, and blocks of tiles over the processors."""
+        """Sizes, and the tiles of the busiest SM."""
         kind = op.name[len(PREFIX) :]
         backward = kind.endswith("backward")
         q, k, v = _inputs(op)
@@ -81,29 +81,29 @@ class Attention(Family):
         share = argument(op, DROPOUT[kind], "dropout_p")
         dropout = isinstance(share, float) and 0.0 < share < 1.0
         bias = _bias(op, kind)
-        cut = _cut(kind, q, keys, causal, dropout)
+        tiling = _tiling(kind, q, keys, causal, dropout)
         sms = context.device.sms
-        rounds = ceil_div(cut.blocks, sms)
-        # As long as its busiest processor, or its longest block, is at it.
-        tiles = max(cut.passed / sms * wave_quantization(cut.blocks / sms), cut.steps)
+        waves = tiling.blocks / sms
+        # The busiest SM decides, or the longest block.
+        tiles = max(tiling.tiles / sms * wave_quantization(waves), tiling.steps)
         moved = (2 * q.nbytes + k.nbytes + v.nbytes) * (2 if backward else 1) + (bias.nbytes if bias else 0)
         rate = "tf32" if q.dtype == "float32" else q.dtype
-        work = Work(tiles * sms * cut.flops, moved, rate)
+        work = Work(tiles * sms * tiling.flops, moved, rate)
         needed = 2 * batch * heads * queries * keys * (dim + v.shape[3]) * (2.5 if backward else 1)
-        pairs = cut.blocks / (2 * sms)
         features = [
-            PLACE[kind], dtype_code(q.dtype), log(batch), log(heads), log(k.shape[1]), log(queries), log(keys), dim,
-            v.shape[3], causal, dropout, bias is not None,
+            self.op_codes[op.name], dtype_code(q.dtype), log(batch), log(heads), log(k.shape[1]), log(queries),
+            log(keys), dim, v.shape[3], causal, dropout, bias is not None,
             bias is not None and bias.numel < batch * heads * queries * keys, _statistics(op), log(work.flops),
             log(work.bytes), q.stride is not None and q.stride[2] != dim, alignment(queries), alignment(keys),
-            alignment(dim), log(cut.blocks), log(64 * cut.blocks / sms), wave_quantization(cut.blocks / sms), log(cut.steps),
-            log(cut.flops), log(64 * work.us(context.device)), cut.steps / max(1.0, tiles), work.flops / max(1, needed),
-            rounds, wave_quantization(pairs), heads / max(1, k.shape[1]),
+            alignment(dim), log(tiling.blocks), log(64 * tiling.blocks / sms), wave_quantization(waves),
+            log(tiling.steps), log(tiling.flops), log(64 * work.us(context.device)), tiling.steps / max(1.0, tiles),
+            work.flops / max(1, needed), ceil_div(tiling.blocks, sms), wave_quantization(tiling.blocks / (2 * sms)),
+            heads / max(1, k.shape[1]),
         ]  # fmt: skip
         return Description(features, work)
 
     def case(self, draw: Draw) -> Case:
-        """An attention at the first turn, its gradient at the second."""
+        """An attention in the first turn, its backward in the second."""
         kind = draw.weighted(KINDS[draw.kind])
         dtype = draw.weighted({"bfloat16": 5, "float16": 2})
         if kind == "cpu" or (kind == "efficient" and draw.chance(0.5)):
@@ -113,27 +113,21 @@ class Attention(Family):
         causal = query[2] == key[2] and draw.chance(0.5)
         dropout = 0.1 if kind != "cpu" and draw.chance(0.3) else 0.0
         bias = None
-        products = (*query[:3], key[2])
-        if (
-            not causal
-            and prod(products) <= 2 * draw.most
-            and draw.chance({"efficient": 0.5, "cudnn": 0.15}.get(kind, 0.0))
-        ):
-            bias = _draw_bias(draw, products, dtype)
+        scores = (*query[:3], key[2])
+        biased = {"efficient": 0.5, "cudnn": 0.15}.get(kind, 0.0)
+        if not causal and prod(scores) <= 2 * draw.most and draw.chance(biased):
+            bias = _draw_bias(draw, scores, dtype)
         attention = Inputs(kind, *inputs, bias, dropout, causal)
         return Case(_backward(attention) if draw.turn else _forward(attention))
 
 
 def _inputs(op: Op) -> list[Tensor]:
-    """Queries, keys and values; a gradient comes before them."""
+    """Queries, keys and values; in a backward call the gradient comes before them."""
     tensors = tensors_of(op)
     return tensors[1:4] if op.name.endswith("backward") else tensors[:3]
 
 
-PLACE = {kind: place for place, kind in enumerate(CAUSAL)}
-
-
-def _cut(kind: str, q: Tensor, keys: int, causal: bool, dropout: bool) -> Cut:
+def _tiling(kind: str, q: Tensor, keys: int, causal: bool, dropout: bool) -> Tiling:
     batch, heads, queries, dim = q.shape
     rows, columns = next(((a, b) for most, a, b in TILES[kind] if dim <= most), TILES[kind][-1][1:])
     if dropout and kind == "flash_attention" and dim in range(33, 129):
@@ -141,12 +135,12 @@ def _cut(kind: str, q: Tensor, keys: int, causal: bool, dropout: bool) -> Cut:
     backward = kind.endswith("backward")
     down, across = ceil_div(queries, rows), ceil_div(keys, columns)
     blocks, steps = (across, down) if backward else (down, across)
-    passed = float(down * across)
+    tiles = float(down * across)
     if causal:
-        passed = passed / 2 + min(down, across) / 2  # the tiles on the diagonal are whole
-    together = batch * heads
-    filled = next((width for width in WIDTHS[kind.partition("_")[0]] if dim <= width), dim)
-    return Cut(together * blocks, steps, together * passed, rows * columns * filled * (10 if backward else 4))
+        tiles = tiles / 2 + min(down, across) / 2  # the tiles on the diagonal are computed whole
+    count = batch * heads
+    padded = next((width for width in WIDTHS[kind.partition("_")[0]] if dim <= width), dim)
+    return Tiling(count * blocks, steps, count * tiles, rows * columns * padded * (10 if backward else 4))
 
 
 def _bias(op: Op, kind: str) -> Tensor | None:
@@ -155,7 +149,7 @@ def _bias(op: Op, kind: str) -> Tensor | None:
 
 
 def _statistics(op: Op) -> int:
-    """Which options are on, as a number: whether sums for the gradient are kept among them."""
+    """The options that are on, as bits; whether the log-sum-exp is stored for backward is among them."""
     return sum(1 << i for i, a in enumerate(a for a in op.args if isinstance(a, (bool, float))) if a is True)
 
 
@@ -163,13 +157,13 @@ def _statistics(op: Op) -> int:
 
 KINDS = {"cuda": {"cudnn": 4, "flash": 5, "efficient": 6}, "cpu": {"cpu": 1}}
 HEAD_WIDTHS = {32: 3, 48: 1, 64: 9, 72: 1, 80: 2, 96: 2, 128: 8, 160: 1, 192: 1, 256: 2}
-"""Elements of a head."""
-WORK = {"cpu": 2**20, "float32": 2**28, "float16": 2**31, "bfloat16": 2**31}
-"""Products of a query with a key, at most: a larger attention takes a good part of a second."""
+"""Head widths, with how often each is drawn."""
+MAX_SCORES = {"cpu": 2**20, "float32": 2**28, "float16": 2**31, "bfloat16": 2**31}
+"""Pairs of a query and a key at most: a larger attention takes a good part of a second."""
 
 
 class Inputs(NamedTuple):
-    """What an attention and its gradient share."""
+    """What an attention and its backward have in common."""
 
     kind: str
     query: Tensor
@@ -181,7 +175,7 @@ class Inputs(NamedTuple):
 
     @property
     def scale(self) -> dict[str, Value]:
-        """The factor of the products."""
+        """The scale of the scores."""
         return {"scale": self.query.shape[-1] ** -0.5}
 
     @property
@@ -192,12 +186,12 @@ class Inputs(NamedTuple):
 
 
 def _shapes(draw: Draw, kind: str, dtype: str) -> tuple[Shape, Shape]:
-    """Batch, heads, length and width of the queries; and of the keys, which may be of other heads and length."""
+    """Batch, heads, length and width of the queries, and of the keys, which may have other heads and another length."""
     width = draw.weighted({w: often for w, often in HEAD_WIDTHS.items() if w <= 128 or kind != "cudnn"})
-    work = WORK["cpu" if kind == "cpu" else dtype]
-    length = draw.size(16, max(16, min(8192, draw.most // width, isqrt(work))))
+    scores = MAX_SCORES["cpu" if kind == "cpu" else dtype]
+    length = draw.size(16, max(16, min(8192, draw.most // width, isqrt(scores))))
     others = draw.size(16, length) if draw.chance(0.12) else length
-    pairs = max(1, min(65536, draw.most // (length * width), work // (length * others)))
+    pairs = max(1, min(65536, draw.most // (length * width), scores // (length * others)))
     heads = min(draw.whole(1, 64) if draw.chance(0.3) else draw.one((4, 6, 8, 12, 16, 20, 24, 32, 40, 64)), pairs)
     batch = draw.whole(1, max(1, min(4096, pairs // heads)))
     grouped = kind in ("cudnn", "flash") and draw.chance(0.2)
@@ -206,8 +200,8 @@ def _shapes(draw: Draw, kind: str, dtype: str) -> tuple[Shape, Shape]:
 
 
 def _draw_inputs(draw: Draw, query: Shape, key: Shape, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value: heads apart, or still in the rows of the projections, apart or in one."""
-    style = draw.weighted({"rows": 5, "packed": 4, "length first": 2, "dense": 2, "kept": 2})
+    """Query, key and value: one contiguous tensor per head, or views into separate or packed projections."""
+    style = draw.weighted({"rows": 5, "packed": 4, "length first": 2, "dense": 2, "cached": 2})
     if style == "packed" and query == key:
         _, heads, length, width = query
         row = heads * width
@@ -216,20 +210,20 @@ def _draw_inputs(draw: Draw, query: Shape, key: Shape, dtype: str) -> tuple[Tens
         return q, k, v
     orders = {"length first": (2, 0, 1, 3), "dense": (0, 1, 2, 3)}
     order = orders.get(style, (0, 2, 1, 3))
-    # Keys and values that were joined to earlier ones lie apart, while the query is still in its row.
-    other = (0, 1, 2, 3) if style == "kept" else order
+    # Keys and values concatenated to cached ones are contiguous, while the query is a view into its projection.
+    other = (0, 1, 2, 3) if style == "cached" else order
     q = Tensor(query, dtype, stride=strides(query, order), storage=0)
     k, v = (Tensor(key, dtype, stride=strides(key, other), storage=number) for number in (1, 2))
     return q, k, v
 
 
 def _draw_bias(draw: Draw, shape: Shape, dtype: str) -> Tensor:
-    """What is added to the products: one for all heads (a mask), one for all samples (of positions), or of each."""
+    """A bias on the scores: shared by heads (a mask), shared by samples (positions), or full."""
     padded = (*shape[:3], -(-shape[3] // 16) * 16)
     style = draw.weighted({"heads": 5, "samples": 2, "own": 1})
-    held = {"heads": (1,), "samples": (0,), "own": ()}[style]
-    apart = strides(tuple(1 if dim in held else size for dim, size in enumerate(padded)))
-    return Tensor(shape, dtype, stride=tuple(0 if dim in held else step for dim, step in enumerate(apart)), storage=3)
+    shared = {"heads": (1,), "samples": (0,), "own": ()}[style]
+    steps = strides(tuple(1 if dim in shared else size for dim, size in enumerate(padded)))
+    return Tensor(shape, dtype, stride=tuple(0 if dim in shared else step for dim, step in enumerate(steps)), storage=3)
 
 
 def _forward(a: Inputs) -> Op:
@@ -248,7 +242,7 @@ def _backward(a: Inputs) -> Op:
     batch, heads, length, _ = a.query.shape
     others = a.key.shape[2]
     out = Tensor(a.query.shape, a.query.dtype, stride=strides(a.query.shape, (0, 2, 1, 3)))
-    # The efficient kernel pads its rows of logarithms to whole blocks of 32.
+    # The efficient kernel pads the log-sum-exp to multiples of 32.
     sums = {"cudnn": (batch, heads, length, 1), "efficient": (batch, heads, -(-length // 32) * 32)}
     logsumexp = Tensor(sums.get(a.kind, (batch, heads, length)), "float32")
     seed = Tensor((2,), "uint64") if a.kind == "flash" else Tensor((), "int64")

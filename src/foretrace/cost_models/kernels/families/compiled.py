@@ -1,7 +1,7 @@
-"""Compiled kernels, and others' own: priced from the tensors they are given, and from what their names tell.
+"""Compiled and custom kernels: priced from the tensors they are given, and from what their names tell.
 
 TorchInductor names a kernel after what it does, ``triton_red_fused_add_sum_3``, and gives it its tensors, the sizes of
-its loops, and a stream. Which tensors it writes, nobody says.
+its loops, and a stream. Which tensors it writes is not known.
 """
 
 from __future__ import annotations
@@ -26,55 +26,53 @@ from foretrace.graph.tensor import ITEMSIZE
 from foretrace.platform.cases import Draw
 
 KINDS = {"poi": 1, "red": 2, "per": 3, "tem": 4, "for": 5}
-"""By the letters after ``triton_``: element by element, a reduction in a loop, one whose rows fit into a block, a
-template such as a product's, and many tensors in one kernel. Any other kernel is 0."""
+"""By the letters after ``triton_``: pointwise, a looped reduction, a persistent reduction (rows fit into a block), a
+template such as a GEMM, and a foreach kernel. Any other kernel is 0."""
 POINTWISE, LOOPED, PERSISTENT = 1, 2, 3
 PYTORCH_NAMESPACES = ("aten::", "prims::", "c10d::", "higher_order::")
-"""What begins so is PyTorch's own, and no custom kernel."""
+"""Prefixes of PyTorch's own ops, which are no custom kernels."""
 LOOPED_ROW = 512
-"""A reduction in a loop gets along as fast as a sum over rows of this length, whichever way it walks."""
+"""A looped reduction is about as fast as a sum over rows of this length."""
 HEAVY = re.compile(r"gelu|tanh|erf|sigmoid|silu|pow|log|sin|cos|softplus|mish|rand|dropout|bernoulli")
 DIVIDING = re.compile(r"exp|softmax|sqrt|div|norm|var")
 SELECTING = re.compile(r"embedding|index|gather|scatter|slice|cat")
 
 
 class Loops(NamedTuple):
-    """How a kernel walks."""
+    """The iteration space of a kernel."""
 
     kind: int
     rows: int
     along: int
-    """Elements of a row that become one; 1 where nothing is reduced."""
+    """Elements of a row that are reduced to one; 1 where nothing is reduced."""
 
     @property
     def elements(self) -> int:
-        """Elements walked over."""
+        """Elements iterated over."""
         return self.rows * self.along
 
 
 class Compiled(Family):
-    """Kernels that no library brings."""
+    """Kernels that torch.compile generates, and other custom kernels."""
 
     name = "compiled"
     ops = ()
-    min_measurements = (
-        1000  # random chains differ widely: models of a few hundred kernels are further off than what stands in
-    )
+    min_measurements = 1000  # random chains differ widely: a model of a few hundred is worse than the proxy
     one_kernel = True
     columns = ("kind", "elements", "rows", "along", "bytes", "tensors", "whole", "broadcast", "gathered", "largest",
                "dtype", "last_dtype", "itemsize", "uneven", "arithmetic", "selecting", "words", "row_aligned",
                "along_aligned", "waves", "ragged")  # fmt: skip
 
     def matches(self, op: Op) -> bool:
-        """Its names are made up by the compiler."""
+        """Names are made up by the compiler, so any is accepted."""
         return self.accepts(op)
 
     def accepts(self, op: Op) -> bool:
-        """What is no call of PyTorch's own, where its tensors are known."""
+        """Calls that are not PyTorch's own, if their tensors are known."""
         return not op.name.startswith(PYTORCH_NAMESPACES) and bool(tensors_of(op))
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Loops and traffic: of a tensor larger than the loops only as much is touched."""
+        """Loops and traffic; of a tensor larger than the iteration space only that much is touched."""
         tensors = tensors_of(op)
         loops = loops_of(op, tensors)
         moved = traffic(loops, tensors)
@@ -92,11 +90,11 @@ class Compiled(Family):
         return Description(features, Work(flops=float(loops.elements), bytes=float(moved)))
 
     def is_guess(self, op: Op) -> bool:
-        """Of what TorchInductor did not make, the name tells nothing."""
+        """The name of a kernel that TorchInductor did not generate tells nothing."""
         return not op.name.startswith("triton_")
 
     def proxy(self, op: Op) -> Op:
-        """A call of PyTorch's own that moves as many bytes in the same way."""
+        """A PyTorch op that moves as many bytes in the same way."""
         tensors = tensors_of(op)
         loops = loops_of(op, tensors)
         moved = traffic(loops, tensors)
@@ -111,7 +109,7 @@ class Compiled(Family):
 
 
 def loops_of(op: Op, tensors: list[Tensor]) -> Loops:
-    """The loops of a kernel: of TorchInductor's as it says, of others over the largest tensor.
+    """The iteration space of a kernel: as TorchInductor gives it, for others the largest tensor.
 
     >>> x = Tensor((4096, 768), "float32")
     >>> loops_of(Op("triton_per_fused_sum_0", (x, Tensor((4096,), "float32"), 4096, 768, 0)), [x])
@@ -126,7 +124,7 @@ def loops_of(op: Op, tensors: list[Tensor]) -> Loops:
 
 
 def traffic(loops: Loops, tensors: list[Tensor]) -> int:
-    """Bytes that a kernel moves at least: each tensor once, and no more of it than it walks over.
+    """Bytes that a kernel moves at least: each tensor once, and no more of it than the iteration space.
 
     >>> traffic(Loops(1, 8, 1), [Tensor((8,), "float32"), Tensor((100,), "float32")])
     64
@@ -135,7 +133,7 @@ def traffic(loops: Loops, tensors: list[Tensor]) -> int:
 
 
 def arithmetic(name: str) -> int:
-    """How much an element takes, by what was fused: little, a division, or more.
+    """Arithmetic per element, by what was fused: light (0), a division or exponential (1), heavy (2).
 
     >>> arithmetic("triton_poi_fused_add_0"), arithmetic("triton_poi_fused_gelu_0")
     (0, 2)
@@ -147,27 +145,27 @@ def arithmetic(name: str) -> int:
 
 COMPILED = "compiled"
 """The family of compiled kernels."""
-OPERANDS = {"whole": 8, "row": 3, "column": 2, "turned": 1}
-"""Shapes of a chain's other operands: its own, a row or a column for all, or its own with columns side by side."""
+OPERANDS = {"whole": 8, "row": 3, "column": 2, "transposed": 1}
+"""Shapes of a chain's other operands: the same, a broadcast row or column, or the same transposed."""
 BINARY = {"add": 6, "mul": 5, "sub": 1, "div": 1, "where": 1}
 UNARY = {"relu": 2, "gelu": 3, "silu": 2, "tanh": 1, "sigmoid": 1, "exp": 1, "square": 1, "rsqrt": 1, "cast": 3}
 ENDINGS = {"": 12, "sum": 2, "columns": 3, "norm": 4, "softmax": 2, "amax": 1, "all": 1}
-"""What follows: nothing, or a reduction of rows, columns or all, or what divides by one."""
+"""How a chain ends: elementwise, with a reduction of rows, columns or all, or with a normalization."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What one kernel is likely to be made of."""
+    """A chain of calls that is compiled to about one kernel."""
 
     rows: int
     columns: int
     dtype: str
     operands: tuple[str, ...]
-    """Of each operand beside the first, its shape."""
+    """The shape of each operand but the first."""
     steps: tuple[str, ...]
     ending: str
     result: str
-    """Dtype of what is written."""
+    """Dtype of the output."""
 
 
 def chain_number(number: int, most: int) -> Chain:

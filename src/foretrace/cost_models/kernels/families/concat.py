@@ -1,4 +1,4 @@
-"""Joining tensors along a dimension: how many there are, how long their rows, how they are laid out."""
+"""Concatenation and stacking: number of tensors, length of their rows, layouts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
 from foretrace.platform.cases import Case, Draw, Shape
 
-TOGETHER = 128
-"""Tensors that one launch joins."""
+TENSORS_PER_LAUNCH = 128
 
 
 class Concat(Family):
-    """cat and stack, of tensors of one dtype: others are copied one by one."""
+    """cat and stack of tensors of one dtype; those of several are copied one by one."""
 
-    name = "joins"
+    name = "joins"  # in files, and for users
     share = 1.5
     ops = ("aten::cat", "aten::stack", "aten::_cat")
     columns = ("op", "tensors", "bytes", "dtype", "rows", "row", "largest_row", "smallest_row",
@@ -34,7 +33,7 @@ class Concat(Family):
                "alike")  # fmt: skip
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Rows: what of one tensor lies side by side in the result."""
+        """Rows: the contiguous runs of each tensor in the output."""
         tensors = tensors_of(op)
         parts = [t for t in tensors if 0 not in t.shape] or tensors
         stacked = op.name == "aten::stack"
@@ -43,15 +42,15 @@ class Concat(Family):
         kinds = set(parts) if len(parts) > 1 else {first}
         rows = {t: _row(t, dim, stacked) for t in kinds}
         item = max(t.itemsize for t in kinds)
-        turned = sum(not is_contiguous(t) for t in kinds)
+        strided = sum(not is_contiguous(t) for t in kinds)
         total = sum(t.numel for t in parts)
         largest = max(t.numel for t in kinds)
-        launches = ceil_div(len(parts), TOGETHER)
+        launches = ceil_div(len(parts), TENSORS_PER_LAUNCH)
         out_row = sum(rows[t] for t in parts)
         features = [
-            self.ops.index(op.name), len(parts), log(total * item), dtype_code(first.dtype),
+            self.op_codes[op.name], len(parts), log(total * item), dtype_code(first.dtype),
             log(first.numel / max(1, rows[first])), log(rows[first]), log(max(rows.values())),
-            log(min(rows.values())), min(alignment(row * item) for row in rows.values()), turned / len(kinds),
+            log(min(rows.values())), min(alignment(row * item) for row in rows.values()), strided / len(kinds),
             len(first.shape), launches, log(largest * item), largest * len(parts) / max(1, total),
             alignment(out_row * item),
             log(min(strides_of(first), default=1) + (strides_of(first)[-1] if first.shape else 0)), log(out_row),
@@ -65,7 +64,7 @@ class Concat(Family):
         """A cat or a stack of 2 to 512 tensors."""
         count, dtype = draw.weighted({2: 3, draw.whole(2, 64): 8, draw.whole(64, 512): 1}), draw.dtype()
         if draw.chance(0.08):
-            # The norms of all gradients, on the way to clipping them.
+            # The norms of all gradients, stacked by gradient clipping.
             return Case(Op("aten::stack", ([Tensor((), dtype)] * count,), overload="default"))
         dims = draw.weighted({1: 1, 2: 5, 3: 3, 4: 3})
         shape = draw.shape(dims, low=1, high=max(1, draw.most // count))
@@ -76,7 +75,7 @@ class Concat(Family):
 
 
 def _row(tensor: Tensor, dim: int, stacked: bool) -> int:
-    """Elements of a tensor that lie side by side once it is joined."""
+    """Elements of a tensor that are contiguous in the output."""
     dims = len(tensor.shape) + stacked
     return math.prod(tensor.shape[dim % dims if dims else 0 :])
 
@@ -85,7 +84,7 @@ def _row(tensor: Tensor, dim: int, stacked: bool) -> int:
 
 
 def _parts(draw: Draw, shape: Shape, dim: int, count: int, dtype: str) -> list[Value]:
-    """Tensors that differ in one dimension at most; some are views, one may be of another dtype or empty."""
+    """Tensors that differ in one dimension at most; some are views, one may have another dtype or be empty."""
     even, viewed = draw.chance(0.6), draw.chance(0.4)
     parts: list[Tensor] = []
     for _ in range(count):
@@ -94,7 +93,7 @@ def _parts(draw: Draw, shape: Shape, dim: int, count: int, dtype: str) -> list[V
         parts.append(Tensor(part, dtype, stride=draw.layout(part) if viewed else None))
     style = draw.weighted({"all alike": 16, "cache": 2, "mixed": 2})
     if style == "cache":
-        # Keys are joined to those of earlier words, of which there are none in training.
+        # Keys are concatenated to a cache, which is empty in training.
         return [Tensor((0,), dtype), parts[0]]
     if style == "mixed":
         parts[0] = Tensor(parts[0].shape, "bfloat16" if dtype == "float32" else "float32")

@@ -1,4 +1,4 @@
-"""Convolutions, forward and both gradients: as matrix products, and by the layouts that libraries turn them into."""
+"""Convolutions, forward and backward: as implicit GEMMs, with the layout changes that libraries make."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from foretrace.platform.cases import Case, Draw, Shape, strides
 FORWARD = ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::convolution_overrideable")
 BACKWARD = "aten::convolution_backward"
 MASK = 10
-"""Position of the argument that says which gradients a backward call is to make."""
+"""Position of ``output_mask``: the gradients that a backward call computes."""
 TILES = ((64, 64), (128, 64), (128, 128), (256, 128))
 TAP = 128
-"""Channels to a side of the tiles that a filter's gradient is made in, pixel by pixel of the window."""
+"""Side, in channels, of the tiles in which the gradient of a filter is computed, tap by tap."""
 INPUT, FILTER, BIAS = 1, 2, 4
-"""Gradients that a backward call may be asked for, as bits of its mask."""
-SUMMED = ("sum_along", "sum_wide", "sum_width", "sum_height", "sum_blocks", "sum_split", "sum_each", "sum_ragged")
-"""Columns that say how a bias's gradient is summed up."""
-TF32 = 10
-"""Code of float32 on the matrix units, beside those of dtypes."""
+"""Gradients of a backward call, as bits of its mask."""
+BIAS_COLUMNS = ("sum_along", "sum_wide", "sum_width", "sum_height", "sum_blocks", "sum_split", "sum_each", "sum_ragged")
+"""Columns for the reduction that computes the gradient of a bias."""
+TF32_CODE = 10
+"""Code of float32 on Tensor Cores, beside those of dtypes."""
 
 
 class Shapes(NamedTuple):
-    """A convolution's tensors and numbers."""
+    """Tensors and parameters of a convolution."""
 
     x: Tensor
     w: Tensor
@@ -57,13 +57,13 @@ class Shapes(NamedTuple):
     transposed: bool
     biased: bool
     mask: int
-    """Gradients wanted; 0 forward."""
+    """Gradients to compute; 0 forward."""
     after: bool = False
-    """Whether another gradient of the same call was made just before, from the same tensors."""
+    """Whether another gradient of the same call was computed just before, from the same tensors."""
 
 
 class Convolutions(Family):
-    """Windows times filters."""
+    """cuDNN's and PyTorch's own convolutions, of one to three dimensions."""
 
     name = "convolutions"
     share = 24
@@ -75,21 +75,20 @@ class Convolutions(Family):
                "height", "width", "width_aligned", "intensity", "m", "n", "k", "turned",
                *(f"waves_{a}x{b}" for a, b in TILES), *(f"ragged_{a}x{b}" for a, b in TILES), "deepest",
                "innermost", "filter_says", "grad_says", "copied_x", "copied_filter", "copied_grad",
-               "copied", "after", "taps", "ragged_taps", *SUMMED, "processors")  # fmt: skip
+               "copied", "after", "taps", "ragged_taps", *BIAS_COLUMNS, "processors")  # fmt: skip
     gemm_sizes = ("groups", "m", "n", "k", "processors")
 
     def accepts(self, op: Op) -> bool:
-        """Calls whose tensors are known."""
+        """Calls whose input and filter are known."""
         later = 1 if op.name == BACKWARD else 0
         tensors = tensors_of(op)[later : later + 2]
         return len(tensors) == 2 and len(tensors[0].shape) == len(tensors[1].shape) > 2
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Sizes, layouts, and the tiles of the equivalent product."""
+        """Sizes, layouts, and the tiles of the implicit GEMM."""
         s = _shapes(op)
         x, w, out = s.x, s.w, s.out
-        product, work, turned = _product(s, context)
-        m, n, k = product
+        (m, n, k), work, layout_bytes = _implicit_gemm(s, context)
         sms = context.device.sms
         tiles = [ceil_div(m, a) * ceil_div(n, b) * s.groups / sms for a, b in TILES]
         tf32 = x.dtype == "float32" and context.tf32
@@ -98,21 +97,21 @@ class Convolutions(Family):
         window = math.prod(w.shape[2:])
         taps = window * ceil_div(outputs / s.groups, TAP) * ceil_div(inputs / s.groups, TAP) * s.groups / sms
         features = [
-            _kind(s), TF32 if tf32 else dtype_code(x.dtype), len(x.shape), log(x.shape[0]), log(inputs),
+            _kind(s), TF32_CODE if tf32 else dtype_code(x.dtype), len(x.shape), log(x.shape[0]), log(inputs),
             log(outputs), log(math.prod(x.shape[2:])), log(math.prod(out[2:])), window, s.stride[0],
             s.padding[0], s.dilation[0], log(s.groups), s.transposed, channels_last(x), channels_last(w), s.biased,
             s.mask, log(work.flops), log(work.bytes), log(64 * work.us(context.device)), alignment(inputs),
             alignment(outputs), log(inputs // max(1, s.groups)), log(outputs // max(1, s.groups)),
             x.shape[2] if len(x.shape) > 3 else 1, x.shape[-1], alignment(x.shape[-1]),
-            log(64 * work.flops / max(1.0, work.bytes)), log(m), log(n), log(k), log(turned),
+            log(64 * work.flops / max(1.0, work.bytes)), log(m), log(n), log(k), log(layout_bytes),
             *(log(64 * t) for t in tiles), *(wave_quantization(t) for t in tiles),
-            log(k / 64 / max(1.0, sms / max(1.0, tiles[2] * sms))), *_copied(s, op), s.after, log(64 * taps),
-            wave_quantization(taps), *_summed(s, tensors_of(op)[0], sms), sms,
+            log(k / 64 / max(1.0, sms / max(1.0, tiles[2] * sms))), *_layout_copies(s, op), s.after, log(64 * taps),
+            wave_quantization(taps), *_bias_reduction(s, tensors_of(op)[0], sms), sms,
         ]  # fmt: skip
         return Description(features, work)
 
     def main_kernel(self, kernels: Sequence[str]) -> TiledKernel:
-        """The kernel that convolved."""
+        """The kernel that convolved, without layout changes and other helpers."""
         return convolution_kernel(kernels)
 
     def may_use_tf32(self, settings: Tf32) -> bool:
@@ -120,7 +119,7 @@ class Convolutions(Family):
         return settings.convolutions
 
     def case(self, draw: Draw) -> Case:
-        """A convolution, or the gradient of one."""
+        """A layer of a random network, forward or backward."""
         layer = _shrunk(draw.weighted(_LAYERS)(draw), draw.most)
         dtype = draw.weighted({"bfloat16": 5, "float32": 5, "float16": 1} if draw.kind == "cuda" else {"float32": 1})
         largest = max(layer.inner * layer.side**layer.dims, layer.outer * layer.out_side**layer.dims)
@@ -133,7 +132,7 @@ class Convolutions(Family):
             [layer.stride] * layer.dims, [layer.padding] * layer.dims, [1] * layer.dims, layer.transposed,
             [0] * layer.dims, layer.groups,
         )  # fmt: skip
-        # cuDNN may use the matrix units for float32 unless a script forbids it.
+        # cuDNN may use TF32 for float32 unless a script forbids it.
         tf32 = dtype == "float32" and draw.chance(0.9)
         if draw.chance(0.45):
             bias = Tensor((layer.outer,), dtype) if biased else None
@@ -144,25 +143,26 @@ class Convolutions(Family):
         return Case(Op("aten::convolution_backward", args, overload="default"), tf32=tf32)
 
 
-def _copied(s: Shapes, op: Op) -> tuple[float, ...]:
-    """Whether channels are innermost for the library, by what the filter and the gradient say; and what that copies.
+def _layout_copies(s: Shapes, op: Op) -> tuple[float, ...]:
+    """Whether the library gets channels-last tensors, and the sizes of the tensors that are copied for that.
 
-    PyTorch hands all tensors over with the channels innermost where the image or the filter lies so, else none, and
-    copies those that lie otherwise.
+    PyTorch passes all tensors channels-last if the input or the filter is, else none, and copies those that differ.
     """
     given = [s.x, s.w, *([tensors_of(op)[0]] if op.name == BACKWARD else [])]
-    says = [_says_last(tensor) for tensor in given]
-    last = says[0] or says[1]
-    copied = [0.0 if _lies(tensor, last) else log(tensor.nbytes) for tensor in given]
-    grad_says, copied_grad = (says[2], copied[2]) if len(given) > 2 else (False, 0.0)
-    return last, says[1], grad_says, copied[0], copied[1], copied_grad, max(copied)
+    suggested = [_suggests_channels_last(tensor) for tensor in given]
+    last = suggested[0] or suggested[1]
+    copied = [0.0 if _has_layout(tensor, last) else log(tensor.nbytes) for tensor in given]
+    of_grad, copied_grad = (suggested[2], copied[2]) if len(given) > 2 else (False, 0.0)
+    return last, suggested[1], of_grad, copied[0], copied[1], copied_grad, max(copied)
 
 
-def _says_last(tensor: Tensor) -> bool:
-    """Whether PyTorch reads from the strides that channels are innermost; of those that could mean both, it does not.
+def _suggests_channels_last(tensor: Tensor) -> bool:
+    """PyTorch's ``suggest_memory_format``: whether the strides are taken for channels-last; ambiguous ones are not.
 
-    >>> _says_last(Tensor((8, 4, 1, 1), "int8", stride=(4, 1, 4, 4))), _says_last(Tensor((8, 4, 1, 1), "int8"))
-    (True, False)
+    >>> _suggests_channels_last(Tensor((8, 4, 1, 1), "int8", stride=(4, 1, 4, 4)))
+    True
+    >>> _suggests_channels_last(Tensor((8, 4, 1, 1), "int8"))
+    False
     """
     shape, stride = tensor.shape, tensor.stride
     if stride is None or len(shape) not in (4, 5) or len(stride) != len(shape) or stride[1] == 0:
@@ -175,10 +175,10 @@ def _says_last(tensor: Tensor) -> bool:
     return True
 
 
-def _lies(tensor: Tensor, last: bool) -> bool:
-    """Whether a tensor is dense with its channels innermost, or outermost.
+def _has_layout(tensor: Tensor, last: bool) -> bool:
+    """Whether a tensor is dense and channels-last, or contiguous.
 
-    >>> _lies(Tensor((8, 4, 1, 1), "int8"), last=True), _lies(Tensor((8, 4, 2, 2), "int8"), last=True)
+    >>> _has_layout(Tensor((8, 4, 1, 1), "int8"), last=True), _has_layout(Tensor((8, 4, 2, 2), "int8"), last=True)
     (True, False)
     """
     shape = tensor.shape
@@ -194,7 +194,7 @@ def _lies(tensor: Tensor, last: bool) -> bool:
 
 
 def gradients(op: Op) -> list[Value]:
-    """Which gradients a backward call makes: of its input, its filter, its bias; None for one that was made before.
+    """The gradients of a backward call, of input, filter and bias; None for one that is already computed.
 
     >>> gradients(Op(BACKWARD))
     [True, True, False]
@@ -231,20 +231,20 @@ def _shapes(op: Op) -> Shapes:
     return Shapes(x, w, shape, stride, padding, dilation, groups, transposed, biased, 0)
 
 
-def _alone(s: Shapes) -> bool:
-    """Whether each channel has a filter of its own."""
+def _is_depthwise(s: Shapes) -> bool:
+    """Whether each channel has its own filter."""
     return s.groups > 1 and s.groups == (s.x.shape[1] if len(s.x.shape) > 1 else 1)
 
 
 def _kind(s: Shapes) -> int:
-    """A code for what is computed, and by which kind of kernel: forward, gradients, of channels together or alone."""
-    return 2 * s.mask + (_alone(s) and s.mask != BIAS)
+    """A code for what is computed and how: forward or which gradients, depthwise or not."""
+    return 2 * s.mask + (_is_depthwise(s) and s.mask != BIAS)
 
 
-def _summed(s: Shapes, grad: Tensor, sms: int) -> list[float]:
-    """How PyTorch sums up the gradient of a bias; all nothing for the rest."""
+def _bias_reduction(s: Shapes, grad: Tensor, sms: int) -> list[float]:
+    """How PyTorch reduces to the gradient of a bias; zeros for everything else."""
     if s.mask != BIAS:
-        return [0.0] * len(SUMMED)
+        return [0.0] * len(BIAS_COLUMNS)
     cut = reduce_plan(grad, {0, *range(2, len(grad.shape))}, sms)
     blocks, threads = cut.blocks * cut.split, cut.width * cut.height
     waves = blocks * threads / (sms * RESIDENT)
@@ -252,8 +252,8 @@ def _summed(s: Shapes, grad: Tensor, sms: int) -> list[float]:
     return [cut.along, cut.wide, *map(log, sizes), wave_quantization(waves)]
 
 
-def _product(s: Shapes, context: CallContext) -> tuple[tuple[float, float, float], Work, float]:
-    """The equivalent product of a group, its roofline, and bytes moved to change layouts."""
+def _implicit_gemm(s: Shapes, context: CallContext) -> tuple[tuple[float, float, float], Work, float]:
+    """The sizes of a group's GEMM, the roofline, and the bytes moved to change layouts."""
     x, w = s.x, s.w
     item = x.itemsize
     out = math.prod(s.out)
@@ -267,20 +267,20 @@ def _product(s: Shapes, context: CallContext) -> tuple[tuple[float, float, float
         return (rows, wide, 1.0), Work(flops=out, bytes=out * item), 0.0
     before = x.numel / max(1, x.shape[1] if len(x.shape) > 1 else 1)
     kinds = {INPUT: (before, deep / max(1, window), wide * window), FILTER: (wide, deep, rows)}
-    product = kinds.get(s.mask & (INPUT | FILTER), (rows, wide, deep))
+    sizes = kinds.get(s.mask & (INPUT | FILTER), (rows, wide, deep))
     times = max(1, bool(s.mask & INPUT) + bool(s.mask & FILTER))
     once = item * (x.numel + w.numel + out)
-    alone = _alone(s)
+    depthwise = _is_depthwise(s)
     tf32 = x.dtype == "float32" and context.tf32
-    # Matrix units want channels innermost: what lies otherwise is turned around first, and the result after.
-    turns = not channels_last(x) and window > 1 and not alone and (tf32 or item == 2)
-    turned = 2.0 * once * times if turns else 0.0
+    # Tensor Cores take channels-last tensors: others are converted first, and the result after.
+    converts = not channels_last(x) and window > 1 and not depthwise and (tf32 or item == 2)
+    layout_bytes = 2.0 * once * times if converts else 0.0
     rate = "tf32" if tf32 else x.dtype
-    if alone:
-        rate = "float32"  # one channel a group leaves nothing for the matrix units
+    if depthwise:
+        rate = "float32"  # one channel per group leaves nothing for Tensor Cores
     bias = 2 * out * item if s.biased else 0
-    work = Work(times * flops, times * once + bias + turned, rate)
-    return product, work, turned
+    work = Work(times * flops, times * once + bias + layout_bytes, rate)
+    return sizes, work, layout_bytes
 
 
 # Cases to measure
@@ -298,10 +298,10 @@ class Layer(NamedTuple):
     side: int
     """Pixels along an edge of the input."""
     dims: int = 2
-    """Dimensions of what it slides over: 1 for sequences, 2 for images, 3 for volumes."""
+    """1 for sequences, 2 for images, 3 for volumes."""
     transposed: bool = False
     biased: bool | None = None
-    """None where such layers come with a bias and without."""
+    """None where such layers come both with and without a bias."""
 
     @property
     def out_side(self) -> int:
@@ -318,7 +318,7 @@ class Layer(NamedTuple):
 
 
 class Layouts(NamedTuple):
-    """Whether the channels of each tensor lie innermost."""
+    """Whether each tensor is channels-last."""
 
     input: bool
     weight: bool
@@ -326,14 +326,14 @@ class Layouts(NamedTuple):
 
 
 def _wanted(draw: Draw, layer: Layer, biased: bool) -> list[Value]:
-    """Gradients of input, weight and bias: the first layer's input needs none, nor do the weights of a frozen one."""
+    """The gradients to compute: not of the first layer's input, nor of frozen weights."""
     if layer.inner == 3 or draw.chance(0.08):
         return [False, True, biased]
     return [True, not draw.chance(0.05), biased]
 
 
 def _layouts(draw: Draw) -> Layouts:
-    """Mostly all the same; norms and views between the layers leave other mixtures."""
+    """Mostly the same for all tensors; norms and views between layers leave mixtures."""
     style = draw.weighted({"first": 10, "last": 5, "activations last": 3, "mixed": 2})
     if style == "mixed":
         return Layouts(draw.chance(0.5), False, draw.chance(0.5))
@@ -346,7 +346,7 @@ def _images(dtype: str, shape: Shape, last: bool) -> Tensor:
 
 
 def _shrunk(layer: Layer, most: int) -> Layer:
-    """The same layer with fewer channels and on a smaller image, where the whole one would be too large."""
+    """The same layer with fewer channels and a smaller image, where it would be too large."""
     inner, outer, side = layer.inner, layer.outer, layer.side
     while layer.groups == 1 and prod(layer._replace(inner=inner, outer=outer).weight) > most:
         inner, outer = inner if inner == 3 else -(-inner // 2), -(-outer // 2)
@@ -362,7 +362,7 @@ def _channels(draw: Draw, low: int, high: int) -> int:
 
 
 def _side(draw: Draw, low: int = 7, high: int = 112) -> int:
-    """Halvings of the usual image sizes, and any other."""
+    """Halvings of common image sizes, and any other."""
     usual = [side for side in (7, 8, 14, 14, 16, 28, 28, 32, 48, 56, 56, 64, 96, 112) if low <= side <= high]
     return draw.one(usual) if draw.chance(0.7) else draw.whole(low, high)
 
@@ -382,7 +382,7 @@ def _residual(draw: Draw) -> Layer:
 
 
 def _bottleneck(draw: Draw) -> Layer:
-    """A stage of a residual network: the smaller the image, the more channels."""
+    """A ResNet bottleneck: the smaller the image, the more channels."""
     stage = draw.random.randrange(4)
     width = 64 * 2**stage * draw.one((1, 1, 1, 2)) if draw.chance(0.6) else _channels(draw, 32 << stage, 160 << stage)
     side = max(4, round(56 * draw.random.uniform(0.5, 1.2)) >> stage) if draw.chance(0.6) else 56 >> stage
@@ -425,7 +425,7 @@ def _pointwise(draw: Draw) -> Layer:
 
 
 def _squeeze(draw: Draw) -> Layer:
-    """Channels weighed by what a whole image looks like: an image of one pixel."""
+    """Squeeze and excitation: an image of one pixel."""
     wide, narrow = _channels(draw, 32, 1536), _channels(draw, 8, 96)
     inner, outer = (narrow, wide) if draw.chance(0.5) else (wide, narrow)
     return Layer(inner, outer, 1, 1, 0, 1, 1, biased=True)
@@ -443,7 +443,7 @@ def _downsample(draw: Draw) -> Layer:
 
 
 def _segmenting(draw: Draw) -> Layer:
-    """A level of a U-Net: large images, joined channels, a bias."""
+    """A level of a U-Net: large images, concatenated channels, a bias."""
     level = draw.random.randrange(5)
     width, side = _channels(draw, 16 << level, 80 << level), max(3, draw.whole(128, 320) >> level)
     return Layer(min(2048, width * draw.one((1, 1, 2))), min(1024, width), draw.one((1, 3, 3, 3)), 1, 1, 1, side)

@@ -1,4 +1,4 @@
-"""Copies inside a device: straight, converting, strided and transposing ones, and the padding of gradients."""
+"""Copies within a device: contiguous, converting, strided and transposing ones, and padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PADDING = ("aten::slice_backward", "aten::select_backward", "aten::constant_pad_
 
 
 class Copies(Family):
-    """What is read is written, as it is or converted."""
+    """clone, copy_, to, contiguous, pad, and the gradients of views."""
 
     name = "copies"
     share = 3
@@ -31,12 +31,12 @@ class Copies(Family):
     columns = ("op", "filled", *POINTWISE_COLUMNS)
 
     def accepts(self, op: Op) -> bool:
-        """Copies between devices are transfers."""
+        """Copies within one memory; those between host and device are transfers."""
         tensors = tensors_of(op)
-        return bool(tensors) and tensors[0].layout == "strided" and stays(op, tensors)
+        return bool(tensors) and tensors[0].layout == "strided" and within_one_memory(op, tensors)
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """The walk over both sides, and a background that is filled before."""
+        """The traversal of source and target, and a background that is filled first."""
         tensors = tensors_of(op)
         first = tensors[0]
         filled, reads, writes = 0, [first], [first]
@@ -48,29 +48,26 @@ class Copies(Family):
             writes = [_inside(op, first, background.shape)]
         else:
             writes = [_made(op, first)]
-        columns, work = pointwise((PLACE[op.name], (filled + 1).bit_length() if filled else 0), reads, writes)
+        columns, work = pointwise((self.op_codes[op.name], (filled + 1).bit_length() if filled else 0), reads, writes)
         return Description(columns, work._replace(flops=0.0, bytes=work.bytes + filled))
 
     def case(self, draw: Draw) -> Case:
-        """A copy."""
+        """A copy of a random kind."""
         return Case(draw.weighted(_KINDS)(draw))
 
 
-PLACE = {name: place for place, name in enumerate(Copies.ops)}
+def memory_of(tensor: Tensor) -> str:
+    """The memory a tensor lies in; one without a device is on the device.
 
-
-def kind_of(tensor: Tensor) -> str:
-    """Whose memory a tensor lies in; an unnamed one is the device's.
-
-    >>> kind_of(Tensor((1,), "int8", device="cpu")), kind_of(Tensor((1,), "int8"))
+    >>> memory_of(Tensor((1,), "int8", device="cpu")), memory_of(Tensor((1,), "int8"))
     ('host', 'device')
     """
     return "host" if tensor.device == "cpu" else "device"
 
 
-def stays(op: Op, tensors: Sequence[Tensor]) -> bool:
-    """Whether all that a call reads and writes lies on one side, host or device."""
-    sides = {kind_of(t) for t in tensors}
+def within_one_memory(op: Op, tensors: Sequence[Tensor]) -> bool:
+    """Whether all that a call reads and writes lies in one memory, host or device."""
+    sides = {memory_of(t) for t in tensors}
     target = op.kwargs.get("device")
     if isinstance(target, Constant) and target.value:
         sides.add("host" if target.value == "cpu" else "device")
@@ -78,7 +75,7 @@ def stays(op: Op, tensors: Sequence[Tensor]) -> bool:
 
 
 def _made(op: Op, first: Tensor) -> Tensor:
-    """What a copy makes: laid out as its operand, unless it is told otherwise."""
+    """The output of a copy: laid out like its input, unless a memory format is given."""
     made = output_of([first], dtype_argument(op, first.dtype))
     form = op.kwargs.get("memory_format")
     if op.name == "aten::contiguous" or (isinstance(form, Constant) and form.value == "contiguous_format"):
@@ -92,7 +89,7 @@ def _made(op: Op, first: Tensor) -> Tensor:
 
 
 def _background(op: Op, source: Tensor) -> Tensor:
-    """The whole that a gradient of a part is set into."""
+    """The tensor that is filled before a part of it is copied to."""
     sizes = ints_in(argument(op, 1, "input_sizes", argument(op, 1, "pad")))
     if op.name == "aten::constant_pad_nd":
         padded = list(source.shape)
@@ -103,7 +100,7 @@ def _background(op: Op, source: Tensor) -> Tensor:
 
 
 def _inside(op: Op, source: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The part of the filled tensor that is copied to: its rows lie as far apart as those of the whole."""
+    """The part of the filled tensor that is copied to, as a view."""
     steps = contiguous_strides(shape)
     if op.name == "aten::select_backward":
         dim = int_argument(op, 2, "dim", 0) % len(shape) if shape else 0
@@ -147,7 +144,7 @@ def _into(draw: Draw) -> Op:
 
 
 def _expanded(draw: Draw) -> Op:
-    """A clone of a tensor that repeats itself: what an average's gradient is."""
+    """A clone of an expanded tensor: the gradient of a mean."""
     shape, dtype = draw.shape(draw.weighted({3: 1, 4: 3})), draw.dtype()
     stride = (*strides(shape[:2]), *(0,) * (len(shape) - 2))
     return Op("aten::clone", (Tensor(shape, dtype, stride=stride),), {"memory_format": CONTIGUOUS}, overload="default")
@@ -160,7 +157,7 @@ def _padded(draw: Draw) -> Op:
 
 
 def _for_each_query(draw: Draw) -> Op:
-    """Keys of a few heads written out for all heads: dense from a tensor that repeats itself."""
+    """Keys of grouped heads expanded to all query heads, and made contiguous."""
     batch, heads, repeats, width = draw.whole(1, 32), draw.whole(1, 16), draw.one((2, 3, 4, 8)), draw.one((64, 128))
     length = draw.size(1, max(1, min(8192, draw.most // (batch * heads * repeats * width))))
     shape = (batch, heads, repeats, length, width)
@@ -175,7 +172,7 @@ def _for_each_query(draw: Draw) -> Op:
 
 
 def _windows(draw: Draw) -> Op:
-    """An image cut into square windows, or put together again."""
+    """An image partitioned into square windows, or merged again."""
     window, across = draw.one((7, 8, 12)), draw.whole(2, 16)
     width = draw.one((96, 128, 192, 256, 384))
     batch = draw.whole(1, max(1, min(128, draw.most // (width * (window * across) ** 2))))
@@ -185,7 +182,7 @@ def _windows(draw: Draw) -> Op:
 
 
 def _again(draw: Draw) -> Op:
-    """The same elements several times, or shifted around."""
+    """A repeat or a roll."""
     shape = draw.shape(draw.weighted({2: 2, 3: 2, 4: 1}), high=draw.most // 8)
     tensor = Tensor(shape, draw.dtype())
     if draw.chance(0.5):
@@ -197,7 +194,7 @@ def _again(draw: Draw) -> Op:
 
 
 def _part_of(draw: Draw) -> Op:
-    """The gradient of a slice or of one position: zeros with a part copied in."""
+    """The gradient of a slice or a select: zeros with a part copied in."""
     shape, dtype = list(draw.shape(draw.weighted({2: 1, 3: 3, 4: 3}))), draw.dtype()
     dim = draw.random.randrange(len(shape))
     if draw.chance(0.4):

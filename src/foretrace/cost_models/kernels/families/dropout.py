@@ -1,4 +1,4 @@
-"""Dropout and random numbers: a pass over memory with a generator's arithmetic in it."""
+"""Dropout and random numbers: a pass over memory with the generator's arithmetic in it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Dropout(Family):
         return op.name in BY_SHAPE or bool(tensors_of(op))
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """The walk over the tensors."""
-        head = (PLACE[op.name],)
+        """The traversal of the tensors."""
+        head = (self.op_codes[op.name],)
         if op.name in BY_SHAPE:
             return pointwise(head, [], [_made(op)])
         tensors = tensors_of(op)
@@ -59,11 +59,8 @@ class Dropout(Family):
         return Case(op)
 
 
-PLACE = {name: place for place, name in enumerate(Dropout.ops)}
-
-
 def _made(op: Op) -> Tensor:
-    """What a call makes that is told a shape, or a count; bounds of whole numbers come before it."""
+    """The output of a call that is given a shape or a count; the bounds of randint come before it."""
     shape = next((ints_in(a) for a in op.args if isinstance(a, (list, tuple))), None)
     if shape is None:
         shape = ints_in(op.kwargs.get("size")) or [n for n in (argument(op, 0, "n"),) if isinstance(n, int)]

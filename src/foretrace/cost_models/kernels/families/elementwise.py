@@ -1,4 +1,4 @@
-"""Element-wise and broadcast calls: bytes, arithmetic, and whether the operands can be read straight through."""
+"""Elementwise and broadcast calls: bytes, arithmetic, and whether operands are contiguous."""
 
 from __future__ import annotations
 
@@ -34,48 +34,48 @@ ARITHMETIC = {
         "gelu", "gelu_backward", "pow", "erfc", "erfinv", "lgamma", "digamma", "atan2",
     ),
 }  # fmt: skip
-"""Calls by how much arithmetic an element takes."""
+"""Calls by arithmetic per element."""
 
-CLASS = {name: place for place, names in enumerate(ARITHMETIC.values()) for name in names}
-PLACE = {name: place for place, name in enumerate(CLASS)}
-PLAIN = {f"aten::{name}{ending}": (name, bool(ending)) for name in CLASS for ending in ("", "_")}
-"""Names of calls, each with its name without the prefix, and whether it works in place."""
-TRUTH = ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "isnan", "isinf", "isfinite")
+ARITHMETIC_CLASS = {name: place for place, names in enumerate(ARITHMETIC.values()) for name in names}
+NAME_CODES = {name: place for place, name in enumerate(ARITHMETIC_CLASS)}
+CALLS = {f"aten::{name}{ending}": (name, bool(ending)) for name in ARITHMETIC_CLASS for ending in ("", "_")}
+"""Names of calls, each with its bare name, and whether it works in place."""
+BOOLEAN = ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "isnan", "isinf", "isfinite")
 COPYING = ("masked_fill",)
 """Calls that copy their operand and then work in place on the copy."""
 
 
 class Elementwise(Family):
-    """One number out for each number in."""
+    """Pointwise arithmetic, comparisons, activations and their gradients."""
 
     name = "elementwise"
     share = 5
-    ops = tuple(PLAIN)
+    ops = tuple(CALLS)
     columns = ("arithmetic", "in_place", "number", "copies", "scalars", "op", *POINTWISE_COLUMNS)
 
     def accepts(self, op: Op) -> bool:
-        """All but sparse operands."""
+        """Calls on strided tensors; sparse updates are lookups."""
         tensors = tensors_of(op)
         return bool(tensors) and all(t.layout == "strided" for t in tensors)
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Arithmetic, and the walk over the operands."""
-        name, in_place = PLAIN[op.name]
+        """Arithmetic, and the traversal of the operands."""
+        name, in_place = CALLS[op.name]
         reads = tensors_of(op)
         scalars = sum(t.numel == 1 for t in reads)
-        head = (CLASS[name], in_place, _exponent(op, name), name in COPYING, scalars, PLACE[name])
+        own = (ARITHMETIC_CLASS[name], in_place, _exponent(op, name), name in COPYING, scalars, NAME_CODES[name])
         if in_place:
-            return pointwise(head, reads, reads[:1])
-        dtype = "bool" if name in TRUTH else _promoted([t.dtype for t in reads if t.shape] or [reads[0].dtype], name)
+            return pointwise(own, reads, reads[:1])
+        dtype = "bool" if name in BOOLEAN else _promoted([t.dtype for t in reads if t.shape] or [reads[0].dtype], name)
         made = output_of(reads, dtype)
-        described = pointwise(head, reads, [made])
+        described = pointwise(own, reads, [made])
         if name not in COPYING:
             return described
         work = described.work
         return Description(described.features, work._replace(bytes=work.bytes + 2 * made.nbytes))
 
     def case(self, draw: Draw) -> Case:
-        """An element-wise call."""
+        """A random elementwise call."""
         return Case(draw.weighted(_KINDS)(draw))
 
 
@@ -88,7 +88,7 @@ def _promoted(dtypes: list[str], name: str) -> str:
 
 
 def _exponent(op: Op, name: str) -> float:
-    """The exponent of a power, which decides what is computed; nothing elsewhere."""
+    """The exponent of a power, which decides what is computed; -1 for other calls."""
     if name == "pow" and len(op.args) > 1 and isinstance(op.args[1], (int, float)):
         return min(float(op.args[1]), 4.0)
     return -1.0
@@ -96,22 +96,27 @@ def _exponent(op: Op, name: str) -> float:
 
 # Cases to measure
 
-ONE = (
+UNARY = (
     "relu", "relu_", "gelu", "silu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "reciprocal",
     "erf", "sin", "cos", "hardswish", "hardsigmoid", "floor", "sgn", "log1p", "leaky_relu", "elu", "softplus",
 )  # fmt: skip
 GRADIENTS = ("gelu_backward", "tanh_backward", "sigmoid_backward", "silu_backward", "hardswish_backward")
-OF_WHOLE_NUMBERS = (
+INTEGER_CALLS = (
     ("add", "Tensor"), ("sub", "Tensor"), ("mul", "Tensor"), ("eq", "Scalar"), ("ne", "Scalar"), ("lt", "Scalar"),
     ("ge", "Scalar"),
 )  # fmt: skip
-OF_MASKS = (("logical_not", "default"), ("bitwise_not", "default"), ("bitwise_and", "Tensor"), ("bitwise_or", "Tensor"))
+MASK_CALLS = (
+    ("logical_not", "default"),
+    ("bitwise_not", "default"),
+    ("bitwise_and", "Tensor"),
+    ("bitwise_or", "Tensor"),
+)
 IN_PLACE = (("mul_", "Scalar", 0.9), ("add_", "Scalar", 1e-8), ("div_", "Scalar", 8), ("masked_fill_", "Scalar", 0.0))
-TWO = {
+BINARY = {
     "add": 8, "mul": 6, "sub": 2, "div": 3, "add_": 4, "mul_": 2, "div_": 1, "maximum": 1, "minimum": 1, "eq": 1,
     "lt": 1, "ge": 1, "pow": 1,
 }  # fmt: skip
-WITH_NUMBER = (
+WITH_SCALAR = (
     ("mul", "Scalar", 0.5),
     ("div", "Scalar", 49),
     ("pow", "Tensor_Scalar", 3.0),
@@ -124,8 +129,8 @@ def _operand(draw: Draw) -> Tensor:
     return Tensor(tensor.shape, tensor.dtype, stride=draw.layout(tensor.shape))
 
 
-def _one(draw: Draw) -> Op:
-    name, x = draw.one((*ONE, "hardtanh")), _operand(draw)
+def _unary(draw: Draw) -> Op:
+    name, x = draw.one((*UNARY, "hardtanh")), _operand(draw)
     if name.endswith("_"):
         x = Tensor(x.shape, x.dtype)
     if name == "hardtanh":
@@ -146,8 +151,8 @@ def _gradient(draw: Draw) -> Op:
     return Op(f"aten::{name}", (grad, saved), tanh, overload="default")
 
 
-def _two(draw: Draw) -> Op:
-    name, a = draw.weighted(TWO), _operand(draw)
+def _binary(draw: Draw) -> Op:
+    name, a = draw.weighted(BINARY), _operand(draw)
     if name == "add_" and draw.chance(0.3):
         return Op("aten::add_", (Tensor(a.shape, a.dtype),) * 2, {"alpha": -0.01}, overload="Tensor")
     if name.endswith("_") and a.stride is not None and 0 in a.stride:
@@ -156,9 +161,9 @@ def _two(draw: Draw) -> Op:
     b = {
         "same": a,
         "dense": Tensor(a.shape, a.dtype),
-        "broadcast": Tensor(_thinner(draw, a.shape), a.dtype),
+        "broadcast": Tensor(_broadcastable(draw, a.shape), a.dtype),
         "mixed": Tensor(
-            a.shape if draw.chance(0.7) else _thinner(draw, a.shape),
+            a.shape if draw.chance(0.7) else _broadcastable(draw, a.shape),
             "bfloat16" if a.dtype == "float32" else "float32",
         ),
     }[style]
@@ -170,8 +175,8 @@ def _two(draw: Draw) -> Op:
     return Op(f"aten::{name}", (a, b), overload=overload)
 
 
-def _thinner(draw: Draw, shape: Shape) -> Shape:
-    """A shape that broadcasts to this one: a vector along the end, a column, or some dimensions of one."""
+def _broadcastable(draw: Draw, shape: Shape) -> Shape:
+    """A shape that broadcasts to this one: a row, a column, some dimensions of size one, or a scalar."""
     if not shape:
         return ()
     style = draw.weighted({"end": 4, "column": 2, "holes": 3, "number": 2})
@@ -184,19 +189,19 @@ def _thinner(draw: Draw, shape: Shape) -> Shape:
     return tuple(1 if draw.chance(0.5) else size for size in shape)
 
 
-def _with_number(draw: Draw) -> Op:
-    name, overload, number = draw.one(WITH_NUMBER)
+def _with_scalar(draw: Draw) -> Op:
+    name, overload, number = draw.one(WITH_SCALAR)
     if draw.chance(0.5):
-        # What Python's operators do: the number becomes a tensor of no dimensions inside the call.
+        # Python's operators: the number becomes a zero-dimensional tensor inside the call.
         return Op(f"aten::{draw.one(('add', 'mul', 'div'))}", (_operand(draw), 0.5), overload="Tensor")
     return Op(f"aten::{name}", (_operand(draw), number), overload=overload)
 
 
-def _numbers_and_masks(draw: Draw) -> Op:
-    """Positions, labels and masks: whole numbers and truth values."""
+def _integers_and_masks(draw: Draw) -> Op:
+    """Positions, labels and masks: integers and booleans."""
     shape = draw.activation().shape
     if draw.chance(0.4):
-        name, overload = draw.one(OF_MASKS)
+        name, overload = draw.one(MASK_CALLS)
         mask = Tensor(shape, "bool")
         return Op(f"aten::{name}", (mask, mask) if overload == "Tensor" else (mask,), overload=overload)
     numbers = Tensor(shape, "int64")
@@ -204,12 +209,12 @@ def _numbers_and_masks(draw: Draw) -> Op:
         # A causal mask: each query's position against each key's.
         column, row = (*shape[:-1], 1), (*(1,) * (len(shape) - 1), shape[-1])
         return Op(f"aten::{draw.one(('le', 'gt'))}", (Tensor(column, "int64"), Tensor(row, "int64")), overload="Tensor")
-    name, overload = draw.one(OF_WHOLE_NUMBERS)
+    name, overload = draw.one(INTEGER_CALLS)
     return Op(f"aten::{name}", (numbers, 1), overload=overload)
 
 
 def _in_place(draw: Draw) -> Op:
-    """One parameter's update, by an optimizer that goes over them one by one; a mask written into a bias."""
+    """The update of one parameter by a for-loop optimizer; a mask written into a bias."""
     a = Tensor(draw.activation().shape, draw.dtype())
     if draw.chance(0.4):
         name = draw.one(("lerp_", "addcmul_", "addcdiv_"))
@@ -221,14 +226,14 @@ def _in_place(draw: Draw) -> Op:
     return Op(f"aten::{name}", args, overload=overload)
 
 
-def _three(draw: Draw) -> Op:
+def _ternary(draw: Draw) -> Op:
     a = _operand(draw)
     name = draw.one(("where", "masked_fill", "addcmul", "addcdiv", "lerp", "clamp"))
     if name == "where":
-        mask_shape = a.shape if draw.chance(0.6) else _thinner(draw, a.shape)
+        mask_shape = a.shape if draw.chance(0.6) else _broadcastable(draw, a.shape)
         return Op("aten::where", (Tensor(mask_shape, "bool"), a, a), overload="self")
     if name == "masked_fill":
-        mask_shape = a.shape if draw.chance(0.5) else _thinner(draw, a.shape)
+        mask_shape = a.shape if draw.chance(0.5) else _broadcastable(draw, a.shape)
         return Op("aten::masked_fill", (a, Tensor(mask_shape, "bool"), -1e4), overload="Scalar")
     if name == "clamp":
         return Op("aten::clamp", (a, -0.5, 0.5), overload="default")
@@ -238,11 +243,11 @@ def _three(draw: Draw) -> Op:
 
 
 _KINDS: dict[Callable[[Draw], Op], int] = {
-    _one: 7,
+    _unary: 7,
     _gradient: 5,
-    _two: 14,
-    _with_number: 4,
-    _three: 3,
-    _numbers_and_masks: 3,
+    _binary: 14,
+    _with_scalar: 4,
+    _ternary: 3,
+    _integers_and_masks: 3,
     _in_place: 2,
 }

@@ -1,4 +1,4 @@
-"""Writing one value, or a row of numbers."""
+"""Fills with a constant or a range: zeros, ones, full, arange."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIKE = ("aten::zero_", "aten::fill_", "aten::zeros_like", "aten::ones_like", "at
 
 
 class Fills(Family):
-    """zeros, ones, full, fill, arange."""
+    """New or existing memory set to one value, and ranges."""
 
     name = "fills"
     share = 0.5
@@ -27,23 +27,23 @@ class Fills(Family):
     columns = ("op", "bytes", "numel", "dtype", "even", "inner", "zero", "from_tensor")
 
     def accepts(self, op: Op) -> bool:
-        """Calls whose size is known."""
+        """Calls whose output size is known."""
         return op.name not in LIKE or bool(tensors_of(op))
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Size and layout of what is written; zeros over dense memory are a memset."""
+        """Size and layout of the output; zeros over contiguous memory are a memset."""
         tensors = tensors_of(op)
         written = _written(op, tensors)
         way = traverse(written.shape, [written])
         zero = "zero" in op.name or (op.name.startswith(("aten::fill", "aten::full")) and _value(op) == 0)
         features = [
-            PLACE[op.name], log(written.nbytes), log(written.numel), dtype_code(written.dtype), way.is_linear,
+            self.op_codes[op.name], log(written.nbytes), log(written.numel), dtype_code(written.dtype), way.is_linear,
             log(way.inner), zero, len(tensors) > 1,
         ]  # fmt: skip
         return Description(features, Work(bytes=written.nbytes))
 
     def case(self, draw: Draw) -> Case:
-        """A fill."""
+        """A fill of a random kind."""
         dtype = draw.weighted({"float32": 5, "bfloat16": 3, "int64": 1})
         shape = draw.shape(draw.weighted({1: 2, 2: 3, 3: 2}), low=1)
         layout = draw.layout(shape)
@@ -62,9 +62,6 @@ class Fills(Family):
             "arange": Op("aten::arange", (tensor.numel,), {"device": DEVICE}, overload="default"),
         }
         return Case(ops[draw.weighted(dict.fromkeys(ops, 1) | {"zero_": 3, "fill_": 2, "zeros": 3})])
-
-
-PLACE = {name: place for place, name in enumerate(Fills.ops)}
 
 
 def _written(op: Op, tensors: list[Tensor]) -> Tensor:

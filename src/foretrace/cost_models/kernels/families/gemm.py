@@ -1,4 +1,4 @@
-"""Matrix products: tiles, waves, alignment and transposition."""
+"""Matrix products (GEMM): tiles, waves, alignment and transposition."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ADDING = ("aten::addmm", "aten::baddbmm", "aten::addmv", "aten::_addmm_activatio
 RATES = ("bfloat16", "float16", "float32", "tf32", "float64", "float8_e4m3fn", "int8")
 TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (32, 32), (192, 128))
 MAKERS = ("nvjet", "xmma", "cutlass_75")
-"""Kinds of kernels, by a piece of their names."""
+"""Kinds of kernels, by a part of their names."""
 
 
 class Gemm(Family):
-    """Rows times columns."""
+    """mm, addmm, bmm, baddbmm, of 8-bit floats and grouped."""
 
-    name = "matrix"
+    name = "matrix"  # in files, and for users
     share = 20
     ops = (*PLAIN, *ADDING)
     columns = (
@@ -37,24 +37,24 @@ class Gemm(Family):
     gemm_sizes = GEMM_SIZES
 
     def accepts(self, op: Op) -> bool:
-        """Calls whose two matrices are known."""
+        """Calls whose two operands are known."""
         return len(op.tensors) > 1 + (op.name in ADDING)
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Sizes, layouts, and how the result falls into tiles."""
+        """Sizes, layouts, and the tiles of the result."""
         tensors = op.tensors
         first = 1 if op.name in ADDING else 0
         a, b = tensors[first], tensors[first + 1]
         batch, m, n, k = _sizes(a, b)
         groups = tensors[2].numel if op.name == "aten::_grouped_mm" and len(tensors) > 2 else 0
         rate = "tf32" if a.dtype == "float32" and context.tf32 else a.dtype
-        turned_a, row_a = _layout(a)
-        turned_b, row_b = _layout(b)
+        layout_a, row_a = _layout(a)
+        layout_b, row_b = _layout(b)
         work = Work(2 * batch * m * n * k, a.itemsize * batch * (m * k + k * n + m * n), rate)
         added = 1 + len(tensors[0].shape) if first else 0
         repeated = log(batch * m * n / max(1, tensors[0].numel)) if first else 0.0
         features: list[float] = [
-            self.ops.index(op.name), log(groups), RATES.index(rate) if rate in RATES else -1, turned_a, turned_b, added,
+            self.op_codes[op.name], log(groups), RATES.index(rate) if rate in RATES else -1, layout_a, layout_b, added,
             len(a.shape) == 3, log(batch), log(m), log(n), log(k), log(work.flops), log(work.bytes),
             log(work.us(context.device)), log(work.flops / max(1.0, work.bytes)),
             alignment(m), alignment(n), alignment(k), alignment(row_a), alignment(row_b),
@@ -69,7 +69,7 @@ class Gemm(Family):
         return Description(features, work)
 
     def kernel_traits(self, kernels: Sequence[str]) -> tuple[float, ...]:
-        """Tile, splitting, helpers and maker of what ran.
+        """Tile, split-K, number of kernels, and maker.
 
         >>> Gemm().kernel_traits(["Memset (Device)", "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_TNN"])[:4]
         (7.0, 8.0, 6.0, False)
@@ -79,7 +79,7 @@ class Gemm(Family):
         return (*tile, kernel.split, len(kernels), *(maker in kernel.maker for maker in MAKERS))
 
     def main_kernel(self, kernels: Sequence[str]) -> TiledKernel:
-        """The kernel that multiplied."""
+        """The kernel that multiplied, without split-K reductions and other helpers."""
         return gemm_kernel(kernels)
 
     def may_use_tf32(self, settings: Tf32) -> bool:
@@ -87,7 +87,7 @@ class Gemm(Family):
         return settings.products
 
     def case(self, draw: Draw) -> Case:
-        """A matrix product."""
+        """A GEMM of random sizes, layouts and dtype."""
         if draw.kind == "cuda" and draw.chance(0.1):
             return Case(_eight_bits(draw) if draw.chance(0.6) else _grouped(draw))
         name, dtype = draw.weighted(OPS), draw.dtype()
@@ -107,13 +107,13 @@ class Gemm(Family):
             added = Tensor((*lead, m, n), dtype) if draw.chance(0.5) else Tensor((batch, 1, n), dtype)
             return Case(Op("aten::baddbmm", (added, a, b), overload="default"), tf32=tf32)
         if draw.chance(0.04):
-            # Compiled code gives the place for the result.
+            # Compiled code passes the output tensor.
             return Case(Op(f"aten::{name}", (a, b), {"out": _dense((*lead, m, n), dtype)}, overload="out"), tf32=tf32)
         return Case(Op(f"aten::{name}", (a, b), overload="default"), tf32=tf32)
 
 
 def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
-    """Batch, rows, columns, depth; a size of none counts as one."""
+    """Batch, m, n and k; an empty dimension counts as one."""
     batch = a.shape[0] if len(a.shape) == 3 and len(b.shape) == 3 else 1
     m, k = a.shape[-2:] if len(a.shape) > 1 else (1, a.numel)
     n = b.shape[-1] if len(b.shape) > 1 else 1
@@ -121,7 +121,7 @@ def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
 
 
 def _layout(matrix: Tensor) -> tuple[int, int]:
-    """Whether columns are what lies side by side, and how far apart the rows, or columns, are."""
+    """Row-major (0), column-major (1) or neither (2), and the leading dimension."""
     stride = matrix.stride
     if stride is None or len(matrix.shape) < 2:
         return 0, matrix.shape[-1] if matrix.shape else 1
@@ -136,7 +136,7 @@ OPS = {"mm": 9, "addmm": 5, "bmm": 5, "baddbmm": 1}
 
 
 def _layer(draw: Draw, dtype: str) -> Op:
-    """A linear layer as transformers and recommenders have them: its forward, or one of its two gradients."""
+    """A linear layer of a transformer or a recommender: its forward, or one of its two gradients."""
     style = draw.weighted({"transformer": 6, "perceptron": 4, "vocabulary": 2})
     if style == "perceptron":
         rows = draw.size(32, 65536)
@@ -155,8 +155,8 @@ def _layer(draw: Draw, dtype: str) -> Op:
     if step == "input":
         return Op("aten::mm", (grad, _dense((made, given), dtype)), overload="default")
     if step == "weight":
-        turned = Tensor((made, rows), dtype, stride=(1, made))
-        return Op("aten::mm", (turned, x), overload="default")
+        transposed = Tensor((made, rows), dtype, stride=(1, made))
+        return Op("aten::mm", (transposed, x), overload="default")
     transposed = Tensor((given, made), dtype, stride=(1, given))
     if draw.chance(0.3):
         return Op("aten::mm", (x, transposed), overload="default")
@@ -164,7 +164,7 @@ def _layer(draw: Draw, dtype: str) -> Op:
 
 
 def _eight_bits(draw: Draw) -> Op:
-    """A product of 8-bit floats with a scale for each tensor or each row."""
+    """A GEMM of 8-bit floats, scaled per tensor or per row."""
     m, n, k = _within([16 * draw.whole(1, 4096), 16 * draw.whole(2, 1024), 16 * draw.whole(2, 1024)], draw.most)
     n, k = max(16, n // 16 * 16), max(16, k // 16 * 16)
     a = _dense((m, k), "float8_e4m3fn")
@@ -176,7 +176,7 @@ def _eight_bits(draw: Draw) -> Op:
 
 
 def _grouped(draw: Draw) -> Op:
-    """One product for each expert, over the rows that fell to it; or the gradients of the experts' weights."""
+    """One GEMM per expert over the rows routed to it; or the gradients of the experts' weights."""
     inner = 64 * draw.whole(2, max(2, min(96, draw.most // 2**15)))
     width = 64 * draw.whole(2, max(2, min(64, draw.most // (2**8 * inner))))
     groups = draw.whole(2, max(2, min(128, draw.most // (width * inner))))
@@ -196,7 +196,7 @@ def _draw_sizes(draw: Draw) -> tuple[int, int, int]:
     if style == "any":
         sizes = [draw.size(16, side) for _ in range(3)]
     elif style == "layer":
-        # A linear layer: rows of tokens or samples, two widths. Its backward has the rows on the inside.
+        # A linear layer: rows of tokens or samples, two widths. In its backward the rows are the inner dimension.
         sizes = [draw.size(64, 4 * side), draw.size(16, side // 2), draw.size(16, side // 2)]
     elif style == "skinny":
         sizes = [draw.whole(1, 64), draw.size(16, side), draw.size(16, side)]
@@ -207,7 +207,7 @@ def _draw_sizes(draw: Draw) -> tuple[int, int, int]:
 
 
 def _within(sizes: list[int], most: int) -> tuple[int, int, int]:
-    """The largest side is halved until each of the three matrices fits."""
+    """The sizes, the largest halved until each of the three matrices fits."""
     while True:
         _, middle, high = sorted(sizes)
         if middle * high <= most or high == 1:
@@ -222,7 +222,7 @@ def _batched_sizes(draw: Draw) -> tuple[int, int, int, int]:
 
 
 def _interaction(draw: Draw, dtype: str) -> Op:
-    """All pairwise products of a sample's feature vectors: a batch of matrices with their own transposes."""
+    """DLRM's interaction: all pairwise products of a sample's feature vectors."""
     features, width = draw.whole(4, 64), draw.size(8, 256)
     batch = draw.size(1, max(1, min(32768, draw.most // (features * width))))
     shape, turned = (batch, features, width), (batch, width, features)
@@ -247,7 +247,7 @@ def _matrix(draw: Draw, shape: Shape, dtype: str) -> Tensor:
         dims[-1], dims[-2] = dims[-2], dims[-1]
     stride = strides(shape, dims)
     if style == "padded" and 2 * shape[-1] * shape[-2] <= draw.most:
-        # A slice of a wider matrix: rows lie further apart than they are long.
+        # A slice of a wider matrix.
         wider = (*shape[:-1], shape[-1] + draw.size(1, shape[-1]))
         stride = strides(wider)
     return Tensor(shape, dtype, stride=stride)

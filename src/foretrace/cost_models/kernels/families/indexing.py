@@ -1,11 +1,11 @@
-"""Reading and writing by index: gather, scatter, index, index_put."""
+"""Reads and writes by index: gather, scatter, index, index_put."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 
-from foretrace.cost_models.kernels.families.lookups import spread
+from foretrace.cost_models.kernels.families.lookups import id_distribution
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.features import (
@@ -35,14 +35,14 @@ ELEMENTS = ("aten::gather", "aten::scatter_add_", "aten::scatter_add", "aten::sc
             "aten::masked_scatter", "aten::take")  # fmt: skip
 INTEGERS = ("int64", "int32", "bool", "uint8")
 SECTOR = 32
-SERIAL = 0.4
-"""Trips to memory for each of the elements that are added up one after the other."""
-ONE_TILE = 5888
-"""Places up to which one block sorts them."""
+SERIAL_ROUND_TRIPS = 0.4
+"""Memory round trips per element that is accumulated serially."""
+BLOCK_SORT = 5888
+"""Indices up to which one block sorts them."""
 
 
 class Indexing(Family):
-    """Elements or rows at places that a tensor of integers names."""
+    """Elements or rows selected by a tensor of indices or a mask."""
 
     name = "indexing"
     share = 2
@@ -52,11 +52,11 @@ class Indexing(Family):
                "fetched", "roof", "waves", "from_memory", *REUSE)  # fmt: skip
 
     def accepts(self, op: Op) -> bool:
-        """Calls whose tensors are known."""
+        """Calls whose table and indices are known."""
         return len(tensors_of(op)) > 1
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """How much is picked, how long its rows are, how often places repeat."""
+        """How much is selected, the length of its rows, and how often indices repeat."""
         tensors = tensors_of(op)
         table = tensors[0]
         listed = op.args[1] if len(op.args) > 1 and isinstance(op.args[1], (list, tuple)) else ()
@@ -71,36 +71,34 @@ class Indexing(Family):
         item = table.itemsize
         inside = math.prod(table.shape[dim + 1 :])
         row = picked / max(1, named)
-        way = (2 if named <= ONE_TILE else 3) if accumulate else 1 if "add" in op.name else 0
+        way = (2 if named <= BLOCK_SORT else 3) if accumulate else 1 if "add" in op.name else 0
         strides = strides_of(table)
         step = strides[dim] if dim < len(strides) else 1
         fetched = min(SECTOR, max(item, row * item)) / SECTOR
         sort = 16 * named * ceil_div(log(rows), 8) if way == 3 else 0
-        # A place that is named many times is added up by one warp alone.
-        chain = SERIAL * hottest_row_hits(found) if accumulate else 0.0
+        # A row that is indexed many times is accumulated by one warp.
+        chain = SERIAL_ROUND_TRIPS * hottest_row_hits(found) if accumulate else 0.0
         work = Work(bytes=(2 + bool(way)) * picked * item + sum(t.nbytes for t in ids) + sort, round_trips=chain)
         features = [
-            PLACE[op.name], dtype_code(table.dtype), log(picked), log(table.numel), log(named), log(row), len(ids),
-            accumulate, alignment(int(row) * item), leading, len(table.shape), any(t.dtype == "bool" for t in ids),
-            log(picked * item), dim, way, ceil_div(log(rows), 8), is_contiguous(table), log(step), log(inside), fetched,
-            log(64 * work.us(context.device)), log(64 * picked / (context.device.sms * 2048)),
-            log(found.unique * max(SECTOR, row * item)), *reuse_features(found),
+            self.op_codes[op.name], dtype_code(table.dtype), log(picked), log(table.numel), log(named), log(row),
+            len(ids), accumulate, alignment(int(row) * item), leading, len(table.shape),
+            any(t.dtype == "bool" for t in ids), log(picked * item), dim, way, ceil_div(log(rows), 8),
+            is_contiguous(table), log(step), log(inside), fetched, log(64 * work.us(context.device)),
+            log(64 * picked / (context.device.sms * 2048)), log(found.unique * max(SECTOR, row * item)),
+            *reuse_features(found),
         ]  # fmt: skip
         return Description(features, work)
 
     def case(self, draw: Draw) -> Case:
-        """An index, gather, scatter or put."""
+        """A random index, gather, scatter or put."""
         if draw.chance(0.25):
             return Case(_triangle(draw))
         op, count = draw.weighted(_KINDS)(draw)
-        return Case(op, ids=spread(draw, count) if draw.chance(0.5) else Ids(count))
-
-
-PLACE = {name: place for place, name in enumerate(Indexing.ops)}
+        return Case(op, ids=id_distribution(draw, count) if draw.chance(0.5) else Ids(count))
 
 
 def _ids(op: Op, tensors: list[Tensor], listed: Sequence[object]) -> list[Tensor]:
-    """The tensors that name places."""
+    """The index tensors."""
     if listed:
         return [t for t in listed if isinstance(t, Tensor)]
     named = argument(op, 2, "index")
@@ -110,7 +108,7 @@ def _ids(op: Op, tensors: list[Tensor], listed: Sequence[object]) -> list[Tensor
 
 
 def _picked(op: Op, tensors: list[Tensor], ids: list[Tensor], listed: Sequence[object], named: int) -> int:
-    """Elements that are read or written by index."""
+    """Number of elements read or written by index."""
     if op.name in READS:
         shape = tensors[0].shape
         kept = [size for d, size in enumerate(shape) if d >= len(listed) or not isinstance(listed[d], Tensor)]
@@ -122,7 +120,7 @@ def _picked(op: Op, tensors: list[Tensor], ids: list[Tensor], listed: Sequence[o
 
 
 def _places(table: Tensor, listed: Sequence[object], dim: int) -> int:
-    """Places that can be named."""
+    """Number of rows or elements that can be indexed."""
     if listed:
         return math.prod(size for size, one in zip(table.shape, listed) if isinstance(one, Tensor))
     return table.shape[dim] if dim < len(table.shape) else 1
@@ -132,22 +130,22 @@ def _places(table: Tensor, listed: Sequence[object], dim: int) -> int:
 
 
 def _triangle(draw: Draw) -> Op:
-    """Each pair of a sample's features once, as DLRM's interaction takes them; or the gradient of that."""
+    """DLRM's interaction: each pair of a sample's features once; or its gradient."""
     side = draw.whole(2, 64)
     count = side * (side - 1) // 2
     batch = draw.size(1, max(1, min(65536, draw.most // (side * side))))
     matrices, places = Tensor((batch, side, side), draw.dtype()), Tensor((count,), "int64")
     if draw.chance(0.4):
         return Op("aten::index", (matrices, [None, places, places]), overload="Tensor")
-    # The gradient is what is left of a wider one: beside the products lay the dense features.
-    beside = draw.size(8, 256) if draw.chance(0.7) else 0
-    values = Tensor((batch, count), matrices.dtype, stride=(count + beside, 1), offset=beside)
+    # The gradient is a slice of a wider one, which also has the dense features.
+    dense = draw.size(8, 256) if draw.chance(0.7) else 0
+    values = Tensor((batch, count), matrices.dtype, stride=(count + dense, 1), offset=dense)
     args: tuple[Value, ...] = (matrices, [None, places, places], values, True, True)
     return Op("aten::_index_put_impl_", args, overload="default")
 
 
 def _pairs(draw: Draw) -> tuple[Op, int]:
-    """Entries of a small matrix per sample, by two lists of positions: DLRM's interaction, and its gradient."""
+    """Entries of a small matrix per sample by two lists of positions, and the gradient."""
     side = draw.whole(4, 64)
     count = draw.whole(1, side * side)
     batch = draw.size(1, max(1, min(32768, draw.most // (side * side))))
@@ -191,7 +189,7 @@ def _elements(draw: Draw) -> tuple[Op, int]:
 
 
 def _mask(draw: Draw) -> tuple[Op, int]:
-    """A mask of tokens, spread out over heads and queries."""
+    """A mask of tokens, broadcast over heads and queries."""
     batch, length = draw.size(1, 128), draw.size(16, max(16, min(4096, int(draw.most**0.5) // 8)))
     mask = Tensor((batch, length), "bool")
     places: list[Value] = [Tensor((batch, 1, 1, 1), "int64"), Tensor((1, 1, 1, length), "int64")]

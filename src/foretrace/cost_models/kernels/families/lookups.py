@@ -1,4 +1,4 @@
-"""Lookups of rows by id, their gradients, and sparse updates: rows, dim, pooling, and how often rows are hit."""
+"""Embedding lookups, their gradients and sparse updates: rows, width, pooling, and the reuse of rows."""
 
 from __future__ import annotations
 
@@ -31,35 +31,34 @@ BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 ROWS = ("aten::embedding", "aten::index_select")
 NUM_WEIGHTS = {"aten::_embedding_bag_backward": 6, "aten::embedding_dense_backward": 2,
                "aten::_embedding_bag_dense_backward": 5, "aten::_embedding_bag_sparse_backward": 5}  # fmt: skip
-"""Gradients, and where each says how many rows the table has."""
+"""Gradients, and the position of ``num_weights``, the rows of the table."""
 MODE = {"aten::_embedding_bag": 4, "aten::_embedding_bag_forward_only": 4, "aten::_embedding_bag_backward": 8,
         "aten::_embedding_bag_dense_backward": 7, "aten::_embedding_bag_sparse_backward": 7}  # fmt: skip
 UPDATES = ("aten::add_", "aten::sub_")
 COALESCE = "aten::_coalesce"
 BY_VALUE = (*UPDATES, COALESCE)
-"""Calls whose ids are inside a sparse tensor."""
+"""Calls whose ids are inside a sparse tensor: only statistics tell them."""
 SECTOR, LOAD = 32, 16
-"""Bytes that memory hands over at least, and that a thread loads at most."""
+"""Bytes of a memory sector, and of the widest load of a thread."""
 WARP, WARPS, BLOCKS = 32, 8, 1024
-"""Lanes of a warp, warps of a block, and blocks that walk over the bags."""
-SERIAL = 0.4
-"""Trips to memory for each of the rows that are added up one after the other."""
-FEW = 3072
-"""Ids up to which a dense gradient is added up without sorting them."""
+"""Lanes of a warp, warps of a block, and blocks that loop over the bags."""
+SERIAL_ROUND_TRIPS = 0.4
+"""Memory round trips per row that is accumulated serially."""
+UNSORTED_IDS = 3072
+"""Ids up to which a dense gradient is accumulated without sorting them."""
 NO_COPY, BY_FEW, BY_BLOCK, BY_ELEMENT, BY_ADDING = range(5)
-"""The kernel that copies or adds rows: none; one for a few ids; one with a block for each row; one for rows that begin
-anywhere; one that adds in memory."""
+"""The kernel that copies or adds rows: none, index_select for few ids, a block per row, for unaligned rows, atomic."""
 FEW_IDS = 16
-BLOCK_TRIPS = 4.4
-"""Trips to memory that a block lasts which copies a row; an SM has as many of them at once as a warp has lanes."""
-ADDED, ADDED_TO_ONE = 640, 140
-"""Additions in memory while a trip there takes: of an SM, and to one and the same place."""
-ONE_TILE = 5888
+BLOCK_ROUND_TRIPS = 4.4
+"""Memory round trips of a block that copies a row; an SM runs as many blocks at once as a warp has lanes."""
+ATOMICS, ATOMICS_TO_ONE = 640, 140
+"""Atomic additions during a memory round trip: of an SM, and to one address."""
+BLOCK_SORT = 5888
 """Ids up to which one block sorts them."""
 
 
 class Sizes(NamedTuple):
-    """Ids, distinct ones, rows of the table, their length, bags, bytes of an element."""
+    """Ids, distinct ids, rows of the table, their width, bags, bytes of an element."""
 
     ids: int
     unique: int
@@ -70,7 +69,7 @@ class Sizes(NamedTuple):
 
 
 class Lookups(Family):
-    """Rows of tables, picked by id."""
+    """Embeddings and embedding bags, index_select, and the updates of tables."""
 
     name = "lookups"
     share = 9
@@ -81,12 +80,12 @@ class Lookups(Family):
                "most_hits")  # fmt: skip
 
     def accepts(self, op: Op) -> bool:
-        """Of additions, those of a sparse gradient."""
+        """Of in-place additions, those of a sparse gradient."""
         tensors = tensors_of(op)
         return bool(tensors) and (op.name not in UPDATES or any(t.layout != "strided" for t in tensors))
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Sizes, the walk over bags or sorted ids, and the reuse of rows."""
+        """Sizes, the loop over bags or sorted ids, and the reuse of rows."""
         tensors = tensors_of(op)
         first = tensors[0]
         count = context.indices.count if context.indices and op.name in BY_VALUE else _count(op, tensors)
@@ -95,7 +94,7 @@ class Lookups(Family):
         sparse = bool_argument(op, 9, "sparse") or "sparse_backward" in op.name
         found = context.indices or uniform_indices(rows, count)
         if sparse and op.name in NUM_WEIGHTS:
-            rows, found = bags, _each_bag_as_often(bags, count)
+            rows, found = bags, _uniform_bags(bags, count)
         row_bytes = dim * item
         chunks = bags * ceil_div(dim, WARP)
         pooling = count / max(1, bags)
@@ -108,26 +107,34 @@ class Lookups(Family):
         sizes = Sizes(found.count or count, found.unique, rows, dim, bags, item)
         chain = math.ceil(rounds) * pooling / 8
         if op.name == COALESCE:
-            chain = SERIAL * max_row_hits(found)
+            chain = SERIAL_ROUND_TRIPS * max_row_hits(found)
         elif kernel != NO_COPY:
-            chain = _trips(kernel, sizes, max_row_hits(found), context.device.sms)
+            chain = _round_trips(kernel, sizes, max_row_hits(found), context.device.sms)
         work = _work(op.name, sizes, sparse, chain)
-        ways = 0 if op.name not in NUM_WEIGHTS or sparse else 1 if count <= FEW else 2 if count <= ONE_TILE else 3
+        sorting = (
+            0
+            if op.name not in NUM_WEIGHTS or sparse
+            else 1
+            if count <= UNSORTED_IDS
+            else 2
+            if count <= BLOCK_SORT
+            else 3
+        )
         features = [
-            PLACE[op.name], dtype_code(first.dtype), log(rows), log(dim), log(bags), pooling, sparse,
+            self.op_codes[op.name], dtype_code(first.dtype), log(rows), log(dim), log(bags), pooling, sparse,
             int_argument(op, MODE[op.name], "mode", 0) if op.name in MODE else -1, alignment(dim), stepped,
             log(rows * row_bytes), log(count * row_bytes), log(found.unique * fetched),
-            bool_argument(op, 5, "sparse") if op.name in BAGS else -1, log(count), wide, log(64 * rounds), wave_quantization(rounds),
-            math.ceil(rounds) * pooling, ways, ceil_div(log(rows), 8), log(64 * work.us(context.device)),
-            found.unique * fetched / (context.device.l2_mb * 1e6),
+            bool_argument(op, 5, "sparse") if op.name in BAGS else -1, log(count), wide, log(64 * rounds),
+            wave_quantization(rounds), math.ceil(rounds) * pooling, sorting, ceil_div(log(rows), 8),
+            log(64 * work.us(context.device)), found.unique * fetched / (context.device.l2_mb * 1e6),
             log(64 * count * row_bytes / LOAD / (context.device.sms * 2048)),
-            isinstance(argument(op, 6, "per_sample_weights"), Tensor) if op.name in BAGS else 0, kernel, *reuse_features(found),
-            log(max_row_hits(found)),
+            isinstance(argument(op, 6, "per_sample_weights"), Tensor) if op.name in BAGS else 0, kernel,
+            *reuse_features(found), log(max_row_hits(found)),
         ]  # fmt: skip
         return Description(features, work)
 
     def case(self, draw: Draw) -> Case:
-        """A lookup, a gradient of one or a sparse update."""
+        """A lookup, its gradient or a sparse update, with random reuse of rows."""
         dtype = draw.weighted({"float32": 8, "bfloat16": 1, "float16": 1})
         dim = draw.size(16, 256) if draw.chance(0.9) else draw.size(256, 1024)
         rows = draw.whole(min(1000, draw.most // dim), max(1, min(10_000_000, 4 * draw.most // dim)))
@@ -137,22 +144,19 @@ class Lookups(Family):
             )  # a country, a weekday: all bags hit the same few
         kind = draw.weighted(KINDS)
         pooling = draw.whole(1, 100) if kind in POOLED and draw.chance(0.75) else 1
-        # Often all tables of a model are looked up at once: they lie in one, and each has its bags.
+        # Often all tables of a model are fused into one, each with its bags.
         tables = draw.whole(2, 64) if kind in POOLED and draw.chance(0.35) else 1
         bags = (
             draw.size(2, max(2, min(16384 if pooling > 1 else 65536, draw.most // (dim * pooling * tables)))) * tables
         )
         rows = max(tables, rows // tables * tables)
-        ids = replace(spread(draw, bags * pooling), tables=tables)
+        ids = replace(id_distribution(draw, bags * pooling), tables=tables)
         op = _OPS[kind](draw, dtype, rows, dim, bags, pooling)
         return Case(op, ids=ids)
 
 
-PLACE = {name: place for place, name in enumerate(Lookups.ops)}
-
-
 def _copying_kernel(name: str, sparse: bool, count: int, wide: bool) -> int:
-    """Which one copies the rows of a table, or of the gradient of each bag, or adds them."""
+    """The kernel that copies rows of a table or of the bags' gradients, or adds them."""
     if name not in (*ROWS, *UPDATES) and not (sparse and name in NUM_WEIGHTS):
         return NO_COPY
     if count <= FEW_IDS:
@@ -162,29 +166,29 @@ def _copying_kernel(name: str, sparse: bool, count: int, wide: bool) -> int:
     return BY_BLOCK if wide else BY_ELEMENT
 
 
-def _trips(kernel: int, sizes: Sizes, hottest: float, sms: int) -> float:
-    """Trips to memory that copying or adding rows takes, one after the other.
+def _round_trips(kernel: int, sizes: Sizes, hottest: float, sms: int) -> float:
+    """Serial memory round trips of copying or adding rows.
 
-    >>> _trips(BY_FEW, Sizes(ids=9, unique=9, rows=9, dim=64, bags=9, item=4), hottest=1.0, sms=132)
+    >>> _round_trips(BY_FEW, Sizes(ids=9, unique=9, rows=9, dim=64, bags=9, item=4), hottest=1.0, sms=132)
     9.0
     """
     if kernel == BY_FEW:
         return float(sizes.ids)  # one id after the other
     if kernel == BY_BLOCK:
-        return BLOCK_TRIPS * sizes.ids / (sms * WARP)
+        return BLOCK_ROUND_TRIPS * sizes.ids / (sms * WARP)
     if kernel == BY_ADDING:
-        return max(sizes.ids * sizes.dim / (sms * ADDED), hottest * (4 / sizes.item) / ADDED_TO_ONE)
+        return max(sizes.ids * sizes.dim / (sms * ATOMICS), hottest * (4 / sizes.item) / ATOMICS_TO_ONE)
     return 0.0
 
 
-def _each_bag_as_often(bags: int, count: int) -> Indices:
-    """A sparse gradient copies the gradient of each bag for each of its ids, whatever they are."""
+def _uniform_bags(bags: int, count: int) -> Indices:
+    """Statistics of a sparse gradient, which copies each bag's gradient once per id, whatever the ids are."""
     often = max(1, count // max(1, bags))
     return Indices(op=-1, rows=bags, count=count, unique=bags, bags=bags, reuse=(*[0] * int(math.log2(often)), bags))
 
 
 def _count(op: Op, tensors: list[Tensor]) -> int:
-    """Ids that are looked up; a sparse tensor does not say, and may hold each row once."""
+    """Number of ids; for a sparse tensor, which does not tell, as many as the table has rows."""
     if op.name in BY_VALUE:
         sparse = next((t for t in tensors if t.layout != "strided"), tensors[0])
         return sparse.shape[0] if sparse.shape else 1
@@ -192,7 +196,7 @@ def _count(op: Op, tensors: list[Tensor]) -> int:
 
 
 def _sizes(op: Op, tensors: list[Tensor], count: int) -> tuple[int, int, int]:
-    """Rows of the table, their length, bags or ids."""
+    """Rows of the table, their width, and bags or ids."""
     first = tensors[0]
     dim = first.shape[-1] if first.shape else 1
     if op.name in NUM_WEIGHTS:
@@ -208,7 +212,7 @@ def _sizes(op: Op, tensors: list[Tensor], count: int) -> tuple[int, int, int]:
 
 
 def _work(name: str, sizes: Sizes, sparse: bool, chain: float) -> Work:
-    """Distinct rows come from memory; what is made of them goes there; a dense gradient is cleared first."""
+    """Distinct rows are read from memory, outputs written; a dense gradient is zeroed first."""
     count, unique, rows, dim, bags, item = sizes
     row = dim * item
     whole = ceil_div(row, SECTOR) * SECTOR
@@ -224,11 +228,13 @@ def _work(name: str, sizes: Sizes, sparse: bool, chain: float) -> Work:
     return Work(bytes=cleared + row * (count + bags) + 8 * count, round_trips=chain if sparse else 0.0)
 
 
-READS = (*BAGS, "aten::embedding")
+LOOKUPS = (*BAGS, "aten::embedding")
 
 
 def index_statistics(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, Indices]:
-    """Statistics by position of the op; ids nobody looked at are taken to be spread evenly.
+    """Index statistics by position of the op: a lookup's own, and the same for its gradient and its update.
+
+    Ids without recorded statistics are taken to be uniform.
 
     >>> from foretrace.graph import Tensor
     >>> table, ids = Tensor((100, 8), "float32", storage=1), Tensor((40,), "int64", storage=2)
@@ -243,21 +249,21 @@ def index_statistics(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, I
     by_table: dict[Hashable, Indices] = {}
     for place, op in enumerate(ops):
         found = given.get(place)
-        if op.name in READS and len(op.tensors) > 1:
+        if op.name in LOOKUPS and len(op.tensors) > 1:
             table, ids = op.tensors[:2]
             found = found or uniform_indices(table.shape[0] if table.shape else 1, ids.numel)
-            by_ids[_known_by(ids)] = by_table[_known_by(table)] = found
+            by_ids[_identity(ids)] = by_table[_identity(table)] = found
         elif op.name in NUM_WEIGHTS and len(op.tensors) > 1:
-            found = found or by_ids.get(_known_by(op.tensors[1]))
+            found = found or by_ids.get(_identity(op.tensors[1]))
         elif op.name in UPDATES and op.tensors:
-            found = found or by_table.get(_known_by(op.tensors[0]))
+            found = found or by_table.get(_identity(op.tensors[0]))
         if found is not None:
             result[place] = found
     return result
 
 
-def _known_by(tensor: Tensor) -> Hashable:
-    """Its storage; its shape in a trace that does not tell storages."""
+def _identity(tensor: Tensor) -> Hashable:
+    """A tensor's storage; its shape in a trace that does not record storages."""
     return tensor.storage if tensor.storage >= 0 else tensor.shape
 
 
@@ -275,15 +281,15 @@ KINDS = {
 POOLED = ("bag", "bag_backward", "sparse_update", "coalesce")
 
 
-def spread(draw: Draw, count: int) -> Ids:
-    """Uniform, a power law, or a histogram that falls about as those of production tables do."""
+def id_distribution(draw: Draw, count: int) -> Ids:
+    """Uniform, a power law, or a histogram that falls off about like those of production tables."""
     style = draw.weighted({"uniform": 3, "power": 5, "histogram": 3})
     if style == "uniform":
         return Ids(count)
     if style == "power":
         return Ids(count, skew=round(draw.random.uniform(0.4, 1.4), 3))
-    # Production tables: a third to a half of the rows is hit once, some doublings are about as frequent as each other,
-    # and from there on each is rarer by a steady factor.
+    # Production tables: a third to a half of the rows has one hit, the next few powers of two are about as frequent as
+    # each other, and from there on each is rarer by a steady factor.
     once, flat, fall = draw.random.uniform(0.2, 0.7), draw.random.uniform(0.7, 1.0), draw.random.uniform(0.3, 0.65)
     knee, last = draw.random.randint(1, 5), draw.random.randint(6, 15)
     tail = [flat ** min(k, knee) * fall ** max(0, k - knee) for k in range(last)]
@@ -302,7 +308,7 @@ def _bag(draw: Draw, dtype: str, rows: int, dim: int, bags: int, pooling: int) -
 
 
 def _bag_backward(draw: Draw, dtype: str, rows: int, dim: int, bags: int, pooling: int) -> Op:
-    # The gradient is often one table's columns of a wider tensor of all tables.
+    # The gradient is often a slice of the concatenated output of all tables.
     tables = draw.whole(1, 32) if draw.chance(0.6) else 1
     if bags * dim * tables > draw.most:
         tables = 1
@@ -316,8 +322,8 @@ def _bag_backward(draw: Draw, dtype: str, rows: int, dim: int, bags: int, poolin
     return Op("aten::_embedding_bag_backward", args, overload="default")
 
 
-def _words(draw: Draw, count: int) -> Tensor:
-    """Ids in a row, or in one for each sample; sometimes the same positions for all samples."""
+def _token_ids(draw: Draw, count: int) -> Tensor:
+    """Ids as a vector, or as a row per sample; sometimes the same positions for all samples."""
     if count < 4 or draw.chance(0.3):
         return Tensor((count,), "int64")
     batch = draw.whole(2, min(256, count // 2))
@@ -325,12 +331,12 @@ def _words(draw: Draw, count: int) -> Tensor:
 
 
 def _embedding(draw: Draw, dtype: str, rows: int, dim: int, bags: int, pooling: int) -> Op:
-    return Op("aten::embedding", (Tensor((rows, dim), dtype), _words(draw, bags * pooling)), overload="default")
+    return Op("aten::embedding", (Tensor((rows, dim), dtype), _token_ids(draw, bags * pooling)), overload="default")
 
 
 def _embedding_backward(draw: Draw, dtype: str, rows: int, dim: int, bags: int, pooling: int) -> Op:
     rows = min(rows, max(1, draw.most // dim))
-    ids = _words(draw, bags * pooling)
+    ids = _token_ids(draw, bags * pooling)
     grad = Tensor((*ids.shape, dim), dtype)
     padding = 0 if draw.chance(0.3) else -1
     return Op("aten::embedding_dense_backward", (grad, ids, rows, padding, False), overload="default")

@@ -1,4 +1,4 @@
-"""Losses and their gradients: element-wise passes with a reduction, and picking the target's class."""
+"""Losses and their gradients: elementwise passes with a reduction, and gathers of the target's class."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor
 from foretrace.platform.cases import Case, Draw
 
-PICKING = ("aten::nll_loss_forward", "aten::nll_loss_backward", "aten::nll_loss2d_forward", "aten::nll_loss2d_backward")
+NLL = ("aten::nll_loss_forward", "aten::nll_loss_backward", "aten::nll_loss2d_forward", "aten::nll_loss2d_backward")
 REDUCTION = {"aten::nll_loss_forward": 3, "aten::nll_loss_backward": 4, "aten::nll_loss2d_forward": 3,
              "aten::nll_loss2d_backward": 4, "aten::binary_cross_entropy_with_logits": 4,
              "aten::binary_cross_entropy": 3, "aten::binary_cross_entropy_backward": 4, "aten::mse_loss": 2,
              "aten::mse_loss_backward": 3, "aten::smooth_l1_loss": 2, "aten::smooth_l1_loss_backward": 3,
              "aten::huber_loss": 2, "aten::huber_loss_backward": 3, "aten::kl_div": 2,
              "aten::soft_margin_loss": 2}  # fmt: skip
-"""Losses, and where each is told how to reduce."""
+"""Losses, and the position of each one's ``reduction``."""
 NONE, MEAN, SUM = range(3)
 BLOCK = 512
 PASSES = {"aten::binary_cross_entropy_with_logits": 13, "aten::binary_cross_entropy_backward": 5, "aten::mse_loss": 4,
           "aten::smooth_l1_loss": 4, "aten::huber_loss": 4, "aten::binary_cross_entropy": 4}  # fmt: skip
-"""Tensors read and written by all kernels of a call; elsewhere each is once."""
+"""Tensors read and written by all kernels of a call; in other calls each is once."""
 SECTOR = 32
 
 
 class Losses(Family):
-    """Predictions and targets in, a number or its gradient out."""
+    """NLL, BCE, MSE, L1, Huber and KL losses, forward and backward."""
 
     name = "losses"
     share = 1
@@ -45,22 +45,22 @@ class Losses(Family):
                "aligned", "waves", "ragged", "roof", "inside")  # fmt: skip
 
     def accepts(self, op: Op) -> bool:
-        """Calls whose tensors are known."""
+        """Calls whose predictions and targets are known."""
         return len(tensors_of(op)) > 1
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Sizes, and whether one number or one per element comes out."""
+        """Sizes, and the kind of reduction."""
         tensors = tensors_of(op)
         scores = max(tensors, key=lambda t: t.numel)
         backward = "backward" in op.name
-        picking = op.name in PICKING
+        gathers = op.name in NLL
         reduction = int_argument(op, REDUCTION[op.name], "reduction", MEAN)
         dims = len(scores.shape)
-        classes = scores.shape[1 if dims > 1 else 0] if picking and dims else 1
+        classes = scores.shape[1 if dims > 1 else 0] if gathers and dims else 1
         rows = scores.numel / max(1, classes)
         targets = tensors[min(2 if backward else 1, len(tensors) - 1)]
-        if picking:
-            # One block picks all rows, forward; all scores are cleared first, backward.
+        if gathers:
+            # Forward, one block gathers all rows; backward, all scores are zeroed first.
             moved = scores.nbytes if backward else 0
             work = Work(
                 bytes=moved + 2 * SECTOR * rows, round_trips=2 + 2 * ceil_div(rows, 2 * BLOCK) if dims <= 2 else 2
@@ -70,19 +70,16 @@ class Losses(Family):
             work = Work(flops=8 * scores.numel, bytes=passes)
         waves = scores.numel / (4 * BLOCK * context.device.sms)
         features = [
-            PLACE[op.name], dtype_code(scores.dtype), dtype_code(targets.dtype), log(scores.nbytes), log(scores.numel),
-            log(rows), log(classes), reduction, len(tensors), all(is_contiguous(t) for t in tensors),
+            self.op_codes[op.name], dtype_code(scores.dtype), dtype_code(targets.dtype), log(scores.nbytes),
+            log(scores.numel), log(rows), log(classes), reduction, len(tensors), all(is_contiguous(t) for t in tensors),
             alignment(scores.numel), log(64 * waves), wave_quantization(waves), log(64 * work.us(context.device)),
             log(targets.numel / max(1, targets.shape[0] if targets.shape else 1)),
         ]  # fmt: skip
         return Description(features, work)
 
     def case(self, draw: Draw) -> Case:
-        """A loss, or the gradient of one."""
+        """A random loss, or its gradient."""
         return Case(draw.weighted(_KINDS)(draw))
-
-
-PLACE = {name: place for place, name in enumerate(Losses.ops)}
 
 
 # Cases to measure
@@ -91,7 +88,7 @@ IGNORED = -100
 
 
 def _likelihood(draw: Draw) -> Op:
-    low = min(20_000, draw.most) if draw.chance(0.4) else 2  # the words of a language model, or any classes
+    low = min(20_000, draw.most) if draw.chance(0.4) else 2  # the vocabulary of a language model, or any classes
     classes = draw.whole(low, min(160_000, draw.most))
     rows = draw.size(1, max(1, min(65536, 2 * draw.most // classes)))
     scores, target = Tensor((rows, classes), draw.weighted({"float32": 3, "bfloat16": 1})), Tensor((rows,), "int64")
@@ -102,7 +99,7 @@ def _likelihood(draw: Draw) -> Op:
 
 
 def _pixels(draw: Draw) -> Op:
-    """The class of each pixel."""
+    """A class per pixel."""
     classes, side = draw.whole(2, 64), draw.whole(8, 512)
     side = min(side, max(1, int((draw.most // classes) ** 0.5)))
     batch = draw.whole(1, max(1, min(64, draw.most // (classes * side * side))))

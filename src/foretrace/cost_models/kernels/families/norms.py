@@ -1,4 +1,4 @@
-"""Layer, batch, group and RMS norm, forward and backward: blocks per row or channel, and how long each one works."""
+"""Layer, batch, group and RMS norm, forward and backward: blocks per row or channel, and the work of each."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ BY_CHANNEL = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::native
               "aten::_native_batch_norm_legit_no_training", "aten::_native_batch_norm_legit_functional")  # fmt: skip
 WARP, ROW_THREADS, BLOCK = 32, 128, 512
 RESIDENT, RESIDENT_BLOCKS = 2048, 32
-"""Threads and blocks that a processor holds at once."""
+"""Resident threads and blocks of an SM."""
 ROW_EACH, COLUMN_ROWS = 1024, 256
-"""Elements of a row, and rows of a column, that a block has under way at once."""
-EACH, MOST_BLOCKS = 16, 128
-"""Elements of a thread, and blocks beside each other, where channels are innermost."""
-TOGETHER = 8
-"""Blocks below which sharing a sum is not worth it."""
-TALL = 64 * 1024
-"""Rows from which on weights' gradients of few columns take a second kernel."""
+"""Elements of a row, and rows of a column, that a block processes at once."""
+PER_THREAD, MAX_BLOCKS = 16, 128
+"""Elements of a thread, and blocks that share a channel, of channels-last tensors."""
+MIN_SHARED_BLOCKS = 8
+"""Blocks below which a reduction is not shared."""
+TALL_ROWS = 64 * 1024
+"""Rows from which on the gradients of few weights take a second kernel."""
 
 
 class Norms(Family):
-    """Every element less a mean, over a deviation."""
+    """Layer, batch, group and RMS norms."""
 
     name = "norms"
     share = 4
@@ -56,7 +56,7 @@ class Norms(Family):
                "column_ragged", "tall", "last_blocks", "last_depth", "total", "filled", "trips", "roof")  # fmt: skip
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Independent groups, elements in each, and the blocks that share them."""
+        """Independent groups, elements in each, and the blocks that work on them."""
         tensors = tensors_of(op)
         source = tensors[0]
         backward = "backward" in op.name
@@ -72,14 +72,14 @@ class Norms(Family):
         waves = groups / sms
         row_waves = groups * ROW_THREADS / (sms * RESIDENT)
         columns = ceil_div(length, WARP) / (2 * sms) if op.name in BY_ROW else 0.0
-        beside, deep = _channels_innermost(channels, numel // max(1, channels), backward) if last else (0, 0.0)
+        blocks_last, deep = _channels_last_blocks(channels, numel // max(1, channels), backward) if last else (0, 0.0)
         passes = sum(t.nbytes for t in tensors if t.numel == numel) + numel * item
         if op.name in BY_ROW:
-            # Rows that do not lie side by side are first copied so that they do.
+            # Rows that are not contiguous are copied first.
             passes += sum(2 * t.nbytes for t in tensors if t.numel == numel and not is_contiguous(t))
-        tall = groups > TALL and columns < 1 / 4
+        tall = groups > TALL_ROWS and columns < 1 / 4
         if op.name in BY_ROW:
-            deep = groups / (COLUMN_ROWS * (MOST_BLOCKS if tall else 1)) if backward else 0.0
+            deep = groups / (COLUMN_ROWS * (MAX_BLOCKS if tall else 1)) if backward else 0.0
             chain = math.ceil(row_waves) * (3 + length / ROW_EACH) + deep
         elif last:
             chain = 8 + deep / 4
@@ -91,27 +91,24 @@ class Norms(Family):
             chain = math.ceil(blocks / (resident * sms)) * (2 if backward else 1) * (1 + summed / (2 * threads)) + 2
         work = Work(flops=8 * numel, bytes=passes, round_trips=chain)
         features = [
-            PLACE[op.name], dtype_code(source.dtype), dtype_code(weights[0].dtype) if weights else -1,
+            self.op_codes[op.name], dtype_code(source.dtype), dtype_code(weights[0].dtype) if weights else -1,
             len(weights), log(numel * item), log(groups), log(length), log(inside), alignment(int(length)),
             alignment(int(inside)), last, is_contiguous(source), is_contiguous(other),
-            log(source.shape[0] if source.shape else 1), log(channels),
-            bitmask(mask) if backward else -1, any(a is True for a in op.args), log(waves), wave_quantization(waves), log(row_waves),
-            wave_quantization(row_waves), log(length / BLOCK), log(length * item), log(columns * 2 * sms), log(groups / WARP),
-            wave_quantization(columns), tall, log(beside), log(deep), log(numel),
+            log(source.shape[0] if source.shape else 1), log(channels), bitmask(mask) if backward else -1,
+            any(a is True for a in op.args), log(waves), wave_quantization(waves), log(row_waves),
+            wave_quantization(row_waves), log(length / BLOCK), log(length * item), log(columns * 2 * sms),
+            log(groups / WARP), wave_quantization(columns), tall, log(blocks_last), log(deep), log(numel),
             ceil_div(inside, BLOCK) * BLOCK / max(1, inside), log(chain), log(64 * work.us(context.device)),
         ]  # fmt: skip
         return Description(features, work)
 
     def case(self, draw: Draw) -> Case:
-        """A norm, or the gradient of one."""
+        """A random norm, or its gradient."""
         return Case(draw.weighted(_KINDS)(draw))
 
 
-PLACE = {name: place for place, name in enumerate(Norms.ops)}
-
-
 def _groups(op: Op, source: Tensor, backward: bool) -> tuple[float, float]:
-    """Groups that share a mean, and elements side by side within one."""
+    """Groups with a mean each, and contiguous elements within one."""
     plane = math.prod(source.shape[2:])
     if op.name in BY_ROW:
         shape = ints_in(argument(op, 2 if backward else 1, "normalized_shape"))
@@ -122,16 +119,16 @@ def _groups(op: Op, source: Tensor, backward: bool) -> tuple[float, float]:
     return source.shape[1] if len(source.shape) > 1 else source.numel, plane
 
 
-def _channels_innermost(channels: int, samples: int, backward: bool) -> tuple[int, float]:
-    """Blocks, and elements a thread sums up, as PyTorch cuts them where channels are innermost."""
+def _channels_last_blocks(channels: int, samples: int, backward: bool) -> tuple[int, float]:
+    """Blocks, and elements that a thread reduces, as PyTorch partitions channels-last tensors."""
     width = _power_below(min(channels, WARP))
-    height = min(_power_below(ceil_div(samples, EACH)), BLOCK // width)
+    height = min(_power_below(ceil_div(samples, PER_THREAD)), BLOCK // width)
     if width * height != BLOCK:
         width = min(_power_below(channels), BLOCK // height)
-    beside = max(1, min(ceil_div(samples, height * EACH), MOST_BLOCKS))
-    if backward and beside < TOGETHER:
-        beside = 1
-    return ceil_div(channels, width) * beside, samples / (height * beside)
+    shared = max(1, min(ceil_div(samples, height * PER_THREAD), MAX_BLOCKS))
+    if backward and shared < MIN_SHARED_BLOCKS:
+        shared = 1
+    return ceil_div(channels, width) * shared, samples / (height * shared)
 
 
 def _power_below(number: int) -> int:
@@ -142,7 +139,7 @@ def _power_below(number: int) -> int:
 
 EPSILON = 1e-5
 ALL: list[Value] = [True, True, True]
-"""The gradients of input, weight and bias are all wanted."""
+"""Mask of a backward that computes the gradients of input, weight and bias."""
 
 
 def _rows(draw: Draw) -> tuple[tuple[int, ...], int]:
@@ -154,8 +151,8 @@ def _rows(draw: Draw) -> tuple[tuple[int, ...], int]:
     return (rows, width), width
 
 
-def _turned(draw: Draw, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Mostly dense; where an image became a row of pixels, the channels lie apart."""
+def _transposed(draw: Draw, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Mostly contiguous; an image flattened to a row of pixels is transposed."""
     if len(shape) < 3 or draw.chance(0.8):
         return None
     return strides(shape, draw.one(((0, 2, 1), (1, 0, 2))))
@@ -164,12 +161,12 @@ def _turned(draw: Draw, shape: tuple[int, ...]) -> tuple[int, ...] | None:
 def _layer(draw: Draw) -> Op:
     shape, width = _rows(draw)
     dtype = draw.dtype()
-    # Under autocast the input is wide and so are the weights; in a model cast whole they are all narrow.
-    x, weight = Tensor(shape, dtype, stride=_turned(draw, shape)), Tensor((width,), dtype)
+    # Under autocast input and weights are float32; in a model cast as a whole both are narrow.
+    x, weight = Tensor(shape, dtype, stride=_transposed(draw, shape)), Tensor((width,), dtype)
     if draw.chance(0.45):
         return Op("aten::native_layer_norm", (x, [width], weight, weight, EPSILON), overload="default")
     statistics = Tensor((*shape[:-1], 1), "float32" if draw.kind == "cuda" else dtype)
-    grad = Tensor(shape, dtype, stride=_turned(draw, shape))
+    grad = Tensor(shape, dtype, stride=_transposed(draw, shape))
     args: tuple[Value, ...] = (grad, x, [width], statistics, statistics, weight, weight, ALL)
     return Op("aten::native_layer_norm_backward", args, overload="default")
 
@@ -199,7 +196,7 @@ def _batch(draw: Draw) -> Op:
     dtype = draw.dtype()
     x = _image(draw, dtype)
     weight = Tensor((x.shape[1],), "float32")
-    # PyTorch takes cuDNN's where it can, which is not for bfloat16.
+    # PyTorch uses cuDNN where it can, which is not for bfloat16.
     cudnn = draw.kind == "cuda" and dtype != "bfloat16" and draw.chance(0.8)
     four = (weight, weight, weight, weight)
     if draw.chance(0.45):
@@ -217,7 +214,7 @@ def _group(draw: Draw) -> Op:
     x = _image(draw, dtype)
     batch, channels, height, width = x.shape
     groups = draw.one([g for g in (1, 2, 4, 8, 16, 32) if channels % g == 0])
-    x, weight = Tensor(x.shape, dtype), Tensor((channels,), dtype)  # channels that lie innermost are moved before
+    x, weight = Tensor(x.shape, dtype), Tensor((channels,), dtype)  # channels-last tensors are made contiguous before
     sizes = (batch, channels, height * width, groups)
     if draw.chance(0.45):
         return Op("aten::native_group_norm", (x, weight, weight, *sizes, EPSILON), overload="default")

@@ -1,4 +1,4 @@
-"""Updates of many tensors in few kernels: how many tensors, how large, how they split into launches."""
+"""Foreach and fused optimizer updates: number and sizes of tensors, and how they split into launches."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from foretrace.graph import Op, Tensor, Value
 from foretrace.platform.cases import Case, Draw, Shape
 
 CHUNK = 65536
-"""Elements that one block of PyTorch's multi-tensor kernels takes."""
+"""Elements of a block of PyTorch's multi-tensor kernels."""
 BLOCKS = 320
-"""Blocks that one launch of them holds."""
+"""Blocks of a launch at most."""
 TENSORS = (110, 64, 48, 36, 30)
-"""Tensors that one launch holds, by number of lists."""
+"""Tensors of a launch at most, by number of lists."""
 OUT_OF_PLACE = tuple(f"aten::_foreach_{name}" for name in (
     "mul", "add", "sqrt", "div", "sub", "neg", "exp", "reciprocal", "norm", "maximum", "rsqrt", "abs", "pow", "lerp",
     "addcmul", "addcdiv", "clamp_max", "clamp_min", "max", "minimum", "log", "sign", "sigmoid", "tanh"))  # fmt: skip
 IN_PLACE = tuple(f"{name}_" for name in OUT_OF_PLACE if not name.endswith(("norm", "_max")))
-OF_A_NUMBER = ("aten::_foreach_mul_", "aten::_foreach_mul", "aten::_foreach_div_", "aten::_foreach_div",
+BY_SCALAR_TENSOR = ("aten::_foreach_mul_", "aten::_foreach_mul", "aten::_foreach_div_", "aten::_foreach_div",
                "aten::_foreach_add_", "aten::_foreach_add")  # fmt: skip
 FUSED = ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_")
 OTHERS = ("aten::_foreach_zero_", "aten::_foreach_copy_", "aten::_amp_foreach_non_finite_check_and_unscale_")
 
 
 class Optimizers(Family):
-    """foreach and fused updates."""
+    """Calls on whole lists of parameters."""
 
     name = "optimizers"
     share = 5
@@ -47,11 +47,11 @@ class Optimizers(Family):
                "busiest")  # fmt: skip
 
     def accepts(self, op: Op) -> bool:
-        """Calls that name a list of tensors."""
+        """Calls with a list of tensors."""
         return any(isinstance(a, (list, tuple)) and any(isinstance(t, Tensor) for t in a) for a in op.args)
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Chunks and launches, as PyTorch packs them."""
+        """Chunks and launches, as PyTorch's multi_tensor_apply packs them."""
         lists = _lists(op)
         first = lists[0]
         sizes = [t.numel for t in first]
@@ -59,21 +59,22 @@ class Optimizers(Family):
         chunks = sum(ceil_div(n, CHUNK) for n in sizes)
         scalars = [a for a in (*op.args, *op.kwargs.values()) if isinstance(a, Tensor) and not a.shape]
         slow = len({t.dtype for t in first}) > 1 or not all(is_contiguous(t) for t in first)
-        if op.name in OF_A_NUMBER and any(t.dtype != first[0].dtype for t in scalars):
-            slow = True  # PyTorch has no fast kernel that converts a number on the device
+        if op.name in BY_SCALAR_TENSOR and any(t.dtype != first[0].dtype for t in scalars):
+            slow = True  # PyTorch has no fast path for a scalar tensor of another dtype
         launches = len(first) if slow else launches_of(sizes, len(lists) + made)
         numel = sum(sizes)
         moved = numel * (sum(group[0].itemsize for group in lists) + _written(op, lists, made) * first[0].itemsize)
-        # A block takes a chunk alone: few chunks leave processors idle.
+        # A block takes one chunk: few chunks leave SMs idle.
         busy = min(1.0, max(1, chunks) / max(1, launches) / context.device.sms)
         work = Work(flops=4 * numel, bytes=moved, round_trips=2 * launches)
         waves = chunks / max(1, launches) / context.device.sms
         features = [
-            PLACE[op.name], len(lists), log(len(first)), log(moved), log(numel), dtype_code(first[0].dtype),
+            self.op_codes[op.name], len(lists), log(len(first)), log(moved), log(numel), dtype_code(first[0].dtype),
             len({group[0].dtype for group in lists}) > 1, log(chunks), launches, log(max(sizes)),
             log(sum(n < CHUNK for n in sizes)), len(scalars), slow, log(chunks / max(1, launches)), waves,
-            sum(alignment(n) < 4 for n in sizes) / len(sizes), log(sorted(sizes)[len(sizes) // 2]), wave_quantization(waves),
-            log(64 * work.us(context.device)), log(64 * moved / max(1, launches) / busy / 1e6),
+            sum(alignment(n) < 4 for n in sizes) / len(sizes), log(sorted(sizes)[len(sizes) // 2]),
+            wave_quantization(waves), log(64 * work.us(context.device)),
+            log(64 * moved / max(1, launches) / busy / 1e6),
         ]  # fmt: skip
         return Description(features, work)
 
@@ -87,11 +88,8 @@ class Optimizers(Family):
         return Case(_foreach(draw, tensors))
 
 
-PLACE = {name: place for place, name in enumerate(Optimizers.ops)}
-
-
 def launches_of(sizes: Sequence[int], lists: int) -> int:
-    """Kernels that tensors of these sizes take: a launch is full when its tensors or its blocks are.
+    """Kernels launched for tensors of these sizes: a launch is full when its tensors or its blocks are.
 
     >>> launches_of([1000] * 111, lists=1), launches_of([65536 * 321], lists=1)
     (2, 2)
@@ -112,14 +110,14 @@ def launches_of(sizes: Sequence[int], lists: int) -> int:
 
 
 def _lists(op: Op) -> list[list[Tensor]]:
-    """The lists of tensors that are walked over together; steps and other single numbers are none."""
+    """The lists of tensors that are traversed together, without step counts and other scalars."""
     lists = [[t for t in a if isinstance(t, Tensor)] for a in op.args if isinstance(a, (list, tuple))]
-    walked = [group for group in lists if group and (group is lists[0] or any(t.shape for t in group))]
-    return walked or [tensors_of(op)]
+    traversed = [group for group in lists if group and (group is lists[0] or any(t.shape for t in group))]
+    return traversed or [tensors_of(op)]
 
 
 def _written(op: Op, lists: list[list[Tensor]], made: bool) -> int:
-    """Lists that are written."""
+    """Number of lists that are written."""
     if op.name in FUSED:
         return max(1, len(lists) - 1)
     return 1 if made or op.name not in OUT_OF_PLACE else 0
@@ -137,7 +135,7 @@ SGD: dict[str, Value] = {
 
 
 def _within(shapes: list[Shape], most: int) -> list[Shape]:
-    """As many of them as hold no more elements than allowed; at least a small one."""
+    """As many shapes as fit into the number of elements; at least a small one."""
     kept, left = [], most
     for shape in shapes:
         if prod(shape) <= left:
@@ -170,7 +168,7 @@ def _convolutional(draw: Draw) -> list[Shape]:
 
 
 def _encoder(draw: Draw) -> list[Shape]:
-    """Query, key and value apart, each with a bias."""
+    """Separate query, key and value, each with a bias."""
     width, wider = 64 * draw.whole(2, 24), draw.one((2, 4, 4))
     square: list[Shape] = [(width, width), (width,)]
     block = [*square * 4, (wider * width, width), (wider * width,), (width, wider * width), (width,), *[(width,)] * 4]
@@ -179,7 +177,7 @@ def _encoder(draw: Draw) -> list[Shape]:
 
 
 def _gated(draw: Draw) -> list[Shape]:
-    """No biases, fewer heads for keys than for queries, three matrices in each perceptron."""
+    """Llama: no biases, grouped-query attention, gated MLPs."""
     width = 64 * draw.whole(4, 64)
     keys, wider = max(64, width // draw.one((1, 2, 4, 8))), 64 * max(1, round(width * 8 / 3 / 64))
     block: list[Shape] = [(width, width), (keys, width), (keys, width), (width, width)]
@@ -188,7 +186,7 @@ def _gated(draw: Draw) -> list[Shape]:
 
 
 def _bottlenecks(draw: Draw) -> list[Shape]:
-    """Residual stages: convolutions of 1, 3 and 1, a scale and a shift after each."""
+    """ResNet: bottlenecks with batch norms."""
     base = draw.one((32, 48, 64, 64, 96, 128))
     shapes: list[Shape] = [(base, 3, 7, 7), (base,), (base,)]
     inner = base
@@ -224,7 +222,7 @@ def _fused(draw: Draw, tensors: list[Value]) -> Op:
 def _foreach(draw: Draw, tensors: list[Value]) -> Op:
     numbers: list[Value] = [0.25] * len(tensors)
     if draw.chance(0.06):
-        # The step counts, which live on the device where the update is fused.
+        # The step counts, which are on the device if the update is fused.
         return Op("aten::_foreach_add_", ([Tensor((), "float32") for _ in tensors], 1), overload="Scalar")
     calls: tuple[tuple[str, str, tuple[Value, ...]], ...] = (
         ("add_", "List", (tensors, tensors)),

@@ -1,4 +1,4 @@
-"""Pooling over windows, and resizing, forward and backward: a thread per result, that walks its window alone."""
+"""Pooling and interpolation, forward and backward: a thread per output, which loops over its window."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ADAPTIVE = ("aten::_adaptive_avg_pool2d", "aten::adaptive_max_pool2d", "aten::up
             "aten::upsample_bilinear2d", "aten::upsample_bicubic2d", "aten::_upsample_nearest_exact2d",
             "aten::_upsample_bilinear2d_aa")  # fmt: skip
 THREADS, RESIDENT = 256, 2048
-INDEX = 8
-"""Bytes of the place of a largest element."""
+INDEX_BYTES = 8
+"""Bytes of the index of a maximum."""
 
 
 class Sides(NamedTuple):
-    """Elements of a plane before and after, and of the window between them."""
+    """Sides of the larger and the smaller plane, and the window between them."""
 
     large: tuple[int, int]
     small: tuple[int, int]
@@ -43,7 +43,7 @@ class Sides(NamedTuple):
 
 
 class Pooling(Family):
-    """Largest or mean of a window, and nearest or linear resizing."""
+    """Max, average and adaptive pooling, and resizing."""
 
     name = "pooling"
     share = 1.5
@@ -53,12 +53,12 @@ class Pooling(Family):
                "chain", "roof", "threads", "each", "mixed")  # fmt: skip
 
     def accepts(self, op: Op) -> bool:
-        """Calls whose tensors are known and have planes."""
+        """Calls whose input is known and has planes."""
         tensors = tensors_of(op)
         return bool(tensors) and len(tensors[0].shape) >= 3
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Planes, their sizes before and after, and how long a thread walks."""
+        """Planes, their sizes before and after, and the loop of a thread."""
         tensors = tensors_of(op)
         first = tensors[0]
         backward = op.name.endswith("_backward")
@@ -68,7 +68,7 @@ class Pooling(Family):
         item, sms = first.itemsize, context.device.sms
         large, small = planes * math.prod(sides.large), planes * math.prod(sides.small)
         last = channels_last(tensors[1] if backward and len(tensors) > 1 else first)
-        # Backward of a largest element, a thread looks for itself among the windows around it.
+        # In the backward of max pooling, a thread searches the windows around its element.
         results = large if backward and "adaptive" not in op.name else small if "upsample" not in op.name else large
         waves = results / (sms * RESIDENT)
         plane_waves = planes * THREADS / (sms * RESIDENT)
@@ -77,13 +77,13 @@ class Pooling(Family):
         if "adaptive" in op.name:
             chain = sides.window if last else math.ceil(plane_waves) * each * sides.window / 4
         elif op.name == "aten::upsample_bilinear2d" and not last:
-            chain = 0.6 * planes  # a thread has a pixel of every plane
-        moved = (large + small) * item + (small * INDEX if "max" in op.name else 0)
+            chain = 0.6 * planes  # a thread computes one pixel of every plane
+        moved = (large + small) * item + (small * INDEX_BYTES if "max" in op.name else 0)
         if backward and ("max" in op.name or "adaptive" in op.name or "bilinear" in op.name):
-            moved += large * item  # cleared first
+            moved += large * item  # zeroed first
         work = Work(bytes=moved, round_trips=chain)
         features = [
-            PLACE[op.name], dtype_code(first.dtype), log(moved), log(planes), log(math.prod(sides.large)),
+            self.op_codes[op.name], dtype_code(first.dtype), log(moved), log(planes), log(math.prod(sides.large)),
             log(math.prod(sides.small)), sides.window, sides.step, last, log(planes / max(1, batch)), log(batch),
             sides.large[1], sides.small[1], alignment(planes // max(1, batch)), log(64 * waves), log(64 * plane_waves),
             wave_quantization(plane_waves), log(64 * chain), log(64 * work.us(context.device)), log(results), each,
@@ -92,11 +92,8 @@ class Pooling(Family):
         return Description(features, work)
 
     def case(self, draw: Draw) -> Case:
-        """A pooling or an interpolation, or the gradient of one."""
+        """A random pooling or interpolation, or its gradient."""
         return Case(draw.weighted(_KINDS)(draw))
-
-
-PLACE = {name: place for place, name in enumerate(Pooling.ops)}
 
 
 def _sides(op: Op, tensors: list[Tensor], backward: bool) -> Sides:
@@ -124,7 +121,7 @@ def _sides(op: Op, tensors: list[Tensor], backward: bool) -> Sides:
 
 
 def _other(op: Op, tensors: list[Tensor], backward: bool, shape: tuple[int, int]) -> tuple[int, int]:
-    """The plane on the other side of an adaptive pooling or a resizing."""
+    """The output plane of an adaptive pooling or a resizing; of a backward, the input's."""
     if backward and "adaptive" in op.name and len(tensors) > 1:
         found = list(tensors[1].shape)
     else:

@@ -1,4 +1,4 @@
-"""Sums, means, extremes and norms over dimensions: how long a reduction is, and how it is cut into blocks."""
+"""Sums, means, extrema and norms over dimensions: length of a reduction, and its blocks and threads."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ DIM_SECOND = ("sum", "mean", "amax", "amin", "var", "std", "max", "min", "argmax
               "median")  # fmt: skip
 DIM_THIRD = ("linalg_vector_norm", "norm")
 SECTOR = 32
-"""Bytes that memory hands over at least."""
+"""Bytes of a memory sector."""
 
 
 class Reductions(Family):
-    """Many numbers in, few out."""
+    """Reductions over some dimensions or all of them."""
 
     name = "reductions"
     share = 2.5
@@ -43,39 +43,39 @@ class Reductions(Family):
                "second_step")  # fmt: skip
 
     def accepts(self, op: Op) -> bool:
-        """Not the maximum of two tensors, which shares the name."""
+        """Not the elementwise maximum of two tensors, which has the same name."""
         return op.overload != "other" and bool(op.args) and isinstance(op.args[0], Tensor)
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """The plan of blocks, and how much of what memory hands over is used."""
+        """Blocks and threads, and how much of each memory sector is used."""
         source = tensors_of(op)[0]
-        cut = reduce_plan(source, reduced_dims(op, source), context.device.sms)
+        plan = reduce_plan(source, reduced_dims(op, source), context.device.sms)
         numel, item, sms = source.numel, source.itemsize, context.device.sms
         inputs = 1
-        for size, _ in cut.reduced:
+        for size, _ in plan.reduced:
             inputs *= size
         outputs = numel / inputs if inputs else 0
-        threads = cut.width * cut.height
-        blocks = cut.blocks * cut.split
+        threads = plan.width * plan.height
+        blocks = plan.blocks * plan.split
         waves = blocks * threads / (sms * RESIDENT)
-        nearest = (cut.reduced if cut.along else cut.kept) or [(1, 1)]
-        others = [*nearest[1:], *(cut.kept if cut.along else cut.reduced)]
+        nearest = (plan.reduced if plan.along else plan.kept) or [(1, 1)]
+        others = [*nearest[1:], *(plan.kept if plan.along else plan.reduced)]
         bytes_ = numel * item
         features = [
-            PLACE[op.name], log(numel), log(bytes_), dtype_code(source.dtype),
-            dtype_code(dtype_argument(op, source.dtype)), log(inputs), log(outputs), cut.along, cut.wide, cut.width,
-            cut.height, cut.across, log(blocks), log(cut.split), log(cut.each), log(waves), wave_quantization(waves),
-            log(min(blocks * threads, sms * RESIDENT)), log(cut.step), min(SECTOR, cut.step * item), len(cut.reduced),
-            len(cut.kept), log(nearest[0][0]), alignment(nearest[0][0]), log(others[0][0]) if others else -1,
-            alignment(source.offset), log(cut.reduced[0][1]) if cut.reduced else -1,
-            log(cut.kept[0][1]) if cut.kept else -1,
-            next((log(size) for size, step in (*cut.kept, *cut.reduced) if step == 1), -1),
+            self.op_codes[op.name], log(numel), log(bytes_), dtype_code(source.dtype),
+            dtype_code(dtype_argument(op, source.dtype)), log(inputs), log(outputs), plan.along, plan.wide, plan.width,
+            plan.height, plan.across, log(blocks), log(plan.split), log(plan.each), log(waves),
+            wave_quantization(waves), log(min(blocks * threads, sms * RESIDENT)), log(plan.step),
+            min(SECTOR, plan.step * item), len(plan.reduced), len(plan.kept), log(nearest[0][0]),
+            alignment(nearest[0][0]), log(others[0][0]) if others else -1, alignment(source.offset),
+            log(plan.reduced[0][1]) if plan.reduced else -1, log(plan.kept[0][1]) if plan.kept else -1,
+            next((log(size) for size, step in (*plan.kept, *plan.reduced) if step == 1), -1),
             log(others[0][1]) if others else -1,
         ]  # fmt: skip
         return Description(features, Work(flops=numel, bytes=bytes_ + outputs * item))
 
     def case(self, draw: Draw) -> Case:
-        """A reduction."""
+        """A random reduction."""
         if draw.chance(0.06):
             return Case(_over_repeats(draw))
         dims = draw.weighted({1: 1, 2: 8, 3: 4, 4: 5})
@@ -98,11 +98,8 @@ class Reductions(Family):
         return Case(Op(f"aten::{name}", args, overload=overload))
 
 
-PLACE = {name: place for place, name in enumerate(Reductions.ops)}
-
-
 def reduced_dims(op: Op, source: Tensor) -> set[int]:
-    """The dimensions that a call reduces: all where it names none.
+    """The dimensions that a call reduces: all if it names none.
 
     >>> reduced_dims(Op("aten::sum", (Tensor((2, 3), "float32"), [-1])), Tensor((2, 3), "float32"))
     {1}
@@ -115,39 +112,39 @@ def reduced_dims(op: Op, source: Tensor) -> set[int]:
 
 WARP = 32
 THREADS = 512
-"""Most threads of a block, before outputs are taken several at a time."""
+"""Threads of a block at most, before vectorizing over outputs."""
 RESIDENT = 2048
-"""Threads that a processor holds at once."""
-FEW, MANY = 16, 256
-"""Inputs of a thread: fewer are not worth a split, more are split over blocks."""
+"""Resident threads of an SM."""
+MIN_PER_THREAD, MAX_PER_THREAD = 16, 256
+"""Inputs of a thread: with fewer a split is not worth it, with more blocks share an output."""
 
 Dims = list[tuple[int, int]]
-"""Size and step of dimensions, innermost first."""
+"""Size and stride of dimensions, innermost first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReducePlan:
-    """Blocks and threads of one reduction."""
+    """Blocks and threads of a reduction: PyTorch's ``setReduceConfig``."""
 
     reduced: Dims
     kept: Dims
     along: bool
-    """Whether neighbouring threads read what is summed up, rather than neighbouring results."""
+    """Whether neighbouring threads read along the reduced dimension, rather than along the outputs."""
     wide: int
-    """Results a thread works on at once."""
+    """Outputs that a thread computes at once (vectorized)."""
     width: int
     height: int
     across: bool
-    """Whether the warps of a block share a result."""
+    """Whether the warps of a block share an output."""
     blocks: int
     split: int
-    """Blocks that share a result: these need a memset and a second pass."""
+    """Blocks that share an output: these need a memset and a second pass."""
     each: int
-    """Inputs of one thread."""
+    """Inputs of a thread."""
 
     @property
     def step(self) -> int:
-        """Elements from one thread's input to its neighbour's."""
+        """Stride between the inputs of neighbouring threads."""
         dims = self.reduced if self.along else self.kept
         return dims[0][1] if dims else 1
 
@@ -174,19 +171,19 @@ def reduce_plan(source: Tensor, dims: Collection[int], processors: int) -> Reduc
         first //= 4
     width, height = _block(max(1, first // wide), second, THREADS // wide)
     lanes = width if along else 1
-    across = ceil_div(inputs, lanes) >= min(height * FEW, MANY)
+    across = ceil_div(inputs, lanes) >= min(height * MIN_PER_THREAD, MAX_PER_THREAD)
     lanes *= height if across else 1
     results = (1 if along else width) * (1 if across else height)
     blocks, each = ceil_div(outputs / wide, results), ceil_div(inputs, lanes)
     split = 1
     target = processors * (RESIDENT // (width * height))
-    if across and each >= MANY and blocks <= target:
-        split = max(min(ceil_div(target, blocks), ceil_div(each, FEW)), ceil_div(each, MANY))
+    if across and each >= MAX_PER_THREAD and blocks <= target:
+        split = max(min(ceil_div(target, blocks), ceil_div(each, MIN_PER_THREAD)), ceil_div(each, MAX_PER_THREAD))
     return ReducePlan(reduced, kept, along, wide, width, height, across, blocks, split, ceil_div(each, split))
 
 
 def merged(source: Tensor, dims: Collection[int]) -> tuple[Dims, Dims]:
-    """Reduced dimensions by step of the operand, kept ones in the order of the result, merged where they can be.
+    """Reduced dimensions by stride, kept ones in the order of the output, merged where possible.
 
     >>> merged(Tensor((4, 8, 16), "float32"), {0, 1})
     ([(32, 16)], [(16, 1)])
@@ -194,24 +191,24 @@ def merged(source: Tensor, dims: Collection[int]) -> tuple[Dims, Dims]:
     strides = strides_of(source)
     reduced = sorted((strides[d], source.shape[d]) for d in dims if source.shape[d] != 1)
     kept = [(strides[d], size) for d, size in enumerate(source.shape) if d not in dims and size != 1][::-1]
-    return _joined(reduced), _joined(kept)
+    return _merge(reduced), _merge(kept)
 
 
-def _joined(dims: list[tuple[int, int]]) -> Dims:
-    joined: Dims = []
+def _merge(dims: list[tuple[int, int]]) -> Dims:
+    result: Dims = []
     for step, size in dims:
-        if joined and step == joined[-1][0] * joined[-1][1]:
-            joined[-1] = (joined[-1][0] * size, joined[-1][1])
+        if result and step == result[-1][0] * result[-1][1]:
+            result[-1] = (result[-1][0] * size, result[-1][1])
         else:
-            joined.append((size, step))
-    return joined
+            result.append((size, step))
+    return result
 
 
 def _block(first: int, second: int, most: int) -> tuple[int, int]:
-    """Threads along the two dimensions of a block."""
+    """Width and height of a block in threads."""
     along = 1 << (min(first, most).bit_length() - 1) if first else 1
-    beside = 1 << (min(second, most).bit_length() - 1) if second else 1
-    height = min(beside, most // min(along, WARP))
+    across = 1 << (min(second, most).bit_length() - 1) if second else 1
+    height = min(across, most // min(along, WARP))
     return min(along, most // height), height
 
 
@@ -225,7 +222,7 @@ OPS = {
 
 
 def _over_repeats(draw: Draw) -> Op:
-    """The gradient of keys that several queries' heads share."""
+    """The gradient of keys that several query heads share."""
     batch, heads, repeats, width = draw.whole(1, 32), draw.whole(1, 16), draw.one((2, 3, 4, 8)), draw.one((64, 128))
     length = draw.size(1, max(1, min(8192, draw.most // (batch * heads * repeats * width))))
     shape = (batch, heads, repeats, length, width)
@@ -234,7 +231,7 @@ def _over_repeats(draw: Draw) -> Op:
 
 
 def _some(draw: Draw, dims: int) -> list[int]:
-    """The dimensions to reduce: the first (a bias's gradient), the last, all pixels of an image, or any."""
+    """The dimensions to reduce: the first (the gradient of a bias), the last, all pixels of an image, or any."""
     if dims == 4 and draw.chance(0.4):
         return [-1, -2]
     style = draw.weighted({"first": 5, "last": 3, "all but one": 2, "any": 2})

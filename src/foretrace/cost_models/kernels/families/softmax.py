@@ -1,4 +1,4 @@
-"""Softmax, log-softmax and their gradients: a warp, a block or a tile of threads per row, by how long rows are."""
+"""Softmax, log-softmax and their gradients: a warp, a block or a tile of threads per row, by row length."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from foretrace.platform.cases import Case, Draw, Shape
 
 WARP, BLOCK, RESIDENT = 32, 1024, 2048
 WARPS = 4
-"""Warps in a block where each has rows to itself."""
+"""Warps of a block where each warp has its own rows."""
 LOAD = 16
-"""Bytes that a thread loads at once."""
+"""Bytes of the widest load of a thread."""
 SHARED = 49152
-"""Bytes of a row that a block keeps beside it."""
+"""Bytes of a row that fit into shared memory."""
 IN_WARP, IN_REGISTERS, IN_SHARED, IN_PASSES, ACROSS = range(5)
-"""Where a row is held: a warp's registers, a block's, its shared memory; read again for each pass; or its elements
-lie apart."""
-TRIPS = (1.5, 2.0, 2.0, 1.0, 0.3)
-"""Trips to memory that a wave of blocks waits for, by where rows are held; in passes and across, for each element."""
+"""Where a row is held: the registers of a warp or of a block, shared memory; nowhere, and read in each pass; or rows
+are strided, and a tile of threads works across them."""
+ROUND_TRIPS = (1.5, 2.0, 2.0, 1.0, 0.3)
+"""Memory round trips of a wave of blocks, by where rows are held; in passes and across, per element."""
 
 
 class Softmax(Family):
-    """Each row normalised by itself."""
+    """Softmax and log-softmax, forward and backward."""
 
     name = "softmax"
     share = 1.5
@@ -46,7 +46,7 @@ class Softmax(Family):
                "roof")  # fmt: skip
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Rows along the dimension, and the threads that share one."""
+        """Rows along the dimension, and the threads of each."""
         tensors = tensors_of(op)
         first = tensors[0]
         backward = op.name.endswith("_data")
@@ -64,13 +64,13 @@ class Softmax(Family):
         passes = (2 if backward else 3) * each if way >= IN_PASSES else 1
         moved = sum(t.nbytes for t in tensors) + numel * item
         if op.name == "aten::_softmax_backward_data":
-            moved += 3 * numel * item  # gradient times result is a kernel of its own
-        work = Work(flops=4 * numel, bytes=moved, round_trips=math.ceil(waves) * passes * TRIPS[way])
+            moved += 3 * numel * item  # gradient times output is a kernel of its own
+        work = Work(flops=4 * numel, bytes=moved, round_trips=math.ceil(waves) * passes * ROUND_TRIPS[way])
         features = [
-            self.ops.index(op.name), dtype_code(first.dtype), dtype_code(made), log(numel * item), log(rows),
+            self.op_codes[op.name], dtype_code(first.dtype), dtype_code(made), log(numel * item), log(rows),
             log(row), alignment(row), log(inside), all(is_contiguous(t) for t in tensors), log(row * item), way,
-            padded / row, threads, log(each), log(waves * 64), wave_quantization(waves), each * threads / row, alignment(inside),
-            log(work.round_trips), log(work.us(context.device) * 64),
+            padded / row, threads, log(each), log(waves * 64), wave_quantization(waves),
+            each * threads / row, alignment(inside), log(work.round_trips), log(work.us(context.device) * 64),
         ]  # fmt: skip
         return Description(features, work)
 
@@ -81,7 +81,7 @@ class Softmax(Family):
         shape, dim = {"any": _any, "vocabulary": _vocabulary, "image": _image}[style](draw)
         tensor = Tensor(shape, dtype)
         if draw.chance(0.5):
-            # Half precision in, float32 out, is a form of its own on a GPU.
+            # float16 in, float32 out is a kernel of its own on a GPU.
             widened = draw.kind == "cuda" and dtype == "float16" and draw.chance(0.3)
             return Case(Op(f"aten::{name}", (tensor, dim, widened), overload="default"))
         args = (tensor, tensor, dim, Constant("dtype", dtype))
@@ -89,7 +89,7 @@ class Softmax(Family):
 
 
 def _way(row: int, item: int, backward: bool, converted: bool) -> int:
-    """Where PyTorch holds a row."""
+    """Where PyTorch's kernel holds a row."""
     if row <= (1024 if backward or converted else 2048):
         return IN_WARP
     if row <= 9 * BLOCK and not backward and not converted:
@@ -98,29 +98,29 @@ def _way(row: int, item: int, backward: bool, converted: bool) -> int:
 
 
 def _shared(way: int, row: int, item: int, rows: float) -> tuple[int, int, int]:
-    """Threads, blocks, and loads of a thread, where a warp or a block has a row to itself."""
+    """Threads, blocks, and loads of a thread, if a warp or a block has a row to itself."""
     if way == IN_WARP:
         padded = 1 << (row - 1).bit_length()
-        together = WARPS * max(1, WARP // padded) * (2 if padded <= 128 else 1)
-        return WARP * WARPS, ceil_div(rows, together), max(1, padded // WARP)
+        per_block = WARPS * max(1, WARP // padded) * (2 if padded <= 128 else 1)
+        return WARP * WARPS, ceil_div(rows, per_block), max(1, padded // WARP)
     at_once = 1 if way == IN_REGISTERS else max(1, LOAD // max(1, item))
     threads = max(WARP, min(BLOCK, 1 << (row // at_once).bit_length() - 1))
     return threads, int(rows), ceil_div(row, threads * at_once)
 
 
 def _across(row: int, inside: int, outside: float) -> tuple[int, int, int]:
-    """Threads, blocks, and elements of a thread, where neighbours in memory belong to different rows."""
-    beside = min(inside, BLOCK)
+    """Threads, blocks, and elements of a thread, if neighbours in memory belong to different rows."""
+    width = min(inside, BLOCK)
     along = 1
-    if beside <= 64 and row >= 64:
-        while beside * along <= BLOCK and along <= row:
+    if width <= 64 and row >= 64:
+        while width * along <= BLOCK and along <= row:
             along *= 2
         along //= 2
-    return beside * along, int(ceil_div(inside, beside) * outside), ceil_div(row, along)
+    return width * along, int(ceil_div(inside, width) * outside), ceil_div(row, along)
 
 
 def _made(op: Op, dtype: str) -> str:
-    """Dtype of the result: halves may be asked for as floats."""
+    """Dtype of the output: float16 inputs may have float32 outputs."""
     kind = argument(op, 3 if op.name.endswith("_data") else 2, "dtype")
     return kind.value if isinstance(kind, Constant) else "float32" if kind is True else dtype
 
@@ -138,13 +138,13 @@ def _any(draw: Draw) -> tuple[Shape, int]:
 
 
 def _vocabulary(draw: Draw) -> tuple[Shape, int]:
-    """The words a language model chooses from, for each place in a batch."""
-    words = draw.whole(min(20_000, draw.most), min(160_000, draw.most))
-    return (draw.size(1, max(1, min(32768, 2 * draw.most // words))), words), 1
+    """The vocabulary of a language model, for each token of a batch."""
+    classes = draw.whole(min(20_000, draw.most), min(160_000, draw.most))
+    return (draw.size(1, max(1, min(32768, 2 * draw.most // classes))), classes), 1
 
 
 def _image(draw: Draw) -> tuple[Shape, int]:
-    """Classes of each pixel, which lie apart."""
+    """Classes of each pixel, which are strided."""
     classes, side = draw.whole(2, 64), draw.whole(8, 512)
     side = min(side, max(1, int((draw.most // classes) ** 0.5)))
     return (draw.whole(1, max(1, min(64, draw.most // (classes * side * side)))), classes, side, side), 1

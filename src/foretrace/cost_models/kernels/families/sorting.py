@@ -1,4 +1,4 @@
-"""Sorting, top-k, distinct values, running sums and triangles."""
+"""Sort, top-k, unique, scans, histograms and triangles."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from foretrace.platform.cases import Case, Draw
 
 DIM = {"aten::sort": 1, "aten::topk": 2, "aten::cumsum": 1, "aten::cumprod": 1, "aten::argsort": 1, "aten::kthvalue": 2,
        "aten::cummax": 1, "aten::cummin": 1, "aten::logcumsumexp": 1, "aten::cumsum_": 1, "aten::msort": 9}  # fmt: skip
-"""Calls that put each row in order, and where each is told the dimension."""
+"""Calls along a dimension, and the position of each one's ``dim``."""
 WHOLE = ("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::tril", "aten::triu", "aten::nonzero",
          "aten::bincount", "aten::histc", "aten::searchsorted", "aten::bucketize", "aten::masked_select",
          "aten::multinomial", "aten::tril_", "aten::triu_")  # fmt: skip
-ONE_TILE = 5888
+BLOCK_SORT = 5888
 """Elements up to which one block sorts them."""
-WIDE = 4096
-"""Elements of a row up to which a block sorts it alone."""
+ROW_SORT = 4096
+"""Elements of a row up to which a block sorts it."""
 SCANNED = 256
-"""Elements of a row that a block sums up at once."""
+"""Elements of a row that a block scans at once."""
 DIGIT = 8
-"""Bits that a pass of a radix sort takes."""
+"""Bits of a radix sort's pass."""
 
 
 class Sorting(Family):
-    """Calls that put things in order."""
+    """Sorting, ranking, counting and scanning."""
 
     name = "sorting"
     share = 1.5
@@ -48,7 +48,7 @@ class Sorting(Family):
                "waves", "dense", "roof", "way", *REUSE)  # fmt: skip
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Rows, their length, how many are wanted, and the passes of a radix sort."""
+        """Rows, their length, k, and the passes of a radix sort."""
         first = tensors_of(op)[0]
         numel, item = first.numel, first.itemsize
         row, inside, k = numel, 1, 0
@@ -59,7 +59,7 @@ class Sorting(Family):
             k = int_argument(op, 1, "k", 0) if op.name in ("aten::topk", "aten::kthvalue") else 0
         rows = numel / max(1, row)
         sorts = "sort" in op.name or "unique" in op.name
-        way = 0 if numel <= ONE_TILE else 1 if row <= WIDE else 2
+        way = 0 if numel <= BLOCK_SORT else 1 if row <= ROW_SORT else 2
         passes = ceil_div(8 * item, DIGIT) + (rows > 1) * ceil_div(log(rows), DIGIT) if sorts and way == 2 else 1
         moved = 2 * numel * item + (numel * (item + 8) * 2 * passes if sorts else 0)
         chain = _scan(rows, row, inside, context.device.sms) if "cum" in op.name else 2.0 * passes
@@ -67,23 +67,20 @@ class Sorting(Family):
         found = context.indices or uniform_indices(1 << 30, numel)
         padded = 1 << max(0, row - 1).bit_length()
         features = [
-            PLACE[op.name], dtype_code(first.dtype), log(numel), log(numel * item), log(rows), log(row), log(inside),
-            log(k), sum(1 << i for i, a in enumerate(op.args) if a is True), argument(op, -1, "stable") is True,
-            passes, padded / max(1, row), log(64 * rows / context.device.sms), is_contiguous(first),
-            log(64 * work.us(context.device)), way, *reuse_features(found),
+            self.op_codes[op.name], dtype_code(first.dtype), log(numel), log(numel * item), log(rows), log(row),
+            log(inside), log(k), sum(1 << i for i, a in enumerate(op.args) if a is True),
+            argument(op, -1, "stable") is True, passes, padded / max(1, row), log(64 * rows / context.device.sms),
+            is_contiguous(first), log(64 * work.us(context.device)), way, *reuse_features(found),
         ]  # fmt: skip
         return Description(features, work)
 
     def case(self, draw: Draw) -> Case:
-        """A call that orders, ranks or accumulates along a dimension."""
+        """A random call that sorts, ranks, counts or accumulates."""
         return Case(draw.weighted(_KINDS)(draw))
 
 
-PLACE = {name: place for place, name in enumerate(Sorting.ops)}
-
-
 def _scan(rows: float, row: int, inside: int, sms: int) -> float:
-    """Trips of a running sum: a thread has a column to itself, a block several rows; a single row is cut up."""
+    """Memory round trips of a scan: a thread has a column, a block several rows; a single row is split."""
     if inside > 1:
         return row / 4 * ceil_div(rows, sms * 2048)
     return row / SCANNED * ceil_div(rows, sms * 16) if rows > 1 else 0.0
@@ -134,7 +131,7 @@ def _pairs(draw: Draw) -> Op:
 
 
 def _counts(draw: Draw) -> Op:
-    """How many of each: what falls to each expert."""
+    """A histogram, as of the tokens of each expert."""
     keys = draw.shape(1, high=min(draw.most, 2**23))
     if draw.chance(0.5):
         return Op("aten::bincount", (Tensor(keys, "int64"),), overload="default")

@@ -1,8 +1,8 @@
-"""Copies between host and device, from pinned memory and from memory that must be staged."""
+"""Copies between host and device, from pinned and from pageable memory."""
 
 from __future__ import annotations
 
-from foretrace.cost_models.kernels.families.copies import kind_of, stays
+from foretrace.cost_models.kernels.families.copies import memory_of, within_one_memory
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import bool_argument, log, tensors_of
 from foretrace.cost_models.kernels.roofline import Work
@@ -13,7 +13,7 @@ SCALAR = "aten::_local_scalar_dense"
 
 
 class Transfers(Family):
-    """What crosses the bus."""
+    """Host-to-device and device-to-host copies, and reads of a scalar."""
 
     name = "transfers"
     share = 2
@@ -21,22 +21,22 @@ class Transfers(Family):
     columns = ("op", "bytes", "to_device", "pinned", "blocking")
 
     def accepts(self, op: Op) -> bool:
-        """What does not stay on one side."""
+        """Copies that do not stay in one memory."""
         tensors = tensors_of(op)
         if op.name == SCALAR:
-            return bool(tensors) and kind_of(tensors[0]) == "device"
-        return bool(tensors) and not stays(op, tensors)
+            return bool(tensors) and memory_of(tensors[0]) == "device"
+        return bool(tensors) and not within_one_memory(op, tensors)
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Bytes, direction, and how the host's memory is held. The link, not the memory, is the limit."""
+        """Bytes, direction, and whether host memory is pinned. The link, not the memory, is the limit."""
         first = tensors_of(op)[0]
         target = op.kwargs.get("device")
         if op.name == "aten::copy_":
-            to_device = kind_of(first) == "device"
+            to_device = memory_of(first) == "device"
         else:
             to_device = isinstance(target, Constant) and target.value != "cpu"
         blocking = not bool_argument(op, 2, "non_blocking")
-        features = [self.ops.index(op.name), log(first.nbytes), to_device, context.pinned, blocking]
+        features = [self.op_codes[op.name], log(first.nbytes), to_device, context.pinned, blocking]
         return Description(features, Work(bytes=first.nbytes))
 
     def case(self, draw: Draw) -> Case:

@@ -1,0 +1,10 @@
+from foretrace.cost_models.collectives.contention import Contention as Contention
+from foretrace.cost_models.collectives.contention import gpu_contention as gpu_contention
+from foretrace.cost_models.collectives.contention import fit_overlap as fit_overlap
+from foretrace.cost_models.collectives.contention import fit_oversubscription as fit_oversubscription
+from foretrace.cost_models.collectives.contention import oversubscription as oversubscription
+from foretrace.cost_models.collectives.curves import fit_curves as fit_curves
+from foretrace.cost_models.collectives.pricing import assumptions as assumptions
+from foretrace.cost_models.collectives.pricing import price_collective as price_collective
+from foretrace.cost_models.collectives.topology import Placement as Placement
+from foretrace.cost_models.collectives.topology import link_time as link_time

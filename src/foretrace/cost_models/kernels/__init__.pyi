@@ -1,0 +1,15 @@
+from foretrace.cost_models.kernels.families import FAMILIES as FAMILIES
+from foretrace.cost_models.kernels.families import family_of as family_of
+from foretrace.cost_models.kernels.family import CallContext as CallContext
+from foretrace.cost_models.kernels.family import Description as Description
+from foretrace.cost_models.kernels.family import Family as Family
+from foretrace.cost_models.kernels.fitting import fit_models as fit_models
+from foretrace.cost_models.kernels.launches import launches_nothing as launches_nothing
+from foretrace.cost_models.kernels.model import DeviceModels as DeviceModels
+from foretrace.cost_models.kernels.model import FamilyModel as FamilyModel
+from foretrace.cost_models.kernels.model import device_models as device_models
+from foretrace.cost_models.kernels.pricing import KernelCosts as KernelCosts
+from foretrace.cost_models.kernels.pricing import price_kernels as price_kernels
+from foretrace.cost_models.kernels.roofline import RooflineFallback as RooflineFallback
+from foretrace.cost_models.kernels.roofline import Work as Work
+from foretrace.cost_models.kernels.selection import KernelSelection as KernelSelection
