@@ -20,9 +20,9 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     >>> "TaskGraph" in dir(foretrace.simulation), foretrace.simulation.TaskGraph.__module__
     (True, 'foretrace.simulation.task_graph')
     """
-    homes: dict[str, str] = {}
+    homes: dict[str, tuple[str, str]] = {}
 
-    def exported() -> dict[str, str]:
+    def exported() -> dict[str, tuple[str, str]]:
         if not homes:
             homes.update(_homes(package))
         return homes
@@ -30,7 +30,9 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     def get(name: str) -> Any:
         if name.startswith("__") or name not in exported():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(exported()[name]), name)
+        module, original = exported()[name]
+        of_package = module == package  # a module of the package itself
+        value = import_module(f"{module}.{original}") if of_package else getattr(import_module(module), original)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -40,10 +42,10 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     return get, listed
 
 
-def _homes(package: str) -> dict[str, str]:
-    """The module that each name in the package's stub is imported from."""
+def _homes(package: str) -> dict[str, tuple[str, str]]:
+    """Module and name there of each name in the package's stub."""
     import ast
 
     stub = Path(str(sys.modules[package].__file__)).with_suffix(".pyi")
     imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
-    return {alias.asname or alias.name: str(node.module) for node in imports for alias in node.names}
+    return {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}

@@ -17,6 +17,7 @@ from foretrace.graph import MAX_RANKS, Graph, Job
 
 if TYPE_CHECKING:
     from foretrace._progress import OnProgress
+    from foretrace.analysis.compare import StepDifference
     from foretrace.analysis.report import StepReport
     from foretrace.platform.fabric import Fabric
     from foretrace.platform.host import Host
@@ -98,6 +99,35 @@ def observe(what: Graph | Job | str | Path, step: str | None = None) -> StepRepo
     from foretrace.analysis.measure import measure_step
 
     return measure_step(what if isinstance(what, (Graph, Job)) else load(what), step)
+
+
+def difference(before: StepReport, after: StepReport) -> StepDifference:
+    """What got slower from one step to another, op by op: as `foretrace.analysis.compare_steps`."""
+    from foretrace.analysis.compare import compare_steps
+
+    return compare_steps(before, after)
+
+
+def load_platform(
+    on: Platform | str | Path = DEFAULT_PLATFORM,
+    host: Host | Platform | str | Path | None = None,
+    fabric: Fabric | Platform | str | Path | None = None,
+) -> Platform:
+    """A platform, with the host or the fabric of another one where that is asked for.
+
+    Parameters
+    ----------
+    on
+        A platform, its name or its folder, as `foretrace.platforms.platform` takes it.
+    host, fabric
+        The part itself; or the platform whose part it is, by name or folder.
+
+    >>> load_platform("h200", fabric="h100-8x").fabric.name
+    'h100-8x'
+    """
+    from foretrace.platforms import platform
+
+    return platform(on, host, fabric)
 
 
 def predict(

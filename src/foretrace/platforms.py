@@ -143,6 +143,6 @@ def _here(on_progress: OnProgress | None) -> Path:
 
     said = f"measuring the CPU of this machine for {FIRST_MINUTES:g} minutes, this once; it is kept in {folder}"
     print(f"foretrace: {said}", file=sys.stderr)
-    for note in calibrate(folder, ("device", "host"), FIRST_MINUTES, on=HERE, on_progress=on_progress or quiet).notes:
+    for note in calibrate(folder, ("device", "host"), FIRST_MINUTES, on=HERE, told=on_progress or quiet).notes:
         print(f"foretrace: {note}", file=sys.stderr)
     return folder

@@ -87,7 +87,7 @@ def calibrate(
         with _made(out), progress_bar(hidden=not is_first_rank()) as on_progress:
             if what is What.FIT:
                 with alone_in(out):
-                    outcome = Outcome(notes=fit(out, raw, on_progress=lambda words: on_progress(Progress(words))))
+                    outcome = Outcome(notes=fit(out, raw, told=lambda words: on_progress(Progress(words))))
             else:
                 outcome = measure(
                     out, parts, MINUTES if minutes is None else minutes, on, family or (), _step(like, on), on_progress

@@ -1,0 +1,24 @@
+from foretrace import edits as edits
+from foretrace import transforms as transforms
+from foretrace.analysis.report import StepReport as StepReport
+from foretrace.api import difference as difference
+from foretrace.api import load as load
+from foretrace.api import load_platform as load_platform
+from foretrace.api import observe as observe
+from foretrace.api import predict as predict
+from foretrace.api import scaling as scaling
+from foretrace.calibrating import calibrate_host as calibrate_host
+from foretrace.errors import ForetraceError as ForetraceError
+from foretrace.questions.sweeping import sweep as sweep
+from foretrace.questions.whatifs import whatif as whatif
+from foretrace.record.session import record as record_step
+from foretrace.record.session import recording as recording
+from foretrace.record.session import step as step
+from foretrace.record.sketch import sketch as sketch
+from foretrace.replaying import benchmark as benchmark
+from foretrace.replaying import replay as replay_step
+from foretrace.report.notebook import as_html as as_html
+from foretrace.sharding.planner import shard as shard
+from foretrace.transforms.parallel.parallelize import parallelize as parallelize
+
+__version__: str
