@@ -41,6 +41,17 @@ def warmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretrace.replay.running.subprocess", warm)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cold: sketches scripts in processes that are started as for a user")
+
+
+@pytest.fixture(autouse=True)
+def warm_sketches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts are sketched in processes that have torch already, but where a test looks at how they are started."""
+    if "cold" not in request.keywords:
+        monkeypatch.setattr("foretrace.record.sketch_process.subprocess", warm)
+
+
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
     """Gives what is to be at a place of that name, made by whoever asks first of all processes that run tests."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import runpy
 import subprocess
@@ -9,11 +11,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import IO, Any
 
 PATIENCE_S = 240
 _forks = get_context("forkserver")
-_forks.set_forkserver_preload(["torch", "torch._dynamo"])  # the second comes with the first optimizer
+# The second comes with the first optimizer, the third is what sketches scripts.
+_forks.set_forkserver_preload(["torch", "torch._dynamo", "foretrace.record.run_script"])
 
 
 def run(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -41,3 +46,51 @@ def _become(words: list[str], environment: dict[str, str], out: Path, err: Path)
     sys.argv = words
     sys.path.insert(0, str(Path(words[0]).parent))
     runpy.run_path(words[0], run_name="__main__")
+
+
+PIPE, STDOUT = subprocess.PIPE, subprocess.STDOUT
+_args_from_interpreter_flags = subprocess._args_from_interpreter_flags  # type: ignore[attr-defined]
+
+
+class Popen:
+    """As `subprocess.Popen` starts the process in which scripts are sketched (see `sketch_process`)."""
+
+    def __init__(self, words: Sequence[str], stdin: int, stdout: int, stderr: int, pass_fds: tuple[int]) -> None:
+        given, asks = os.pipe()
+        says, told = os.pipe() if stdout == PIPE else (-1, os.dup(stdout))
+        handed = [Connection(given), Connection(told), Connection(os.dup(pass_fds[0]))]
+        *_, path, parent, _ = words
+        self._process = _forks.Process(target=_sketch, args=(path, parent, os.environ.copy(), str(Path.cwd()), *handed))
+        self._process.start()
+        for end in handed:
+            end.close()
+        self.stdin: IO[bytes] = os.fdopen(asks, "wb")
+        self.stdout: IO[bytes] | None = os.fdopen(says, "rb") if says >= 0 else None
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
+
+    def wait(self) -> Any:
+        """Its exit code."""
+        self._process.join()
+        return self._process.exitcode
+
+
+def _sketch(path: str, parent: str, environment: dict[str, str], folder: str, *handed: Connection) -> None:
+    """Be the process that sketches: its input, its output, and where its answers go."""
+    from foretrace.record.sketch_process import main
+
+    given, told, answers = (end.fileno() for end in handed)
+    for source, number in ((given, 0), (told, 1), (told, 2)):
+        os.dup2(source, number)
+    sys.stdin = os.fdopen(0, "r")
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:] = json.loads(path)[1:]
+    sys.argv = ["-c", path, parent, str(os.dup(answers))]
+    gc.disable()
+    main()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.record.script import ScriptError, sketch_script
+from foretrace.record.script import ScriptError, check_source, sketch_script
+from foretrace.record.sketch import sketch
 
 BUILDS = """
 import torch
@@ -75,6 +77,7 @@ def test_a_shape_that_depends_on_data_is_named_with_the_line_and_the_way_out(scr
     assert f"foretrace record --out DIR -- python {script}" in failed.value.advice
 
 
+NOTHING = "def step():\n    pass\n"
 OPERATOR = """
 import torch
 library = torch.library.Library("of_a_script", "DEF")
@@ -88,10 +91,11 @@ def step():
 @pytest.mark.parametrize(
     ("text", "said", "advice"),
     [
-        ("import wonders\n", "No module named 'wonders'", "install wonders here"),
+        (f"import wonders\n{NOTHING}", "No module named 'wonders'", "install wonders here"),
         ("def step(:\n", "SyntaxError", "that Python 3"),
-        ("import sys\nsys.exit(3)\n", "SystemExit: 3", "without arguments: give its options defaults"),
-        ("open('weights.pt')\n", "No such file", "start Foretrace where the script is started"),
+        (f"import sys\nsys.exit(3)\n{NOTHING}", "SystemExit: 3", "without arguments: give its options defaults"),
+        (f"open('weights.pt')\n{NOTHING}", "No such file", "start Foretrace where the script is started"),
+        (f"import os\nos.environ['RANK']\n{NOTHING}", "KeyError: 'RANK'", "finds it a group with --world N"),
         ("import torch\ndef step():\n    torch.ones(4).numpy()\n", r"\.numpy\(\)", "no values, and it wants some"),
         (OPERATOR, r"what of_a_script\.odd\.default gives, nobody says", "torch.library.register_fake"),
     ],
@@ -103,11 +107,62 @@ def test_advice_goes_with_the_failure(script: Path, text: str, said: str, advice
     assert advice in failed.value.advice
 
 
-def test_a_script_without_a_step_says_what_it_has(script: Path) -> None:
-    script.write_text("def train():\n    pass\n")
+def test_a_script_without_a_step_is_refused_before_it_is_imported(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text("print('imported')\ndef train():\n    def step(): pass\nif True:\n    def main(): pass\n")
     with pytest.raises(ForetraceError, match="no function make_step or step") as refused:
         sketch_script(script)
-    assert "It has train" in refused.value.advice
+    assert "It has main, train." in refused.value.advice
+    assert "what stands at its top level runs, on fake tensors and without side effects" in refused.value.advice
+    assert "imported" not in capsys.readouterr().err
+    with pytest.raises(ForetraceError, match="no function build"):
+        sketch_script(script, "build")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from beside_it import step",
+        "from beside_it import once as step",
+        "import beside_it\nstep = beside_it.once",
+        "from beside_it import *",
+        "def define():\n    global step\n    from beside_it import step\ndefine()",
+        "try:\n    from nowhere import step\nexcept ImportError:\n    from beside_it import step",
+    ],
+)
+def test_a_step_function_may_come_from_elsewhere(script: Path, text: str) -> None:
+    (script.parent / "beside_it.py").write_text("import torch\ndef step():\n    torch.ones(2)\nonce = step\n")
+    script.write_text(text)
+    check_source(script)  # that it is found then is shown above: a process for each would take long
+
+
+def test_the_top_level_runs_once_and_is_no_part_of_the_step(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text("import torch\nprint('top level')\nmodel = torch.nn.Linear(4, 4)\n"
+                      "def step():\n    model(torch.ones(2, 4))\n")  # fmt: skip
+    names = [op.name for op in sketch_script(script).ops]
+    assert "aten::uniform_" not in names and "aten::addmm" in names
+    assert capsys.readouterr().err.count("top level") == 1
+
+
+def test_what_python_lets_a_module_do_a_script_may(script: Path) -> None:
+    script.write_text(
+        '"""Doc."""\nfrom __future__ import annotations\nimport sys, dataclasses, torch\n"a remark"\n'
+        "@dataclasses.dataclass\nclass Sizes:\n    rows: Unknown = 3\n"
+        "assert __doc__ == 'Doc.' and __name__ == 'train' and __file__.endswith('train.py')\n"
+        "assert sys.modules['train'].Sizes is Sizes and Sizes.__annotations__ == {'rows': 'Unknown'}\n"
+        "def step():\n    torch.ones(Sizes().rows)\n"
+    )
+    assert sketch_script(script).ops[0].produced[0].shape == (3,)
+
+
+def test_a_graph_comes_back_from_the_process_as_it_was_there(script: Path) -> None:
+    script.write_text(BUILDS.replace("torch.ones(2, 4)", "torch.ones(2, 4) * float('inf')"))
+    names = dict[str, Any]()
+    exec(script.read_text(), names)
+    here, there = sketch(names["make_step"]), sketch_script(script)
+    assert list(map(repr, there.ops)) == list(map(repr, here.ops))
+    assert there.storages == here.storages and there.settings == here.settings and there.notes == here.notes
 
 
 def test_a_step_that_needs_arguments_is_refused(script: Path) -> None:

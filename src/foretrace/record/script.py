@@ -1,37 +1,21 @@
-"""Sketching the step of a script: the file is run as a module, its step function called on fake tensors."""
+"""Sketching the step of a script: in a process of its own, from which nothing gets out but the graph."""
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import os
-import runpy
+import ast
 import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
+from foretrace.errors import ForetraceError
 
-import foretrace
-from foretrace.graph import ForetraceError, Graph
-from foretrace.record.sketch import BEYOND_PAPER, refusal, sketch
+if TYPE_CHECKING:
+    from foretrace.graph import Graph
 
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that torchrun sets for each rank."""
 STEP_FUNCTIONS = ("make_step", "step")
 """What a script calls the function that builds a step, or does one."""
-
-OURS_AND_TORCHS = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (foretrace, torch))
-PYTHONS = f"{Path(str(contextlib.__file__)).parent}{os.sep}"
-
-SUBCLASSED = "tensor subclasses"
-"""In what PyTorch says where a tensor's values are wanted and it has none."""
-
-
-NO_GROUP = ("process group has not been initialized", "env:// rendezvous")
-"""In what PyTorch says where a script that is started by torchrun was not."""
+IMPORTED = "Sketching imports the script: what stands at its top level runs, on fake tensors and without side effects."
 
 
 class ScriptError(ForetraceError):
@@ -45,7 +29,10 @@ class ScriptError(ForetraceError):
 def sketch_script(
     script: Path, function: str | None = None, device: str | None = None, world: int | None = None
 ) -> Graph:
-    """The graph of a script's step, which never runs.
+    """The graph of a script's step, sketched in a process of its own.
+
+    What stands at the script's top level runs there, and its step is called on fake tensors. Nothing that they do
+    reaches outside of that process (see `foretrace.record.guard`); the graph's notes say what was tried.
 
     Parameters
     ----------
@@ -65,105 +52,72 @@ def sketch_script(
     >>> [op.name for op in sketch_script(script).ops]
     ['aten::ones', 'aten::ones', 'aten::mm']
     """
+    from foretrace.record.sketch_process import sketched
+
     if not script.is_file():
         raise ForetraceError(f"{script} does not exist", "Give a recording, a trace or a script.")
+    check_source(script, function)
+    return sketched(script, function, device, world)
 
-    def build() -> Any:
-        with _as_started(script):
-            found = _step_function(runpy.run_path(str(script), run_name=script.stem), script, function)
-            return found()
 
+def check_source(script: Path, function: str | None = None) -> None:
+    """Refuse a script that has no step function, before anything of it runs."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            graph = sketch(build, device, world)
-    except ForetraceError as error:
-        cause = error.__cause__ or error
-        said = refusal(cause, str(script)) if isinstance(cause, BEYOND_PAPER) else error
-        raise ScriptError(f"{script}: {said.what}", said.advice, frames_of(cause)) from None
-    except (Exception, SystemExit) as error:
-        what = f"{script} failed while its step was sketched ({type(error).__name__}: {error})"
-        raise ScriptError(what, advice_on(error, script), frames_of(error)) from None
-    graph.source = str(script)
-    return graph
-
-
-def advice_on(error: BaseException, script: Path) -> str:
-    """What to do about a script that failed, by how it did.
-
-    >>> advice_on(ModuleNotFoundError("No module named 'wonders'", name="wonders"), Path("train.py"))
-    'Sketching imports what the script imports: install wonders here, or put its folder on PYTHONPATH.'
-    """
-    record = f"record a real run instead: foretrace record --out DIR -- python {script}"
-    if isinstance(error, ImportError):
-        wanted = error.name or "it"
-        return f"Sketching imports what the script imports: install {wanted} here, or put its folder on PYTHONPATH."
-    if isinstance(error, SyntaxError):
-        return f"Give a script that Python {sys.version_info.major}.{sys.version_info.minor} can read."
-    if isinstance(error, SystemExit):
-        return (
-            "It is loaded as a module, without arguments: give its options defaults, and keep what only a program does "
-            'under `if __name__ == "__main__":`.'
-        )
-    if _wants_a_group(error):
-        return (
-            "It is one rank of several: `foretrace predict` finds it a group with --world N. Or record a real run: "
-            f"foretrace record --out DIR -- torchrun --nproc-per-node N {script}"
-        )
-    if isinstance(error, OSError):
-        return f"It must find its files: start Foretrace where the script is started. Or {record}"
-    if SUBCLASSED in str(error):
-        return f"Sketches have shapes and no values, and it wants some; {record}"
-    return f"Try it by itself: python {script}. If it runs, it needs values, which sketches have not: {record}"
-
-
-def _wants_a_group(error: BaseException) -> bool:
-    """Whether a script failed since torchrun did not start it."""
-    if isinstance(error, KeyError):
-        return bool(error.args) and error.args[0] in TORCHRUN
-    return any(said in str(error) for said in NO_GROUP)
-
-
-def frames_of(error: BaseException) -> str:
-    """The frames of a traceback that are the user's, innermost last; empty where none is."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _foreign(f.filename)]
-    return "".join(traceback.format_list(frames))
-
-
-def _foreign(filename: str) -> bool:
-    """Whether a file's frames say nothing about a script: those of Foretrace, PyTorch and Python itself."""
-    installed = "site-packages" in filename
-    return filename.startswith(("<", *OURS_AND_TORCHS)) or (filename.startswith(PYTHONS) and not installed)
-
-
-def _step_function(names: dict[str, Any], script: Path, function: str | None) -> Callable[[], Any]:
+        tree = ast.parse(script.read_bytes(), str(script))
+    except (SyntaxError, ValueError) as error:
+        raise ScriptError(
+            f"{script} can't be read ({type(error).__name__}: {error})",
+            f"Give a script that Python {sys.version_info.major}.{sys.version_info.minor} can read.",
+            "",
+        ) from None
+    except OSError as error:
+        raise ForetraceError(f"{script} can't be read ({error.strerror})", "Check its permissions.") from None
+    names = set(_names(tree))
     wanted = STEP_FUNCTIONS if function is None else (function,)
-    found = next((names[name] for name in wanted if callable(names.get(name))), None)
-    if found is None:
-        has = sorted(n for n, v in names.items() if inspect.isfunction(v) and v.__module__ == script.stem)
-        raise ForetraceError(
-            f"it has no function {' or '.join(wanted)}",
-            f"Name the one that builds a step or does one: {script}:FUNCTION. It has {', '.join(has) or 'none'}.",
-        )
-    needed = [
-        p.name
-        for p in inspect.signature(found).parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if needed:
-        raise ForetraceError(
-            f"{found.__name__} can't be called without {', '.join(needed)}",
-            "Give the parameters defaults, or write a function without any that calls it.",
-        )
-    return found  # type: ignore[no-any-return]
+    if "*" not in names and names.isdisjoint(wanted):
+        raise no_such_function(str(script), script, function, defined_functions(tree))
 
 
-@contextlib.contextmanager
-def _as_started(script: Path) -> Iterator[None]:
-    """What a script finds when it is started: its folder to import from, and no arguments."""
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [str(script)]
-    sys.path.insert(0, str(script.resolve().parent))
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = argv, path
+def no_such_function(subject: str, script: Path, function: str | None, defined: list[str]) -> ForetraceError:
+    """What to say where a script has no step function."""
+    wanted = " or ".join(STEP_FUNCTIONS if function is None else (function,))
+    return ForetraceError(
+        f"{subject} has no function {wanted}",
+        f"Name the one that builds a step or does one: {script}:FUNCTION. It has {', '.join(defined) or 'none'}. "
+        f"{IMPORTED}",
+    )
+
+
+def defined_functions(tree: ast.Module) -> list[str]:
+    """The functions that a script defines at its top level.
+
+    >>> defined_functions(ast.parse("def train(): pass\\nif True:\\n    def main(): pass"))
+    ['main', 'train']
+    """
+    return sorted({node.name for node in _top_level(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))})
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    """The names that a script may have once it was imported; ``*`` where another module decides.
+
+    >>> sorted(_names(ast.parse("from a import b as step, c\\nx = y = 1\\nfor i in z: pass\\ndef f():\\n    global g")))
+    ['c', 'f', 'g', 'i', 'step', 'x', 'y']
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield from node.names
+    for node in _top_level(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
+    """What is at the top level of a module, inside of its conditions and loops too, but not of its functions."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield from _top_level(node)

@@ -20,13 +20,15 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.optim import optimizer
 
+from foretrace.errors import check_count
 from foretrace.formats.collector import no_collector
-from foretrace.graph import MOST_RANKS, ForetraceError, Graph
-from foretrace.graph.given import check_count
+from foretrace.graph import MAX_RANKS, ForetraceError, Graph
 from foretrace.record.census import DeviceName
+from foretrace.record.guard import RefusedError, guarded
 from foretrace.record.optimizers import listen
 from foretrace.record.paper import Moving, OnPaper, Paper
 from foretrace.record.pretend_cuda import pretended_cuda
+from foretrace.record.uncompiled import left_uncompiled
 
 BEYOND_PAPER = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """What PyTorch raises where a call can't be followed without values."""
@@ -34,6 +36,9 @@ BEYOND_PAPER = (DataDependentOutputException, DynamicOutputShapeException, Unsup
 
 def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | None = None, rank: int = 0) -> Graph:
     """The graph of a training step, without running it.
+
+    The step is called on fake tensors, and nothing that it does reaches outside of this process: what it would write
+    goes to a scratch folder, networks and other programs are answered by stand-ins, and `Graph.notes` says so.
 
     Parameters
     ----------
@@ -60,7 +65,9 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
     """
     _check(step_fn, device, world, rank)
     with ExitStack() as stack:
+        side_effects = stack.enter_context(guarded())
         stack.enter_context(_without_torchs_own_traceback())
+        compiled = stack.enter_context(left_uncompiled())
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # whoever copies a model does
         stack.enter_context(no_collector())  # it would walk a growing heap again and again, and find nothing
@@ -82,11 +89,18 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
                 step()
             graph = _watched(step, paper, device_name)
             graph.world, graph.rank, graph.source = world or 1, rank, getattr(step_fn, "__name__", "a step")
+            graph.notes += compiled.notes
             if device == "cuda" and not any(t.device.startswith("cuda") for op in graph.ops for t in op.produced):
                 graph.notes.append("the step puts nothing on the GPU: build the model on device cuda")
+            graph.notes += side_effects.notes()
             return graph
         except BEYOND_PAPER as error:
             raise refusal(error) from error
+        except RefusedError as error:
+            raise ForetraceError(
+                f"the step can't be sketched: {error.strerror or error}",
+                "A sketch does nothing outside of its process: leave that out of the step, or record a real run.",
+            ) from error
 
 
 def refusal(error: Exception, script: str = "train.py") -> ForetraceError:
@@ -112,7 +126,7 @@ def _check(step_fn: Any, device: str | None, world: int | None, rank: int) -> No
     if device not in (None, "cpu", "cuda"):
         raise ForetraceError(f"there are no sketches for device {device!r}", 'Say "cuda", or leave it out.')
     if world is not None:
-        check_count(world, "world", MOST_RANKS)
+        check_count(world, "world", MAX_RANKS)
     if rank not in range(world or 1):
         raise ForetraceError(f"there is no rank {rank} among {world or 1}", f"Say a rank from 0 to {(world or 1) - 1}.")
 

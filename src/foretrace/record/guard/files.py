@@ -1,0 +1,450 @@
+"""Files of a sketched script: opened for writing in the scratch folder, renamed and deleted in name only."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from foretrace.record.guard.guard import REFUSED, guard, note, quietly, stands_in_for, trusted
+from foretrace.record.guard.overlay import Overlay, PathLike, failure
+
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+TMPFILE = getattr(os, "O_TMPFILE", 0) & ~getattr(os, "O_DIRECTORY", 0)
+STREAM = re.compile(r"/dev/std(?:out|err)|/(?:dev|proc/(?:self|\d+))/fd/[12]")
+"""The script's output by other names: to open one of them anew would truncate the file that a shell sends it to."""
+
+
+def redirected(path: PathLike, action: str, fresh: bool = True) -> str:
+    """Where a file goes that a library would write at a path; noted with what the library was asked for."""
+    files = guard().files
+    wanted = files.absolute(path)
+    if files.is_safe(wanted) and files.find(wanted) == wanted:
+        return wanted
+    note(action, os.fsdecode(path), seen=True)
+    with quietly():
+        return files.to_write(wanted, fresh)
+
+
+def found(path: PathLike) -> str:
+    """Where a file is that a library would read at a path."""
+    return guard().files.find(guard().files.absolute(path)) or os.fsdecode(path)
+
+
+# Opening files.
+
+
+@stands_in_for("builtins:open", "io:open", "tarfile:bltn_open")
+def _open(original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    if isinstance(file, int) or not isinstance(mode, str):
+        return original(file, mode, *args, **kwargs)
+    stream = _stream(file)
+    if stream is not None:
+        return original(stream, mode, *args, **kwargs)
+    opener = kwargs.pop("opener", None)
+    if opener is not None:  # the name is for show
+        return _named(original(opener(file, _flags(mode)), mode, *args, **kwargs), file)
+    place = _opened(file, None, any(letter in mode for letter in "wax+"), "w" in mode, "x" in mode, "r" not in mode)
+    if place is None:
+        return original(file, mode, *args, **kwargs)
+    with trusted():
+        return _named(original(place, mode, *args, **kwargs), file)
+
+
+def _named(opened: Any, name: Any) -> Any:
+    """A file that goes by the name that the script gave it."""
+    with suppress(AttributeError, TypeError):
+        raw = getattr(opened, "buffer", opened)
+        getattr(raw, "raw", raw).name = name
+    return opened
+
+
+def _flags(mode: str) -> int:
+    """What a mode of `open` means to the system.
+
+    >>> _flags("r") == os.O_RDONLY | os.O_CLOEXEC
+    True
+    """
+    kinds = {"w": os.O_CREAT | os.O_TRUNC, "x": os.O_CREAT | os.O_EXCL, "a": os.O_CREAT | os.O_APPEND}
+    access = os.O_RDWR if "+" in mode else os.O_RDONLY if "r" in mode else os.O_WRONLY
+    return access | next((flags for letter, flags in kinds.items() if letter in mode), 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+@stands_in_for("os:open")
+def _os_open(original: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    stream = _stream(path)
+    if stream is not None:
+        return stream
+    if TMPFILE and flags & TMPFILE:
+        with trusted():
+            return int(original(guard().files.scratch, flags, mode))
+    writes, anew, create = bool(flags & WRITES), bool(flags & os.O_TRUNC), bool(flags & os.O_CREAT)
+    place = _opened(path, dir_fd, writes, anew, create and bool(flags & os.O_EXCL), create)
+    if place is None:
+        return int(original(path, flags, mode, dir_fd=dir_fd))
+    with trusted():
+        return int(original(place, flags, mode))
+
+
+def _stream(path: Any) -> int | None:
+    """Another number for the script's own output, where a path means that."""
+    text = os.fsdecode(path)
+    return os.dup(2) if STREAM.fullmatch(text) else None
+
+
+def _opened(path: Any, dir_fd: int | None, writes: bool, anew: bool, new: bool, create: bool) -> str | None:
+    """The file to open in place of one; None where that is the one itself."""
+    files = guard().files
+    if not writes and files.is_unchanged:
+        return None
+    wanted = files.absolute(path, dir_fd)
+    place = files.find(wanted)
+    if not writes:
+        if place is None:
+            raise failure(errno.ENOENT, os.fsdecode(path))
+        return None if place == wanted else place
+    if files.is_safe(wanted) and place == wanted:
+        return None
+    if new and files.exists(wanted):
+        raise failure(errno.EEXIST, os.fsdecode(path))
+    with trusted():
+        # A link is written through.
+        resolved = os.path.realpath(place) if place is not None and os.path.islink(place) else wanted
+    to = files.to_write(resolved, anew, create)
+    if resolved != wanted:
+        files.put(wanted, to)
+    if not files.is_unremarkable(wanted):
+        note("open {} for writing", os.fsdecode(path), seen=True)
+    return to
+
+
+@stands_in_for("io:FileIO")
+def _open_raw(original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    return _open(original, file, mode, *args, **kwargs)
+
+
+# Looking at files.
+
+
+@stands_in_for("os:stat", "os:lstat", "os:readlink", "os:chdir", "os:statvfs", "os:getxattr", "os:listxattr")
+def _look(original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+    files = guard().files
+    given = {} if dir_fd is None else {"dir_fd": dir_fd}
+    if isinstance(path, int) or files.is_unchanged:
+        return original(path, *args, **given, **kwargs)
+    wanted = files.absolute(path, dir_fd)
+    place = files.find(wanted)
+    if place is None:
+        raise failure(errno.ENOENT, os.fsdecode(path))
+    if place == wanted:
+        return original(path, *args, **given, **kwargs)
+    return original(place, *args, **kwargs)
+
+
+@stands_in_for("os:access")
+def _access(original: Any, path: Any, mode: int, *, dir_fd: int | None = None, **kwargs: Any) -> bool:
+    try:
+        return bool(_look(original, path, mode, dir_fd=dir_fd, **kwargs))
+    except FileNotFoundError:
+        return False
+
+
+@stands_in_for("os:listdir")
+def _list(original: Any, path: Any = ".") -> list[Any]:
+    if isinstance(path, int) or guard().files.is_unchanged:
+        return list(original(path))
+    names = guard().files.names_in(guard().files.absolute(path))
+    return [os.fsencode(name) for name in names] if isinstance(path, bytes) else list(names)
+
+
+@stands_in_for("os:scandir")
+def _scan(original: Any, path: Any = ".") -> Any:
+    if isinstance(path, int) or path is None or guard().files.is_unchanged:
+        return original(path)
+    return _Entries(os.fsdecode(path), guard().files)
+
+
+class _Entries:
+    """What `os.scandir` gives of a folder that the script has changed."""
+
+    def __init__(self, folder: str, files: Overlay) -> None:
+        names = files.names_in(files.absolute(folder))
+        self._entries: Iterator[_Entry] = iter([_Entry(name, os.path.join(folder, name)) for name in names])
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return self._entries
+
+    def __next__(self) -> _Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        pass
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Entry:
+    """One thing in a folder, as `os.DirEntry` tells of it."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name, self.path = name, path
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Size, times and kind."""
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        """Its number in the file system."""
+        return self.stat().st_ino
+
+    def is_symlink(self) -> bool:
+        """Whether it is a link."""
+        return os.path.islink(self.path)
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a folder."""
+        return self._is(stat.S_ISDIR, follow_symlinks)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a plain file."""
+        return self._is(stat.S_ISREG, follow_symlinks)
+
+    def _is(self, kind: Any, follow_symlinks: bool) -> bool:
+        try:
+            return bool(kind(self.stat(follow_symlinks=follow_symlinks).st_mode))
+        except OSError:
+            return False
+
+
+# Changing the file system.
+
+
+def _change(path: Any, dir_fd: int | None, action: str, target: object = None) -> str | None:
+    """Note a change of a path and give it, absolute; None where the script may change it as it is."""
+    files = guard().files
+    wanted = files.absolute(path, dir_fd)
+    if files.is_safe(wanted, follow=False) and files.find(wanted) == wanted:
+        return None
+    if not files.is_unremarkable(wanted):
+        note(action, os.fsdecode(path) if target is None else target, seen=True)
+    return wanted
+
+
+def _must_exist(path: str, shown: Any) -> None:
+    if not guard().files.exists(path):
+        raise failure(errno.ENOENT, os.fsdecode(shown))
+
+
+@stands_in_for("os:mkdir")
+def _mkdir(original: Any, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+    files = guard().files
+    wanted = files.absolute(path, dir_fd)
+    if files.exists(wanted):
+        raise failure(errno.EEXIST, os.fsdecode(path))
+    if not files.exists(os.path.dirname(wanted)):
+        raise failure(errno.ENOENT, os.fsdecode(path))
+    if _change(path, dir_fd, "make folder {}") is None:
+        return original(path, mode, **({} if dir_fd is None else {"dir_fd": dir_fd}))  # type: ignore[no-any-return]
+    place = files.find(wanted)
+    place = place if place is not None and files.is_safe(place) else files.place_for(wanted)
+    with trusted():
+        return original(place)  # type: ignore[no-any-return]
+
+
+@stands_in_for("os:remove", "os:unlink", "os:rmdir")
+def _remove(original: Any, path: Any, *, dir_fd: int | None = None) -> None:
+    files = guard().files
+    _must_exist(files.absolute(path, dir_fd), path)
+    wanted = _change(path, dir_fd, "delete {}")
+    if wanted is None:
+        return original(path, **({} if dir_fd is None else {"dir_fd": dir_fd}))  # type: ignore[no-any-return]
+    with trusted():
+        is_folder = os.path.isdir(files.find(wanted) or wanted)
+    if is_folder and files.names_in(wanted):
+        raise failure(errno.ENOTEMPTY, os.fsdecode(path))
+    if is_folder != original.__name__.startswith("rmdir"):
+        raise failure(errno.EISDIR if is_folder else errno.ENOTDIR, os.fsdecode(path))
+    files.put(wanted, None)
+    return None
+
+
+@stands_in_for("shutil:rmtree")
+def _rmtree(original: Any, path: Any, ignore_errors: bool = False, *args: Any, **kwargs: Any) -> None:
+    files = guard().files
+    wanted = files.absolute(path)
+    if not files.exists(wanted):
+        if ignore_errors or args or kwargs:
+            return None
+        raise failure(errno.ENOENT, os.fsdecode(path))
+    if _change(path, None, "delete folder {}") is None:
+        with trusted():  # it takes a folder apart by numbers of open ones
+            return original(path, ignore_errors, *args, **kwargs)  # type: ignore[no-any-return]
+    files.put(wanted, None)
+    return None
+
+
+@stands_in_for("os:rename", "os:replace", "os:link", "os:symlink")
+def _rename(original: Any, source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+    files = guard().files
+    kind = original.__name__
+    is_link = kind == "symlink"
+    here = kwargs.get("dir_fd") if is_link else kwargs.get("src_dir_fd")
+    there = kwargs.get("dir_fd") if is_link else kwargs.get("dst_dir_fd")
+    new = files.absolute(target, there)
+    # What a link says is relative to where it is.
+    named = os.path.join(os.path.dirname(new), os.fsdecode(source)) if is_link else source
+    old = files.absolute(named, None if is_link else here)
+    if not is_link:
+        _must_exist(old, source)
+    if kind in ("link", "symlink") and files.exists(new):
+        raise failure(errno.EEXIST, os.fsdecode(target))
+    with trusted():
+        free = all(files.is_safe(one, follow=False) and files.find(one) == one for one in (old, new))
+    if free:
+        return original(source, target, *args, **kwargs)  # type: ignore[no-any-return]
+    verb = {"rename": "rename", "replace": "rename"}.get(kind, "link")
+    _change(target, there, f"{verb} {{}}", f"{os.fsdecode(source)} to {os.fsdecode(target)}")
+    if verb == "rename":
+        files.rename(old, new)
+    else:
+        files.put(new, files.find(old))
+    return None
+
+
+@stands_in_for(
+    "os:chmod", "os:lchmod", "os:chown", "os:lchown", "os:utime", "os:setxattr", "os:removexattr", "os:chflags"
+)
+def _mark(original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
+    files = guard().files
+    if isinstance(path, int):
+        with trusted():
+            is_own = files.is_safe(f"/proc/self/fd/{path}")
+        if is_own:
+            return original(path, *args, **kwargs)  # type: ignore[no-any-return]
+        return note(f"{original.__name__} of an open file", seen=True)
+    wanted = files.absolute(path, dir_fd)
+    _must_exist(wanted, path)
+    place = files.find(wanted)
+    if place is not None and files.is_safe(place):
+        with trusted():
+            return original(place, *args, **kwargs)  # type: ignore[no-any-return]
+    return note(f"{original.__name__} {{}}", os.fsdecode(path), seen=True)
+
+
+@stands_in_for("os:fchmod", "os:fchown")
+def _mark_open(original: Any, fd: int, *args: Any) -> None:
+    _mark(original, fd, *args)
+
+
+@stands_in_for("os:truncate")
+def _truncate(original: Any, path: Any, length: int) -> None:
+    if isinstance(path, int):
+        return original(path, length)  # type: ignore[no-any-return]
+    files = guard().files
+    wanted = files.absolute(path)
+    if not files.is_safe(wanted):
+        note("truncate {}", os.fsdecode(path), seen=True)
+    with trusted():
+        return original(files.to_write(wanted, fresh=False, create=False), length)  # type: ignore[no-any-return]
+
+
+@stands_in_for("os:mkfifo", "os:mknod")
+def _make_node(original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
+    wanted = _change(path, dir_fd, f"{original.__name__} {{}}")
+    if wanted is None:
+        return original(path, *args, **kwargs)  # type: ignore[no-any-return]
+    with trusted():
+        return Path(guard().files.place_for(wanted)).touch()
+
+
+# Temporary files: the system's folder for them, and what is made there, are the script's own.
+
+
+@stands_in_for("tempfile:_get_default_tempdir")
+def _default_folder(original: Any) -> str:
+    with trusted():
+        return str(original())
+
+
+@stands_in_for("tempfile:_mkstemp_inner")
+def _temporary_file(original: Any, folder: str, *args: Any) -> tuple[int, Any]:
+    if not _is_temporary(folder):
+        return original(folder, *args)  # type: ignore[no-any-return]
+    with trusted():
+        number, path = original(folder, *args)
+    guard().files.own(path)
+    return number, path
+
+
+@stands_in_for("tempfile:mkdtemp")
+def _temporary_folder(original: Any, suffix: Any = None, prefix: Any = None, dir: Any = None) -> Any:
+    if dir is not None and not _is_temporary(dir):
+        return original(suffix, prefix, dir)
+    with trusted():
+        path = original(suffix, prefix, dir)
+    guard().files.own(path)
+    return path
+
+
+def _is_temporary(folder: Any) -> bool:
+    with trusted():
+        return os.path.realpath(os.fsdecode(folder)) == os.path.realpath(tempfile.gettempdir())
+
+
+# The second wall.
+
+
+def _asks(
+    action: str, paths: tuple[int, ...], folders: tuple[int, ...], args: tuple[Any, ...], follow: bool = True
+) -> tuple[str, object]:
+    """What an audit event is about, unless all its paths are the script's own."""
+    files = guard().files
+    for path, folder in zip(paths, folders):
+        if isinstance(args[path], int):
+            continue
+        base = args[folder] if 0 <= folder < len(args) else None
+        if not files.is_safe(files.absolute(args[path], base), follow):
+            return action, os.fsdecode(args[path])
+    return "", ""
+
+
+def _asks_to_open(args: tuple[Any, ...]) -> tuple[str, object]:
+    path, _, flags = args
+    if isinstance(path, int) or not flags & WRITES or "__pycache__" in os.fsdecode(path):
+        return "", ""  # what Python compiles it keeps, if it may
+    return _asks("open {} for writing", (0,), (-1,), args)
+
+
+REFUSED["open"] = _asks_to_open
+for _event, _action, _paths, _folders in (
+    ("os.remove", "delete {}", (0,), (1,)),
+    ("os.rmdir", "delete folder {}", (0,), (1,)),
+    ("os.mkdir", "make folder {}", (0,), (2,)),
+    ("os.rename", "rename {}", (0, 1), (2, 3)),
+    ("os.link", "link to {}", (1,), (3,)),
+    ("os.symlink", "link to {}", (1,), (2,)),
+    ("os.truncate", "truncate {}", (0,), (-1,)),
+    ("os.chmod", "chmod {}", (0,), (2,)),
+    ("os.chown", "chown {}", (0,), (3,)),
+    ("os.lchown", "chown {}", (0,), (-1,)),
+    ("os.utime", "utime {}", (0,), (3,)),
+    ("os.setxattr", "setxattr {}", (0,), (-1,)),
+    ("os.removexattr", "removexattr {}", (0,), (-1,)),
+    ("os.chflags", "chflags {}", (0,), (-1,)),
+):
+    _follow = _event not in ("os.remove", "os.rmdir", "os.rename", "os.link", "os.symlink")
+    REFUSED[_event] = partial(_asks, _action, _paths, _folders, follow=_follow)

@@ -1,0 +1,152 @@
+"""Networks, for a sketched script: whatever it connects to accepts, takes all that is sent, and answers nothing."""
+
+from __future__ import annotations
+
+import errno
+import io
+import weakref
+from typing import Any
+
+from foretrace.record.guard.guard import REFUSED, RefusedError, does_nothing, note, stands_in_for
+from foretrace.record.guard.side_effects import shown
+
+_pretended: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Sockets of the system's own kind that were connected or bound to nothing."""
+
+
+def _is_pretended(socket: Any) -> bool:
+    """Whether nothing is to be sent or awaited on a socket: all that reach other machines, and those we connected."""
+    return socket.family.name.startswith("AF_INET") or socket in _pretended
+
+
+@stands_in_for("socket:socket.connect", "socket:socket.connect_ex")
+def _connect(original: Any, self: Any, address: Any) -> Any:
+    note("connect to {}", shown(address))
+    _pretended.add(self)
+    return 0 if original.__name__ == "connect_ex" else None
+
+
+@stands_in_for("socket:socket.bind")
+def _bind(original: Any, self: Any, address: Any) -> None:
+    note("listen on {}", shown(address))
+    _pretended.add(self)
+
+
+@stands_in_for("socket:socket.listen")
+def _listen(original: Any, self: Any, *args: Any) -> Any:
+    return None if _is_pretended(self) else original(self, *args)
+
+
+@stands_in_for("socket:socket.accept")
+def _accept(original: Any, self: Any) -> Any:
+    if _is_pretended(self):
+        raise RefusedError(errno.EPERM, "nobody connects while sketching")
+    return original(self)
+
+
+@stands_in_for("socket:socket.sendto", "socket:socket.sendmsg")
+def _send_to(original: Any, self: Any, data: Any, *args: Any) -> int:
+    address = args[-1] if args else None
+    if address is None and not _is_pretended(self):
+        return int(original(self, data, *args))
+    if address is not None:
+        note("send to {}", shown(address))
+    return len(data) if original.__name__ == "sendto" else sum(map(len, data))
+
+
+@stands_in_for("socket:socket.send", "socket:socket.sendall")
+def _send(original: Any, self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _is_pretended(self):
+        return original(self, data, *args, **kwargs)
+    if self not in _pretended:  # connected before
+        note("send to {}", "a server that was connected before")
+    return {"send": len(data), "sendall": None}[original.__name__]
+
+
+@stands_in_for("socket:socket.recv", "socket:socket.recv_into", "socket:socket.recvfrom")
+def _receive(original: Any, self: Any, *args: Any) -> Any:
+    if not _is_pretended(self):
+        return original(self, *args)
+    return {"recv": b"", "recv_into": 0}.get(original.__name__, (b"", ("127.0.0.1", 0)))
+
+
+@stands_in_for("socket:socket.shutdown", "socket:socket.getpeername", "socket:socket.getsockname")
+def _about_socket(original: Any, self: Any, *args: Any) -> Any:
+    if self not in _pretended:
+        return original(self, *args)
+    return None if original.__name__ == "shutdown" else ("127.0.0.1", 0)
+
+
+@stands_in_for("socket:getaddrinfo")
+def _find_address(original: Any, host: Any, port: Any, family: int = 0, type: int = 0, *args: Any, **kw: Any) -> Any:
+    import socket
+
+    number = port if isinstance(port, int) else int(port) if str(port).isdecimal() else 0
+    return [
+        (socket.AF_INET, socket.SocketKind(type or socket.SOCK_STREAM), 6, "", (shown(host or "127.0.0.1"), number))
+    ]
+
+
+@stands_in_for("socket:gethostbyname", "socket:gethostbyaddr", "socket:gethostbyname_ex", "socket:getfqdn")
+def _find_host(original: Any, name: str = "localhost") -> Any:
+    both = {"gethostbyname": "127.0.0.1", "getfqdn": name or "localhost"}
+    return both.get(original.__name__, (name, [], ["127.0.0.1"]))
+
+
+class _Answered:
+    """What a server would have sent, as a socket to read it from."""
+
+    def makefile(self, *_: Any, **__: Any) -> io.BytesIO:
+        """An answer without content."""
+        return io.BytesIO(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@stands_in_for("http.client:HTTPConnection.request")
+def _http_request(original: Any, self: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:
+    note("send an HTTP request to {}", f"{self.host}{url}" if url.startswith("/") else url)
+    self.__dict__["_sketched"] = method
+
+
+@stands_in_for("http.client:HTTPConnection.getresponse")
+def _http_response(original: Any, self: Any) -> Any:
+    if "_sketched" not in self.__dict__:
+        return original(self)
+    answer = self.response_class(_Answered(), method=self.__dict__.pop("_sketched"))
+    answer.begin()
+    return answer
+
+
+@stands_in_for("requests.sessions:Session.send", "requests:Session.send")
+def _requests_send(original: Any, self: Any, request: Any, **kwargs: Any) -> Any:
+    import requests  # type: ignore[import-untyped, unused-ignore]
+
+    note("send an HTTP request to {}", request.url)
+    answer = requests.Response()
+    answer.status_code, answer.url, answer.request, answer._content = 200, request.url, request, b""
+    return answer
+
+
+stands_in_for("socketserver:BaseServer.serve_forever")(does_nothing("answer requests"))
+
+
+@stands_in_for("torch.distributed.rendezvous:_create_c10d_store")
+def _meet(original: Any, host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+    note("meet other ranks at {}", f"{host}:{port}")
+    raise RefusedError(errno.EPERM, "env:// rendezvous: no other ranks are met while sketching")
+
+
+def _reaches(action: str) -> Any:
+    """What an audit event of a socket is about; one without an address goes on with what was refused before."""
+    return lambda args: (action, shown(args[1])) if args[1] is not None else ("", "")
+
+
+for _event, _action in (
+    ("socket.connect", "connect to {}"),
+    ("socket.bind", "listen on {}"),
+    ("socket.sendto", "send to {}"),
+    ("socket.sendmsg", "send to {}"),
+):
+    REFUSED[_event] = _reaches(_action)

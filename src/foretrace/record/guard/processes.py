@@ -1,0 +1,340 @@
+"""Programs and processes, for a sketched script: each has run, ended with code 0, and said nothing."""
+
+from __future__ import annotations
+
+import errno
+import io
+import itertools
+import os
+import signal
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from foretrace.record.guard.guard import (
+    REFUSED,
+    REPLACED,
+    RefusedError,
+    does_nothing,
+    guard,
+    note,
+    stands_in_for,
+    trusted,
+)
+from foretrace.record.guard.side_effects import shown
+
+WAIT_S = 2.0
+"""How long a script waits for what another process would send, before it is told that there is none."""
+NO_PID = 1 << 22
+"""Numbers of processes that were never started: above all that Linux gives out."""
+_pids = itertools.count(NO_PID)
+EXECS = ("execv", "execve", "execvp", "execvpe", "execl", "execle", "execlp", "execlpe")
+
+
+@stands_in_for("subprocess:Popen.__init__")
+def _run(
+    original: Any, self: Any, args: Any, bufsize: int = -1, executable: Any = None, stdin: Any = None,
+    stdout: Any = None, stderr: Any = None, *more: Any, **kwargs: Any,
+) -> None:  # fmt: skip
+    note("run {}", shown(args))
+    text = any(kwargs.get(name) for name in ("text", "universal_newlines", "encoding", "errors"))
+    empty: type[io.StringIO | io.BytesIO] = io.StringIO if text else io.BytesIO
+    self.args, self.pid, self.returncode = args, next(_pids), 0
+    self.stdin, self.stdout, self.stderr = (empty() if s == subprocess.PIPE else None for s in (stdin, stdout, stderr))
+    self.text_mode, self.encoding, self.errors, self.pipesize = text, None, None, -1
+    self.universal_newlines = text
+    self._child_created, self._waitpid_lock, self._input, self._communication_started = (
+        False,
+        threading.Lock(),
+        None,
+        True,
+    )
+    self._closed_child_pipe_fds, self._sigint_wait_secs, self._sketched = True, 0, True
+
+
+@stands_in_for("subprocess:Popen.communicate")
+def _communicate(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not getattr(self, "_sketched", False):
+        return original(self, *args, **kwargs)
+    return tuple(None if stream is None else stream.read() for stream in (self.stdout, self.stderr))
+
+
+stands_in_for("os:system")(does_nothing("run {}", 0, 0))
+stands_in_for(*(f"os:{name}" for name in EXECS))(does_nothing("become the program {}", 0))
+stands_in_for("os:fork")(does_nothing("fork", gives=lambda: next(_pids)))
+stands_in_for("os:posix_spawn", "os:posix_spawnp")(does_nothing("run {}", 1, lambda: next(_pids)))
+stands_in_for("os:startfile", "webbrowser:open", "pty:spawn")(does_nothing("open {}", 0, False))
+stands_in_for("subprocess:_fork_exec", "_posixsubprocess:fork_exec")(does_nothing("run {}", 0, lambda: next(_pids)))
+
+
+@stands_in_for("os:forkpty", "pty:fork")
+def _fork_terminal(original: Any) -> Any:
+    note("fork")
+    raise RefusedError(errno.EPERM, "no process is started while sketching")
+
+
+@stands_in_for(*(f"os:spawn{way}" for way in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")))
+def _spawn(original: Any, mode: int, file: Any, *args: Any) -> int:
+    note("run {}", shown(file))
+    return 0 if mode == os.P_WAIT else next(_pids)
+
+
+@stands_in_for("os:waitpid", "os:wait4", "os:wait", "os:wait3", "os:waitid", "os:waitstatus_to_exitcode")
+def _wait(original: Any, *args: Any) -> Any:
+    if original.__name__ in ("waitpid", "wait4") and args[0] >= NO_PID:
+        return (args[0], 0) if original.__name__ == "waitpid" else (args[0], 0, None)
+    return original(*args)
+
+
+@stands_in_for("os:kill", "os:killpg", "signal:pidfd_send_signal")
+def _signal(original: Any, process: int, number: int, *args: Any) -> Any:
+    if not number:
+        return original(process, number, *args)
+    with suppress(ValueError):
+        number = signal.Signals(number)
+    name = getattr(number, "name", number)
+    note(f"send {name} to process {{}}", "itself" if process == os.getpid() else process)
+    return None
+
+
+@stands_in_for("os:_exit", "os:abort")
+def _exit(original: Any, code: int = 0) -> Any:
+    raise SystemExit(code)
+
+
+class _Ended:
+    """A process that was never started, as multiprocessing looks at one: it has ended, with code 0."""
+
+    def __init__(self) -> None:
+        self.pid, self.returncode, self.sentinel = next(_pids), 0, -1
+
+    def poll(self, *_: Any) -> int:
+        """Its exit code."""
+        return 0
+
+    wait = poll
+
+    def terminate(self) -> None:
+        """It has ended."""
+
+    kill = close = terminate
+
+
+@stands_in_for("multiprocessing.process:BaseProcess.start")
+def _start_process(original: Any, self: Any) -> None:
+    target = getattr(self, "_target", None)
+    note("start a process for {}", getattr(target, "__name__", type(self).__name__))
+    self._popen = _Ended()
+
+
+@stands_in_for("torch.multiprocessing.spawn:start_processes", "torch.multiprocessing:start_processes")
+def _start_processes(
+    original: Any, function: Any, args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
+) -> Any:
+    note("start a process for {}", getattr(function, "__name__", str(function)))
+    return None if join else _Spawned()
+
+
+class _Spawned:
+    """The processes that `torch.multiprocessing.spawn` did not start."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, *_: Any, **__: Any) -> bool:
+        """They have all ended."""
+        return True
+
+    def pids(self) -> list[int]:
+        """There are none."""
+        return []
+
+
+@stands_in_for("multiprocessing.pool:Pool.__init__")
+def _pool(
+    original: Any, self: Any, processes: Any = None, initializer: Any = None, initargs: Any = (), *more: Any, **kw: Any
+) -> None:
+    from multiprocessing.pool import ThreadPool
+
+    if isinstance(self, ThreadPool):
+        return original(self, processes, initializer, initargs, *more, **kw)  # type: ignore[no-any-return]
+    note("start processes of a pool (a thread does their work)")
+    self.__class__ = ThreadPool
+    return ThreadPool.__init__(self, 1, initializer, initargs)
+
+
+@stands_in_for("concurrent.futures.process:ProcessPoolExecutor.__init__")
+def _executor(
+    original: Any,
+    self: Any,
+    max_workers: Any = None,
+    mp_context: Any = None,
+    initializer: Any = None,
+    initargs: Any = (),
+    **_: Any,
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    note("start processes of a pool (a thread does their work)")
+    self.__class__ = ThreadPoolExecutor
+    ThreadPoolExecutor.__init__(self, 1, "", initializer, initargs)
+
+
+@stands_in_for("multiprocessing.managers:BaseManager.start")
+def _manager(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    note("start the process of a manager")
+    self.__class__ = _Manager
+
+
+class _Manager:
+    """A multiprocessing manager whose objects are those of one process."""
+
+    def __getattr__(self, name: str) -> Any:
+        from multiprocessing import dummy
+
+        return getattr(dummy, name)
+
+    def __enter__(self) -> _Manager:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        pass
+
+    def start(self, *_: Any) -> None:
+        """There is no process."""
+
+    shutdown = join = connect = start
+
+
+class _Semaphore:
+    """A lock of multiprocessing that is one of threading: the system's own would be a file."""
+
+    def __init__(self, recursive: bool, value: int) -> None:
+        self._lock: Any = threading.RLock() if recursive else threading.Semaphore(value)
+        self._value, self._owner, self.name, self.handle = value, 0, None, 0
+
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        """As threading's; what only another process would release is refused after a while."""
+        wait = WAIT_S if timeout is None else max(0.0, timeout)
+        got = bool(self._lock.acquire(True, wait) if block else self._lock.acquire(False))
+        if block and timeout is None and not got:
+            raise RefusedError(errno.EPERM, "no other process is there to wait for while sketching")
+        if got:
+            self._value, self._owner = self._value - 1, threading.get_ident()
+        return got
+
+    def release(self) -> None:
+        """As threading's."""
+        self._value += 1
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *failure: object) -> None:
+        self.release()
+
+    def _count(self) -> int:
+        return 1 - self._value if self._is_mine() else 0
+
+    def _is_mine(self) -> bool:
+        return self._value <= 0 and self._owner == threading.get_ident()
+
+    def _get_value(self) -> int:
+        return max(0, self._value)
+
+    def _is_zero(self) -> bool:
+        return self._value <= 0
+
+
+@stands_in_for("multiprocessing.synchronize:SemLock.__init__")
+def _semaphore(original: Any, self: Any, kind: int, value: int, maxvalue: int, *, ctx: Any) -> None:
+    self._is_fork_ctx = False
+    self._semlock = _Semaphore(kind == 0, value)
+    self._make_methods()
+
+
+@stands_in_for("multiprocessing.queues:Queue.get")
+def _get(original: Any, self: Any, block: bool = True, timeout: float | None = None) -> Any:
+    if not block or timeout is not None:
+        return original(self, block, timeout)
+    try:
+        return original(self, True, WAIT_S)
+    except Exception as error:
+        raise RefusedError(errno.EPERM, "no other process sends anything while sketching") from error
+
+
+@stands_in_for(
+    "multiprocessing.connection:_ConnectionBase.recv", "multiprocessing.connection:_ConnectionBase.recv_bytes"
+)
+def _receive_from_process(original: Any, self: Any, *args: Any) -> Any:
+    if not self.poll(WAIT_S):
+        raise EOFError("no other process sends anything while sketching")
+    return original(self, *args)
+
+
+stands_in_for("multiprocessing.resource_tracker:ResourceTracker.ensure_running")(lambda original, self: None)
+stands_in_for("multiprocessing.resource_tracker:ResourceTracker._send")(lambda original, self, *_: None)
+
+
+@stands_in_for("multiprocessing.util:get_temp_dir")
+def _temporary(original: Any) -> str:
+    folder = Path(guard().files.scratch) / "multiprocessing"
+    with trusted():
+        folder.mkdir(exist_ok=True)
+    return str(folder)
+
+
+REPLACED["multiprocessing.heap"] = [("Arena._dir_candidates", [])]
+
+
+def _shared(name: str) -> Path:
+    """The file that stands for a piece of shared memory."""
+    return Path(guard().files.scratch) / f"shared-{name.strip('/')}"
+
+
+@stands_in_for("_posixshmem:shm_open")
+def _open_shared(original: Any, path: str, flags: int, mode: int = 0o777) -> int:
+    with trusted():
+        return os.open(_shared(path), flags, mode)
+
+
+@stands_in_for("_posixshmem:shm_unlink")
+def _unlink_shared(original: Any, path: str) -> None:
+    with trusted():
+        _shared(path).unlink()
+
+
+@stands_in_for("ctypes.util:find_library", "platform:_Processor.from_subprocess", "platform:_syscmd_file")
+def _ask_the_system(original: Any, *args: Any) -> Any:
+    """Python's own way to find a library or the name of a processor runs programs that only look."""
+    with trusted():
+        return original(*args)
+
+
+def _event(action: str, at: int = 0) -> Any:
+    return lambda args: (action, shown(args[at]) if len(args) > at else "")
+
+
+def _asks_to_signal(args: tuple[Any, ...]) -> tuple[str, object]:
+    return ("send a signal to process {}", args[0]) if args[1] else ("", "")
+
+
+REFUSED.update(
+    {
+        "subprocess.Popen": _event("run {}", 1),
+        "os.system": _event("run {}"),
+        "os.exec": _event("become the program {}"),
+        "os.spawn": _event("run {}", 1),
+        "os.posix_spawn": _event("run {}"),
+        "os.startfile": _event("open {}"),
+        "os.fork": _event("fork"),
+        "os.forkpty": _event("fork"),
+        "os.kill": _asks_to_signal,
+        "os.killpg": _asks_to_signal,
+        "pty.spawn": _event("run {}"),
+        "syslog.syslog": _event("write to the system's log"),
+        "webbrowser.open": _event("open {}"),
+    }
+)

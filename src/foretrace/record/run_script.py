@@ -1,0 +1,202 @@
+"""Running a script on fake tensors, in a process of its own: its top level once, then its step."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import contextlib
+import errno
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import foretrace
+from foretrace.errors import ForetraceError
+from foretrace.graph import Graph
+from foretrace.record.guard import RefusedError, SideEffects, guarded
+from foretrace.record.script import STEP_FUNCTIONS, ScriptError, defined_functions, no_such_function
+from foretrace.record.sketch import BEYOND_PAPER, refusal, sketch
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that torchrun sets for each rank."""
+OURS_AND_TORCHS = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (foretrace, torch))
+PYTHONS = f"{Path(str(contextlib.__file__)).parent}{os.sep}"
+SUBCLASSED = "tensor subclasses"
+"""In what PyTorch says where a tensor's values are wanted and it has none."""
+NO_GROUP = ("process group has not been initialized", "env:// rendezvous")
+"""In what PyTorch says where a script that is started by torchrun was not."""
+
+
+def sketch_of(script: Path, function: str | None, device: str | None, world: int | None, scratch: Path) -> Graph:
+    """The graph of a script's step.
+
+    Parameters
+    ----------
+    script, function, device, world
+        As in `foretrace.record.script.sketch_script`.
+    scratch
+        A folder for what it writes.
+    """
+    with guarded(scratch) as effects:
+        running = Running(script, function, effects)
+        try:
+            graph = sketch(running.step, device, world)
+        except ForetraceError as error:
+            cause = error.__cause__ or error
+            said = refusal(cause, str(script)) if isinstance(cause, BEYOND_PAPER) else error
+            raise _failure(f"{script}: {said.what}", said.advice, cause, effects) from None
+        except (Exception, SystemExit) as error:
+            what = f"{script} failed while its step was sketched ({type(error).__name__}: {error})"
+            raise _failure(what, advice_on(error, script), error, effects) from None
+    graph.source = str(script)
+    return graph
+
+
+def _failure(what: str, advice: str, error: BaseException, effects: SideEffects) -> ScriptError:
+    """What went wrong, and what was not done before it did: the one may follow from the other."""
+    notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in effects.notes())
+    return ScriptError(what, f"{advice.rstrip('.')}.{notes}", frames_of(error))
+
+
+class Running:
+    """A script whose top level runs when its step is first asked for."""
+
+    def __init__(self, script: Path, function: str | None, effects: SideEffects) -> None:
+        self._script, self._function, self._effects = script, function, effects
+        self._found: Callable[[], Any] | None = None
+
+    def step(self) -> Any:
+        """Call the function that does a step, or that builds the model and returns the function which does."""
+        if self._found is None:
+            self._found = self._loaded()
+        return self._found()
+
+    def _loaded(self) -> Callable[[], Any]:
+        script = self._script
+        sys.argv = [str(script)]
+        sys.path.insert(0, str(script.resolve().parent))
+        source = script.read_bytes()
+        tree = ast.parse(source, str(script))
+        module = ModuleType(script.stem)
+        module.__dict__.update(__file__=str(script), __cached__=None, __package__="", __builtins__=__builtins__)
+        with _known(module):
+            for number, code in _statements(tree, str(script)):
+                self._run(number, code, module.__dict__)
+        return _step_function(module.__dict__, script, self._function, defined_functions(tree))
+
+    def _run(self, line: int, code: Any, names: dict[str, Any]) -> None:
+        """Run a statement; skip one that fails since something was refused or stood in for."""
+        before = self._effects.answered
+        try:
+            exec(code, names)
+        except Exception as error:
+            if self._effects.answered == before and not _is_refused(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            self._effects.skipped.append(f"{self._script.name}:{line} ({type(error).__name__}: {reason})")
+
+
+def _statements(tree: ast.Module, name: str) -> Iterator[tuple[int, Any]]:
+    """The statements of a module, each with its line and compiled alone."""
+    flags = 0
+    for place, statement in enumerate(tree.body):
+        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+            for alias in statement.names:
+                flags |= getattr(__future__, alias.name).compiler_flag
+        if place and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue  # alone it would be the docstring
+        yield statement.lineno, compile(ast.Module([statement], []), name, "exec", flags, dont_inherit=True)
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether an error comes from something that was refused: by a stand-in, the audit hook, or the kernel."""
+    while error is not None:
+        if isinstance(error, RefusedError) or getattr(error, "errno", None) in (errno.EACCES, errno.EPERM):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextlib.contextmanager
+def _known(module: ModuleType) -> Iterator[None]:
+    """Let imports find the script as a module; one of the same name that was there is there again afterwards."""
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        yield
+    finally:
+        if before is not None:
+            sys.modules[module.__name__] = before
+
+
+def _step_function(names: dict[str, Any], script: Path, function: str | None, defined: list[str]) -> Callable[[], Any]:
+    wanted = STEP_FUNCTIONS if function is None else (function,)
+    found = next((names[name] for name in wanted if callable(names.get(name))), None)
+    if found is None:
+        raise no_such_function("it", script, function, defined)
+    needed = [
+        p.name
+        for p in inspect.signature(found).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise ForetraceError(
+            f"{found.__name__} can't be called without {', '.join(needed)}",
+            "Give the parameters defaults, or write a function without any that calls it.",
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def advice_on(error: BaseException, script: Path) -> str:
+    """What to do about a script that failed, by how it did.
+
+    >>> advice_on(ModuleNotFoundError("No module named 'wonders'", name="wonders"), Path("train.py"))
+    'Sketching imports what the script imports: install wonders here, or put its folder on PYTHONPATH.'
+    """
+    record = f"record a real run instead: foretrace record --out DIR -- python {script}"
+    if isinstance(error, ImportError):
+        wanted = error.name or "it"
+        return f"Sketching imports what the script imports: install {wanted} here, or put its folder on PYTHONPATH."
+    if isinstance(error, SyntaxError):
+        return f"Give a script that Python {sys.version_info.major}.{sys.version_info.minor} can read."
+    if isinstance(error, SystemExit):
+        return (
+            "It is loaded as a module, without arguments: give its options defaults, and keep what only a program does "
+            'under `if __name__ == "__main__":`.'
+        )
+    if _wants_a_group(error):
+        return (
+            "It is one rank of several: `foretrace predict` finds it a group with --world N. Or record a real run: "
+            f"foretrace record --out DIR -- torchrun --nproc-per-node N {script}"
+        )
+    if isinstance(error, OSError):
+        return f"It must find its files: start Foretrace where the script is started. Or {record}"
+    if SUBCLASSED in str(error):
+        return f"Sketches have shapes and no values, and it wants some; {record}"
+    return f"Try it by itself: python {script}. If it runs, it needs values, which sketches have not: {record}"
+
+
+def _wants_a_group(error: BaseException) -> bool:
+    """Whether a script failed since torchrun did not start it."""
+    if isinstance(error, KeyError):
+        return bool(error.args) and error.args[0] in TORCHRUN
+    return any(said in str(error) for said in NO_GROUP)
+
+
+def frames_of(error: BaseException) -> str:
+    """The frames of a traceback that are the user's, innermost last; empty where none is."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _foreign(f.filename)]
+    return "".join(traceback.format_list(frames))
+
+
+def _foreign(filename: str) -> bool:
+    """Whether a file's frames say nothing about a script: those of Foretrace, PyTorch and Python itself."""
+    installed = "site-packages" in filename
+    return filename.startswith(("<", *OURS_AND_TORCHS)) or (filename.startswith(PYTHONS) and not installed)

@@ -1,0 +1,293 @@
+"""The process in which scripts are sketched: started ahead of time, asked once, ended with the one that asked.
+
+The process imports PyTorch first, and then reads what it is to sketch from its standard input: a caller that knows that
+a script will be sketched, and not yet how, starts it at once (`start_ahead`). The graph comes back as lines of JSON.
+Only the standard library is imported with this module, so that starting it costs little.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.graph import Graph
+
+CODE = """
+import gc, json, sys
+gc.disable()
+sys.path[:] = json.loads(sys.argv[1])
+from foretrace.record.sketch_process import main
+del sys.path[0]
+main()
+"""
+"""What the process runs: it finds the same Foretrace, and then whatever this one finds. It goes without the garbage
+collector, as the command line does: nothing that it makes is thrown away."""
+HOME = str(Path(__file__).resolve().parents[2])
+LIBRARIES = {
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+}
+"""Variables by which libraries do without a network, where the user does not say otherwise."""
+FOLDERS = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+"""Variables by which Python, PyTorch and compilers find where to put what they make for a while."""
+
+
+def sketched(script: Path, function: str | None, device: str | None, world: int | None) -> Graph:
+    """The graph of a script's step, from a process of its own; the rest is as in `sketch_script`."""
+    from foretrace.processes import temporary_folder
+
+    with temporary_folder() as folder, _process() as process:
+        scratch = folder / "scratch"
+        scratch.mkdir()
+        wanted = {"script": str(script), "function": function, "device": device, "world": world}
+        return process.ask({**wanted, "scratch": str(scratch), "folder": str(Path.cwd())})
+
+
+class SketchProcess:
+    """A process that imports PyTorch, and sketches the script that it is asked for."""
+
+    def __init__(self, meanwhile: Sequence[str] = ()) -> None:
+        """Start it; ``meanwhile`` names modules to import in this process while that one sketches."""
+        self._meanwhile = meanwhile
+        answers, given = os.pipe()
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+        errors = _stderr()
+        try:
+            # Its descriptor is the one that the process finds under the same number.
+            words = [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", CODE]  # type: ignore[attr-defined]
+            self._process = subprocess.Popen(
+                [*words, json.dumps([HOME, *map(str, sys.path)]), str(os.getpid()), str(given)],
+                stdin=subprocess.PIPE,
+                stdout=errors,
+                stderr=errors if errors != subprocess.PIPE else subprocess.STDOUT,
+                pass_fds=(given,),
+            )
+        except OSError as error:
+            os.close(answers)
+            raise ForetraceError(
+                f"no process could be started to sketch in ({error.strerror})", "Close some programs, and try again."
+            ) from None
+        finally:
+            os.close(given)
+        self._answers = os.fdopen(answers, "rb")
+        self._relay: threading.Thread | None = None
+        if self._process.stdout is not None:
+            self._relay = threading.Thread(target=_relayed, args=(self._process.stdout,), daemon=True)
+            self._relay.start()
+
+    def __enter__(self) -> SketchProcess:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.end()
+
+    def ask(self, wanted: dict[str, Any]) -> Graph:
+        """The graph of the step that is wanted."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and the answer says so
+            self._process.stdin.write(json.dumps(wanted).encode() + b"\n")
+            self._process.stdin.close()
+        for module in self._meanwhile:
+            with suppress(ImportError):  # said where it is needed
+                import_module(module)
+        head = self._answers.readline()
+        if not head.endswith(b"\n"):
+            raise self._ended(wanted["script"])
+        answer = json.loads(head)
+        if "error" in answer:
+            raise _error(answer["error"])
+        return _graph(answer["graph"], self._lines(answer["graph"]["ops"], wanted["script"]))
+
+    def _lines(self, count: int, script: str) -> Iterator[bytes]:
+        for _ in range(count):
+            line = self._answers.readline()
+            if not line.endswith(b"\n"):
+                raise self._ended(script)
+            yield line
+
+    def _ended(self, script: str) -> ForetraceError:
+        """What to say where the process ended before it had answered."""
+        code = self._process.wait()
+        try:
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+        except ValueError:
+            how = f"by signal {-code}"
+        advice = f"Try it by itself: python {script}. If it runs, memory may have run out."
+        return ForetraceError(f"{script}: the process that sketched it was ended {how}", advice)
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        # Until all its memory is given back takes a while.
+        threading.Thread(target=self._process.wait, daemon=True).start()
+        if self._relay is not None:
+            self._relay.join()
+        for stream in (self._process.stdin, self._process.stdout, self._answers):
+            with suppress(OSError):
+                if stream is not None:
+                    stream.close()
+
+
+def _stderr() -> int:
+    """Where the process writes: to this one's own standard error, or to a pipe where that is no file."""
+    own = sys.__stderr__
+    try:
+        return own.fileno() if own is not None and sys.stderr is own else subprocess.PIPE
+    except (OSError, ValueError):
+        return subprocess.PIPE
+
+
+def _relayed(stream: IO[bytes]) -> None:
+    """Pass on what the process says."""
+    while piece := stream.read1():  # type: ignore[attr-defined]
+        with suppress(OSError, ValueError):
+            sys.stderr.write(piece.decode(errors="replace"))
+
+
+_ahead: list[SketchProcess] = []
+"""A process that was started before it was needed."""
+
+
+def start_ahead(meanwhile: Sequence[str] = ()) -> None:
+    """Start the process for the next script that is sketched, which imports PyTorch before it is asked."""
+    with suppress(ForetraceError):
+        if not _ahead:
+            _ahead.append(SketchProcess(meanwhile))
+            atexit.register(_end_ahead)
+
+
+def _end_ahead() -> None:
+    while _ahead:
+        _ahead.pop().end()
+
+
+def _process() -> SketchProcess:
+    return _ahead.pop() if _ahead else SketchProcess()
+
+
+def _error(told: dict[str, str]) -> ForetraceError:
+    from foretrace.record.script import ScriptError
+
+    return ScriptError(told["what"], told["advice"], told["frames"])
+
+
+# What is sent: a graph that was never measured, and nothing else.
+
+
+def _sent(graph: Graph) -> Iterator[str]:
+    from foretrace.graph.codec import to_lines
+
+    storages = [[s.id, s.nbytes, s.device, s.birth, s.death] for s in graph.storages.values()]
+    facts = {"rank": graph.rank, "world": graph.world, "source": graph.source, "notes": graph.notes}
+    more = {"settings": graph.settings, "groups": graph.groups, "storages": storages, "ops": len(graph.ops)}
+    yield json.dumps({"graph": {**facts, **more}})
+    yield from to_lines(graph.ops)
+
+
+def _graph(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
+    """The graph that was sent; what is not one is refused."""
+    from foretrace.graph import Graph, OpTable, Storage
+    from foretrace.graph.codec import DAMAGE, from_lines
+    from foretrace.record.collectives import collectives_of
+
+    ops = from_lines(lines, "the sketch")
+    try:
+        groups = {str(name): tuple(map(int, ranks)) for name, ranks in facts["groups"].items()}
+        storages = [Storage(int(i), int(n), str(d), int(b), int(e)) for i, n, d, b, e in facts["storages"]]
+        return Graph(
+            OpTable.of(ops),
+            rank=int(facts["rank"]),
+            world=int(facts["world"]),
+            source=str(facts["source"]),
+            notes=[str(note) for note in facts["notes"]],
+            settings=dict(facts["settings"]),
+            groups=groups,
+            storages={storage.id: storage for storage in storages},
+            collectives=collectives_of(ops, groups),
+        )
+    except DAMAGE as error:
+        raise ForetraceError(f"the sketch did not come back whole ({error})", "Sketch it again.") from None
+
+
+# The process itself.
+
+
+def main() -> None:
+    """Be the process: import PyTorch, read what is wanted, send the graph."""
+    from foretrace.processes import end_with
+
+    parent, given = map(int, sys.argv[2:])
+    end_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks hears of Ctrl-C, and ends this one
+    leave = os._exit
+    with os.fdopen(given, "wb") as answers:
+        os.set_inheritable(given, False)
+        for line in _answer():
+            answers.write(line.encode() + b"\n")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    leave(0)  # whatever the script left running, or wants to do at the end
+
+
+def _answer() -> Iterator[str]:
+    from foretrace.record.script import ScriptError
+
+    try:
+        _import_torch()
+        line = sys.stdin.readline()
+        if not line:  # it is not needed after all
+            return
+        graph = _sketch(json.loads(line))
+    except ScriptError as error:
+        yield json.dumps({"error": {"what": error.what, "advice": error.advice, "frames": error.frames}})
+    except ForetraceError as error:
+        yield json.dumps({"error": {"what": error.what, "advice": error.advice, "frames": ""}})
+    else:
+        yield from _sent(graph)
+
+
+def _import_torch() -> None:
+    try:
+        import foretrace.record.run_script  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ForetraceError("sketching a script needs PyTorch", "Install it: pip install torch.") from None
+
+
+def _sketch(wanted: dict[str, Any]) -> Graph:
+    """Sketch what is wanted, behind all walls that there are."""
+    from foretrace.record.guard import restrict
+    from foretrace.record.run_script import sketch_of
+
+    os.chdir(wanted["folder"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    scratch = Path(wanted["scratch"])
+    temporary = scratch / "temporary"
+    temporary.mkdir()
+    os.environ.update(dict.fromkeys(FOLDERS, str(temporary)))
+    for name, value in LIBRARIES.items():
+        os.environ.setdefault(name, value)
+    import tempfile
+
+    tempfile.tempdir = None  # found anew
+    sys.dont_write_bytecode = True
+    restrict([str(scratch)])
+    return sketch_of(Path(wanted["script"]), wanted["function"], wanted["device"], wanted["world"], scratch)

@@ -1,0 +1,157 @@
+"""What scripts do that a sketch must not: each in a few lines, given a folder ``here`` with something to lose."""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+FILES = {
+    "write": "open(here / 'new.txt', 'w').write('x')",
+    "overwrite": "open(here / 'keep.txt', 'w').write('x')",
+    "append": "open(here / 'keep.txt', 'a').write('x')",
+    "change_in_place": "with open(here / 'data.bin', 'r+b') as f: f.write(b'x')",
+    "make_anew": "open(here / 'new.txt', 'x').close()",
+    "os_open": "os.write(os.open(here / 'new.txt', os.O_WRONLY | os.O_CREAT), b'x')",
+    "os_open_truncating": "os.close(os.open(here / 'keep.txt', os.O_WRONLY | os.O_TRUNC))",
+    "raw": "io.FileIO(str(here / 'new.txt'), 'w').write(b'x')",
+    "opener": "open(here / 'new.txt', 'w', opener=lambda path, flags: os.open(path, flags)).write('x')",
+    "pathlib": "(here / 'keep.txt').write_text('x')",
+    "touch": "(here / 'new.txt').touch()",
+    "through_a_link": "open(here / 'link', 'w').write('x')",
+    "in_a_folder_of_its_own": "os.makedirs(here / 'a' / 'b')\nopen(here / 'a' / 'b' / 'c', 'w').write('x')",
+    "remove": "os.remove(here / 'keep.txt')",
+    "unlink": "(here / 'keep.txt').unlink()",
+    "rmtree": "shutil.rmtree(here / 'full')",
+    "rmdir": "os.rmdir(here / 'empty')",
+    "rename": "os.rename(here / 'keep.txt', here / 'new.txt')",
+    "rename_a_folder": "(here / 'full').rename(here / 'moved')",
+    "replace": "open(here / 'new', 'w').close()\nos.replace(here / 'new', here / 'keep.txt')",
+    "chmod": "os.chmod(here / 'keep.txt', 0o777)",
+    "utime": "os.utime(here / 'keep.txt', (1, 1))",
+    "truncate": "os.truncate(here / 'keep.txt', 0)",
+    "symlink": "os.symlink('/etc/hosts', here / 'new')",
+    "hard_link": "os.link(here / 'keep.txt', here / 'new')",
+    "copy": "shutil.copy(here / 'keep.txt', here / 'new')",
+    "copytree": "shutil.copytree(here / 'full', here / 'new')",
+    "move": "shutil.move(here / 'keep.txt', here / 'new')",
+    "fifo": "os.mkfifo(here / 'new')",
+    "json": "json.dump({}, open(here / 'new', 'w'))",
+    "csv": "csv.writer(open(here / 'new', 'w')).writerow([1])",
+    "pickle": "pickle.dump(1, open(here / 'new', 'wb'))",
+    "gzip": "gzip.open(here / 'new.gz', 'wb').write(b'x')",
+    "zipfile": "zipfile.ZipFile(here / 'new.zip', 'w').writestr('a', 'b')",
+    "tarfile": "tarfile.open(here / 'new.tar', 'w').add(here / 'keep.txt')",
+    "numpy_save": "np.save(here / 'new.npy', np.ones(3))",
+    "numpy_savez": "np.savez(here / 'new.npz', np.ones(3))",
+    "numpy_savetxt": "np.savetxt(here / 'new.txt', np.ones(3))",
+    "tofile": "np.ones(3).tofile(here / 'new.bin')",
+    "memmap": "np.memmap(here / 'data.bin', np.uint8, 'r+')[:] = 7",
+    "mmap": "with open(here / 'data.bin', 'r+b') as f: mmap.mmap(f.fileno(), 0)[:1] = b'x'",
+    "sqlite": "with sqlite3.connect(here / 'new.db') as db: db.execute('create table a (b)')",
+    "shelve": "shelve.open(str(here / 'new'))['a'] = 1",
+    "a_thread": "t = threading.Thread(target=(here / 'new').write_text, args=('x',)); t.start(); t.join()",
+}
+SAVERS = {
+    "torch_save": "torch.save(model.state_dict(), here / 'keep.txt')",
+    "torch_save_to_a_file": "with open(here / 'keep.txt', 'wb') as f: torch.save(model, f)",
+    "jit_save": "torch.jit.save(torch.jit.ScriptModule(), str(here / 'new.pt'))",
+    "archive": "torch._C.PyTorchFileWriter(str(here / 'keep.txt'))",
+    "distributed_checkpoint": "dcp.save(model.state_dict(), checkpoint_id=str(here / 'new'))",
+    "file_handler": "log = logging.getLogger(str(here)); log.addHandler(logging.FileHandler(here / 'new.log'))\n"
+    "log.warning('x')",
+    "rotating_handler": "log = logging.getLogger(str(here))\n"
+    "log.addHandler(logging.handlers.RotatingFileHandler(here / 'new.log'))\nlog.warning('x')",
+    "summary_writer": "writer = Writer(here / 'runs'); writer.add_scalar('loss', 1); writer.close()",
+}
+NETWORK = {
+    "connect": "socket.socket().connect(('127.0.0.1', PORT))",
+    "send": "with socket.create_connection(('127.0.0.1', PORT)) as s: s.sendall(b'x'); assert s.recv(1) == b''",
+    "datagram": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))",
+    "listen": "s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen()",
+    "unix_socket": "socket.socket(socket.AF_UNIX).bind(str(here / 'new'))",
+    "urlopen": "assert urllib.request.urlopen(f'http://127.0.0.1:{PORT}/').read() == b''",
+    "urlretrieve": "urllib.request.urlretrieve(f'http://127.0.0.1:{PORT}/', here / 'new')",
+    "http": "c = http.client.HTTPConnection('127.0.0.1', PORT); c.request('POST', '/', b'x'); c.getresponse().read()",
+    "server": "http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler).serve_forever()",
+    "log_to_a_server": "logging.handlers.SocketHandler('127.0.0.1', PORT).emit(logging.makeLogRecord({}))",
+}
+PROCESSES = {
+    "run": "assert subprocess.run(['touch', here / 'new'], capture_output=True, text=True).stdout == ''",
+    "popen": "p = subprocess.Popen(f'touch {here}/new', shell=True); assert p.wait() == 0 and p.poll() == 0",
+    "check_output": "assert subprocess.check_output(['touch', here / 'new']) == b''",
+    "system": "assert os.system(f'touch {here}/new') == 0",
+    "os_popen": "os.popen(f'touch {here}/new').read()",
+    "fork": "pid = os.fork()\nif not pid: open(here / 'new', 'w'); os._exit(0)\nos.waitpid(pid, 0)",
+    "spawn": "os.spawnlp(os.P_WAIT, 'touch', 'touch', str(here / 'new'))",
+    "posix_spawn": "os.posix_spawnp('touch', ['touch', str(here / 'new')], os.environ)",
+    "exec": "os.execlp('touch', 'touch', str(here / 'new'))",
+    "process": "p = multiprocessing.Process(target=(here / 'new').touch); p.start(); p.join(); assert p.exitcode == 0",
+    "spawned_process": "p = multiprocessing.get_context('spawn').Process(target=print); p.start(); p.join()",
+    "pool": "with multiprocessing.Pool(2) as pool: assert pool.map(abs, [-1]) == [1]",
+    "executor": "with ProcessPoolExecutor() as pool: assert list(pool.map(abs, [-1])) == [1]",
+    "manager": "with multiprocessing.Manager() as m: m.dict()['a'] = 1",
+    "torch_spawn": "torch.multiprocessing.spawn(print, nprocs=2)",
+    "loader_workers": "assert len(list(torch.utils.data.DataLoader(range(4), num_workers=2))) == 4",
+    "kill": "os.kill(VICTIM, 9)",
+    "kill_group": "os.killpg(VICTIM, 9)",
+}
+ATTEMPTS = {**FILES, **SAVERS, **NETWORK, **PROCESSES}
+
+IMPORTS = """
+import csv, gzip, http.client, http.server, io, json, logging, logging.handlers, mmap, multiprocessing, os, pickle
+import shelve, shutil, socket, sqlite3, subprocess, tarfile, threading, urllib.request, zipfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from queue import Queue
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+import foretrace.record.guard.side_effects
+foretrace.record.guard.side_effects.MAX_NOTED = 1000  # all of them, for once
+
+class Writer:  # as SummaryWriter writes
+    def __init__(self, folder):
+        os.makedirs(folder, exist_ok=True)
+        self.queue, self.path = Queue(), folder / "events"
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+    def run(self):
+        with open(self.path, "a") as file:
+            while (item := self.queue.get()) is not None:
+                file.write(f"{item}\\n")
+    def add_scalar(self, *item):
+        self.queue.put(item)
+    def close(self):
+        self.queue.put(None)
+        self.thread.join()
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+STEP = """
+def make_step():
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        while IN_STEP:  # once each: a folder can't be made twice
+            IN_STEP.pop(0)()
+    return step
+"""
+
+
+def script_of(attempts: dict[str, str], places: dict[tuple[str, str], str], port: int, victim: int) -> str:
+    """A script that makes each attempt once at its top level and once in its step; ``places`` are their folders."""
+    parts = [IMPORTS, f"PORT, VICTIM, IN_STEP = {port}, {victim}, []"]
+    for (name, where), folder in places.items():
+        body = f"here = Path({folder!r})\n{attempts[name]}"
+        parts.append(f"def {where}_{name}():\n{indent(body, '    ')}")
+        parts.append(f"{where}_{name}()" if where == "top" else f"IN_STEP.append({where}_{name})")
+    return "\n".join([*parts, STEP])
+
+
+def lines_of(script: str, name: str) -> range:
+    """The lines of an attempt in the script."""
+    lines = script.splitlines()
+    start = lines.index(f"def {name}():") + 1
+    end = next(number for number, line in enumerate(lines[start:], start) if not line.startswith(" "))
+    return range(start, end + 1)

@@ -1,0 +1,134 @@
+"""The process in which a script is sketched: how it starts, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from foretrace.cli.main import SHOWN_BY
+from foretrace.errors import ForetraceError
+from foretrace.processes import is_alive
+from foretrace.record import sketch_process
+from foretrace.record.script import sketch_script
+from foretrace.record.sketch_process import start_ahead
+
+pytestmark = pytest.mark.cold
+PATIENCE_S = 60
+STEP = "def step():\n    torch.ones(2)\n"
+SLEEPS = f"""
+import os, signal, sys, time, torch
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("pid", os.getpid(), file=sys.stderr, flush=True)
+while True:
+    try: time.sleep(600)
+    except BaseException: pass
+{STEP}"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "train.py"
+
+
+def ends(pid: int) -> bool:
+    for _ in range(10 * PATIENCE_S):
+        if not is_alive(pid):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_it_ends_with_the_one_that_asked(script: Path, end: signal.Signals) -> None:
+    script.write_text(SLEEPS)
+    command = [sys.executable, "-m", "foretrace", "predict", str(script)]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(script.parent)}
+    ) as asks:
+        assert asks.stderr is not None
+        pid = int(asks.stderr.readline().split()[1])
+        assert pid != asks.pid and is_alive(pid)
+        asks.send_signal(end)
+        assert asks.wait(PATIENCE_S) == (130 if end == signal.SIGINT else -end)
+    assert ends(pid)
+
+
+def test_one_that_crashes_is_reported_in_one_line(script: Path) -> None:
+    script.write_text(f"import ctypes, torch\nctypes.string_at(0)\n{STEP}")
+    with pytest.raises(ForetraceError, match=r"train\.py: the process that sketched it was ended by SIGSEGV"):
+        sketch_script(script)
+
+
+def test_nothing_of_it_is_left_behind(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(script.parent))
+    script.write_text(f"import os, torch\nopen('new.txt', 'w').write('x')\n{STEP}")
+    assert "new.txt" in sketch_script(script).notes[0]
+    assert [path.name for path in script.parent.iterdir()] == ["train.py"]
+
+
+def test_one_that_was_started_ahead_is_taken(script: Path) -> None:
+    script.write_text(f"import os, torch\ntorch.ones(2, os.getpid())\n{STEP.replace('2', 'os.getpid()')}")
+    start_ahead()
+    pid = sketch_process._ahead[0]._process.pid
+    assert sketch_script(script).ops[0].produced[0].shape == (pid,)
+    assert ends(pid) and not sketch_process._ahead
+
+
+def test_one_that_was_not_needed_ends(script: Path) -> None:
+    start_ahead()
+    pid = sketch_process._ahead[0]._process.pid
+    sketch_process._end_ahead()
+    assert ends(pid)
+
+
+def test_what_is_imported_meanwhile_is_there() -> None:
+    assert all(map(import_module, SHOWN_BY))
+
+
+def test_without_pytorch_it_says_what_to_install(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = script.parent / "missing"
+    missing.mkdir()
+    (missing / "torch.py").write_text("raise ModuleNotFoundError('No module named torch', name='torch')\n")
+    monkeypatch.syspath_prepend(missing)
+    script.write_text(f"import torch\n{STEP}")
+    with pytest.raises(ForetraceError, match="sketching a script needs PyTorch") as refused:
+        sketch_script(script)
+    assert "pip install torch" in refused.value.advice
+
+
+def test_it_finds_what_the_caller_finds(
+    script: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "sizes.py").write_text("ROWS = 3\n")
+    monkeypatch.syspath_prepend(elsewhere)
+    monkeypatch.chdir(script.parent)
+    monkeypatch.setenv("COLUMNS_OF_IT", "4")
+    (script.parent / "data.txt").write_text("5")
+    script.write_text(
+        "import os, torch\nfrom sizes import ROWS\n"
+        "SHAPE = ROWS, int(os.environ['COLUMNS_OF_IT']), int(open('data.txt').read())\n"
+        "def step():\n    torch.ones(SHAPE)\n"
+    )
+    assert sketch_script(Path("train.py")).ops[0].produced[0].shape == (3, 4, 5)
+
+
+def test_what_a_script_prints_by_any_way_goes_to_standard_error(script: Path) -> None:
+    script.write_text(
+        f"import os, torch\nprint('by print')\nos.write(1, b'by number\\n')\nos.system('echo by shell')\n{STEP}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "foretrace", "predict", script, "--on", "h200", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "by print" in done.stderr and "by number" in done.stderr and "by shell" not in done.stdout + done.stderr
+    assert "by " not in done.stdout
