@@ -10,11 +10,11 @@ from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import StepReport
 from foretrace.graph import Job
 from foretrace.prediction.scaling import scaling_curve
-from foretrace.questions.sweep_points import Point, Sweep
 from foretrace.report.pages import write_page
 from foretrace.report.pages.comparisons import comparison_page
 from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
+from foretrace.whatif.points import Point, Sweep
 from tests.report.steps import HOSTILE, rank, sketched
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]

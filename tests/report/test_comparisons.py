@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 
 from foretrace.analysis.compare import Check, OpMiss, StepDifference, TimeChange
+from foretrace.analysis.report import PathRow, StepReport
 from foretrace.prediction.scaling import Scaling, ScalingRow
-from foretrace.questions.sweep_points import Point, Sweep
 from foretrace.report.terminal import print_report
+from foretrace.whatif.points import Point, Sweep
+from foretrace.whatif.whatif import WhatIf
 
 
 def shown(result, page, top=10):
@@ -143,3 +145,36 @@ def test_long_names_of_platforms_give_way_and_figures_stay(page, cost):
 def test_where_no_point_can_be_made_memory_is_not_mentioned(page):
     lines = swept([Point(["seq=8"], "h200", error="it has no sequence")], page)
     assert any("no point can be made" in line for line in lines) and not any("fits in" in line for line in lines)
+
+
+def predicted(step_ms, samples=None, kernel_ms=1.0):
+    path = [PathRow("T2", "aten::mm", 0, step_ms - kernel_ms, 0.5), PathRow("kernel", "gemm", 0, kernel_ms, 0.5)]
+    return StepReport(
+        source="train.py", platform="h200", step_ms=step_ms, step_ms_back_to_back=step_ms, samples=samples,
+        low_ms=0.9 * step_ms, high_ms=1.1 * step_ms, critical_path=path,
+    )  # fmt: skip
+
+
+def test_a_what_if_says_how_many_times_as_fast_the_step_is(page):
+    text = " ".join(shown(WhatIf(["optimizer=fused"], predicted(4.0), predicted(2.0)), page).split())
+    assert "step 4.00 → 2.00 ms (-50 %) 2.00 times as fast; 80 %: 3.60 – 4.40 → 1.80 – 2.20" in text
+
+
+def test_steps_of_other_batches_are_judged_by_the_sample(page):
+    lines = shown(WhatIf(["batch=8"], predicted(4.0, 16), predicted(2.1, 8)), page).splitlines()
+    assert "sample" in lines[1] and "250 → 262 us (+5 %)" in lines[1] and "0.95 times as fast per sample" in lines[1]
+    assert "4.00 → 2.10 ms (-47 %)" in lines[2] and "of 16 → 8 samples" in lines[2]
+    assert sum("times as fast" in line for line in lines) == 1
+
+
+def test_changes_along_the_critical_path_add_up_to_that_of_the_step(page):
+    found = WhatIf(["batch=8"], predicted(4.0), predicted(2.5, kernel_ms=0.5))
+    assert sum(row.change_ms for row in found.difference.critical_path) == -1.5
+    text = shown(found, page)
+    assert "the changes add up to -1.50 ms" in text
+    rows = text.split("add up to")[1].splitlines()[2:4]
+    assert [row.split()[0] for row in rows] == ["T2", "kernel"] and "-1.00" in rows[0] and "-0.500" in rows[1]
+
+
+def test_time_by_op_is_said_to_overlap(difference, page):
+    assert "Slower, by op: host and device time added, which overlap" in shown(difference, page)

@@ -7,8 +7,8 @@ import pytest
 import foretrace as ft
 from foretrace.graph import ForetraceError
 from foretrace.prediction.scaling import Scaling, ScalingRow
-from foretrace.questions.sweep_points import Point, Sweep, judged
 from foretrace.sharding.tables import Table
+from foretrace.whatif.points import Point, Sweep, judged
 from tests.report.steps import HOSTILE, sketched
 
 

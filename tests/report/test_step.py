@@ -42,7 +42,7 @@ def test_several_stragglers_are_named_in_rank_order(measured, page):
 
 def test_without_stragglers_an_idle_device_means_host_bound(measured, page):
     measured.stragglers = []
-    assert "host-bound: the device idles 45 % of its time" in shown(measured, page)
+    assert "host-bound: device idle 45 % of its time" in shown(measured, page)
 
 
 def test_every_line_fits_eighty_columns_however_long_the_names(measured, page):
@@ -116,7 +116,7 @@ def test_a_recording_tells_the_unprofiled_step_and_what_profiling_cost(measured,
 def test_the_step_comes_first_with_its_range_and_what_limits_it(predicted, page):
     lines = shown(predicted, page).splitlines()
     assert lines[0] == "train.py on h200"
-    assert "5.60 ms" in lines[1] and "(5.20 – 6.10) host-bound: the device idles 71 % of it" in lines[1]
+    assert "5.60 ms" in lines[1] and "(80 %: 5.20 – 6.10) host-bound: device idle 71 % of it" in lines[1]
 
 
 def test_no_number_stands_without_how_it_is_known(predicted, page):

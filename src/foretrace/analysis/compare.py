@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,16 @@ class TimeChange:
     """Device and host time added up, after less before."""
 
 
+@dataclass(slots=True)
+class PathChange:
+    """Time of the critical path in one kind of work, in two steps."""
+
+    what: str
+    """As in `foretrace.analysis.report.PathRow`."""
+    ms: Pair
+    change_ms: float
+
+
 @dataclass
 class StepDifference:
     """Two steps compared: in each list the largest slow-down comes first."""
@@ -42,6 +53,8 @@ class StepDifference:
     """Of the slowest rank."""
     device_active_ms: Pair
     """Of the busiest rank."""
+    critical_path: list[PathChange] = field(default_factory=list)
+    """By kind of work; the changes add up to that of the critical path, and of a predicted step."""
     by_op: list[TimeChange] = field(default_factory=list)
     by_family: list[TimeChange] = field(default_factory=list)
     by_phase: list[TimeChange] = field(default_factory=list)
@@ -59,7 +72,7 @@ def exact(value: Any) -> Any:
     """The value in JSON's types, numbers as they are."""
     if isinstance(value, (list, tuple)):
         return [exact(item) for item in value]
-    return {f.name: exact(getattr(value, f.name)) for f in fields(value)} if isinstance(value, TimeChange) else value
+    return {f.name: exact(getattr(value, f.name)) for f in fields(value)} if is_dataclass(value) else value
 
 
 def compare_steps(before: StepReport, after: StepReport) -> StepDifference:
@@ -77,6 +90,7 @@ def compare_steps(before: StepReport, after: StepReport) -> StepDifference:
         after=after.source,
         step_ms=(before.step_ms, after.step_ms),
         device_active_ms=(_busiest(before), _busiest(after)),
+        critical_path=_compare_paths(before, after),
         by_op=compare_rows(before.by_op, after.by_op),
         by_family=compare_rows(before.by_family, after.by_family),
         by_phase=compare_rows(before.by_phase, after.by_phase),
@@ -87,6 +101,20 @@ def compare_steps(before: StepReport, after: StepReport) -> StepDifference:
 
 def _busiest(report: StepReport) -> float:
     return max((rank.device_active_ms for rank in report.ranks), default=report.device_active_ms)
+
+
+def _compare_paths(before: StepReport, after: StepReport) -> list[PathChange]:
+    """The critical paths by kind of work, the largest slow-down first."""
+    old, new = (_path_by_kind(report) for report in (before, after))
+    changes = [PathChange(what, (old[what], new[what]), new[what] - old[what]) for what in {**old, **new}]
+    return sorted(changes, key=lambda row: -row.change_ms)
+
+
+def _path_by_kind(report: StepReport) -> defaultdict[str, float]:
+    ms: defaultdict[str, float] = defaultdict(float)
+    for row in report.critical_path:
+        ms[row.what] += row.ms
+    return ms
 
 
 def compare_rows(before: Sequence[TimeRow], after: Sequence[TimeRow]) -> list[TimeChange]:

@@ -20,18 +20,19 @@ from foretrace.report.formatting import (
     printable,
     short_name,
 )
-from foretrace.report.step import COVERAGE
+from foretrace.report.step import COVERAGE, OVERHEADS
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
 if TYPE_CHECKING:
-    from foretrace.analysis.compare import Check, OpMiss, StepDifference, TimeChange
+    from foretrace.analysis.compare import Check, OpMiss, PathChange, StepDifference, TimeChange
     from foretrace.analysis.report import StepReport
     from foretrace.prediction.scaling import Scaling
-    from foretrace.questions.sweep_points import Point, Sweep
-    from foretrace.questions.whatifs import WhatIf
+    from foretrace.whatif.points import Point, Sweep
+    from foretrace.whatif.whatif import WhatIf
 
 LEAST_CHANGE_MS = 0.0005
 """Smaller changes are rounding."""
+OVERLAP = "host and device time added, which overlap in the step"
 FAR_SLOWER = 10
 """From this factor on, a slow-down is said as how many times as long the step takes."""
 
@@ -49,13 +50,20 @@ def difference_blocks(difference: StepDifference, top: int | None) -> Blocks:
 
 
 def _change_tables(difference: StepDifference, top: int | None) -> Blocks:
-    """What got slower and what faster: by op, by kernel family, by phase; and the ops that only one of the two has."""
+    """What got slower and what faster: along the critical path, by op, by kernel family, by phase; new and gone ops."""
+    path = path_changes(difference)
+    if path:
+        rows = [
+            [row.what, OVERHEADS.get(row.what, ""), signed_ms(row.change_ms), *(ms(value) for value in row.ms)]
+            for row in path
+        ]
+        yield table(path_title(difference), ["<what", "<", "change ms", "ms", "→"], rows)
     slower = [row for row in difference.by_op if row.change_ms >= LEAST_CHANGE_MS]
     faster = [row for row in reversed(difference.by_op) if row.change_ms <= -LEAST_CHANGE_MS]
     if slower:
-        yield _changes("Slower, by op", slower, top)
+        yield _changes(f"Slower, by op: {OVERLAP}", slower, top)
     if faster:
-        yield _changes("Faster, by op", faster, top)
+        yield _changes(f"Faster, by op: {OVERLAP}", faster, top)
     if not slower and not faster:
         yield Text("No op got slower or faster.")
     for title, rows in (("By kernel family", difference.by_family), ("By phase", difference.by_phase)):
@@ -77,10 +85,31 @@ def _pairs(row: TimeChange | OpMiss, difference_ms: float) -> list[str]:
     """The cells of a row of pairs: its name, the difference, then each pair."""
     return [
         short_name(row.name),
-        f"{'+' if difference_ms > 0 else ''}{ms(difference_ms)}",
+        signed_ms(difference_ms),
         *(ms(value) for value in (*row.device_ms, *row.host_ms)),
         *(f"{value:.0f}" for value in row.count),
     ]
+
+
+def path_changes(difference: StepDifference) -> list[PathChange]:
+    """Changes of the critical path that are more than rounding, the largest first."""
+    changed = [row for row in difference.critical_path if abs(row.change_ms) >= LEAST_CHANGE_MS]
+    return sorted(changed, key=lambda row: -abs(row.change_ms))
+
+
+def path_title(difference: StepDifference) -> str:
+    """The title of the critical path's changes, with their sum."""
+    total = sum(row.change_ms for row in difference.critical_path)
+    return f"Along the critical path: the changes add up to {signed_ms(total)} ms"
+
+
+def signed_ms(change_ms: float) -> str:
+    """A change in milliseconds.
+
+    >>> signed_ms(1.5), signed_ms(-0.25), signed_ms(-0.00001)
+    ('+1.50', '-0.250', '0')
+    """
+    return "0" if abs(change_ms) < LEAST_CHANGE_MS else f"{'+' if change_ms > 0 else ''}{ms(change_ms)}"
 
 
 def check_blocks(check: Check, top: int | None) -> Blocks:
@@ -130,14 +159,18 @@ def whatif_title(found: WhatIf) -> str:
 def whatif_facts(found: WhatIf) -> Iterator[Fact]:
     """The most important figures before and after, the step first."""
     before, after = found.before, found.after
-    ranges = " → ".join(f"({ms(side.low_ms)} – {ms(side.high_ms)})" for side in (before, after))
-    yield "step", change(before.step_ms, after.step_ms), f"{_speed(before.step_ms, after.step_ms)}; {ranges}"
+    ranges = f"80 %: {' → '.join(f'{ms(side.low_ms)} – {ms(side.high_ms)}' for side in (before, after))}"
+    if before.sample_us and after.sample_us and before.samples != after.samples:
+        # Of steps with other numbers of samples, the time per sample says which is faster.
+        speed = f"{_speed(before.sample_us, after.sample_us)} per sample"
+        yield "sample", change(before.sample_us, after.sample_us, unit="us"), speed
+        samples = f"of {before.samples:,} → {after.samples:,} samples"
+        yield "step", change(before.step_ms, after.step_ms), f"{samples}; {ranges}"
+    else:
+        yield "step", change(before.step_ms, after.step_ms), f"{_speed(before.step_ms, after.step_ms)}; {ranges}"
     if before.step_ms_back_to_back is not None and after.step_ms_back_to_back is not None:
         following = change(before.step_ms_back_to_back, after.step_ms_back_to_back)
         yield "next", following, "from step to step, where the host may run ahead"
-    if before.sample_us and after.sample_us and before.samples != after.samples:
-        each = change(before.sample_us, after.sample_us, unit="us")
-        yield "sample", each, f"for each of {before.samples:,} → {after.samples:,} in a step, from step to step"
     if before.world != after.world:
         yield "ranks", f"{before.world:,} → {after.world:,}", "that do a step together"
     yield "device", change(before.device_active_ms, after.device_active_ms), "active"
@@ -269,7 +302,7 @@ def sweep_facts(sweep: Sweep) -> Iterator[Fact]:
 def point_label(point: Point) -> str:
     """The changes of a point and its platform.
 
-    >>> from foretrace.questions.sweep_points import Point
+    >>> from foretrace.whatif.points import Point
     >>> point_label(Point(["batch=8", "dtype=bf16"], "h200"))
     'batch=8, dtype=bf16 on h200'
     """

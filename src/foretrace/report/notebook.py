@@ -14,9 +14,9 @@ from foretrace.report.terminal import Fact
 
 if TYPE_CHECKING:
     from foretrace.prediction.scaling import Scaling
-    from foretrace.questions.sweep_points import Sweep
-    from foretrace.questions.whatifs import WhatIf
     from foretrace.sharding.plan import Sharding
+    from foretrace.whatif.points import Sweep
+    from foretrace.whatif.whatif import WhatIf
 
 T = TypeVar("T")
 
@@ -76,8 +76,7 @@ def _step(report: StepReport) -> Summary:
 
 
 def _whatif(found: WhatIf) -> Summary:
-    from foretrace.report.comparisons import whatif_facts, whatif_title
-    from foretrace.report.pages.comparisons import signed_ms
+    from foretrace.report.comparisons import signed_ms, whatif_facts, whatif_title
 
     changed = sorted(found.difference.by_op, key=lambda row: -abs(row.change_ms))[:TABLE_ROWS]
     return Summary(

@@ -161,7 +161,7 @@ def plan_facts(plan: PlanReport) -> Iterator[Fact]:
     """The most important figures, the step first."""
     limits = plan.limits
     limit = f"{LIMITS[limits.what]} {percent(limits.share)} of it"
-    yield "step", f"{ms(plan.step_ms)} ms", f"({ms(plan.low_ms)} – {ms(plan.high_ms)}) {limit}"
+    yield "step", f"{ms(plan.step_ms)} ms", f"(80 %: {ms(plan.low_ms)} – {ms(plan.high_ms)}) {limit}"
     if plan.summed_ms != plan.step_ms:
         yield "added up", f"{ms(plan.summed_ms)} ms", "lookups, exchange and dense part one after the other"
     slowest = f"on rank {limits.slowest_rank}, the slowest"

@@ -79,7 +79,8 @@ def step_facts(report: StepReport) -> list[Fact]:
 
 
 def _predicted_facts(report: StepReport) -> Iterator[Fact]:
-    yield "step", f"{ms(report.step_ms)} ms", f"({ms(report.low_ms)} – {ms(report.high_ms)}) {_predicted_limit(report)}"
+    likely = f"80 %: {ms(report.low_ms)} – {ms(report.high_ms)}"
+    yield "step", f"{ms(report.step_ms)} ms", f"({likely}) {_predicted_limit(report)}"
     if report.step_ms_back_to_back is not None:
         yield "next", f"{ms(report.step_ms_back_to_back)} ms", "from step to step, where the host may run ahead"
     if report.kernels:
@@ -156,7 +157,7 @@ def _measured_limit(report: StepReport) -> str:
 
 def _bound(idle_ms: float, span_ms: float) -> str:
     idle = idle_ms / span_ms if span_ms else 0.0
-    return f"{'host' if idle > HOST_BOUND else 'device'}-bound: the device idles {percent(idle)}"
+    return f"{'host' if idle > HOST_BOUND else 'device'}-bound: device idle {percent(idle)}"
 
 
 def held_back(report: StepReport, others: str) -> str:

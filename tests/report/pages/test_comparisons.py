@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import foretrace as ft
-from foretrace.analysis.report import StepReport
-from foretrace.questions.sweep_points import Point, Sweep
+from foretrace.analysis.report import PathRow, StepReport
 from foretrace.report.pages.comparisons import comparison_page, sweep_page
+from foretrace.whatif.points import Point, Sweep
 from tests.report.steps import HOSTILE, sketched
 
 
@@ -87,3 +87,21 @@ def test_points_that_failed_are_not_counted_and_those_for_one_reason_share_a_lin
 
 def test_a_large_cost_is_written_out():
     assert ">12,346</td>" in sweep_page(swept(point(64, cost=12345.6), point(8))).html()
+
+
+def test_a_step_with_more_samples_is_not_called_worse_for_taking_longer():
+    small, large = (StepReport(step_ms=step, samples=n, device_active_ms=step / 2) for step, n in ((2.0, 8), (3.0, 16)))
+    verdicts = {line.name: line.verdict for line in comparison_page(small, large).values["lines"]}
+    assert verdicts["step"] == verdicts["device active"] == "" and verdicts["for each sample"] == "good"
+
+
+def test_the_critical_path_shows_where_the_change_comes_from():
+    before, after = (
+        StepReport(platform="h200", step_ms=ms, critical_path=[PathRow("T2", "aten::mm", 0, ms, 1.0)])
+        for ms in (4.0, 2.5)
+    )
+    page = comparison_page(before, after)
+    assert [(row["name"], row["change_ms"]) for row in page.charts["path"]["rows"]] == [
+        ("host, op start to first launch", -1.5)
+    ]
+    assert "These changes add up to -1.50 ms" in page.html()

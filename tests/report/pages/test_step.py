@@ -10,9 +10,9 @@ import foretrace as ft
 from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import StepReport
 from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Timings
-from foretrace.questions.whatifs import WhatIf
 from foretrace.report.pages import write_page
 from foretrace.report.pages.step import measured_with, step_page
+from foretrace.whatif.whatif import WhatIf
 from tests.report.steps import HOSTILE, rank, sketched
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from foretrace.analysis.compare import TimeChange
+from foretrace.analysis.compare import PathChange, TimeChange
 from foretrace.analysis.kernel_families import kernel_family
 from foretrace.analysis.memory import MemoryCurve
 from foretrace.analysis.report import StepReport, TimeRow, plain
@@ -249,14 +249,20 @@ def _held(curve: MemoryCurve, edges: Floats) -> Longs:
     return most
 
 
-def changes(rows: Sequence[TimeChange], verdict: bool = True) -> Chart | None:
+def changes(rows: Sequence[TimeChange | PathChange], verdict: bool = True) -> Chart | None:
     """What got slower and what faster, the largest changes first; ``verdict``: whether slower is worse."""
     largest = max((abs(row.change_ms) for row in rows), default=0.0)
     seen = [row for row in rows if abs(row.change_ms) >= max(LEAST_CHANGE_MS, LEAST_SHARE * largest)]
     moved = sorted(seen, key=lambda row: -abs(row.change_ms))
     shown = sorted(moved[:MAX_BARS], key=lambda row: -row.change_ms)
-    bars = [{**asdict(row), "name": short_name(row.name)} for row in shown]
+    bars = [{**asdict(row), "name": _change_label(row)} for row in shown]
     return {"kind": "changes", "rows": bars, "verdict": verdict, "of": len(moved)} if bars else None
+
+
+def _change_label(row: TimeChange | PathChange) -> str:
+    if isinstance(row, TimeChange):
+        return short_name(row.name)
+    return f"host, {OVERHEADS[row.what]}" if row.what in OVERHEADS else row.what
 
 
 def sources(workings: Workings) -> Chart | None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from foretrace.analysis.compare import compare_rows
+from foretrace.analysis.compare import compare_steps
 from foretrace.analysis.report import StepReport, plain
-from foretrace.report.comparisons import LEAST_CHANGE_MS, made_and_left, point_label, reasons, scaling_speed
+from foretrace.report.comparisons import made_and_left, point_label, reasons, scaling_speed, signed_ms
 from foretrace.report.formatting import UNKNOWN, bytes_, dollars, ms, percent, plural, signed
 from foretrace.report.pages import charts
 from foretrace.report.pages.page import Chart, Page
@@ -17,7 +17,7 @@ from foretrace.report.pages.timeline import timeline
 
 if TYPE_CHECKING:
     from foretrace.prediction.scaling import Scaling
-    from foretrace.questions.sweep_points import Point, Sweep
+    from foretrace.whatif.points import Point, Sweep
 
 Pair = tuple[StepReport, StepReport]
 
@@ -35,17 +35,19 @@ class Figure(NamedTuple):
     """``lower``, ``higher``, or nothing where neither is."""
     only_if_other: str = ""
     """Field in which the two must differ for the figure to be shown."""
+    of_a_step: bool = False
+    """Whether it grows with the samples of a step: then it is not judged where these differ."""
 
 
 PER_SAMPLE = "for each sample"
 FIGURES = (
-    Figure("step", "step_ms", ms),
-    Figure("from step to step", "step_ms_back_to_back", ms),
+    Figure("step", "step_ms", ms, of_a_step=True),
+    Figure("from step to step", "step_ms_back_to_back", ms, of_a_step=True),
     Figure("samples in a step", "samples", "{:,}".format, "", "samples"),
     Figure(PER_SAMPLE, "sample_us", lambda us: f"{ms(us)} µs", "lower", "samples"),
-    Figure("device active", "device_active_ms", ms),
-    Figure("device idle", "device_idle_ms", ms),
-    Figure("exposed communication", "exposed_communication_ms", ms),
+    Figure("device active", "device_active_ms", ms, of_a_step=True),
+    Figure("device idle", "device_idle_ms", ms, of_a_step=True),
+    Figure("exposed communication", "exposed_communication_ms", ms, of_a_step=True),
     Figure("ranks", "world", "{:,}".format, "", "world"),
     Figure("kernels", "kernels", "{:,}".format, ""),
     Figure("peak memory", "peak_memory_bytes", bytes_),
@@ -77,17 +79,19 @@ def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str
     >>> "-50 %" in page.html()
     True
     """
-    pair, lines = (before, after), list(_lines(before, after))
-    rows = sorted(compare_rows(before.by_op, after.by_op), key=lambda row: -abs(row.change_ms))
+    pair, lines, difference = (before, after), list(_lines(before, after)), compare_steps(before, after)
+    rows = sorted(difference.by_op, key=lambda row: -abs(row.change_ms))
     per_sample = next((line for line in lines if line.name == PER_SAMPLE), None)
+    verdict = per_sample is None  # a step with more samples may take longer
     return Page(
         "comparison.html",
         f"{names[0]} and {names[1]}",
         {
             "distribution": _distributions(pair, names),
-            "by_op": charts.changes(rows),
-            "by_family": charts.changes(compare_rows(before.by_family, after.by_family)),
-            "by_phase": charts.changes(compare_rows(before.by_phase, after.by_phase)),
+            "path": charts.changes(difference.critical_path, verdict),
+            "by_op": charts.changes(rows, verdict),
+            "by_family": charts.changes(difference.by_family, verdict),
+            "by_phase": charts.changes(difference.by_phase, verdict),
             "timeline": _timelines(pair, names),
         },
         {
@@ -96,6 +100,7 @@ def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str
             "names": names,
             "lines": lines,
             "per_sample": per_sample,
+            "path_change": signed_ms(sum(row.change_ms for row in difference.critical_path)),
             "samples": " → ".join(f"{report.samples:,}" for report in pair) if per_sample else "",
             "notes": list(dict.fromkeys([*before.notes, *after.notes])),
             "rows": [(row, signed_ms(row.change_ms)) for row in rows],
@@ -103,16 +108,8 @@ def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str
     )
 
 
-def signed_ms(change_ms: float) -> str:
-    """A change in milliseconds.
-
-    >>> signed_ms(1.5), signed_ms(-0.25), signed_ms(-0.00001)
-    ('+1.50', '-0.250', '0')
-    """
-    return "0" if abs(change_ms) < LEAST_CHANGE_MS else f"{'+' if change_ms > 0 else ''}{ms(change_ms)}"
-
-
 def _lines(before: StepReport, after: StepReport) -> Iterator[Line]:
+    per_sample = None not in (before.samples, after.samples) and before.samples != after.samples
     for figure in FIGURES:
         old, new = getattr(before, figure.field), getattr(after, figure.field)
         other = figure.only_if_other
@@ -121,7 +118,7 @@ def _lines(before: StepReport, after: StepReport) -> Iterator[Line]:
             continue
         share = new / old - 1 if old else 0.0
         verdict = ""
-        if abs(share) > SAME and figure.better:
+        if abs(share) > SAME and figure.better and not (per_sample and figure.of_a_step):
             verdict = "good" if (share < 0) == (figure.better == "lower") else "bad"
         unit = " ms" if figure.shown is ms else ""
         shown = figure.shown(old) + unit, figure.shown(new) + unit
@@ -167,7 +164,7 @@ def scaling_page(curve: Scaling) -> Page:
 def sweep_page(sweep: Sweep) -> Page:
     """The page of a sweep: every point by its time per sample, against its memory and its cost.
 
-    >>> from foretrace.questions.sweep_points import Point, Sweep
+    >>> from foretrace.whatif.points import Point, Sweep
     >>> "batch=64 on h200" in sweep_page(Sweep("train.py", [Point(["batch=64"], "h200", step_ms=4.0)])).html()
     True
     """

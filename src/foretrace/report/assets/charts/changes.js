@@ -28,9 +28,13 @@ draws.changes = (chart, spec, element) => {
           return tip(
             row.name,
             `${row.change_ms > 0 ? "+" : "−"}${time(Math.abs(row.change_ms))}`,
-            `device ${pair("device_ms")}`,
-            `host ${pair("host_ms")}`,
-            `calls ${row.count[0]} → ${row.count[1]}`,
+            ...(row.ms
+              ? [pair("ms")]
+              : [
+                  `device ${pair("device_ms")}`,
+                  `host ${pair("host_ms")}`,
+                  `calls ${row.count[0]} → ${row.count[1]}`,
+                ]),
           );
         },
       },
