@@ -1,4 +1,4 @@
-"""`foretrace shard`: where embedding tables should lie."""
+"""`foretrace shard`: the fastest sharding plan for embedding tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Kernels(StrEnum):
 
 
 class SentAs(StrEnum):
-    """What embeddings travel in."""
+    """Dtype in which embeddings are sent."""
 
     fp32 = "fp32"
     fp16 = "fp16"
@@ -39,29 +39,29 @@ def shard(
     world: Annotated[int, typer.Option(min=1, help="Ranks to place them on.")],
     on: Annotated[str, typer.Option(help="The platform: its name, or its folder.")] = "h200",
     fabric: Annotated[
-        str | None, typer.Option(help="What joins the ranks: a fabric's name, its file, or a platform that has one.")
+        str | None, typer.Option(help="The fabric between the ranks: its name, its file, or a platform that has one.")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(metavar="GB", help="What a rank has for tables; what the rest of the step leaves.")
+        float | None, typer.Option(metavar="GB", help="Memory of a rank for tables; what the rest of the step leaves.")
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples of each rank; those of the step, or 4096.")] = None,
     kernels: Annotated[
-        Kernels, typer.Option(help="One call for tables with rows as long, one each, or FBGEMM's batched ones.")
+        Kernels, typer.Option(help="One call for tables of one dim, one each, or FBGEMM's batched ones.")
     ] = Kernels.fused,
     sent_as: Annotated[
-        SentAs, typer.Option(help="What embeddings and their gradients are exchanged in.")
+        SentAs, typer.Option(help="Dtype in which embeddings and their gradients are sent.")
     ] = SentAs.fp32,
     per_node: Annotated[
         int | None, typer.Option(min=1, help="Ranks of a node; as many as the fabric's nodes have.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Search no longer than this.")] = 30.0,
-    seed: Annotated[int, typer.Option(min=0, help="What decides chances: the same one gives the same plan.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random choices: the same one gives the same plan.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
     json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 10,
 ) -> None:
-    """Find the fastest way to shard embedding tables among ranks, before any GPU runs.
+    """Find the fastest sharding plan for embedding tables, before any GPU runs.
 
     Tables may stay whole, be split by rows or by columns, or be copied to all ranks.
     """

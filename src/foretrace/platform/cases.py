@@ -10,7 +10,6 @@ from random import Random
 from typing import TypeVar
 
 from foretrace.graph import Constant, Indices, Op, Tensor, Tf32, Value
-from foretrace.graph.codec import to_lines
 from foretrace.graph.op import ALIGNMENT, signature
 
 T = TypeVar("T")
@@ -236,6 +235,8 @@ def case_key(case: Case) -> str:
     >>> case_key(Case(Op("aten::relu"))) == case_key(Case(Op("aten::relu", phase="forward")))
     True
     """
+    from foretrace.graph.codec import to_lines
+
     ids = ""
     if case.ids:
         # Histograms of similar tables differ slightly each time.

@@ -1,1 +1,5 @@
-"""Placing embedding tables on ranks: tables, plans, what they cost, and the search for the fastest that fits."""
+"""Sharding of embedding tables: tables, sharding options, the cost of plans, and the search for the fastest one."""
+
+from foretrace._lazy import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -48,8 +48,8 @@ from foretrace.sharding.shards import (
     Longs,
     Shard,
     Shards,
-    group_sums,
     shard_bytes,
+    sum_by,
 )
 from foretrace.sharding.tables import Table
 
@@ -231,7 +231,7 @@ class Costing:
         step = lookups + sum(communication.values()) + self.dense_us
         return Estimate(
             step, step - float(spread[0]), step + float(spread[1]), typical[:, 0], typical[:, 1],
-            group_sums(rank, shard_bytes(shards, self.sparse_gradients), self.ranks.world),
+            sum_by(rank, shard_bytes(shards, self.sparse_gradients), self.ranks.world),
             made * (1 - 1 / self.ranks.world),  # samples are spread evenly over the ranks, and a rank's own stay there
             lookups,
             {what: us for what, us in communication.items() if us > 0},
@@ -248,7 +248,7 @@ class Costing:
             return float(us.max())
         variance = (shards.histogram * BIN_ACCESSES**2).sum(axis=1) * (1 - 1 / counts)
         per_id = marginal.sum(axis=1) / np.maximum(shards.ids, 1.0)
-        deviation = np.sqrt(group_sums(rank, variance * per_id**2, self.ranks.world))
+        deviation = np.sqrt(sum_by(rank, variance * per_id**2, self.ranks.world))
         samples = np.random.default_rng(0).standard_normal((HOT_ROW_SAMPLES, self.ranks.world))
         return float((us + deviation * samples).max(axis=1).mean())
 
@@ -268,13 +268,13 @@ class Costing:
         columns = sum(table.dim * table.features for table, what in zip(self.tables, of_table) if what == SUMS)
         elements = sum(table.rows * table.dim for table, what in zip(self.tables, of_table) if what == REPLICAS)
         return {
-            IDS: group_sums(rank, ids, world),
-            POOLED: group_sums(rank, np.where(of_shard == POOLED, made, 0.0), world),
+            IDS: sum_by(rank, ids, world),
+            POOLED: sum_by(rank, np.where(of_shard == POOLED, made, 0.0), world),
             SUMS: np.full(world, columns * batch * sent_bytes),
             NODE_SUMS: node_sums,
             CROSS_NODE: node_sums / self.ranks.per_node,
             REPLICAS: np.full(world, float(elements * EMBEDDING_BYTES)),
-        }, group_sums(rank, made, world)
+        }, sum_by(rank, made, world)
 
     def _conversion_us(self, made: float) -> float:
         """Microseconds in which the busiest rank converts what it sends into a narrower dtype, and back."""

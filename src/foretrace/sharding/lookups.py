@@ -17,17 +17,7 @@ from numpy.typing import NDArray
 from foretrace.graph import Graph, Indices, Job, Op, OpTable, Tensor
 from foretrace.platform.platform import Platform
 from foretrace.sharding.linear_models import FusedModel, price_tbe
-from foretrace.sharding.shards import (
-    DTYPES,
-    OPTIMIZERS,
-    Floats,
-    Longs,
-    LookupTimes,
-    Shard,
-    Shards,
-    accesses,
-    group_sums,
-)
+from foretrace.sharding.shards import DTYPES, OPTIMIZERS, Floats, Longs, LookupTimes, Shard, Shards, accesses, sum_by
 from foretrace.sharding.tables import Table
 
 FORWARD, BACKWARD = 0, 1
@@ -65,7 +55,7 @@ def price_lookups(shards: Shards, platform: Platform) -> LookupTimes:
     where = owner[costs.op] * 2 + phase[costs.op]
     gap = platform.device.measured.kernel_gap_us
     low, typical, high = (
-        group_sums(where, us + gap, 2 * len(shards)).reshape(-1, 2) for us in (costs.low, costs.typical, costs.high)
+        sum_by(where, us + gap, 2 * len(shards)).reshape(-1, 2) for us in (costs.low, costs.typical, costs.high)
     )
     moved = _update_us(shards, platform)
     for column, share in ((low, 1 / (1 + UPDATE_SPREAD)), (typical, 1.0), (high, 1 + UPDATE_SPREAD)):
@@ -283,4 +273,4 @@ KERNELS: dict[str, type[LookupKernels]] = {"fused": Fused, "single": Single, "tb
 
 
 def _by_rank(us: Floats, rank: Longs, world: int) -> Floats:
-    return np.stack([group_sums(rank, column, world) for column in us.T], axis=1)
+    return np.stack([sum_by(rank, column, world) for column in us.T], axis=1)

@@ -40,6 +40,7 @@ COALESCED = (
     "except for SGD, PyTorch adds up the gradients of each row before an update, one after the other: frequently "
     "accessed rows hold it up; FBGEMM (--kernels tbe) does not"
 )
+CUT_SHORT = "the time ran out before the search was over: more --seconds may find a faster plan"
 SUMMED = "the step is the sum of lookups, communication and dense part"
 
 
@@ -120,16 +121,21 @@ def shard(
     notes += assumptions(chosen, world, ranks.per_node) if world > 1 else []
     if kernels not in KERNELS:
         raise ForetraceError(f"there are no lookup kernels {kernels!r}", f"Known are: {', '.join(KERNELS)}.")
-    dense = _dense_us(model, where)
+    dense = 0.0
+    if model.step is not None:
+        from foretrace.sharding.training_step import dense_us
+
+        dense = dense_us(model.step, where)
     costing = Costing(model.tables, ranks, KERNELS[kernels](where), Communication(chosen, ranks), dense)
     budget, budget_notes = _hbm_budget(where, memory_gb, model.step)
     found = search(costing, budget, seconds, seed, on_progress)
     simulated, step_notes = _simulated(model.step, costing, found, on_progress) if model.step else (None, [NO_MODEL])
+    notes += [*batch_notes, *budget_notes, *_assumptions(model, costing), *step_notes, *[CUT_SHORT] * found.cut_short]
     return Sharding(
         source=model.source, platform=where.name, fabric=chosen.name, kernels=kernels, tables=model.tables, ranks=ranks,
         hbm_budget=budget, plan=found.plan, estimate=found.estimate, heuristics=found.heuristics, dense_ms=dense / 1e3,
         seconds=found.seconds, gap=_gap(costing, budget, found), simulated=simulated,
-        notes=[*notes, *batch_notes, *budget_notes, *_assumptions(model, costing), *step_notes, *_ended_early(found)],
+        notes=notes,
     )  # fmt: skip
 
 
@@ -191,14 +197,6 @@ def _check_nodes(ranks: Ranks, fabric: Fabric) -> None:
             f"a node of fabric {fabric.name} has {fabric.gpus_per_node} GPUs, not {ranks.per_node}",
             f"Give {fabric.gpus_per_node} ranks of a node at most (--per-node), or another fabric (--fabric).",
         )
-
-
-def _dense_us(model: _Model, where: Platform) -> float:
-    if model.step is None:
-        return 0.0
-    from foretrace.sharding.training_step import dense_us
-
-    return dense_us(model.step, where)
 
 
 def _hbm_budget(where: Platform, memory_gb: float | None, step: Graph | None) -> tuple[float, list[str]]:
@@ -264,7 +262,3 @@ def _assumptions(model: _Model, costing: Costing) -> list[str]:
     if any(table.dtype == "int8" for table in model.tables):
         notes.append("int8 rows are priced as 16-bit rows of as many bytes")
     return notes
-
-
-def _ended_early(found: SearchResult) -> list[str]:
-    return ["the time ran out before the search was over: more --seconds may find a faster plan"] * found.cut_short

@@ -128,7 +128,7 @@ class Shards:
         histogram = np.zeros((groups, HISTOGRAM_BINS))
         np.add.at(histogram, group, self.histogram)
         rows, bags, ids, unique = (
-            group_sums(group, column, groups) for column in (self.rows, self.bags, self.ids, self.unique)
+            sum_by(group, column, groups) for column in (self.rows, self.bags, self.ids, self.unique)
         )
         return Shards(rows, self.dim[first], bags, ids, unique, histogram, self.dtype[first], self.optimizer[first],
                       self.replicated[first], self.sequence[first])  # fmt: skip
@@ -142,10 +142,10 @@ class LookupTimes(NamedTuple):
     high: Floats
 
 
-def group_sums(group: Longs, values: Floats, groups: int) -> Floats:
+def sum_by(group: Longs, values: Floats, groups: int) -> Floats:
     """The sum of each group's values.
 
-    >>> group_sums(np.array([0, 2, 0]), np.array([1.0, 2.0, 4.0]), 3).tolist()
+    >>> sum_by(np.array([0, 2, 0]), np.array([1.0, 2.0, 4.0]), 3).tolist()
     [5.0, 0.0, 2.0]
     """
     return np.asarray(np.bincount(group, values, groups), np.float64)

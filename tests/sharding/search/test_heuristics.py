@@ -3,7 +3,7 @@
 import numpy as np
 
 from foretrace.sharding.plan import check_placement
-from foretrace.sharding.search.heuristics import heavy_tables_split
+from foretrace.sharding.search.heuristics import split_heavy
 from foretrace.sharding.search.iterated_local_search import search
 from foretrace.sharding.search.state import LOAD, OptionCosts, PlanState
 from foretrace.sharding.tables import Table
@@ -16,7 +16,7 @@ LIGHT = [Table(f"light{n}", 100_000, 64, pooling=1) for n in range(40)]
 
 def starts(tables, world):
     cost = costing(tables, world=world)
-    return heavy_tables_split(PlanState.empty(OptionCosts.of(cost, HBM_BUDGET), cost.ranks, HBM_BUDGET))
+    return split_heavy(PlanState.empty(OptionCosts.of(cost, HBM_BUDGET), cost.ranks, HBM_BUDGET))
 
 
 def test_light_tables_need_none():

@@ -6,7 +6,7 @@ import random
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, da
 from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
 from foretrace.cost_models.kernels.exact import ExactTimes
 from foretrace.cost_models.kernels.families import FAMILIES, Family
-from foretrace.cost_models.kernels.model import ErrorRange, Estimator, FamilyModel, KernelSequences
+from foretrace.cost_models.kernels.model import ErrorRange, FamilyModel, KernelSequences
 from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.cost_models.kernels.selection import KernelSelection
 from foretrace.errors import ForetraceError
@@ -23,6 +23,9 @@ from foretrace.platform.device import Device
 from foretrace.platform.files import read_object
 from foretrace.platform.folder import INDEX
 from foretrace.platform.rates import read_all
+
+if TYPE_CHECKING:
+    from foretrace.cost_models.kernels.model import Estimator
 
 FOREST_SIZES = {30_000: (1200, 255), 20_000: (1200, 127), 5_000: (900, 63), 0: (500, 31)}
 """Trees and their leaves, by the number of calls from which on a family gets so many."""

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from zipfile import BadZipFile
@@ -18,28 +19,29 @@ from numpy.typing import NDArray
 
 from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats
 from foretrace.cost_models.kernels.estimators.forests import Forest
-from foretrace.cost_models.kernels.estimators.nets import ResidualNet
 from foretrace.cost_models.kernels.estimators.npz import finite, read_arrays
-from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
 from foretrace.cost_models.kernels.exact import ExactTimes
 from foretrace.cost_models.kernels.families import FAMILIES, Family
 from foretrace.cost_models.kernels.kernel_names import short_name
 from foretrace.cost_models.kernels.roofline import RooflineFallback
-from foretrace.cost_models.kernels.selection import KernelSelection
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
+    from foretrace.cost_models.kernels.estimators.nets import ResidualNet
+    from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
+    from foretrace.cost_models.kernels.selection import KernelSelection
     from foretrace.platform.measurements import Repeat
 
-Estimator = ScaledRoofline | ResidualTrees | ResidualNet | Blend | KernelSelection
-ESTIMATORS: dict[str, type[Estimator]] = {
-    "roofline": ScaledRoofline,
-    "trees": ResidualTrees,
-    "net": ResidualNet,
-    "blend": Blend,
-    "likely": KernelSelection,
+    Estimator = ScaledRoofline | ResidualTrees | ResidualNet | Blend | KernelSelection
+
+ESTIMATORS = {
+    "roofline": "estimators.residual.ScaledRoofline",
+    "trees": "estimators.residual.ResidualTrees",
+    "net": "estimators.nets.ResidualNet",
+    "blend": "estimators.residual.Blend",
+    "likely": "selection.KernelSelection",
 }
-"""By the names in files and in `platform show`."""
+"""By the names in files and in `platform show`: the class, which is imported when a model of its kind is read."""
 MAX_EXTRAPOLATION = 2.0
 """A call may have so many times more work than any measured one and still be answered by the model."""
 MAX_LOG_ERROR = 50.0
@@ -170,7 +172,7 @@ class FamilyModel:
 
     def write(self, folder: Path) -> None:
         """Write it to ``<family>.npz``: plain numbers."""
-        kind = next(name for name, made in ESTIMATORS.items() if isinstance(self.estimator, made))
+        kind = next(name for name, path in ESTIMATORS.items() if path.endswith(f".{type(self.estimator).__name__}"))
         arrays: dict[str, Any] = {
             "kind": np.array(kind),
             "columns": np.array(self.family.columns),
@@ -192,7 +194,8 @@ class FamilyModel:
                     f"{path} was fitted for other features than this Foretrace has",
                     "Fit it again from its measurements: foretrace calibrate fit.",
                 )
-            estimator = ESTIMATORS[str(arrays["kind"])].from_arrays(arrays)
+            module, _, kind = ESTIMATORS[str(arrays["kind"])].rpartition(".")
+            estimator = getattr(import_module(f"foretrace.cost_models.kernels.{module}"), kind).from_arrays(arrays)
             most = float(finite(arrays, "most_roof_us"))
             return cls(family, estimator, ErrorRange.from_arrays(arrays), KernelSequences.from_arrays(arrays), most)
         except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error) as error:

@@ -25,7 +25,7 @@ MIN_HEAVY_TABLES = 2
 Weigh = Callable[[Costing, PlanState], Floats]
 
 
-class NoRankFitsError(ForetraceError):
+class NoFitError(ForetraceError):
     """A table does not fit on any rank after the other tables are placed."""
 
     def __init__(self, table: int) -> None:
@@ -106,10 +106,10 @@ def _first_fit(state: PlanState, table: int, so_far: Floats) -> None:
         groups = [group for group in state.rank_groups(option) if fits[list(group)].all()]
         if groups:
             return state.put(table, option, min(groups, key=lambda group: float(so_far[list(group)].sum())))
-    raise NoRankFitsError(table)
+    raise NoFitError(table)
 
 
-def heavy_tables_split(empty: PlanState) -> list[PlanState]:
+def split_heavy(empty: PlanState) -> list[PlanState]:
     """Plans in which all heavy tables are split, one for each of several ceilings on a shard; none if tables are light.
 
     The local search changes one table at a time. Where several tables hold up a rank each, splitting one leaves the

@@ -19,17 +19,10 @@ from foretrace.sharding.costing import Costing, Estimate
 from foretrace.sharding.options import SHARDING_TYPES
 from foretrace.sharding.plan import Placement, Plan
 from foretrace.sharding.search.capacity import check_capacity, no_rank_fits
-from foretrace.sharding.search.heuristics import (
-    HEURISTICS,
-    NoRankFitsError,
-    at_random,
-    greedy,
-    heavy_tables_split,
-    round_robin,
-)
+from foretrace.sharding.search.heuristics import HEURISTICS, NoFitError, at_random, greedy, round_robin, split_heavy
 from foretrace.sharding.search.local_search import improve_options, improve_placement
 from foretrace.sharding.search.state import LOAD, OptionCosts, PlanState
-from foretrace.sharding.shards import Floats, Longs, Shards, group_sums, shard_bytes
+from foretrace.sharding.shards import Floats, Longs, Shards, shard_bytes, sum_by
 
 PERTURBATIONS = 12
 """How often the best plan is perturbed and improved again, if there is time."""
@@ -100,7 +93,7 @@ def search(
     found = SearchResult(plans[best_name], heuristics[best_name], heuristics, plans)
     moving = time.monotonic()
     best = min(starts.values(), key=lambda state: state.value()).copy()
-    split = _best_split(heavy_tables_split(empty), moving + CHOOSING_TIME * seconds)
+    split = _best_split(split_heavy(empty), moving + CHOOSING_TIME * seconds)
     results = [found, *(SearchResult(state.plan(), costing.estimate(state.plan())) for state in split)]
     for number, (result, state) in enumerate(zip(results, [best, *split]), 1):
         _improve(result, state, costing, seed, moving + seconds * number / len(results), report)
@@ -119,7 +112,7 @@ def _starts(costing: Costing, empty: PlanState, seed: int) -> dict[str, PlanStat
     for name, make in makers.items():
         try:
             made[name] = make()
-        except NoRankFitsError as full:
+        except NoFitError as full:
             last = full
     if not made:
         raise no_rank_fits(costing, empty.hbm_budget, costing.tables[last.table])
@@ -239,7 +232,7 @@ def polish(costing: Costing, plan: Plan, hbm_budget: float, until: float) -> tup
 def _promising_moves(placed: _PlacedShards, plan: Plan, load: Floats, hbm_budget: float) -> Longs:
     """Moves off the slowest rank, a row each: the shard, its target, and the shard that comes back, if any."""
     source, world = int(load.argmax()), len(load)
-    added, totals = placed.marginal.sum(axis=1), group_sums(placed.rank, placed.nbytes, world)
+    added, totals = placed.marginal.sum(axis=1), sum_by(placed.rank, placed.nbytes, world)
     mine = placed.movable[placed.rank[placed.movable] == source]
     if not len(mine):
         return np.zeros((0, 3), np.int64)
