@@ -121,14 +121,14 @@ def kernels_of(chains: Sequence[Chain], device: Any, autotuner: Any) -> list[Lau
 def operands_of(chain: Chain, device: Any) -> list[Any]:
     """A chain's operands with values in them.
 
-    >>> [tuple(t.shape) for t in operands_of(Chain(4, 8, "float32", ("row", "turned"), (), "", "float32"), "cpu")]
+    >>> [tuple(t.shape) for t in operands_of(Chain(4, 8, "float32", ("row", "transposed"), (), "", "float32"), "cpu")]
     [(4, 8), (8,), (4, 8)]
     """
     rows, columns, dtype = chain.rows, chain.columns, getattr(torch, chain.dtype)
-    shapes = {"whole": (rows, columns), "row": (columns,), "column": (rows, 1), "turned": (columns, rows)}
+    shapes = {"whole": (rows, columns), "row": (columns,), "column": (rows, 1), "transposed": (columns, rows)}
     words = ("whole", *chain.operands)
     made = [filled(math.prod(shapes[word]), dtype, device).view(shapes[word]) for word in words]
-    return [tensor.t() if word == "turned" else tensor for tensor, word in zip(made, words)]
+    return [tensor.t() if word == "transposed" else tensor for tensor, word in zip(made, words)]
 
 
 def run(chain: Chain, operands: Sequence[Any]) -> Any:
