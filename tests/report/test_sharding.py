@@ -79,7 +79,7 @@ def test_every_table_is_listed_and_its_name_stays_text(plan):
 def test_hot_rows_have_a_line_of_their_own_and_all_figures_agree(plan, page):
     slowest = max(rank.lookup_ms for rank in plan.ranks)
     skewed = replace(plan, lookup_ms=slowest + 1.25, hot_rows_ms=1.25)
-    assert "and 1.25 for hot rows, on a rank that is not known" in said(skewed, "lookups")
+    assert "and 1.25 ms for hot rows, on a rank that is not known" in said(skewed, "lookups")
     for block in plan_blocks(skewed, 1):
         page.print(block)
     assert any("any" in line and "+1.25" in line for line in page.file.getvalue().splitlines())

@@ -33,7 +33,7 @@ EXCHANGES = {
     "conversion": "conversion, there and back",
 }
 LIMITS = {"lookups": "lookups take", "exchange": "the exchange takes", "dense": "the dense part takes"}
-KERNELS = {"fused": "one call for rows as long", "single": "a call for each table", "tbe": "FBGEMM's batched kernels"}
+KERNELS = {"fused": "one call for tables of one dim", "single": "a call for each table", "tbe": "FBGEMM's batched kernels"}
 SAME = 1e-3
 """Share below which two plans count as equally fast."""
 TABLES_LISTED = 3000
@@ -167,7 +167,7 @@ def plan_facts(plan: PlanReport) -> Iterator[Fact]:
     slowest = f"on rank {limits.slowest_rank}, the slowest"
     if plan.has_hot_rows:
         placed = ms(plan.lookup_ms - plan.hot_rows_ms)
-        slowest = f"{placed} {slowest}, and {ms(plan.hot_rows_ms)} for hot rows, on a rank that is not known"
+        slowest = f"{placed} ms {slowest}, and {ms(plan.hot_rows_ms)} ms for hot rows, on a rank that is not known"
     balance = f"the mean rank takes {percent(limits.balance)} of it"
     yield "lookups", f"{ms(plan.lookup_ms)} ms", f"{slowest}; {KERNELS[plan.kernels]}; {balance}"
     yield "exchange", f"{ms(sum(plan.exchange_ms.values()))} ms", f"in {plan.sent_as}, on {plan.fabric}"
