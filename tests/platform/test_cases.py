@@ -1,81 +1,106 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.cost_models.kernels.families import DRAWN, HELD_OUT, case_number
-from foretrace.graph import Constant, Tensor
-from foretrace.graph.codec import from_lines, to_lines
-from foretrace.platform.cases import Draw, strides
-from foretrace.platform.measure.call import Call, overload_of
+from foretrace.api import load
+from foretrace.graph import Constant, Indices, Op, Tensor, Tf32
+from foretrace.graph.codec import from_lines
+from foretrace.platform.cases import Draw, Ids, case_key, recorded_cases, stripped
+from foretrace.platform.measure.call import Call
 
-NOT_ON_META = (
-    "aten::_unique2", "aten::nonzero", "aten::_fused_sgd_", "aten::_local_scalar_dense", "aten::_coalesce",
-    "aten::bincount",
-)  # fmt: skip
-"""Calls whose results depend on values, or that PyTorch never taught to run without any."""
-
-families = pytest.mark.parametrize("family", DRAWN)
+DATA = Path(__file__).resolve().parents[1] / "data" / "h200"
+F = "float32"
 
 
-def shapes_only(value):
-    """The argument on the meta device."""
-    if isinstance(value, Tensor):
-        dtype = getattr(torch, value.dtype)
-        if value.layout != "strided":
-            return torch.sparse_coo_tensor(size=value.shape, dtype=dtype, device="meta", check_invariants=False)
-        return torch.empty_strided(value.shape, value.stride or strides(value.shape), dtype=dtype, device="meta")
-    if isinstance(value, Constant):
-        return torch.device("meta") if value.kind == "device" else getattr(torch, value.value)
-    return [shapes_only(item) for item in value] if isinstance(value, list) else value
+def on_gpu(shape, number, dtype=F, **given):
+    return Tensor(shape, dtype, "cuda:0", id=number, storage=number, **given)
 
 
-@families
-@settings(max_examples=15)
-@given(number=st.integers(0, 10**6))
-def test_every_case_for_the_cpu_runs_on_it(family, number):
-    case = case_number(family, number, most=2**14, kind="cpu")
-    with torch.no_grad():
-        Call(case, torch.device("cpu"))()
+def test_a_call_is_taken_once_wherever_and_with_whatever_tensors_it_was_made():
+    first = Op("aten::mm", (on_gpu((4, 4), 1), on_gpu((4, 4), 2)), overload="default", phase="forward", module="a")
+    again = Op("aten::mm", (on_gpu((4, 4), 7), on_gpu((4, 4), 9)), overload="default", phase="backward", thread=1)
+    other = Op("aten::mm", (on_gpu((4, 4), 7), on_gpu((4, 4), 7)), overload="default")
+    assert len(recorded_cases([first, again])) == 1
+    assert len(recorded_cases([first, again, other])) == 2, "a matrix times itself reads less"
 
 
-@families
-@settings(max_examples=15)
-@given(number=st.integers(0, 10**6))
-def test_every_case_for_a_gpu_is_a_call_that_pytorch_accepts(family, number):
-    op = case_number(family, number, most=2**29, kind="cuda").op
-    function = overload_of(op)
-    if op.name not in NOT_ON_META:
-        function(*map(shapes_only, op.args), **{name: shapes_only(value) for name, value in op.kwargs.items()})
+def test_tensors_of_one_storage_still_share_it_and_nothing_before_them_is_allocated():
+    q, k = (on_gpu((2, 8), 5, stride=(48, 1), offset=10**9 + part) for part in (3, 11))
+    a, b = stripped(Op("aten::add", (q, k), overload="Tensor")).tensors
+    assert a.storage == b.storage == 0
+    assert b.offset - a.offset == 8 and a.offset < 128
 
 
-@families
-@settings(max_examples=25)
-@given(number=st.integers(0, 10**6), most=st.sampled_from([2**16, 2**22, 2**29]))
-def test_a_case_stays_within_what_it_may_hold(family, number, most):
-    case = case_number(family, number, most, kind="cuda")
-    # A table of rows may be larger than what flows through a step; the smallest convolutions cannot be shrunk further.
-    allowed = 4 * most if family == "lookups" or most > 2**16 else 64 * most
-    assert all(tensor.numel <= allowed for tensor in case.op.tensors)
+def test_memory_seen_as_two_dtypes_becomes_two_pieces():
+    op = Op("aten::copy_", (on_gpu((4,), 5), on_gpu((4,), 5, dtype="int32")), overload="default")
+    assert [t.storage for t in stripped(op).tensors] == [-1, -1]
 
 
-@families
-def test_a_case_is_written_and_read_without_loss(family):
-    ops = [case_number(family, number, most=2**20, kind="cuda").op for number in range(20)]
-    for op in ops:
-        read = from_lines(to_lines([op]), "here")[0]
-        assert read.name == op.name and read.overload == op.overload and read.tensors == op.tensors
+def test_a_gradient_and_a_sparse_update_have_the_ids_of_their_lookup():
+    table, ids, offsets = on_gpu((1000, 4), 1), on_gpu((64,), 2, "int64"), on_gpu((8,), 3, "int64")
+    grad = Tensor((1000, 4), F, "cuda:0", id=9, layout="sparse_coo")
+    args = (on_gpu((8, 4), 4), ids, offsets, on_gpu((64,), 5, "int64"), offsets, on_gpu((0,), 6, "int64"))
+    ops = [
+        Op("aten::_embedding_bag", (table, ids, offsets, False, 0, True, None), overload="default"),
+        Op("aten::_embedding_bag_backward", (*args, 1000, False, 0, True, None), outputs=(grad,), overload="default"),
+        Op("aten::add_", (table, grad), {"alpha": -0.1}, overload="Tensor"),
+    ]
+    known = Indices(op=0, rows=1000, count=64, unique=40, bags=8, reuse=(20, 16, 4))
+    cases = recorded_cases(ops, [known])
+    assert [case.ids for case in cases] == [Ids(64, reuse=(0.5, 0.4, 0.1), distinct=40)] * 3
+    torch.manual_seed(0)
+    for case in cases:
+        made = Call(case, torch.device("cpu"))
+        assert made.indices.unique == pytest.approx(40, abs=2) and made.indices.count == 64
 
 
-@families
-def test_the_same_number_is_the_same_case_and_another_one_mostly_another(family):
-    first, again = ([case_number(family, n, 2**20, "cuda") for n in range(30)] for _ in range(2))
-    assert first == again
-    assert len({str(case) for case in first}) > 25
+def test_tables_whose_ids_hardly_differ_are_measured_once_and_others_apart():
+    table, ids = on_gpu((1000, 4), 1), on_gpu((9000,), 2, "int64")
+    (case,) = recorded_cases([Op("aten::embedding", (table, ids), overload="default")])
+    alike = [replace(case, ids=Ids(9000, reuse=(0.801, 0.199), distinct=n)) for n in (7510, 7522, 4000)]
+    assert case_key(alike[0]) == case_key(alike[1]) != case_key(alike[2])
+
+
+def test_what_needs_other_ranks_or_launches_nothing_by_itself_is_left_out():
+    ops = [Op("c10d::allreduce_", ([on_gpu((8,), 1)],)), Op("cuda::device_synchronize")]
+    assert recorded_cases(ops) == []
+
+
+def test_constants_stay_what_they_are():
+    op = Op("aten::_to_copy", (on_gpu((8,), 1),), {"dtype": Constant("dtype", "bfloat16")}, overload="default")
+    assert stripped(op).kwargs == {"dtype": Constant("dtype", "bfloat16")}
+
+
+def test_every_call_of_a_recorded_step_can_be_made_again():
+    (graph,) = load(DATA / "dlrm_default_b512").graphs
+    cases = recorded_cases(list(graph.ops), graph.indices)
+    assert 50 < len(cases) < len(graph.ops)
+    for case in cases:
+        if sum(tensor.nbytes for tensor in case.op.tensors) < 2**24:
+            with torch.no_grad():
+                Call(case, torch.device("cpu"))()
+
+
+def test_a_language_model_makes_few_distinct_calls():
+    import gzip
+
+    with gzip.open(DATA / "bert_bf16.ops.jsonl.gz", "rt") as file:
+        ops = from_lines(file, "bert")
+    assert len(recorded_cases(ops)) < len(ops) / 10
+
+
+def test_the_step_says_which_calls_may_use_tf32():
+    names = ("aten::addmm", "aten::convolution", "aten::relu")
+    cases = recorded_cases([Op(name) for name in names], tf32=Tf32(products=True, convolutions=False))
+    assert [case.tf32 for case in cases] == [True, False, False]
+    assert [case.tf32 for case in recorded_cases([Op(name) for name in names])] == [False, True, False]
 
 
 def test_sizes_lie_in_their_range_and_powers_of_two_and_odd_ones_both_come():
@@ -91,48 +116,3 @@ def test_sizes_lie_in_their_range_and_powers_of_two_and_odd_ones_both_come():
 def test_a_shape_holds_no_more_elements_than_asked_for(seed, dims, high):
     shape = Draw(seed, most=2**20, kind="cuda").shape(dims, low=1, high=high)
     assert len(shape) == dims and min(shape) >= 1 and math.prod(shape) <= high
-
-
-def test_matrix_products_come_in_all_layouts_dtypes_and_settings():
-    cases = [case_number("matrix", n, 2**26, "cuda") for n in range(600)]
-    products = [case for case in cases if case.op.name == "aten::mm" and case.op.overload == "default"]
-    turned = {tuple(t.stride[0] == 1 for t in case.op.tensors) for case in products}
-    assert turned == {(False, False), (False, True), (True, False), (True, True)}
-    assert {case.op.tensors[0].dtype for case in cases} == {"bfloat16", "float16", "float32", "float8_e4m3fn"}
-    assert {case.op.name for case in cases} > {"aten::_scaled_mm", "aten::_grouped_mm", "aten::addmm", "aten::bmm"}
-    assert {case.tf32 for case in cases if case.op.tensors[0].dtype == "float32"} == {True, False}
-    assert not any(case.tf32 for case in cases if case.op.tensors[0].dtype != "float32")
-
-
-@families
-def test_the_cases_held_out_are_other_ones(family):
-    fitted = {str(case_number(family, n, 2**20, "cuda")) for n in range(60)}
-    held = [str(case_number(family, n, 2**20, "cuda", HELD_OUT)) for n in range(60)]
-    assert sum(case in fitted for case in held) < 12
-
-
-def test_an_attention_is_followed_by_its_gradient():
-    for number in range(0, 40, 2):
-        forward, backward = (case_number("attention", number + turn, 2**26, "cuda").op for turn in (0, 1))
-        assert backward.name == f"{forward.name}_backward"
-        assert forward.tensors[:3] == backward.tensors[1:4]
-
-
-def test_attention_comes_with_masks_shared_heads_other_lengths_and_packed_projections():
-    cases = [case_number("attention", 2 * n, 2**26, "cuda").op for n in range(300)]
-    queries, keys = ([op.tensors[place] for op in cases] for place in (0, 1))
-    assert any(isinstance(op.args[3], Tensor) for op in cases)
-    assert any(q.shape[1] > k.shape[1] for q, k in zip(queries, keys))
-    assert any(q.shape[2] != k.shape[2] for q, k in zip(queries, keys))
-    assert any(q.storage == k.storage and q.offset != k.offset for q, k in zip(queries, keys))
-
-
-def test_convolutions_come_in_one_two_and_three_dimensions_deep_and_upward():
-    ops = [case_number("convolutions", n, 2**24, "cuda").op for n in range(400)]
-    weights = [op.tensors[1 if op.name == "aten::convolution" else 2] for op in ops]
-    assert {len(weight.shape) for weight in weights} == {3, 4, 5}
-    assert any(weight.shape[1] == 1 and weight.shape[0] > 8 for weight in weights)
-    assert any(op.args[6] is True for op in ops if op.name == "aten::convolution")
-    assert {tuple(op.args[-1]) for op in ops if op.name != "aten::convolution"} >= {
-        (True, True, True), (True, True, False), (False, True, False), (False, True, True),
-    }  # fmt: skip
