@@ -7,7 +7,7 @@ from foretrace.analysis.report import PathRow, StepReport
 from foretrace.prediction.scaling import Scaling, ScalingRow
 from foretrace.report.terminal import print_report
 from foretrace.whatif.points import Point, Sweep
-from foretrace.whatif.whatif import WhatIf
+from foretrace.whatif.what_if import WhatIf
 
 
 def shown(result, page, top=10):
@@ -82,17 +82,17 @@ def check():
 def test_predicted_and_measured_stand_side_by_side_with_how_far_off(check, page):
     lines = shown(check, page).splitlines()
     assert lines[0] == "run on h200: predicted, measured"
-    assert "11.0, 10.0 ms" in lines[1] and "+10.0 %; the range 9.50 – 12.0 holds it" in lines[1]
+    assert "11.0, 10.0 ms" in lines[1] and "+10.0 %; inside the range 9.50 – 12.0" in lines[1]
     assert "-1.0 %" in lines[2]
 
 
 def test_a_range_that_misses_is_said(check, page):
     check.inside = False
-    assert "does NOT hold it" in shown(check, page)
+    assert "OUTSIDE the range" in shown(check, page)
 
 
 def test_misses_carry_their_sign(check, page):
-    text = shown(check, page).split("Largest misses first")[1]
+    text = shown(check, page).split("Largest errors first")[1]
     assert "aten::mm" in text and "+0.400" in text
 
 

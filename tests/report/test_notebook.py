@@ -25,7 +25,7 @@ def assert_shown(text: str, *words: str) -> None:
 
 
 def test_a_what_if_shows_both_times_and_what_changed_most(step):
-    found = ft.whatif(step, dtype="fp32")
+    found = ft.what_if(step, dtype="fp32")
     largest = max(found.difference.by_op, key=lambda row: abs(row.change_ms))
     assert_shown(found._repr_html_(), "with dtype=fp32", "times as fast", "What changed most", largest.name)
 

@@ -15,12 +15,12 @@ import pytest
 from foretrace.analysis.report import StepReport
 from foretrace.graph import Job
 from foretrace.prediction.scaling import scaling_curve
-from foretrace.questions.sweep_points import Point, Sweep
-from foretrace.questions.whatifs import WhatIf
 from foretrace.report.json import as_json
 from foretrace.ui import pages
 from foretrace.ui.folder import Folder
-from foretrace.ui.server import LARGEST_BODY, Server
+from foretrace.ui.server import MAX_BODY_BYTES, Server
+from foretrace.whatif.points import Point, Sweep
+from foretrace.whatif.what_if import WhatIf
 from tests.cli.samples import step_of_two_ops
 from tests.processes import PATIENCE_S
 from tests.report.steps import sketched
@@ -193,7 +193,7 @@ def announced(server, length: object) -> bytes:
 
 
 def test_an_upload_that_is_too_large_is_refused_before_it_is_read(server):
-    assert announced(server, LARGEST_BODY + 1) == b"413"
+    assert announced(server, MAX_BODY_BYTES + 1) == b"413"
     assert announced(server, "9" * 5000) == b"413"
 
 
@@ -219,7 +219,7 @@ def test_a_request_that_is_none_is_refused_in_our_words(server, capfd, line):
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "BREW"])
 def test_what_is_neither_reading_nor_a_form_is_refused(server, method):
     answer, text = ask(server, "/", method)
-    assert answer.status == 405 and answer.headers["Allow"] == "GET, HEAD, POST" and "Not done here" in text
+    assert answer.status == 405 and answer.headers["Allow"] == "GET, HEAD, POST" and "Not supported" in text
 
 
 def test_head_is_get_without_the_page(server):
@@ -257,7 +257,7 @@ def test_the_list_says_what_each_document_is(server, root):
     (root / "many.json").write_text(json.dumps({"source": "x", "points": [], "best": None, "memory_limit": None}))
     (root / "other.json").write_text("{}")
     rows = re.findall(r'data-wait="Reading ([^"]+)">.*?</td><td>(.*?)</td>', ask(server, "/")[1])
-    kinds = {"before.json": "forecast", "many.json": "sweep", "other.json": "document", "one": "trace"}
+    kinds = {"before.json": "prediction", "many.json": "sweep", "other.json": "document", "one": "trace"}
     assert kinds.items() <= dict(rows).items()
 
 
@@ -283,7 +283,7 @@ def test_a_bug_is_told_in_one_line(server, monkeypatch, capfd):
         raise KeyError("no such thing")
 
     monkeypatch.delenv("FORETRACE_DEBUG", raising=False)
-    monkeypatch.setitem(pages.ANSWERS, ("GET", "/"), broken)
+    monkeypatch.setitem(pages.PAGES, ("GET", "/"), broken)
     answer, text = ask(server, "/?what=secret")
     assert answer.status == 500 and "A bug of Foretrace" in text
     assert capfd.readouterr().err == "foretrace: GET /: KeyError: 'no such thing'\n"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from foretrace.analysis.report import StepReport
     from foretrace.prediction.scaling import Scaling
     from foretrace.whatif.points import Point, Sweep
-    from foretrace.whatif.whatif import WhatIf
+    from foretrace.whatif.what_if import WhatIf
 
 LEAST_CHANGE_MS = 0.0005
 """Smaller changes are rounding."""
@@ -117,17 +117,17 @@ def check_blocks(check: Check, top: int | None) -> Blocks:
     yield fact_lines(f"{check.source} on {check.platform}: predicted, measured", _check_facts(check))
     if check.by_op:
         columns = ["<op…", "off ms", "device ms", "was", "host ms", "was", "calls", "was"]
-        yield table("Largest misses first", columns, [_pairs(row, row.miss_ms) for row in check.by_op], top)
+        yield table("Largest errors first", columns, [_pairs(row, row.miss_ms) for row in check.by_op], top)
     if check.notes:
         yield note_lines(check.notes)
 
 
 def _check_facts(check: Check) -> Iterator[Fact]:
     low, high = check.range_ms
-    inside = "holds" if check.inside else "does NOT hold"
-    yield "step", _both_ms(check.step_ms), f"{off(check.step_ms)}; the range {ms(low)} – {ms(high)} {inside} it"
+    inside = "inside" if check.inside else "OUTSIDE"
+    yield "step", _both_ms(check.step_ms), f"{off(check.step_ms)}; {inside} the range {ms(low)} – {ms(high)}"
     if pair := check.step_ms_back_to_back:
-        yield "next", _both_ms(pair), f"{off(pair)}; from step to step, where the host may run ahead"
+        yield "next", _both_ms(pair), f"{off(pair)}; back to back, where the host may run ahead"
     if (pair := check.device_active_ms) and check.kernels:
         predicted, measured = check.kernels
         yield "device", _both_ms(pair), f"{off(pair)}; active, in {predicted:.0f} and {measured:.0f} kernels"
@@ -170,7 +170,7 @@ def whatif_facts(found: WhatIf) -> Iterator[Fact]:
         yield "step", change(before.step_ms, after.step_ms), f"{_speed(before.step_ms, after.step_ms)}; {ranges}"
     if before.step_ms_back_to_back is not None and after.step_ms_back_to_back is not None:
         following = change(before.step_ms_back_to_back, after.step_ms_back_to_back)
-        yield "next", following, "from step to step, where the host may run ahead"
+        yield "next", following, "back to back, where the host may run ahead"
     if before.world != after.world:
         yield "ranks", f"{before.world:,} → {after.world:,}", "that do a step together"
     yield "device", change(before.device_active_ms, after.device_active_ms), "active"

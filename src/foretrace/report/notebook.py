@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from foretrace.prediction.scaling import Scaling
     from foretrace.sharding.plan import Sharding
     from foretrace.whatif.points import Sweep
-    from foretrace.whatif.whatif import WhatIf
+    from foretrace.whatif.what_if import WhatIf
 
 T = TypeVar("T")
 

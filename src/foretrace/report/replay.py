@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 COVERED = {"calls": "of the calls", "host": "of their host time", "device": "of their device time"}
 FIGURES: tuple[tuple[str, str, Callable[[Any], str], str, str], ...] = (
-    ("step", "step_ms", ms, " ms", "a step until the device is done with it"),
-    ("next", "step_ms_back_to_back", ms, " ms", "from step to step, where the host may run ahead"),
+    ("step", "step_ms", ms, " ms", "a step with a sync at its end"),
+    ("next", "step_ms_back_to_back", ms, " ms", "back to back, where the host may run ahead"),
     ("device", "kernel_ms", ms, " ms", "in kernels"),
     ("launches", "launches", str, "", "pieces of device work"),
     ("memory", "peak_memory_bytes", bytes_, "", "peak"),

@@ -33,7 +33,11 @@ EXCHANGES = {
     "conversion": "conversion, there and back",
 }
 LIMITS = {"lookups": "lookups take", "exchange": "the exchange takes", "dense": "the dense part takes"}
-KERNELS = {"fused": "one call for tables of one dim", "single": "a call for each table", "tbe": "FBGEMM's batched kernels"}
+KERNELS = {
+    "fused": "one call for tables of one dim",
+    "single": "a call for each table",
+    "tbe": "FBGEMM's batched kernels",
+}
 SAME = 1e-3
 """Share below which two plans count as equally fast."""
 TABLES_LISTED = 3000

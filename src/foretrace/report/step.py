@@ -26,7 +26,7 @@ WITHOUT_LAUNCHES = {"T1": "between ops", "T2": "inside ops"}
 """The same where nothing is launched."""
 CAUSES = {
     **OVERHEADS,
-    "sync": "the host waits for the device as well",
+    "sync": "the host waits for the device",
     "latency": "from launch to start, and from kernel to kernel",
 }
 """What a device idles for."""
@@ -82,7 +82,7 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     likely = f"80 %: {ms(report.low_ms)} – {ms(report.high_ms)}"
     yield "step", f"{ms(report.step_ms)} ms", f"({likely}) {_predicted_limit(report)}"
     if report.step_ms_back_to_back is not None:
-        yield "next", f"{ms(report.step_ms_back_to_back)} ms", "from step to step, where the host may run ahead"
+        yield "next", f"{ms(report.step_ms_back_to_back)} ms", "back to back, where the host may run ahead"
     if report.kernels:
         yield "device", f"{ms(report.device_active_ms)} ms", f"active in {_largest_families(report)}"
     if report.exposed_communication_ms or report.hidden_communication_ms:
@@ -90,7 +90,7 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
         yield "comm", f"{ms(report.exposed_communication_ms)} ms", hidden
     if len(report.ranks) > 1:
         held = held_back(report, "them")
-        yield "waits", ms_range(rank.wait_ms for rank in report.ranks), f"a rank, for others{held and f'; {held}'}"
+        yield "waits", ms_range(rank.wait_ms for rank in report.ranks), f"per rank, for others{held and f'; {held}'}"
         if report.critical_path_ranks:
             total = sum(part.ms for part in report.critical_path)
             yield "path", f"{ms(total)} ms", f"{_path_kinds(report)}; {_path_ranks(report, total)}"
@@ -108,16 +108,16 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
     if any(rank.step_ms for rank in ranks):
         yield "step", ms_range(rank.step_ms for rank in ranks), _measured_limit(report)
     else:
-        yield "step", "unknown", "the trace has no times: give the profiler trace of the same step beside it"
+        yield "step", "unknown", "the trace has no times: add the profiler trace of the same step"
     if unprofiled and unprofiled.synced_ms:
-        yield "plain", ms_range([unprofiled.synced_ms]), _profiling(report, unprofiled.back_to_back_ms)
+        yield "unprofiled", ms_range([unprofiled.synced_ms]), _profiling(report, unprofiled.back_to_back_ms)
     if report.device_span_ms:
         yield "device", f"{ms(report.device_active_ms)} ms", _device_share(report)
     transfer = sum(report.transfer_ms.values())
     if report.collectives and len(ranks) > 1:
         count = plural(sum(row.count for row in report.collectives), "collective")
         waits = ms_range(rank.wait_ms for rank in ranks)
-        yield "waits", waits, f"a rank, for others; {count}, {ms(transfer)} ms of transfer"
+        yield "waits", waits, f"per rank, for others; {count}, {ms(transfer)} ms of transfer"
     elif report.collectives:
         yield "comm", f"{ms(transfer)} ms", "waiting included: the other ranks have no trace here"
     if report.critical_path_ms:
@@ -134,7 +134,7 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
     if report.device_span_ms:
         before = sum(rank.launched_before_ms for rank in ranks)
         launched = f"; {ms(before)} ms were launched before the trace began" if before else ""
-        yield "known", percent(report.attributed), f"of the device time has an owner{launched}"
+        yield "known", percent(report.attributed), f"of the device time is attributed to an op{launched}"
 
 
 def _predicted_limit(report: StepReport) -> str:
@@ -142,7 +142,7 @@ def _predicted_limit(report: StepReport) -> str:
     if not report.kernels:
         return "all of it on the host"
     if len(report.ranks) > 1:
-        return "from the first thing that a rank does to the last"
+        return "from the first rank's start to the last one's end"
     return f"{_bound(report.device_idle_ms, report.step_ms)} of it"
 
 
@@ -187,10 +187,10 @@ def _device_share(report: StepReport) -> str:
 
 
 def _profiling(report: StepReport, back_to_back_ms: float | None) -> str:
-    ahead = f", {ms(back_to_back_ms)} ms where the host may run ahead" if back_to_back_ms else ""
+    ahead = f", {ms(back_to_back_ms)} ms back to back" if back_to_back_ms else ""
     overhead = report.profiling_overhead
     longer = f"{overhead:.2f} times as long" if overhead > 1.01 else "no longer"
-    return f"with nothing attached{ahead}; {longer} while watched"
+    return f"with a sync per step{ahead}; profiled steps take {longer}"
 
 
 def _path_kinds(report: StepReport) -> str:
@@ -231,7 +231,7 @@ def _predicted_tables(report: StepReport, top: int | None) -> Blocks:
             yield _stragglers(report)
         if report.waits_for:
             waits = [[str(row.rank), str(row.waits_for), ms(row.ms), str(row.count)] for row in report.waits_for]
-            yield table("Who waits for whom", ["rank", "waits for", "ms", "times"], waits, top)
+            yield table("Waits between ranks", ["rank", "waits for", "ms", "times"], waits, top)
     if report.look_at:
         rows = [
             [percent(op.share), ms(op.ms), op.mostly, short_name(op.name), op.phase,
@@ -239,7 +239,7 @@ def _predicted_tables(report: StepReport, top: int | None) -> Blocks:
             for op in report.look_at
         ]  # fmt: skip
         columns = ["share", "ms", "<mostly", "<op…", "<phase", "calls", "launches"]
-        yield table("Look at these first: they hold the critical path longest", columns, rows, top)
+        yield table("Look at these first: they take most of the critical path", columns, rows, top)
     if report.device_idle_ms and report.kernels:
         yield _idle_causes(report)
     if report.critical_path:
@@ -331,7 +331,7 @@ def some_ranks(ranks: Sequence[T], wait: Callable[[T], float]) -> tuple[str, lis
 
 def _stragglers(report: StepReport) -> RenderableType:
     rows = [[str(row.rank), ms(row.held_ms), row.why] for row in report.stragglers]
-    return table("Who holds the others back", ["rank", "held ms", "<why…"], rows)
+    return table("Stragglers", ["rank", "held ms", "<why…"], rows)
 
 
 def _collectives(report: StepReport, top: int | None) -> RenderableType:

@@ -1,1 +1,1 @@
-"""A small server that shows a folder of recordings, traces and forecasts, to who sits at this machine."""
+"""A local web server that shows a folder of recordings, traces and predictions."""

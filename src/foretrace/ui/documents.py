@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from foretrace.analysis.report import Communication, RankReport, StepReport
 from foretrace.errors import ForetraceError
 from foretrace.prediction.scaling import Scaling, ScalingRow
-from foretrace.questions.sweep_points import Sweep
 from foretrace.report.json import FieldError, decode
 from foretrace.report.pages.comparisons import comparison_page, scaling_page, sweep_page
 from foretrace.report.pages.page import Page
 from foretrace.report.pages.step import step_page
 from foretrace.report.sharding import PlanReport, sharding_page
 from foretrace.ui.folder import DOCUMENT, MAX_DOCUMENT_BYTES, MAX_ITEMS
+from foretrace.whatif.points import Sweep
 
 T = TypeVar("T")
 Fields = dict[str, Any]
@@ -29,7 +29,7 @@ Fields = dict[str, Any]
 
 VALUE_SHOWN = 60
 """Characters of a wrong value in a message."""
-PREDICTION = "forecast"
+PREDICTION = "prediction"
 
 
 @dataclass(slots=True)

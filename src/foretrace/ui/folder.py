@@ -46,7 +46,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
-            raise ForetraceError(f"{root} is no folder", "Name one that holds recordings, traces or forecasts.")
+            raise ForetraceError(f"{root} is no folder", "Name one that holds recordings, traces or predictions.")
         self.root = root.resolve()
 
     def path(self, name: str) -> Path:

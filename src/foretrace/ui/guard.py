@@ -1,8 +1,8 @@
-"""Who may ask: this machine's own browser, from this server's own pages; from elsewhere, who has the token.
+"""Access control: requests from this machine's browser and this server's own pages; from elsewhere, with a token.
 
-A page of somebody else that is open in the same browser can send requests here as well, and by a name that it lets
-point to this machine it can even read the answers. So the name asked for must be this server's, and so must be the
-page that asks.
+Another site's page in the same browser can send requests here as well (CSRF), and with a host name that resolves to
+this machine it can even read the answers (DNS rebinding). So the `Host` of a request must be this server's, and so must
+be its `Origin`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server there.
+    """Whether a server at this address is reachable from this machine only.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -37,25 +37,25 @@ def _is_address(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Guard:
-    """What a request must say."""
+    """What the headers of a request must contain."""
 
     host: str
     """Where the server listens."""
     port: int
     token: str | None = None
-    """What a caller must know; None on the loopback, which nobody else reaches."""
+    """The secret of a request; None on the loopback, which no other machine reaches."""
     own_names: tuple[str, ...] = ()
-    """What this machine is called."""
+    """Host names of this machine."""
 
     def refusal(self, headers: Mapping[str, str], given: str | None = None) -> str | None:
-        """Why a request is refused; None where it is not.
+        """Why a request is refused; None where it is allowed.
 
         Parameters
         ----------
         headers
             Those of the request.
         given
-            The token in its address, where it has one.
+            The token in its address, if any.
 
         >>> guard = Guard("127.0.0.1", 8000)
         >>> guard.refusal({"Host": "localhost:8000"}) is None
@@ -63,21 +63,21 @@ class Guard:
         >>> guard.refusal({"Host": "evil.example:8000"})
         'this server is not called evil.example:8000'
         """
-        asked = headers.get("Host", "")
-        if not self._is_ours(asked):
-            return f"this server is not called {asked or 'nothing'}"
+        host = headers.get("Host", "")
+        if not self._is_ours(host):
+            return f"this server is not called {host or 'nothing'}"
         origin = headers.get("Origin")
-        if origin is not None and origin.partition("://")[2] != asked:
+        if origin is not None and origin.partition("://")[2] != host:
             return "another site's page asked"
         if headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             return "another site's page led here: type the address instead"
-        if self.token is not None and not self._knows(headers, given):
+        if self.token is not None and not self._has_token(headers, given):
             return "the token is missing, or another server's: open the address that `foretrace ui` printed"
         return None
 
-    def _is_ours(self, asked: str) -> bool:
+    def _is_ours(self, host: str) -> bool:
         try:
-            parts = urlsplit(f"//{asked}")
+            parts = urlsplit(f"//{host}")
             name, port = parts.hostname or "", parts.port or 80
         except ValueError:
             return False
@@ -85,13 +85,13 @@ class Guard:
             return False
         if self.token is None:
             return is_loopback(name)
-        # A name that somebody lets point here is neither an address nor ours.
+        # With DNS rebinding the host is a foreign name: neither an address nor one of ours.
         return _is_address(name) or name in (*LOOPBACK, self.host.lower(), *(one.lower() for one in self.own_names))
 
-    def _knows(self, headers: Mapping[str, str], given: str | None) -> bool:
+    def _has_token(self, headers: Mapping[str, str], given: str | None) -> bool:
         try:
-            kept = SimpleCookie(headers.get("Cookie", "")).get(COOKIE)
+            cookie = SimpleCookie(headers.get("Cookie", "")).get(COOKIE)
         except CookieError:
-            kept = None
-        told = given if given is not None else kept.value if kept else ""
-        return hmac.compare_digest(told.encode(), (self.token or "").encode())
+            cookie = None
+        token = given if given is not None else cookie.value if cookie else ""
+        return hmac.compare_digest(token.encode(), (self.token or "").encode())

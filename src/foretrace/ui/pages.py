@@ -13,9 +13,6 @@ from foretrace.api import load, observe, predict
 from foretrace.errors import ForetraceError
 from foretrace.graph import Job
 from foretrace.platform.folder import HERE, machines, platforms
-from foretrace.questions.changes import SETS
-from foretrace.questions.job_words import OF_JOBS
-from foretrace.questions.whatifs import whatif
 from foretrace.report.pages.comparisons import comparison_page
 from foretrace.report.pages.page import Page
 from foretrace.report.pages.step import measured_with, step_page
@@ -29,6 +26,8 @@ from foretrace.ui.documents import (
     read_prediction,
 )
 from foretrace.ui.folder import DOCUMENT, MAX_ITEMS, Folder
+from foretrace.whatif.grammar import CHANGES, JOB_CHANGES
+from foretrace.whatif.what_if import what_if
 
 Fields = dict[str, str]
 """Fields of an address or a form."""
@@ -82,20 +81,20 @@ def listing(folder: Folder, fields: Fields) -> Page:
     }
     values = {
         "items": items,
-        "called": kinds,
+        "kinds": kinds,
         "predictable": [item.name for item in items if item.kind != DOCUMENT],
         "comparable": [item.name for item in items if item.kind != DOCUMENT or kinds[item.name] == PREDICTION],
         "most": MAX_ITEMS,
         "root": str(folder.root),
         "platforms": [OWN_MACHINE, *known_platforms()],
-        "usual": DEFAULT_PLATFORM,
+        "default_platform": DEFAULT_PLATFORM,
     }
     return Page("listing.html", folder.root.name or str(folder.root), {}, values)
 
 
-def opened(folder: Folder, fields: Fields) -> Page:
-    """Something as it is: a recording or a trace as it was measured, a document as its page."""
-    name = _asked(fields, "what")
+def open_item(folder: Folder, fields: Fields) -> Page:
+    """The page of an item: a recording or a trace as it was measured, a document as it was written."""
+    name = _required(fields, "what")
     path = folder.path(name)
     made = document_page(path, name)
     if made:
@@ -106,9 +105,9 @@ def opened(folder: Folder, fields: Fields) -> Page:
         return step_page(observe(job))
 
 
-def predicted(folder: Folder, fields: Fields) -> Page:
-    """The forecast of a recording or a trace on a platform, beside what was measured."""
-    name, on = _asked(fields, "what"), _machine(fields, "on")
+def predict_item(folder: Folder, fields: Fields) -> Page:
+    """The prediction of a recording or a trace on a platform, next to what was measured."""
+    name, on = _required(fields, "what"), _machine(fields, "on")
     path = _step(folder, name)
     with WORK.on(f"reading {name}") as on_progress:
         job = _job(path)
@@ -118,9 +117,9 @@ def predicted(folder: Folder, fields: Fields) -> Page:
         return step_page(report, measured_with(report))
 
 
-def compared(folder: Folder, fields: Fields) -> Page:
-    """Two forecasts: of one thing on two machines, of two things on one, or any other pair."""
-    sides = [(_asked(fields, what), _machine(fields, on)) for what, on in (("a", "a_on"), ("b", "b_on"))]
+def compare_items(folder: Folder, fields: Fields) -> Page:
+    """Two predictions compared: of one step on two machines, of two steps on one, or any other pair."""
+    sides = [(_required(fields, what), _machine(fields, on)) for what, on in (("a", "a_on"), ("b", "b_on"))]
     if sides[0] == sides[1]:
         raise ForetraceError("both sides are the same", "Choose another recording, or another platform.")
     reports = list[StepReport]()
@@ -137,14 +136,14 @@ def compared(folder: Folder, fields: Fields) -> Page:
         return checked(page, " or ".join(documents)) if documents else page()
 
 
-def asking(folder: Folder, fields: Fields) -> Page:
-    """The form that asks what would become of a step."""
-    _step(folder, _asked(fields, "what"))
+def whatif_form(folder: Folder, fields: Fields) -> Page:
+    """The what-if form."""
+    _step(folder, _required(fields, "what"))
     return _form(fields)
 
 
-def again(method: str, where: str, fields: Fields, why: str) -> Page | None:
-    """The form that was answered with an error, as it was filled in; None where no form was."""
+def form_again(method: str, where: str, fields: Fields, why: str) -> Page | None:
+    """The form that led to an error, as it was filled in; None for a request without a form."""
     return _form(fields, why) if (method, where) == ("POST", "/whatif") and fields.get("what") else None
 
 
@@ -154,42 +153,42 @@ def _form(fields: Fields, wrong: str = "") -> Page:
         "platforms": known_platforms(),
         "chosen": fields.get("on") or DEFAULT_PLATFORM,
         "changes": fields.get("changes", ""),
-        "settings": [name for name in SETS if name not in OF_JOBS],
-        "of_jobs": list(OF_JOBS),
+        "settings": [name for name in CHANGES if name not in JOB_CHANGES],
+        "of_jobs": list(JOB_CHANGES),
         "wrong": wrong,
     }
     return Page("whatif.html", f"What if: {fields['what']}", {}, values)
 
 
-def changed(folder: Folder, fields: Fields) -> Page:
-    """A step before and after the changes that the form asks for, one a line."""
-    name = _asked(fields, "what")
+def whatif_result(folder: Folder, fields: Fields) -> Page:
+    """A step before and after the changes in the form, one per line."""
+    name = _required(fields, "what")
     changes = [line.strip() for line in fields.get("changes", "").splitlines() if line.strip()]
     path, on = _step(folder, name), _platform(fields, "on")
     with WORK.on(f"reading {name}") as on_progress:
-        found = whatif(_job(path), on, changes, on_progress=lambda stage: on_progress(f"{name}: {stage}"))
+        found = what_if(_job(path), on, changes, on_progress=lambda progress: on_progress(f"{name}: {progress.text}"))
         on_progress("drawing both")
         return comparison_page(found.before, found.after, (name, ", ".join(found.changes)))
 
 
-ANSWERS: dict[tuple[str, str], Callable[[Folder, Fields], Page]] = {
+PAGES: dict[tuple[str, str], Callable[[Folder, Fields], Page]] = {
     ("GET", "/"): listing,
-    ("GET", "/open"): opened,
-    ("GET", "/predict"): predicted,
-    ("GET", "/compare"): compared,
-    ("GET", "/whatif"): asking,
-    ("POST", "/whatif"): changed,
+    ("GET", "/open"): open_item,
+    ("GET", "/predict"): predict_item,
+    ("GET", "/compare"): compare_items,
+    ("GET", "/whatif"): whatif_form,
+    ("POST", "/whatif"): whatif_result,
 }
 
 
-def answer(folder: Folder, method: str, where: str, fields: Fields) -> Page | None:
+def page_at(folder: Folder, method: str, where: str, fields: Fields) -> Page | None:
     """The page at an address; None where there is none."""
-    made = ANSWERS.get((method, where))
+    made = PAGES.get((method, where))
     return made(folder, fields) if made else None
 
 
 def known_platforms() -> list[str]:
-    """Names of the machines that can be predicted on without measuring anything first.
+    """Platforms that need no measurement first.
 
     >>> "h200" in known_platforms()
     True
@@ -203,26 +202,26 @@ def _prediction(folder: Folder, name: str, on: str | None) -> StepReport:
 
 
 def _step(folder: Folder, name: str) -> Path:
-    """The path of something that holds a step to predict; what Foretrace wrote about one does not."""
+    """The path of a recording or a trace; a document holds no step to predict."""
     path = folder.path(name)
     if document_page(path, name):
-        raise ForetraceError(f"{name} is no step but what Foretrace said about one", "Open it from the list.")
+        raise ForetraceError(f"{name} is a result of Foretrace, not a step to predict", "Open it from the list.")
     return path
 
 
-def _asked(fields: Fields, name: str) -> str:
+def _required(fields: Fields, name: str) -> str:
     if not fields.get(name):
-        raise ForetraceError(f"the address does not say {name}", "Go back to the list and choose.")
+        raise ForetraceError(f"the address lacks the field {name}", "Go back to the list and choose.")
     return fields[name]
 
 
 def _machine(fields: Fields, name: str) -> str | None:
-    """A platform's name; None for a job's own machine."""
+    """The platform in a field; None for a job's own machine."""
     return None if fields.get(name, "").strip() == OWN_MACHINE else _platform(fields, name)
 
 
 def _platform(fields: Fields, name: str) -> str:
-    """A platform by its name alone, or scaled as in ``h200:hbm=1.5``: no folder elsewhere is read."""
+    """The platform in a field, by name or scaled as in ``h200:hbm=1.5``: no other folder is read."""
     on = fields.get(name, "").strip() or DEFAULT_PLATFORM
     if on.partition(":")[0] not in known_platforms():
         near = f"Known are: {', '.join(known_platforms())}."

@@ -12,7 +12,7 @@ from foretrace.analysis.report import StepReport
 from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Timings
 from foretrace.report.pages import write_page
 from foretrace.report.pages.step import measured_with, step_page
-from foretrace.whatif.whatif import WhatIf
+from foretrace.whatif.what_if import WhatIf
 from tests.report.steps import HOSTILE, rank, sketched
 
 
@@ -63,7 +63,7 @@ def test_where_the_step_was_measured_that_stands_beside_the_forecast():
     assert seen.step_ms > 0 and check.step_ms[1] == 0.25
     page = step_page(forecast, (seen, check))
     assert [one["title"] for one in page.charts["timeline"]["timelines"]] == ["predicted", "measured"]
-    assert "Measured beside predicted" in page.html()
+    assert "Predicted and measured" in page.html()
 
 
 def test_what_was_measured_on_another_device_is_no_truth_to_hold_the_forecast_against():

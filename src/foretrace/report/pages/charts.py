@@ -40,7 +40,7 @@ DIFFERENT_PEAKS = 0.02
 """Share by which two ranks' peaks differ so that both are drawn."""
 IDLE = {
     "T1": "host between ops", "T2": "host before launches", "T3": "host after launches", "T4": "host launching",
-    "T5": "host between launches", "sync": "host waits as well", "latency": "latency",
+    "T5": "host between launches", "sync": "host waits", "latency": "latency",
 }  # fmt: skip
 """Short names of what the device idles for."""
 WAITS, COMMUNICATION = "waits for other ranks", "communication"
@@ -60,10 +60,10 @@ def parts(report: StepReport) -> Chart | None:
     causes = sorted(idle.items(), key=lambda cause: (cause[0] not in OVERHEADS, -cause[1]))
     pieces: list[Piece] = [
         {"name": "device computes", "ms": report.device_active_ms - exposed, "about": "kernels run"},
-        {"name": "exposed transfers", "ms": exposed - waited, "about": "collectives with no other work beside them"},
-        {"name": WAITS, "ms": waited, "about": "collectives whose last rank has not come yet"},
+        {"name": "exposed transfers", "ms": exposed - waited, "about": "collectives that no other work overlaps"},
+        {"name": WAITS, "ms": waited, "about": "collectives whose last rank has not arrived yet"},
         *({"name": IDLE[kind], "ms": spent, "about": f"idle: {CAUSES[kind]}"} for kind, spent in causes),
-        {"name": "done before others", "ms": early, "about": "idle: from a rank's end to the last one's"},
+        {"name": "done before others", "ms": early, "about": "idle: from a rank's end to the last rank's end"},
     ]
     return {"kind": "parts", "parts": [plain(piece) for piece in pieces if piece["ms"] > LEAST_SHARE * report.step_ms]}
 

@@ -42,7 +42,7 @@ class Figure(NamedTuple):
 PER_SAMPLE = "for each sample"
 FIGURES = (
     Figure("step", "step_ms", ms, of_a_step=True),
-    Figure("from step to step", "step_ms_back_to_back", ms, of_a_step=True),
+    Figure("back to back", "step_ms_back_to_back", ms, of_a_step=True),
     Figure("samples in a step", "samples", "{:,}".format, "", "samples"),
     Figure(PER_SAMPLE, "sample_us", lambda us: f"{ms(us)} µs", "lower", "samples"),
     Figure("device active", "device_active_ms", ms, of_a_step=True),

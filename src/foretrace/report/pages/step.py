@@ -163,7 +163,7 @@ def _distribution(report: StepReport, check: Check | None) -> Chart | None:
     if report.workings is None:
         return None
     measured = [{"name": "measured", "ms": check.step_ms[1], "dashed": False}] if check else []
-    return charts.distribution([("forecast", report.workings.samples_ms, [*range_marks(report), *measured])])
+    return charts.distribution([("prediction", report.workings.samples_ms, [*range_marks(report), *measured])])
 
 
 def _timelines(report: StepReport, seen: StepReport | None) -> Chart | None:
@@ -188,10 +188,10 @@ def _predicted_memory(report: StepReport) -> Chart | None:
         return None
     curves = report.workings.memory()
     peak = max((int(curve.nbytes.max()) for _, curve in curves), default=0)
-    # What no storage holds, as the workspaces of cuBLAS, is held all the time.
-    besides = max((report.peak_memory_bytes or peak) - peak, 0)
+    # Memory outside of storages, as the workspaces of cuBLAS, is allocated all the time.
+    outside = max((report.peak_memory_bytes or peak) - peak, 0)
     return charts.memory(
-        [(rank, MemoryCurve(us, nbytes + besides)) for rank, (us, nbytes) in curves], 0.0, report.memory_bytes
+        [(rank, MemoryCurve(us, nbytes + outside)) for rank, (us, nbytes) in curves], 0.0, report.memory_bytes
     )
 
 
@@ -218,7 +218,7 @@ def _compared(check: Check) -> Iterator[tuple[str, str, str, str]]:
     """Name, predicted, measured, relative error."""
     for name, pair in (
         ("step", check.step_ms),
-        ("from step to step", check.step_ms_back_to_back),
+        ("back to back", check.step_ms_back_to_back),
         ("device active", check.device_active_ms),
     ):
         if pair:
