@@ -48,24 +48,26 @@ def _become(words: list[str], environment: dict[str, str], out: Path, err: Path)
     runpy.run_path(words[0], run_name="__main__")
 
 
-PIPE, STDOUT = subprocess.PIPE, subprocess.STDOUT
+PIPE = subprocess.PIPE
 _args_from_interpreter_flags = subprocess._args_from_interpreter_flags  # type: ignore[attr-defined]
 
 
 class Popen:
     """As `subprocess.Popen` starts the process in which scripts are sketched (see `sketch_process`)."""
 
-    def __init__(self, words: Sequence[str], stdin: int, stdout: int, stderr: int, pass_fds: tuple[int]) -> None:
+    def __init__(self, words: Sequence[str], stdin: int, stdout: int, stderr: int) -> None:
         given, asks = os.pipe()
-        says, told = os.pipe() if stdout == PIPE else (-1, os.dup(stdout))
-        handed = [Connection(given), Connection(told), Connection(os.dup(pass_fds[0]))]
-        *_, path, parent, _ = words
+        answers, told = os.pipe()
+        says, printed = os.pipe() if stderr == PIPE else (-1, os.dup(stderr))
+        handed = [Connection(given), Connection(told), Connection(printed)]
+        *_, path, parent = words
         self._process = _forks.Process(target=_sketch, args=(path, parent, os.environ.copy(), str(Path.cwd()), *handed))
         self._process.start()
         for end in handed:
             end.close()
         self.stdin: IO[bytes] = os.fdopen(asks, "wb")
-        self.stdout: IO[bytes] | None = os.fdopen(says, "rb") if says >= 0 else None
+        self.stdout: IO[bytes] = os.fdopen(answers, "rb")
+        self.stderr: IO[bytes] | None = os.fdopen(says, "rb") if says >= 0 else None
         self.pid = self._process.pid
 
     def kill(self) -> None:
@@ -79,18 +81,17 @@ class Popen:
 
 
 def _sketch(path: str, parent: str, environment: dict[str, str], folder: str, *handed: Connection) -> None:
-    """Be the process that sketches: its input, its output, and where its answers go."""
+    """Be the process that sketches: its input, its answers, and where it prints."""
     from foretrace.record.sketch_process import main
 
-    given, told, answers = (end.fileno() for end in handed)
-    for source, number in ((given, 0), (told, 1), (told, 2)):
-        os.dup2(source, number)
+    for number, end in enumerate(handed):
+        os.dup2(end.fileno(), number)
     sys.stdin = os.fdopen(0, "r")
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
     sys.path[:] = json.loads(path)[1:]
-    sys.argv = ["-c", path, parent, str(os.dup(answers))]
+    sys.argv = ["-c", path, parent]
     gc.disable()
     main()

@@ -34,17 +34,9 @@ NO_GROUP = ("process group has not been initialized", "env:// rendezvous")
 """In what PyTorch says where a script that is started by torchrun was not."""
 
 
-def sketch_of(script: Path, function: str | None, device: str | None, world: int | None, scratch: Path) -> Graph:
-    """The graph of a script's step.
-
-    Parameters
-    ----------
-    script, function, device, world
-        As in `foretrace.record.script.sketch_script`.
-    scratch
-        A folder for what it writes.
-    """
-    with guarded(scratch) as effects:
+def sketch_of(script: Path, function: str | None, device: str | None, world: int | None) -> Graph:
+    """The graph of a script's step; the rest is as in `foretrace.record.script.sketch_script`."""
+    with guarded() as effects:
         running = Running(script, function, effects)
         try:
             graph = sketch(running.step, device, world)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -64,31 +64,25 @@ class SketchProcess:
     def __init__(self, meanwhile: Sequence[str] = ()) -> None:
         """Start it; ``meanwhile`` names modules to import in this process while that one sketches."""
         self._meanwhile = meanwhile
-        answers, given = os.pipe()
         with suppress(OSError, ValueError):
             sys.stderr.flush()
-        errors = _stderr()
+        words = [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", CODE]  # type: ignore[attr-defined]
         try:
-            # Its descriptor is the one that the process finds under the same number.
-            words = [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", CODE]  # type: ignore[attr-defined]
             self._process = subprocess.Popen(
-                [*words, json.dumps([HOME, *map(str, sys.path)]), str(os.getpid()), str(given)],
+                [*words, json.dumps([HOME, *map(str, sys.path)]), str(os.getpid())],
                 stdin=subprocess.PIPE,
-                stdout=errors,
-                stderr=errors if errors != subprocess.PIPE else subprocess.STDOUT,
-                pass_fds=(given,),
+                stdout=subprocess.PIPE,
+                stderr=_stderr(),
             )
         except OSError as error:
-            os.close(answers)
             raise ForetraceError(
                 f"no process could be started to sketch in ({error.strerror})", "Close some programs, and try again."
             ) from None
-        finally:
-            os.close(given)
-        self._answers = os.fdopen(answers, "rb")
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._questions, self._answers = self._process.stdin, self._process.stdout
         self._relay: threading.Thread | None = None
-        if self._process.stdout is not None:
-            self._relay = threading.Thread(target=_relayed, args=(self._process.stdout,), daemon=True)
+        if self._process.stderr is not None:
+            self._relay = threading.Thread(target=_relayed, args=(self._process.stderr,), daemon=True)
             self._relay.start()
 
     def __enter__(self) -> SketchProcess:
@@ -99,10 +93,9 @@ class SketchProcess:
 
     def ask(self, wanted: dict[str, Any]) -> Graph:
         """The graph of the step that is wanted."""
-        assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended, and the answer says so
-            self._process.stdin.write(json.dumps(wanted).encode() + b"\n")
-            self._process.stdin.close()
+            self._questions.write(json.dumps(wanted).encode() + b"\n")
+            self._questions.close()
         for module in self._meanwhile:
             with suppress(ImportError):  # said where it is needed
                 import_module(module)
@@ -138,7 +131,7 @@ class SketchProcess:
         threading.Thread(target=self._process.wait, daemon=True).start()
         if self._relay is not None:
             self._relay.join()
-        for stream in (self._process.stdin, self._process.stdout, self._answers):
+        for stream in (self._questions, self._answers, self._process.stderr):
             with suppress(OSError):
                 if stream is not None:
                     stream.close()
@@ -232,12 +225,11 @@ def main() -> None:
     """Be the process: import PyTorch, read what is wanted, send the graph."""
     from foretrace.processes import end_with
 
-    parent, given = map(int, sys.argv[2:])
-    end_with(parent)
+    end_with(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks hears of Ctrl-C, and ends this one
     leave = os._exit
-    with os.fdopen(given, "wb") as answers:
-        os.set_inheritable(given, False)
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what a script prints is no answer
         for line in _answer():
             answers.write(line.encode() + b"\n")
     for stream in (sys.stdout, sys.stderr):
@@ -272,9 +264,13 @@ def _import_torch() -> None:
         raise ForetraceError("sketching a script needs PyTorch", "Install it: pip install torch.") from None
 
 
+_for_good = ExitStack()
+"""Holds the guard as long as the process lives: threads of the script may outlive its step."""
+
+
 def _sketch(wanted: dict[str, Any]) -> Graph:
     """Sketch what is wanted, behind all walls that there are."""
-    from foretrace.record.guard import restrict
+    from foretrace.record.guard import guarded, restrict
     from foretrace.record.run_script import sketch_of
 
     os.chdir(wanted["folder"])
@@ -290,4 +286,5 @@ def _sketch(wanted: dict[str, Any]) -> Graph:
     tempfile.tempdir = None  # found anew
     sys.dont_write_bytecode = True
     restrict([str(scratch)])
-    return sketch_of(Path(wanted["script"]), wanted["function"], wanted["device"], wanted["world"], scratch)
+    _for_good.enter_context(guarded(scratch))
+    return sketch_of(Path(wanted["script"]), wanted["function"], wanted["device"], wanted["world"])
