@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretrace._lazy import lazy_exports
+
 if TYPE_CHECKING:
     from foretrace.report.json import Document
+
+__getattr__, __dir__ = lazy_exports(__name__)
 
 
 def show(result: Document, json: bool = False, html: Path | None = None, top: int | None = None) -> None:

@@ -53,11 +53,11 @@ def _change_tables(difference: StepDifference, top: int | None) -> Blocks:
     """What got slower and what faster: along the critical path, by op, by kernel family, by phase; new and gone ops."""
     path = path_changes(difference)
     if path:
-        rows = [
+        cells = [
             [row.what, OVERHEADS.get(row.what, ""), signed_ms(row.change_ms), *(ms(value) for value in row.ms)]
             for row in path
         ]
-        yield table(path_title(difference), ["<what", "<", "change ms", "ms", "→"], rows)
+        yield table(path_title(difference), ["<what", "<", "change ms", "ms", "→"], cells)
     slower = [row for row in difference.by_op if row.change_ms >= LEAST_CHANGE_MS]
     faster = [row for row in reversed(difference.by_op) if row.change_ms <= -LEAST_CHANGE_MS]
     if slower:

@@ -272,7 +272,7 @@ def _loads_chart(plan: PlanReport) -> Chart:
         "sent": [rank.sent_bytes for rank in plan.ranks],
         "tables": [rank.tables for rank in plan.ranks],
         "slowest": plan.lookup_ms if plan.has_hot_rows else None,
-        "room": plan.room_bytes,
+        "budget": plan.room_bytes,
         "near": max((rank.memory_bytes for rank in plan.ranks), default=0) > NEAR_BUDGET * plan.room_bytes,
     }
 

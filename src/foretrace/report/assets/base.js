@@ -27,7 +27,7 @@ const WAITS = ["waits for the device", "waits for other ranks"];
 const root = document.documentElement;
 const dark = () => root.dataset.theme === "dark";
 
-// What a variable of the style sheets holds; kept, since a timeline asks thousands of times.
+// The value of a CSS variable; cached, since a timeline asks thousands of times.
 const tokens = new Map();
 function token(name) {
   if (!tokens.has(name)) tokens.set(name, getComputedStyle(root).getPropertyValue(`--${name}`).trim());
@@ -155,7 +155,7 @@ function start() {
     try {
       localStorage.setItem("foretrace-theme", theme);
     } catch {
-      /* opened from disk, nothing may be kept */
+      /* opened from disk, storage may be forbidden */
     }
     show(theme);
   });

@@ -1,13 +1,13 @@
 // Light or dark, before anything is drawn: what was chosen on another page, else what the system prefers.
 
 function wantedTheme() {
-  let kept = null;
+  let stored = null;
   try {
-    kept = localStorage.getItem("foretrace-theme");
+    stored = localStorage.getItem("foretrace-theme");
   } catch {
-    /* opened from disk, nothing may be kept */
+    /* opened from disk, storage may be forbidden */
   }
-  return kept ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  return stored ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 }
 
 document.documentElement.dataset.theme = wantedTheme();

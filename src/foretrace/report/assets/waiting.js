@@ -14,8 +14,8 @@ function wait(what) {
     tell();
     fetch("/working")
       .then((answer) => answer.text())
-      .then((told) => {
-        stage = told;
+      .then((text) => {
+        stage = text;
         tell();
       })
       .catch(() => {}); // the answer itself is on its way
@@ -28,7 +28,7 @@ function wait(what) {
 
 for (const asked of waiting ? document.querySelectorAll("[data-wait]") : []) {
   asked.addEventListener(asked.tagName === "FORM" ? "submit" : "click", (event) => {
-    const elsewhere = event.ctrlKey || event.metaKey || event.shiftKey; // it opens beside this page
+    const elsewhere = event.ctrlKey || event.metaKey || event.shiftKey; // it opens in another tab
     if (!elsewhere) wait(asked.dataset.wait);
   });
 }

@@ -7,7 +7,7 @@ draws.distribution = (chart, spec) => {
     type: mark.dashed ? "dashed" : "solid",
     width: 1,
   });
-  const beside = (place) =>
+  const alignment = (place) =>
     named.length < 2
       ? "center"
       : spec.series[place].marks[0].ms < spec.series[1 - place].marks[0].ms
@@ -54,7 +54,7 @@ draws.distribution = (chart, spec) => {
               formatter: mark.name,
               color: named.length > 1 ? hue(place) : line(mark).color,
               fontSize: 11,
-              align: beside(place),
+              align: alignment(place),
               padding: [0, 4, { step: 13, measured: 26 }[mark.name] ?? 0, 4],
             },
           })),

@@ -22,7 +22,7 @@ draws.loads = (chart, spec) => {
   // Hot rows hold up one rank; which one is not known.
   const slowest = spec.slowest ? line(spec.slowest, `${time(spec.slowest)} with the hot rows of one rank`) : undefined;
   const fullest = Math.max(...spec.bytes),
-    mark = inBytes(spec.near ? spec.room : fullest);
+    mark = inBytes(spec.near ? spec.budget : fullest);
   const bar = (name, hue, held, more) => ({
     name,
     type: "bar",
@@ -48,7 +48,7 @@ draws.loads = (chart, spec) => {
             `rank ${ranks[at]}`,
             `forward ${time(spec.forward[at])}, backward and update ${time(spec.backward[at])}`,
             `holds ${bytes(spec.bytes[at])} in ${plural(spec.tables[at], "table")}`,
-            `${percent(spec.bytes[at] / spec.room)} of its room`,
+            `${percent(spec.bytes[at] / spec.budget)} of its memory budget`,
             `sends ${bytes(spec.sent[at])}`,
           ),
       },
@@ -65,7 +65,7 @@ draws.loads = (chart, spec) => {
           gridIndex: 1,
           splitLine: { show: true },
           interval: mark,
-          max: spec.near ? Math.max(fullest, spec.room) * 1.15 : Math.ceil(fullest / mark) * mark,
+          max: spec.near ? Math.max(fullest, spec.budget) * 1.15 : Math.ceil(fullest / mark) * mark,
           axisLabel: { formatter: bytes, showMaxLabel: !spec.near },
         }),
       ],
@@ -75,7 +75,7 @@ draws.loads = (chart, spec) => {
         bar("memory", colour("third"), spec.bytes, {
           xAxisIndex: 1,
           yAxisIndex: 1,
-          markLine: spec.near ? line(spec.room, `${bytes(spec.room)} for tables`) : undefined,
+          markLine: spec.near ? line(spec.budget, `${bytes(spec.budget)} for tables`) : undefined,
         }),
       ],
     }),

@@ -1,4 +1,4 @@
-// Where the step goes, as one bar; what its pieces mean is told below it.
+// Where the step goes, as one bar; its parts are explained below it.
 draws.parts = (chart, spec, element) => {
   tall(chart, element, 44);
   const total = spec.parts.reduce((sum, part) => sum + part.ms, 0);

@@ -6,7 +6,7 @@ draws.sweep = (chart, spec, element) => {
   element.view ??= 0;
   tabs(element, () => draws.sweep(chart, spec, element));
   const view = spec.views[element.view],
-    told = { bytes, dollars: (cost) => `$${+cost.toPrecision(3)}` }[view.unit];
+    formatted = { bytes, dollars: (cost) => `$${+cost.toPrecision(3)}` }[view.unit];
   const platforms = [...new Set(spec.points.map((point) => point.platform))],
     hue = (platform) => colour(PLATFORMS[platforms.indexOf(platform) % PLATFORMS.length]);
   const known = spec.points.filter((point) => point[view.word] !== null),
@@ -34,7 +34,7 @@ draws.sweep = (chart, spec, element) => {
           tip(
             point.name,
             `${spec.across_name}: ${ms(at(point)[0])} ${spec.across_unit}`,
-            `${view.title}: ${told(at(point)[1])}`,
+            `${view.title}: ${formatted(at(point)[1])}`,
             `step ${time(point.step_ms)}`,
             point.fits === false && "does not fit",
             point.best && "the best that fits",
@@ -58,7 +58,7 @@ draws.sweep = (chart, spec, element) => {
       yAxis: axis({
         type: "value",
         splitLine: { show: true },
-        axisLabel: { formatter: told },
+        axisLabel: { formatter: formatted },
         ...(view.unit === "bytes" ? { interval: mark, max: Math.ceil(most / mark) * mark } : {}),
       }),
       series: [

@@ -2,7 +2,7 @@
 
 const ROW = 20; // pixels of a lane
 const DIM = 0.14;
-const MOST_AT_FIRST = 16; // lanes: of more, the first timeline alone is shown until somebody asks for the others
+const MOST_AT_FIRST = 16; // lanes: of more, only the first timeline is shown at first
 
 function box(params, api, from, to, top, height) {
   const [left, y] = api.coord([from, api.value(0)]),
@@ -13,7 +13,7 @@ function box(params, api, from, to, top, height) {
   return end > x ? { x, y: y - ROW / 2 + top, width: end - x, height } : null;
 }
 
-// The ground of a row of every other rank, so that ranks are told apart.
+// The ground of a row of every other rank, so that ranks can be distinguished.
 function ground(params, api) {
   const { x, width } = params.coordSys,
     y = api.coord([0, api.value(0)])[1] - ROW / 2;
@@ -52,7 +52,7 @@ class Timeline {
           top: 8,
           bottom: 66,
         },
-        tooltip: { trigger: "item", formatter: ({ dataIndex }) => this.told(this.drawn[dataIndex]) },
+        tooltip: { trigger: "item", formatter: ({ dataIndex }) => this.tooltip(this.drawn[dataIndex]) },
         xAxis: axis({
           type: "value",
           min: 0,
@@ -145,7 +145,7 @@ class Timeline {
     return shape && { type: "rect", shape, style: { fill: token("accent") } };
   }
 
-  told(one) {
+  tooltip(one) {
     if (!one) return "";
     const [name, kind, op] = one.what;
     if (one.count > 1)

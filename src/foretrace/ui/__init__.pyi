@@ -1,0 +1,2 @@
+from foretrace.ui.folder import Folder as Folder
+from foretrace.ui.server import Server as Server
