@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.process import shared
 from benchmarks.table import keep
 from foretrace import load, observe
-from foretrace.formats.kinds import kind_of
+from foretrace.formats.load import kind_of
 
 OWNED, WHOLE_PATH = 99.5, 0.99
 MULTI_RANK = ("dlrm_8xV100", "megatron_tp2_2xV100", "megatron_tp8_8xA100")

@@ -28,8 +28,8 @@ from benchmarks.edits import geomean
 from benchmarks.edits_truth import CHANGED, FIRST
 from benchmarks.table import H200, keep
 from foretrace.graph import ForetraceError, Graph
-from foretrace.questions.changes import edited
 from foretrace.transforms.step import flatten
+from foretrace.whatif.changes import edit_step
 
 MEASURED_ON = H200
 MOST = 0.05
@@ -75,7 +75,7 @@ def row(model: str, edit: str, before: Graph, after: Graph) -> dict[str, Any]:
     theirs = calls_of(truth)
     told: dict[str, Any] = {"model": model, "edit": edit, "calls": len(theirs)}
     try:
-        step = edited(before, [edit.rpartition(" ")[2]])
+        step = edit_step(before, [edit.rpartition(" ")[2]])
     except ForetraceError as error:
         return {**told, "same": 0.0, "why": str(error)}
     ours = calls_of(step)

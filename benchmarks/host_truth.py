@@ -25,7 +25,7 @@ import torch
 from benchmarks import workloads
 from benchmarks.table import machine
 from foretrace.api import load
-from foretrace.cost_models.host.terms import longest_list
+from foretrace.cost_models.host.pricing import longest_list
 from foretrace.graph import PHASES
 from foretrace.platform.host_measurements import HOST_FILE, read_runs
 from foretrace.platform.measure.host import HostProgress, calibrate_host

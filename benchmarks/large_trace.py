@@ -23,7 +23,7 @@ TRACE = Path(__file__).resolve().parents[1] / "build" / f"synthetic-{MEGABYTES}m
 
 READ = """
 import sys
-from foretrace.formats.kineto import read_kineto
+from foretrace.formats.kineto.read import read_kineto
 graph = read_kineto(sys.argv[1])
 assert len(graph.ops) and len(graph.kernels)
 """

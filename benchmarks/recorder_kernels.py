@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.table import keep
 from benchmarks.workloads import WORKLOADS, Step
-from foretrace.formats.kineto import read_kineto
+from foretrace.formats.kineto.read import read_kineto
 from foretrace.graph import Graph
 from foretrace.record.recording import load_recording
 from foretrace.record.session import record

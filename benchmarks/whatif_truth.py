@@ -147,7 +147,7 @@ def compare(truth: dict[str, list[tuple[float, float]]]) -> int:
     for name, pairs in truth.items():
         new = ft.sketch(lambda name=name: CASES[name]("cuda"), device="cuda")
         predicted, shipped = (step_ms(old, on) / step_ms(new, on) for on in (there, SHIPPED))
-        edited = ft.whatif(old, there, EDITS[name]).speedup if name in EDITS else None
+        edited = ft.what_if(old, there, EDITS[name]).speedup if name in EDITS else None
         low, measured, high = speedup(pairs)
         right = "right" if (measured > 1) == (predicted > 1) else "wrong"
         rows.append({

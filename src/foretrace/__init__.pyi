@@ -9,8 +9,8 @@ from foretrace.api import predict as predict
 from foretrace.api import scaling as scaling
 from foretrace.calibrating import calibrate_host as calibrate_host
 from foretrace.errors import ForetraceError as ForetraceError
-from foretrace.questions.sweeping import sweep as sweep
-from foretrace.questions.whatifs import whatif as whatif
+from foretrace.whatif.sweep import sweep as sweep
+from foretrace.whatif.what_if import what_if as what_if
 from foretrace.record.session import record as record_step
 from foretrace.record.session import recording as recording
 from foretrace.record.session import step as step

@@ -25,6 +25,7 @@ FORMER_CALLS = {
     "foretrace.platform": "load_platform",
     "foretrace.record": "record_step",
     "foretrace.replay": "replay_step",
+    "foretrace.whatif": "what_if",
 }
 """Packages that could be called, and the public function that does it now."""
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 
 class Progress(NamedTuple):
-    """What is being done, and how many of its seconds have passed."""
+    """What is being done, and how far it is: in seconds, or in pieces of work."""
 
     text: str
-    seconds: float = 0.0
+    done: float = 0.0
     of: float = 0.0
-    """All of them; 0 where unknown."""
+    """All of it; 0 where unknown."""
 
 
 OnProgress = Callable[[Progress], None]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from foretrace.cli.app import app_of
-from foretrace.cli.parallel import options
 from foretrace.graph import ForetraceError
+from foretrace.whatif.changes import parallel_options
+from foretrace.whatif.grammar import read_parallel
 
 SCRIPT = """
 import torch
@@ -26,6 +27,10 @@ def make_step():
 
     return step
 """
+
+
+def options(text: str) -> dict[str, object]:
+    return parallel_options(read_parallel(text))
 
 
 def test_words_become_options() -> None:
@@ -44,7 +49,7 @@ def test_words_become_options() -> None:
     [
         ("tensr=2", "knows no 'tensr'"),
         ("data", "data needs a value"),
-        ("sharded=1", "sharded takes no value"),
+        ("sharded=1", "'1' is neither on nor off"),
         ("data=many", "'many' is no number"),
         ("", "says nothing"),
         ("data=2,data=4", "says data twice"),

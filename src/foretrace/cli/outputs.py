@@ -125,7 +125,7 @@ def _is_file(path: Path) -> bool:
 
 def _is_read(folder: Path, path: Path) -> bool:
     """Whether a file in a folder is, or once written would be, one of the recording or of the traces there."""
-    from foretrace.formats.kinds import SUFFIXES
+    from foretrace.formats.load import SUFFIXES
     from foretrace.record.folder import JOB, is_recording
 
     real, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))

@@ -86,13 +86,14 @@ def predict(
 ) -> None:
     """Predict how long a training step takes on a platform, and why.
 
-    A script is sketched, not run: train.py, or train.py:make_step to name the function that builds or does a step.
+    A script (train.py, or train.py:make_step to name the function that builds or does a step) is sketched: it is imported,
+    so its top level runs, and its step is called, on fake tensors and without side effects.
     """
     check_outputs([what, on, host, fabric], html=html, trace=trace)
     sizes = _sizes(world, trace)
     options: dict[str, Any] = {
         "host": host, "fabric": fabric, "gpus_per_node": gpus_per_node, "step": step,
-        "kernels": kernels.value if kernels else None, **_supposed(slow_host, host_of, slow_link),
+        "kernels": kernels.value if kernels else None, **_overrides(slow_host, host_of, slow_link),
     }  # fmt: skip
     answer = _predicted(what, on, parallel, sizes, options)
     if trace is not None:
@@ -115,35 +116,41 @@ def _sizes(world: str | None, trace: Path | None) -> list[int]:
     return sizes
 
 
-def _supposed(slow_host: list[str] | None, host_of: list[str] | None, slow_link: list[str] | None) -> dict[str, Any]:
+def _overrides(slow_host: list[str] | None, host_of: list[str] | None, slow_link: list[str] | None) -> dict[str, Any]:
     """What is supposed of some ranks: nonsense is refused before a script is sketched for it."""
     from foretrace.prediction.overrides import RankOverrides
 
-    supposed = RankOverrides(_numbers(slow_host, float), _numbers(host_of, int), _numbers(slow_link, float))
-    return vars(supposed)
+    overrides = RankOverrides(_numbers(slow_host, float), _numbers(host_of, int), _numbers(slow_link, float))
+    return vars(overrides)
 
 
 def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int], options: dict[str, Any]) -> Any:
     """The forecast; the curve, where several sizes are asked for."""
-    from foretrace import api as predicting
+    from foretrace import api
     from foretrace.graph import ForetraceError
 
     try:
         with progress_bar() as on_progress:  # a machine that was never measured is measured now
-            given = what if parallel is None else _shared(what, parallel, on, on_progress)
+            given = what if parallel is None else _parallelized(what, parallel, on, on_progress)
             if len(sizes) > 1:
-                return predicting.scaling(given, sizes, on, on_progress=on_progress, **options)
-            return predicting.predict(given, on, world=sizes[0] if sizes else None, on_progress=on_progress, **options)
+                return api.scaling(given, sizes, on, on_progress=on_progress, **options)
+            return api.predict(given, on, world=sizes[0] if sizes else None, on_progress=on_progress, **options)
     except ForetraceError as error:
         print_frames(error)
         raise
 
 
-def _shared(what: str, parallel: str, on: str | None, on_progress: OnProgress) -> Job:
+def _parallelized(what: str, parallel: str, on: str | None, on_progress: OnProgress) -> Job:
     """The job that the step of one rank becomes."""
-    from foretrace.cli.parallel import shared
+    from foretrace.api import DEFAULT_PLATFORM, read
+    from foretrace.platforms import platform
+    from foretrace.transforms.parallel.parallelize import parallelize
+    from foretrace.whatif.changes import parallel_options
+    from foretrace.whatif.grammar import read_parallel
 
-    return shared(what, parallel, on, on_progress)
+    options = parallel_options(read_parallel(parallel))  # refuses contradictions before anything is sketched
+    job = read(what, platform(on or DEFAULT_PLATFORM, on_progress=on_progress).device.kind)
+    return parallelize(job, **options)
 
 
 def _write_trace(report: StepReport, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A bar for what takes minutes, on stderr."""
+"""A progress bar on a terminal's standard error, for what takes long."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
 
     from foretrace._progress import OnProgress, Progress
 
 
 @contextmanager
 def progress_bar(hidden: bool = False) -> Iterator[OnProgress]:
-    """Shows the stages that it is on_progress of, unless hidden: from the first one on, until all is done."""
+    """Show what is being done, unless hidden: from the first report on, until all is done."""
     with ExitStack() as shown:
-        bar: Progress | None = None
+        bar: Bar | None = None
 
-        def on_progress(stage: Progress) -> None:
+        def show(progress: Progress) -> None:
             nonlocal bar
             from rich.markup import escape
 
             if bar is None:
                 bar = shown.enter_context(_bar(hidden))
                 bar.add_task("")
-            bar.update(bar.task_ids[0], description=escape(stage.text), completed=stage.seconds, total=stage.of or None)
+            text, done, of = progress
+            bar.update(bar.task_ids[0], description=escape(text), completed=done, total=of or None)
 
-        yield on_progress
+        yield show
 
 
-def _bar(hidden: bool) -> Progress:
+def _bar(hidden: bool) -> Bar:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=hidden or not console.is_terminal)
+    return Bar(console=console, transient=True, disable=hidden or not console.is_terminal)

@@ -52,10 +52,9 @@ def sweep(
     Settings are those of `foretrace whatif`, those of a job among them: --set tensor=1,2,4 --world 8.
     """
     check_outputs([what, *platforms(on), fabric], html=html, points=out)
-    from foretrace._progress import Progress
     from foretrace.graph import ForetraceError
     from foretrace.prediction.scaling import parse_worlds
-    from foretrace.questions.sweeping import sweep as predict_all
+    from foretrace.whatif.sweep import sweep as predict_all
 
     pairs = [*map(_split, sets or ()), *([("world", [str(size) for size in parse_worlds(world)])] if world else [])]
     values = _once("--set", pairs, "write all its values at once, like batch=256,512")
@@ -65,7 +64,7 @@ def sweep(
         with progress_bar() as on_progress:
             found = predict_all(
                 what, platforms(on), values, prices, limit, out, workers, ray, fabric, gpus_per_node,
-                lambda done, of: on_progress(Progress("points", done, of)),
+                on_progress,
             )  # fmt: skip
     except ForetraceError as error:
         print_frames(error)

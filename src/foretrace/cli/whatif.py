@@ -62,15 +62,14 @@ def whatif(
     set of a job comes last: how ranks share the step, how many they are, how they exchange gradients.
     """
     check_outputs([what, on, fabric], html=html)
-    from foretrace._progress import Progress
-    from foretrace.cli.parallel import as_changes
     from foretrace.graph import ForetraceError
-    from foretrace.questions.whatifs import whatif as ask
+    from foretrace.whatif.grammar import read_parallel
+    from foretrace.whatif.what_if import what_if as ask
 
     changes = [*(sets or ()), *map(_inserted, insert or ())]
     changes += [*(f"without={op}" for op in without or ()), *(f"fuse={name}" for name in fuse or ())]
     try:
-        shared = as_changes(parallel) if parallel else []
+        shared = read_parallel(parallel) if parallel else []
         with progress_bar() as on_progress:
             found = ask(
                 what,
@@ -81,7 +80,7 @@ def whatif(
                 shared,
                 fabric,
                 gpus_per_node,
-                lambda words: on_progress(Progress(words)),
+                on_progress,
             )
     except ForetraceError as error:
         print_frames(error)

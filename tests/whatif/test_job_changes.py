@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from foretrace.graph import ForetraceError, Job
-from foretrace.questions.arranging import Arrangement, Arranging
-from foretrace.questions.changes import Change, read_changes
 from foretrace.transforms.fusion.ddp_buckets import buckets
 from foretrace.transforms.parallel.parallelize import parallelize
 from foretrace.transforms.resize.batch_sequence import batch
+from foretrace.whatif.changes import EditedJob, JobChanges
+from foretrace.whatif.grammar import Change, read_changes
 from tests.transforms.agreement import assert_same
 from tests.transforms.parallel.steps import exchanged, gpt_step, told
 
 
 def arranged(graph, *changes):
     """The job after some changes, and the samples of its step."""
-    arranging, read = Arranging(Job([graph], graph.source)), read_changes(changes)
-    job = arranging.by(read)
-    return job, arranging.samples(read, job)
+    edited, read = EditedJob(Job([graph], graph.source)), read_changes(changes)
+    job = edited.by(read)
+    return job, edited.samples(read, job)
 
 
 def test_a_step_is_changed_before_it_is_shared():
@@ -59,13 +59,13 @@ def test_shards_follow_the_number_of_ranks():
         (["world=8", "tensor=3"], "tensor=3 does not divide 8 ranks"),
         (["world=8", "data=4", "tensor=4"], "data=4 x tensor=4 makes 16 ranks, not 8. Leave out world or set data=2"),
         (["data=8", "sharded=on", "buckets=100"], "weights in shards are scattered"),
-        (["tensor=2", "buckets=100"], "one rank alone has nobody"),
+        (["tensor=2", "buckets=100"], "one rank alone shares no"),
         (["sequence=on", "data=2"], "sequence is about tensor parallel ranks"),
     ],
 )
 def test_changes_that_contradict_each_other_are_refused(changes, why):
     with pytest.raises(ForetraceError, match=why):
-        Arrangement.of(read_changes(changes))
+        JobChanges.of(read_changes(changes))
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_a_word_that_makes_no_sense_is_refused(text):
 def test_a_job_of_several_ranks_is_not_shared_again():
     job = Job([gpt_step(), gpt_step()])
     with pytest.raises(ForetraceError, match="has 2 ranks, and shares its step already"):
-        Arranging(job).by(read_changes(["data=2"]))
+        EditedJob(job).by(read_changes(["data=2"]))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from foretrace._progress import OnProgress, Progress
 from foretrace.analysis.compare import StepDifference, compare_steps
 from foretrace.analysis.report import NotebookDocument, StepReport, plain
 from foretrace.analysis.steps import chosen_step, cut_to_step
@@ -17,13 +18,12 @@ from foretrace.graph.execution_traces import lacks_overloads
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platforms import platform
-from foretrace.questions.arranging import Arrangement, Arranging
-from foretrace.questions.changes import Change, listed, read_changes
-from foretrace.questions.job_words import OF_JOBS
 from foretrace.transforms.step import flatten
+from foretrace.whatif.changes import EditedJob, JobChanges
+from foretrace.whatif.grammar import JOB_CHANGES, Change, listed, read_changes
 
 UNSEEN = "which work waits for a collective only the profile shows: of a changed step more of it may be exposed"
-COMPARED = "both are forecasts by the platform's models, also where the step was measured: like is held against like"
+COMPARED = "both sides are predicted by the platform's models, also where the step was measured"
 
 
 @dataclass
@@ -65,7 +65,7 @@ class WhatIf(NotebookDocument):
         }
 
 
-def whatif(
+def what_if(
     what: Graph | Job | str | Path,
     on: Platform | str | Path = "h200",
     changes: Iterable[Change | str] | str = (),
@@ -74,7 +74,7 @@ def whatif(
     parallel: Iterable[Change | str] | str = (),
     fabric: Fabric | Platform | str | Path | None = None,
     gpus_per_node: int | None = None,
-    on_progress: Callable[[str], None] = lambda stage: None,
+    on_progress: OnProgress = lambda progress: None,
     **sets: object,
 ) -> WhatIf:
     """What becomes of a step's time if the step is changed, or the job whose ranks do it.
@@ -106,8 +106,8 @@ def whatif(
     >>> x = Tensor((64, 1024), "float32", "cuda:0", (1024, 1), id=0, storage=0)
     >>> y = Tensor((64, 1024), "float32", "cuda:0", (1024, 1), id=1, storage=1)
     >>> relu = Op("aten::relu", (x,), outputs=(y,), overload="default", phase="forward")
-    >>> on_progress = whatif(Graph(OpTable.of([relu])), batch=65536)
-    >>> on_progress.after.device_active_ms > 10 * on_progress.before.device_active_ms
+    >>> found = what_if(Graph(OpTable.of([relu])), batch=65536)
+    >>> found.after.device_active_ms > 10 * found.before.device_active_ms
     True
     """
     read = read_changes([*listed(changes), *(f"{name}={value}" for name, value in sets.items())])
@@ -115,22 +115,25 @@ def whatif(
         raise ForetraceError("nothing is to be changed", "Say what, as in --set batch=64.")
     already = read_changes([*listed(parallel), *([f"world={world}"] if world is not None else [])])
     sides = already, [*already, *read]
-    shared = any(Arrangement.of(side).ways for side in sides)  # refuses contradictions before minutes of sketching
+    shared = any(
+        JobChanges.of(side).parallelism for side in sides
+    )  # refuses contradictions before minutes of sketching
     where = platform(on, fabric=fabric)
-    on_progress("reading")
+    on_progress(Progress("reading"))
     job = one_step(as_job(what, where.device.kind, None if shared else world), step)
     notes = [COMPARED] if any(graph.plain.synced_ms or len(graph.kernels) for graph in job.graphs) else []
-    if any(change.name not in OF_JOBS for change in read):
+    if any(change.name not in JOB_CHANGES for change in read):
         notes += [UNSEEN] if any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs) else []
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
         job = replace(job, graphs=[flatten(graph) for graph in job.graphs])
-    arranging, forecasts = Arranging(job, recorded=_recorded_batch(read), on_progress=on_progress), list[StepReport]()
+    edited = EditedJob(job, recorded=_recorded_batch(read), on_stage=lambda stage: on_progress(Progress(stage)))
+    reports = list[StepReport]()
     for side, words in zip(sides, ("as it is", "as it would be")):
-        made = arranging.by(side)
-        on_progress(f"predicting it {words}")
-        forecast = predict(made, where, kernels="model", gpus_per_node=gpus_per_node)
-        forecasts.append(replace(forecast, samples=arranging.samples(side, made)))
-    before, after = forecasts
+        made = edited.by(side)
+        on_progress(Progress(f"predicting it {words}"))
+        report = predict(made, where, kernels="model", gpus_per_node=gpus_per_node)
+        reports.append(replace(report, samples=edited.samples(side, made)))
+    before, after = reports
     return WhatIf([str(change) for change in read], before, after, notes)
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import product
 from math import inf
 from os import cpu_count
 from pathlib import Path
+from typing import NamedTuple
 
+from foretrace._progress import OnProgress, Progress
+from foretrace.api import as_job, script_of, with_fabric
 from foretrace.errors import parse_size
 from foretrace.graph import ForetraceError, Graph, Job
-from foretrace.questions.arranging import Arrangement
-from foretrace.questions.changes import ANY_SIZE, Change
-from foretrace.questions.job_words import OF_JOBS
-from foretrace.questions.sweep_keys import Key
-from foretrace.questions.sweep_points import Point, Sweep, judged, keep, read_kept, reused
-from foretrace.questions.swept import Combination, Subject, Swept, Task, left_out
+from foretrace.platform.platform import Platform
+from foretrace.platforms import platform
+from foretrace.prediction.predict import step_figures
+from foretrace.whatif.changes import EditedJob, JobChanges
+from foretrace.whatif.grammar import JOB_CHANGES, RESIZABLE, Change
+from foretrace.whatif.points import Key, Point, Sweep, judged, keep, key_of, read_kept, reused, step_digest
+from foretrace.whatif.what_if import one_step
 
-FEW = 4
+MAX_IN_PROCESS = 4
 """Combinations that are not worth starting processes for."""
 
 
@@ -33,7 +38,7 @@ def sweep(
     ray: str | None = None,
     fabric: str | None = None,
     gpus_per_node: int | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, of: None,
+    on_progress: OnProgress = lambda progress: None,
 ) -> Sweep:
     """Predict a step, or the job whose ranks do it, with every combination of some settings, on several platforms.
 
@@ -87,7 +92,7 @@ def sweep(
             points += made
             if kept:
                 keep(kept, source, made, keys)
-            on_progress(number, len(todo))
+            on_progress(Progress("sweeping", number, len(todo)))
     return judged(Sweep(source, points, memory_limit, notes), prices or {})
 
 
@@ -111,7 +116,7 @@ def _check_prices(prices: Mapping[str, float], names: Sequence[str]) -> None:
 
 def _combinations(sets: Mapping[str, Iterable[object] | object]) -> list[Combination]:
     """Every combination of values; what is made of an edited step changes fastest, then sizes that are found once."""
-    names = sorted(sets, key=lambda name: (name in OF_JOBS, name in ANY_SIZE))
+    names = sorted(sets, key=lambda name: (name in JOB_CHANGES, name in RESIZABLE))
     values = [[Change.read(f"{name}={value}") for value in dict.fromkeys(_several(sets[name]))] for name in names]
     return list(product(*values))
 
@@ -131,7 +136,7 @@ def _planned(
         points += [known[key] for key in keys.values() if key in known]
         names = [name for name, key in keys.items() if key not in known]
         try:
-            Arrangement.of(combination)
+            JobChanges.of(combination)
         except ForetraceError as error:
             points += left_out(combination, names, error)
         else:
@@ -149,32 +154,119 @@ def _smallest_world(combinations: Sequence[Combination]) -> int | None:
     worlds = set()
     for combination in combinations:
         try:
-            asked = Arrangement.of(combination)
+            asked = JobChanges.of(combination)
         except ForetraceError:
             continue
-        worlds.add(None if asked.ways else asked.world)
+        worlds.add(None if asked.parallelism else asked.world)
     return min((world for world in worlds if world is not None and world > 1), default=None)
 
 
 def _predicted(
-    subject: Subject, todo: Sequence[Task], workers: int | None, ray: str | None, at_hand_already: bool
+    subject: Subject, todo: Sequence[Task], workers: int | None, ray: str | None, in_memory: bool
 ) -> Generator[list[Point], None, None]:
     """The points of each task, as they are done."""
-    if ray is not None and at_hand_already:
-        raise ForetraceError("a step at hand can't be sent to a Ray cluster", "Give the path of a recording.")
+    if ray is not None and in_memory:
+        raise ForetraceError("a step in memory can't be sent to a Ray cluster", "Give the path of a recording.")
     if todo:
         subject = subject.sketched()  # once: a script may do something else each time, and takes seconds
     if ray is not None:
-        from foretrace.questions.on_ray import predicted_on_ray
+        from foretrace.whatif.workers import predicted_on_ray
 
         yield from predicted_on_ray(ray, subject, todo, workers) if todo else ()
         return
     count = min(workers or cpu_count() or 1, len(todo))
-    if at_hand_already or count < 2 or (workers is None and len(todo) <= FEW):
+    if in_memory or count < 2 or (workers is None and len(todo) <= MAX_IN_PROCESS):
         if todo:
             swept = Swept(subject)
             yield from (swept.points(*task) for task in todo)
         return
-    from foretrace.questions.in_processes import predicted_in_processes
+    from foretrace.whatif.workers import predicted_in_processes
 
     yield from predicted_in_processes(subject, todo, count)
+
+
+Combination = tuple[Change, ...]
+Task = tuple[Combination, list[str]]
+"""A combination, and the platforms on which it is to be predicted."""
+
+
+class Subject(NamedTuple):
+    """What is swept."""
+
+    what: Graph | Job | str | Path
+    """A script is sketched once, and its job sent to all processes that work on it."""
+    on: tuple[str, ...]
+    fabric: str | None = None
+    gpus_per_node: int | None = None
+    longest: int = 0
+    """The longest sequence that will be asked for."""
+    world: int | None = None
+    """Ranks of the process group that a script shall find."""
+    digest: str = ""
+    """Of the files at a path; empty where nobody compares."""
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it has to be sketched."""
+        return not isinstance(self.what, (Graph, Job)) and script_of(self.what) is not None
+
+    def sketched(self) -> Subject:
+        """The same with the job of its script, where it is one."""
+        if not self.is_script:
+            return self
+        return self._replace(what=as_job(self.what, self._platforms()[self.on[0]].device.kind, self.world))
+
+    def keyed(self) -> tuple[Subject, dict[str, Key]]:
+        """The same with its digest, and what its points depend on: by platform."""
+        digest = step_digest(self.what)
+        keys = {name: key_of(digest, where, self.gpus_per_node) for name, where in self._platforms().items()}
+        return (self if isinstance(self.what, (Graph, Job)) else self._replace(digest=digest)), keys
+
+    def _platforms(self) -> dict[str, Platform]:
+        return {name: platform(name, fabric=self.fabric) for name in self.on}
+
+
+class Swept:
+    """A step or a job that is read once, and predicted again and again."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._platforms = {name: platform(name, fabric=subject.fabric) for name in subject.on}
+        self._per_node = subject.gpus_per_node
+        kind = next(iter(self._platforms.values())).device.kind
+        job = as_job(subject.what, kind, subject.world)
+        if subject.digest and step_digest(subject.what) != subject.digest:
+            raise ForetraceError(f"{subject.what} changed while it was swept", "Start the sweep again.")
+        self._edited = EditedJob(one_step(job), subject.longest)
+
+    def points(self, combination: Combination, on: Sequence[str]) -> list[Point]:
+        """The points of a combination, one for each platform."""
+        changes = [str(change) for change in combination]
+        try:
+            job = self._edited.by(combination)
+        except ForetraceError as error:
+            return left_out(combination, on, error)
+        points, samples = list[Point](), self._edited.samples(combination, job)
+        for name in on:
+            try:
+                points.append(self._point(Point(changes, name, job.world, samples=samples), job))
+            except ForetraceError as error:
+                points += left_out(combination, [name], error)
+        return points
+
+    def _point(self, point: Point, job: Job) -> Point:
+        """The point of a job, with its figures."""
+        where, alone = self._platforms[point.platform], len(job.graphs) == 1 and not job.alike
+        try:
+            where, _ = with_fabric(where, job, self._per_node)
+        except ForetraceError:
+            if not alone:  # the collectives of one rank alone may take no time; those of a job may not
+                raise
+        found, notes = step_figures(job, where, self._per_node)
+        exchanges = any(graph.collectives for graph in job.graphs)
+        fabric = where.fabric.name if where.fabric and exchanges else None
+        return replace(point, fabric=fabric, notes=notes, **found._asdict())
+
+
+def left_out(combination: Combination, on: Sequence[str], error: ForetraceError) -> list[Point]:
+    """The points of a combination that can't be predicted, with the reason: one for each platform."""
+    return [Point([str(change) for change in combination], name, error=error.what) for name in on]

@@ -14,10 +14,9 @@ import torch
 import foretrace as ft
 from foretrace.graph import ForetraceError
 from foretrace.platform.folder import find
-from foretrace.questions import sweep_keys
-from foretrace.questions.sweep_keys import step_digest
-from foretrace.questions.sweep_points import Sweep
-from foretrace.questions.sweeping import sweep
+from foretrace.whatif import points as sweep_keys
+from foretrace.whatif.points import Sweep, step_digest
+from foretrace.whatif.sweep import sweep
 from tests.record.jobs import SHORT, foretrace
 
 SCRIPT = """
@@ -52,7 +51,9 @@ def kept(tmp_path: Path) -> Path:
 def swept(what: Path | str, batches: list[int], out: Path, on: str | Path = "h200", **more: Any) -> tuple[int, Sweep]:
     """How many points were predicted, and the answer."""
     done: list[int] = []
-    found = sweep(what, [on], {"batch": batches}, out=out, told=lambda number, of: done.append(number), **more)
+    found = sweep(
+        what, [on], {"batch": batches}, out=out, on_progress=lambda progress: done.append(progress.done), **more
+    )
     return len(done), found
 
 
@@ -153,7 +154,7 @@ def test_a_recording_that_changes_while_it_is_swept_is_refused(
 ) -> None:
     run = recorded(tmp_path / "run", 8)
     digests = iter(["before", "after"])
-    monkeypatch.setattr("foretrace.questions.swept.step_digest", lambda what: next(digests))
+    monkeypatch.setattr("foretrace.whatif.sweep.step_digest", lambda what: next(digests))
     with pytest.raises(ForetraceError, match="changed while it was swept"):
         swept(run, [4, 8], kept, cpu_like)
 

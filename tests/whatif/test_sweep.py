@@ -14,9 +14,10 @@ import pytest
 
 import dlrm
 import foretrace as ft
+from foretrace._progress import Progress
 from foretrace.graph import ForetraceError
-from foretrace.questions.sweep_points import Point, Sweep, judged
-from foretrace.questions.sweeping import sweep
+from foretrace.whatif.points import Point, Sweep, judged
+from foretrace.whatif.sweep import sweep
 from tests.cli.samples import step_of_two_ops
 from tests.processes import PATIENCE_S, started
 from tests.transforms.agreement import sketched
@@ -52,6 +53,8 @@ def test_the_best_point_keeps_to_a_limit_of_memory() -> None:
     least = min(point.memory_bytes for point in free.points)
     assert sweep(sketched(dlrm), ["h200"], SETS, memory_limit=least).best.memory_bytes == least
     assert sweep(sketched(dlrm), ["h200"], SETS, memory_limit=1).best is None
+    limited = sweep(sketched(dlrm), ["h200"], SETS, memory_limit=least)
+    assert all(point.fits == (point.memory_bytes <= least) for point in limited.points)
 
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -61,7 +64,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     lines = out.read_text().splitlines()
     out.write_text("\n".join(lines[:2]) + "\n" + lines[2][: len(lines[2]) // 2])  # killed in the middle of a line
     done: list[int] = []
-    again = sweep(step, ["h200"], SETS, out=out, told=lambda number, of: done.append(of))
+    again = sweep(step, ["h200"], SETS, out=out, on_progress=lambda progress: done.append(progress.of))
     assert done == [2, 2] and again.to_dict() == whole.to_dict()
     assert sum("point" in line for line in out.read_text().splitlines()) >= 4
 
@@ -110,7 +113,7 @@ def test_what_is_named_twice_is_one_point() -> None:
 
 def test_a_point_that_can_not_be_made_says_why_and_the_others_stay() -> None:
     found = sweep(sketched(dlrm), ["h200"], {"seq": [8], "batch": [64]})
-    assert found.best is None and "does not show its sequence length" in found.points[0].error
+    assert found.best is None and "sequence length of" in found.points[0].error
 
 
 def test_ways_to_share_a_step_are_swept_and_what_does_not_fit_is_left_out() -> None:
@@ -138,7 +141,7 @@ def test_all_ranks_of_a_job_are_swept_together() -> None:
     job = ft.parallelize(sketched(dlrm), data=2, tables=True)
     (point,) = sweep(job, ["h200"], {"buckets": [0.01]}).points
     assert len(job.graphs) == point.ranks == 2
-    assert point.step_ms == pytest.approx(ft.whatif(job, buckets=0.01).after.step_ms)
+    assert point.step_ms == pytest.approx(ft.what_if(job, buckets=0.01).after.step_ms)
 
 
 def test_more_ranks_have_to_be_worth_their_devices_where_nothing_is_priced() -> None:
@@ -213,13 +216,13 @@ def test_a_ray_cluster_gives_the_same_points_and_loses_none_with_a_worker(
     ray.init(num_cpus=2, log_to_driver=False)
     lost: list[int] = []
 
-    def kill_a_worker(done: int, of: int) -> None:
+    def kill_a_worker(progress: Progress) -> None:
         if not lost:
             lost.append(next(pid for pid in below(os.getpid()) if b"Swept" in command_of(pid)))
             os.kill(lost[0], signal.SIGKILL)
 
-    monkeypatch.setattr("foretrace.questions.on_ray._connected", lambda address: ray)
-    there = sweep(script, ["h200"], SETS, workers=2, ray="local", told=kill_a_worker)
+    monkeypatch.setattr("foretrace.whatif.workers._connected", lambda address: ray)
+    there = sweep(script, ["h200"], SETS, workers=2, ray="local", on_progress=kill_a_worker)
     assert lost and there.to_dict() == here.to_dict()
 
 

@@ -16,9 +16,9 @@ import foretrace as ft
 import gpt
 import resnet
 from foretrace.graph import Graph
-from foretrace.questions.changes import edited
 from foretrace.record.session import record
 from foretrace.transforms.step import flatten
+from foretrace.whatif.changes import edit_step
 
 MODELS = {"dlrm": dlrm, "bert": bert, "gpt": gpt, "resnet": resnet}
 CHANGES: list[tuple[str, str, dict[str, Any]]] = [
@@ -61,4 +61,4 @@ def calls(graph: Graph) -> list[tuple[Any, ...]]:
 def test_an_edited_recording_is_the_recording_of_the_edited(
     model: str, change: str, parts: dict[str, Any], before: dict[str, Graph], tmp_path: Path
 ) -> None:
-    assert calls(edited(before[model], [change])) == calls(recorded(MODELS[model], tmp_path / "after", **parts))
+    assert calls(edit_step(before[model], [change])) == calls(recorded(MODELS[model], tmp_path / "after", **parts))

@@ -1,0 +1,225 @@
+"""Changes made: the step of each rank, how ranks share it, how many they are, how they exchange gradients.
+
+What was found once in a step, such as where its batch is, serves for every later change of the same kind: sweeps ask for hundreds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from foretrace.errors import ForetraceError, parse_size
+from foretrace.graph import Graph, Job
+from foretrace.prediction.scaling import at_world_resharded
+from foretrace.transforms.fusion.ddp_buckets import buckets, data_parallel_group, overlap
+from foretrace.transforms.parallel.parallelize import ParallelConfig, parallelize
+from foretrace.transforms.resize.batch_sequence import batch_size, resizable_batch, resizable_sequence
+from foretrace.transforms.resize.resizable import Resizable
+from foretrace.transforms.resize.width import ResizableHidden
+from foretrace.whatif.grammar import JOB_CHANGES, PARALLELISM, RESIZABLE, STEP_CHANGES, Change, read_changes
+
+
+def _silent(stage: str) -> None:
+    pass
+
+
+class EditedStep:
+    """A step and what becomes of it.
+
+    Parameters
+    ----------
+    graph
+        The step.
+    longest
+        The longest sequence that will be asked for.
+    on_stage
+        Called with which change is made.
+    """
+
+    def __init__(self, graph: Graph, longest: int = 0, on_stage: Callable[[str], None] = _silent) -> None:
+        self._on_stage = on_stage
+        self._graphs: dict[tuple[Change, ...], Graph] = {(): graph}
+        self._sizes: dict[tuple[tuple[Change, ...], str, int | None], Resizable | ResizableHidden] = {}
+        self._longest = longest
+
+    def by(self, changes: Sequence[Change]) -> Graph:
+        """The step after these changes, in their order."""
+        done = tuple(changes)
+        if done in self._graphs:
+            return self._graphs[done]
+        self.by(done[:-1])
+        self._on_stage(f"setting {done[-1]}")
+        changed = self._changed(done[:-1], done[-1])
+        self._graphs = {key: graph for key, graph in self._graphs.items() if key == done[: len(key)]}
+        self._graphs[done] = changed
+        return changed
+
+    def _changed(self, before: tuple[Change, ...], change: Change) -> Graph:
+        if change.name in RESIZABLE:
+            return self._resized(before, change)
+        graph, where = self.by(before), [change.where] if change.where else []
+        kind = STEP_CHANGES[change.name]
+        value = parse_size(change.name, change.value)[0] if kind.sized else change.value
+        return kind.transform(graph, value, *where)
+
+    def _resized(self, before: tuple[Change, ...], change: Change) -> Graph:
+        new, old = parse_size(change.name, change.value)
+        key = (before, change.name, old)
+        if key not in self._sizes:
+            self._sizes[key] = self._resizable(change.name, self.by(before), max(new, self._longest), old)
+        return self._sizes[key].to(new)
+
+    @staticmethod
+    def _resizable(name: str, graph: Graph, largest: int, old: int | None) -> Resizable | ResizableHidden:
+        if name == "seq":
+            return resizable_sequence(graph, largest, old)
+        return resizable_batch(graph, old) if name == "batch" else ResizableHidden(graph, old)
+
+
+def edit_step(graph: Graph, changes: Iterable[Change | str]) -> Graph:
+    """A step after some changes, in their order; texts as in ``batch=64``.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> x, y = (Tensor((8, 4), "float32", "cpu", (4, 1), id=number, storage=number) for number in (0, 1))
+    >>> step = Graph(OpTable.of([Op("aten::relu", (x,), outputs=(y,), overload="default", phase="forward")]))
+    >>> made = edit_step(step, ["batch=32", "dtype=bf16"]).ops[0].outputs[0]
+    >>> made.shape, made.dtype
+    ((32, 4), 'bfloat16')
+    """
+    return EditedStep(graph).by(read_changes(changes))
+
+
+@dataclass(frozen=True)
+class JobChanges:
+    """Changes of a job, in the order in which they are made; those that contradict each other are refused.
+
+    >>> JobChanges.of([Change("world", "8"), Change("tensor", "2")]).parallelism
+    {'tensor': 2, 'data': 4}
+    """
+
+    steps: tuple[Change, ...]
+    """Of the step that each rank does."""
+    parallelism: dict[str, Any]
+    """How ranks share the step of one: options of `parallelize`."""
+    world: int | None
+    """Another number of ranks, of a job that has several."""
+    buckets: float | None
+    overlap: bool | None
+
+    @classmethod
+    def of(cls, changes: Iterable[Change]) -> JobChanges:
+        """What some changes say; of two that set the same, the last one counts."""
+        changes = list(changes)
+        values: dict[str, Any] = {
+            change.name: JOB_CHANGES[change.name](change.value) for change in changes if change.name in JOB_CHANGES
+        }
+        steps = tuple(change for change in changes if change.name not in JOB_CHANGES)
+        parallelism = {name: value for name, value in values.items() if name in PARALLELISM}
+        size, world = values.get("buckets"), values.get("world")
+        if not parallelism:
+            return cls(steps, {}, world, size, values.get("overlap"))
+        parallelism = _complete(parallelism, world)
+        if values.get("overlap") and parallelism.get("tensor", 1) > 1:
+            parallelism["overlap"] = True
+        config = ParallelConfig(**parallelism)
+        if {"buckets", "overlap"} & values.keys() and config.data > 1 and config.sharded:
+            raise ForetraceError("weights in shards are scattered, and not in buckets", "Leave out sharded, or these.")
+        if size is not None and config.data == 1:
+            raise ForetraceError("one rank alone shares no gradients", "Leave out buckets.")
+        if size is not None:
+            parallelism["bucket_mb"] = size
+        return cls(steps, parallelism, None, None, values.get("overlap") if config.data > 1 else None)
+
+
+def _complete(parallelism: dict[str, Any], world: int | None) -> dict[str, Any]:
+    """With as many data parallel ranks as the world leaves, where only the others are given."""
+    if world is None:
+        return parallelism
+    others = {name: parallelism[name] for name in ("tensor", "pipeline") if name in parallelism}
+    each = parallelism.get("tensor", 1) * parallelism.get("pipeline", 1)
+    named = " x ".join(f"{name}={value}" for name, value in others.items())
+    if "data" not in parallelism:
+        if world % each:
+            raise ForetraceError(f"{named} does not divide {world} ranks", "Choose numbers whose product does.")
+        return {**parallelism, "data": world // each}
+    if parallelism["data"] * each != world:
+        named = " x ".join([f"data={parallelism['data']}", *([named] if named else [])])
+        fitting = f" or set data={world // each}" if world % each == 0 else ""
+        raise ForetraceError(
+            f"{named} makes {parallelism['data'] * each} ranks, not {world}", f"Leave out world{fitting}."
+        )
+    return parallelism
+
+
+def parallel_options(changes: Iterable[Change]) -> dict[str, Any]:
+    """Options of `parallelize` that changes of ``--parallel`` say; refuses those that contradict each other.
+
+    >>> parallel_options([Change("data", "8"), Change("sharded", "on")])
+    {'data': 8, 'sharded': True}
+    """
+    options = {
+        "bucket_mb" if change.name == "buckets" else change.name: JOB_CHANGES[change.name](change.value)
+        for change in changes
+    }
+    ParallelConfig(**options)
+    return options
+
+
+class EditedJob:
+    """A job and what becomes of it.
+
+    Parameters
+    ----------
+    job
+        The job, cut to one step.
+    longest
+        The longest sequence that will be asked for.
+    recorded
+        Samples in its batch, where that is known.
+    on_stage
+        Called with which change is made.
+    """
+
+    def __init__(
+        self, job: Job, longest: int = 0, recorded: int | None = None, on_stage: Callable[[str], None] = _silent
+    ) -> None:
+        self._job = job
+        self._recorded = recorded
+        self._steps = [EditedStep(graph, longest, on_stage) for graph in job.graphs]
+
+    @cached_property
+    def _batch(self) -> int | None:
+        return self._recorded or batch_size(self._job.graphs[0])
+
+    def by(self, changes: Sequence[Change]) -> Job:
+        """The job after these changes: first of the step, then of how it is shared, then of its communication."""
+        asked = JobChanges.of(changes)
+        job = replace(self._job, graphs=[step.by(asked.steps) for step in self._steps])
+        if asked.parallelism:
+            job = parallelize(job, **asked.parallelism)
+        if asked.world is not None:
+            job = at_world_resharded(job, asked.world)
+        if asked.buckets is not None:
+            job = replace(job, graphs=[buckets(graph, asked.buckets) for graph in job.graphs])
+        if asked.overlap is not None:
+            job = replace(job, graphs=[overlap(graph, asked.overlap) for graph in job.graphs])
+        return job
+
+    def samples(self, changes: Sequence[Change], job: Job) -> int | None:
+        """Samples in a step of all ranks of the changed job; None where the step does not show its batch."""
+        asked = JobChanges.of(changes)
+        sizes = [parse_size("batch", change.value)[0] for change in asked.steps if change.name == "batch"]
+        batch = sizes[-1] if sizes else self._batch
+        if batch is None:
+            return None
+        return batch * (asked.parallelism.get("data", 1) if asked.parallelism else _replicas(job))
+
+
+def _replicas(job: Job) -> int:
+    """How many ranks have a batch of their own: those that sum their gradients, or all where nothing is exchanged."""
+    first = job.graphs[0]
+    if not first.collectives:
+        return job.world
+    return max(len(data_parallel_group(first)), 1)
