@@ -9,7 +9,7 @@ import pytest
 
 from foretrace.cost_models.host.fitting import fit_host, inside_us, nonnegative, step_us
 from foretrace.cost_models.host.inside_ops import MeasuredStep
-from foretrace.cost_models.host.terms import HostCalls, t1_terms
+from foretrace.cost_models.host.pricing import HostCalls, t1_terms
 from foretrace.graph import ForetraceError
 from foretrace.platform.host import Before, CallCost, Host, Rested
 from foretrace.platform.host_measurements import Calls, HostRun, Profiled, StepTimes, Waited

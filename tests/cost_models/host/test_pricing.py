@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from foretrace.api import load
-from foretrace.cost_models.host.pricing import price_host
-from foretrace.cost_models.host.terms import HostCalls
+from foretrace.cost_models.host.pricing import HostCalls, price_host
 from foretrace.graph import Graph, Op, OpTable, Tensor
 from foretrace.graph.calls import dispatched
 from foretrace.platform.folder import SHIPPED

@@ -1,7 +1,7 @@
 from foretrace.cost_models.collectives.contention import Contention as Contention
-from foretrace.cost_models.collectives.contention import gpu_contention as gpu_contention
 from foretrace.cost_models.collectives.contention import fit_overlap as fit_overlap
 from foretrace.cost_models.collectives.contention import fit_oversubscription as fit_oversubscription
+from foretrace.cost_models.collectives.contention import gpu_contention as gpu_contention
 from foretrace.cost_models.collectives.contention import oversubscription as oversubscription
 from foretrace.cost_models.collectives.curves import fit_curves as fit_curves
 from foretrace.cost_models.collectives.pricing import assumptions as assumptions

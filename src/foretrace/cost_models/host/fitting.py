@@ -16,7 +16,7 @@ from foretrace.cost_models.host.inside_ops import (
     mean_launches,
     with_calls_alone,
 )
-from foretrace.cost_models.host.terms import BACKWARD, FORWARD, OPTIMIZER, HostCalls, t1_terms
+from foretrace.cost_models.host.pricing import BACKWARD, FORWARD, OPTIMIZER, HostCalls, t1_terms
 from foretrace.errors import ForetraceError
 from foretrace.graph.tables import Floats
 from foretrace.platform.host import TERMS, Before, CallCost, Host, Rested, Sharded

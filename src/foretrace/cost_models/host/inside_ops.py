@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.cost_models.host.terms import HostCalls
+from foretrace.cost_models.host.pricing import HostCalls
 from foretrace.graph.tables import Floats
 from foretrace.platform.host import CallCost, Host
 from foretrace.platform.host_measurements import HostRun, StepTimes

@@ -1,15 +1,32 @@
-"""Host time of a step's calls: T1 between calls, T2 to T5 inside them."""
+"""Host time of a step's calls: T1 between calls, T2 to T5 inside them.
+
+T1 is a sum of terms, such as one per call of a phase and one per parameter. For each call `t1_terms` counts how much of
+each term falls before it; a calibration fits the cost of each term.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from foretrace.cost_models.host.terms import HostCalls, cold_host_terms, longest_list, t1_terms
-from foretrace.graph import PHASES, Graph
-from foretrace.graph.tables import Floats, Ints
+from foretrace.graph import PHASES, Graph, Names, Op, Tensor
+from foretrace.graph.tables import CALL, Floats, Ints, Small
 from foretrace.platform.host import TERMS, CallCost, Host, Sharded
+
+if TYPE_CHECKING:
+    from foretrace.platform.host_measurements import Calls
+
+FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
+CAST = "aten::_to_copy"
+READ_SCALAR = "aten::_local_scalar_dense"
+"""Some optimizers call it several times per parameter."""
+LISTS = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_", "aten::cat", "aten::stack", "aten::index")
+"""Prefixes of the calls that take lists of tensors."""
 
 PER_CALL = np.array([name.endswith(("_call", "_view")) for name in TERMS])
 """The terms of T1 that every call of a phase has."""
@@ -118,3 +135,160 @@ def fsdp_us(graph: Graph, rows: Ints, costs: Sharded) -> Floats:
         us[place] += costs.planned * (key not in seen)
         seen.add(key)
     return us
+
+
+@dataclass
+class HostCalls:
+    """The calls of a step as columns: what their host time depends on."""
+
+    name: Ints
+    names: Names
+    phase: Small
+    entered: Ints
+    """Modules entered before each call."""
+    tensors: Ints
+    """Length of the longest list of tensors among the arguments."""
+    launches: Floats
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters that the step updates: the length of its optimizer's lists, or the repeats of a call."""
+        updates = self.phase == OPTIMIZER
+        if not updates.any():
+            return 0
+        reads = self.names.matching(READ_SCALAR.__eq__)[self.name]
+        repeats = np.bincount(self.name[updates & ~reads], minlength=1).max()
+        return max(int(self.tensors[updates].max()), int(repeats))
+
+    @cached_property
+    def first(self) -> NDArray[np.bool_]:
+        """Whether each call is the first of its name in its phase."""
+        first = np.zeros(len(self), bool)
+        first[
+            np.unique(self.phase.astype(np.int64) * (len(self.names.items) + 1) + self.name, return_index=True)[1]
+        ] = True
+        return first
+
+    @cached_property
+    def recomputed(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Where recomputed blocks of activation checkpointing begin, and which calls are theirs.
+
+        Backward enters modules only there. From then on it repeats calls of the forward, as far as it needs them.
+        """
+        begins, again = np.zeros((2, len(self)), bool)
+        backward, forward = (np.flatnonzero(self.phase == phase) for phase in (BACKWARD, FORWARD))
+        now, before = self.name[backward].tolist(), self.name[forward].tolist()
+        end = 0
+        for place in np.flatnonzero(self.entered[backward]).tolist():
+            if place >= end:
+                end = place + max(1, _repeated(now, place, before))
+                begins[backward[place]], again[backward[place:end]] = True, True
+        return begins, again
+
+    @classmethod
+    def measured(cls, calls: Calls, launches: Floats) -> HostCalls:
+        """The calls of a measured step."""
+        names = Names()
+        codes = np.array([names.code(name) for name in calls.name], np.int32)
+        entered, tensors = (np.array(column, np.int32) for column in (calls.entered, calls.tensors))
+        return cls(codes, names, np.array(calls.phase, np.int8), entered, tensors, launches)
+
+    @classmethod
+    def of(cls, graph: Graph, rows: Ints, launches: Ints) -> HostCalls:
+        """The calls of a graph; only ops that matter are read, since reading ops of a trace is slow."""
+        ops, count = graph.ops, len(rows)
+        entered, tensors = np.zeros((2, count), np.int32)
+        takes_list = ops.names.matching(lambda name: name.startswith(LISTS))[ops.name[rows]] if count else entered > 0
+        flat = not bool(((ops.parent >= 0) & (ops.kind == CALL)).any())
+        recomputing = (ops.phase[rows] == BACKWARD) & flat
+        for place in np.flatnonzero(takes_list | recomputing).tolist() if ops.detail else ():
+            op = ops[int(rows[place])]
+            entered[place], tensors[place] = op.entered, longest_list(op) if takes_list[place] else 0
+        phase = np.where(ops.phase[rows] == OTHER, FORWARD, ops.phase[rows]).astype(np.int8)
+        return cls(ops.name[rows], ops.names, phase, entered, tensors, launches.astype(np.float64))
+
+
+def longest_list(op: Op) -> int:
+    """Length of the longest list of tensors among an op's arguments.
+
+    >>> longest_list(Op("aten::cat", ([Tensor((2,), "int8"), Tensor((3,), "int8")], 0)))
+    2
+    """
+    lists = [value for value in (*op.args, *op.kwargs.values()) if isinstance(value, (list, tuple))]
+    return max((sum(isinstance(item, Tensor) for item in items) for items in lists), default=0)
+
+
+def t1_terms(calls: HostCalls) -> Floats:
+    """A row per call, a column per term of `TERMS`: multiplied with the costs of the terms they give T1 of each call.
+
+    A term per phase counts at the phase's first call; a term per parameter is distributed over the phase's calls.
+    """
+    forward, backward, optimizer = (calls.phase == phase for phase in (FORWARD, BACKWARD, OPTIMIZER))
+    view = calls.launches < 0.5
+    cast = calls.names.matching(CAST.__eq__)[calls.name] if len(calls) else view
+    blocks, again = calls.recomputed
+    python, autograd = forward | again, backward & ~again
+    begins = np.arange(len(calls)) == 0
+    columns = {
+        "clearing": begins,
+        "cleared": np.where(begins, calls.parameters, 0),
+        "forward": _begins(forward),
+        "forward_call": python & ~view & ~cast,
+        "forward_view": python & view & ~cast,
+        "forward_cast": python & cast,
+        "backward": _begins(backward),
+        "backward_call": autograd & ~view,
+        "backward_view": autograd & view,
+        "backward_parameter": _distributed(calls.parameters, backward),
+        "optimizer": _begins(optimizer),
+        "optimizer_call": optimizer,
+        "optimizer_parameter": _distributed(calls.parameters, optimizer),
+        "released": _distributed(int(backward.sum()), optimizer),
+        "recomputed_forward": _distributed(int(blocks.sum()), forward),
+        "recomputed_backward": blocks,
+        "new_name": calls.first,
+    }
+    return np.stack([columns[name].astype(np.float64) for name in TERMS], axis=1)
+
+
+def cold_host_terms(calls: HostCalls) -> Floats:
+    """A row per call, a column per part of a step: where the penalty of a host that has waited falls.
+
+    That of zeroing gradients falls on the first call, the others on the first calls of each name in a phase.
+    """
+    columns = np.zeros((len(calls), 4))
+    columns[:1, 0] = 1.0
+    for phase in (FORWARD, BACKWARD, OPTIMIZER):
+        first = calls.first & (calls.phase == phase)
+        columns[first, phase + 1] = 1 / max(1, int(first.sum()))
+    return columns
+
+
+def _repeated(calls: Sequence[int], start: int, before: Sequence[int]) -> int:
+    """Length of the longest run of calls from a position on that was made before in the same order.
+
+    >>> _repeated([7, 1, 2, 3, 8], 1, [1, 2, 9, 1, 2, 3])
+    3
+    """
+    places = (place for place, name in enumerate(before) if name == calls[start])
+    return max((_common_run(calls, start, before, place) for place in places), default=0)
+
+
+def _common_run(one: Sequence[int], start: int, other: Sequence[int], place: int) -> int:
+    """How many items of two lists are equal from two positions on."""
+    most = min(len(one) - start, len(other) - place)
+    return next((number for number in range(most) if one[start + number] != other[place + number]), most)
+
+
+def _begins(phase: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Where a phase begins: several times in a step that accumulates gradients."""
+    begins = phase.copy()
+    begins[1:] &= ~phase[:-1]
+    return begins
+
+
+def _distributed(amount: int, phase: NDArray[np.bool_]) -> Floats:
+    return np.where(phase, amount / max(1, int(phase.sum())), 0.0)
