@@ -44,8 +44,7 @@ def begin(orders: dict[str, Any]) -> None:
     session = open_session(out, schedule, _stop if orders["stop"] else lambda: None)
 
     def leaving() -> None:
-        unheard = SIGNALS.optimizer  # a compiled optimizer's
-        if why_unfinished(session.recorder) and (session.recorder.taken or unheard):
+        if why_unfinished(session.recorder) and (session.recorder.taken or SIGNALS.lost or SIGNALS.optimizer):
             _note(orders, UNFINISHED, note_of(session.recorder))
         session.close()
         session.recorder.let_go()  # a profiler that still runs when the interpreter ends takes it down

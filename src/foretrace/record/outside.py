@@ -35,6 +35,8 @@ class Signals:
     """An optimizer's step was a part of it."""
     step = False
     """``foretrace.step()`` was called in it."""
+    lost = False
+    """Work was never done: it came up in a call that was compiled before the recorder came."""
 
 
 SIGNALS = Signals()
@@ -57,7 +59,8 @@ _following = False
 def when_outside(work: Callable[[], None]) -> None:
     """Do something now, or once this thread has left every compiled call and every optimizer's step.
 
-    Inside a call that was compiled before the recorder came, it is never done: nothing tells when that returns.
+    Inside a call that was compiled before the recorder came, it is never done: nothing tells when that returns, and
+    `Signals.lost` says so.
 
     >>> done = []
     >>> def inner():
@@ -69,8 +72,8 @@ def when_outside(work: Callable[[], None]) -> None:
     """
     if _thread.depth:
         _thread.waiting.append(work)
-    elif not _in_a_compiled_call():
-        work()
+    else:
+        _do([work])
 
 
 def enclosing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,9 +140,15 @@ def _left() -> None:
             setattr(SIGNALS, name, False)
             _thread.waiting.append(work)
     waiting, _thread.waiting = _thread.waiting, []
-    if waiting and not _in_a_compiled_call():
-        for work in waiting:
-            work()
+    _do(waiting)
+
+
+def _do(waiting: list[Callable[[], None]]) -> None:
+    if waiting and _in_a_compiled_call():
+        SIGNALS.lost = True
+        return
+    for work in waiting:
+        work()
 
 
 def _in_a_compiled_call() -> bool:

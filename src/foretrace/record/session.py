@@ -37,6 +37,7 @@ class Session:
         self._when_done = when_done
         self._told = False
         self._unhook = on_step_end(self.step, self.recorder.start_over)
+        SIGNALS.optimizer = SIGNALS.step = SIGNALS.lost = False
         on_signal["step"] = self._step_told
 
     def told(self) -> None:
@@ -186,11 +187,16 @@ def _warn(text: str) -> None:
         warnings.warn(f"foretrace: {text}", stacklevel=5)
 
 
+def _was_compiled_before() -> bool:
+    """Whether steps ended in calls that were compiled before the recorder came."""
+    return SIGNALS.lost or SIGNALS.optimizer
+
+
 def why_unfinished(recorder: Recorder) -> str:
     """Why a recorder has nothing to show; empty where it has."""
     if recorder.failed or recorder.done:
         return recorder.failed
-    if SIGNALS.optimizer and not recorder.taken:
+    if _was_compiled_before() and not recorder.taken:
         return "the optimizer's step was compiled before the recording began"
     return f"the job ended {recorder.missing_steps} steps too early"
 
@@ -201,7 +207,7 @@ def advice_on(recorder: Recorder) -> str:
 
     if recorder.failed:
         return ""
-    if SIGNALS.optimizer and not recorder.taken:
+    if _was_compiled_before() and not recorder.taken:
         return "Begin the recording before torch.compile is called, or call foretrace.step() after each step."
     fewer = recorder.schedule.fitting(recorder.taken, something_is_compiled())
     if fewer is not None:
