@@ -1,36 +1,32 @@
-"""Files by the names that users give them: pipes, devices, links, full disks."""
+"""Reading files named by users: gzip, pipes, devices, links, sizes."""
 
 from __future__ import annotations
 
-import errno
 import gzip
 import os
-import shutil
+import resource
 import socket
-import stat
 import subprocess
-import sys
 import threading
+import time
 import zlib
 from pathlib import Path
 
 import pytest
 
 from foretrace import files
-from foretrace.files import (
-    check_new_folder,
-    check_place,
-    descriptor_of,
-    opened,
-    read_bounded,
-    written_folder,
-    written_whole,
-)
+from foretrace.files import descriptor_of, open_input, read_bounded, read_chunks, read_json_chunks
 from foretrace.graph import ForetraceError
+from tests.traces import training_step
 
 
-def full(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def complaint(path: Path) -> str:
+    with pytest.raises(ForetraceError) as caught:
+        b"".join(read_json_chunks(path))
+    message = str(caught.value)
+    assert str(path) in message
+    assert "\n" not in message
+    return message
 
 
 def piped(data: bytes) -> tuple[Path, threading.Thread]:
@@ -46,10 +42,101 @@ def piped(data: bytes) -> tuple[Path, threading.Thread]:
     return Path(f"/dev/fd/{reading}"), writer
 
 
+def test_plain_and_gzipped_files_give_the_same_bytes(tmp_path: Path) -> None:
+    text = b"x" * 10_000_000
+    (tmp_path / "plain").write_bytes(text)
+    (tmp_path / "packed").write_bytes(gzip.compress(text[:6_000_000]) + gzip.compress(text[6_000_000:]))
+    assert b"".join(read_chunks(tmp_path / "plain")) == text
+    assert b"".join(read_chunks(tmp_path / "packed")) == text
+
+
+def test_an_empty_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch()
+    assert "is empty (0 bytes)" in complaint(tmp_path / "a.json")
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    assert "does not exist" in complaint(tmp_path / "nowhere.json")
+
+
+def test_a_folder_is_no_trace(tmp_path: Path) -> None:
+    assert "is a folder" in complaint(tmp_path)
+
+
+def test_a_truncated_gz_says_at_which_byte_it_ends(tmp_path: Path) -> None:
+    whole = gzip.compress(os.urandom(100_000).hex().encode().replace(b"0", b"{", 1))
+    (tmp_path / "a.json.gz").write_bytes(whole[:40_000])
+    with pytest.raises(ForetraceError, match=r"ends in the middle of its gzip data \(byte 40,000\)"):
+        list(read_chunks(tmp_path / "a.json.gz"))
+
+
+def test_a_corrupt_gz_says_so(tmp_path: Path) -> None:
+    whole = bytearray(gzip.compress(os.urandom(100_000)))
+    whole[50_000:50_100] = bytes(100)
+    (tmp_path / "a.gz").write_bytes(whole)
+    with pytest.raises(ForetraceError, match="not a sound gzip file"):
+        list(read_chunks(tmp_path / "a.gz"))
+
+
+def test_a_file_called_gz_that_is_not_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.json.gz").write_bytes(training_step().text())
+    assert "is not gzipped" in complaint(tmp_path / "a.json.gz")
+
+
+def test_a_gz_under_a_plain_name_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(gzip.compress(b" {}"))
+    assert b"".join(read_json_chunks(tmp_path / "a.json")) == b"{}"
+
+
+@pytest.mark.parametrize("content", [b"hello", b"   ", b"\x00\x01", b'"text"'])
+def test_what_cannot_start_a_trace_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    assert "is not JSON" in complaint(tmp_path / "a.json")
+
+
+def test_a_byte_order_mark_is_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf\n{}")
+    assert b"".join(read_json_chunks(tmp_path / "a.json")) == b"{}"
+
+
+@pytest.mark.parametrize("first", [b"", b'{"traceEvents": ['])
+def test_a_bomb_is_refused_soon_and_in_little_memory(tmp_path: Path, first: bytes) -> None:
+    bomb = tmp_path / "bomb.json.gz"
+    member = gzip.compress(b" " * (1 << 27))
+    bomb.write_bytes(gzip.compress(first) + member * 80)  # 10 GB
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    with pytest.raises(ForetraceError, match=r"bomb\.json\.gz (unpacks to over|is not JSON)"):
+        for _ in read_json_chunks(bomb):
+            pass
+    assert time.process_time() - start < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"{}")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    assert "can't be read" in complaint(path)
+
+
+def test_a_bomb_of_sound_events_is_refused_long_before_its_end(tmp_path: Path) -> None:
+    event = b'{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5, "dur": 2, "args": {}},\n'
+    packed = gzip.compress(event * 200_000)
+    (tmp_path / "bomb.json.gz").write_bytes(packed * 40)  # 800 MB in several members, each of them the same
+    unpacked = 0
+    with pytest.raises(ForetraceError, match=r"bomb\.json\.gz unpacks to over \d+ MB from \d+ kB"):
+        for piece in read_chunks(tmp_path / "bomb.json.gz"):
+            unpacked += len(piece)
+    assert unpacked < 128 << 20
+
+
 def test_a_pipe_of_the_shell_is_read_as_often_as_one_likes():
     path, writer = piped(b"x" * 3_000_000)
     for _ in range(2):
-        with opened(path) as file:
+        with open_input(path) as file:
             assert file.read(2) == b"xx" and file.seek(0) == 0 and len(file.read()) == 3_000_000
     writer.join()
     os.close(int(path.name))
@@ -60,7 +147,7 @@ def test_a_pipe_without_end_is_refused_in_time(monkeypatch):
     endless = subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE)
     assert endless.stdout
     with endless.stdout, pytest.raises(ForetraceError, match=r"gives more than 5 MB.*Write it to a file"):
-        opened(Path(f"/dev/fd/{endless.stdout.fileno()}"))
+        open_input(Path(f"/dev/fd/{endless.stdout.fileno()}"))
     endless.kill()
     endless.wait()
 
@@ -69,7 +156,7 @@ def test_a_named_pipe_or_a_device_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path, what in ((tmp_path / "fifo", "a pipe"), (Path("/dev/zero"), "a device")):
         with pytest.raises(ForetraceError, match=f"is {what}: reading it may never end"):
-            opened(path)
+            open_input(path)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
@@ -110,91 +197,8 @@ def test_a_link_to_standard_output_is_standard_output(tmp_path):
     assert descriptor_of(tmp_path / "round") is None
 
 
-def test_a_link_stays_and_leads_to_what_was_written(tmp_path):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "latest").symlink_to("there/page")
-    for text in (b"new", b"newer"):  # at first it leads nowhere
-        with written_whole(tmp_path / "latest") as file:
-            file.write(text)
-        assert (tmp_path / "latest").is_symlink() and (tmp_path / "there" / "page").read_bytes() == text
-    assert [path.name for path in (tmp_path / "there").iterdir()] == ["page"]
-
-
-def test_a_replaced_file_keeps_who_may_read_it(tmp_path):
-    path = tmp_path / "page"
-    path.write_bytes(b"old")
-    path.chmod(0o640)
-    with written_whole(path) as file:
-        file.write(b"new")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
-def test_where_writing_fails_all_is_as_it_was(tmp_path):
-    (tmp_path / "page").write_bytes(b"old")
-    for path in (tmp_path / "page", tmp_path / "new" / "folder" / "page"):
-        with pytest.raises(OSError, match="No space"), written_whole(path) as file:
-            file.write(b"half")
-            full()
-    assert [path.name for path in tmp_path.rglob("*")] == ["page"]
-    assert (tmp_path / "page").read_bytes() == b"old"
-
-
-def test_a_name_as_long_as_names_may_be_can_be_written(tmp_path):
-    path = tmp_path / ("ü" * 127)
-    with written_whole(path) as file:
-        file.write(b"whole")
-    assert path.read_bytes() == b"whole"
-
-
-def test_a_folder_is_whole_or_not_there(tmp_path):
-    said = r"kept can't be written \(No space left on device\)"
-    with pytest.raises(ForetraceError, match=said), written_folder(tmp_path / "new" / "kept") as folder:
-        (folder / "run.py").write_text("")
-        full()
-    assert not list(tmp_path.iterdir())
-
-
-def test_why_a_folder_could_not_be_copied_is_said(tmp_path):
-    (tmp_path / "harness").mkdir()
-    (tmp_path / "harness" / "main.py").write_text("")
-    said = r"can't be written \(No space left on device"
-    with pytest.raises(ForetraceError, match=said), written_folder(tmp_path / "kept") as folder:
-        shutil.copytree(tmp_path / "harness", folder / "harness", copy_function=full)
-    assert not (tmp_path / "kept").exists()
-
-
-def test_a_folder_that_is_there_stays_as_it_is(tmp_path):
-    (tmp_path / "link").symlink_to("nowhere")
-    for path in (tmp_path, tmp_path / "link"):
-        with pytest.raises(ForetraceError, match="is there already"):
-            check_new_folder(path)
-
-
-def test_nothing_can_be_written_below_a_file(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ForetraceError, match="file is no folder"):
-        check_place(tmp_path / "file" / "new" / "page.html")
-
-
 def test_nothing_can_be_written_to_a_socket(tmp_path):
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "s"))
         with pytest.raises(ForetraceError, match="is a socket"):
-            opened(tmp_path / "s")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems mount otherwise")
-def test_on_a_full_disk_nothing_is_left(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("this user may mount nothing")
-    try:
-        with pytest.raises(ForetraceError, match="No space left on device"), written_folder(disk / "kept") as folder:
-            (folder / "large").write_bytes(bytes(1 << 20))
-        with pytest.raises(OSError, match="No space left on device"), written_whole(disk / "page") as file:
-            file.write(bytes(1 << 20))
-        assert not list(disk.iterdir())
-    finally:
-        subprocess.run(["umount", disk], check=True)
+            open_input(tmp_path / "s")

@@ -13,10 +13,10 @@ from foretrace.cost_models.collectives.topology import Placement
 from foretrace.fitting import fit
 from foretrace.formats.nccl_tests import read_nccl_tests
 from foretrace.graph import ForetraceError, Job
-from foretrace.platform import fabric_measurements
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.fabric_measurements import FABRIC_FILE, Exchange
 from foretrace.platform.folder import FABRIC, RAW
+from foretrace.platform.measurements import fabric as fabric_measurements
+from foretrace.platform.measurements.fabric import FABRIC_FILE, Exchange
 from foretrace.record.folder import is_recording
 
 TRACES = (".json", ".json.gz", ".et", ".et.gz")

@@ -1,40 +1,157 @@
-"""Files by the names that users give them: opened only where reading ends, written whole or not at all.
+"""Reading files named by users: plain, gzipped or from a shell's pipe, bounded in size, refused with one line.
 
-Every package reads and writes through here, so that a pipe, a device node, a link or a full disk is met in one place.
+Every package reads through here, so that pipes, device nodes, links and gzip bombs are handled in one place. Standard
+library only, plus ISA-L's faster gunzip where it is installed.
 """
 
 from __future__ import annotations
 
+import gc
+import gzip
 import os
 import re
-import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from foretrace.errors import ForetraceError
 
 GZIP_MAGIC = b"\x1f\x8b"
-PIECE = 1 << 20
+FIRST_CHUNK_BYTES, CHUNK_BYTES = 1 << 16, 1 << 22
+"""The first chunk is small: it often suffices to recognise a file's format."""
+BOMB_BYTES, BOMB_RATIO = 64 << 20, 200
+"""A file that has unpacked to more bytes than this, and to more than this many times what was read of it, is a gzip
+bomb: traces shrink 10 to 60 times. What was read counts, not the file's size: else most of a bomb would be unpacked."""
 MAX_PIPED_BYTES = 2 << 30
-"""What is kept of a pipe such as ``<(zcat trace.json.gz)``: no trace that could be shown is larger, and some processes
-write for ever."""
+"""Limit for a pipe such as ``<(zcat trace.json.gz)``: no trace that could be shown is larger, and some processes write
+for ever."""
 NAMED_DESCRIPTORS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
-_DESCRIPTOR = re.compile(r"/(?:dev|proc/(?:self|thread-self|(\d+)))/fd/(\d+)")
 MAX_LINKS = 40
-"""Links that a path may lead through, as Linux counts them."""
+"""Links that a path may lead through: Linux's own limit."""
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/(?:self|thread-self|(\d+)))/fd/(\d+)")
 _piped: dict[tuple[int, int], BinaryIO] = {}
-"""What was read from pipes, by device and inode: a trace is read twice, and a pipe can be only once."""
+"""Temporary copies of pipes, by device and inode: a trace is read twice, and a pipe only once."""
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, unpacked if it is gzipped, a few megabytes at a time.
+
+    >>> folder = Path(tempfile.mkdtemp()); _ = (folder / "a.json").write_bytes(b"{}")
+    >>> list(read_chunks(folder / "a.json"))
+    [b'{}']
+    """
+    try:
+        with open_input(path) as file:
+            magic = file.read(2)
+            file.seek(0)
+            if not magic:
+                raise ForetraceError(f"{path} is empty (0 bytes)", "Record it again, or leave it out.")
+            if magic == GZIP_MAGIC:
+                yield from _unpacked_chunks(path, file)
+            elif path.suffix == ".gz":
+                raise ForetraceError(
+                    f"{path} is called .gz but is not gzipped", "Rename it without .gz, or gzip it and try again."
+                )
+            else:
+                size = FIRST_CHUNK_BYTES
+                while chunk := file.read(size):
+                    yield chunk
+                    size = CHUNK_BYTES
+    except OSError as error:
+        raise read_error(path, error) from None
+
+
+def read_json_chunks(path: Path) -> Iterator[bytes]:
+    """Like `read_chunks`, for a file that must hold JSON: refused at once if it starts with something else.
+
+    >>> folder = Path(tempfile.mkdtemp()); _ = (folder / "a.json").write_bytes(b"  [1]")
+    >>> b"".join(read_json_chunks(folder / "a.json"))
+    b'[1]'
+    """
+    chunks = read_chunks(path)
+    for chunk in chunks:
+        text = chunk.removeprefix(b"\xef\xbb\xbf").lstrip()
+        if not text[:1] or text[0] not in b"{[":
+            break
+        yield text
+        yield from chunks
+        return
+    raise ForetraceError(f"{path} is not JSON", "Give a PyTorch profiler trace, an execution trace or a Chakra trace.")
+
+
+def read_bounded(path: Path, limit: int, what: str) -> bytes:
+    """All of a file, unpacked if it is gzipped; a file with more than ``limit`` bytes is refused.
+
+    Parameters
+    ----------
+    path
+        The file.
+    limit
+        How many bytes a file of its kind may have.
+    what
+        What it should be, for the message: ``"a log of nccl-tests"``.
+
+    Raises
+    ------
+    OSError, EOFError, zlib.error
+        If it can't be read or unpacked, for the caller to report.
+
+    >>> folder = Path(tempfile.mkdtemp()); _ = (folder / "a.json").write_bytes(b"{}")
+    >>> read_bounded(folder / "a.json", 10, "a plan")
+    b'{}'
+    >>> read_bounded(folder / "a.json", 1, "a plan")
+    Traceback (most recent call last):
+    ...
+    foretrace.errors.ForetraceError: ...a.json is too large for a plan (more than 1 byte). Give another file.
+    """
+    with open_input(path) as file:
+        data = file.read(limit + 1)
+        if data.startswith(GZIP_MAGIC):
+            data = _unpacked(data, limit)
+        elif path.suffix == ".gz":
+            raise OSError("it is called .gz but is not gzipped")
+    if len(data) > limit:
+        size = f"{limit >> 20:,} MB" if limit >= 1 << 20 else f"{limit:,} byte{'s' * (limit != 1)}"
+        raise ForetraceError(f"{path} is too large for {what} (more than {size})", "Give another file.")
+    return data
+
+
+def open_input(path: Path) -> BinaryIO:
+    """Open a file that can be read more than once: a plain file, or what a shell's ``<(command)`` or ``|`` gives.
+
+    Named pipes and devices are refused: they may have no end, or no writer.
+
+    >>> open_input(Path("/dev/zero"))
+    Traceback (most recent call last):
+    ...
+    foretrace.errors.ForetraceError: /dev/zero is a device: reading it may never end. Give a file.
+    """
+    there = path.stat()
+    if stat.S_ISREG(there.st_mode) or stat.S_ISDIR(there.st_mode):  # opening a folder raises the right error
+        return path.open("rb")
+    if stat.S_ISFIFO(there.st_mode) and descriptor_of(path) is not None:
+        return _copy_of_pipe(path, (there.st_dev, there.st_ino))
+    advice = f"Give a file, or <(cat {path})." if stat.S_ISFIFO(there.st_mode) else "Give a file."
+    raise ForetraceError(f"{path} is {special_file(there.st_mode)}: reading it may never end", advice)
+
+
+def read_error(path: Path, error: OSError) -> ForetraceError:
+    """The error to raise for a path that the system can't read."""
+    if isinstance(error, FileNotFoundError):
+        return ForetraceError(f"{path} does not exist", "Check the path.")
+    if isinstance(error, IsADirectoryError):
+        return ForetraceError(f"{path} is a folder, not a trace", "Name a file in it.")
+    return ForetraceError(f"{path} can't be read ({error.strerror or error})", "Check its permissions.")
 
 
 def descriptor_of(path: Path) -> int | None:
-    """The open file of this process that a path such as ``/dev/stdout`` or ``/dev/fd/63`` stands for; None for others.
+    """The open file of this process that a path such as ``/dev/stdout`` or ``/dev/fd/63`` refers to; None for others.
 
-    Links are followed, since ``/dev/stdout`` may itself be named by one.
+    Links are followed, since ``/dev/stdout`` may itself be the target of one.
 
     >>> descriptor_of(Path("/dev/stdout")), descriptor_of(Path("/dev/fd/63")), descriptor_of(Path("page.html"))
     (1, 63, None)
@@ -47,224 +164,107 @@ def descriptor_of(path: Path) -> int | None:
         if found:
             return int(found[2]) if found[1] in (None, str(os.getpid())) else None
         try:
-            led_to = os.readlink(place)  # noqa: PTH115 - its answer may be relative
+            target = os.readlink(place)  # noqa: PTH115 - may be relative
         except OSError:
             return None
-        place = os.path.abspath(Path(place).parent / led_to)  # noqa: PTH100
+        place = os.path.abspath(Path(place).parent / target)  # noqa: PTH100
     return None
 
 
-def kind_of_node(mode: int) -> str:
-    """What a path is that is neither file nor folder, in a word.
+def special_file(mode: int) -> str:
+    """A name for what is neither file nor folder.
 
-    >>> kind_of_node(stat.S_IFIFO), kind_of_node(stat.S_IFCHR)
+    >>> special_file(stat.S_IFIFO), special_file(stat.S_IFCHR)
     ('a pipe', 'a device')
     """
     return {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}.get(stat.S_IFMT(mode), "a device")
 
 
-def opened(path: Path) -> BinaryIO:
-    """A file to read, which can be read again: plain files, and what a shell's ``<(command)`` or ``|`` gives.
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause Python's garbage collector while a file is read.
 
-    A named pipe or a device may have no end, or nobody to write to it: they are refused.
+    Reading makes millions of small objects without cycles, and the collector would visit each of them repeatedly.
 
-    >>> opened(Path("/dev/zero"))
-    Traceback (most recent call last):
-    ...
-    foretrace.errors.ForetraceError: /dev/zero is a device: reading it may never end. Give a file.
+    >>> with gc_paused():
+    ...     gc.isenabled()
+    False
     """
-    there = path.stat()
-    if stat.S_ISREG(there.st_mode) or stat.S_ISDIR(there.st_mode):  # opening a folder raises what says so
-        return path.open("rb")
-    if stat.S_ISFIFO(there.st_mode) and descriptor_of(path) is not None:
-        return _from_pipe(path, (there.st_dev, there.st_ino))
-    what = kind_of_node(there.st_mode)
-    advice = f"Give a file, or <(cat {path})." if stat.S_ISFIFO(there.st_mode) else "Give a file."
-    raise ForetraceError(f"{path} is {what}: reading it may never end", advice)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
-def _from_pipe(path: Path, pipe: tuple[int, int]) -> BinaryIO:
-    """All that a pipe gives, from a temporary file that goes with this process."""
+def _copy_of_pipe(path: Path, pipe: tuple[int, int]) -> BinaryIO:
+    """All that a pipe gives, from a temporary file that is removed with this process."""
     if pipe not in _piped:
-        kept: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as we run
+        copy: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
         with path.open("rb", buffering=0) as source:
-            while piece := source.read(PIECE):
-                kept.write(piece)
-                if kept.tell() > MAX_PIPED_BYTES:
-                    kept.close()
+            while chunk := source.read(CHUNK_BYTES):
+                copy.write(chunk)
+                if copy.tell() > MAX_PIPED_BYTES:
+                    copy.close()
                     raise ForetraceError(
                         f"{path} gives more than {MAX_PIPED_BYTES >> 20:,} MB", "Write it to a file, and give that."
                     )
-        kept.flush()
-        _piped[pipe] = kept
-    folder = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"  # the first gives a position of its own
-    again = os.open(f"{folder}/{_piped[pipe].fileno()}", os.O_RDONLY | os.O_CLOEXEC)
-    os.lseek(again, 0, os.SEEK_SET)
-    return os.fdopen(again, "rb")
+        copy.flush()
+        _piped[pipe] = copy
+    folder = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"  # the first has a position of its own
+    descriptor = os.open(f"{folder}/{_piped[pipe].fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return os.fdopen(descriptor, "rb")
 
 
-def read_bounded(path: Path, most: int, what: str) -> bytes:
-    """All of a file, unpacked where it is gzipped; one that holds more than a file of its kind does is refused.
-
-    Parameters
-    ----------
-    path
-        The file.
-    most
-        How many bytes such a file may have.
-    what
-        What it should be, for the message: ``"a log of nccl-tests"``.
-
-    Raises
-    ------
-    OSError, EOFError, zlib.error
-        Where it can't be read or unpacked, for the caller to say so.
-
-    >>> folder = Path(tempfile.mkdtemp()); _ = (folder / "a.json").write_bytes(b"{}")
-    >>> read_bounded(folder / "a.json", 10, "a plan")
-    b'{}'
-    >>> read_bounded(folder / "a.json", 1, "a plan")
-    Traceback (most recent call last):
-    ...
-    foretrace.errors.ForetraceError: ...a.json is too large for a plan (more than 1 byte). Give another file.
-    """
-    with opened(path) as file:
-        data = file.read(most + 1)
-        if data.startswith(GZIP_MAGIC):
-            data = _unpacked(data, most)
-        elif path.suffix == ".gz":
-            raise OSError("it is called .gz but is not gzipped")
-    if len(data) > most:
-        size = f"{most >> 20:,} MB" if most >= 1 << 20 else f"{most:,} byte{'s' * (most != 1)}"
-        raise ForetraceError(f"{path} is too large for {what} (more than {size})", "Give another file.")
-    return data
-
-
-def _unpacked(data: bytes, most: int) -> bytes:
-    """What gzip members hold; of more than ``most`` bytes, one too many."""
+def _unpacked(data: bytes, limit: int) -> bytes:
+    """Contents of gzip members; of more than ``limit`` bytes, one too many."""
     found = b""
-    while data and len(found) <= most:
+    while data and len(found) <= limit:
         member = zlib.decompressobj(wbits=31)
-        found += member.decompress(data, most + 1 - len(found))
-        if not member.eof and len(found) <= most:
+        found += member.decompress(data, limit + 1 - len(found))
+        if not member.eof and len(found) <= limit:
             raise EOFError("it ends in the middle of its gzip data")
         data = member.unused_data.lstrip(b"\0")  # padding between members
     return found
 
 
-def check_place(path: Path) -> None:
-    """Refuse a path whose folder is none, or may not be written to; folders that are not there yet can be made."""
-    place = Path(os.path.realpath(path)).parent
-    while not os.path.lexists(place):
-        place = place.parent
-    if not place.is_dir():
-        raise ForetraceError(f"{path} can't be written: {place} is no folder", "Name another place.")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ForetraceError(f"{path} can't be written: {place} is read-only", "Name another place.")
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, under another name until it is complete; folders around it are made.
-
-    Where the path is a link, what it leads to is written and the link stays. A file that was there keeps its owner and
-    who may read it. Raises what the system says; `foretrace.formats.output.replaced` says it to a user.
-
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> with written_whole(folder / "new" / "a.txt") as file:
-    ...     _ = file.write(b"whole")
-    >>> (folder / "new" / "a.txt").read_bytes(), len(list((folder / "new").iterdir()))
-    (b'whole', 1)
-    """
-    target = Path(os.path.realpath(path))
-    unfinished = _unfinished(target)
-    with _folders_around(target):
-        try:
-            made = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            with os.fdopen(made, "wb") as file:
-                _like_before(file, target)
-                yield file
-            unfinished.replace(target)
-        finally:
-            with suppress(OSError):
-                unfinished.unlink()
-
-
-def _like_before(file: BinaryIO, target: Path) -> None:
-    """Give a new file the owner and the permissions of the one that it will replace."""
-    with suppress(OSError):
-        before = target.stat()
-        os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
-        os.fchown(file.fileno(), before.st_uid, before.st_gid)
-
-
-def _unfinished(target: Path) -> Path:
-    """A hidden name beside it that is nobody's: a guessable one might be somebody's link."""
-    return target.with_name(f".{target.name[:40]}.{os.urandom(4).hex()}")
-
-
-@contextmanager
-def _folders_around(target: Path) -> Iterator[None]:
-    """The folders above a path, made; those that were not there before are gone again where what needed them fails."""
-    made = [folder for folder in target.parents if not folder.exists()]
+def _gunzip() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The class that unpacks a gzipped file, and the errors it raises for damaged data."""
+    damaged = (gzip.BadGzipFile, zlib.error)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException:
-        with suppress(OSError):  # somebody else may have put something there meanwhile
-            for folder in made:
-                folder.rmdir()
-        raise
+        from isal import igzip, isal_zlib
+    except ImportError:  # there is no wheel of it for some machines
+        return gzip.GzipFile, damaged
+    return igzip.GzipFile, (*damaged, isal_zlib.error)
 
 
-def check_new_folder(path: Path) -> None:
-    """Refuse a folder that is there already, or that can't be made.
-
-    >>> check_new_folder(Path("/"))
-    Traceback (most recent call last):
-    ...
-    foretrace.errors.ForetraceError: / is there already. Choose another folder, or remove it first.
-    """
-    if os.path.lexists(path):
-        raise ForetraceError(f"{path} is there already", "Choose another folder, or remove it first.")
-    check_place(path)
-
-
-@contextmanager
-def written_folder(path: Path) -> Iterator[Path]:
-    """A new folder to fill, under another name until it is complete: on a full disk nothing is left of it.
-
-    >>> place = Path(tempfile.mkdtemp()) / "kept"
-    >>> with written_folder(place) as folder:
-    ...     _ = (folder / "run.py").write_text("")
-    >>> [file.name for file in place.iterdir()], len(list(place.parent.iterdir()))
-    (['run.py'], 1)
-    """
-    check_new_folder(path)
-    target = Path(os.path.realpath(path))
-    unfinished = _unfinished(target)
-    try:
-        with _folders_around(target):
+def _unpacked_chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    packed = os.fstat(file.fileno()).st_size
+    total, size = 0, FIRST_CHUNK_BYTES
+    gzip_file, damaged = _gunzip()
+    with gzip_file(fileobj=file, mode="rb") as stream:
+        while True:
             try:
-                unfinished.mkdir()
-                yield unfinished
-                unfinished.rename(target)
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
-    except OSError as error:
-        raise ForetraceError(
-            f"{path} can't be written ({reason(error)})", "Make room there, or choose another folder: nothing was kept."
-        ) from None
-
-
-def reason(error: OSError) -> str:
-    """Why the system would not, in its words; copying a folder collects several reasons, of which the first is given.
-
-    >>> reason(OSError(28, "No space left on device"))
-    'No space left on device'
-    >>> reason(shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'")]))
-    "No space left on device: 'b'"
-    """
-    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
-        return re.sub(r"^\[Errno \d+\] ", "", str(error.args[0][0][-1]))
-    return error.strerror or str(error)
+                chunk: bytes = stream.read(size)
+            except EOFError:
+                raise ForetraceError(
+                    f"{path} ends in the middle of its gzip data (byte {packed:,})",
+                    "The program that wrote or copied it probably stopped: record or copy it again, or leave it out.",
+                ) from None
+            except damaged as error:
+                raise ForetraceError(
+                    f"{path} is not a sound gzip file ({error}, near byte {file.tell():,})", "Copy it again."
+                ) from None
+            if not chunk:
+                return
+            total += len(chunk)
+            if total > BOMB_BYTES and total > BOMB_RATIO * file.tell():
+                raise ForetraceError(
+                    f"{path} unpacks to over {total >> 20} MB from {file.tell() >> 10} kB, which no trace does",
+                    "Nothing more was read. Check where the file comes from.",
+                )
+            yield chunk
+            size = CHUNK_BYTES

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from foretrace.files import check_new_folder
-from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.api import load
+from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.output import check_new_folder
 from foretrace.processes import temporary_folder
 from foretrace.replay.folder import Choices
 from foretrace.replay.ranks import write_job

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.formats.again import Again
 from foretrace.formats.chakra import read_chakra, write_chakra
-from foretrace.formats.execution_trace import read_execution_trace
+from foretrace.formats.execution_trace.read import Again, read_execution_trace
 from foretrace.formats.join import join
 from foretrace.graph import Graph, Job
 from tests.formats.execution_traces import step, trace, write

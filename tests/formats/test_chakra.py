@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.formats.chakra import read_chakra, write_chakra
-from foretrace.formats.chakra_schema import (
+from foretrace.formats.chakra.schema import (
     COLLECTIVES,
     COMM_COLL_NODE,
     COMM_RECV_NODE,

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretrace.formats.clock import on_one_clock
 from foretrace.formats.kineto import read_kineto
+from foretrace.formats.ranks import on_one_clock
 from foretrace.graph import Graph
 from tests.traces import Trace, all_reduce
 

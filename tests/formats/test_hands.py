@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.formats import hands
-from foretrace.formats.hands import Hand, shared_out
+from foretrace.formats import workers as hands
+from foretrace.formats.workers import Hand, shared_out
 from foretrace.graph import ForetraceError
 from tests.processes import assert_killed_with, descendants, started, wait_until
 
@@ -77,7 +77,7 @@ def test_no_process_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_hand_ends_with_the_process_it_works_for() -> None:
-    busy = "import time; from foretrace.formats.hands import Hand; hands = [Hand(time.sleep) for _ in range(2)]"
+    busy = "import time; from foretrace.formats.workers import Hand; hands = [Hand(time.sleep) for _ in range(2)]"
     busy += "; [hand.give(600) for hand in hands]; print('given', flush=True); time.sleep(600)"
     with started([sys.executable, "-c", busy], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == "given\n"

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from foretrace.formats.execution_trace import read_execution_trace
-from foretrace.formats.join import join, pair
+from foretrace.formats.join import join, match, pair
 from foretrace.formats.kineto import read_kineto
-from foretrace.formats.matching import match
 from foretrace.graph import Collective, Graph, Op, OpTable, Span, Storage, Tensor
 
 SIZES = (4, 8, 16)

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretrace.formats.kineto import NO_SHAPES, read_kineto
+from foretrace.formats.kineto import read_kineto
+from foretrace.formats.kineto.read import NO_SHAPES
 from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.tables import (
     ANNOTATION,

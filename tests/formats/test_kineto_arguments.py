@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.formats.kineto import read_kineto
-from foretrace.formats.kineto_arguments import decoded, values, with_words
+from foretrace.formats.kineto.arguments import decoded, values, with_words
 from foretrace.graph import Constant, Op, Tensor
 from tests.traces import Trace
 

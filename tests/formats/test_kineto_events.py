@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.formats import hands, kineto_crew, kineto_events
+from foretrace.formats import workers as hands
+from foretrace.formats.kineto import events as kineto_crew
+from foretrace.formats.kineto import events as kineto_events
 from foretrace.formats.kineto import read_kineto
 from foretrace.graph import ForetraceError, Graph
 from tests.traces import Trace, training_step
@@ -32,8 +34,8 @@ def complaint(content: bytes, folder: Path) -> str:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a small file be read the way a large one is."""
     monkeypatch.setattr(kineto_events, "CHUNK", 5000)
-    monkeypatch.setattr("foretrace.formats.files.FIRST_PIECE", 700)
-    monkeypatch.setattr("foretrace.formats.files.PIECE", 700)
+    monkeypatch.setattr("foretrace.files.FIRST_CHUNK_BYTES", 700)
+    monkeypatch.setattr("foretrace.files.CHUNK_BYTES", 700)
 
 
 def same(one: Graph, other: Graph) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.formats.matching import aligned, match
+from foretrace.formats.join import aligned, match
 from foretrace.graph import Op, OpTable
 
 

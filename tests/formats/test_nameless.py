@@ -1,6 +1,6 @@
 """Groups that a trace does not name."""
 
-from foretrace.formats.nameless import grouped_alike
+from foretrace.formats.ranks import grouped_alike
 from foretrace.graph import Collective, Graph, OpTable
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.formats.nesting import call_order, innermost, parents
+from foretrace.formats.call_tree import call_order, innermost, parents
 
 Interval = tuple[int, int, int]
 """Start, end and row of the parent."""

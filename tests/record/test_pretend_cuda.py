@@ -15,8 +15,8 @@ import bert
 import dlrm
 import gpt
 import resnet
-from benchmarks.workloads import WORKLOADS
-from foretrace.formats.files import pieces
+from benchmarks.lib.workloads import WORKLOADS
+from foretrace.files import read_chunks
 from foretrace.graph import Op
 from foretrace.graph.codec import from_lines
 from foretrace.record.folder import read_ops
@@ -45,7 +45,7 @@ def told(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_sketched_without_a_gpu_is_what_the_h200_ran(name: str) -> None:
     path = H200 / f"{name}.ops.jsonl.gz"
-    ran = told(from_lines(b"".join(pieces(path)).splitlines(), str(path)))
+    ran = told(from_lines(b"".join(read_chunks(path)).splitlines(), str(path)))
     drawn = told(list(sketch(EXAMPLES[name], device="cuda").ops))
     differing = [(r, d) for r, d in zip(ran, drawn) if r != d]
     assert not differing, differing[0]

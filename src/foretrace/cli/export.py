@@ -16,12 +16,12 @@ def export(
     perfetto: Annotated[Path | None, typer.Option(help="File for Perfetto or chrome://tracing.")] = None,
 ) -> None:
     """Write a recording or a trace in a format that other tools read."""
-    import foretrace as ft
-
     if chakra is None and perfetto is None:
         raise typer.BadParameter("say where to: --chakra DIR, --perfetto FILE, or both")
     check_outputs([path], perfetto=perfetto, chakra=chakra)
-    job = ft.load(path)
+    from foretrace.api import load
+
+    job = load(path)
     if chakra is not None:
         from foretrace.formats.chakra import write_chakra
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from foretrace.formats.output import Kind
+    from foretrace.output import OutputKind
 
 
 class Output(NamedTuple):
@@ -19,7 +19,7 @@ class Output(NamedTuple):
 
     option: str
     path: Path
-    kind: Kind | None
+    kind: OutputKind | None
     """None for what is added to, not replaced."""
 
 
@@ -51,9 +51,9 @@ def check_outputs(
     if all(path is None for path in (html, trace, perfetto, chakra, plan, points)):
         return
     from foretrace.files import descriptor_of
-    from foretrace.formats.output import CHAKRA, PAGE, PLAN, TIMELINE, check_output
+    from foretrace.output import CHAKRA, PAGE, PLAN, TIMELINE, check_output
 
-    named: list[tuple[str, Path | None, Kind | None]] = [
+    named: list[tuple[str, Path | None, OutputKind | None]] = [
         ("--html", html, PAGE),
         ("--trace", trace, TIMELINE),
         ("--perfetto", perfetto, TIMELINE),
@@ -74,27 +74,27 @@ def check_outputs(
 
 def _check_points(path: Path) -> None:
     """A sweep's file is read before it is added to, which only plain files allow."""
-    from foretrace.files import check_place
-    from foretrace.graph import ForetraceError
+    from foretrace.errors import ForetraceError
+    from foretrace.output import check_writable
 
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "no plain file"
         raise ForetraceError(f"--out {path} is {what}", "Points are added to a file: name one, like points.jsonl.")
-    check_place(path)
+    check_writable(path)
 
 
 def _check_folder(path: Path) -> None:
-    from foretrace.files import check_place
-    from foretrace.graph import ForetraceError
+    from foretrace.errors import ForetraceError
+    from foretrace.output import check_writable
 
     if path.exists() and not path.is_dir():
         raise ForetraceError(f"--chakra {path} is no folder", "Name one: it gets a file for each rank.")
-    check_place(path / "chakra.0.et")
+    check_writable(path / "chakra.0.et")
 
 
 def _check_apart(outputs: list[Output]) -> None:
     """No two outputs are one file; both to ``/dev/null`` is no harm."""
-    from foretrace.graph import ForetraceError
+    from foretrace.errors import ForetraceError
 
     for one, other in combinations(outputs, 2):
         if _is_file(one.path) and os.path.realpath(one.path) == os.path.realpath(other.path):
@@ -103,7 +103,7 @@ def _check_apart(outputs: list[Output]) -> None:
 
 def _check_inputs(inputs: list[Path], outputs: list[Output]) -> None:
     """No output is, or lies among, what is read."""
-    from foretrace.graph import ForetraceError
+    from foretrace.errors import ForetraceError
 
     for option, path, _ in outputs:
         if not _is_file(path):

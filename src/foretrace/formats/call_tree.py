@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.graph.tables import Floats, Ints, distinct
+from foretrace.graph import PHASES, Names, OpTable
+from foretrace.graph.tables import ANNOTATION, CALL, NODE, Floats, Ints, Small, distinct
 
 ROUNDING_US = 1.0
 """How far an event may stick out of the one around it when stamps are whole microseconds."""
@@ -78,3 +79,98 @@ def innermost(thread: Ints, start: Floats, end: Floats, parent: Ints, at_thread:
             closed = closed[(row[closed] >= 0) & (end[row[closed]] <= at[asked[closed]])]
         found[asked] = np.where(row >= 0, row, ending)
     return found
+
+
+# --- was formats.kineto_phases: Which part of the step each op belongs to.
+
+FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
+
+
+def phases_by_time(ops: OpTable) -> NDArray[np.int8]:
+    """The phase of each row: backward below autograd's nodes and on autograd's threads, optimizer below its step.
+
+    What is left is forward, unless the step's last backward has already begun and nothing but clean-up is left.
+    """
+    if not len(ops):
+        return np.zeros(0, np.int8)
+    node = ops.names.matching(lambda name: name.startswith("autograd::engine::"))[ops.name]
+    optimizer = ops.names.matching(lambda name: name.startswith("Optimizer."))[ops.name]
+    step = ops.names.matching(lambda name: name.startswith("ProfilerStep#"))[ops.name]
+    backward = below(node, ops.parent) | np.isin(ops.thread, _autograd_threads(ops, node))
+    in_optimizer = below(optimizer, ops.parent)
+    borders = np.sort(np.concatenate([ops.start[step], ops.end[optimizer]]))
+    window = np.searchsorted(borders, ops.start, side="right")
+    last_backward = np.full(len(borders) + 1, -np.inf)
+    np.maximum.at(last_backward, window[backward], ops.start[backward])
+    last_backward[np.isneginf(last_backward)] = np.inf
+    phase = np.where(ops.start < last_backward[window], FORWARD, OTHER)
+    phase[backward] = BACKWARD
+    phase[in_optimizer] = OPTIMIZER
+    return phase.astype(np.int8)
+
+
+def below(mark: NDArray[np.bool_], parent: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Rows that are marked or lie below a marked row.
+
+    >>> below(np.array([False, True, False]), np.array([-1, 0, 1])).tolist()
+    [False, True, True]
+    """
+    inside = mark.copy()
+    above = parent.copy()
+    looking = np.flatnonzero(~inside & (above >= 0))
+    while len(looking):
+        inside[looking] = mark[above[looking]]
+        above[looking] = parent[above[looking]]
+        looking = looking[~inside[looking] & (above[looking] >= 0)]
+    return inside
+
+
+def _autograd_threads(ops: OpTable, node: NDArray[np.bool_]) -> list[int]:
+    """Threads on which most of what is outermost is autograd's."""
+    outermost = ops.parent < 0
+    return [
+        code
+        for code in distinct(ops.thread[node & outermost]).tolist()
+        if node[outermost & (ops.thread == code)].mean() > 0.5
+    ]
+
+
+# --- was formats.scopes: What PyTorch's record scopes and names tell about a call: its kind, and the part of the step it belongs to.
+
+BACKWARD_SCOPE, USER_SCOPE = 1, 7
+"""Two of PyTorch's record scopes: an autograd node, and a user's annotation."""
+
+
+def kinds_by_scope(names: Names, name: Ints, scope: Ints, parent: Ints) -> Small:
+    """Calls, nodes around calls, and annotations.
+
+    >>> kinds_by_scope(Names(["step", "aten::mm"]), np.array([0, 1]), np.array([7, 0]), np.array([-1, 0])).tolist()
+    [2, 0]
+    """
+    plain = names.matching(lambda n: "::" not in n and n != "record_param_comms")[name]
+    around = np.zeros(len(name), bool)
+    around[parent[parent >= 0]] = True
+    kind = np.full(len(name), CALL, np.int8)
+    kind[_autograd(names, name) | (scope == BACKWARD_SCOPE) | (plain & around)] = NODE
+    kind[scope == USER_SCOPE] = ANNOTATION
+    return kind
+
+
+def phases_by_scope(names: Names, name: Ints, backward: NDArray[np.bool_], parent: Ints) -> Small:
+    """Backward below autograd's nodes and what is said to be backward, optimizer below its step, else forward.
+
+    >>> names, none = Names(["Optimizer.step#SGD.step", "aten::add_"]), np.zeros(2, bool)
+    >>> [PHASES[p] for p in phases_by_scope(names, np.array([0, 1]), none, np.array([-1, 0]))]
+    ['optimizer', 'optimizer']
+    """
+    own = np.full(len(name), -1, np.int8)
+    own[_autograd(names, name) | backward] = BACKWARD
+    own[names.matching(lambda n: n.startswith("Optimizer.step#"))[name]] = OPTIMIZER
+    phase: list[int] = []
+    for mine, above in zip(own.tolist(), parent.tolist()):
+        phase.append(mine if mine >= 0 else phase[above] if above >= 0 else FORWARD)
+    return np.array(phase, np.int8)
+
+
+def _autograd(names: Names, name: Ints) -> NDArray[np.bool_]:
+    return names.matching(lambda n: n.startswith(("autograd::engine::", "torch::autograd::")))[name]

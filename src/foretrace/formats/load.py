@@ -7,17 +7,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import has_magic
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
-from foretrace.formats.clock import EPOCH_FROM_NS, on_one_clock
-from foretrace.formats.collector import no_collector
-from foretrace.formats.hands import shared_out
-from foretrace.formats.kinds import EXECUTION, PROFILE, READERS, SUFFIXES, kind_of, read
-from foretrace.formats.kineto import NO_SHAPES
-from foretrace.formats.kineto_crew import ALONE
-from foretrace.formats.kineto_events import CHUNK
-from foretrace.formats.nameless import grouped_alike
+from foretrace.files import gc_paused, read_chunks
+from foretrace.formats.kineto.events import ALONE, CHUNK
+from foretrace.formats.kineto.read import NO_SHAPES
+from foretrace.formats.ranks import EPOCH_FROM_NS, grouped_alike, on_one_clock
+from foretrace.formats.workers import shared_out
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
 
 _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
@@ -36,7 +34,7 @@ class _Rank:
     files: dict[str, Path]
 
 
-@no_collector()
+@gc_paused()
 def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None) -> Job:
     """Read traces into a job: a file, a folder, a glob, or several of these; only the given ranks where there are any.
 
@@ -210,3 +208,52 @@ def _window(graph: Graph) -> tuple[float, float]:
 def _few(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown
+
+
+# --- was formats.kinds: What others' traces are, told by what is in them, and what reads each kind.
+
+PROFILE, EXECUTION, CHAKRA = "profiler trace", "execution trace", "Chakra trace"
+READERS = {
+    PROFILE: ("foretrace.formats.kineto.read", "read_kineto"),
+    EXECUTION: ("foretrace.formats.execution_trace.read", "read_execution_trace"),
+    CHAKRA: ("foretrace.formats.chakra", "read_chakra"),
+}
+"""The module and the function that read each kind, the one to prefer first: imported once such a file is there."""
+SUFFIXES = (".json", ".json.gz", ".et", ".et.gz", ".chakra", ".chakra.gz")
+"""How the names of files in a folder end that may be traces."""
+_KEYS = ((re.compile(rb'"traceEvents"\s*:'), PROFILE), (re.compile(rb'"nodes"\s*:'), EXECUTION))
+_SNIFFED = 32 << 20
+"""How far into a file we look for the key that tells what it is."""
+_CHAKRA_START = re.compile(
+    rb"[\x80-\xff]{0,3}[\x01-\x7f](\x0a[\x01-\x3f][\x20-\x7e]|\x12[\x80-\xff]?[\x01-\x7f]\x0a)", re.DOTALL
+)
+
+
+def read(kind: str, path: Path) -> Graph:
+    """The graph in a file of a kind."""
+    module, function = READERS[kind]
+    graph: Graph = getattr(import_module(module), function)(path)
+    return graph
+
+
+def kind_of(path: Path) -> str | None:
+    """What a file is: a profiler trace, an execution trace, a Chakra trace; None for something else."""
+    seen = b""
+    for piece in read_chunks(path):
+        seen += piece
+        text = seen.removeprefix(b"\xef\xbb\xbf").lstrip()
+        if text.startswith(b"["):
+            return PROFILE if b'"ph"' in text or not text.lstrip(b"[").strip(b" \t\r\n]") else None
+        if not text.startswith(b"{"):
+            return CHAKRA if _chakra_like(seen) else None
+        keys = [(found.start(), kind) for key, kind in _KEYS if (found := key.search(text))]
+        if keys:
+            return min(keys)[1]
+        if len(seen) > _SNIFFED:
+            break
+    return CHAKRA if _chakra_like(seen) else None
+
+
+def _chakra_like(start: bytes) -> bool:
+    """A Chakra file starts with the length of a message that holds a version or else an attribute with a name."""
+    return bool(_CHAKRA_START.match(start))

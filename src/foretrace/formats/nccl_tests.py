@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from foretrace.files import read_bounded
-from foretrace.formats.files import unreadable
+from foretrace.files import read_bounded, read_error
 from foretrace.graph import ForetraceError
 from foretrace.graph.operators import collective_kind
 
@@ -59,7 +58,7 @@ def read_nccl_tests(path: Path) -> list[NcclTable]:
     try:
         text = read_bounded(path, MAX_LOG_BYTES, "a log of nccl-tests").decode("utf-8", "replace")
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise read_error(path, error) from None
     except (EOFError, zlib.error) as error:
         raise ForetraceError(f"{path} is not a sound gzip file ({error})", "Copy it again.") from None
     tables = [table for table in _tables(text.splitlines(), path) if table.rows]

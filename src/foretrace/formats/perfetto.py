@@ -12,11 +12,11 @@ from typing import IO, Any, TypeAlias, cast
 import msgspec
 import numpy as np
 
-from foretrace.formats.dtypes import CPP_NAMES
-from foretrace.formats.output import TIMELINE, replaced
+from foretrace.formats.values import CPP_NAMES
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, Tensor, Value, tensors_in
 from foretrace.graph.tables import ANNOTATION, CALL, COLLECTIVE, COMPUTE, COPY, MODULE, NODE, SET
 from foretrace.graph.tensor import ITEMSIZE
+from foretrace.output import TIMELINE, open_output
 
 OP_CATEGORIES = {CALL: "cpu_op", NODE: "cpu_op", ANNOTATION: "user_annotation", MODULE: "python_function"}
 KERNEL_CATEGORIES = {COMPUTE: "kernel", COLLECTIVE: "kernel", COPY: "gpu_memcpy", SET: "gpu_memset"}
@@ -50,7 +50,7 @@ def write_perfetto(job: Job, path: Path | str) -> None:
             f"{job.source or 'the job'} has no times to show", "Bring a profiler trace, or record the job."
         )
     zero_ns = min(g.origin_ns + int(first) * 1000 for g, first in zip(job.graphs, firsts) if not math.isnan(first))
-    with replaced(path, TIMELINE) as file, ExitStack() as stack:
+    with open_output(path, TIMELINE) as file, ExitStack() as stack:
         out = file
         if path.suffix == ".gz":
             out = cast(Any, stack.enter_context(gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0)))

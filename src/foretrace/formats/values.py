@@ -6,12 +6,10 @@ The trace keeps four lists side by side: values, shapes, types and, since schema
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from foretrace.formats.dtypes import CPP_NAMES, dtype_name
-from foretrace.formats.schema_text import Parameter, split_outside_brackets
 from foretrace.graph import Constant, Tensor, Value
 
 SCALAR_TYPES = (
@@ -189,3 +187,92 @@ def _encoded_constant(constant: Constant) -> tuple[Any, Any, str]:
         if constant.kind == kind and constant.value in names:
             return names.index(constant.value), [], "Int"
     return "<Object>", [], "Object"
+
+
+# --- was formats.dtypes: Names of dtypes.
+
+DTYPES = {
+    "float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16", "bool": "bool",
+    "long int": "int64", "long": "int64", "long long": "int64", "int": "int32", "short int": "int16", "short": "int16",
+    "signed char": "int8", "char": "int8", "unsigned char": "uint8", "unsigned short": "uint16",
+    "short unsigned int": "uint16", "unsigned int": "uint32", "unsigned long": "uint64", "long unsigned int": "uint64",
+    "c10::complex<c10::Half>": "complex32", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+    "c10::qint8": "qint8", "c10::quint8": "quint8", "c10::qint32": "qint32",
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
+    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+}  # fmt: skip
+"""Names of dtypes by what C++ and c10 call them."""
+
+CPP_NAMES = {name: cpp for cpp, name in reversed(DTYPES.items())}
+"""The first of C++'s names of each dtype."""
+
+
+def dtype_name(name: str) -> str:
+    """The name PyTorch gives a dtype in Python; empty for what is none.
+
+    >>> dtype_name("c10::BFloat16"), dtype_name("c10::Float8_e4m3fn"), dtype_name("TensorList")
+    ('bfloat16', 'float8_e4m3fn', '')
+    """
+    if "Float8" in name or "Float4" in name:
+        return name.removeprefix("c10::").lower()
+    return DTYPES.get(name, "")
+
+
+# --- was formats.schema_text: Signatures of PyTorch operators, as execution traces write them.
+
+
+class Parameter(NamedTuple):
+    """One parameter of an operator: its name, its type without alias marks, and whether it goes by keyword only."""
+
+    name: str
+    type: str
+    keyword: bool
+
+
+class Signature(NamedTuple):
+    """What an operator is called and what it takes."""
+
+    overload: str
+    parameters: tuple[Parameter, ...]
+
+
+@lru_cache(maxsize=4096)
+def signature(schema: str) -> Signature:
+    """The signature a schema text describes; an empty one for an empty text.
+
+    >>> s = signature("aten::sum.dim_IntList(Tensor self, int[1]? dim, *, ScalarType? dtype=None) -> Tensor")
+    >>> s.overload, [p.name for p in s.parameters], s.parameters[2]
+    ('dim_IntList', ['self', 'dim', 'dtype'], Parameter(name='dtype', type='ScalarType?', keyword=True))
+    """
+    head, _, rest = schema.partition("(")
+    parameters: list[Parameter] = []
+    keyword = False
+    for text in split_outside_brackets(rest):
+        declared = text.partition("=")[0].strip()
+        if declared == "*":
+            keyword = True
+        elif declared:
+            kind, _, name = declared.rpartition(" ")
+            parameters.append(Parameter(name, kind, keyword))
+    return Signature(head.partition(".")[2], tuple(parameters))
+
+
+def split_outside_brackets(text: str) -> Iterator[str]:
+    """The parts of a text between its commas, those in brackets not counted, up to a bracket that closes nothing.
+
+    >>> list(split_outside_brackets("Int,Tuple[Int,Tensor(float)]"))
+    ['Int', 'Tuple[Int,Tensor(float)]']
+    """
+    depth = start = 0
+    for at, letter in enumerate(text):
+        if letter in "([":
+            depth += 1
+        elif letter in ")]":
+            depth -= 1
+            if depth < 0:
+                yield text[start:at]
+                return
+        elif letter == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from foretrace.files import check_place
 from foretrace.graph import ForetraceError
+from foretrace.output import check_writable
 from foretrace.platform.device import MACHINES
-from foretrace.platform.files import PositiveInt, read_as, read_object, write
+from foretrace.platform.typed_json import PositiveInt, read_as, read_object, write
 
 FORMAT = "foretrace platform"
 VERSION = 3
@@ -27,7 +27,7 @@ INDEX = f"{MODELS}/index.json"
 EXACT = f"{MODELS}/exact.json.gz"
 """Calls of steps that were timed as they are."""
 
-SHIPPED = Path(__file__).parent / "shipped"
+SHIPPED = Path(__file__).parent / "data" / "shipped"
 HERE = "cpu"
 """The machine at hand without its GPUs: measured when it is first asked for."""
 
@@ -123,7 +123,7 @@ def check_out(folder: Path) -> None:
     if not folder.is_dir():
         if folder.exists():
             raise ForetraceError(f"{folder} is no folder", "Give an empty or a new folder as --out.")
-        check_place(folder)
+        check_writable(folder)
         return
     here = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     if here and not here & {ABOUT, RAW}:

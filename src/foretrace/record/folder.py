@@ -239,11 +239,11 @@ def _read_soundly(path: Path) -> Iterator[Any]:
 
 
 def _read(path: Path) -> str:
-    from foretrace.formats.files import pieces
+    from foretrace.files import read_chunks
 
     if not path.exists():
         raise ForetraceError(f"{path} does not exist", "The recording lacks it: restore it, or record the job again.")
-    return b"".join(pieces(path)).decode("utf-8", "replace")
+    return b"".join(read_chunks(path)).decode("utf-8", "replace")
 
 
 def _write(path: Path, text: str) -> None:

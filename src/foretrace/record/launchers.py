@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 
-from foretrace.formats.matching import match
+from foretrace.formats.join import match
 from foretrace.graph import Graph, Op, Tensor, Value
 
 

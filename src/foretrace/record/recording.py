@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.clock import on_one_clock
 from foretrace.formats.execution_trace import read_execution_trace
+from foretrace.formats.join import match
 from foretrace.formats.kineto import read_kineto
-from foretrace.formats.matching import match
+from foretrace.formats.ranks import on_one_clock
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Storage
 from foretrace.graph.tables import LAUNCH, Ints, distinct
 from foretrace.record import folder as files

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch.optim import optimizer
 
 from foretrace.errors import check_count
-from foretrace.formats.collector import no_collector
+from foretrace.files import gc_paused
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph
 from foretrace.record.census import DeviceName
 from foretrace.record.guard import RefusedError, guarded
@@ -70,7 +70,7 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
         compiled = stack.enter_context(left_uncompiled())
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # whoever copies a model does
-        stack.enter_context(no_collector())  # it would walk a growing heap again and again, and find nothing
+        stack.enter_context(gc_paused())  # it would walk a growing heap again and again, and find nothing
         paper = stack.enter_context(Paper())
         device_name = stack.enter_context(pretended_cuda(paper.copied)) if device == "cuda" else None
         group = None

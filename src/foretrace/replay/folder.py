@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.errors import parse_size
-from foretrace.files import written_folder
 from foretrace.graph import ForetraceError, Graph, Tensor
 from foretrace.graph.operators import LAYOUTS
 from foretrace.graph.tensor import ITEMSIZE
+from foretrace.output import atomic_folder
 from foretrace.replay.about import about
 from foretrace.replay.code import Code, code_of
 from foretrace.replay.groups import groups_of
@@ -121,7 +121,7 @@ def _changed(graph: Graph, choices: Choices) -> Graph:
 
 def write_files(files: Mapping[str, str], out: Path) -> Path:
     """Write a new folder with these files, with what runs them; nothing is left of one that can't be completed."""
-    with written_folder(out) as folder:
+    with atomic_folder(out) as folder:
         for name, text in {"run.py": RUN, **files}.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")

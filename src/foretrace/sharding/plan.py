@@ -54,10 +54,10 @@ def plan_fields(plan: Plan, tables: Sequence[Table]) -> dict[str, Any]:
 
 def write_plan(plan: Plan, tables: Sequence[Table], ranks: Ranks, path: Path) -> None:
     """Write a plan file; refused if the path holds a file that is no plan."""
-    from foretrace.formats.output import PLAN, replaced
+    from foretrace.output import PLAN, open_output
 
     fields = {"version": VERSION, "world": ranks.world, "batch": ranks.batch, "plan": plan_fields(plan, tables)}
-    with replaced(path, PLAN) as file:
+    with open_output(path, PLAN) as file:
         file.write((json.dumps(fields, indent=1) + "\n").encode())
 
 

@@ -13,15 +13,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.again import Again
-from foretrace.formats.chakra_entries import Entries, Entry, read_entries
-from foretrace.formats.chakra_schema import COLLECTIVES, COMM_RECV_NODE, COMM_SEND_NODE, METADATA_NODE
-from foretrace.formats.collector import no_collector
-from foretrace.formats.execution_groups import INIT, process_groups, rank_in
-from foretrace.formats.execution_trace import SCAFFOLD
-from foretrace.formats.schema_text import signature
-from foretrace.formats.scopes import BACKWARD_SCOPE, kinds, phases
-from foretrace.formats.values import decoded
+from foretrace.files import gc_paused
+from foretrace.formats.call_tree import BACKWARD_SCOPE, kinds_by_scope, phases_by_scope
+from foretrace.formats.chakra.schema import (
+    COLLECTIVES,
+    COMM_RECV_NODE,
+    COMM_SEND_NODE,
+    METADATA_NODE,
+    Entries,
+    Entry,
+    read_entries,
+)
+from foretrace.formats.execution_trace.groups import INIT, process_groups, rank_in
+from foretrace.formats.execution_trace.read import SCAFFOLD, Again
+from foretrace.formats.values import decoded, signature
 from foretrace.graph import PHASES, CallTable, Collective, ForetraceError, Graph, KernelTable, Names, Op, OpTable, Span
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, LAUNCH, MODULE, OTHER_CALL, SET, Ints
 
@@ -35,7 +40,7 @@ def read_chakra(path: Path | str) -> Graph:
     """The graph of one rank's Chakra trace; times are the file's, or played back where it has none.
 
     >>> import tempfile
-    >>> from foretrace.formats.chakra_writer import write_chakra
+    >>> from foretrace.formats.chakra.write import write_chakra
     >>> from foretrace.graph import Job
     >>> graph = Graph(OpTable.of([Op("aten::mm", start_us=0.0, end_us=2.5)]), rank=1, world=2)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +49,7 @@ def read_chakra(path: Path | str) -> Graph:
     ('chakra.1.et', 2.5)
     """
     path = Path(path)
-    with no_collector():
+    with gc_paused():
         entries = read_entries(path)
         nodes = [e for e in entries.nodes if "gap" not in e.said and e.type != METADATA_NODE]
         ops, op_rows = _ops(path, [e for e in nodes if e.on_host and "runtime_call" not in e.said])
@@ -77,7 +82,7 @@ def _ops(path: Path, entries: list[Entry]) -> tuple[OpTable, dict[int, int]]:
     name = _column((names.code(e.name) for e in entries), np.int32)
     scope = _column((min(e.number("scope", 0), 99) for e in entries), np.int32)
     backward = (scope == BACKWARD_SCOPE) | _column((e.number("fw_parent", 0) > 0 for e in entries), np.bool_)
-    kind, phase = kinds(names, name, scope, parent), phases(names, name, backward, parent)
+    kind, phase = kinds_by_scope(names, name, scope, parent), phases_by_scope(names, name, backward, parent)
     for row, entry in enumerate(entries):
         kind[row] = _within(entry.number("kind", -1), MODULE, int(kind[row]))
         phase[row] = _within(entry.number("phase", -1), len(PHASES) - 1, int(phase[row]))

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from foretrace.formats import chakra_schema as schema
-from foretrace.formats.chakra_edges import CALL, GAP, KERNEL, OP, Planned, plan
-from foretrace.formats.chakra_schema import add_attributes, framed
-from foretrace.formats.output import CHAKRA, replaced
+from foretrace.formats.chakra import schema
+from foretrace.formats.chakra.edges import CALL, GAP, KERNEL, OP, Planned, plan
+from foretrace.formats.chakra.schema import add_attributes, framed
 from foretrace.formats.values import encoded
 from foretrace.graph import Collective, Graph, Job, Op, Value
+from foretrace.output import CHAKRA, open_output
 
 VERSION = "0.0.4"
 _NODE_TYPES = {"send": schema.COMM_SEND_NODE, "recv": schema.COMM_RECV_NODE}
@@ -34,7 +34,7 @@ def write_chakra(job: Job, folder: Path | str) -> list[Path]:
     written = []
     for graph in job.graphs:
         path = Path(folder) / f"chakra.{graph.rank}.et"
-        with replaced(path, CHAKRA) as file:
+        with open_output(path, CHAKRA) as file:
             file.write(framed(_metadata(graph)))
             for message in _Messages(graph).all():
                 file.write(framed(message))

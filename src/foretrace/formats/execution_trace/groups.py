@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from foretrace.formats.dtypes import dtype_name
-from foretrace.formats.execution_nodes import Node
-from foretrace.formats.values import tensors_among
+from foretrace.formats.execution_trace.nodes import Node
+from foretrace.formats.values import dtype_name, tensors_among
 from foretrace.graph import MAX_RANKS, Collective
 from foretrace.graph.operators import collective_kind
 from foretrace.graph.tables import Ints

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from foretrace.formats.files import json_pieces
+from foretrace.files import read_json_chunks
 from foretrace.graph import ForetraceError
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -122,7 +122,7 @@ def read_nodes(path: Path) -> list[Node]:
     ...     [node.name for node in read_nodes(Path(folder) / "et.json")]
     ['aten::relu']
     """
-    text = b"".join(json_pieces(path))
+    text = b"".join(read_json_chunks(path))
     try:
         file = _decoder(path, _schema(text)).decode(text)
         make = _of_flat if isinstance(file, _FlatFile) else _of_nested

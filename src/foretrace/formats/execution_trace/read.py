@@ -5,8 +5,10 @@ Nodes are written as ops end; their ids count up as ops start. Arguments stay un
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -16,15 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.again import Again
-from foretrace.formats.collector import no_collector
-from foretrace.formats.execution_groups import INIT, collectives_of, largest_group, process_groups, rank_in
-from foretrace.formats.execution_nodes import Node, Side, read_nodes
-from foretrace.formats.lifetimes import Lifetimes
-from foretrace.formats.schema_text import signature
-from foretrace.formats.scopes import BACKWARD_SCOPE, kinds, phases
-from foretrace.formats.values import Naming, Reading, reading
-from foretrace.graph import ForetraceError, Graph, Names, Op, OpTable, Value
+from foretrace.files import gc_paused
+from foretrace.formats.call_tree import BACKWARD_SCOPE, kinds_by_scope, phases_by_scope
+from foretrace.formats.execution_trace.groups import INIT, collectives_of, largest_group, process_groups, rank_in
+from foretrace.formats.execution_trace.nodes import Node, Side, read_nodes
+from foretrace.formats.values import Naming, Reading, reading, signature, tensors_among
+from foretrace.graph import ForetraceError, Graph, Names, Op, OpTable, Storage, Value
 from foretrace.graph.tables import Ints
 
 SCAFFOLD = "[pytorch|profiler|execution_"
@@ -46,7 +45,7 @@ def read_execution_trace(path: Path) -> Graph:
     ...     read_execution_trace(Path(folder) / "et.json").ops[0].tensors[0].shape
     (4, 2)
     """
-    with no_collector():
+    with gc_paused():
         ended = read_nodes(path)
         if not ended:
             raise ForetraceError(f"{path} holds no calls", "Observe at least one step and record it again.")
@@ -132,8 +131,8 @@ def _table(nodes: Sequence[Node], parent: Ints, details: _Details) -> OpTable:
         end=np.full(count, np.nan),
         thread=_column(nodes, "marks.tid", np.int32),
         parent=parent,
-        phase=phases(names, name, (scope == BACKWARD_SCOPE) | (forward_parent > 0), parent),
-        kind=kinds(names, name, scope, parent),
+        phase=phases_by_scope(names, name, (scope == BACKWARD_SCOPE) | (forward_parent > 0), parent),
+        kind=kinds_by_scope(names, name, scope, parent),
         module=np.zeros(count, np.int32),
         names=names,
         modules=Names([""]),
@@ -226,3 +225,123 @@ def _readings(shapes: bytes, types: bytes, strides: bytes, schema: str, count: i
     # a call may have more values than its schema has parameters, and then nobody knows which is which
     hints = parameters if len(parameters) >= count else (None,) * count
     return [reading(size, kind, step, hint) for size, kind, step, hint in zip(sizes, kinds, steps, hints)]
+
+
+# --- was formats.lifetimes: Which storages a traced step used, and from which op to which: the trace's own ids are used again after a free.
+
+
+class Lifetimes:
+    """Storages by a number of their own, and the number behind a trace's storage id at a row.
+
+    >>> lives = Lifetimes()
+    >>> for row in range(2):
+    ...     lives.touch(row, [], [[1, 7, 0, 256, 4, "cuda:0"]])
+    >>> [(s.birth, s.death, s.nbytes) for s in lives.storages().values()], lives.number(7, 1)
+    ([(0, 1, 1024), (1, 2, 1024)], 1)
+    """
+
+    def __init__(self) -> None:
+        self._lives: list[_Life] = []
+        self._current: dict[int, _Life] = {}
+        self._by_id: dict[int, list[_Life]] = {}
+
+    def touch(self, row: int, inputs: list[Any], outputs: list[Any], allocates: bool = True) -> None:
+        """Take in an op; ops come in the order they ended, so that those inside an op come before it."""
+        current = self._current
+        given = []
+        for tensor in tensors_among(inputs):
+            _, storage_id, offset, count, itemsize, _ = tensor
+            if count:  # all empty tensors share one id
+                given.append(storage_id)
+                life = current.get(storage_id) or self._begin(-1, tensor)
+                life.touches.append(row)
+                # a view further back shows that the storage reaches there; one at its front may be expanded
+                if offset and (offset + count) * itemsize > life.nbytes:
+                    life.nbytes = (offset + count) * itemsize
+        for tensor in tensors_among(outputs):
+            storage_id = tensor[1]
+            if tensor[3] and storage_id not in given:
+                life = current.get(storage_id) or self._begin(row if allocates else -1, tensor)
+                if life.birth < row and allocates:
+                    life = self._born_inside(row, life, tensor)
+                life.touches.append(row)
+
+    def _begin(self, row: int, tensor: list[Any]) -> _Life:
+        _, storage_id, offset, count, itemsize, device = tensor
+        life = _Life(len(self._lives), row, (offset + count) * itemsize, device)
+        self._lives.append(life)
+        self._current[storage_id] = life
+        self._by_id.setdefault(storage_id, []).append(life)
+        return life
+
+    def _born_inside(self, row: int, life: _Life, tensor: list[Any]) -> _Life:
+        """The storage an op made: what the ops inside it touched under the same id belongs to it."""
+        inside = []
+        while life.touches and life.touches[-1] > row:
+            inside.append(life.touches.pop())
+        if not life.touches:  # nobody knew it before
+            life.birth = row
+        else:
+            life = self._begin(row, tensor)
+        life.touches.extend(inside)
+        return life
+
+    def number(self, storage_id: int, row: int) -> int:
+        """The storage that an id stood for at a row; -1 for the id of empty tensors."""
+        lives = self._by_id.get(storage_id)
+        if not lives:
+            return -1
+        if len(lives) == 1:  # as of most, and quicker than to look for it
+            return lives[0].number
+        return lives[max(0, bisect_right(lives, row, key=_birth) - 1)].number
+
+    def storages(self) -> dict[int, Storage]:
+        """All storages; those that were there before the step are taken to outlive it."""
+        return {
+            life.number: Storage(
+                life.number, life.nbytes, life.device, life.birth, max(life.touches) + 1 if life.birth >= 0 else -1
+            )
+            for life in self._lives
+        }
+
+
+class _Life:
+    """A storage while its touches are still being collected."""
+
+    __slots__ = ("birth", "device", "nbytes", "number", "touches")
+
+    def __init__(self, number: int, birth: int, nbytes: int, device: str) -> None:
+        self.number, self.birth, self.nbytes, self.device = number, birth, nbytes, device
+        self.touches: list[int] = []
+
+
+def _birth(life: _Life) -> int:
+    return life.birth
+
+
+# --- was formats.again: Arguments that are not kept but read again: few who look at a step ever ask for them.
+
+
+@dataclass
+class Again:
+    """Makes the ops of a file's rows, from when it is first asked: an op table's ``detail``.
+
+    What a reader keeps of a file for its ops is large, and passed on to another process it would cost more than it is
+    worth.
+
+    >>> from foretrace.graph import OpTable
+    >>> detail = Again(lambda path: Graph(OpTable.of([Op("aten::mm"), Op(f"read from {path}")])), Path("et.json"))
+    >>> detail(1).name
+    'read from et.json'
+    """
+
+    read: Callable[[Path], Graph]
+    path: Path
+
+    @cached_property
+    def _detail(self) -> Callable[[int], Op]:
+        return self.read(self.path).ops.__getitem__
+
+    def __call__(self, row: int) -> Op:
+        """The op of a source row."""
+        return self._detail(row)

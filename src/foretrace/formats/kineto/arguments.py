@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.dtypes import dtype_name
-from foretrace.formats.kineto_decode import UndecodableError, lenient_json
-from foretrace.formats.values import MEMORY_FORMATS, SCALAR_TYPES
+from foretrace.formats.kineto.decode import UndecodableError, lenient_json
+from foretrace.formats.values import MEMORY_FORMATS, SCALAR_TYPES, dtype_name
 from foretrace.graph import Constant, Names, Op, Tensor, Value
 
 Signature = tuple[list[Any], list[Any], list[Any], list[Any]]

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.dtypes import dtype_name
-from foretrace.formats.kineto_arguments import Arguments, decoded, values
-from foretrace.formats.kineto_columns import Comm
+from foretrace.formats.kineto.arguments import Arguments, decoded, values
+from foretrace.formats.kineto.columns import Comm
+from foretrace.formats.values import dtype_name
 from foretrace.graph import Collective, KernelTable, OpTable, tensors_in
 from foretrace.graph.operators import collective_kind
 from foretrace.graph.tables import COLLECTIVE

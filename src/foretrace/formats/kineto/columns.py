@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.kineto_decode import Args, Event
+from foretrace.formats.kineto.decode import Args, Event
 from foretrace.graph import ForetraceError
 from foretrace.graph.tables import ANNOTATION, CALL, COMPUTE, COPY, MODULE, SET
 

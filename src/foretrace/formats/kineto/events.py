@@ -11,14 +11,15 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from foretrace.formats.collector import no_collector
-from foretrace.formats.files import json_pieces
-from foretrace.formats.kineto_columns import Columns
-from foretrace.formats.kineto_crew import Crew
-from foretrace.formats.kineto_decode import Head, UndecodableError, decode_events, decode_head, lenient_head
+from foretrace.files import gc_paused, read_json_chunks
+from foretrace.formats.kineto.columns import Columns
+from foretrace.formats.kineto.decode import Head, UndecodableError, decode_events, decode_head, lenient_head
+from foretrace.formats.workers import Hand, usable_cores
 from foretrace.graph import ForetraceError
 
 CHUNK = 16 << 20
@@ -36,7 +37,7 @@ _NEAR = 1 << 16
 
 def read_events(path: Path) -> tuple[Columns, Head]:
     """The events of a trace as columns, and what else the trace says."""
-    with no_collector():
+    with gc_paused():
         try:
             return _in_chunks(path)
         except UndecodableError:  # cut at a place that only looked like the start of an event, or no JSON at all
@@ -44,7 +45,7 @@ def read_events(path: Path) -> tuple[Columns, Head]:
 
 
 def _in_chunks(path: Path) -> tuple[Columns, Head]:
-    stream = json_pieces(path)
+    stream = read_json_chunks(path)
     opening, rest = _opening(path, stream)
     boundary = _boundary(rest)
     read = len(opening)
@@ -116,7 +117,7 @@ def _ending(opening: bytes, chunk: bytearray) -> Head:
 
 
 def _all_at_once(path: Path) -> tuple[Columns, Head]:
-    loaded = json_or_error(path, b"".join(json_pieces(path)))
+    loaded = json_or_error(path, b"".join(read_json_chunks(path)))
     if isinstance(loaded, list):
         loaded = {"traceEvents": loaded}
     try:
@@ -152,3 +153,59 @@ def _cut_short(path: Path, byte: int) -> ForetraceError:
         f"{path} ends in the middle of an event (byte {byte:,})",
         "The profiler was probably killed while writing: record this rank again, or leave it out.",
     )
+
+
+# --- was formats.kineto_crew: Chunks of a trace turned into columns: here while they are few, on all cores once there are many.
+
+ALONE = 1
+"""Chunks that are not worth another process."""
+
+
+class Crew:
+    """Decodes chunks and collects their columns in order.
+
+    >>> with Crew("trace.json") as crew:
+    ...     crew.take(bytearray(b'[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1}]'))
+    ...     crew.finish().ops.count
+    1
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._columns = Columns()
+        self._taken = 0
+        self._hands: list[Hand[bytearray, Columns]] = []
+        self._turns = iter(cycle(self._hands))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for hand in self._hands:
+            hand.dismiss()
+
+    def take(self, chunk: bytearray) -> None:
+        """Decode a JSON array of events, now or soon."""
+        self._taken += 1
+        if self._taken == ALONE + 1 and usable_cores() > 1:
+            self._hands = [Hand(self._decoded) for _ in range(usable_cores())]
+            self._turns = iter(cycle(self._hands))
+        if not self._hands:
+            self._columns.append(self._decoded(chunk))
+            return
+        hand = next(self._turns)
+        self._collect(hand)
+        hand.give(chunk)
+
+    def finish(self) -> Columns:
+        """The columns of all chunks."""
+        for _ in self._hands:
+            self._collect(next(self._turns))
+        return self._columns
+
+    def _collect(self, hand: Hand[bytearray, Columns]) -> None:
+        if columns := hand.result():
+            self._columns.append(columns)
+
+    def _decoded(self, chunk: bytearray) -> Columns:
+        return Columns.of(decode_events(chunk), self._source)

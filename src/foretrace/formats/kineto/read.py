@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.formats.kineto_collectives import Finder
-from foretrace.formats.kineto_columns import NO_ARGUMENTS, Columns
-from foretrace.formats.kineto_decode import Head
-from foretrace.formats.kineto_events import read_events
-from foretrace.formats.kineto_tables import Clock, call_table, kernel_table, op_table, shared_ids
+from foretrace.formats.kineto.collectives import Finder
+from foretrace.formats.kineto.columns import NO_ARGUMENTS, Columns
+from foretrace.formats.kineto.decode import Head
+from foretrace.formats.kineto.events import read_events
+from foretrace.formats.kineto.tables import Clock, call_table, kernel_table, op_table, shared_ids
 from foretrace.graph import CallTable, ForetraceError, Graph, KernelTable, OpTable, Span
 
 NO_SHAPES = "no shapes of arguments: profile with record_shapes=True to have them"

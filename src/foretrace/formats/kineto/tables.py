@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.kineto_arguments import Arguments
-from foretrace.formats.kineto_collectives import is_collective
-from foretrace.formats.kineto_columns import MODULE_PREFIX, Columns, Rows
-from foretrace.formats.kineto_phases import phases
-from foretrace.formats.nesting import call_order, innermost, parents
+from foretrace.formats.call_tree import call_order, innermost, parents, phases_by_time
+from foretrace.formats.kineto.arguments import Arguments
+from foretrace.formats.kineto.collectives import is_collective
+from foretrace.formats.kineto.columns import MODULE_PREFIX, Columns, Rows
 from foretrace.graph import CallTable, KernelTable, Names, OpTable
 from foretrace.graph.tables import (
     ANNOTATION,
@@ -90,7 +89,7 @@ def op_table(columns: Columns, clock: Clock) -> OpTable:
     )  # fmt: skip
     if len(ops):
         ops.kind = _kinds(ops)
-        ops.phase = phases(ops)
+        ops.phase = phases_by_time(ops)
     ops.module = _modules(ops)
     return ops
 

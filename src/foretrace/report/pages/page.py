@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrace import __version__
-from foretrace.formats.output import PAGE, replaced
+from foretrace.output import PAGE, open_output
 from foretrace.report.formatting import bytes_, ms, percent, short_name
 from foretrace.report.json import tidy
 
@@ -62,8 +62,8 @@ class Page:
         )
 
     def write(self, path: Path) -> None:
-        """Write it, whole or not at all; missing folders are made, and no file is replaced but a page."""
-        with replaced(path, PAGE) as file:
+        """Write it, whole or not at all; missing folders are made, and no file is open_output but a page."""
+        with open_output(path, PAGE) as file:
             file.write(self.html().encode())
 
 

@@ -1,21 +1,36 @@
-"""What Foretrace writes takes nobody's place."""
+"""Writing files and folders named by users: complete or not at all, and never over another's file."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import shutil
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from foretrace.formats import output
+from foretrace import output
 from foretrace.formats.chakra import write_chakra
-from foretrace.formats.output import CHAKRA, PAGE, PLAN, TIMELINE, check_output, replaced
 from foretrace.formats.perfetto import write_perfetto
 from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable
+from foretrace.output import (
+    CHAKRA,
+    PAGE,
+    PLAN,
+    TIMELINE,
+    atomic_folder,
+    atomic_write,
+    check_new_folder,
+    check_output,
+    check_writable,
+    open_output,
+)
 from foretrace.report.pages.page import Page
 from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement, write_plan
@@ -25,7 +40,7 @@ JOB = Job([Graph(OpTable.of([Op("aten::mm", start_us=0.0, end_us=2.5)]))])
 
 
 def write(path: Path, data: bytes = b"page") -> None:
-    with replaced(path, PAGE) as file:
+    with open_output(path, PAGE) as file:
         file.write(data)
 
 
@@ -36,6 +51,13 @@ def null_node(path: Path) -> Path:
     except PermissionError:
         pytest.skip("this user may make no device nodes")
     return path
+
+
+FORM = ("what", "platforms", "chosen", "changes", "settings", "of_jobs", "wrong")
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_device_node_is_written_to_and_stays(tmp_path):
@@ -70,7 +92,7 @@ def test_who_reads_a_named_pipe_gets_the_page(tmp_path):
 
 
 def test_a_named_pipe_that_nobody_reads_is_not_waited_for_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(output, "READER_WAIT_S", 0.1)
+    monkeypatch.setattr(output, "PIPE_READER_WAIT_S", 0.1)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ForetraceError, match=r"can't be written \(nobody reads this pipe\)"):
         write(tmp_path / "fifo")
@@ -137,7 +159,7 @@ def test_what_foretrace_did_not_write_is_not_replaced(tmp_path, kind, content):
     path = tmp_path / "precious"
     path.write_bytes(content)
     said = f"precious is there already, and is not {kind.name}"
-    with pytest.raises(ForetraceError, match=said), replaced(path, kind) as file:
+    with pytest.raises(ForetraceError, match=said), open_output(path, kind) as file:
         file.write(b"lost")
     assert path.read_bytes() == content
 
@@ -154,9 +176,6 @@ def test_so_are_chakra_traces_and_plans_and_pages(tmp_path):
         write_plan((Placement("table_wise", (1,)),), [Table("t", 9, 16)], Ranks(2), tmp_path / "plan.json")
         Page("whatif.html", "a <step>", {}, dict.fromkeys(FORM, "")).write(tmp_path / "page.html")
     assert len(list(tmp_path.iterdir())) == 3
-
-
-FORM = ("what", "platforms", "chosen", "changes", "settings", "of_jobs", "wrong")
 
 
 def test_one_kind_does_not_replace_another(tmp_path):
@@ -177,3 +196,86 @@ def test_a_read_only_file_is_left_alone(tmp_path):
         pytest.skip("this user may write everything")
     with pytest.raises(ForetraceError, match="is read-only"):
         check_output(tmp_path / "page.html", PAGE)
+
+
+def test_a_link_stays_and_leads_to_what_was_written(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "latest").symlink_to("there/page")
+    for text in (b"new", b"newer"):  # at first it leads nowhere
+        with atomic_write(tmp_path / "latest") as file:
+            file.write(text)
+        assert (tmp_path / "latest").is_symlink() and (tmp_path / "there" / "page").read_bytes() == text
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["page"]
+
+
+def test_a_replaced_file_keeps_who_may_read_it(tmp_path):
+    path = tmp_path / "page"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    with atomic_write(path) as file:
+        file.write(b"new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_where_writing_fails_all_is_as_it_was(tmp_path):
+    (tmp_path / "page").write_bytes(b"old")
+    for path in (tmp_path / "page", tmp_path / "new" / "folder" / "page"):
+        with pytest.raises(OSError, match="No space"), atomic_write(path) as file:
+            file.write(b"half")
+            full()
+    assert [path.name for path in tmp_path.rglob("*")] == ["page"]
+    assert (tmp_path / "page").read_bytes() == b"old"
+
+
+def test_a_name_as_long_as_names_may_be_can_be_written(tmp_path):
+    path = tmp_path / ("ü" * 127)
+    with atomic_write(path) as file:
+        file.write(b"whole")
+    assert path.read_bytes() == b"whole"
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path):
+    said = r"kept can't be written \(No space left on device\)"
+    with pytest.raises(ForetraceError, match=said), atomic_folder(tmp_path / "new" / "kept") as folder:
+        (folder / "run.py").write_text("")
+        full()
+    assert not list(tmp_path.iterdir())
+
+
+def test_why_a_folder_could_not_be_copied_is_said(tmp_path):
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "main.py").write_text("")
+    said = r"can't be written \(No space left on device"
+    with pytest.raises(ForetraceError, match=said), atomic_folder(tmp_path / "kept") as folder:
+        shutil.copytree(tmp_path / "harness", folder / "harness", copy_function=full)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_folder_that_is_there_stays_as_it_is(tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    for path in (tmp_path, tmp_path / "link"):
+        with pytest.raises(ForetraceError, match="is there already"):
+            check_new_folder(path)
+
+
+def test_nothing_can_be_written_below_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ForetraceError, match="file is no folder"):
+        check_writable(tmp_path / "file" / "new" / "page.html")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems mount otherwise")
+def test_on_a_full_disk_nothing_is_left(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this user may mount nothing")
+    try:
+        with pytest.raises(ForetraceError, match="No space left on device"), atomic_folder(disk / "kept") as folder:
+            (folder / "large").write_bytes(bytes(1 << 20))
+        with pytest.raises(OSError, match="No space left on device"), atomic_write(disk / "page") as file:
+            file.write(bytes(1 << 20))
+        assert not list(disk.iterdir())
+    finally:
+        subprocess.run(["umount", disk], check=True)
