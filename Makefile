@@ -11,10 +11,12 @@ BASE := $(VENV)/.base
 TESTS := $(VENV)/.tests
 LINT := $(VENV)/.lint
 
-# Those that need no GPU.
-BENCHMARKS := start_up verb_speed all_sets against_hta large_trace sketch_speed recorder_cost simulate_speed predict_speed \
-	kernel_models device_time collectives host_time job_accuracy job_speed other_gpus other_gpu_kernels pipelines vtrain \
-	vtrain_whole sharding sharding_gloo sharding_search edits cudagraph
+# Claims that need no GPU.
+CLAIMS := \
+	$(addprefix speed.,start_up verb_speed against_hta large_trace sketch_speed recorder_cost simulate_speed predict_speed job_speed) \
+	$(addprefix accuracy.,all_sets kernel_models device_time collectives host_time job_accuracy other_gpus other_gpu_kernels \
+		pipelines vtrain vtrain_whole edits cudagraph) \
+	$(addprefix sharding.,sharding sharding_gloo sharding_search)
 
 .PHONY: demo test lint bench clean
 
@@ -45,11 +47,11 @@ lint: $(LINT)
 
 bench: $(BASE)
 	@failed=; \
-	for name in $(BENCHMARKS); do \
+	for name in $(CLAIMS); do \
 		echo "$$name"; \
-		$(BIN)/python -m benchmarks.$$name || failed="$$failed $$name"; \
+		$(BIN)/python -m benchmarks.claims.$$name || failed="$$failed $$name"; \
 	done; \
-	$(BIN)/python -m benchmarks.results; \
+	$(BIN)/python -m benchmarks.lib.results; \
 	test -z "$$failed" || { echo "claims that did not hold:$$failed"; exit 1; }
 
 clean:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks.browser import chromium, opened
+from benchmarks.lib.browser import chromium, opened
 
 WIDTH, HEIGHT = 1180, 1500
 

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-TREES = {path.stem: ast.parse(path.read_text()) for path in sorted(FOLDER.glob("*.py"))}
+TREES = {
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts): ast.parse(path.read_text())
+    for path in sorted(FOLDER.rglob("*.py"))
+}
 
 
 def made_by(tree: ast.Module) -> set[str]:
@@ -30,5 +33,6 @@ def test_a_benchmark_finds_what_it_takes_from_others(name: str) -> None:
         if not isinstance(line, ast.ImportFrom) or not (line.module or "").startswith("benchmarks"):
             continue
         _, _, other = (line.module or "").partition(".")
-        there = made_by(TREES[other]) if other else set(TREES)
+        of_folder = {name.rpartition(".")[2] for name in TREES if name.rpartition(".")[0] == other}
+        there = made_by(TREES[other]) if other in TREES else of_folder
         assert {one.name for one in line.names} <= there, f"benchmarks.{other} has no such names"

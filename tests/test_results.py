@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import results
-from benchmarks.table import keep
+from benchmarks.lib import results
+from benchmarks.lib.table import keep
 
 BENCHMARKS = sorted(results.RESULTS.glob("*.json"))
 
 
 def test_the_page_is_what_the_benchmarks_kept():
-    assert results.PAGE.read_text() == results.page(), "write it anew: python -m benchmarks.results"
+    assert results.PAGE.read_text() == results.page(), "write it anew: python -m benchmarks.lib.results"
 
 
 @pytest.mark.parametrize("kept", BENCHMARKS, ids=lambda path: path.stem)

@@ -1,0 +1,117 @@
+"""Claim: the kernels of an H100 are met within 10 % on average by what an H200 tells, the step's device time too.
+
+Published profiler traces of single ranks: every call whose shapes and dtypes its trace tells is priced on the GPU's
+description and held against its kernels; so much of the device time is told. By family: share of the device time, sum
+predicted over sum measured, and the mean error of calls. The mean over a trace is weighted by time. Traces of other
+GPUs stand below, with no limit: their software is years older than the H200's (an A100 in 2022 rounded float32 products
+to tf32 unasked), and nothing of the MI300X was fitted but how short its kernels get and how wide its range is. No
+constant was fitted on an H100; what products reach of both was published by others; how long kernels take to start was
+set by hand, with all these traces in sight.
+
+    python -m benchmarks.claims.accuracy.other_gpu_kernels
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.lib.process import shared
+from benchmarks.lib.table import keep
+from foretrace import load
+from foretrace.analysis.dispatched import dispatched_calls
+from foretrace.cost_models.kernels.families import FAMILIES, family_of
+from foretrace.cost_models.kernels.families.compiled import Compiled
+from foretrace.cost_models.kernels.pricing import price_kernels
+from foretrace.graph import Graph, Op
+from foretrace.graph.tables import COLLECTIVE, Floats
+from foretrace.platform.platform import Platform
+
+MEAN = 10.0
+"""Percent: the time-weighted error of an H100's kernels, and how far their sum is off."""
+TRACES = {
+    "h100_qwen_0.5b.kineto.json.gz": "h100",
+    "h100_bert_small.kineto.json.gz": "h100",
+    "mi300_qwen_0.5b.kineto.json.gz": "mi300x",
+    "a100_dlrm_one_of_8.kineto.json.gz": "a100-40gb",
+    "v100_dlrm_one_of_2.kineto.json.gz": "v100",
+}
+"""And what each ran on."""
+WITHOUT_STRIDES = ("matrix", "elementwise", "reductions", "norms")
+"""Families whose calls are mostly dense: shapes will do."""
+ROUNDED = ("tf32", "s1688", "s16816")
+"""Kernels that round float32, by pieces of their names."""
+
+
+@dataclass
+class Calls:
+    """Calls of one family: what each took, and what is predicted."""
+
+    measured: Floats
+    predicted: Floats
+
+    def words(self) -> dict[str, Any]:
+        """How far the calls are off."""
+        off = np.abs(self.predicted / self.measured - 1)
+        return {
+            "calls": len(off),
+            "measured ms": round(float(self.measured.sum()) / 1e3, 3),
+            "sum off %": round(100 * float(self.predicted.sum() / self.measured.sum() - 1), 1),
+            "mean error %": round(100 * float(np.average(off, weights=self.measured)), 1),
+        }
+
+
+def is_told(op: Op) -> bool:
+    """Whether a trace tells what a call's time depends on: old ones tell no strides, and lists have no dtypes."""
+    family = family_of(op)
+    if family is None or family.name == Compiled.name or not all(tensor.dtype for tensor in op.tensors):
+        return False
+    return family.name in WITHOUT_STRIDES or all(tensor.stride is not None for tensor in op.tensors if tensor.shape)
+
+
+def rounding(calls: Graph) -> Graph:
+    """The step with its products rounded, where its kernels show that they were."""
+    seen = any(piece in name for name in calls.kernels.names for piece in ROUNDED)
+    has_float32 = any(t.dtype == "float32" for op in calls.ops if FAMILIES["matrix"].answers(op) for t in op.tensors)
+    return replace(calls, settings={**calls.settings, "matmul_precision": "high"}) if seen and has_float32 else calls
+
+
+def by_family(path: Path, on: str) -> tuple[dict[str, Calls], float]:
+    """A trace's calls that are told, by family, and their share of the device time without collectives."""
+    calls = rounding(dispatched_calls(load(path).graphs[0]).calls)
+    kernels, count = calls.kernels, len(calls.ops)
+    ours = (kernels.op >= 0) & (kernels.kind != COLLECTIVE)
+    measured = np.bincount(kernels.op[ours], (kernels.end - kernels.start)[ours], count)
+    costs = price_kernels(calls, np.arange(count, dtype=np.int32), Platform.named(on))
+    predicted = np.bincount(costs.op, costs.typical, count)
+    told = np.array([is_told(op) for op in calls.ops]) & (measured > 0) & (predicted > 0)
+    names = np.array([family.name if (family := family_of(op)) else "" for op in calls.ops])
+    found = {name: told & (names == name) for name in sorted(set(names[told].tolist()))}
+    groups = {name: Calls(measured[rows], predicted[rows]) for name, rows in found.items()}
+    groups["all"] = Calls(measured[told], predicted[told])
+    return groups, float(measured[told].sum() / measured.sum())
+
+
+def main() -> int:
+    folder, rows = shared("public/single_rank"), []
+    for name, on in TRACES.items():
+        groups, told = by_family(folder / name, on)
+        for family, calls in sorted(groups.items(), key=lambda one: -one[1].measured.sum()):
+            share = float(100 * told * calls.measured.sum() / groups["all"].measured.sum())
+            trace = name.removesuffix(".kineto.json.gz")
+            rows.append({"trace": trace, "on": on, "family": family, "told %": round(share, 1), **calls.words()})
+    keep("other_gpu_kernels", rows)
+    kernels = [row for row in rows if row["on"] == "h100" and row["family"] == "all"]
+    ms = [row["measured ms"] for row in kernels]
+    mean = float(np.average([row["mean error %"] for row in kernels], weights=ms))
+    whole = float(np.average([row["sum off %"] for row in kernels], weights=ms))
+    print(f"H100: calls {mean:.1f} % off on average, weighted by time; their sum {whole:+.1f} %")
+    return max(mean, abs(whole)) > MEAN
+
+
+if __name__ == "__main__":
+    sys.exit(main())

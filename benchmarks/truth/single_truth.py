@@ -1,0 +1,117 @@
+"""Measures what `benchmarks.claims.accuracy.accuracy_single` is held to: real steps recorded on a GPU, its host calibrated meanwhile.
+
+On a GPU, with ``transformers`` and ``torchvision``. Recordings take turns with rounds of the calibration: a host that
+is slow for a while is slow for both. What is there already is left out, so that it can be stopped and gone on with.
+
+    python -m benchmarks.truth.single_truth OUT --minutes 6
+
+writes ``OUT/recordings``, ``OUT/host.jsonl.gz`` (the calibration) and ``OUT/beside.jsonl`` (synced steps again, some
+time apart, since a host's speed changes within seconds; how long the host alone took for a step; how many bytes of the
+device were others' before the step was built). It ends when every step is recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.lib.workloads import ALL, Step, built
+from foretrace.calibration.host.measure import HostProgress, calibrate_host
+from foretrace.record.session import record
+
+IN_A_ROW = 2
+"""Recordings between two rounds of the calibration."""
+TURNS, APART_S = 5, 0.3
+"""How often synced steps are timed again, and the seconds between."""
+BESIDE = "beside.jsonl"
+
+
+class NothingLeftError(Exception):
+    """Every step is recorded: the calibration may end."""
+
+
+def host_ms(step: Step) -> float:
+    """How long the host takes for a step, whatever the device has still to do."""
+    began = time.perf_counter_ns()
+    step()
+    taken = (time.perf_counter_ns() - began) / 1e6
+    _drain()
+    return round(taken, 4)
+
+
+def synced_ms(step: Step) -> list[float]:
+    """How long synced steps take, some in a row."""
+    time.sleep(APART_S)
+    step()
+    _drain()
+    taken = []
+    for _ in range(6):
+        began = time.perf_counter_ns()
+        step()
+        _drain()
+        taken.append(round((time.perf_counter_ns() - began) / 1e6, 4))
+    return taken[1:]
+
+
+def _drain() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def others_bytes() -> int:
+    """Bytes that others hold on the device; what libraries keep is let go, so that each step pays for its own."""
+    if not torch.cuda.is_available():
+        return 0
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
+
+
+def recorded(name: str, out: Path) -> None:
+    """Record one of the steps; one that can't run here is said and left out."""
+    begun, others = time.monotonic(), others_bytes()
+    try:
+        step = built(ALL[name])
+        record(step, out / "recordings" / name, plain=12, profile=2, warmup=4)
+        times = {"warm_ms": [host_ms(step) for _ in range(6)][1:], "synced_ms": [synced_ms(step) for _ in range(TURNS)]}
+        with (out / BESIDE).open("a") as file:
+            file.write(json.dumps({"step": name, "others_bytes": others, **times}) + "\n")
+        said = f"{time.monotonic() - begun:.1f} s"
+    except (RuntimeError, ImportError, ValueError, TypeError) as error:
+        said = f"left out: {str(error).splitlines()[0][:120]}"
+    print(name, said, flush=True)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("out", type=Path)
+    options.add_argument("steps", nargs="*", default=list(ALL))
+    options.add_argument("--minutes", type=float, default=6.0)
+    chosen = options.parse_intermixed_args()
+    (chosen.out / "recordings").mkdir(parents=True, exist_ok=True)
+    left = [name for name in chosen.steps if not (chosen.out / "recordings" / name).exists()]
+
+    def between(done: HostProgress) -> None:
+        for _ in range(min(IN_A_ROW, len(left))):
+            recorded(left.pop(0), chosen.out)
+        print(f"host: {done.rounds} rounds, {done.seconds:.0f} s, spread {done.spread:.0%}", flush=True)
+        if not left:
+            raise NothingLeftError
+
+    try:
+        calibrate_host(chosen.out, chosen.minutes, between)
+    except NothingLeftError:
+        return 0
+    print(f"not recorded: {', '.join(left)}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
