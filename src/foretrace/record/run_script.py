@@ -28,6 +28,8 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 """Variables that torchrun sets for each rank."""
 OURS_AND_TORCHS = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (foretrace, torch))
 PYTHONS = f"{Path(str(contextlib.__file__)).parent}{os.sep}"
+REFUSALS = (errno.EACCES, errno.EPERM)
+"""What the kernel says where it keeps code in C from writing a file or reaching out."""
 SUBCLASSED = "tensor subclasses"
 """In what PyTorch says where a tensor's values are wanted and it has none."""
 NO_GROUP = ("process group has not been initialized", "env:// rendezvous")
@@ -84,12 +86,16 @@ class Running:
         return _step_function(module.__dict__, script, self._function, defined_functions(tree))
 
     def _run(self, line: int, code: Any, names: dict[str, Any]) -> None:
-        """Run a statement; skip one that fails since something was refused or stood in for."""
-        before = self._effects.answered
+        """Run a statement; skip one that fails since something was refused or stood in for.
+
+        A library that writes files fails where it looks into the tensors that it saves: that is skipped as well.
+        """
+        before, saved = self._effects.answered, self._effects.total
         try:
             exec(code, names)
         except Exception as error:
-            if self._effects.answered == before and not _is_refused(error):
+            answered, saves = self._effects.answered > before, self._effects.total > saved and _in_a_library(error)
+            if not (answered or saves or _is_refused(error)):
                 raise
             reason = str(error).partition("\n")[0]
             self._effects.skipped.append(f"{self._script.name}:{line} ({type(error).__name__}: {reason})")
@@ -110,10 +116,16 @@ def _statements(tree: ast.Module, name: str) -> Iterator[tuple[int, Any]]:
 def _is_refused(error: BaseException | None) -> bool:
     """Whether an error comes from something that was refused: by a stand-in, the audit hook, or the kernel."""
     while error is not None:
-        if isinstance(error, RefusedError) or getattr(error, "errno", None) in (errno.EACCES, errno.EPERM):
+        if isinstance(error, RefusedError) or getattr(error, "errno", None) in REFUSALS:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _in_a_library(error: BaseException) -> bool:
+    """Whether an error was raised by code that was installed, neither the user's nor PyTorch's."""
+    frames = [f.filename for f in traceback.extract_tb(error.__traceback__) if not _foreign(f.filename)]
+    return bool(frames) and "site-packages" in frames[-1]
 
 
 @contextlib.contextmanager
@@ -168,8 +180,10 @@ def advice_on(error: BaseException, script: Path) -> str:
             "It is one rank of several: `foretrace predict` finds it a group with --world N. Or record a real run: "
             f"foretrace record --out DIR -- torchrun --nproc-per-node N {script}"
         )
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        return f"A sketch does nothing outside of its process: leave that out of the step. Or {record}"
     if isinstance(error, OSError):
-        return f"It must find its files: start Foretrace where the script is started. Or {record}"
+        return f"It must find its files, without a network: start Foretrace where the script is started. Or {record}"
     if SUBCLASSED in str(error):
         return f"Sketches have shapes and no values, and it wants some; {record}"
     return f"Try it by itself: python {script}. If it runs, it needs values, which sketches have not: {record}"

@@ -231,6 +231,22 @@ def test_a_statement_that_fails_on_a_stand_ins_answer_is_skipped(tmp_path: Path)
     ]
 
 
+def test_a_library_that_fails_on_what_it_saves_is_skipped(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "keeper"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text("def keep(path):\n    open(path, 'w')\n    raise ValueError('no values')\n")
+    text = f"import sys\nsys.path.append({str(library.parent)!r})\nimport keeper\nkeeper.keep({str(tmp_path / 'x')!r})"
+    assert sketched(tmp_path, text).notes[1] == "skipped while sketching: train.py:5 (ValueError: no values)"
+
+
+def test_mpi_is_not_started(tmp_path: Path) -> None:
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").touch()
+    (tmp_path / "mpi4py" / "MPI.py").write_text("raise SystemExit('started')")
+    graph = sketched(tmp_path, "try: from mpi4py import MPI\nexcept ImportError: MPI = None")
+    assert graph.notes[0].startswith("not done while sketching: import mpi4py.MPI: MPI starts a daemon")
+
+
 def test_an_error_of_the_script_itself_is_still_one_and_says_what_was_not_done(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="ZeroDivisionError") as failed:
         sketched(tmp_path, f"open({str(tmp_path / 'log.txt')!r}, 'w')\n1 / 0")

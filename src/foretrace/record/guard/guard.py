@@ -30,6 +30,8 @@ STAND_INS: dict[str, list[tuple[str, StandIn]]] = {}
 """For each module, the names in it that are replaced while a guard is on."""
 REPLACED: dict[str, list[tuple[str, Any]]] = {}
 """For each module, the names that get another value while a guard is on."""
+UNIMPORTABLE: dict[str, str] = {}
+"""Modules that do harm as soon as they are imported, and what they do."""
 KNOWN = ("files", "network", "processes", "savers")
 """The modules beside this one that have stand-ins."""
 
@@ -254,6 +256,9 @@ class _Importing:
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         """What the other finders find; None for modules that hold nothing to replace."""
+        if name in UNIMPORTABLE and applies():
+            note(f"import {name}: {UNIMPORTABLE[name]}")
+            raise ImportError(f"not done while sketching: {UNIMPORTABLE[name]}", name=name)
         if name not in STAND_INS and name not in REPLACED:
             return None
         finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]

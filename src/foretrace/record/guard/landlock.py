@@ -28,6 +28,9 @@ NODES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "
 ACCELERATORS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg")
 """Devices that a driver must open for writing to say whether there is a GPU."""
 
+OWN = "/proc/self"
+"""What the kernel tells of this process: CUDA names its threads there, and does not start where it can't."""
+
 
 class _Ruleset(ctypes.Structure):
     _fields_ = [("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
@@ -70,7 +73,7 @@ def restrict(writable: Iterable[str]) -> bool:
     if ruleset < 0:
         return False
     try:
-        for path in writable:
+        for path in (*writable, OWN):
             _allow(ruleset, path, files)
         nodes = [*NODES, *(path for pattern in ACCELERATORS for path in glob(pattern))]
         for path in nodes:

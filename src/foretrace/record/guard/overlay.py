@@ -22,6 +22,8 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom",
 """What swallows all that is written to it, or is the user's own terminal."""
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 """Variables that name folders in which PyTorch and its compilers keep what they may make again at any time."""
+HIDDEN = (".cache", ".config", ".matplotlib", ".nv", ".triton")
+"""Folders of a user's home in which libraries keep what they found out about the machine."""
 TEMPORARY = "foretrace-sketch-"
 
 PathLike = str | bytes | os.PathLike[Any]
@@ -49,8 +51,8 @@ class Overlay:
         kept = [os.environ[name] for name in CACHES if name in os.environ]
         self._caches = tuple(os.path.realpath(folder) for folder in kept)
         home = os.path.expanduser("~")
-        known = (os.environ.get("XDG_CACHE_HOME"), f"{home}/.cache", f"{home}/.triton", f"{home}/.nv")
-        self._unremarkable = tuple(os.path.realpath(folder) for folder in known if folder)
+        known = [f"{home}/{name}" for name in HIDDEN]
+        self._unremarkable = tuple(map(os.path.realpath, [*known, os.environ.get("XDG_CACHE_HOME") or known[0]]))
         self.saved: dict[str, Any] = {}
         """What the script saved with torch.save, by the path of the scratch file."""
 
@@ -103,7 +105,9 @@ class Overlay:
 
     def is_unremarkable(self, path: str) -> bool:
         """Whether it is a cache of some library: redirected as the others, and nothing to tell the user."""
-        return path.endswith(".pyc") or path.startswith(tuple(folder + os.sep for folder in self._unremarkable))
+        return path.endswith(".pyc") or f"{path}{os.sep}".startswith(
+            tuple(folder + os.sep for folder in self._unremarkable)
+        )
 
     def own(self, path: str) -> None:
         """Let the script do as it likes with a temporary file or folder that it made."""

@@ -16,6 +16,7 @@ from typing import Any
 from foretrace.record.guard.guard import (
     REFUSED,
     REPLACED,
+    UNIMPORTABLE,
     RefusedError,
     does_nothing,
     guard,
@@ -248,11 +249,9 @@ class _Semaphore:
         return self._value <= 0
 
 
-@stands_in_for("multiprocessing.synchronize:SemLock.__init__")
-def _semaphore(original: Any, self: Any, kind: int, value: int, maxvalue: int, *, ctx: Any) -> None:
-    self._is_fork_ctx = False
-    self._semlock = _Semaphore(kind == 0, value)
-    self._make_methods()
+@stands_in_for("_multiprocessing:SemLock")
+def _semaphore(original: Any, kind: int, value: int, *_: Any, **__: Any) -> _Semaphore:
+    return _Semaphore(kind == 0, value)
 
 
 @stands_in_for("multiprocessing.queues:Queue.get")
@@ -286,6 +285,7 @@ def _temporary(original: Any) -> str:
     return str(folder)
 
 
+UNIMPORTABLE["mpi4py.MPI"] = "MPI starts a daemon, and ends the process where it can't"
 REPLACED["multiprocessing.heap"] = [("Arena._dir_candidates", [])]
 
 

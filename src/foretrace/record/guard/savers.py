@@ -79,6 +79,19 @@ def _saves(action: str, at: int, name: str) -> Callable[..., Any]:
     return stand_in
 
 
+def _saves_folder(action: str, at: int, name: str) -> Callable[..., Any]:
+    """The same for what writes a folder."""
+
+    def stand_in(original: Any, *args: Any, **kwargs: Any) -> None:
+        target = args[at] if len(args) > at else kwargs.get(name)
+        note(action, shown(target), seen=True)
+        if isinstance(target, (str, os.PathLike)):
+            with quietly():
+                Path(target).mkdir(parents=True, exist_ok=True)
+
+    return stand_in
+
+
 stands_in_for("torch.jit:save", "torch.jit._serialization:save")(_saves("torch.jit.save to {}", 1, "f"))
 stands_in_for("torch.jit._script:RecursiveScriptModule.save")(_saves("torch.jit.save to {}", 1, "f"))
 stands_in_for("torch.onnx:export")(_saves("torch.onnx.export to {}", 2, "f"))
@@ -89,6 +102,14 @@ stands_in_for(
 stands_in_for("safetensors.torch:save_file", "safetensors.torch:save_model", "safetensors.numpy:save_file")(
     _saves("save safetensors to {}", 1, "filename")
 )
+stands_in_for("transformers.modeling_utils:PreTrainedModel.save_pretrained")(
+    _saves_folder("save_pretrained to {}", 1, "save_directory")
+)
+stands_in_for("diffusers.models.modeling_utils:ModelMixin.save_pretrained")(
+    _saves_folder("save_pretrained to {}", 1, "save_directory")
+)
+stands_in_for("pandas.core.frame:DataFrame.to_parquet")(_saves("write {}", 1, "path"))
+stands_in_for("pyarrow.parquet:write_table", "pyarrow.parquet.core:write_table")(_saves("write {}", 1, "where"))
 for _checkpoint in ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver"):
     stands_in_for(f"{_checkpoint}:save", f"{_checkpoint}:async_save", f"{_checkpoint}:save_state_dict")(
         does_nothing("save a distributed checkpoint to {}", "checkpoint_id")

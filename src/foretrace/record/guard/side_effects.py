@@ -39,6 +39,7 @@ class SideEffects:
         self._counts: dict[tuple[str, str], dict[str, int]] = {}
         self.skipped: list[str] = []
         """Statements of the script's top level that were left out, each with the reason."""
+        self.total = 0
         self.answered = 0
         """Those of which the script saw something else than it would see in a real run."""
 
@@ -48,6 +49,7 @@ class SideEffects:
         text = text if len(text) <= MAX_TARGET or " " not in text else f"{text[:MAX_TARGET]}…"
         targets = self._counts.setdefault((action, place), {})
         targets[text] = targets.get(text, 0) + 1
+        self.total += 1
 
     def notes(self) -> list[str]:
         """What to tell the reader: nothing where nothing was tried."""
