@@ -1,4 +1,4 @@
-"""Where `foretrace` starts, with the garbage collector out of the way, and ends."""
+"""The entry point of `foretrace`: start without garbage collection, exit without cleaning up."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from contextlib import suppress
 from typing import NoReturn
 
 INTERRUPTED = 130
-"""What a shell is told of a program that Ctrl-C ended."""
+"""Exit code of a program that Ctrl-C ended."""
 
-SHOWN_BY = ("foretrace.report.step", "numpy.random")
-"""Modules that a forecast on the terminal takes, imported while a script is sketched."""
+PRELOADED = ("foretrace.report.step", "numpy.random")
+"""Modules that printing a prediction takes, imported while a script is sketched."""
 
 
 def main() -> NoReturn:
     """Run the command line.
 
-    A verb makes its objects once and ends: to look through them for garbage again and again would take a tenth of its
-    time.
+    A subcommand makes its objects once and ends: garbage collection would take a tenth of its time.
     """
     gc.disable()
     for name in ("stdout", "stderr"):
@@ -31,51 +30,48 @@ def main() -> NoReturn:
         if will_sketch(sys.argv[1:]):
             from foretrace.record.sketch_process import start_ahead
 
-            start_ahead(() if "--json" in sys.argv else SHOWN_BY)
+            start_ahead(() if "--json" in sys.argv else PRELOADED)
         from foretrace.cli.app import run
 
         code = run()
     except KeyboardInterrupt:  # before it had begun
         code = INTERRUPTED
-    leave(code)
+    exit_fast(code)
 
 
-def will_sketch(words: list[str]) -> bool:
-    """Whether the words of a call name a script to sketch: PyTorch, which that takes, is imported meanwhile.
+def will_sketch(arguments: list[str]) -> bool:
+    """Whether the arguments name a script to sketch: then PyTorch is imported in the background.
 
     >>> will_sketch(["predict", "train.py:build", "--on", "h200"]), will_sketch(["predict", "run"])
     (True, False)
     """
-    asks = any(word in ("--help", "-h") for word in words)
-    scripts = (word.endswith(".py") or ".py:" in word for word in words[1:])
-    return words[:1] in (["predict"], ["whatif"]) and not asks and any(scripts)
+    helps = any(one in ("--help", "-h") for one in arguments)
+    scripts = (one.endswith(".py") or ".py:" in one for one in arguments[1:])
+    return arguments[:1] in (["predict"], ["whatif"]) and not helps and any(scripts)
 
 
-def reader_left() -> bool:
-    """Whether nobody reads standard output any more, as after `| head`.
+def stdout_closed() -> bool:
+    """Whether the reader of standard output is gone, as after `| head`.
 
-    What draws tables has put ``/dev/null`` in its place when it noticed.
+    Rich replaces it by ``/dev/null`` when it notices.
     """
-    asked = select.poll()
-    asked.register(1, 0)
+    stdout = select.poll()
+    stdout.register(1, 0)
+    null = os.stat(os.devnull).st_rdev  # noqa: PTH116 - before pathlib is needed
     with suppress(OSError):
-        return any(event & select.POLLERR for _, event in asked.poll(0)) or os.fstat(1).st_rdev == _null()
+        return any(event & select.POLLERR for _, event in stdout.poll(0)) or os.fstat(1).st_rdev == null
     return False
 
 
-def _null() -> int:
-    return os.stat(os.devnull).st_rdev  # noqa: PTH116 - before pathlib is needed
+def exit_fast(code: int) -> NoReturn:
+    """End the process without freeing its objects, which with PyTorch takes a third of a second.
 
-
-def leave(code: int) -> NoReturn:
-    """End the process without taking apart all that it has made, which with PyTorch takes a third of a second.
-
-    Who watches it, as a profiler does, gets to see the usual end.
+    Under a profiler or a debugger it ends as usual.
     """
     if sys.getprofile() or sys.gettrace():
         sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads on
+        with suppress(OSError):  # the reader is gone
             stream.flush()
     os._exit(code)
