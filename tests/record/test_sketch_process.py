@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.cli.main import SHOWN_BY
+from foretrace.cli.main import PRELOADED
 from foretrace.errors import ForetraceError
 from foretrace.processes import is_alive
 from foretrace.record import sketch_process
@@ -89,7 +89,7 @@ def test_one_that_was_not_needed_ends(script: Path) -> None:
 
 
 def test_what_is_imported_meanwhile_is_there() -> None:
-    assert all(map(import_module, SHOWN_BY))
+    assert all(map(import_module, PRELOADED))
 
 
 def test_without_pytorch_it_says_what_to_install(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

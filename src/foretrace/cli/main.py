@@ -47,7 +47,7 @@ def will_sketch(arguments: list[str]) -> bool:
     """
     helps = any(one in ("--help", "-h") for one in arguments)
     scripts = (one.endswith(".py") or ".py:" in one for one in arguments[1:])
-    return arguments[:1] in (["predict"], ["whatif"]) and not helps and any(scripts)
+    return arguments[:1] in (["predict"], ["whatif"], ["sweep"]) and not helps and any(scripts)
 
 
 def stdout_closed() -> bool:
