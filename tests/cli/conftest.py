@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from foretrace.cli.app import run as run_verb
+from foretrace.cli.app import run as run_subcommand
 from tests.cli.samples import step_of_two_ops
 
 
@@ -22,11 +22,11 @@ class Ran(NamedTuple):
 
 @pytest.fixture
 def foretrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Run `foretrace` with these words."""
+    """Run `foretrace` with these arguments."""
 
-    def run(*words: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, words)])
-        return Ran(run_verb(), *capsys.readouterr())
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
+        return Ran(run_subcommand(), *capsys.readouterr())
 
     return run
 

@@ -5,11 +5,10 @@ import re
 
 import pytest
 
-from foretrace.calibrating import Outcome
-from foretrace.platform.alone import alone_in
-from foretrace.platform.measure import calibrate as measuring
-from foretrace.platform.measure.clocks import HostClock
-from foretrace.platform.measurements import read_batches
+from foretrace.calibration.calibrate import Outcome, alone_in
+from foretrace.calibration.timing import kernels as measuring
+from foretrace.calibration.timing.timer import HostClock
+from foretrace.platform.measurements.kernels import read_batches
 from tests.machines import platform_folder
 
 
@@ -22,7 +21,7 @@ def asked(monkeypatch):
         calls.append((out, parts, minutes, on, tuple(families), like))
         return Outcome(notes=["it was warm"])
 
-    monkeypatch.setattr("foretrace.calibrating.calibrate", calibrate)
+    monkeypatch.setattr("foretrace.calibration.calibrate.calibrate", calibrate)
     return calls
 
 
@@ -38,12 +37,12 @@ def test_it_measures_says_what_and_can_be_gone_on_with(foretrace, tmp_path, monk
 
 
 def test_a_platform_without_any_model_is_not_ready(foretrace, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretrace.fitting.fit", lambda *_, **__: [])
+    monkeypatch.setattr("foretrace.calibration.fitting.fit", lambda *_, **__: [])
     ran = foretrace("calibrate", "fit", "--out", platform_folder(tmp_path / "mine"))
     assert ran.code == 0 and ran.err == f"foretrace: {tmp_path / 'mine'} is not ready: no kernel has a model\n"
 
 
-def test_nobody_fits_what_is_being_measured(foretrace, tmp_path):
+def test_what_is_being_measured_is_not_fitted(foretrace, tmp_path):
     with alone_in(tmp_path):
         ran = foretrace("calibrate", "fit", "--out", tmp_path)
     assert ran.code == 2 and "another calibration is at work in" in ran.err
@@ -68,7 +67,7 @@ def test_when_stopped_it_says_how_to_go_on(foretrace, tmp_path, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("foretrace.calibrating.calibrate", stopped)
+    monkeypatch.setattr("foretrace.calibration.calibrate.calibrate", stopped)
     words = ("calibrate", "device", "--out", tmp_path, "--on", "cpu")
     early = foretrace(*words)
     assert early.code == 130 and early.err == "foretrace: stopped; nothing was measured yet\n"
@@ -87,16 +86,16 @@ def test_when_stopped_it_says_how_to_go_on(foretrace, tmp_path, monkeypatch):
         (("--for", "train.py", "--family", "matrix"), "with --for no families are measured"),
     ],
 )
-def test_what_can_t_be_meant_is_refused_before_anything_is_measured(foretrace, tmp_path, asked, options, said):
+def test_wrong_options_are_refused_before_anything_is_measured(foretrace, tmp_path, asked, options, said):
     ran = foretrace("calibrate", "device", "--out", tmp_path / "mine", *options)
     assert ran.code == 2 and said in ran.err and not asked and not (tmp_path / "mine").exists()
 
 
-def test_a_full_disk_is_said_so(foretrace, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported(foretrace, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("foretrace.calibrating.calibrate", full)
+    monkeypatch.setattr("foretrace.calibration.calibrate.calibrate", full)
     ran = foretrace("calibrate", "--out", tmp_path / "mine")
     assert ran.code == 2 and "nothing more can be written to" in ran.err and "No space left on device" in ran.err
     assert not (tmp_path / "mine").exists()
@@ -117,7 +116,7 @@ def test_of_the_ranks_of_a_torchrun_one_speaks(foretrace, tmp_path, asked, monke
 
 def test_measurements_are_fitted_anew_without_the_machine(foretrace, tmp_path, monkeypatch):
     fitted = []
-    monkeypatch.setattr("foretrace.fitting.fit", lambda out, raw, told: fitted.append((out, raw)) or [])
+    monkeypatch.setattr("foretrace.calibration.fitting.fit", lambda out, raw, told: fitted.append((out, raw)) or [])
     assert foretrace("calibrate", "fit", "--out", tmp_path, "--raw", tmp_path / "kept").code == 0
     assert fitted == [(tmp_path, tmp_path / "kept")]
 
@@ -127,8 +126,8 @@ def test_where_nothing_was_measured_nothing_is_fitted(foretrace, tmp_path):
     assert ran.code == 2 and "raw holds no measurements" in ran.err
 
 
-def test_a_machine_without_lightgbm_is_told_what_to_install(foretrace, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretrace.fitting.can_fit", lambda: False)
+def test_without_lightgbm_the_message_says_what_to_install(foretrace, tmp_path, monkeypatch):
+    monkeypatch.setattr("foretrace.calibration.fitting.can_fit", lambda: False)
     ran = foretrace("calibrate", "fit", "--out", platform_folder(tmp_path / "mine"))
     assert ran.code == 2 and "pip install 'foretrace[fit]'" in ran.err
 
@@ -144,9 +143,9 @@ def test_a_machine_without_lightgbm_is_told_what_to_install(foretrace, tmp_path,
         ("fabric", "--on", "cpu"),
     ],
 )
-def test_an_option_that_nobody_would_look_at_is_refused(foretrace, tmp_path, word, option, value):
+def test_an_option_that_does_not_apply_is_refused(foretrace, tmp_path, word, option, value):
     ran = foretrace("calibrate", word, "--out", tmp_path / "mine", option, value)
-    assert ran.code == 2 and f"calibrate {word} does not look at {option}. Leave {option} out; it belongs to" in ran.err
+    assert ran.code == 2 and f"calibrate {word} does not use {option}. Leave {option} out; it belongs to" in ran.err
     assert not (tmp_path / "mine").exists()
 
 
@@ -161,7 +160,7 @@ def test_an_unknown_family_is_answered_with_the_known_ones(foretrace, tmp_path):
     assert ran.code == 2 and "no family is called 'magic'. Known are: matrix" in ran.err
 
 
-def test_a_device_that_is_not_there_is_said_so(foretrace, tmp_path):
+def test_a_missing_device_is_reported(foretrace, tmp_path):
     for name in ("nonsense", "mps:0", "cpu:7"):
         ran = foretrace("calibrate", "device", "--out", tmp_path, "--on", name)
         assert ran.code == 2 and name in ran.err and "Traceback" not in ran.err

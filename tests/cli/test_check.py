@@ -6,7 +6,7 @@ from pathlib import Path
 RECORDING = Path(__file__).parents[1] / "data" / "h200" / "dlrm_default_b512"
 
 
-def test_the_forecast_stands_beside_the_plain_steps(foretrace):
+def test_the_prediction_is_compared_with_the_unprofiled_steps(foretrace):
     ran = foretrace("check", RECORDING, "--on", "h200", "--json")
     assert ran.code == 0, ran.err
     words = json.loads(ran.out)
@@ -20,7 +20,7 @@ def test_the_forecast_stands_beside_the_plain_steps(foretrace):
 def test_the_tables_show_misses(foretrace):
     ran = foretrace("check", RECORDING, "--top", "3")
     assert ran.code == 0, ran.err
-    assert "predicted, measured" in " ".join(ran.out.split()) and "Largest misses first" in ran.out
+    assert "predicted, measured" in " ".join(ran.out.split()) and "Largest errors first" in ran.out
 
 
 def test_a_trace_without_plain_steps_is_refused(foretrace, trace):

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import foretrace as ft
-from foretrace import observing  # noqa: F401 - before tests replace what it imports
-from foretrace.cli.app import VERBS
-from foretrace.cli.main import leave, main
+from foretrace.cli.app import SUBCOMMANDS
+from foretrace.cli.main import exit_fast, main
 from foretrace.graph import ForetraceError
 
 RECORDING = Path(__file__).parents[1] / "data" / "h200" / "dlrm_default_b512"
@@ -23,17 +22,19 @@ def failing(error):
     return load
 
 
-def test_help_lists_every_verb(foretrace):
+def test_help_lists_every_subcommand(foretrace):
     ran = foretrace("--help")
     assert ran.code == 0
-    for verb in ("record", "show", "diff", "export", "calibrate"):
-        assert f"\n  {verb} " in ran.out
+    for subcommand in ("record", "show", "diff", "export", "calibrate"):
+        assert f"\n  {subcommand} " in ran.out
 
 
-@pytest.mark.parametrize("verb", [(), *((verb,) for verb in VERBS), ("platform", "show"), ("platform", "fabric")])
-def test_every_verb_answers_h_as_it_does_help(foretrace, verb):
-    short, long, word = foretrace(*verb, "-h"), foretrace(*verb, "--help"), foretrace("help", *verb)
-    assert short.code == 0 and short.out.startswith(" ".join(("Usage: foretrace", *verb))) and not short.err
+@pytest.mark.parametrize(
+    "subcommand", [(), *((subcommand,) for subcommand in SUBCOMMANDS), ("platform", "show"), ("platform", "fabric")]
+)
+def test_every_subcommand_answers_h_as_it_does_help(foretrace, subcommand):
+    short, long, word = foretrace(*subcommand, "-h"), foretrace(*subcommand, "--help"), foretrace("help", *subcommand)
+    assert short.code == 0 and short.out.startswith(" ".join(("Usage: foretrace", *subcommand))) and not short.err
     assert short == long == word
 
 
@@ -44,7 +45,7 @@ def test_a_recorded_job_keeps_its_own_h(foretrace, monkeypatch):
     assert seen == [["python", "train.py", "-h"]]
 
 
-def test_help_for_what_is_no_verb_says_so(foretrace):
+def test_help_for_what_is_no_subcommand_says_so(foretrace):
     assert foretrace("help", "frob").err.startswith("foretrace: no such command 'frob'.")
 
 
@@ -62,8 +63,8 @@ def test_starting_up_imports_nothing_heavy(code):
 def test_a_prediction_of_one_rank_loads_nothing_that_it_can_do_without():
     """What takes long to load: the compiler, what draws tables, masked arrays, what only jobs or other GPUs need."""
     unneeded = {
-        "numba", "rich", "torch", "jinja2", "scipy", "numpy.ma", "threadpoolctl", "foretrace.prediction.predict",
-        "foretrace.platform.fabric", "foretrace.platform.carry", "foretrace.transforms", "foretrace.cli.show",
+        "numba", "rich", "torch", "jinja2", "scipy", "numpy.ma", "threadpoolctl",
+        "foretrace.platform.hypothetical", "foretrace.transforms", "foretrace.cli.show",
     }  # fmt: skip
     words = ["predict", str(RECORDING), "--on", "h200", "--kernels", "model", "--json"]
     code = f"""
@@ -78,7 +79,7 @@ main()
     assert done.stderr == "[]\n"
 
 
-def test_a_word_that_is_nearly_a_verb_is_known_for_it(foretrace):
+def test_a_mistyped_subcommand_gets_a_suggestion(foretrace):
     assert "Did you mean 'predict'?" in foretrace("prdict", "x").err
 
 
@@ -127,7 +128,7 @@ def test_an_interrupt_ends_as_shells_expect(foretrace, monkeypatch):
 def test_so_does_one_while_it_starts(monkeypatch):
     left = []
     monkeypatch.setattr("foretrace.cli.app.run", failing(KeyboardInterrupt()))
-    monkeypatch.setattr("foretrace.cli.main.leave", left.append)
+    monkeypatch.setattr("foretrace.cli.main.exit_fast", left.append)
     monkeypatch.setattr("gc.disable", lambda: None)
     main()
     assert left == [130]
@@ -146,12 +147,12 @@ def test_an_unknown_option_is_a_usage_error(foretrace):
         (["platform", "frob"], "foretrace: no such command 'frob'. `foretrace platform --help`"),
     ],
 )
-def test_a_call_that_makes_no_sense_is_told_like_any_other_error(foretrace, words, said):
+def test_wrong_arguments_are_reported_like_any_other_error(foretrace, words, said):
     ran = foretrace(*words)
     assert ran.code == 2 and not ran.out and ran.err.startswith(said) and ran.err.count("\n") == 1
 
 
-def test_without_a_verb_there_is_the_help(foretrace):
+def test_without_a_subcommand_the_help_is_printed(foretrace):
     ran = foretrace()
     assert ran.code == 2 and "Usage: foretrace" in ran.out + ran.err and "\n  predict " in ran.out + ran.err
 
@@ -169,22 +170,22 @@ def test_an_empty_name_is_not_the_folder_one_is_in(foretrace, words, tmp_path, m
     assert foretrace(*words) == (2, "", "foretrace: the name of what to read is empty. Give a recording or a trace.\n")
 
 
-def test_the_end_comes_at_once_but_not_before_all_is_said():
+def test_the_process_ends_at_once_but_flushes_its_output():
     code = """
 import atexit
-from foretrace.cli.main import leave
+from foretrace.cli.main import exit_fast
 atexit.register(print, "last")
 print("first")
-leave(3)
+exit_fast(3)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (3, "first\nlast\n", "")
 
 
-def test_under_a_profiler_a_verb_ends_as_programs_do(monkeypatch):
+def test_under_a_profiler_the_process_ends_as_usual(monkeypatch):
     monkeypatch.setattr(sys, "getprofile", lambda: print)
     with pytest.raises(SystemExit) as left:
-        leave(3)
+        exit_fast(3)
     assert left.value.code == 3
 
 
@@ -194,20 +195,20 @@ def in_a_shell(line: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", ["show RUN --json", "show RUN", "platform list", "--help", "help show"])
-def test_a_full_disk_behind_standard_output_is_told_in_one_line(words):
+def test_a_full_disk_behind_standard_output_is_one_line(words):
     done = in_a_shell(f"foretrace {words} > /dev/full")
-    said = "foretrace: nothing more can be written (No space left on device). Make room where the output goes.\n"
+    said = "foretrace: nothing more can be written (No space left on device). Free some space where the output goes.\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 
-def test_where_nothing_at_all_can_be_said_the_exit_code_does():
+def test_where_nothing_can_be_written_the_exit_code_tells():
     assert in_a_shell("foretrace show RUN > /dev/full 2> /dev/full").returncode == 2
 
 
 @pytest.mark.parametrize(
     "words", ["show RUN --json", "show RUN --top 500", "--help", "export RUN --perfetto /dev/stdout"]
 )
-def test_who_has_read_enough_ends_it_quietly(words):
+def test_a_closed_pipe_ends_it_quietly(words):
     done = in_a_shell(f"foretrace {words} | true; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -217,15 +218,15 @@ def test_standard_output_may_be_closed():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_who_reads_no_further_is_told_nothing():
+def test_a_closed_pipe_causes_no_message():
     code = """
 import os, sys
-from foretrace.cli.main import leave
+from foretrace.cli.main import exit_fast
 reading, writing = os.pipe()
 os.close(reading)
 sys.stdout = os.fdopen(writing, "w")
 print("nobody")
-leave(0)
+exit_fast(0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

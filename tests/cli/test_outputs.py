@@ -123,7 +123,7 @@ def test_chakra_traces_are_not_written_over_those_that_are_read(foretrace, here)
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_what_somebody_else_wrote_is_not_replaced(foretrace, here, call):
+def test_files_of_other_programs_are_not_replaced(foretrace, here, call):
     before = contents(here)
     ran = foretrace(*call)
     assert ran.code == 2 and f"{call[-1]} is there already, and is not a" in ran.err and "Name another file" in ran.err

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from foretrace.cli.app import app_of
+from foretrace.cli.app import make_app
 from foretrace.graph import ForetraceError
 from foretrace.whatif.changes import parallel_options
 from foretrace.whatif.grammar import read_parallel
@@ -33,7 +33,7 @@ def options(text: str) -> dict[str, object]:
     return parallel_options(read_parallel(text))
 
 
-def test_words_become_options() -> None:
+def test_parallel_text_becomes_options() -> None:
     assert options("data=8, pipeline=4,microbatches=16,schedule=interleaved,chunks=2,bucket_mb=50") == {
         "data": 8,
         "pipeline": 4,
@@ -55,13 +55,13 @@ def test_words_become_options() -> None:
         ("data=2,data=4", "says data twice"),
     ],
 )
-def test_words_that_say_nothing_are_refused(words: str, message: str) -> None:
+def test_empty_parallel_text_is_refused(words: str, message: str) -> None:
     with pytest.raises(ForetraceError, match=message):
         options(words)
 
 
 @given(st.text(alphabet="adtensorshrixpl=,.-0123456789 \n\t", max_size=30) | st.text(max_size=12))
-def test_any_words_are_understood_or_refused_with_advice(words: str) -> None:
+def test_any_parallel_text_is_understood_or_refused_with_advice(words: str) -> None:
     try:
         found = options(words)
     except ForetraceError as error:
@@ -73,12 +73,12 @@ def test_any_words_are_understood_or_refused_with_advice(words: str) -> None:
 def test_predict_shares_a_script_between_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = CliRunner().invoke(app_of(["predict"]), ["predict", str(script), "--parallel", "data=2,sharded", "--json"])
+    done = CliRunner().invoke(make_app(["predict"]), ["predict", str(script), "--parallel", "data=2,sharded", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["world"] == 2
 
 
 @pytest.mark.parametrize("words", ["data=0", "data=2,bucket_mb=nan", "data=99999999999", "overlap"])
-def test_ways_that_make_no_sense_are_refused_before_anything_is_read(words: str) -> None:
-    done = CliRunner().invoke(app_of(["predict"]), ["predict", "nowhere.py", "--parallel", words])
+def test_contradicting_parallel_options_are_refused_before_anything_is_read(words: str) -> None:
+    done = CliRunner().invoke(make_app(["predict"]), ["predict", "nowhere.py", "--parallel", words])
     assert isinstance(done.exception, ForetraceError) and "nowhere" not in str(done.exception)

@@ -62,7 +62,7 @@ def test_what_was_not_measured_is_shown_as_missing(foretrace, tmp_path, part):
     assert json.loads(foretrace("platform", "show", folder, "--json").out)[part] is None
 
 
-def test_json_has_the_documented_words(foretrace, mine, request):
+def test_json_has_the_documented_fields(foretrace, mine, request):
     words = json.loads(foretrace("platform", "show", "mine", "--json").out)
     page = (request.config.rootpath / "docs" / "platform.md").read_text()
     assert [word for word in words if f"`{word}`" not in page] == []
@@ -116,7 +116,7 @@ def test_a_fabric_is_shown_with_its_links_and_what_was_measured(foretrace):
     assert words["links"]["inside"]["reduces"] and words["curves"][0]["kind"] == "all_reduce"
 
 
-def test_what_links_are_is_kept_with_the_fabric(foretrace, tmp_path):
+def test_links_are_stored_with_the_fabric(foretrace, tmp_path):
     (tmp_path / "nccl.log").write_text(LOG)
     words = ["--from", tmp_path / "nccl.log", "--out", tmp_path / "new", "--links"]
     ran = foretrace("platform", "fabric", *words, "a100-nvswitch")
@@ -134,7 +134,7 @@ def test_a_log_of_something_else_is_refused(foretrace, tmp_path):
 
 
 @pytest.mark.parametrize("words", [("show", "nothing"), ("compare", "h200", "nothing")])
-def test_a_platform_nobody_knows_is_answered_with_those_that_are_known(foretrace, words):
+def test_an_unknown_platform_is_answered_with_the_known_ones(foretrace, words):
     ran = foretrace("platform", *words)
     assert ran.code == 2 and "no platform is called 'nothing'" in ran.err and "h200" in ran.err
 

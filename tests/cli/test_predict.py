@@ -94,7 +94,7 @@ def test_a_profiled_job_keeps_its_own_machine(foretrace, shared, tmp_path):
     words = json.loads(ran.out)
     assert (words["platform"], words["fabric"]) == ("its own machine", "v100-2x-pcie")
     assert set(words["wait_ms"]) == {"0", "1"} and len(words["ranks"]) == 2
-    assert any("nobody measured it" in note for note in words["notes"])
+    assert any("was not measured" in note for note in words["notes"])
     assert "rank 1" in out.read_text()
 
 
@@ -105,7 +105,7 @@ def test_a_profiled_job_keeps_its_own_machine(foretrace, shared, tmp_path):
         (["--slow-link", "0=0"], "can't have 0 times its speed"),
         (["--slow-link", "0=5"], "can't have 5 times its speed"),
         (["--slow-host", "0=1.2", "--slow-host", "0=2"], "rank 0 is named twice"),
-        (["--host-of", "0"], "'0' names no rank and its number. Say for instance 3=1"),
+        (["--host-of", "0"], "'0' names no rank and its number. Write for instance 3=1"),
         (["--world", "many"], "'many' is no number of ranks"),
         (["--world", ""], "'' is no number of ranks"),
         (["--parallel", ""], "--parallel says nothing"),
@@ -114,7 +114,7 @@ def test_a_profiled_job_keeps_its_own_machine(foretrace, shared, tmp_path):
         (["--fabric", "string", "--world", "2"], "no fabric is called 'string'"),
     ],
 )
-def test_options_of_a_job_that_make_no_sense_are_refused(foretrace, words, said):
+def test_wrong_options_of_a_job_are_refused(foretrace, words, said):
     ran = foretrace("predict", RECORDING, "--on", "h200", *words)
     assert ran.code == 2 and said in " ".join(ran.err.split()) and "Traceback" not in ran.err
 
@@ -140,7 +140,7 @@ def test_a_script_of_one_rank_finds_its_group(foretrace, tmp_path):
 
 
 @pytest.mark.parametrize("asked", ["os.environ['RANK']", "dist.init_process_group('gloo')"])
-def test_a_script_that_torchrun_starts_is_told_to_name_its_world(foretrace, tmp_path, asked):
+def test_a_script_for_torchrun_needs_a_world(foretrace, tmp_path, asked):
     script = tmp_path / "train.py"
     script.write_text(
         "import os, torch, torch.distributed as dist\n"

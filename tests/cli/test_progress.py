@@ -4,13 +4,13 @@ from foretrace._progress import Progress
 from foretrace.cli.progress import progress_bar
 
 
-def test_what_is_never_told_of_shows_nothing(capsys):
+def test_without_progress_nothing_is_shown(capsys):
     with progress_bar():
         pass
     assert capsys.readouterr() == ("", "")
 
 
-def test_in_a_terminal_stages_are_shown_and_their_words_are_only_words(capsys, monkeypatch):
+def test_in_a_terminal_stages_are_shown_as_plain_text(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     with progress_bar() as on_progress:
         on_progress(Progress("warming up"))

@@ -58,7 +58,7 @@ def test_a_part_of_a_step_replays(foretrace, recording):
     assert words["coverage"]["calls"] == 1.0 and words["original"]["step_ms"] is None
 
 
-def test_an_unknown_op_is_said(foretrace, recording):
+def test_an_unknown_op_is_named(foretrace, recording):
     ran = foretrace("replay", recording, "--from", "nothing")
     assert ran.code == 2 and "no call 'nothing'" in ran.err
 
@@ -148,16 +148,16 @@ def test_a_profiler_s_trace_alone_has_no_arguments(foretrace, recording):
         (("--ranks", 0), "0 ranks are none to replay"),
         (("--ranks", 2), "has one rank, not 2"),
         (("--device", "tpu"), "can't run on 'tpu'. It runs on cpu, cuda, meta."),
-        (("--batch", "64/7"), "makes its data itself: no input holds a batch"),
+        (("--batch", "64/7"), "creates its data within the step: no input holds a batch"),
     ],
 )
-def test_what_can_t_be_done_is_said_before_anything_runs(foretrace, recording, monkeypatch, options, said):
+def test_wrong_options_are_refused_before_anything_runs(foretrace, recording, monkeypatch, options, said):
     monkeypatch.setattr("foretrace.replaying.run_benchmark", lambda *_: pytest.fail("it ran"))
     ran = foretrace("replay", recording, *options)
     assert ran.code == 2 and said in ran.err
 
 
-def test_a_device_nobody_has_ends_a_suite_at_once(foretrace, recording):
+def test_a_missing_device_ends_a_suite_at_once(foretrace, recording):
     ran = foretrace("replay", recording, recording, "--device", "tpu")
     assert ran.code == 2 and "can't run on 'tpu'" in ran.err and not ran.out
 

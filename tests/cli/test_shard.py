@@ -43,7 +43,7 @@ def test_tables_say_what_limits_the_step(foretrace, tables):
         assert said in ran.out
 
 
-def test_the_tables_of_a_recording_are_placed_beside_its_dense_part(foretrace):
+def test_the_tables_of_a_recording_are_placed_with_its_dense_part(foretrace):
     ran = foretrace("shard", RECORDING, "--world", 4, "--json")
     assert ran.code == 0, ran.err
     words = json.loads(ran.out)
@@ -59,7 +59,7 @@ def test_the_tables_of_a_recording_are_placed_beside_its_dense_part(foretrace):
         (["--memory", "-1"], "can't have -1.0 GB"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(foretrace, tables, options, said):
+def test_impossible_options_are_refused_in_one_line(foretrace, tables, options, said):
     ran = foretrace("shard", tables, "--world", 2, *options)
     assert ran.code == 2
     assert said in ran.err and ran.err.count("\n") == 1

@@ -18,7 +18,7 @@ def test_a_trace_is_shown_with_its_ops_and_step(foretrace, trace):
     assert "aten::mm" in ran.out and "aten::relu" in ran.out
 
 
-def test_json_has_the_documented_words(foretrace, trace):
+def test_json_has_the_documented_fields(foretrace, trace):
     words = json.loads(foretrace("show", trace, "--json").out)
     assert words["step_ms"] == {"0": 0.2}
     assert words["device_active_ms"] == {"0": 0.05}

@@ -25,7 +25,7 @@ def test_a_folder_that_is_not_there_is_named(foretrace, tmp_path):
     assert ran.code == 2 and "nowhere is no folder" in ran.err
 
 
-def test_a_port_that_is_taken_is_said(foretrace, tmp_path):
+def test_a_taken_port_is_reported(foretrace, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ran = foretrace("ui", tmp_path, "--port", taken.getsockname()[1])
     assert ran.code == 2 and "can't be listened on" in ran.err and "--port" in ran.err

@@ -70,9 +70,9 @@ def test_ways_that_contradict_each_other_are_refused_before_a_script_is_read(for
     assert ran.code == 2 and "tensor=3 does not divide 8 ranks" in ran.err
 
 
-@pytest.mark.parametrize(("verb", "text"), [("whatif", "batch=0"), ("whatif", "bacth=8"), ("sweep", "batch=8,x")])
-def test_a_change_that_makes_no_sense_is_told_in_one_line(foretrace, script, verb, text):
-    ran = foretrace(verb, script, "--set", text)
+@pytest.mark.parametrize(("subcommand", "text"), [("whatif", "batch=0"), ("whatif", "bacth=8"), ("sweep", "batch=8,x")])
+def test_a_wrong_change_is_refused_in_one_line(foretrace, script, subcommand, text):
+    ran = foretrace(subcommand, script, "--set", text)
     assert ran.code == 2 and ran.err.startswith("foretrace: ") and "Traceback" not in ran.err
 
 
@@ -98,9 +98,9 @@ def test_a_limit_that_holds_nothing_is_refused(foretrace, script, memory):
     assert ran.code == 2 and "no point fits in" in ran.err
 
 
-def test_another_batch_is_also_told_by_the_sample(foretrace, script):
+def test_another_batch_is_judged_by_the_sample(foretrace, script):
     ran = foretrace("whatif", script, "--set", "batch=512")
-    assert ran.code == 0 and "for each of 32 → 512" in " ".join(ran.out.split())
+    assert ran.code == 0 and "of 32 → 512 samples" in " ".join(ran.out.split())
     words = json.loads(foretrace("whatif", script, "--set", "batch=512", "--json").out)
     before, after = words["sample_us"]
     assert (words["before"]["samples"], words["after"]["samples"]) == (32, 512) and after < before / 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import foretrace as ft
-from benchmarks.browser import MISSING, chromium, opened
+from benchmarks.lib.browser import MISSING, chromium, opened
 from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import StepReport
 from foretrace.graph import Job

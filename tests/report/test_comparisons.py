@@ -38,7 +38,7 @@ def test_the_step_before_and_after_comes_first(difference, page):
     assert "10.0 → 12.5 ms (+25 %)" in lines[1]
 
 
-def test_slower_and_faster_ops_are_told_apart_and_the_same_left_out(difference, page):
+def test_slower_and_faster_ops_are_separate_and_equal_ones_left_out(difference, page):
     text = shown(difference, page)
     slower, faster = text.split("Slower, by op")[1].split("Faster, by op")
     assert "aten::mm" in slower and "+2.00" in slower
@@ -86,7 +86,7 @@ def test_predicted_and_measured_stand_side_by_side_with_how_far_off(check, page)
     assert "-1.0 %" in lines[2]
 
 
-def test_a_range_that_misses_is_said(check, page):
+def test_a_range_that_misses_is_shown(check, page):
     check.inside = False
     assert "OUTSIDE the range" in shown(check, page)
 

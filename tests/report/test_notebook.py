@@ -56,6 +56,6 @@ def test_a_plan_shows_its_slowest_ranks():
     assert_shown(plan._repr_html_(), "6 tables on 2 ranks of h200", "The slowest ranks", "lookups ms")
 
 
-def test_what_a_notebook_cannot_show_is_said(step):
+def test_what_a_notebook_cannot_show_is_refused(step):
     with pytest.raises(ForetraceError, match="can't show a Graph"):
         ft.as_html(step)

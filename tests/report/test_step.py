@@ -31,7 +31,7 @@ def words(report, page):
     return " ".join(shown(report, page).split())
 
 
-def test_the_headline_names_who_holds_the_others_back(measured, page):
+def test_the_headline_names_the_stragglers(measured, page):
     assert "rank 0 holds the others back" in shown(measured, page)
 
 
@@ -127,7 +127,7 @@ def test_the_largest_families_are_named(predicted, page):
     assert "matrix product 41 %, lookup 22 %, copy 14 %," in words(predicted, page)
 
 
-def test_memory_that_does_not_fit_is_said_loudly(predicted, page):
+def test_memory_that_does_not_fit_stands_out(predicted, page):
     assert "fits in" in shown(predicted, page)
     predicted.fits = False
     assert "does NOT fit in" in shown(predicted, page)
@@ -169,7 +169,7 @@ def test_hostile_names_of_a_prediction_are_only_names(predicted, page):
     assert r"[red]\x1b[2J" in text and "[/]" in text
 
 
-def test_a_job_says_who_waits_for_whom_and_why(job, page):
+def test_a_job_shows_which_rank_waits_for_which_and_why(job, page):
     text = words(job, page)
     assert text.startswith("train.py on h200, 2 ranks")
     assert "rank 1 holds them back" in text and "slow host" in text

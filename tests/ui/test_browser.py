@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from benchmarks.browser import MISSING, chromium
+from benchmarks.lib.browser import MISSING, chromium
 from foretrace.graph import Job
 from foretrace.ui import pages
 from foretrace.ui.folder import Folder

@@ -10,14 +10,14 @@ from foretrace.report.json import as_json
 from foretrace.ui.documents import is_prediction, read_document, read_prediction
 
 
-def test_what_predict_wrote_as_json_is_the_same_forecast(tmp_path):
+def test_what_predict_wrote_as_json_is_the_same_report(tmp_path):
     (tmp_path / "a.json").write_text(as_json(StepReport(source="a", platform="h200", step_ms=2.5, notes=["one"])))
     document = read_document(tmp_path / "a.json")
     forecast = read_prediction(document, "a.json")
     assert is_prediction(document) and (forecast.step_ms, forecast.source, forecast.notes) == (2.5, "a", ["one"])
 
 
-def test_a_forecast_never_brings_its_own_workings():
+def test_a_document_never_brings_workings():
     assert read_prediction({"step_ms": 1.0, "workings": {"evil": 1}, "unknown": 2}, "a.json").workings is None
 
 
@@ -50,7 +50,7 @@ ROW = {"name": "aten::mm", "device_ms": 1.0, "host_ms": 0.5, "count": 1, "share"
         ("wait_ms", {"0": "long"}), ("fabric", 1),
     ],
 )  # fmt: skip
-def test_a_forecast_that_no_page_can_be_drawn_of_is_refused(field, value):
+def test_a_prediction_that_cannot_be_drawn_is_refused(field, value):
     document = json.loads(as_json(WHOLE))
     assert read_prediction(document, "a.json").step_ms == 2.5
     with pytest.raises(ForetraceError, match=rf"a\.json is damaged: the field {field!r} holds") as refused:

@@ -79,7 +79,7 @@ def unreadable(locked, otherwise=is_recording):
     return tried
 
 
-def test_what_is_no_folder_is_said(tmp_path):
+def test_what_is_no_folder_is_refused(tmp_path):
     with pytest.raises(ForetraceError, match="is no folder"):
         Folder(tmp_path / "nowhere")
 

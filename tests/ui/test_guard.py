@@ -17,7 +17,7 @@ def test_this_machine_may_ask(host):
 @pytest.mark.parametrize(
     "host", ["evil.example:8173", "localhost:80", "localhost", "", "localhost.evil.example:8173", "127.0.0.1:x", "[::1"]
 )
-def test_a_name_that_somebody_else_lets_point_here_is_refused(host):
+def test_a_foreign_host_name_that_resolves_here_is_refused(host):
     assert "not called" in HERE.refusal({"Host": host})
 
 
@@ -33,7 +33,7 @@ def test_links_and_images_on_other_sites_are_refused(site):
     assert "another site" in HERE.refusal({"Host": "localhost:8173", "Sec-Fetch-Site": site})
 
 
-def test_from_elsewhere_only_who_knows_the_token_may_ask():
+def test_requests_from_elsewhere_need_the_token():
     asked = {"Host": "10.0.0.5:8173"}
     assert "token" in OPEN.refusal(asked)
     assert "token" in OPEN.refusal(asked, "wrong")

@@ -72,7 +72,7 @@ def test_a_trace_is_opened_and_names_stay_text(server):
     assert answer.status == 200 and "ProfilerStep#1" in text and HOSTILE not in text
 
 
-def test_forecasts_are_opened_and_compared(server):
+def test_predictions_are_opened_and_compared(server):
     answer, text = ask(server, "/open?what=before.json")
     assert answer.status == 200 and "2.00" in text
     answer, text = ask(server, "/compare?a=before.json&b=after.json")
@@ -102,7 +102,7 @@ def test_a_sweep_is_opened_as_well(server, root):
     assert answer.status == 200 and "2 points" in text and HOSTILE not in text
 
 
-def test_a_recording_that_somebody_damaged_is_named(server, root):
+def test_a_damaged_recording_is_named(server, root):
     (root / "one" / "one.json.gz").write_bytes((root / "one" / "one.json.gz").read_bytes()[:60])
     answer, text = ask(server, "/open?what=one")
     assert answer.status == 422 and "one.json.gz" in text
@@ -117,7 +117,7 @@ def test_an_empty_folder_says_how_to_make_the_first_recording(tmp_path):
         server.shutdown()
 
 
-def test_what_was_said_about_a_step_is_not_predicted_again(server, root):
+def test_a_result_is_not_predicted_again(server, root):
     (root / "curve.json").write_text(as_json(scaling_curve([StepReport(platform="h200", world=1, step_ms=4.0)])))
     for path in ("/predict?what=before.json", "/whatif?what=before.json", "/compare?a=curve.json&b=after.json"):
         answer, text = ask(server, path)
@@ -131,13 +131,13 @@ def test_only_what_can_be_compared_is_offered_for_it(server, root):
     assert {"one", "two", "before.json", "after.json"} == set(re.findall(r"<option[^>]*>([^<]*)", offered))
 
 
-def test_a_forecast_that_says_little_shows_that(server, root):
+def test_a_prediction_with_few_fields_has_a_page(server, root):
     (root / "thin.json").write_text('{"step_ms": 1.25, "platform": "h200", "coverage": {}}')
     answer, text = ask(server, "/open?what=thin.json")
     assert answer.status == 200 and '<div class="answer">1.25<small>' in text
 
 
-def test_a_document_that_somebody_damaged_is_named(server, root):
+def test_a_damaged_document_is_named(server, root):
     words = json.loads((root / "before.json").read_text())
     (root / "bad.json").write_text(json.dumps(words | {"by_op": [1, 2]}))
     (root / "plan.json").write_text('{"step_ms": 1, "plan": {}, "ranks": []}')
@@ -210,7 +210,7 @@ def said(server, line: str) -> bytes:
 
 
 @pytest.mark.parametrize("line", ["GET http://[ HTTP/1.1", "GET / / HTTP/1.1"])
-def test_a_request_that_is_none_is_refused_in_our_words(server, capfd, line):
+def test_a_malformed_request_is_refused_with_a_page(server, capfd, line):
     answer = said(server, line)
     assert b" 400 " in answer.splitlines()[0] and b"Not understood" in answer
     assert "Traceback" not in capfd.readouterr().err
@@ -236,7 +236,7 @@ def test_pages_without_charts_do_not_carry_the_program_that_draws_them(server):
     assert len(ask(server, "/", Host="evil.example")[1]) < 40_000
 
 
-def test_a_pipe_is_refused_and_holds_nobody_up(server, root):
+def test_a_pipe_is_refused_and_does_not_block(server, root):
     os.mkfifo(root / "fifo.json")
     (root / "piped").mkdir()
     os.mkfifo(root / "piped" / "kineto.json.gz")
@@ -261,7 +261,7 @@ def test_the_list_says_what_each_document_is(server, root):
     assert kinds.items() <= dict(rows).items()
 
 
-def test_who_waits_is_told_how_far_the_work_is(server):
+def test_a_waiting_page_can_ask_for_the_stage_of_the_work(server):
     assert ask(server, "/working")[1] == ""
     with pages.WORK.on("reading <b>run</b>") as on_progress:
         answer, text = ask(server, "/working")
@@ -278,7 +278,7 @@ def test_two_tabs_that_ask_at_once_are_both_answered(server):
     assert shown[0][1] == shown[2][1] != shown[1][1] == shown[3][1]
 
 
-def test_a_bug_is_told_in_one_line(server, monkeypatch, capfd):
+def test_a_bug_is_one_line(server, monkeypatch, capfd):
     def broken(folder, fields):
         raise KeyError("no such thing")
 
@@ -334,7 +334,7 @@ def test_a_what_if_is_asked_by_a_form(server, sketch):
 @pytest.mark.parametrize(
     ("changes", "said"), [("", "nothing is to be changed"), ("colour=red", "colour"), ("batch", "is no change")]
 )
-def test_a_change_that_makes_no_sense_is_said(server, sketch, changes, said):
+def test_a_wrong_change_is_refused_on_the_form(server, sketch, changes, said):
     answer, text = asked_for(server, what="one", changes=changes, on="a100")
     assert answer.status == 422 and said in text and HOSTILE not in text
     # The form is there again, as it was filled in.
@@ -362,7 +362,7 @@ def test_listening_for_others_asks_for_a_token(root):
         server.shutdown()
 
 
-def test_a_token_that_nobody_asked_for_is_passed_over(server):
+def test_a_needless_token_is_ignored(server):
     answer, _ = ask(server, "/?token=x")
     assert answer.status == 200 and "Set-Cookie" not in answer.headers
 
@@ -382,7 +382,7 @@ def test_the_token_never_leads_to_another_host(root):
         {"by_phase": [{"name": {}, "device_ms": 1, "host_ms": 1, "count": 1}]}, {"step_ms": 1e308},
     ],
 )  # fmt: skip
-def test_a_damaged_forecast_is_named_where_it_is_compared(server, root, damage):
+def test_a_damaged_prediction_is_named_where_it_is_compared(server, root, damage):
     words = json.loads((root / "before.json").read_text())
     (root / "bad.json").write_text(json.dumps({**words, **damage}))
     for address in ("/compare?a=bad.json&b=after.json", "/compare?a=after.json&b=bad.json"):

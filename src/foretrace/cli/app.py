@@ -1,4 +1,4 @@
-"""The command line: its verbs, and what happens when something goes wrong."""
+"""The command line: its subcommands, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ import typer
 
 from foretrace import __version__
 from foretrace._numpy_threads import load_numpy
-from foretrace.cli.main import INTERRUPTED, reader_left
+from foretrace.cli.main import INTERRUPTED, stdout_closed
 
 BAD_INPUT, BUG = 2, 70
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What typer raises where words or options make no sense; it does not say so under a name of its own."""
+"""Typer's exception for wrong arguments, which it does not export."""
 
-VERBS = (
+SUBCOMMANDS = (
     "record", "show", "predict", "whatif", "sweep", "check", "diff", "export", "benchmark", "replay", "shard",
     "calibrate", "ui", "platform",
 )  # fmt: skip
-"""As help lists them. Each has a module of its name, and in that a function, or an app of its own, of its name."""
+"""In the order of the help. Each is a module with a function, or an app of its own, of the same name."""
 SETTINGS = {"record": {"allow_interspersed_args": False}}
-"""Of verbs whose words are not all theirs: behind the first one that is no option, all belong to the recorded job."""
-
+"""From its first positional argument on, the arguments of `record` belong to the recorded job."""
 
 HELP = ("-h", "--help")
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""How a system says that there is no room: what was printed may go to a file."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Standard output may be a file."""
 
 
 def print_version(wanted: bool) -> None:
-    """Print it and leave."""
+    """Print the version and exit."""
     if wanted:
         print(f"foretrace {__version__}")
         raise typer.Exit
@@ -45,16 +44,16 @@ def print_version(wanted: bool) -> None:
 
 def foretrace(
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Record one training step, read anyone's trace, and see where the time goes."""
 
 
-def app_of(verbs: Iterable[str]) -> typer.Typer:
-    """The command line with these verbs.
+def make_app(subcommands: Iterable[str]) -> typer.Typer:
+    """The command line with these subcommands.
 
-    >>> [command.callback.__name__ for command in app_of(["show", "diff"]).registered_commands]
+    >>> [command.callback.__name__ for command in make_app(["show", "diff"]).registered_commands]
     ['show', 'diff']
     """
     app = typer.Typer(
@@ -65,82 +64,81 @@ def app_of(verbs: Iterable[str]) -> typer.Typer:
         context_settings={"help_option_names": [*HELP]},
     )
     app.callback()(foretrace)
-    for verb in verbs:
-        found = getattr(import_module(f"foretrace.cli.{verb}"), verb)
+    for name in subcommands:
+        found = getattr(import_module(f"foretrace.cli.{name}"), name)
         if isinstance(found, typer.Typer):
-            app.add_typer(found, name=verb)
+            app.add_typer(found, name=name)
         else:
-            app.command(context_settings=SETTINGS.get(verb))(found)
+            app.command(context_settings=SETTINGS.get(name))(found)
     return app
 
 
 def run() -> int:
-    """Do what the words of the call say: a bad input ends in one line and exit code 2, never in a traceback.
+    """Run the subcommand of the arguments: a bad input ends in one line and exit code 2, never in a traceback.
 
     Returns
     -------
     The exit code.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no bars shows question marks
-    # To make out the options of all verbs takes longer than many a verb: only the one that is called is looked at.
-    words = asked(sys.argv[1:])
-    called = [word for word in words[:1] if word in VERBS]
-    if called and not set(words) & set(HELP):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without the characters of bars shows question marks
+    # Parsing the options of all subcommands takes longer than many of them: only the one that is called is imported.
+    arguments = expand_help(sys.argv[1:])
+    called = [name for name in arguments[:1] if name in SUBCOMMANDS]
+    if called and not set(arguments) & set(HELP):
         load_numpy()
     try:
-        code = app_of(called or VERBS)(words, prog_name="foretrace", standalone_mode=False) or 0
+        code = make_app(called or SUBCOMMANDS)(arguments, prog_name="foretrace", standalone_mode=False) or 0
         sys.stdout.flush()
         return int(code)
     except UsageError as error:
-        misused(error)
+        print_usage_error(error)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as left:
-        if isinstance(left.__context__, BrokenPipeError) and reader_left():
+        if isinstance(left.__context__, BrokenPipeError) and stdout_closed():
             return 0
         raise
     except Exception as error:
-        # Imported here because it brings numpy along, which --help does without.
-        from foretrace.graph import ForetraceError
+        from foretrace.errors import ForetraceError
 
         if isinstance(error, ForetraceError):
-            complain(error.what, error.advice)
+            print_error(error.what, error.advice)
             return BAD_INPUT
-        if isinstance(error, BrokenPipeError) and reader_left():
+        if isinstance(error, BrokenPipeError) and stdout_closed():
             return 0
-        if isinstance(error, OSError) and error.errno in FULL:
-            complain(f"nothing more can be written ({error.strerror})", "Make room where the output goes.")
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            print_error(f"nothing more can be written ({error.strerror})", "Free some space where the output goes.")
             return BAD_INPUT
         if os.environ.get("FORETRACE_DEBUG"):
             raise
         what = f"this is a bug of Foretrace, {type(error).__name__}: {error}"
-        complain(what, "Please report it with the traceback that FORETRACE_DEBUG=1 shows.")
+        print_error(what, "Please report it with the traceback that FORETRACE_DEBUG=1 shows.")
         return BUG
 
 
-def asked(words: list[str]) -> list[str]:
-    """The words of a call; `help` and what follows it ask for the help of that.
+def expand_help(arguments: list[str]) -> list[str]:
+    """The arguments, with ``help COMMAND`` written as ``COMMAND --help``.
 
-    >>> asked(["help", "predict"]), asked(["help"]), asked(["show", "help"])
+    >>> expand_help(["help", "predict"]), expand_help(["help"]), expand_help(["show", "help"])
     (['predict', '--help'], ['--help'], ['show', 'help'])
     """
-    return [*words[1:], "--help"] if words[:1] == ["help"] else words
+    return [*arguments[1:], "--help"] if arguments[:1] == ["help"] else arguments
 
 
-def misused(error: Any) -> None:
-    """Say what is wrong with the words of a call as any other error is said; without any words, the help."""
+def print_usage_error(error: Any) -> None:
+    """Print what is wrong with the arguments like any other error; without arguments, the help."""
     text = error.format_message()
     if text.startswith("Usage:"):
         print(text, file=sys.stderr)
     else:
-        verb = error.ctx.command_path if error.ctx else "foretrace"
-        complain(f"{text[:1].lower()}{text[1:]}", f"`{verb} --help` shows what it takes")
+        command = error.ctx.command_path if error.ctx else "foretrace"
+        print_error(f"{text[:1].lower()}{text[1:]}", f"`{command} --help` shows what it takes")
 
 
-def complain(what: str, advice: str) -> None:
-    """Say on stderr what was wrong and what to do: folded for a reader, one line for a program."""
+def print_error(what: str, advice: str) -> None:
+    """Print on stderr what was wrong and what to do: wrapped on a terminal, else one line."""
     from foretrace.report.formatting import printable
 
     parts = [part if part.endswith("?") else f"{part.rstrip('.')}." for part in map(printable, (what, advice)) if part]
@@ -152,5 +150,5 @@ def complain(what: str, advice: str) -> None:
         width = shutil.get_terminal_size().columns
         folded = (fill(part, width, initial_indent=indent, subsequent_indent=indent) for part in parts)
         text = "\n".join(folded).lstrip()
-    with suppress(OSError):  # where that is full too, the exit code has to do
+    with suppress(OSError):  # if stderr is full too, the exit code has to do
         print(f"foretrace: {text}", file=sys.stderr, flush=True)

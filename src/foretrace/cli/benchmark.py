@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.parts import Batch, Dtype, First, Last, Obfuscate, Only, Ops, Phase, Ranks, Without, choices
+from foretrace.cli.options import (
+    Batch,
+    Dtype,
+    First,
+    Last,
+    Obfuscate,
+    Only,
+    Ops,
+    Phase,
+    Ranks,
+    Without,
+    replay_choices,
+)
 
 
 def benchmark(
@@ -30,5 +42,5 @@ def benchmark(
     """
     from foretrace.replaying import benchmark as write
 
-    folder = write(what, out, choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch))
+    folder = write(what, out, replay_choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch))
     typer.echo(f"foretrace: wrote {folder}; run it with: python {folder}/run.py", err=True)

@@ -16,7 +16,7 @@ import typer
 from foretrace.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from foretrace.calibrating import Outcome
+    from foretrace.calibration.calibrate import Outcome
     from foretrace.graph import Graph
 
 
@@ -31,22 +31,22 @@ class What(StrEnum):
 
 
 MINUTES = 10.0
-LOOKED_AT = {
+APPLIES_TO = {
     "--minutes": (What.ALL, What.DEVICE, What.HOST, What.FABRIC),
     "--on": (What.ALL, What.DEVICE, What.HOST),
     "--family": (What.ALL, What.DEVICE),
     "--for": (What.ALL, What.DEVICE),
     "--raw": (What.FIT,),
 }
-"""By option: what it means something to."""
+"""The parts that each option applies to."""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
-"""How a system says that a disk is full, or a folder is not to be written to."""
+"""Errors of a full disk, or of a folder that is not writable."""
 
 
 def calibrate(
-    out: Annotated[Path, typer.Option(help="The platform's folder; what is measured there already is gone on with.")],
+    out: Annotated[Path, typer.Option(help="The platform's folder; measurements in it are continued.")],
     what: Annotated[
-        What, typer.Argument(help="The part to measure; or fit, to fit anew what was measured.")
+        What, typer.Argument(help="The part to measure; or fit, to fit the measurements again.")
     ] = What.ALL,
     minutes: Annotated[
         float | None,
@@ -61,20 +61,19 @@ def calibrate(
     ] = None,
     on: Annotated[str | None, typer.Option(help="The device, like cuda:1 or cpu; the first GPU unless given.")] = None,
     raw: Annotated[
-        Path | None, typer.Option(help="With fit: the measurements, where the platform does not keep them itself.")
+        Path | None, typer.Option(help="With fit: the folder of the measurements, if not the platform's own.")
     ] = None,
 ) -> None:
     """Measure the machine at hand into a platform that steps can be predicted on.
 
-    Kernels on its GPU or CPU, calls on its host, collectives between ranks (under torchrun). Stop it whenever you like:
-    what is measured is kept, and the same command goes on from there.
+    Kernels on its GPU or CPU, calls on its host, collectives between ranks (under torchrun). It may be stopped at any
+    time: the same command continues.
     """
     from foretrace._progress import Progress
-    from foretrace.calibrating import SHARES, Outcome, is_first_rank
-    from foretrace.calibrating import calibrate as measure
+    from foretrace.calibration.calibrate import SHARES, Outcome, alone_in, is_first_rank
+    from foretrace.calibration.calibrate import calibrate as measure
+    from foretrace.calibration.fitting import fit, require_fitter
     from foretrace.cost_models.kernels.families import check_families
-    from foretrace.fitting import fit, require_fitter
-    from foretrace.platform.alone import alone_in
     from foretrace.platform.folder import check_out
 
     _check(what, {"--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw})
@@ -84,7 +83,7 @@ def calibrate(
         require_fitter()
     parts = tuple(SHARES) if what is What.ALL else (what.value,)
     try:
-        with _made(out), progress_bar(hidden=not is_first_rank()) as on_progress:
+        with _created(out), progress_bar(hidden=not is_first_rank()) as on_progress:
             if what is What.FIT:
                 with alone_in(out):
                     outcome = Outcome(notes=fit(out, raw, told=lambda words: on_progress(Progress(words))))
@@ -93,21 +92,21 @@ def calibrate(
                     out, parts, MINUTES if minutes is None else minutes, on, family or (), _step(like, on), on_progress
                 )
     except KeyboardInterrupt:
-        print(f"foretrace: stopped; {_how_to_go_on(out)}", file=sys.stderr)
+        print(f"foretrace: stopped; {_how_to_continue(out)}", file=sys.stderr)
         raise
     if is_first_rank():
-        _say(outcome, out)
+        _print_outcome(outcome, out)
 
 
 def _check(what: What, options: dict[str, object]) -> None:
-    """No option is given that would not be looked at."""
-    from foretrace.graph import ForetraceError
+    """Refuse options that do not apply to the part."""
+    from foretrace.errors import ForetraceError
 
     for option, given in options.items():
-        if given is not None and what not in LOOKED_AT[option]:
-            words = ", ".join(LOOKED_AT[option])
+        if given is not None and what not in APPLIES_TO[option]:
+            parts = ", ".join(APPLIES_TO[option])
             raise ForetraceError(
-                f"calibrate {what} does not look at {option}", f"Leave {option} out; it belongs to calibrate {words}."
+                f"calibrate {what} does not use {option}", f"Leave {option} out; it belongs to calibrate {parts}."
             )
     minutes = options["--minutes"]
     if isinstance(minutes, float) and not minutes > 0:
@@ -117,9 +116,9 @@ def _check(what: What, options: dict[str, object]) -> None:
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
-    """The platform's folder, before anything is measured that could not be kept; gone again where nothing could be."""
-    from foretrace.graph import ForetraceError
+def _created(folder: Path) -> Iterator[None]:
+    """Create the platform's folder before anything is measured; remove it again where nothing was."""
+    from foretrace.errors import ForetraceError
 
     new = not folder.exists()
     try:
@@ -138,9 +137,9 @@ def _made(folder: Path) -> Iterator[None]:
             rmtree(folder)
 
 
-def _how_to_go_on(out: Path) -> str:
-    """What to do after it was stopped: the first measurements are there after some seconds, of a host after a round."""
-    from foretrace.fitting import measured_parts
+def _how_to_continue(out: Path) -> str:
+    """What to do after it was stopped, if anything is measured: that takes some seconds, of a host a round."""
+    from foretrace.calibration.fitting import measured_parts
     from foretrace.platform.folder import RAW
 
     if not measured_parts(out / RAW):
@@ -153,12 +152,12 @@ def _step(what: str | None, on: str | None) -> Graph | None:
     if what is None:
         return None
     from foretrace.api import read
-    from foretrace.platform.measure.machine import find_device
+    from foretrace.calibration.timing.device import find_device
 
     return read(what, find_device(on).type).graphs[0]
 
 
-def _say(outcome: Outcome, out: Path) -> None:
+def _print_outcome(outcome: Outcome, out: Path) -> None:
     from rich.console import Console
 
     from foretrace.platform.folder import lacks_models

@@ -1,4 +1,4 @@
-"""`foretrace check`: hold a forecast against the plain steps of the recording it was made for."""
+"""`foretrace check`: compare a prediction with the unprofiled steps of the recording it was made for."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.choices import AsJson
+from foretrace.cli.options import AsJson, Top
 
 
 def check(
     recording: Annotated[str, typer.Argument(metavar="RECORDING", help="A folder that `foretrace record` wrote.")],
     on: Annotated[str, typer.Option(help="The platform it was recorded on: its name, or its folder.")] = "h200",
     json: AsJson = False,
-    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 15,
+    top: Top = 15,
 ) -> None:
-    """Compare the forecast for a recorded step with what the step took, op by op, the largest misses first.
+    """Compare the prediction of a recorded step with its measured time, op by op, the largest errors first.
 
-    The forecast knows the recording's calls, and none of its times.
+    The prediction uses the recording's calls, and none of its times.
     """
-    from foretrace.analysis.compare import check_prediction as compare
+    from foretrace.analysis.compare import check_prediction
     from foretrace.api import load, predict
     from foretrace.report import show
 
     job = load(recording)
-    found = compare(predict(job, on, kernels="model"), job)
-    show(found, json, top=top)
+    show(check_prediction(predict(job, on, kernels="model"), job), json, top=top)

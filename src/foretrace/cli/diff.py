@@ -6,19 +6,18 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.choices import AsJson
+from foretrace.cli.options import AsJson, Top
 
 
 def diff(
     before: Annotated[str, typer.Argument(metavar="A", help="A recording, a trace, or a folder of them.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="The one to hold against it.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The one to compare with it.")],
     json: AsJson = False,
-    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 15,
+    top: Top = 15,
 ) -> None:
     """Show what got slower from A to B, op by op."""
-    import foretrace as ft
-
-    difference = ft.difference(ft.observe(ft.load(before)), ft.observe(ft.load(after)))
+    from foretrace.analysis.compare import compare_steps
+    from foretrace.api import load, observe
     from foretrace.report import show
 
-    show(difference, json, top=top)
+    show(compare_steps(observe(load(before)), observe(load(after))), json, top=top)

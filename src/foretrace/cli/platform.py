@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.choices import AsJson
+from foretrace.cli.options import AsJson
 
 platform = typer.Typer(no_args_is_help=True, help="Show, compare and complete platforms.")
 
@@ -50,7 +50,7 @@ def compare(
     json: AsJson = False,
 ) -> None:
     """Compare two platforms, figure by figure."""
-    from foretrace.platform.comparison import Comparison
+    from foretrace.platform.summary import Comparison
     from foretrace.platforms import summary_of
 
     comparison = Comparison(summary_of(first), summary_of(second))
@@ -74,7 +74,7 @@ def fabric(
     ] = None,
 ) -> None:
     """Give a platform the fabric that logs of nccl-tests or rccl-tests, or a job's own collectives, show."""
-    from foretrace.fabrics import make_fabric
+    from foretrace.calibration.fabric import make_fabric
     from foretrace.platform.folder import check_out, platforms
 
     check_out(out)

@@ -1,4 +1,4 @@
-"""`foretrace record`: watch a training script, unchanged, for a few of its steps."""
+"""`foretrace record`: run a training script, unchanged, and record a few of its steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def record(
         list[str], typer.Argument(metavar="COMMAND", help="How the job is started: python train.py ...")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the recording; must not hold one already.")],
-    plain: Annotated[int, typer.Option(min=1, help="Steps timed with nothing attached, of each kind.")] = 20,
+    plain: Annotated[int, typer.Option(min=1, help="Unprofiled steps to time, synced and back to back.")] = 20,
     profile: Annotated[int, typer.Option(min=0, help="Steps under a light profiler.")] = 3,
-    warmup: Annotated[int, typer.Option(min=1, help="Steps to let pass first.")] = 5,
+    warmup: Annotated[int, typer.Option(min=1, help="Warm-up steps before the recording.")] = 5,
     stop: Annotated[bool, typer.Option("--stop", help="End the job once everything is recorded.")] = False,
 ) -> None:
     """Run a training job and record a few of its steps.

@@ -7,8 +7,21 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.choices import AsJson
-from foretrace.cli.parts import Batch, Dtype, First, Last, Obfuscate, Only, Ops, Phase, Ranks, Without, choices
+from foretrace.cli.options import (
+    AsJson,
+    Batch,
+    Dtype,
+    First,
+    Last,
+    Obfuscate,
+    Only,
+    Ops,
+    Phase,
+    Ranks,
+    Top,
+    Without,
+    replay_choices,
+)
 from foretrace.replay.harness.limits import MOST_TIMES
 
 
@@ -50,14 +63,14 @@ def replay(
         bool, typer.Option("--delayed", help="Collectives take as long as recorded, also where ranks are missing.")
     ] = False,
     weights: Annotated[str | None, typer.Option(metavar="W,W,…", help="How much each of several counts.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 10,
+    top: Top = 10,
 ) -> None:
-    """Run a recorded step again, without the model's code or data, and hold it against the original.
+    """Run a recorded step again, without the model's code or data, and compare it with the original.
 
     Step time, kernels one by one, memory, launches; what could not be called is named and lowers the coverage.
     """
     from foretrace.api import check_names
-    from foretrace.graph import ForetraceError
+    from foretrace.errors import ForetraceError
     from foretrace.replay.running import How
     from foretrace.replay.suite import members_of
     from foretrace.replaying import replay as run
@@ -65,7 +78,7 @@ def replay(
     from foretrace.report import show
     from foretrace.report.formatting import printable
 
-    chosen = choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
+    chosen = replay_choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
     how = How(iterations, device, pace, slow_host, counters, delayed)
     check_names(what)
     paths = [Path(one) for one in what]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.choices import AsJson
+from foretrace.cli.options import AsJson, Html, Platform, Top
 from foretrace.cli.outputs import check_outputs
 from foretrace.cli.progress import progress_bar
 
@@ -37,7 +37,7 @@ def shard(
         typer.Argument(metavar="TABLES", help="A YAML or CSV file of tables; a recording, a trace, or a script."),
     ],
     world: Annotated[int, typer.Option(min=1, help="Ranks to place them on.")],
-    on: Annotated[str, typer.Option(help="The platform: its name, or its folder.")] = "h200",
+    on: Platform = "h200",
     fabric: Annotated[
         str | None, typer.Option(help="The fabric between the ranks: its name, its file, or a platform that has one.")
     ] = None,
@@ -58,8 +58,8 @@ def shard(
     seed: Annotated[int, typer.Option(min=0, help="Seed of random choices: the same one gives the same plan.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
     json: AsJson = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 10,
+    html: Html = None,
+    top: Top = 10,
 ) -> None:
     """Find the fastest sharding plan for embedding tables, before any GPU runs.
 

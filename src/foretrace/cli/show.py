@@ -1,13 +1,12 @@
-"""`foretrace show`: where the step of a recording or a trace goes."""
+"""`foretrace show`: where the time of a measured step goes."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from foretrace.cli.choices import AsJson, rank_numbers
+from foretrace.cli.options import AsJson, Html, Top, rank_numbers
 from foretrace.cli.outputs import check_outputs
 
 
@@ -17,19 +16,18 @@ def show(
         typer.Argument(metavar="PATH", help="A recording, a trace, a folder of them, or the traces of several ranks."),
     ],
     json: AsJson = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")] = None,
+    html: Html = None,
     step: Annotated[str | None, typer.Option(help="Name of the step, for instance ProfilerStep#3.")] = None,
     ranks: Annotated[str | None, typer.Option(help="Only these ranks, for instance 0-2,4.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 10,
+    top: Top = 10,
 ) -> None:
     """Show where the time of a step goes.
 
-    By op, kernel family, phase and module; host overheads; who waits for whom; the critical path across all ranks.
+    By op, kernel family, phase and module; host overheads; waits between ranks; the critical path across all ranks.
     """
     check_outputs(paths, html=html)
-    import foretrace as ft
-
-    report = ft.observe(ft.load(*paths, ranks=rank_numbers(ranks)), step)
+    from foretrace.api import load, observe
     from foretrace.report import show as show_result
 
+    report = observe(load(*paths, ranks=rank_numbers(ranks)), step)
     show_result(report, json, html, top)

@@ -1,4 +1,4 @@
-"""`foretrace sweep`: a step or a job with many settings on many platforms, and the best of them."""
+"""`foretrace sweep`: predictions of a step or a job with many settings on many platforms, and the best of them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from foretrace.cli.choices import AsJson
+from foretrace.cli.options import AsJson, Html, OtherFabric, PerNode, Top, What, print_frames
 from foretrace.cli.outputs import check_outputs
-from foretrace.cli.predict import OtherFabric, PerNode, print_frames
 from foretrace.cli.progress import progress_bar
 
-GIGA = 2**30
+GIBIBYTE = 2**30
 Value = TypeVar("Value")
 
 
 def sweep(
-    what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="A recording, a trace, or a script with a make_step function.")
-    ],
+    what: What,
     on: Annotated[str, typer.Option(metavar="PLATFORM,…", help="Platforms: names or folders.")] = "h200",
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE,…", help="Values of a setting; may be repeated.")
@@ -29,7 +26,7 @@ def sweep(
         list[str] | None, typer.Option(metavar="PLATFORM=DOLLARS", help="What an hour of one device costs.")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(metavar="GIB", help="What the best point may take on a device.")
+        float | None, typer.Option(metavar="GIB", help="What a point may take on a device to fit.")
     ] = None,
     world: Annotated[
         str | None, typer.Option(metavar="N,…", help="Numbers of ranks, like 8,16 or 1,2,4,...,64; as --set world.")
@@ -37,22 +34,22 @@ def sweep(
     fabric: OtherFabric = None,
     gpus_per_node: PerNode = None,
     out: Annotated[
-        Path | None, typer.Option(help="Keep each point in this file (JSON lines), and go on from what it holds.")
+        Path | None, typer.Option(help="Write each point to this file (JSON lines), and reuse those in it.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; without it one for each core.")] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Work on the Ray cluster at this address; local starts one.")
     ] = None,
     json: AsJson = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 20,
+    html: Html = None,
+    top: Top = 20,
 ) -> None:
     """Predict a step with every combination of some settings on several platforms: a table, its front, the best.
 
     Settings are those of `foretrace whatif`, those of a job among them: --set tensor=1,2,4 --world 8.
     """
     check_outputs([what, *platforms(on), fabric], html=html, points=out)
-    from foretrace.graph import ForetraceError
+    from foretrace.errors import ForetraceError
     from foretrace.prediction.scaling import parse_worlds
     from foretrace.whatif.sweep import sweep as predict_all
 
@@ -75,7 +72,7 @@ def sweep(
 
 
 def platforms(text: str) -> list[str]:
-    """Names between commas; what follows a comma inside ``h200:hbm=1.5,host=2`` belongs to the platform.
+    """Names separated by commas; a comma inside ``h200:hbm=1.5,host=2`` belongs to the platform.
 
     >>> platforms("h200,a100"), platforms("h200:hbm=1.5,host=2,a100")
     (['h200', 'a100'], ['h200:hbm=1.5,host=2', 'a100'])
@@ -92,7 +89,7 @@ def platforms(text: str) -> list[str]:
 
 
 def _once(option: str, pairs: Sequence[tuple[str, Value]], advice: str) -> dict[str, Value]:
-    """The pairs by name; refuses a name that comes twice."""
+    """The pairs as a dict; a name that comes twice is refused."""
     names = [name for name, _ in pairs]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise typer.BadParameter(f"{twice} is given twice; {advice}", param_hint=option)
@@ -102,7 +99,7 @@ def _once(option: str, pairs: Sequence[tuple[str, Value]], advice: str) -> dict[
 def _limit(gibibytes: float) -> int:
     if not 0 < gibibytes < float("inf"):
         raise typer.BadParameter(f"no point fits in {gibibytes:g} GiB; write it like 80", param_hint="--memory")
-    return round(gibibytes * GIGA)
+    return round(gibibytes * GIBIBYTE)
 
 
 def _split(text: str) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""`foretrace ui`: a folder of recordings and forecasts, in the browser."""
+"""`foretrace ui`: a folder of recordings and predictions in the browser."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import typer
 
 
 def ui(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Recordings, traces and forecasts lie in it.")] = Path(),
-    host: Annotated[str, typer.Option(help="Where to listen; anything but this machine itself asks for a token.")] = (
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of recordings, traces, predictions.")] = Path(),
+    host: Annotated[str, typer.Option(help="Address to listen on; any but this machine itself needs a token.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Which port; 0 takes a free one.")] = 8173,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Show a folder in the browser: list, open, compare, predict and ask what if."""
-    from foretrace.graph import ForetraceError
-    from foretrace.ui.folder import Folder
-    from foretrace.ui.server import Server
+    """Show a folder in the browser: list, open, predict, compare, and ask what if."""
+    from foretrace.errors import ForetraceError
+    from foretrace.ui import Folder, Server
 
     try:
         server = Server(Folder(folder), host, port)

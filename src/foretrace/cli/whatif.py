@@ -1,15 +1,24 @@
-"""`foretrace whatif`: change a step on paper, and see its time change."""
+"""`foretrace whatif`: the time of a step before and after changes to it."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from foretrace.cli.choices import AsJson
+from foretrace.cli.options import (
+    AsJson,
+    Html,
+    OtherFabric,
+    Parallel,
+    PerNode,
+    Platform,
+    Step,
+    Top,
+    What,
+    print_frames,
+)
 from foretrace.cli.outputs import check_outputs
-from foretrace.cli.predict import OtherFabric, Parallel, PerNode, print_frames
 from foretrace.cli.progress import progress_bar
 
 Sets = Annotated[
@@ -29,20 +38,18 @@ Fuses = Annotated[
 
 Inserts = Annotated[
     list[str] | None,
-    typer.Option("--insert", metavar="OP:AFTER[@MODULE]", help="Put an op behind others; may be repeated."),
+    typer.Option("--insert", metavar="OP:AFTER[@MODULE]", help="Insert an op after others; may be repeated."),
 ]
 
 Without = Annotated[
     list[str] | None,
-    typer.Option("--without", metavar="OP[@MODULE]", help="Take calls out, before --fuse; may be repeated."),
+    typer.Option("--without", metavar="OP[@MODULE]", help="Remove calls, before --fuse; may be repeated."),
 ]
 
 
 def whatif(
-    what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="A recording, a trace, or a script with a make_step function.")
-    ],
-    on: Annotated[str, typer.Option(help="The platform: its name, or its folder.")] = "h200",
+    what: What,
+    on: Platform = "h200",
     sets: Sets = None,
     insert: Inserts = None,
     without: Without = None,
@@ -51,22 +58,22 @@ def whatif(
     parallel: Parallel = None,
     fabric: OtherFabric = None,
     gpus_per_node: PerNode = None,
-    step: Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")] = None,
+    step: Step = None,
     json: AsJson = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many rows of each table.")] = 10,
+    html: Html = None,
+    top: Top = 10,
 ) -> None:
-    """Change a step or a job on paper, predict it before and after, and explain the difference by op.
+    """Predict a step or a job before and after some changes, and explain the difference.
 
-    Changes are made in the order in which they are written; then ops are put in, calls taken out, others fused. What is
-    set of a job comes last: how ranks share the step, how many they are, how they exchange gradients.
+    Changes are made in the order in which they are written; then ops are inserted, calls removed, others fused.
+    Settings of a job come last: how ranks share the step, how many they are, how they exchange gradients.
     """
     check_outputs([what, on, fabric], html=html)
-    from foretrace.graph import ForetraceError
+    from foretrace.errors import ForetraceError
     from foretrace.whatif.grammar import read_parallel
     from foretrace.whatif.what_if import what_if as ask
 
-    changes = [*(sets or ()), *map(_inserted, insert or ())]
+    changes = [*(sets or ()), *map(_insertion, insert or ())]
     changes += [*(f"without={op}" for op in without or ()), *(f"fuse={name}" for name in fuse or ())]
     try:
         shared = read_parallel(parallel) if parallel else []
@@ -90,15 +97,15 @@ def whatif(
     show(found, json, html, top)
 
 
-def _inserted(text: str) -> str:
-    """What ``--insert`` says, as a change.
+def _insertion(text: str) -> str:
+    """A value of ``--insert`` as a change.
 
-    >>> _inserted("dropout:gelu@mlp.1")
+    >>> _insertion("dropout:gelu@mlp.1")
     'insert:gelu@mlp.1=dropout'
     """
     op, _, after = text.partition(":")
     if not op or not after:
         raise typer.BadParameter(
-            f"{text!r} does not say what comes behind what; write it like dropout:gelu", param_hint="--insert"
+            f"{text!r} does not say which op comes after which; write it like dropout:gelu", param_hint="--insert"
         )
     return f"insert:{after}={op}"

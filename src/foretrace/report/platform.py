@@ -13,7 +13,7 @@ from foretrace.report.json import Document
 from foretrace.report.terminal import Blocks, Fact, fact_lines, table
 
 if TYPE_CHECKING:
-    from foretrace.platform.measure.calibrate import Progress
+    from foretrace.calibration.timing.kernels import Progress
 
 Fields = dict[str, Any]
 """Fields of the JSON that describes a platform, as documented in docs/platform.md."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from foretrace.replay.harness.comparison import failures_alike
+from foretrace.replay.harness.report import failures_alike
 from foretrace.report.formatting import UNKNOWN, bytes_, ms, off, percent, short_name
 from foretrace.report.terminal import Blocks, Fact, fact_lines, note_lines, table
 

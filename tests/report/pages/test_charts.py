@@ -31,7 +31,7 @@ def test_the_parts_of_a_step_add_up_to_it():
     assert parts["device computes"] == 4.5 and parts["waits for other ranks"] == 1.5 and "host launching" not in parts
 
 
-def test_ranks_that_are_done_before_others_are_told_apart_from_latency():
+def test_ranks_that_are_done_before_others_are_separate_from_latency():
     ranks = [RankReport(0, step_ms=10.0), RankReport(1, step_ms=5.0, start_ms=1.0)]
     forecast = StepReport(step_ms=10.0, kernels=3, device_active_ms=7.0, idle_causes={"latency": 3.0}, ranks=ranks)
     parts = {part["name"]: part["ms"] for part in charts.parts(forecast)["parts"]}
@@ -136,7 +136,7 @@ def test_a_device_without_a_description_has_no_roofline():
     assert charts.roofline(measure_step(rank(0, 50.0, world=1)).workings) is None
 
 
-def test_the_device_time_of_each_family_is_told_by_how_it_is_known():
+def test_the_device_time_of_each_family_is_split_by_how_it_is_known():
     forecast = ft.predict(sketched(), on="h200")
     chart = charts.sources(forecast.workings)
     assert chart["parts"] == ["modelled", "by roofline"] and chart["rows"][0] == "matrix product"

@@ -9,7 +9,7 @@ from foretrace.whatif.points import Point, Sweep
 from tests.report.steps import HOSTILE, sketched
 
 
-def test_both_forecasts_are_drawn_on_one_clock_and_in_one_distribution():
+def test_both_predictions_are_drawn_on_one_clock_and_in_one_distribution():
     before, after = ft.predict(sketched(40), on="h200"), ft.predict(sketched(10), on="h200")
     page = comparison_page(before, after, ("forty", "ten"))
     assert [one["title"] for one in page.charts["timeline"]["timelines"]] == ["forty", "ten"]
@@ -18,14 +18,14 @@ def test_both_forecasts_are_drawn_on_one_clock_and_in_one_distribution():
     assert HOSTILE not in page.html()
 
 
-def test_what_got_better_is_told_from_what_got_worse():
+def test_better_and_worse_figures_are_marked():
     before = StepReport(step_ms=10.0, mfu=0.2, kernels=5, device_active_ms=3.0)
     after = StepReport(step_ms=8.0, mfu=0.25, kernels=4, device_active_ms=3.0)
     verdicts = {line.name: line.verdict for line in comparison_page(before, after).values["lines"]}
     assert verdicts == {"step": "good", "device active": "", "kernels": "", "of peak arithmetic (MFU)": "good"}
 
 
-def test_forecasts_that_were_only_kept_as_json_are_compared_without_timelines():
+def test_predictions_read_from_json_are_compared_without_timelines():
     page = comparison_page(StepReport(step_ms=1.0), StepReport(step_ms=2.0))
     assert page.charts["timeline"] is None and "+100 %" in page.html()
 

@@ -43,20 +43,20 @@ def test_a_page_loads_nothing_and_no_name_becomes_markup(forecast):
     assert HOSTILE not in text
 
 
-def test_everything_that_the_forecast_knows_is_drawn(forecast):
+def test_everything_in_the_prediction_is_drawn(forecast):
     charts = step_page(forecast).charts
     drawn = {name for name, chart in charts.items() if chart is not None}
     assert drawn == {"distribution", "parts", "views", "timeline", "roofline", "memory", "sources"}
     assert charts["memory"]["peak"] == forecast.peak_memory_bytes
 
 
-def test_a_forecast_of_which_only_the_words_are_left_has_a_page(forecast):
+def test_a_prediction_without_its_workings_has_a_page(forecast):
     page = step_page(replace(forecast, workings=None))
     assert page.charts["timeline"] is None and page.charts["views"] is not None
     assert page.html().startswith("<!doctype html>")
 
 
-def test_where_the_step_was_measured_that_stands_beside_the_forecast():
+def test_a_measured_step_is_shown_with_its_prediction():
     measured = replace(rank(0, 50.0, world=1), device="NVIDIA H200", plain=Timings(synced_ms=(0.2, 0.3)))
     forecast = ft.predict(measured, on="h200", kernels="measured")
     seen, check = measured_with(forecast)
@@ -66,7 +66,7 @@ def test_where_the_step_was_measured_that_stands_beside_the_forecast():
     assert "Predicted and measured" in page.html()
 
 
-def test_what_was_measured_on_another_device_is_no_truth_to_hold_the_forecast_against():
+def test_a_measurement_on_another_device_does_not_check_the_prediction():
     measured = replace(rank(0, 50.0, world=1), device="NVIDIA V100", plain=Timings(synced_ms=(0.2, 0.3)))
     forecast = ft.predict(measured, on="h200", kernels="measured")
     seen, check = measured_with(forecast)

@@ -36,7 +36,7 @@ Label = tuple[str, str, str]
 
 @dataclass
 class Lane:
-    """Label one thread or one stream does, in order."""
+    """What one thread or one stream does."""
 
     rank: int
     label: str
