@@ -6,8 +6,8 @@ from pathlib import Path
 from random import Random
 
 from foretrace.graph import Op, Tensor
-from foretrace.platform.cases import Case
-from foretrace.platform.measurements import SUFFIX, Batch, Measurement, close_batch, open_batch
+from foretrace.platform.measurements.cases import Case
+from foretrace.platform.measurements.kernels import SUFFIX, Batch, Measurement, close_batch, open_batch
 
 BYTES_PER_US = 4e6
 

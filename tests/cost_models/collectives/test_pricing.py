@@ -14,7 +14,7 @@ from foretrace.cost_models.collectives.pricing import TRAFFIC, assumptions, pric
 from foretrace.cost_models.ranges import Range
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.fabric_measurements import Exchange
+from foretrace.platform.measurements.fabric import Exchange
 
 SIZES = [4**power for power in range(3, 15)]
 
@@ -105,7 +105,7 @@ def test_measured_shapes_keep_their_times_where_links_are_known():
     assert known.typical == pytest.approx(324.7, rel=0.03), "the published table"
 
 
-def test_what_is_carried_over_by_links_has_a_wider_range():
+def test_what_is_extrapolated_by_links_has_a_wider_range():
     h100 = Fabric.named("h100-8x")
     measured, other_ranks, other_kind = (
         predict(h100, kind, 2**26, ranks) for kind, ranks in (("all_reduce", 8), ("all_reduce", 4), ("all_gather", 8))
@@ -154,7 +154,7 @@ def test_a_fabric_of_which_only_two_nodes_were_measured_knows_its_node_by_its_li
     assert predict(Fabric.named("h100-2x8-p5"), "all_reduce", 64, 8).typical > 0
 
 
-def test_of_two_rank_counts_the_nearer_one_is_carried_over_with_a_wider_range():
+def test_of_two_rank_counts_the_nearer_one_is_extrapolated_with_a_wider_range():
     ours = Fabric("ours", fabric(ranks=2).curves + fabric(ranks=8, time=lambda size: 2 * line(size)).curves, "")
     large = 2**30
     assert predict(ours, "all_reduce", large, 8).typical == pytest.approx(2 * line(large), rel=0.02)
@@ -164,7 +164,7 @@ def test_of_two_rank_counts_the_nearer_one_is_carried_over_with_a_wider_range():
     assert small.high / small.low > known.high / known.low
 
 
-def test_a_kind_that_was_not_measured_is_carried_over_by_its_traffic():
+def test_a_kind_that_was_not_measured_is_extrapolated_by_its_traffic():
     large = 2**32
     gathered = predict(fabric(), "all_gather", large, 8)
     assert gathered.typical == pytest.approx(line(large) / 2, rel=0.02)
@@ -180,7 +180,7 @@ def test_a_fabric_inside_a_node_says_nothing_of_several():
         predict(fabric(), "all_reduce", 64, 16, nodes=2)
 
 
-def test_a_collective_nobody_knows_is_named():
+def test_an_unknown_collective_is_named():
     with pytest.raises(ForetraceError, match="no collective is called 'gossip'"):
         predict(fabric(), "gossip", 64, 8)
 

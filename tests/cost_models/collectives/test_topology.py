@@ -7,7 +7,7 @@ import pytest
 
 from foretrace.cost_models.collectives.topology import ROUTES, LinkConstants, Placement, link_time
 from foretrace.graph import ForetraceError
-from foretrace.platform.links import Links
+from foretrace.platform.fabric import Links
 
 
 def test_ranks_that_share_a_node_are_counted_together():
@@ -22,7 +22,7 @@ def test_a_rank_named_twice_is_one_rank():
     assert Placement.of([3, 3, 4], gpus_per_node=8).ranks == 2
 
 
-def test_nobody_is_no_group():
+def test_an_empty_group_has_no_ranks():
     assert Placement.of([], gpus_per_node=8).ranks == 0
 
 

@@ -12,7 +12,7 @@ from foretrace.cost_models.host.inside_ops import MeasuredStep
 from foretrace.cost_models.host.pricing import HostCalls, t1_terms
 from foretrace.graph import ForetraceError
 from foretrace.platform.host import Before, CallCost, Host, Rested
-from foretrace.platform.host_measurements import Calls, HostRun, Profiled, StepTimes, Waited
+from foretrace.platform.measurements.host import Calls, HostRun, Profiled, StepTimes, Waited
 
 WEIGHT = 3.0
 """What the made-up profiler puts on each launch."""

@@ -9,8 +9,8 @@ import foretrace as ft
 from foretrace.cost_models.kernels.cross_device import CallRoofline, achieved_rates, scale_factors, scaling_notes
 from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.graph import Graph, Op, OpTable, Tensor, Tf32
-from foretrace.platform.carry import Carry
 from foretrace.platform.device import Device
+from foretrace.platform.hypothetical import Carry
 from foretrace.platform.platform import Platform
 
 H200 = Platform.named("h200")
@@ -30,12 +30,12 @@ def us(op: Op, platform: Platform) -> float:
     return float(price_kernels(Graph(OpTable.of([op])), np.zeros(1, np.int32), platform).typical.sum())
 
 
-def test_a_large_product_changes_as_the_peak_rates_do():
+def test_a_large_gemm_scales_with_the_peak_rates():
     ratio = us(product(8192), Platform.named("a100")) / us(product(8192), H200)
     assert ratio == pytest.approx(989 / 312, rel=0.1)
 
 
-def test_a_large_addition_changes_as_the_memory_does():
+def test_a_large_addition_scales_with_the_memory_bandwidth():
     ratio = us(addition(2**28), Platform.named("a100")) / us(addition(2**28), H200)
     assert ratio == pytest.approx(4800 / 2039, rel=0.05)
 
@@ -44,7 +44,7 @@ def test_the_smallest_kernels_change_little():
     assert us(addition(16), Platform.named("a100")) < 2.5 * us(addition(16), H200)
 
 
-def test_more_memory_bandwidth_leaves_products_alone_and_speeds_up_copies():
+def test_more_memory_bandwidth_leaves_gemms_alone_and_speeds_up_copies():
     faster = H200.scaled(hbm=1.5)
     assert us(product(8192), faster) == pytest.approx(us(product(8192), H200), rel=0.01)
     assert us(addition(2**28), faster) == pytest.approx(us(addition(2**28), H200) / 1.5, rel=0.03)
@@ -53,8 +53,8 @@ def test_more_memory_bandwidth_leaves_products_alone_and_speeds_up_copies():
 def test_scaling_by_one_changes_nothing():
     for op in (product(4096), product(777, "float32"), addition(10**6), addition(3)):
         assert us(op, H200.scaled(hbm=1.0)) == us(op, H200)
-        carried = replace(H200, carry=Carry(H200.device))
-        assert us(op, carried) == pytest.approx(us(op, H200))
+        scaled = replace(H200, carry=Carry(H200.device))
+        assert us(op, scaled) == pytest.approx(us(op, H200))
 
 
 def test_a_last_wave_that_is_nearly_empty_on_the_other_device_counts():
@@ -121,7 +121,7 @@ def test_what_others_published_of_a_device_counts_for_more():
     tflops, gbps = achieved_rates(mi300x, "bfloat16", Carry(H200.device, products=0.5, memory=0.5))
     published = mi300x.measured
     assert (tflops, gbps) == (published.tflops["bfloat16"] / 2, published.memory_gbps / 2)
-    assert achieved_rates(mi300x, "float16", Carry(H200.device))[0] > tflops  # of that nobody published any
+    assert achieved_rates(mi300x, "float16", Carry(H200.device))[0] > tflops  # no rate was published for that dtype
 
 
 def test_a_described_gpu_keeps_what_was_published_and_takes_the_rest_from_the_measured_one():

@@ -12,9 +12,9 @@ from foretrace.cost_models.kernels.estimators.dataset import Dataset, dataset_of
 from foretrace.cost_models.kernels.families import FAMILIES, family_of
 from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.graph import Graph, Op, OpTable, Tensor
-from foretrace.platform.cases import Case
 from foretrace.platform.device import Device
-from foretrace.platform.measurements import Measurement
+from foretrace.platform.measurements.cases import Case
+from foretrace.platform.measurements.kernels import Measurement
 from foretrace.platform.platform import Platform
 
 SCORES = Tensor((16, 8, 256, 256), "float32", device="cuda:0")

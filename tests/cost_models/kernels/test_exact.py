@@ -5,8 +5,8 @@ import pytest
 
 from foretrace.cost_models.kernels.exact import FILE, ExactTimes, TimedCall
 from foretrace.graph import ForetraceError, Op, Tensor, Tf32
-from foretrace.platform.cases import Case, case_key
-from foretrace.platform.measurements import CALL, Measurement
+from foretrace.platform.measurements.cases import Case, case_key
+from foretrace.platform.measurements.kernels import CALL, Measurement
 
 SEEN = Measurement(
     Case(Op("aten::relu", (Tensor((8,), "float32"),))),

@@ -16,11 +16,11 @@ from foretrace.cost_models.kernels.fitting import estimated_errors, fit_family, 
 from foretrace.cost_models.kernels.model import FamilyModel, device_models
 from foretrace.cost_models.kernels.pricing import FALLBACK, MEASURED, MODEL, price_kernels
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
-from foretrace.platform.cases import Case
 from foretrace.platform.device import Device
-from foretrace.platform.files import write as dump
-from foretrace.platform.measurements import Measurement
+from foretrace.platform.measurements.cases import Case
+from foretrace.platform.measurements.kernels import Measurement
 from foretrace.platform.platform import Platform
+from foretrace.platform.typed_json import write as dump
 from tests.cost_models.made_up import relu, relu_us, relus, write
 
 H200 = Device.named("h200")
@@ -242,7 +242,7 @@ def test_a_step_measured_alone_makes_a_platform_without_families(tmp_path):
     assert device_models(tmp_path / "models").families == {}
 
 
-def test_a_product_without_a_model_still_takes_its_arithmetic(platform):
+def test_a_gemm_without_a_model_still_takes_its_arithmetic(platform):
     square = Tensor((65536, 65536), "bfloat16", "cuda:0")
     costs = _priced(platform, Op("aten::mm", (square, square)))
     assert costs.typical[0] >= 2 * 65536**3 / (H200.peak("bfloat16") * 1e6)
@@ -264,7 +264,7 @@ def test_kernels_come_in_the_order_of_their_calls_however_each_is_priced(platfor
     assert [costs.typical[row] for row in (0, 4, 6)] == [alone[row].typical[0] for row in (0, 0, 1)]
 
 
-def test_products_of_float32_take_less_where_the_step_lets_them_use_tf32(platform):
+def test_gemms_of_float32_take_less_where_the_step_lets_them_use_tf32(platform):
     square = Tensor((8192, 8192), "float32", "cuda:0")
     ops, row = OpTable.of([Op("aten::mm", (square, square))]), np.zeros(1, np.int32)
     exact = price_kernels(Graph(ops), row, platform).typical[0]
@@ -304,7 +304,7 @@ def test_where_many_compiled_kernels_were_measured_their_own_model_answers(tmp_p
     platform = Platform("made up", H200, h200.host, None, tmp_path, h200.about)
     costs = _priced(platform, _compiled(3_000_000, "triton_poi_fused_mul_7"), _compiled(3_000_000, "my_own_kernel"))
     assert costs.name == ["triton_poi_fused_mul_7", "my_own_kernel"]
-    assert costs.source.tolist() == [MODEL, FALLBACK], "of others' kernels nobody knows what they do"
+    assert costs.source.tolist() == [MODEL, FALLBACK], "the name of a custom kernel tells nothing"
     assert costs.typical[0] == pytest.approx(relu_us(3_000_000), rel=0.25)
 
 

@@ -29,7 +29,7 @@ def test_halves_and_brain_floats_run_on_the_same_gemm_kernels():
     assert gemm_kernel([half]) == gemm_kernel([brain])
 
 
-def test_a_product_that_is_summed_up_afterwards_was_split():
+def test_a_gemm_that_is_reduced_afterwards_was_split():
     names = ["cutlass_80_simt_sgemm_64x64_8x5_nn_align1", "void cublasLt::splitKreduce_kernel<32, 16>"]
     assert gemm_kernel(names).split and not gemm_kernel(names[:1]).split
 

@@ -30,7 +30,7 @@ def test_of_a_tensor_larger_than_the_cache_a_part_stays():
     np.testing.assert_allclose(l2_residency(calls, 50 * MB)[2], RETAINED_GAIN * 15 / 20)
 
 
-def test_tensors_nobody_can_follow_count_half():
+def test_tensors_of_unknown_storage_count_half():
     assert l2_residency([Op("aten::relu", (_tensor(-1, 1),))], 50 * MB).tolist() == [RETAINED_GAIN * UNKNOWN_SHARE]
 
 

@@ -91,8 +91,8 @@ def test_kernels_are_told_apart_by_what_runs_around_them(calls):
     rows, kernels = calls
     turned = [kernel._replace(around=">" if place % 2 else "") for place, kernel in enumerate(kernels)]
     features = np.column_stack([rows.features, np.arange(len(rows)) % 2])
-    told = Dataset(features, rows.flops_us, rows.bytes_us, rows.us, [])
-    made = KernelSelection().fit(told, None, turned, range(len(GEMM_SIZES)))
+    marked = Dataset(features, rows.flops_us, rows.bytes_us, rows.us, [])
+    made = KernelSelection().fit(marked, None, turned, range(len(GEMM_SIZES)))
     found = made.kernels_[made._probabilities(features).argmax(axis=1)]
     assert (found[:, -1] == features[:, -1]).mean() > 0.97
     assert len(made.kernels_) == 1 + 4

@@ -14,10 +14,10 @@ import numpy as np
 
 from foretrace.graph.tables import Floats
 from foretrace.platform.fabric import Beside, Crowd, Fabric
-from foretrace.platform.files import Positive, read_as
+from foretrace.platform.typed_json import Positive, read_as
 
 if TYPE_CHECKING:
-    from foretrace.platform.fabric_measurements import Exchange
+    from foretrace.platform.measurements.fabric import Exchange
 
 FILE = Path(__file__).with_name("contention.json")
 MAX_SLOWDOWN = 4.0
@@ -28,9 +28,9 @@ MAX_SLOWDOWN = 4.0
 class Contention:
     """The slowdown of kernels by an overlapping collective, and of the collective by overlapping kernels.
 
-    A collective occupies some SMs and memory bandwidth. ``benchmarks/contention_fit.py`` fits both: kernels on traces,
-    transfers on published measurements, since no published trace of all ranks shows the same transfer with and without
-    overlapping work.
+    A collective occupies some SMs and memory bandwidth. ``benchmarks/fit/contention_fit.py`` fits both: kernels on
+    traces, transfers on published measurements, since no published trace of all ranks shows the same transfer with and
+    without overlapping work.
     """
 
     factor: Positive
@@ -90,12 +90,12 @@ def oversubscription(fabric: Fabric, ranks: int) -> Crowd | None:
 def fit_oversubscription(seen: Iterable[Exchange]) -> tuple[Crowd, ...]:
     """The slowdown and skew for each number of ranks that worked at once; none if one was never measured alone.
 
-    >>> from foretrace.platform.fabric_measurements import WORK, Exchange
+    >>> from foretrace.platform.measurements.fabric import WORK, Exchange
     >>> alone, two = Exchange(WORK, 1, 1, 0, (100.0,)), Exchange(WORK, 2, 1, 0, (110.0, 130.0))
     >>> [(one.ranks, round(one.slower, 2), round(one.behind, 3)) for one in fit_oversubscription([alone, two, two])]
     [(1, 1.0, 0.0), (2, 1.2, 0.083)]
     """
-    from foretrace.platform.fabric_measurements import WORK
+    from foretrace.platform.measurements.fabric import WORK
 
     works: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     for one in seen:
@@ -112,12 +112,12 @@ def fit_oversubscription(seen: Iterable[Exchange]) -> tuple[Crowd, ...]:
 def fit_overlap(seen: Sequence[Exchange]) -> Beside | None:
     """The slowdown of CPU work and of a collective while they overlap; None if that was not measured.
 
-    >>> from foretrace.platform.fabric_measurements import BESIDE, WORK, Exchange
+    >>> from foretrace.platform.measurements.fabric import BESIDE, WORK, Exchange
     >>> work, both = Exchange(WORK, 2, 1, 0, (100.0, 100.0)), Exchange(WORK, 2, 1, 4096, (110.0, 130.0))
     >>> fit_overlap([work, both, Exchange(BESIDE, 2, 1, 4096, (200.0, 240.0))])
     Beside(work=1.2, transfer=1.5)
     """
-    from foretrace.platform.fabric_measurements import BESIDE, WORK
+    from foretrace.platform.measurements.fabric import BESIDE, WORK
 
     most = max((one.ranks for one in seen if one.kind == BESIDE), default=0)
     alone, both = (

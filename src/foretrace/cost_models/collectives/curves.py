@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from foretrace.platform.fabric import Curve
 
 if TYPE_CHECKING:
-    from foretrace.platform.fabric_measurements import Exchange
+    from foretrace.platform.measurements.fabric import Exchange
 
 Floats = NDArray[np.float64]
 
@@ -31,13 +31,13 @@ BENDS = np.geomspace(0.3, 2.0, 40)
 def fit_curves(seen: Iterable[Exchange]) -> tuple[Curve, ...]:
     """A curve for each kind, number of ranks and number of nodes.
 
-    >>> from foretrace.platform.fabric_measurements import Exchange
+    >>> from foretrace.platform.measurements.fabric import Exchange
     >>> sizes = [2**power for power in range(4, 28)]
     >>> curve, = fit_curves(Exchange("all_reduce", 8, 1, size, (20 + size / 100e3,)) for size in sizes)
     >>> round(curve.latency_us, 1), round(curve.gbps), round(curve.bend, 1)
     (20.0, 100, 1.0)
     """
-    from foretrace.platform.fabric_measurements import BESIDE, WORK
+    from foretrace.platform.measurements.fabric import BESIDE, WORK
 
     groups: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in seen:

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.errors import ForetraceError
-from foretrace.platform.files import Positive, read_as
-from foretrace.platform.links import Links
+from foretrace.platform.fabric import Links
+from foretrace.platform.typed_json import Positive, read_as
 
 Floats = NDArray[np.float64]
 
@@ -76,7 +76,7 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkConstants:
-    """What specifications do not say; fitted on published tables by ``benchmarks/make_fabrics.py``."""
+    """What specifications do not say; fitted on published tables by ``benchmarks/fit/make_fabrics.py``."""
 
     call_us: Positive
     """A collective's kernel: start, first flags, end."""

@@ -20,7 +20,7 @@ from foretrace.cost_models.host.pricing import BACKWARD, FORWARD, OPTIMIZER, Hos
 from foretrace.errors import ForetraceError
 from foretrace.graph.tables import Floats
 from foretrace.platform.host import TERMS, Before, CallCost, Host, Rested, Sharded
-from foretrace.platform.host_measurements import HostRun, StepTimes
+from foretrace.platform.measurements.host import HostRun, StepTimes
 
 MIN_COMMON = 0.01
 """No two steps take the same time."""
@@ -41,7 +41,7 @@ def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
     Parameters
     ----------
     runs
-        From `foretrace.platform.host_measurements.read_runs`.
+        From `foretrace.platform.measurements.host.read_runs`.
     name
         The host's name.
     """

@@ -12,7 +12,7 @@ import numpy as np
 from foretrace.cost_models.host.pricing import HostCalls
 from foretrace.graph.tables import Floats
 from foretrace.platform.host import CallCost, Host
-from foretrace.platform.host_measurements import HostRun, StepTimes
+from foretrace.platform.measurements.host import HostRun, StepTimes
 
 PRIOR_LAUNCHES = 10
 """Weight, in launches, of the average over all ops in the launch time of one: few launches of its own say little."""

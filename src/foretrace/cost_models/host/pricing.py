@@ -19,7 +19,7 @@ from foretrace.graph.tables import CALL, Floats, Ints, Small
 from foretrace.platform.host import TERMS, CallCost, Host, Sharded
 
 if TYPE_CHECKING:
-    from foretrace.platform.host_measurements import Calls
+    from foretrace.platform.measurements.host import Calls
 
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 CAST = "aten::_to_copy"

@@ -21,8 +21,8 @@ from foretrace.cost_models.kernels.l2_residency import USABLE_SHARE
 from foretrace.cost_models.kernels.roofline import LATENCY_US, Work, work_of
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
-from foretrace.platform.carry import Carry
 from foretrace.platform.device import Device
+from foretrace.platform.hypothetical import Carry
 from foretrace.platform.platform import Platform
 
 SHARPNESS = 2.0

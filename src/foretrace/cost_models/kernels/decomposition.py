@@ -13,7 +13,7 @@ from foretrace.cost_models.kernels.features import contiguous_strides
 from foretrace.graph import Op, Tensor, Value
 
 if TYPE_CHECKING:
-    from foretrace.platform.measurements import Measurement, Repeat
+    from foretrace.platform.measurements.kernels import Measurement, Repeat
 
 HALVES = {"bfloat16", "float16"}
 """Dtypes that neither hold the other's values: together they are promoted to float32."""
@@ -131,8 +131,8 @@ class PartShare(NamedTuple):
 def attribute_kernels(found: Measurement, parts: int) -> list[PartShare] | None:
     """The share of each part in a measured call; None where the kernel names don't tell.
 
-    >>> from foretrace.platform.cases import Case
-    >>> from foretrace.platform.measurements import Measurement
+    >>> from foretrace.platform.measurements.cases import Case
+    >>> from foretrace.platform.measurements.kernels import Measurement
     >>> both = Op("aten::convolution_backward", kwargs={"output_mask": [True, True, False]})
     >>> ran = [("dgrad_128x64", 3.0), ("Memset (Device)", 1.0), ("wgrad_64x64", 4.0)]
     >>> [(share.cold, len(share.kernels)) for share in attribute_kernels(Measurement(Case(both), [ran], [ran]), 2)]

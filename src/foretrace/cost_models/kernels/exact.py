@@ -18,12 +18,12 @@ from foretrace.cost_models.kernels.kernel_names import short_name
 from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded
 from foretrace.graph import Indices, Op, Tf32
-from foretrace.platform.cases import case_key, case_of_each
-from foretrace.platform.files import LARGEST, MAX_TIMED_BYTES
 from foretrace.platform.folder import EXACT
+from foretrace.platform.measurements.cases import case_key, case_of_each
+from foretrace.platform.typed_json import LARGEST, MAX_TIMED_BYTES
 
 if TYPE_CHECKING:
-    from foretrace.platform.measurements import Measurement, Repeat
+    from foretrace.platform.measurements.kernels import Measurement, Repeat
 
 FILE = Path(EXACT).name
 
@@ -43,7 +43,7 @@ class TimedCall(NamedTuple):
 
         A CPU core that others use too is fast at one time and half as fast at another. A step has both.
 
-        >>> from foretrace.platform.measurements import Case, Measurement
+        >>> from foretrace.platform.measurements.kernels import Case, Measurement
         >>> seen = Measurement(Case(Op("aten::relu")), cold=[[("k", 4.0)]], warm=[[("k", 2.0)], [("k", 3.0)]])
         >>> TimedCall.of(seen).warm_us.tolist()
         [2.5]
@@ -92,7 +92,7 @@ class ExactTimes:
 
         On a CPU each measurement is averaged first: a fast process makes more repeats.
         """
-        from foretrace.platform.measurements import Measurement  # most steps are priced without
+        from foretrace.platform.measurements.kernels import Measurement  # most steps are priced without
 
         calls: dict[str, Measurement] = {}
         for one in found:
@@ -144,6 +144,6 @@ def _alike(repeats: Sequence[Repeat], kernels: int) -> NDArray[np.float64]:
 
 def _mean(repeats: Sequence[Repeat]) -> list[Repeat]:
     """The repeats of a call on a CPU as one."""
-    from foretrace.platform.measurements import CALL
+    from foretrace.platform.measurements.kernels import CALL
 
     return [[(CALL, float(np.mean([us for _, us in chain.from_iterable(repeats)])))]] if repeats else []

@@ -17,8 +17,8 @@ from foretrace.cost_models.kernels.features import tensors_of
 from foretrace.cost_models.kernels.kernel_names import TiledKernel
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Indices, Op, Tf32
-from foretrace.platform.cases import Case, Draw
 from foretrace.platform.device import Device
+from foretrace.platform.measurements.cases import Case, Draw
 
 GEMM_SIZES = ("batch", "m", "n", "k", "processors")
 """The size of a GEMM, the first four as base-2 logarithms, and the number of SMs that share it."""
@@ -26,7 +26,7 @@ GEMM_SIZES = ("batch", "m", "n", "k", "processors")
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What the time of a call depends on beside its arguments."""
+    """What the time of a call depends on apart from its arguments."""
 
     device: Device
     indices: Indices | None = None

@@ -18,11 +18,11 @@ from foretrace.cost_models.kernels.model import ErrorRange, FamilyModel, KernelS
 from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.cost_models.kernels.selection import KernelSelection
 from foretrace.errors import ForetraceError
-from foretrace.platform.cases import EXACT
 from foretrace.platform.device import Device
-from foretrace.platform.files import read_object
 from foretrace.platform.folder import INDEX
-from foretrace.platform.rates import read_all
+from foretrace.platform.measurements.cases import EXACT
+from foretrace.platform.measurements.kernels import read_all
+from foretrace.platform.typed_json import read_object
 
 if TYPE_CHECKING:
     from foretrace.cost_models.kernels.model import Estimator

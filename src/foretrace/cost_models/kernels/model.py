@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from foretrace.cost_models.kernels.estimators.nets import ResidualNet
     from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
     from foretrace.cost_models.kernels.selection import KernelSelection
-    from foretrace.platform.measurements import Repeat
+    from foretrace.platform.measurements.kernels import Repeat
 
     Estimator = ScaledRoofline | ResidualTrees | ResidualNet | Blend | KernelSelection
 

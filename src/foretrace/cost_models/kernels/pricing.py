@@ -31,7 +31,7 @@ from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 
 if TYPE_CHECKING:
-    from foretrace.platform.carry import Carry
+    from foretrace.platform.hypothetical import Carry
 
 MEASURED, MODEL, FALLBACK = range(3)
 """Sources of a kernel's time."""

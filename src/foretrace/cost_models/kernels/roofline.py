@@ -12,7 +12,7 @@ import numpy as np
 
 from foretrace.graph import Op
 from foretrace.platform.device import Device
-from foretrace.platform.files import read_as
+from foretrace.platform.typed_json import read_as
 
 if TYPE_CHECKING:
     from foretrace.cost_models.kernels.estimators.dataset import Dataset

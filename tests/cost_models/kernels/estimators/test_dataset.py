@@ -5,9 +5,9 @@ from __future__ import annotations
 from foretrace.cost_models.kernels.estimators.dataset import dataset_of
 from foretrace.cost_models.kernels.families import FAMILIES
 from foretrace.graph import Op, Tensor
-from foretrace.platform.cases import Case
 from foretrace.platform.device import Device
-from foretrace.platform.measurements import Measurement
+from foretrace.platform.measurements.cases import Case
+from foretrace.platform.measurements.kernels import Measurement
 
 H200 = Device.named("h200")
 

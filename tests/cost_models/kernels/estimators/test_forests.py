@@ -41,19 +41,19 @@ def test_where_right_branches_begin_follows_from_the_order_of_the_nodes():
     low = {"split_feature": 0, "threshold": 1.0, "left_child": leaf, "right_child": {"leaf_value": 2.0}}
     high = {"split_feature": 0, "threshold": 9.0, "left_child": {"leaf_value": 3.0}, "right_child": {"leaf_value": 4.0}}
     forest = Forest.of([{"split_feature": 0, "threshold": 5.0, "left_child": low, "right_child": high}, low, leaf])
-    kept = forest.arrays("some")
-    assert "some.right" not in kept
-    again = Forest.from_arrays(kept, "some", columns=1)
+    stored = forest.arrays("some")
+    assert "some.right" not in stored
+    again = Forest.from_arrays(stored, "some", columns=1)
     assert again.right.tolist() == forest.right.tolist() == [4, 2, 0, 0, 2, 0, 0, 2, 0, 0, 0]
 
 
 def test_a_tree_that_ends_before_its_leaves_is_refused():
-    kept = Forest.of([{"split_feature": 0, "threshold": 1.0, "left_child": {"leaf_value": 1.0},
+    stored = Forest.of([{"split_feature": 0, "threshold": 1.0, "left_child": {"leaf_value": 1.0},
                        "right_child": {"leaf_value": 2.0}}]).arrays("some")  # fmt: skip
-    cut = {**kept, "some.feature": kept["some.feature"][:2], "some.leaf": kept["some.leaf"][:1]}
+    cut = {**stored, "some.feature": stored["some.feature"][:2], "some.leaf": stored["some.leaf"][:1]}
     with pytest.raises(ValueError, match="lead nowhere"):
         Forest.from_arrays(cut, "some", columns=1)
-    flat = {**kept, "some.feature": kept["some.feature"][None]}
+    flat = {**stored, "some.feature": stored["some.feature"][None]}
     with pytest.raises(ValueError, match="no list of nodes"):
         Forest.from_arrays(flat, "some", columns=1)
 
@@ -61,14 +61,14 @@ def test_a_tree_that_ends_before_its_leaves_is_refused():
 def test_a_threshold_is_kept_once_however_many_nodes_split_there():
     ends = {"left_child": {"leaf_value": 1.0}, "right_child": {"leaf_value": 2.0}}
     forest = Forest.of([{"split_feature": n % 2, "threshold": float(n % 3), **ends} for n in range(60)])
-    kept = forest.arrays("some")
-    assert kept["some.levels"].tolist() == [0.0, 1.0, 2.0] * 2 and kept["some.level"].dtype == np.uint8
+    stored = forest.arrays("some")
+    assert stored["some.levels"].tolist() == [0.0, 1.0, 2.0] * 2 and stored["some.level"].dtype == np.uint8
     rows = np.array([[0.5, 1.5], [2.5, -1.0]])
-    again = Forest.from_arrays(kept, "some", columns=2)
+    again = Forest.from_arrays(stored, "some", columns=2)
     assert again.predict(rows).tolist() == forest.predict(rows).tolist()
-    for name, damaged in (("level", kept["some.level"] + 3), ("counts", kept["some.counts"] + 1)):
+    for name, damaged in (("level", stored["some.level"] + 3), ("counts", stored["some.counts"] + 1)):
         with pytest.raises(ValueError, match="split at nothing"):
-            Forest.from_arrays({**kept, f"some.{name}": damaged}, "some", columns=2)
+            Forest.from_arrays({**stored, f"some.{name}": damaged}, "some", columns=2)
 
 
 COLUMNS = 3
@@ -104,11 +104,11 @@ def test_a_forest_that_was_kept_finds_its_right_branches_again(grown: list) -> N
 
 @given(st.lists(trees, min_size=1, max_size=4), st.sampled_from(["feature", "root"]), st.integers(0, 99), st.integers())
 def test_a_damaged_forest_is_refused_or_still_comes_to_an_end(grown: list, name: str, place: int, value: int) -> None:
-    kept = Forest.of(grown).arrays("some")
-    damaged = kept[f"some.{name}"].copy()
+    stored = Forest.of(grown).arrays("some")
+    damaged = stored[f"some.{name}"].copy()
     damaged[place % len(damaged)] = value % 40 - 5
     try:
-        forest = Forest.from_arrays({**kept, f"some.{name}": damaged}, "some", COLUMNS)
+        forest = Forest.from_arrays({**stored, f"some.{name}": damaged}, "some", COLUMNS)
     except ValueError:
         return
     parts = np.zeros((2, COLUMNS)), forest.feature, forest.threshold, forest.right, forest.root

@@ -79,17 +79,17 @@ def test_a_net_takes_columns_over_orders_of_magnitude_by_their_logarithms(rows):
 
 
 def test_nets_that_were_fitted_before_logarithms_were_taken_are_read(rows):
-    kept = _nets(rows, 0.2, 0.4).arrays()
-    del kept["net.logs"]
-    assert ResidualNet.from_arrays(kept).predict_both(rows).shape == rows.us.shape
+    stored = _nets(rows, 0.2, 0.4).arrays()
+    del stored["net.logs"]
+    assert ResidualNet.from_arrays(stored).predict_both(rows).shape == rows.us.shape
 
 
 def test_a_net_is_kept_in_steps_that_hardly_move_its_answers(rows):
     fitted, random = _nets(rows, 0.2, 0.4), np.random.default_rng(0)
     fitted.layers_ = [(random.normal(size=weights.shape), biases) for weights, biases in fitted.layers_]
-    kept = fitted.arrays()
-    assert kept["net.weights0"].dtype == np.int8
-    again, said = ResidualNet.from_arrays(kept).predict_both(rows), fitted.predict_both(rows)
+    stored = fitted.arrays()
+    assert stored["net.weights0"].dtype == np.int8
+    again, said = ResidualNet.from_arrays(stored).predict_both(rows), fitted.predict_both(rows)
     assert 0 < np.abs(np.log(again / said)).mean() < 0.05 * np.abs(np.log(said / rows.floored_us[:, None])).mean()
 
 

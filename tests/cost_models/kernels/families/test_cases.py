@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrace.calibration.timing.call import Call, overload_of
 from foretrace.cost_models.kernels.families import DRAWN, HELD_OUT, case_number
 from foretrace.graph import Constant, Tensor
 from foretrace.graph.codec import from_lines, to_lines
-from foretrace.platform.cases import strides
-from foretrace.platform.measure.call import Call, overload_of
+from foretrace.platform.measurements.cases import strides
 
 NOT_ON_META = (
     "aten::_unique2", "aten::nonzero", "aten::_fused_sgd_", "aten::_local_scalar_dense", "aten::_coalesce",
@@ -76,7 +76,7 @@ def test_the_same_number_is_the_same_case_and_another_one_mostly_another(family)
     assert len({str(case) for case in first}) > 25
 
 
-def test_matrix_products_come_in_all_layouts_dtypes_and_settings():
+def test_gemms_come_in_all_layouts_dtypes_and_settings():
     cases = [case_number("matrix", n, 2**26, "cuda") for n in range(600)]
     products = [case for case in cases if case.op.name == "aten::mm" and case.op.overload == "default"]
     turned = {tuple(t.stride[0] == 1 for t in case.op.tensors) for case in products}

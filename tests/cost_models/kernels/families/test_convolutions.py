@@ -17,7 +17,7 @@ def backward(mask: list[bool]) -> Op:
     return Op("aten::convolution_backward", args)
 
 
-def test_flops_are_those_of_the_equivalent_product():
+def test_flops_are_those_of_the_implicit_gemm():
     assert CONVOLUTIONS.describe(forward(), FACTS).work.flops == 2 * 8 * 56 * 56 * 128 * 64 * 9
     assert CONVOLUTIONS.describe(forward(stride=2), FACTS).work.flops == 2 * 8 * 28 * 28 * 128 * 64 * 9
 
@@ -27,7 +27,7 @@ def test_both_gradients_take_twice_the_flops_of_one():
     assert CONVOLUTIONS.describe(backward([True, True, False]), FACTS).work.flops == 2 * one
 
 
-def test_planes_that_are_not_channels_last_are_turned_around():
+def test_tensors_that_are_not_channels_last_are_converted():
     last = Tensor(IMAGE.shape, "bfloat16", stride=(200704, 1, 3584, 64))
     turned = CONVOLUTIONS.describe(forward(), FACTS).work.bytes
     assert turned > 2 * CONVOLUTIONS.describe(forward(x=last), FACTS).work.bytes

@@ -13,8 +13,8 @@ from foretrace.cost_models.kernels.families import DRAWN, FAMILIES, CallContext,
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor, Value
 from foretrace.graph.codec import from_lines
-from foretrace.platform.cases import Draw
 from foretrace.platform.device import Device
+from foretrace.platform.measurements.cases import Draw
 
 H200 = Device.named("h200")
 RECORDED = sorted((Path(__file__).parents[3] / "data" / "h200").glob("*.ops.jsonl.gz"))
@@ -98,7 +98,7 @@ def test_a_constant_among_the_arguments_is_no_list():
 
 def test_the_family_that_contributors_are_shown_works_as_it_stands(request, monkeypatch):
     torch = pytest.importorskip("torch")
-    from foretrace.platform.measure.call import Call
+    from foretrace.calibration.timing.call import Call
 
     guide = (request.config.rootpath / "CONTRIBUTING.md").read_text()
     source, its_test = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)

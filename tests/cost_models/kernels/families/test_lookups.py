@@ -32,8 +32,8 @@ def test_a_dense_gradient_is_cleared_first_and_a_sparse_one_is_not():
         args = (grad, IDS, OFFSETS, IDS, OFFSETS, OFFSETS, 1_000_000, False, 0, sparse, None)
         return Op("aten::_embedding_bag_backward", args)
 
-    cleared, kept = (LOOKUPS.describe(gradient(sparse), CallContext(H200)).work.bytes for sparse in (False, True))
-    assert cleared - kept == TABLE.nbytes
+    cleared, stored = (LOOKUPS.describe(gradient(sparse), CallContext(H200)).work.bytes for sparse in (False, True))
+    assert cleared - stored == TABLE.nbytes
 
 
 def test_an_addition_is_a_lookup_only_where_its_gradient_is_sparse():

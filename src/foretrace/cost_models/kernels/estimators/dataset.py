@@ -18,7 +18,7 @@ from foretrace.cost_models.kernels.roofline import LATENCY_US
 from foretrace.platform.device import Device
 
 if TYPE_CHECKING:
-    from foretrace.platform.measurements import Measurement, Repeat
+    from foretrace.platform.measurements.kernels import Measurement, Repeat
 
 Floats = NDArray[np.float64]
 FLOOR_US = 1.0

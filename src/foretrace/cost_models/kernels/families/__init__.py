@@ -10,8 +10,8 @@ from importlib import import_module
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.errors import ForetraceError
 from foretrace.graph import Indices, Op, Tf32
-from foretrace.platform.cases import Case, Draw
 from foretrace.platform.device import Device
+from foretrace.platform.measurements.cases import Case, Draw
 
 __all__ = [
     "DRAWN", "FAMILIES", "HELD_OUT", "CallContext", "Description", "Family", "case_number", "check_families",

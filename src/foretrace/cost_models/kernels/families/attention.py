@@ -17,7 +17,7 @@ from foretrace.cost_models.kernels.features import (
 )
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
-from foretrace.platform.cases import Case, Draw, Shape, strides
+from foretrace.platform.measurements.cases import Case, Draw, Shape, strides
 
 PREFIX = "aten::_scaled_dot_product_"
 CAUSAL = {"flash_attention": 4, "efficient_attention": 6, "cudnn_attention": 6, "flash_attention_backward": 11,

@@ -23,7 +23,7 @@ from foretrace.cost_models.kernels.features import (
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor
 from foretrace.graph.tensor import ITEMSIZE
-from foretrace.platform.cases import Draw
+from foretrace.platform.measurements.cases import Draw
 
 KINDS = {"poi": 1, "red": 2, "per": 3, "tem": 4, "for": 5}
 """By the letters after ``triton_``: pointwise, a looped reduction, a persistent reduction (rows fit into a block), a

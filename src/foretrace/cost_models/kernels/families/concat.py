@@ -17,7 +17,7 @@ from foretrace.cost_models.kernels.features import (
 )  # fmt: skip
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
-from foretrace.platform.cases import Case, Draw, Shape
+from foretrace.platform.measurements.cases import Case, Draw, Shape
 
 TENSORS_PER_LAUNCH = 128
 

@@ -27,7 +27,7 @@ from foretrace.cost_models.kernels.features import (
 from foretrace.cost_models.kernels.kernel_names import TiledKernel, convolution_kernel
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Tf32, Value
-from foretrace.platform.cases import Case, Draw, Shape, strides
+from foretrace.platform.measurements.cases import Case, Draw, Shape, strides
 
 FORWARD = ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::convolution_overrideable")
 BACKWARD = "aten::convolution_backward"

@@ -15,7 +15,7 @@ from foretrace.cost_models.kernels.features import (
 )
 from foretrace.cost_models.kernels.tensor_iterator import POINTWISE_COLUMNS, output_of, pointwise
 from foretrace.graph import Constant, Op, Tensor, Value
-from foretrace.platform.cases import DTYPES, Case, Draw, strides
+from foretrace.platform.measurements.cases import DTYPES, Case, Draw, strides
 
 PADDING = ("aten::slice_backward", "aten::select_backward", "aten::constant_pad_nd")
 

@@ -6,7 +6,7 @@ from foretrace.cost_models.kernels.family import CallContext, Description, Famil
 from foretrace.cost_models.kernels.features import argument, dtype_argument, ints_in, tensors_of
 from foretrace.cost_models.kernels.tensor_iterator import POINTWISE_COLUMNS, output_of, pointwise
 from foretrace.graph import Constant, Op, Tensor, Value
-from foretrace.platform.cases import Case, Draw, strides
+from foretrace.platform.measurements.cases import Case, Draw, strides
 
 IN_PLACE = ("aten::normal_", "aten::uniform_", "aten::bernoulli_", "aten::exponential_", "aten::random_",
             "aten::geometric_")  # fmt: skip

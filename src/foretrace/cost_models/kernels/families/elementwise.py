@@ -8,7 +8,7 @@ from foretrace.cost_models.kernels.family import CallContext, Description, Famil
 from foretrace.cost_models.kernels.features import tensors_of
 from foretrace.cost_models.kernels.tensor_iterator import POINTWISE_COLUMNS, output_of, pointwise
 from foretrace.graph import Op, Tensor, Value
-from foretrace.platform.cases import Case, Draw, Shape
+from foretrace.platform.measurements.cases import Case, Draw, Shape
 
 ARITHMETIC = {
     "light": (

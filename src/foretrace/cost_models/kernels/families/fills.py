@@ -9,7 +9,7 @@ from foretrace.cost_models.kernels.features import argument, dtype_argument, dty
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.cost_models.kernels.tensor_iterator import traverse
 from foretrace.graph import Constant, Op, Tensor
-from foretrace.platform.cases import Case, Draw
+from foretrace.platform.measurements.cases import Case, Draw
 
 BY_SHAPE = ("aten::zeros", "aten::ones", "aten::full", "aten::new_zeros", "aten::new_ones", "aten::new_full",
             "aten::scalar_tensor")  # fmt: skip

@@ -10,7 +10,7 @@ from foretrace.cost_models.kernels.features import alignment, log
 from foretrace.cost_models.kernels.kernel_names import TiledKernel, gemm_kernel
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor, Tf32, Value
-from foretrace.platform.cases import Case, Draw, Shape, strides
+from foretrace.platform.measurements.cases import Case, Draw, Shape, strides
 
 PLAIN = ("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm", "aten::_grouped_mm", "aten::mv")
 ADDING = ("aten::addmm", "aten::baddbmm", "aten::addmv", "aten::_addmm_activation", "aten::addbmm")

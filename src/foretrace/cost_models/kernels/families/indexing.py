@@ -25,7 +25,7 @@ from foretrace.cost_models.kernels.features import (
 )  # fmt: skip
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
-from foretrace.platform.cases import Case, Draw, Ids
+from foretrace.platform.measurements.cases import Case, Draw, Ids
 
 PUTS = ("aten::_index_put_impl_", "aten::index_put_", "aten::index_put", "aten::_unsafe_index_put")
 READS = ("aten::index", "aten::_unsafe_index")

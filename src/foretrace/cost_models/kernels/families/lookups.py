@@ -25,7 +25,7 @@ from foretrace.cost_models.kernels.features import (
 )  # fmt: skip
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Indices, Op, Tensor, Value
-from foretrace.platform.cases import Case, Draw, Ids
+from foretrace.platform.measurements.cases import Case, Draw, Ids
 
 BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 ROWS = ("aten::embedding", "aten::index_select")

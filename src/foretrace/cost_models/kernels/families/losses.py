@@ -17,7 +17,7 @@ from foretrace.cost_models.kernels.features import (
 )
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor
-from foretrace.platform.cases import Case, Draw
+from foretrace.platform.measurements.cases import Case, Draw
 
 NLL = ("aten::nll_loss_forward", "aten::nll_loss_backward", "aten::nll_loss2d_forward", "aten::nll_loss2d_backward")
 REDUCTION = {"aten::nll_loss_forward": 3, "aten::nll_loss_backward": 4, "aten::nll_loss2d_forward": 3,

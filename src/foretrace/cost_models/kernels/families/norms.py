@@ -22,7 +22,7 @@ from foretrace.cost_models.kernels.features import (
 )  # fmt: skip
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
-from foretrace.platform.cases import Case, Draw, strides
+from foretrace.platform.measurements.cases import Case, Draw, strides
 
 BY_ROW = ("aten::native_layer_norm", "aten::_fused_rms_norm", "aten::native_layer_norm_backward",
           "aten::_fused_rms_norm_backward")  # fmt: skip

@@ -18,7 +18,7 @@ from foretrace.cost_models.kernels.features import (
 )
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
-from foretrace.platform.cases import Case, Draw, Shape
+from foretrace.platform.measurements.cases import Case, Draw, Shape
 
 CHUNK = 65536
 """Elements of a block of PyTorch's multi-tensor kernels."""
@@ -172,8 +172,8 @@ def _encoder(draw: Draw) -> list[Shape]:
     width, wider = 64 * draw.whole(2, 24), draw.one((2, 4, 4))
     square: list[Shape] = [(width, width), (width,)]
     block = [*square * 4, (wider * width, width), (wider * width,), (width, wider * width), (width,), *[(width,)] * 4]
-    words: list[Shape] = [(draw.whole(8000, 60000), width), (draw.size(128, 1024), width), (2, width)]
-    return [*words, *block * draw.whole(2, 24), *square, (width,), (width,)]
+    embeddings: list[Shape] = [(draw.whole(8000, 60000), width), (draw.size(128, 1024), width), (2, width)]
+    return [*embeddings, *block * draw.whole(2, 24), *square, (width,), (width,)]
 
 
 def _gated(draw: Draw) -> list[Shape]:

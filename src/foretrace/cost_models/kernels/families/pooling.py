@@ -22,7 +22,7 @@ from foretrace.cost_models.kernels.features import (
 )  # fmt: skip
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
-from foretrace.platform.cases import Case, Draw, strides
+from foretrace.platform.measurements.cases import Case, Draw, strides
 
 WINDOWED = ("aten::max_pool2d_with_indices", "aten::avg_pool2d")
 ADAPTIVE = ("aten::_adaptive_avg_pool2d", "aten::adaptive_max_pool2d", "aten::upsample_nearest2d",

@@ -21,7 +21,7 @@ from foretrace.cost_models.kernels.features import (
 )  # fmt: skip
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
-from foretrace.platform.cases import Case, Draw, strides
+from foretrace.platform.measurements.cases import Case, Draw, strides
 
 DIM_SECOND = ("sum", "mean", "amax", "amin", "var", "std", "max", "min", "argmax", "argmin", "any", "all", "prod",
               "logsumexp", "var_mean", "nansum", "count_nonzero", "std_mean", "aminmax", "nanmean",

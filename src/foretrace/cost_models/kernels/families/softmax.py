@@ -18,7 +18,7 @@ from foretrace.cost_models.kernels.features import (
 )  # fmt: skip
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor
-from foretrace.platform.cases import Case, Draw, Shape
+from foretrace.platform.measurements.cases import Case, Draw, Shape
 
 WARP, BLOCK, RESIDENT = 32, 1024, 2048
 WARPS = 4

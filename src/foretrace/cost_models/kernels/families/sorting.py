@@ -20,7 +20,7 @@ from foretrace.cost_models.kernels.features import (
 )
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor
-from foretrace.platform.cases import Case, Draw
+from foretrace.platform.measurements.cases import Case, Draw
 
 DIM = {"aten::sort": 1, "aten::topk": 2, "aten::cumsum": 1, "aten::cumprod": 1, "aten::argsort": 1, "aten::kthvalue": 2,
        "aten::cummax": 1, "aten::cummin": 1, "aten::logcumsumexp": 1, "aten::cumsum_": 1, "aten::msort": 9}  # fmt: skip

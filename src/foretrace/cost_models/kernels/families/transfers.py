@@ -7,7 +7,7 @@ from foretrace.cost_models.kernels.family import CallContext, Description, Famil
 from foretrace.cost_models.kernels.features import bool_argument, log, tensors_of
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor
-from foretrace.platform.cases import Case, Draw
+from foretrace.platform.measurements.cases import Case, Draw
 
 SCALAR = "aten::_local_scalar_dense"
 
