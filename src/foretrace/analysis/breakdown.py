@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from foretrace.analysis.host_time import Segments
 from foretrace.analysis.kernel_families import kernel_family
 from foretrace.analysis.report import TimeRow
-from foretrace.cost_models.kernels.launches import LAUNCH_FREE_OPS
 from foretrace.graph import PHASES, Graph, OpTable
+from foretrace.graph.operators import LAUNCH_FREE_OPS
 from foretrace.graph.tables import CALL, Floats, Ints, Names
 from foretrace.simulation.task_graph import SYNC, T4
 

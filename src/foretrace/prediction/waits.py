@@ -9,9 +9,8 @@ import numpy as np
 
 from foretrace.analysis.dependencies import WORK_WAIT, Streams, event_waits
 from foretrace.analysis.dispatched import DispatchedCalls
-from foretrace.cost_models.kernels.launches import launches_nothing
 from foretrace.graph import Constant, Graph, Op, Value
-from foretrace.graph.operators import MAY_SYNCHRONIZE, SYNCHRONIZE, waits_for_device
+from foretrace.graph.operators import MAY_SYNCHRONIZE, SYNCHRONIZE, launches_nothing, waits_for_device
 from foretrace.graph.tables import SYNC, Ints, Small, distinct
 
 NO_SYNC, OWN_STREAM, ALL_STREAMS = range(3)

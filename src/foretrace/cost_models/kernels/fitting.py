@@ -19,7 +19,7 @@ from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.cost_models.kernels.selection import KernelSelection
 from foretrace.errors import ForetraceError
 from foretrace.platform.device import Device
-from foretrace.platform.folder import INDEX
+from foretrace.platform.platform import INDEX
 from foretrace.platform.measurements.cases import EXACT
 from foretrace.platform.measurements.kernels import read_all
 from foretrace.platform.typed_json import read_object

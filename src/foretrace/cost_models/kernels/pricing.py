@@ -20,13 +20,13 @@ from foretrace.cost_models.kernels.exact import TimedCall
 from foretrace.cost_models.kernels.families import Description, context_of, family_of
 from foretrace.cost_models.kernels.families.lookups import index_statistics
 from foretrace.cost_models.kernels.l2_residency import l2_residency
-from foretrace.cost_models.kernels.launches import launches_nothing
 from foretrace.cost_models.kernels.model import DeviceModels, FamilyModel, device_models
 from foretrace.cost_models.kernels.roofline import RooflineFallback, work_of
 from foretrace.cost_models.ranges import SIGMAS_TO_P90
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
+from foretrace.graph.operators import launches_nothing
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 
