@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console, Group
 
-from foretrace.replay.harness.text import told
+from foretrace.replay.harness.report import told
 from foretrace.replay.running import Replay
 from foretrace.report.replay import replay_blocks
 

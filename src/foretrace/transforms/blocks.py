@@ -1,4 +1,4 @@
-"""Repeated blocks of a model, told from the names of its modules."""
+"""Repeated blocks of a model (transformer layers, residual blocks), found by the names of its modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBER = re.compile(r"\d+")
 
 
 def block_index(module: str, blocks: Sequence[str]) -> int:
-    """Which of the blocks a module is in; -1 for none.
+    """The index of the block that a module is part of; -1 for none.
 
     >>> block_index("GPT.blocks.1.mlp.0", ["GPT.blocks.0", "GPT.blocks.1"])
     1
@@ -26,42 +26,42 @@ def block_index(module: str, blocks: Sequence[str]) -> int:
 
 
 def repeated_blocks(ops: Iterable[Op]) -> list[str]:
-    """The modules that a model repeats, in the order of its forward; none where it repeats nothing.
+    """The modules that a model repeats, in the order of its forward; empty if it repeats none.
 
-    Modules whose names differ in the number at their end are brothers; those that call the same are blocks. Of several
-    such families the one that does most of the work is taken, for the part of its brothers that are in it.
+    Modules whose names differ only in the number at the end are siblings; siblings with equal calls are blocks. Of
+    several sets of blocks the one with the most calls is taken, weighted by its share of the siblings.
 
     >>> layer = lambda n: [Op("aten::mm", phase="forward", module=f"net.layers.{n}.up")]
     >>> repeated_blocks([*layer(0), *layer(1), Op("aten::sum", phase="forward", module="net")])
     ['net.layers.0', 'net.layers.1']
     """
     called = _numbered(ops)
-    families: dict[tuple[str, Names], list[str]] = {}
+    candidates: dict[tuple[str, Names], list[str]] = {}
     for module, names in called.items():
-        families.setdefault((_stem(module), tuple(names)), []).append(module)
-    repeated = [members for members in families.values() if len(members) > 1]
-    brothers = Counter(map(_stem, called))
+        candidates.setdefault((_stem(module), tuple(names)), []).append(module)
+    repeated = [members for members in candidates.values() if len(members) > 1]
+    siblings = Counter(map(_stem, called))
 
-    def worth(members: list[str]) -> float:
-        # Outer ones hold inner ones. The first and the last stage of a ResNet may call the same, and are no blocks.
-        return sum(len(called[m]) for m in members) * len(members) / brothers[_stem(members[0])]
+    def weight(members: list[str]) -> float:
+        # Outer blocks contain inner ones. The first and last stage of a ResNet may make equal calls, and are no blocks.
+        return sum(len(called[m]) for m in members) * len(members) / siblings[_stem(members[0])]
 
-    return max(repeated, key=worth, default=[])
+    return max(repeated, key=weight, default=[])
 
 
 def all_repeated_blocks(ops: Sequence[Op]) -> list[str]:
-    """The modules that a model repeats, and all that are called like them but for numbers, as the blocks of all stages.
+    """The repeated modules, and all others whose names differ from theirs only in numbers: the blocks of all stages.
 
     >>> block = lambda name, op: Op(op, phase="forward", module=name)
     >>> all_repeated_blocks([block("net.1.0", "aten::mm"), block("net.2.0", "aten::mv"), block("net.2.1", "aten::mv")])
     ['net.1.0', 'net.2.0', 'net.2.1']
     """
-    like = {NUMBER.sub("#", block) for block in repeated_blocks(ops)}
-    return [module for module in _numbered(ops) if NUMBER.sub("#", module) in like]
+    patterns = {NUMBER.sub("#", block) for block in repeated_blocks(ops)}
+    return [module for module in _numbered(ops) if NUMBER.sub("#", module) in patterns]
 
 
 def _numbered(ops: Iterable[Op]) -> dict[str, list[str]]:
-    """What is called in forward by each module whose name ends in a number."""
+    """Names of the forward ops of each module whose name ends in a number."""
     called: dict[str, list[str]] = {}
     for op in ops:
         if op.phase != "forward":

@@ -1,6 +1,6 @@
-"""What a program called, told from what reached the dispatcher: PyTorch takes ``linear`` apart before it gets there.
+"""The functions that a program called, recovered from dispatcher calls: ``linear`` shows there as ``t`` and ``addmm``.
 
-Autocast and autograd act on whole calls. Who wants to know what they would do has to put the pieces together again.
+Autocast and autograd act on whole functions, so `retrace` needs them.
 """
 
 from __future__ import annotations
@@ -15,72 +15,73 @@ from foretrace.transforms.structure.attention import CONTIGUOUS, DEFAULT_ARGUMEN
 
 RESHAPES = ("aten::view", "aten::_unsafe_view", "aten::clone")
 LINEARS = [
-    [f"aten::{name}" for name in words.split()]
-    for words in (
+    [f"aten::{name}" for name in names.split()]
+    for names in (
         "t clone _unsafe_view mm _unsafe_view add", "t view mm _unsafe_view add", "t view mm _unsafe_view",
         "t clone _unsafe_view mm _unsafe_view", "clone _unsafe_view t addmm view", "view t addmm view", "t addmm",
         "t mm",
     )
 ]  # fmt: skip
-"""The forms in which a linear layer reaches the dispatcher, long ones first."""
+"""Sequences of calls in which a linear layer reaches the dispatcher, long ones first."""
+LONGEST = max(map(len, LINEARS))
 LOSSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 BATCH_NORMS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
-WHOLE = {"aten::native_layer_norm": "layer_norm", "aten::_softmax": "softmax", "aten::_log_softmax": "log_softmax"}
-"""Calls that stand for another with the same first arguments, of whose results only the first is the program's own."""
-TAKES = {"layer_norm": 5, "softmax": 2, "log_softmax": 2}
+FUNCTIONS = {"aten::native_layer_norm": "layer_norm", "aten::_softmax": "softmax", "aten::_log_softmax": "log_softmax"}
+"""Functions with the same first arguments as a call, which return only its first result."""
+ARGUMENT_COUNTS = {"layer_norm": 5, "softmax": 2, "log_softmax": 2}
 
 
 @dataclass
 class Composite:
-    """A call of the program."""
+    """A function call of the program."""
 
     name: str
     """A function of PyTorch (``linear``), or an op (``aten::relu``)."""
     calls: list[Call]
-    """What it was when it reached the dispatcher."""
+    """Its dispatcher calls."""
     args: list[Any]
     """Its arguments, with slots for tensors."""
     makes: list[Any]
-    """Its results likewise."""
+    """Its results, likewise."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     is_op: bool = False
-    """Whether the name is one that a trace told, and nothing but an op must be called by it."""
+    """Whether the name comes from a recording: then only an operator may be called by it."""
 
 
-def composites(calls: Sequence[Call], leaves: Callable[[int], bool]) -> list[Composite]:
-    """The calls of a program, in order.
+def composites(calls: Sequence[Call], is_input: Callable[[int], bool]) -> list[Composite]:
+    """The function calls of a program, in order.
 
     Parameters
     ----------
     calls
-        Those that reached the dispatcher.
-    leaves
-        Whether a slot was there before the step: the weight of a linear layer is.
+        Its dispatcher calls.
+    is_input
+        Whether a slot existed before the step, as the weight of a linear layer does.
     """
     found: list[Composite] = []
     place = 0
     while place < len(calls):
-        rest = calls[place:]
-        made = _linear(rest, leaves) or _reshape(rest) or _loss(rest) or _batch_norm(rest) or _attention(rest[0])
-        made = made or _convolution(rest[0]) or _plain(rest[0])
+        rest = calls[place : place + LONGEST]
+        made = _linear(rest, is_input) or _reshape(rest) or _loss(rest) or _batch_norm(rest) or _attention(rest[0])
+        made = made or _convolution(rest[0]) or _op(rest[0])
         found.append(made)
         place += len(made.calls)
     return found
 
 
-def _linear(calls: Sequence[Call], leaves: Callable[[int], bool]) -> Composite | None:
+def _linear(calls: Sequence[Call], is_input: Callable[[int], bool]) -> Composite | None:
     for names in LINEARS:
         if [call.op.name for call in calls[: len(names)]] == names:
-            made = _linear_of(list(calls[: len(names)]), leaves)
+            made = _linear_of(list(calls[: len(names)]), is_input)
             if made:
                 return made
     return None
 
 
-def _linear_of(calls: list[Call], leaves: Callable[[int], bool]) -> Composite | None:
-    turned = next(call for call in calls if call.op.name == "aten::t")
+def _linear_of(calls: list[Call], is_input: Callable[[int], bool]) -> Composite | None:
+    transposed = next(call for call in calls if call.op.name == "aten::t")
     product = next(call for call in calls if call.op.name in ("aten::mm", "aten::addmm"))
-    weight, read = turned.reads[0], product.reads[-2]
+    weight, read = transposed.reads[0], product.reads[-2]
     before = [call for call in calls[: calls.index(product)] if call.op.name in RESHAPES]
     for call in reversed(before):
         if read not in call.made:
@@ -94,15 +95,15 @@ def _linear_of(calls: list[Call], leaves: Callable[[int], bool]) -> Composite | 
         bias = call.reads[1] if call.op.name == "aten::add" and len(call.reads) == 2 else bias
     inputs = (before[0] if before else product).op.tensors[0 if before else -2].shape
     made = calls[-1].op.produced[0].shape
-    fits = inputs[:-1] == made[:-1] and inputs[-1:] == turned.op.tensors[0].shape[1:]
-    small = bias is None or leaves(bias)
-    if product.reads[-1] not in turned.made or not leaves(weight) or not fits or not small:
+    fits = inputs[:-1] == made[:-1] and inputs[-1:] == transposed.op.tensors[0].shape[1:]
+    small = bias is None or is_input(bias)
+    if product.reads[-1] not in transposed.made or not is_input(weight) or not fits or not small:
         return None
     return Composite("linear", calls, [Slot(read), Slot(weight), None if bias is None else Slot(bias)], [Slot(last)])
 
 
 def _reshape(calls: Sequence[Call]) -> Composite | None:
-    """A look at a tensor in another shape, or a copy where it can't be looked at so: that depends on its strides."""
+    """A reshape: a view, or a copy where the strides allow no view."""
     first = calls[0]
     if first.op.name == "aten::view" and isinstance(first.args[1], (list, tuple)):
         return Composite("reshape", [first], list(first.args), list(first.results))
@@ -117,7 +118,7 @@ def _reshape(calls: Sequence[Call]) -> Composite | None:
 
 
 def _loss(calls: Sequence[Call]) -> Composite | None:
-    """Cross entropy: the loss of a softmax right before it."""
+    """Cross entropy: a negative log likelihood right after a log softmax."""
     if len(calls) < 2 or calls[0].op.name != "aten::_log_softmax" or calls[1].op.name not in LOSSES:
         return None
     if calls[1].reads[0] not in calls[0].made:
@@ -127,12 +128,12 @@ def _loss(calls: Sequence[Call]) -> Composite | None:
 
 
 def _batch_norm(calls: Sequence[Call]) -> Composite | None:
-    """A batch norm, with the empty room that PyTorch makes for what cuDNN would keep."""
-    rooms = calls[0].op.name == "aten::empty" and len(calls) > 1
-    norm = calls[1] if rooms else calls[0]
+    """A batch norm, with the empty tensor that PyTorch creates in place of cuDNN's reserve space."""
+    reserved = calls[0].op.name == "aten::empty" and len(calls) > 1
+    norm = calls[1] if reserved else calls[0]
     if norm.op.name not in BATCH_NORMS:
         return None
-    return Composite("batch_norm", list(calls[: 1 + rooms]), [*norm.args[:8], True], [norm.results[0]])
+    return Composite("batch_norm", list(calls[: 1 + reserved]), [*norm.args[:8], True], [norm.results[0]])
 
 
 def _attention(call: Call) -> Composite | None:
@@ -145,21 +146,21 @@ def _attention(call: Call) -> Composite | None:
 
 
 def _convolution(call: Call) -> Composite | None:
-    """A convolution by the name that autocast knows it by on every device."""
+    """A convolution, under the name that autocast knows on every device."""
     if call.op.name != "aten::convolution" or len(call.args) < 9:
         return None
-    data, weight, bias, stride, padding, dilation, transposed, more, groups = call.args
+    data, weight, bias, stride, padding, dilation, transposed, output_padding, groups = call.args
     dims = len(call.op.tensors[1].shape) - 2
     if not transposed:
         return Composite(
             f"conv{dims}d", [call], [data, weight, bias, stride, padding, dilation, groups], [*call.results]
         )
-    args = [data, weight, bias, stride, padding, more, groups, dilation]
+    args = [data, weight, bias, stride, padding, output_padding, groups, dilation]
     return Composite(f"conv_transpose{dims}d", [call], args, [*call.results])
 
 
-def _plain(call: Call) -> Composite:
-    name = WHOLE.get(call.op.name)
+def _op(call: Call) -> Composite:
+    name = FUNCTIONS.get(call.op.name)
     if name:
-        return Composite(name, [call], list(call.args[: TAKES[name]]), [call.results[0]])
+        return Composite(name, [call], list(call.args[: ARGUMENT_COUNTS[name]]), [call.results[0]])
     return Composite(call.op.name, [call], list(call.args), list(call.results), call.kwargs, is_op=True)

@@ -1,4 +1,8 @@
-"""A step over slots: which tensors are one and the same, and what each call reads and makes."""
+"""Dataflow of a step: its calls over numbered slots, one slot per tensor (as in single-assignment form).
+
+Transforms work on slots rather than on tensor ids, since a tensor that autograd saved comes back under a new id, and a
+storage may be viewed without a recorded call.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +27,16 @@ Argument: TypeAlias = "Value | Slot | list[Argument] | tuple[Argument, ...] | di
 
 @dataclass(slots=True)
 class Call:
-    """An op with slots for its tensors."""
+    """An op with slots in place of its tensors."""
 
     row: int
-    """The op's row; -1 for a look at a storage that no op has left behind."""
+    """The op's row; -1 for an inferred view of a storage that no recorded op made."""
     op: Op
     args: tuple[Argument, ...]
     kwargs: dict[str, Argument]
     results: tuple[Argument, ...]
     made: dict[int, Tensor] = field(default_factory=dict)
-    """What each slot is like that it fills."""
+    """The slots that it fills, with their tensors."""
     reads: list[int] = field(default_factory=list)
 
 
@@ -47,18 +51,18 @@ class Dataflow:
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self.inputs: dict[int, Tensor] = {}
-        """Slots that nobody fills: they were there before the step."""
+        """Slots that no call fills: their tensors existed before the step."""
         self.calls: list[Call] = []
         self._slots = count()
         self._bindings = Bindings[int]()
-        self._given: set[int] = set()
-        """Storages that were there before the step."""
+        self._preexisting: set[int] = set()
+        """Storages that existed before the step."""
         for row, op in enumerate(ops):
             self._add(row, op)
 
     def _add(self, row: int, op: Op) -> None:
         for storage in op.frees:
-            if storage not in self._given:
+            if storage not in self._preexisting:
                 self._bindings.release(storage)
         if op.resized is not None:
             self._move(*op.resized[:2])
@@ -85,41 +89,40 @@ class Dataflow:
         known = self._bindings.find(tensor)
         if known is not None:
             return known
-        base = self._bindings.base_of(tensor) if tensor.storage not in self._given else None
-        number = self._bound(tensor)
+        base = self._bindings.base_of(tensor) if tensor.storage not in self._preexisting else None
+        number = self._new_slot(tensor)
         if base is not None:
-            look = Op("aten::as_strided", phase=reader.phase, module=reader.module)
-            self.calls.append(Call(-1, look, (Slot(base),), {}, (Slot(number),), {number: tensor}, [base]))
+            view = Op("aten::as_strided", phase=reader.phase, module=reader.module)
+            self.calls.append(Call(-1, view, (Slot(base),), {}, (Slot(number),), {number: tensor}, [base]))
             return number
         if tensor.storage >= 0:
-            self._given.add(tensor.storage)
+            self._preexisting.add(tensor.storage)
         self.inputs[number] = tensor
         return number
 
     def _make(self, tensor: Tensor) -> tuple[int, bool]:
-        """The slot of a result, and whether it is a new one: what was changed in place has one already."""
-        held = self._bindings.by_id(tensor)
-        if held is None:
-            return self._bound(tensor), True
-        if tensor.storage >= 0 and held not in self._bindings.on(tensor.storage):
-            self._bindings.rebind(tensor, held)
-        return held, False
+        """The slot of a result, and whether it is new: a tensor changed in place has one already."""
+        known = self._bindings.by_id(tensor)
+        if known is None:
+            return self._new_slot(tensor), True
+        if tensor.storage >= 0 and known not in self._bindings.on(tensor.storage):
+            self._bindings.rebind(tensor, known)
+        return known, False
 
-    def _bound(self, tensor: Tensor) -> int:
-        """A new slot for a tensor."""
+    def _new_slot(self, tensor: Tensor) -> int:
         number = next(self._slots)
         self._bindings.bind(tensor, number)
         return number
 
     def _move(self, old: int, new: int) -> None:
-        """A storage was given another size, and with it another number."""
+        """Follow a resized storage to its new id."""
         self._bindings.move(old, new)
-        if old in self._given:
-            self._given.add(new)
+        if old in self._preexisting:
+            self._preexisting.add(new)
 
 
 def is_sequence(value: Any) -> bool:
-    """Whether a value is a list or a tuple of others; slots and constants are tuples too, and stand for one thing.
+    """Whether a value is a list or tuple of values; slots and constants are tuples too, but count as one value.
 
     >>> is_sequence([Slot(3)]), is_sequence(Slot(3))
     (True, False)
@@ -128,12 +131,12 @@ def is_sequence(value: Any) -> bool:
 
 
 def substitute(value: Any, tensors: Callable[[int], Any]) -> Any:
-    """A value with what is in each slot of it.
+    """A value with the tensor of each slot in its place; tuples become lists.
 
     >>> substitute(([Slot(3), 5], None), {3: "x"}.get)
     [['x', 5], None]
     """
-    kind = type(value)  # neither a slot nor a constant is of type tuple: a sweep asks for this millions of times
+    kind = type(value)  # neither a slot nor a constant is of type tuple; called millions of times in a sweep
     if kind is Slot:
         return tensors(value.number)
     if kind is list or kind is tuple:
@@ -141,6 +144,26 @@ def substitute(value: Any, tensors: Callable[[int], Any]) -> Any:
     if kind is dict:
         return {key: substitute(item, tensors) for key, item in value.items()}
     return value
+
+
+def rebuild(
+    call: Call,
+    read: Callable[[int, Tensor], Tensor],
+    make: Callable[[int, Tensor], Tensor] | None = None,
+    op: Op | None = None,
+) -> Op:
+    """A copy of a call's op with other tensors.
+
+    ``read`` and ``make`` give the tensor for a slot among the arguments and results, from the one there; results stay if
+    ``make`` is None. ``op`` replaces the call's own op, with the same slots.
+    """
+    op = (op or call.op).__copy__()
+    given, made = iter(op.tensors), iter(op.produced)
+    op.args = tuple(substitute(list(call.args), lambda slot: read(slot, next(given))))
+    op.kwargs = substitute(call.kwargs, lambda slot: read(slot, next(given)))
+    if make is not None:
+        op.outputs = tuple(substitute(list(call.results), lambda slot: make(slot, next(made))))
+    return op
 
 
 def slots_in(value: Any) -> Iterator[int]:

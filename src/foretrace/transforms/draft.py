@@ -1,7 +1,7 @@
 """Drafts of distributed steps: the calls of one rank's step, with collectives and stream events put between them.
 
-The transforms of `parallel` start from `draft_of` the step of a single rank, insert, change and split its calls, and end
-with `Draft.graph_of`. Kernel times of calls that stay unchanged are kept (`Graph.seen`).
+The transforms of `parallel` start from `draft_of` the step of a single rank, insert, change and split its calls, and
+end with `Draft.graph_of`. Kernel times of calls that stay unchanged are kept (`Graph.seen`).
 """
 
 from __future__ import annotations

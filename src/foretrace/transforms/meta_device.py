@@ -1,4 +1,7 @@
-"""Calls on PyTorch's meta device: shapes of results, and nothing computed. Torch is imported once somebody asks."""
+"""PyTorch's meta device: shapes, strides and dtypes of an op's results without computing them.
+
+Torch is imported at the first call.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from foretrace.graph.op import Constant
 from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS, operator_path
 from foretrace.graph.tensor import ITEMSIZE, Tensor
 
-CAN_NOT_TELL = ("meta tensors", "Expected a value of type")
-"""What PyTorch says where shapes are not the problem: it would have to compute, or a trace lost an argument."""
+UNSUPPORTED = ("meta tensors", "Expected a value of type")
+"""In error messages of PyTorch that are not about shapes: values are needed, or a trace lost an argument."""
 
 
 class MetaTensor(NamedTuple):
-    """A tensor that a call makes; where a view begins is counted from where its base does."""
+    """A result of an op; the offset of a view is relative to that of its base."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None
@@ -25,40 +28,40 @@ class MetaTensor(NamedTuple):
 
 
 class MetaUnsupportedError(Exception):
-    """The meta device can't tell what a call makes."""
+    """The meta device does not support an op."""
 
 
 class MetaDevice:
-    """Asks each call once: a step makes most of its calls many times over.
+    """Runs ops on the meta device, each once: a step repeats most of its calls.
 
     >>> a, b = Tensor((2, 3), "float32"), Tensor((3, 4), "float32")
-    >>> MetaDevice().called("aten::mm", "default", (a, b), {})
+    >>> MetaDevice().call("aten::mm", "default", (a, b), {})
     Made(shape=(2, 4), stride=(4, 1), offset=0, dtype='float32')
     """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Any] = {}
 
-    def called(self, name: str, overload: str, args: Any, kwargs: Any) -> Any:
-        """What an operator makes of arguments, in lists as it gives it.
+    def call(self, name: str, overload: str, args: Any, kwargs: Any) -> Any:
+        """The results of an operator, in lists as it returns them.
 
-        Raises `MetaUnsupportedError` where it can't tell, `ValueError` where the arguments do not fit.
+        Raises `MetaUnsupportedError` for an op that it does not support, `ValueError` for arguments that do not fit.
         """
         key = (name, overload, argument_key(args), argument_key(kwargs))
         if key not in self._known:
-            self._known[key] = _answer(name, overload, args, kwargs)
-        answer = self._known[key]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+            self._known[key] = _run(name, overload, args, kwargs)
+        result = self._known[key]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
 META = MetaDevice()
-"""Asked by all edits of a process: what it answered once it never has to compute again."""
+"""Shared by all transforms of a process, so that results are computed once."""
 
 
 def argument_key(value: Any) -> Hashable:
-    """Equal for arguments of which the meta device makes the same."""
+    """A key that is equal for arguments with equal results on the meta device."""
     if isinstance(value, Tensor):
         return (value.shape, value.stride, value.dtype)
     if isinstance(value, Constant):
@@ -70,64 +73,64 @@ def argument_key(value: Any) -> Hashable:
     return (type(value), value)
 
 
-def _answer(name: str, overload: str, args: Any, kwargs: Any) -> Any:
-    known = operator_path(name, overload)
-    if known is None:
+def _run(name: str, overload: str, args: Any, kwargs: Any) -> Any:
+    path = operator_path(name, overload)
+    if path is None:
         return MetaUnsupportedError(name)
     import torch
 
     try:
-        function = torch_operator(known)
+        function = torch_operator(path)
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it says of results that would be resized is a no here
+            warnings.simplefilter("ignore")  # a warning that an output would be resized is an error here
             made = function(*[_on_meta(value, torch) for value in args], **_on_meta(kwargs, torch))
-        return _told(made, torch)
+        return _described(made, torch)
     except NotImplementedError:
         return MetaUnsupportedError(name)
     except Exception as error:
         text = str(error).strip().partition("\n")[0] or type(error).__name__
-        return MetaUnsupportedError(name) if any(words in text for words in CAN_NOT_TELL) else ValueError(text)
+        return MetaUnsupportedError(name) if any(part in text for part in UNSUPPORTED) else ValueError(text)
 
 
-def torch_operator(known: str) -> Any:
-    """The operator of PyTorch that is called by a name like ``aten.relu.default``; raises AttributeError for none."""
+def torch_operator(path: str) -> Any:
+    """The operator at a path like ``aten.relu.default`` below ``torch.ops``; raises AttributeError if there is none."""
     import torch
 
     function: Any = torch.ops
-    for word in known.split("."):
-        function = getattr(function, word)
+    for part in path.split("."):
+        function = getattr(function, part)
     return function
 
 
 @cache
 def is_pointwise(name: str, overload: str) -> bool:
-    """Whether PyTorch says of an operator that it goes element by element.
+    """Whether PyTorch tags an operator as pointwise.
 
     >>> is_pointwise("aten::gelu", "default"), is_pointwise("aten::mm", "default"), is_pointwise("my::own", "")
     (True, False, False)
     """
-    known = operator_path(name, overload)
-    if known is None:
+    path = operator_path(name, overload)
+    if path is None:
         return False
     import torch
 
     try:
-        return torch.Tag.pointwise in getattr(torch_operator(known), "tags", ())
-    except AttributeError:  # an operator of another PyTorch
+        return torch.Tag.pointwise in getattr(torch_operator(path), "tags", ())
+    except AttributeError:  # an operator of another PyTorch version
         return False
 
 
-def _told(value: Any, torch: Any) -> Any:
+def _described(value: Any, torch: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             return None
         dtype = str(value.dtype).removeprefix("torch.")
         return MetaTensor(tuple(value.shape), tuple(value.stride()), int(value.storage_offset()), dtype)
-    return [_told(item, torch) for item in value] if isinstance(value, (list, tuple)) else None
+    return [_described(item, torch) for item in value] if isinstance(value, (list, tuple)) else None
 
 
 def _on_meta(value: Any, torch: Any) -> Any:
-    """An argument, its tensors on the meta device."""
+    """An argument with its tensors on the meta device."""
     if isinstance(value, Tensor):
         return torch_empty(value, "meta")
     if isinstance(value, Constant):
@@ -138,7 +141,7 @@ def _on_meta(value: Any, torch: Any) -> Any:
 
 
 def torch_empty(tensor: Tensor, device: str) -> Any:
-    """A tensor of PyTorch with another's shape, strides and type, and nothing in it.
+    """An uninitialized PyTorch tensor with the shape, strides and dtype of a recorded one.
 
     >>> torch_empty(Tensor((2, 3), "bfloat16", stride=(1, 2)), "meta").stride()
     (1, 2)
@@ -146,7 +149,7 @@ def torch_empty(tensor: Tensor, device: str) -> Any:
     import torch
 
     if tensor.dtype not in ITEMSIZE:
-        raise ValueError(f"there is no type {tensor.dtype!r}")
+        raise ValueError(f"unknown dtype {tensor.dtype!r}")
     dtype = getattr(torch, tensor.dtype)
     if tensor.stride is None:
         return torch.empty(tensor.shape, dtype=dtype, device=device)

@@ -1,8 +1,9 @@
-"""A step's forward called again on paper, so that PyTorch itself says what follows: casts, backward, memory.
+"""Retracing: the forward of a step sketched again under autograd with a change, so that PyTorch decides what follows.
 
-The calls of the forward are put together to what the program called, and sketched under autograd. This is first done
-without the change: if it does not give back the step, nobody knows what a change would give. Then the step is refused,
-with the first call that differs.
+Autocast and an inserted op change what autograd does. The dispatcher calls of the forward are combined into the
+functions that the program called (`composites`), and those are sketched. The forward is first sketched without the
+change: if that does not reproduce the step call by call, the result with the change could not be trusted, and the step
+is refused with the first call that differs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from foretrace.graph import Constant, ForetraceError, Graph, Op, Tensor
 from foretrace.graph.op import with_tensors
@@ -23,199 +24,48 @@ from foretrace.transforms.meta_device import torch_empty, torch_operator
 from foretrace.transforms.step import EditedCall, IdAllocator, assemble, flatten, require_arguments
 from foretrace.transforms.structure.optimizer import updated_weights
 
-More = Callable[[Sequence[Composite]], list[Composite]]
+Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
+Inserted: TypeAlias = Callable[[Sequence[Composite]], list[Composite]]
 
 
-def retraced(graph: Graph, what: str, around: Around = nullcontext, more: More = lambda known: []) -> Graph:
-    """The step with its forward called again inside of something, or with more calls; its optimizer stays.
+def retrace(graph: Graph, what: str, context: Context = nullcontext, inserted: Inserted = lambda known: []) -> Graph:
+    """The step with its forward run in a context, or with more calls; its optimizer stays.
 
     Parameters
     ----------
     graph
         A recording, a sketch, or a trace with the arguments of its calls.
     what
-        What is changed, for errors.
-    around
-        What is open while the forward is called: autocast.
-    more
-        Given the calls that were made, calls to make besides: each behind the one whose dispatcher calls it names.
+        The change, for messages.
+    context
+        Makes the context in which the forward runs: autocast.
+    inserted
+        Given the composites of the forward, those to insert: each after the one whose dispatcher calls it has.
     """
-    step = _Step(flatten(graph), what)
-    then = more(step.forward.composites)
-    check = step.sketched(nullcontext, ())
+    step = _RetracedStep(flatten(graph), what)
+    new = inserted(step.forward.composites)
+    check = step.sketch(nullcontext, ())
     step.compare(check)
-    made = step.sketched(around, then)
-    step.forward.composites += then
-    return step.assembled(made, check)
-
-
-@dataclass
-class _Sketched:
-    """A forward and its backward called again: the calls, and the composite of the forward that each comes from."""
-
-    ops: list[Op]
-    origin: list[int]
-    inputs: list[Tensor]
-    gradients: list[Tensor]
-    freed: tuple[int, ...]
-    """Storages that died behind the last call."""
-
-
-class _Step:
-    """A step whose forward is called again."""
-
-    def __init__(self, graph: Graph, what: str) -> None:
-        self.forward = Forward(graph)
-        self._graph, self._what = graph, what
-        tail = self.forward.tail
-        self._places = [row for row, op in enumerate(self.forward.ops) if op.phase != "optimizer" and row not in tail]
-
-    def sketched(self, around: Around, then: Sequence[Composite]) -> _Sketched:
-        """The forward and its backward, called again on paper."""
-        from foretrace.record.sketch import sketch  # here, since it brings torch
-
-        programs: list[Program] = []
-
-        def step() -> None:
-            """Build what there is before a step when called first: nothing of it has to be warmed up."""
-            if programs:
-                programs[0].step()
-            else:
-                programs.append(Program(self.forward, around, then))
-
-        try:
-            made = sketch(step, "cuda" if self.forward.on_gpu else None)
-        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
-            text = str(error).strip().partition("\n")[0]
-            raise ForetraceError(
-                f"the forward of {self._graph.title} can't be called again ({text})",
-                f"So nobody can tell what {self._what} makes of it.",
-            ) from None
-        return self._told(list(made.ops))
-
-    def _told(self, ops: list[Op]) -> _Sketched:
-        """What a program noted, without the calls by which it showed its inputs and gradients."""
-        first, last = len(self.forward.inputs), 2 * len(self.forward.pairs)
-        inner = ops[first : len(ops) - last]
-        origin = [int(op.module.rpartition(".")[2]) if "." in op.module else -1 for op in inner]
-        shown = [op.tensors[0] for op in ops[len(ops) - last :]]
-        freed = tuple(number for op in ops[len(ops) - last :] for number in op.frees)
-        return _Sketched(inner, origin, [op.tensors[0] for op in ops[:first]], shown[1::2], freed)
-
-    def compare(self, check: _Sketched) -> None:
-        """Refuse a step that calling its forward again does not give back."""
-        for row, now in zip(self._places, check.ops):
-            if _form(self.forward.ops[row]) != _form(now):
-                raise self._lost(row, f"{now.name} came instead")
-        if len(self._places) != len(check.ops):
-            last = self._places[min(len(self._places), len(check.ops)) - 1]
-            raise self._lost(last, f"{len(check.ops)} calls came instead of {len(self._places)}")
-
-    def _lost(self, row: int, why: str) -> ForetraceError:
-        return ForetraceError(
-            f"calling the forward again does not give back call {row}, {self.forward.ops[row].name} ({why})",
-            f"So nobody can tell what {self._what} makes of the step. Record or sketch it, and checkpoint it later.",
-        )
-
-    def assembled(self, made: _Sketched, check: _Sketched) -> Graph:
-        """The step of what was sketched: inputs and gradients have the numbers they had, the optimizer is as it was."""
-        named = _Names(self.forward, made)
-        rows = self._rows(made, check, named)
-        optimizer = self._optimizer(rows, named.storages(made.freed))
-        end = max((row.origin for row in optimizer), default=len(self.forward.ops))
-        later = next((place for place, row in enumerate(rows) if row.origin > end), len(rows))
-        tail = [EditedCall(self.forward.ops[row].__copy__(), row) for row in self.forward.tail]
-        born = {number: storage for number, storage in self._graph.storages.items() if storage.birth < 0}
-        return assemble(replace(self._graph, storages=born), [*rows[:later], *optimizer, *rows[later:], *tail])
-
-    def _rows(self, made: _Sketched, check: _Sketched, named: _Names) -> list[EditedCall]:
-        """The calls of the forward and the backward; those that were there come from where they were."""
-        was: dict[tuple[int, str], list[int]] = {}
-        for place, origin, op in zip(self._places, check.origin, check.ops):
-            was.setdefault((origin, op.name), []).append(place)
-        rows = []
-        for op, origin in zip(made.ops, made.origin):
-            like = was.get((origin, op.name))
-            rows.append(EditedCall(self._placed(named.op(op), origin), like.pop(0) if like else -1))
-        self._enter(rows)
-        return rows
-
-    def _optimizer(self, rows: Sequence[EditedCall], freed: tuple[int, ...]) -> list[EditedCall]:
-        """The optimizer's calls; before the first of them dies what backward left behind."""
-        calls = [EditedCall(op.__copy__(), row) for row, op in enumerate(self.forward.ops) if op.phase == "optimizer"]
-        seen = {tensor.storage for row in (*rows, *calls) for tensor in (*row.op.tensors, *row.op.produced)}
-        for row in calls:
-            row.op.frees = (*freed, *(number for number in row.op.frees if number in seen))
-            freed = ()
-        return calls
-
-    def _placed(self, op: Op, origin: int) -> Op:
-        """The call in the module of the one that it comes from."""
-        op.module, op.entered = "", 0
-        if 0 <= origin < len(self.forward.composites):
-            op.module = self.forward.composites[origin].calls[0].op.module
-        return op
-
-    def _enter(self, rows: Sequence[EditedCall]) -> None:
-        """Modules are entered before the same calls as before."""
-        place_of = {row.origin: place for place, row in enumerate(rows) if row.origin >= 0}
-        for number, op in enumerate(self.forward.ops):
-            if op.entered and number in place_of:
-                place = place_of[number]
-                while place and rows[place - 1].origin < 0 and rows[place - 1].op.module == op.module:
-                    place -= 1
-                rows[place].op.entered += op.entered
-
-
-def _form(op: Op) -> tuple[Any, ...]:
-    return (op.name, *(tensor.shape for tensor in (*op.tensors, *op.produced)))
-
-
-class _Names:
-    """Numbers for what was sketched: inputs and gradients have theirs, all else gets some that nobody has."""
-
-    def __init__(self, forward: Forward, made: _Sketched) -> None:
-        old = [*forward.inputs.values(), *(gradient for _, gradient in forward.pairs)]
-        self._tensor = {new.id: was.id for new, was in zip((*made.inputs, *made.gradients), old)}
-        self._storage = {
-            new.storage: was.storage for new, was in zip((*made.inputs, *made.gradients), old) if new.storage >= 0
-        }
-        fresh = IdAllocator(forward.ops)
-        self._next, self._next_storage = fresh.tensor_id(), fresh.storage_id()
-
-    def storages(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        return tuple(self._storage.get(number, number + self._next_storage) for number in numbers)
-
-    def _tensor_of(self, tensor: Tensor) -> Tensor:
-        number = self._tensor.get(tensor.id, tensor.id + self._next)
-        return replace(tensor, id=number, storage=self.storages([tensor.storage])[0] if tensor.storage >= 0 else -1)
-
-    def op(self, op: Op) -> Op:
-        new = with_tensors(op, self._tensor_of)
-        new.frees = self.storages(op.frees)
-        return new
-
-
-# --- was questions.retraced_program: The forward of a step as a program that calls it again, under autograd, on tensors like those that it had.
-
-Around = Callable[[], AbstractContextManager[Any]]
+    made = step.sketch(context, new)
+    step.forward.composites += new
+    return step.assemble(made, check)
 
 
 class Forward:
-    """What a flat step's forward calls, and what it is given.
+    """What the forward of a flat step calls, and what it reads.
 
     Attributes
     ----------
     ops
         All calls of the step.
     tail
-        Rows of the side calls at its end: there a recorded step waits for the device.
+        Rows of the side calls at its end, where a recorded step synchronizes with the device.
     composites
-        Those of its forward, put together to what the program called.
+        The functions that the forward calls.
     inputs
-        What was there before the step and the forward reads, by slot.
+        Tensors that existed before the step and the forward reads, by slot.
     pairs
-        Weights that the optimizer changes, each with its gradient.
+        Weights that the optimizer updates, each with its gradient.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -232,25 +82,171 @@ class Forward:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether any of it is on a GPU."""
+        """Whether any input is on a GPU."""
         return any(tensor.device.startswith("cuda") for tensor in self.inputs.values())
 
 
-class Program:
-    """The forward as a function that calls it; each composite inside a module whose name is its number."""
+@dataclass
+class _Sketch:
+    """A sketched forward and backward: the calls, and the composite that each comes from."""
 
-    def __init__(self, forward: Forward, around: Around, then: Sequence[Composite]) -> None:
+    ops: list[Op]
+    origin: list[int]
+    inputs: list[Tensor]
+    gradients: list[Tensor]
+    freed: tuple[int, ...]
+    """Storages freed after the last call."""
+
+
+class _RetracedStep:
+    """A step whose forward is sketched again."""
+
+    def __init__(self, graph: Graph, what: str) -> None:
+        self.forward = Forward(graph)
+        self._graph, self._what = graph, what
+        tail = self.forward.tail
+        self._rows = [row for row, op in enumerate(self.forward.ops) if op.phase != "optimizer" and row not in tail]
+
+    def sketch(self, context: Context, inserted: Sequence[Composite]) -> _Sketch:
+        """Sketch the forward and its backward."""
+        from foretrace.record.sketch import sketch  # here, since it imports torch
+
+        programs: list[_Program] = []
+
+        def step() -> None:
+            """Create the inputs at the first call: none of that needs a warm-up."""
+            if programs:
+                programs[0].step()
+            else:
+                programs.append(_Program(self.forward, context, inserted))
+
+        try:
+            made = sketch(step, "cuda" if self.forward.on_gpu else None)
+        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+            text = str(error).strip().partition("\n")[0]
+            raise ForetraceError(
+                f"the forward of {self._graph.title} can't be retraced ({text})",
+                f"So {self._what} is not possible.",
+            ) from None
+        return self._without_markers(list(made.ops))
+
+    def _without_markers(self, ops: list[Op]) -> _Sketch:
+        """The sketch without the detach calls by which the program marks its inputs and gradients."""
+        first, last = len(self.forward.inputs), 2 * len(self.forward.pairs)
+        inner = ops[first : len(ops) - last]
+        origin = [int(op.module.rpartition(".")[2]) if "." in op.module else -1 for op in inner]
+        marked = [op.tensors[0] for op in ops[len(ops) - last :]]
+        freed = tuple(number for op in ops[len(ops) - last :] for number in op.frees)
+        return _Sketch(inner, origin, [op.tensors[0] for op in ops[:first]], marked[1::2], freed)
+
+    def compare(self, check: _Sketch) -> None:
+        """Raise if the sketch without the change does not reproduce the step."""
+        for row, now in zip(self._rows, check.ops):
+            if _name_and_shapes(self.forward.ops[row]) != _name_and_shapes(now):
+                raise self._not_reproduced(row, f"{now.name} came instead")
+        if len(self._rows) != len(check.ops):
+            last = self._rows[min(len(self._rows), len(check.ops)) - 1]
+            raise self._not_reproduced(last, f"{len(check.ops)} calls came instead of {len(self._rows)}")
+
+    def _not_reproduced(self, row: int, why: str) -> ForetraceError:
+        return ForetraceError(
+            f"retracing the forward does not reproduce call {row}, {self.forward.ops[row].name} ({why})",
+            f"So {self._what} is not possible. Record or sketch the step, and set checkpoint after it.",
+        )
+
+    def assemble(self, made: _Sketch, check: _Sketch) -> Graph:
+        """The step of a sketch: inputs and gradients keep their ids, the optimizer's calls stay."""
+        ids = _Ids(self.forward, made)
+        calls = self._edited(made, check, ids)
+        optimizer = self._optimizer(calls, ids.storages(made.freed))
+        end = max((call.origin for call in optimizer), default=len(self.forward.ops))
+        later = next((place for place, call in enumerate(calls) if call.origin > end), len(calls))
+        tail = [EditedCall(self.forward.ops[row].__copy__(), row) for row in self.forward.tail]
+        born = {number: storage for number, storage in self._graph.storages.items() if storage.birth < 0}
+        return assemble(replace(self._graph, storages=born), [*calls[:later], *optimizer, *calls[later:], *tail])
+
+    def _edited(self, made: _Sketch, check: _Sketch, ids: _Ids) -> list[EditedCall]:
+        """The calls of forward and backward, with the rows that they come from."""
+        rows: dict[tuple[int, str], list[int]] = {}
+        for row, origin, op in zip(self._rows, check.origin, check.ops):
+            rows.setdefault((origin, op.name), []).append(row)
+        calls = []
+        for op, origin in zip(made.ops, made.origin):
+            same = rows.get((origin, op.name))
+            calls.append(EditedCall(self._with_module(ids.op(op), origin), same.pop(0) if same else -1))
+        self._set_entered(calls)
+        return calls
+
+    def _optimizer(self, calls: Sequence[EditedCall], freed: tuple[int, ...]) -> list[EditedCall]:
+        """The optimizer's calls; what backward left is freed before the first of them."""
+        update = [EditedCall(op.__copy__(), row) for row, op in enumerate(self.forward.ops) if op.phase == "optimizer"]
+        used = {tensor.storage for call in (*calls, *update) for tensor in (*call.op.tensors, *call.op.produced)}
+        for call in update:
+            call.op.frees = (*freed, *(number for number in call.op.frees if number in used))
+            freed = ()
+        return update
+
+    def _with_module(self, op: Op, origin: int) -> Op:
+        """The call in the module of the composite that it comes from."""
+        op.module, op.entered = "", 0
+        if 0 <= origin < len(self.forward.composites):
+            op.module = self.forward.composites[origin].calls[0].op.module
+        return op
+
+    def _set_entered(self, calls: Sequence[EditedCall]) -> None:
+        """Count entered modules at the same calls as before."""
+        position = {call.origin: place for place, call in enumerate(calls) if call.origin >= 0}
+        for row, op in enumerate(self.forward.ops):
+            if op.entered and row in position:
+                place = position[row]
+                while place and calls[place - 1].origin < 0 and calls[place - 1].op.module == op.module:
+                    place -= 1
+                calls[place].op.entered += op.entered
+
+
+def _name_and_shapes(op: Op) -> tuple[Any, ...]:
+    return (op.name, *(tensor.shape for tensor in (*op.tensors, *op.produced)))
+
+
+class _Ids:
+    """Ids for a sketch: inputs and gradients keep those of the step, everything else gets unused ones."""
+
+    def __init__(self, forward: Forward, made: _Sketch) -> None:
+        known = [*forward.inputs.values(), *(gradient for _, gradient in forward.pairs)]
+        pairs = list(zip((*made.inputs, *made.gradients), known))
+        self._tensors = {new.id: was.id for new, was in pairs}
+        self._storages = {new.storage: was.storage for new, was in pairs if new.storage >= 0}
+        ids = IdAllocator(forward.ops)
+        self._next_tensor, self._next_storage = ids.next_tensor, ids.next_storage
+
+    def storages(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._storages.get(number, number + self._next_storage) for number in numbers)
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        number = self._tensors.get(tensor.id, tensor.id + self._next_tensor)
+        return replace(tensor, id=number, storage=self.storages([tensor.storage])[0] if tensor.storage >= 0 else -1)
+
+    def op(self, op: Op) -> Op:
+        new = with_tensors(op, self._tensor)
+        new.frees = self.storages(op.frees)
+        return new
+
+
+class _Program:
+    """The forward as a PyTorch program; each composite runs inside a module named by its number."""
+
+    def __init__(self, forward: Forward, context: Context, inserted: Sequence[Composite]) -> None:
         import torch
 
         numbered = type("Numbered", (torch.nn.Module,), {"forward": lambda module, call: call()})
-        self._torch, self._forward, self._around = torch, forward, around
+        self._torch, self._forward, self._context = torch, forward, context
         self._root: Any = numbered()
-        self._calls = _with(forward.composites, then)
+        self._calls = _with_inserted(forward.composites, inserted)
         for number in {number for number, _ in self._calls}:
             self._root.add_module(str(number), numbered())
         trained = {weight.storage for weight, _ in forward.pairs}
-        self._given = {slot: self._like(tensor, trained) for slot, tensor in forward.inputs.items()}
-        storages = {forward.inputs[slot].storage: tensor for slot, tensor in self._given.items()}
+        self._inputs = {slot: self._like(tensor, trained) for slot, tensor in forward.inputs.items()}
+        storages = {forward.inputs[slot].storage: tensor for slot, tensor in self._inputs.items()}
         self._weights = [storages[weight.storage] for weight, _ in forward.pairs]
 
     def _like(self, tensor: Tensor, trained: set[int]) -> Any:
@@ -258,47 +254,47 @@ class Program:
         return self._torch.nn.Parameter(made) if tensor.storage in trained else made
 
     def step(self) -> None:
-        """What is watched: inputs are shown first, weights and gradients last."""
+        """The step that is sketched: inputs are marked by detach first, weights and gradients last."""
         for weight in self._weights:
             weight.grad = None
-        for tensor in self._given.values():
+        for tensor in self._inputs.values():
             tensor.detach()
-        self._root(lambda: None)  # now the names of the modules in it are known
+        self._root(lambda: None)  # registers the names of the modules in it
         self._run()
         for weight in self._weights:
             weight.detach()
             weight.grad.detach()
 
     def _run(self) -> None:
-        held = dict(self._given)
-        keep = Lifetimes(self._forward, self._calls)
+        tensors = dict(self._inputs)
+        lifetimes = _Lifetimes(self._forward, self._calls)
         modules = dict(self._root.named_children())
-        with ExitStack() as opened:
-            opened.enter_context(self._around())
+        with ExitStack() as stack:
+            stack.enter_context(self._context())
             for place, (number, composite) in enumerate(self._calls):
-                for slot in keep.before(place):
-                    held.pop(slot, None)
-                if keep.begins_backward(composite):
-                    opened.close()
-                    held[composite.calls[0].reads[0]].backward()
-                    opened.enter_context(self._around())
+                for slot in lifetimes.ending_before(place):
+                    tensors.pop(slot, None)
+                if lifetimes.starts_backward(composite):
+                    stack.close()
+                    tensors[composite.calls[0].reads[0]].backward()
+                    stack.enter_context(self._context())
                 else:
-                    modules[str(number)](partial(self._call, composite, held))
+                    modules[str(number)](partial(self._call, composite, tensors))
 
-    def _call(self, composite: Composite, held: dict[int, Any]) -> None:
+    def _call(self, composite: Composite, tensors: dict[int, Any]) -> None:
         function, defaults = self._function(composite)
-        args = [self._value(value, held) for value in composite.args]
-        kwargs = {key: self._value(value, held) for key, value in composite.kwargs.items()}
+        args = [self._value(value, tensors) for value in composite.args]
+        kwargs = {key: self._value(value, tensors) for key, value in composite.kwargs.items()}
         made = function(*args, *defaults[len(args) :], **kwargs)
         results = made if isinstance(made, (list, tuple)) and len(composite.makes) != 1 else [made]
         for slot, result in zip(composite.makes, results):
             numbers = list(slots_in(slot))
-            held.update(zip(numbers, result if isinstance(result, (list, tuple)) else [result]))
+            tensors.update(zip(numbers, result if isinstance(result, (list, tuple)) else [result]))
 
     def _function(self, composite: Composite) -> tuple[Any, list[Any]]:
-        """What to call, and what its arguments are where nobody gave them.
+        """The function to call, and the defaults of its arguments.
 
-        A function of PyTorch where autocast knows it by that name, else the op itself, which knows its own defaults.
+        A Python function of PyTorch where autocast knows it by that name, else the op itself, which has defaults.
         """
         torch = self._torch
         short = composite.name.removeprefix("aten::")
@@ -309,17 +305,17 @@ class Program:
         return self._op(composite), []
 
     def _op(self, composite: Composite) -> Any:
-        known = operator_path(composite.name, composite.calls[0].op.overload)
-        if known is None:
-            raise ValueError(f"nobody knows {composite.name}")
-        return torch_operator(known)
+        path = operator_path(composite.name, composite.calls[0].op.overload)
+        if path is None:
+            raise ValueError(f"unknown operator {composite.name}")
+        return torch_operator(path)
 
-    def _value(self, value: Any, held: dict[int, Any]) -> Any:
+    def _value(self, value: Any, tensors: dict[int, Any]) -> Any:
         if isinstance(value, Slot):
-            return held[value.number]
+            return tensors[value.number]
         if isinstance(value, Constant):
             return self._constant(value)
-        return [self._value(item, held) for item in value] if isinstance(value, (list, tuple)) else value
+        return [self._value(item, tensors) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _constant(self, value: Constant) -> Any:
         torch = self._torch
@@ -333,8 +329,8 @@ class Program:
 
 
 def _defaults(op: Any) -> list[Any]:
-    """What an op's arguments are by default, None for those that have to be given."""
-    schema = getattr(op, "_schema", None) or getattr(op, "default", op)._schema  # a trace may not say which overload
+    """Default values of an op's positional arguments, None for required ones."""
+    schema = getattr(op, "_schema", None) or getattr(op, "default", op)._schema  # a trace may not name the overload
     return [argument.default_value for argument in schema.arguments if not argument.kwarg_only]
 
 
@@ -344,28 +340,28 @@ def _known_to_autocast() -> frozenset[str]:
     return frozenset((*LOWER, *FULL, *FULL_RESULT, *WIDEST))
 
 
-def _with(known: Sequence[Composite], then: Sequence[Composite]) -> list[tuple[int, Composite]]:
-    """Composites with more behind some; new ones have numbers of their own."""
-    behind = {id(new.calls[-1]): (len(known) + place, new) for place, new in enumerate(then)}
+def _with_inserted(known: Sequence[Composite], inserted: Sequence[Composite]) -> list[tuple[int, Composite]]:
+    """Composites with others inserted after some; inserted ones have numbers of their own."""
+    after = {id(new.calls[-1]): (len(known) + place, new) for place, new in enumerate(inserted)}
     calls = []
     for number, composite in enumerate(known):
         calls.append((number, composite))
-        calls += [behind[id(call)] for call in composite.calls if id(call) in behind]
+        calls += [after[id(call)] for call in composite.calls if id(call) in after]
     return calls
 
 
-class Lifetimes:
-    """When a program lets go of what it made.
+class _Lifetimes:
+    """When the program drops its references to tensors.
 
-    A tensor that the step freed in its forward is let go at the same place. One that it freed in backward was held by
-    autograd by then: the program let go of it after its last use. What outlived backward outlives it again.
+    A tensor that the step freed in its forward is dropped at the same place. One that was freed in backward was held by
+    autograd: the program drops it after its last use. What outlived backward outlives it again.
     """
 
     def __init__(self, forward: Forward, calls: Sequence[tuple[int, Composite]]) -> None:
         ops = forward.ops
         freed = {number: row for row, op in enumerate(ops) for number in op.frees}
         self._phases = [op.phase for op in ops]
-        place_of = {call.row: place for place, (_, one) in enumerate(calls) for call in one.calls}
+        position = {call.row: place for place, (_, one) in enumerate(calls) for call in one.calls}
         last: dict[int, int] = {}
         storage: dict[int, int] = {}
         for place, (_, composite) in enumerate(calls):
@@ -377,13 +373,13 @@ class Lifetimes:
             row = freed.get(number)
             if row is None or ops[row].phase == "optimizer":
                 continue
-            self._ends.setdefault(max(place_of.get(row, 0), last[slot] + 1), []).append(slot)
+            self._ends.setdefault(max(position.get(row, 0), last[slot] + 1), []).append(slot)
 
-    def before(self, place: int) -> list[int]:
-        """Slots that nobody holds when a call is made."""
+    def ending_before(self, place: int) -> list[int]:
+        """Slots that are dropped before a call."""
         return self._ends.get(place, [])
 
-    def begins_backward(self, composite: Composite) -> bool:
-        """Whether it is what ``backward`` calls first: the gradient of the loss."""
+    def starts_backward(self, composite: Composite) -> bool:
+        """Whether it is the first call of ``backward``: the gradient of the loss."""
         row = composite.calls[0].row + 1
         return composite.name == "aten::ones_like" and row < len(self._phases) and self._phases[row] == "backward"

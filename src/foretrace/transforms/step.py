@@ -1,8 +1,8 @@
 """Flat steps: the calls of a step in one list to edit, and the graph assembled from edited calls.
 
 Every transform follows the same pattern: `editable_step` opens a step, the transform builds a list of `EditedCall`,
-`recompute_frees` decides where storages are freed now, and `assemble` builds the new graph. `IdAllocator` creates tensors
-that are new to the step. `StepTemplate` does it for transforms that change tensors only and are applied many times.
+`recompute_frees` decides where storages are freed now, and `assemble` builds the new graph. `IdAllocator` creates
+tensors that are new to the step. `StepTemplate` serves transforms that change tensors only and are applied many times.
 """
 
 from __future__ import annotations

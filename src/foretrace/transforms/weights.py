@@ -1,4 +1,4 @@
-"""Which tensors of a step are weights, which their gradients, and when each gradient is ready."""
+"""Weights and gradients of a step, and optimizer calls restricted to the weights that one rank holds."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ from typing import Any, TypeVar
 
 from foretrace.graph import ForetraceError, Op, Tensor, tensors_in
 
+Owner = TypeVar("Owner")
+
 
 @dataclass(frozen=True)
 class Gradient:
-    """What backward leaves for the optimizer to read."""
+    """A gradient that the optimizer reads."""
 
     tensor: Tensor
     ready: int
-    """Row of the call after which it is whole."""
+    """Row of the call that completes it."""
     module: str
-    """Whose backward made it."""
+    """The module whose backward made it."""
 
 
 @dataclass
 class Weights:
-    """The weights of a step, by storage, and their gradients, in the order in which backward finishes them."""
+    """The weights of a step by storage, and their gradients in the order in which backward completes them."""
 
     weights: dict[int, Tensor] = field(default_factory=dict)
     modules: dict[int, list[str]] = field(default_factory=dict)
     """Modules whose forward reads each weight."""
     gradients: list[Gradient] = field(default_factory=list)
     in_model_order: list[Gradient] = field(default_factory=list)
-    """The same, as the optimizer reads them."""
+    """The same, in the order in which the optimizer reads them."""
 
     @property
     def storages(self) -> set[int]:
-        """Of the gradients."""
+        """Storages of the gradients."""
         return {gradient.tensor.storage for gradient in self.gradients}
 
     def without(self, others: Collection[int]) -> Weights:
-        """All but those in some storages."""
+        """All weights and gradients except those in some storages."""
         return Weights(
             {storage: weight for storage, weight in self.weights.items() if storage not in others},
             {storage: modules for storage, modules in self.modules.items() if storage not in others},
@@ -47,7 +49,7 @@ class Weights:
 
 
 def weights_of(ops: Sequence[Op], source: str = "") -> Weights:
-    """Find them: a weight was there before the step, is read in forward and written by the optimizer.
+    """Find the weights: they exist before the step, are read in forward and written by the optimizer.
 
     >>> w, x = Tensor((4, 4), "float32", id=0, storage=0), Tensor((2, 4), "float32", id=1, storage=1)
     >>> y, g = Tensor((2, 4), "float32", id=2, storage=2), Tensor((4, 4), "float32", id=3, storage=3)
@@ -58,12 +60,12 @@ def weights_of(ops: Sequence[Op], source: str = "") -> Weights:
     >>> list(found.weights), [(g.tensor.shape, g.ready) for g in found.gradients]
     ([0], [((4, 4), 1)])
     """
-    watch = _Watch()
+    scan = _Scan()
     for row, op in enumerate(ops):
-        watch.see(row, op)
-    found = watch.found
-    found.modules = {storage: watch.modules[storage] for storage in found.weights}
-    found.in_model_order = list(watch.gradients.values())
+        scan.add(row, op)
+    found = scan.found
+    found.modules = {storage: scan.modules[storage] for storage in found.weights}
+    found.in_model_order = list(scan.gradients.values())
     found.gradients = sorted(found.in_model_order, key=lambda gradient: gradient.ready)
     if not found.weights or not found.gradients:
         raise ForetraceError(
@@ -74,7 +76,7 @@ def weights_of(ops: Sequence[Op], source: str = "") -> Weights:
 
 
 def reject_sparse_gradients(ops: Sequence[Op], source: str = "") -> None:
-    """Refuse a step with sparse gradients for data parallel ranks, as DDP over NCCL and FSDP do.
+    """Raise for a step with sparse gradients, which DDP over NCCL and FSDP do not support.
 
     >>> x = Tensor((4,), "float32", id=0, storage=0)
     >>> reject_sparse_gradients([Op("aten::relu", (x,), outputs=(x,), phase="backward")])
@@ -83,29 +85,29 @@ def reject_sparse_gradients(ops: Sequence[Op], source: str = "") -> None:
     read = {t.id for op in ops if op.phase == "optimizer" for t in op.tensors} & made
     if read:
         raise ForetraceError(
-            f"{source or 'the graph'} has {len(read)} sparse gradients, and data parallel ranks can't share them: NCCL "
+            f"{source or 'the graph'} has {len(read)} sparse gradients, which data parallel ranks can't reduce: NCCL "
             "has no all_reduce of sparse tensors",
-            "Add tables, which keeps each embedding table on one rank (--parallel data=8,tables), or make the tables "
+            "Add tables, which puts each embedding table on one rank (--parallel data=8,tables), or create the tables "
             "with sparse=False.",
         )
 
 
-class _Watch:
-    """Goes through a step, call by call."""
+class _Scan:
+    """Collects weights and gradients, call by call."""
 
     def __init__(self) -> None:
         self.found = Weights()
         self.gradients: dict[tuple[int, int], Gradient] = {}
-        """By storage and offset: several may lie in one, as in FSDP2's scattered ones."""
+        """By storage and offset: FSDP2 scatters several into one storage."""
         self.modules: dict[int, list[str]] = {}
         self.born: set[int] = set()
         self.read: dict[int, Tensor] = {}
-        """What was there before and forward reads, by storage."""
+        """Preexisting tensors that forward reads, by storage."""
         self.written: dict[int, tuple[int, str]] = {}
-        """What backward makes or changes: the last call that does, and the module."""
+        """The last backward call that makes or changes a storage, and its module."""
 
-    def see(self, row: int, op: Op) -> None:
-        """One more call."""
+    def add(self, row: int, op: Op) -> None:
+        """Process one call."""
         made = {t.storage for t in op.produced}
         if op.phase == "forward":
             self._forward(op)
@@ -139,7 +141,7 @@ class _Watch:
 
 
 def written_in_place(op: Op) -> list[Tensor]:
-    """The tensors that a call changes in place.
+    """The tensors that a call writes in place.
 
     >>> x = Tensor((4,), "float32", id=0, storage=0)
     >>> written_in_place(Op("aten::_foreach_add_", ([x], 1.0))) == [x], written_in_place(Op("aten::add", (x, 1.0)))
@@ -149,13 +151,8 @@ def written_in_place(op: Op) -> list[Tensor]:
     return [*changed, *tensors_in(op.args[0])] if op.name.endswith("_") and op.args else changed
 
 
-# --- was transforms.parallel.updates: The optimizer of a rank that has a part of the weights.
-
-Owner = TypeVar("Owner")
-
-
 def tensor_lists(op: Op) -> list[list[Tensor]]:
-    """The lists of tensors that a call takes and gives, as foreach optimizers have them.
+    """The tensor lists among a call's arguments and results, as foreach optimizers have them.
 
     >>> weight = Tensor((4,), "float32")
     >>> [len(some) for some in tensor_lists(Op("aten::_foreach_add_", ([weight] * 3, [weight] * 3, 0.1)))]
@@ -165,7 +162,7 @@ def tensor_lists(op: Op) -> list[list[Tensor]]:
 
 
 def propagate_owners(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
-    """Whose the optimizer's states are: of the weight or gradient that they are used with.
+    """Extend owners of weights or gradients, by storage, to the optimizer states that are used with them.
 
     >>> weight, grad, momentum = (Tensor((4,), "float32", storage=number) for number in range(3))
     >>> owners = {weight.storage: "first stage"}
@@ -177,24 +174,26 @@ def propagate_owners(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
     for _ in range(2):
         for op in ops:
             lists = tensor_lists(op)
-            for same in zip(*lists) if lists else [op.tensors + op.produced]:
-                known = [owned[t.storage] for t in same if t.storage in owned]
+            for related in zip(*lists) if lists else [op.tensors + op.produced]:
+                known = [owned[t.storage] for t in related if t.storage in owned]
                 if known:
-                    owned |= {t.storage: known[0] for t in same if t.storage >= 0 and t.storage not in owned}
+                    owned |= {t.storage: known[0] for t in related if t.storage >= 0 and t.storage not in owned}
             if lists and all(t.storage in owned for t in lists[0]):
                 by_length[len(lists[0])] = [owned[t.storage] for t in lists[0]]
     for op in ops:
         for tensors in tensor_lists(op):
-            for tensor, mine in zip(tensors, by_length.get(len(tensors), ())):
-                owned.setdefault(tensor.storage, mine)
+            for tensor, owner in zip(tensors, by_length.get(len(tensors), ())):
+                owned.setdefault(tensor.storage, owner)
 
 
 def restrict_update(op: Op, owned: dict[int, bool]) -> Op | None:
-    """A call of the optimizer over what is ours; None where that is nothing.
+    """An optimizer call over the owned tensors only; None if it has none.
+
+    ``owned`` says of each storage whether this rank owns it; storages that are not in it are owned.
 
     >>> weights = [Tensor((4,), "float32", storage=number) for number in range(3)]
-    >>> ours = restrict_update(Op("aten::_foreach_mul_", (weights, 0.9)), {0: True, 1: False, 2: True})
-    >>> [tensor.storage for tensor in ours.tensors]
+    >>> update = restrict_update(Op("aten::_foreach_mul_", (weights, 0.9)), {0: True, 1: False, 2: True})
+    >>> [tensor.storage for tensor in update.tensors]
     [0, 2]
     """
     lists = tensor_lists(op)
@@ -206,9 +205,9 @@ def restrict_update(op: Op, owned: dict[int, bool]) -> Op | None:
     if not any(keep):
         return None
 
-    def ours(value: Any) -> Any:
+    def restrict(value: Any) -> Any:
         if isinstance(value, list) and len(value) == count:
             return [item for item, kept in zip(value, keep) if kept]
         return value
 
-    return replace(op, args=tuple(map(ours, op.args)), outputs=tuple(map(ours, op.outputs)))
+    return replace(op, args=tuple(map(restrict, op.args)), outputs=tuple(map(restrict, op.outputs)))

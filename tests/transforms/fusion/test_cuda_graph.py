@@ -8,7 +8,7 @@ import dlrm
 import foretrace as ft
 import gpt
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
-from foretrace.platform.capture import Capture
+from foretrace.platform.device import CudaGraphCosts
 from foretrace.transforms.fusion.cuda_graph import cudagraph
 from foretrace.transforms.resize.batch_sequence import batch
 from tests.transforms.agreement import shapes, sketched
@@ -21,7 +21,7 @@ def test_a_host_bound_step_becomes_a_device_bound_one() -> None:
     before, after = (ft.predict(one, on="h200", kernels="model") for one in (step, cudagraph(step)))
     assert before.device_active_ms < 0.2 * before.step_ms
     # From step to step the device does nothing but its kernels, with the gaps of a graph between them.
-    gaps = after.kernels * Capture.shipped().gap_us / 1e3
+    gaps = after.kernels * CudaGraphCosts.shipped().gap_us / 1e3
     assert after.device_active_ms < after.step_ms_back_to_back < after.device_active_ms + 1.2 * gaps
     assert any("one CUDA graph; its cost: " in note for note in after.notes)
 
@@ -63,5 +63,5 @@ def test_a_wait_for_the_whole_step_comes_after_the_graph() -> None:
 def test_a_step_is_captured_once_and_on_a_gpu() -> None:
     with pytest.raises(ForetraceError, match="launches a CUDA graph already"):
         cudagraph(cudagraph(sketched(dlrm)))
-    with pytest.raises(ForetraceError, match="calls nothing on a GPU"):
+    with pytest.raises(ForetraceError, match="does nothing on a GPU"):
         cudagraph(Graph(OpTable.of([Op("aten::relu", (Tensor((4,), "float32", "cpu", id=0, storage=0),))])))

@@ -60,7 +60,7 @@ def test_one_bucket_holds_everything() -> None:
 
 
 def test_a_step_that_shares_no_gradients_is_refused() -> None:
-    with pytest.raises(ForetraceError, match="shares no gradients in buckets"):
+    with pytest.raises(ForetraceError, match="reduces no gradients in buckets"):
         buckets(sketched(gpt), 25.0)
 
 
@@ -114,5 +114,5 @@ def test_a_step_that_shares_its_gradients_behind_backward_does_so_beside_it() ->
 
 
 def test_what_is_shared_behind_backward_is_not_hidden() -> None:
-    told = ft.whatif(wide(0.25), changes=["overlap=off"])
+    told = ft.what_if(wide(0.25), changes=["overlap=off"])
     assert told.after.exposed_communication_ms >= told.before.exposed_communication_ms

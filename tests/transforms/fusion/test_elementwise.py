@@ -52,5 +52,5 @@ def test_memory_of_what_stays_inside_is_not_taken() -> None:
 
 
 def test_a_step_without_chains_says_so() -> None:
-    with pytest.raises(ForetraceError, match="no two element-wise calls"):
+    with pytest.raises(ForetraceError, match="no two consecutive element-wise calls"):
         fuse_elementwise(sketched(gpt))

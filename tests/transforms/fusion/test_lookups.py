@@ -59,5 +59,5 @@ def test_what_is_known_of_the_ids_of_all_tables_is_known_of_the_one() -> None:
 
 def test_a_step_with_nothing_to_join_says_so() -> None:
     for step in (sketched(gpt), sketched(dlrm, rows=(100,))):
-        with pytest.raises(ForetraceError, match="no two lookups that can be one"):
+        with pytest.raises(ForetraceError, match="no two lookups that can be fused"):
             fuse_lookups(step)

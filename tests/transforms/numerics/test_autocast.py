@@ -65,12 +65,12 @@ def test_other_edits_come_before_and_after() -> None:
 
 
 def test_a_step_that_can_not_be_called_again_says_at_which_call() -> None:
-    with pytest.raises(ForetraceError, match=r"does not give back call \d+, aten::\w+"):
+    with pytest.raises(ForetraceError, match=r"does not reproduce call \d+, aten::\w+"):
         autocast(sketched(gpt, options={"recompute": True}), "bf16")
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ForetraceError, match=r"call \d+, aten::\w+, is given bfloat16.*dtype=fp32"):
+    with pytest.raises(ForetraceError, match=r"call \d+, aten::\w+, takes bfloat16.*dtype=fp32"):
         autocast(sketched(gpt, options=HALF), "bf16")
     with pytest.raises(ForetraceError, match="autocast does not cast to 'fp64'"):
         autocast(sketched(gpt), "fp64")

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.pipelines import LIMIT, equal_blocks, row, without_cost
+from benchmarks.claims.accuracy.pipelines import LIMIT, equal_blocks, row, without_cost
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Job, Op
 from foretrace.transforms.parallel.pipeline import pipeline_parallel

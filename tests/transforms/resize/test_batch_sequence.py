@@ -74,7 +74,7 @@ def test_an_operator_that_nobody_knows_is_said_where_its_results_do_not_follow(
 ) -> None:
     x, y = Tensor((64, 8), "float32", id=0, storage=0), Tensor(made, "float32", id=1, storage=1)
     found = batch(Graph(OpTable.of([Op("my::own", (x,), outputs=(y,), overload="default")])), 128)
-    assert any("nobody can ask my::own" in note for note in found.notes) == said
+    assert any("the meta device does not support my::own" in note for note in found.notes) == said
 
 
 def test_the_parts_of_an_exchange_change_with_its_buffers() -> None:
@@ -87,13 +87,15 @@ def test_the_parts_of_an_exchange_change_with_its_buffers() -> None:
 
 
 def test_a_batch_of_nothing_makes_no_sense() -> None:
-    with pytest.raises(ForetraceError, match="a batch of 0 makes no sense"):
+    with pytest.raises(ForetraceError, match="batch can't be 0"):
         batch(sketched(dlrm), 0)
 
 
 def test_what_was_recorded_must_be_a_size_of_the_inputs() -> None:
     recorded = sketched(dlrm, batch=48)
-    with pytest.raises(ForetraceError, match="not recorded with a batch of 7: its inputs begin with 192, 48"):
+    with pytest.raises(
+        ForetraceError, match="not recorded with a batch of 7: first dimensions of its inputs are 192, 48"
+    ):
         batch(recorded, 64, 7)
     assert_same(batch(recorded, 96, 48), batch(recorded, 96))
 
@@ -121,7 +123,7 @@ def test_many_ids_for_a_sample_do_not_hide_the_batch() -> None:
 def test_a_step_that_makes_its_data_itself_says_so(old: int | None) -> None:
     made = Tensor((32, 4), "float32", "cpu", (4, 1), id=0, storage=0)
     step = Graph(OpTable.of([Op("aten::randn", ([32, 4],), outputs=(made,), overload="default", phase="forward")]))
-    with pytest.raises(ForetraceError, match="makes its data itself"):
+    with pytest.raises(ForetraceError, match="creates its data within the step"):
         batch(step, 8, old)
 
 
@@ -159,5 +161,5 @@ def test_positions_are_cut_from_a_buffer_for_longer_samples() -> None:
 
 
 def test_a_step_without_sequences_says_so() -> None:
-    with pytest.raises(ForetraceError, match="does not show its sequence length"):
+    with pytest.raises(ForetraceError, match="sequence length of .* can't be found"):
         sequence(sketched(dlrm), 64)

@@ -82,5 +82,5 @@ def test_tables_without_names_are_told_by_their_places() -> None:
 
 
 def test_a_step_without_bags_has_no_pooling() -> None:
-    with pytest.raises(ForetraceError, match="looks up in no tables"):
+    with pytest.raises(ForetraceError, match="has no embedding lookups"):
         pooling(sketched(gpt), 7)

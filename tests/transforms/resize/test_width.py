@@ -76,19 +76,21 @@ def test_the_width_and_the_heads_that_a_step_has_leave_its_buckets_alone() -> No
 
 def test_what_ranks_exchange_otherwise_is_refused_with_its_call() -> None:
     step = Graph(OpTable.of([Op("c10d::_allgather_base_", (DATA,), phase="forward"), *sketched(gpt).ops]))
-    with pytest.raises(ForetraceError, match="call 0, c10d::_allgather_base_, exchanges what another hidden changes"):
+    with pytest.raises(
+        ForetraceError, match="call 0, c10d::_allgather_base_, communicates tensors whose size hidden changes"
+    ):
         hidden(step, 128)
 
 
 def test_a_width_that_heads_can_not_share_is_refused_with_those_that_can() -> None:
-    with pytest.raises(ForetraceError, match=r"90 can't be cut into 4 heads.*88 and 92.*heads=2"):
+    with pytest.raises(ForetraceError, match=r"90 is not divisible by 4 heads.*88 and 92.*heads=2"):
         hidden(sketched(gpt), 90)
-    with pytest.raises(ForetraceError, match=r"12 heads can't share a hidden width of 64.*8 and 16"):
+    with pytest.raises(ForetraceError, match=r"64 is not divisible by 12 heads.*8 and 16"):
         heads(sketched(gpt), 12)
 
 
 def test_a_model_without_a_width_or_heads_says_so() -> None:
-    with pytest.raises(ForetraceError, match="neither repeated blocks nor linear layers"):
+    with pytest.raises(ForetraceError, match="neither repeated blocks nor consecutive linear layers"):
         hidden(sketched(resnet, batch=2), 128)
-    with pytest.raises(ForetraceError, match=r"no blocks with heads.*traces lack modules"):
+    with pytest.raises(ForetraceError, match=r"no blocks with attention heads.*traces lack modules"):
         heads(sketched(dlrm), 4)

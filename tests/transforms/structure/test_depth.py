@@ -37,14 +37,14 @@ def test_casts_of_autocast_are_made_for_new_weights() -> None:
 
 
 def test_a_depth_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ForetraceError, match="The least is 2"):
+    with pytest.raises(ForetraceError, match="The minimum is 2"):
         depth(sketched(gpt), 1)
-    with pytest.raises(ForetraceError, match=r"999,999,999 is more than any model has. The most is 1,000"):
+    with pytest.raises(ForetraceError, match=r"can't be 999,999,999. The maximum is 1,000"):
         depth(sketched(gpt), 999_999_999)
-    with pytest.raises(ForetraceError, match="depth of 0 makes no sense"):
+    with pytest.raises(ForetraceError, match="depth can't be 0"):
         depth(sketched(gpt), 0)
 
 
 def test_layers_of_different_sizes_are_no_blocks() -> None:
-    with pytest.raises(ForetraceError, match=r"no repeated blocks|follow each other"):
+    with pytest.raises(ForetraceError, match=r"no repeated blocks|no two adjacent blocks"):
         depth(sketched(dlrm), 5)

@@ -1,1 +1,1 @@
-"""."""
+"""Fusion: many calls, launches or collectives as few."""

@@ -121,7 +121,9 @@ def _copied_back(
     for part, gradient in zip(parts, bucket):
         seen = draft.view(room, part.shape, part.offset)
         strides = list(seen.stride or ())
-        looks.append(EditedCall(call_like("aten::as_strided", (room, list(part.shape), strides, part.offset), (seen,), where)))
+        looks.append(
+            EditedCall(call_like("aten::as_strided", (room, list(part.shape), strides, part.offset), (seen,), where))
+        )
         copies.append(EditedCall(call_like("aten::copy_", (gradient.tensor, seen), (gradient.tensor,), where)))
     return looks + copies
 

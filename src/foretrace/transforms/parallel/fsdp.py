@@ -43,7 +43,9 @@ class Unit:
     backward: tuple[int, int] = (-1, -1)
 
 
-def fully_sharded_data_parallel(graph: Graph, ways: int, units: Sequence[str] | None = None, mixed: bool = False) -> Graph:
+def fully_sharded_data_parallel(
+    graph: Graph, ways: int, units: Sequence[str] | None = None, mixed: bool = False
+) -> Graph:
     """The step of one of so many ranks that share a model's weights, each with its own batch.
 
     Parameters
@@ -285,8 +287,12 @@ class _Sharding:
         self.whole |= {w.storage: self.draft.copy(w).storage for w in unit.weights}
         ways, parts = self.group.size, [self.shards[w.storage].numel for w in unit.weights]
         outs = []
-        grown = [EditedCall(call_like(RESIZE, (w.storage, self.whole[w.storage], w.nbytes), (), like)) for w in unit.weights]
-        looks = [EditedCall(call_like("aten::view", (room, [ways, -1]), (self.draft.view(room, (ways, sum(parts))),), like))]
+        grown = [
+            EditedCall(call_like(RESIZE, (w.storage, self.whole[w.storage], w.nbytes), (), like)) for w in unit.weights
+        ]
+        looks = [
+            EditedCall(call_like("aten::view", (room, [ways, -1]), (self.draft.view(room, (ways, sum(parts))),), like))
+        ]
         for weight, part in zip(unit.weights, parts):
             whole = replace(weight, storage=self.whole[weight.storage])
             out = self.draft.view(whole, (ways, part))

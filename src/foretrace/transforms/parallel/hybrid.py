@@ -78,7 +78,9 @@ class RankStep(NamedTuple):
     """Rows of its lookups; and of their gradients and updates."""
 
 
-def tables_on_ranks(graph: Graph, ways: int, owners: Sequence[int] | None = None, bucket_mb: float = DEFAULT_BUCKET_MB) -> Job:
+def tables_on_ranks(
+    graph: Graph, ways: int, owners: Sequence[int] | None = None, bucket_mb: float = DEFAULT_BUCKET_MB
+) -> Job:
     """The steps of ranks that hold some of the embedding tables each, whole, and a replica of the rest.
 
     Parameters
@@ -169,7 +171,9 @@ class _HybridRank:
         lines = list(self._before_ddp(replaced, inserted, trained))
         if self.world == 1:
             return lines
-        return share_gradients(self.draft, lines, ProcessGroup("data", tuple(range(self.world))), bucket_mb, own_gradients)
+        return share_gradients(
+            self.draft, lines, ProcessGroup("data", tuple(range(self.world))), bucket_mb, own_gradients
+        )
 
     def _before_ddp(
         self, replaced: Collection[int], inserted: Sequence[tuple[int, Iterable[EditedCall]]], trained: dict[int, bool]

@@ -309,7 +309,9 @@ class _Shards:
             return set(), set()
         ops = [call.op for call in calls]
         of_expert = {storage: storage in self.own for storage in weights_of(ops).storages}
-        propagate_owners([call.op for call in calls if call.op.phase == "optimizer" and call.collective is None], of_expert)
+        propagate_owners(
+            [call.op for call in calls if call.op.phase == "optimizer" and call.collective is None], of_expert
+        )
         known = set(of_expert)
         theirs = {storage for storage in known if of_expert[storage]}
         return theirs, known - theirs

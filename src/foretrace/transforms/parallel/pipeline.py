@@ -73,7 +73,9 @@ def split_stages(
     cut = stages_of(calls, len(ranks) * chunks, draft.graph.source)
     apart = draft.reserve(microbatches)
     return [
-        _Stage(draft, calls, cut, ranks, stage, apart).written(stage_schedule(schedule, stage, len(ranks), microbatches, chunks))
+        _Stage(draft, calls, cut, ranks, stage, apart).written(
+            stage_schedule(schedule, stage, len(ranks), microbatches, chunks)
+        )
         for stage in range(len(ranks))
     ]
 

@@ -168,7 +168,9 @@ def cut(s: Splitting, op: Op) -> Op | None:
         bounds = [part_size(a, s.ways) if isinstance(a, int) and 0 < a < 1 << 62 else a for a in op.args[2:4]]
         return replace(op, args=(*op.args[:2], *bounds, *op.args[4:]))
     sizes = op.args[1]
-    return with_arg(op, 1, [part_size(n, s.ways) for n in sizes] if isinstance(sizes, list) else part_size(sizes, s.ways))
+    return with_arg(
+        op, 1, [part_size(n, s.ways) for n in sizes] if isinstance(sizes, list) else part_size(sizes, s.ways)
+    )
 
 
 def join(s: Splitting, op: Op) -> Op | None:

@@ -136,7 +136,9 @@ class _Plan:
         self.wanted.clear()
 
 
-def _written(draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup, splitting: Splitting, plan: _Plan) -> list[EditedCall]:
+def _written(
+    draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup, splitting: Splitting, plan: _Plan
+) -> list[EditedCall]:
     written: list[EditedCall] = []
     along = AlongSequence(draft, group, splitting, plan.blocks) if plan.sequence else None
     sums = _Sums(draft, group, splitting, along)

@@ -1,4 +1,4 @@
-"""A step with another size: found once how it goes through the calls, then made for any size."""
+"""Resizable: a step of which one size can be set to any value; and index statistics of resized tensors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from foretrace.transforms.resize.shapes import StepShapes
 from foretrace.transforms.step import ChangedCall, StepTemplate, layout_key
 
 GUESSED = ("batch", "seq", "hidden")
-"""Sizes that no single input shows, so that a user may say what was recorded: ``batch=64/16``."""
+"""Sizes whose recorded value is guessed, so that a user may state it: ``batch=64/16``."""
 
 
 class Resizable:
-    """A flat step of which one size can be any.
+    """A flat step of which one size can be set: the propagation is found once, then applied to any size.
 
     Parameters
     ----------
@@ -32,13 +32,13 @@ class Resizable:
     step
         Its calls over slots.
     what
-        The name of the size, for errors.
-    scale
-        From the recorded size to one that is wanted.
+        The name of the size, for messages.
+    change
+        From the recorded size to a wanted one.
     choices
         Inputs that may change.
-    roomy
-        Inputs with room for every size that will be asked for: they stay as they are, though the search changes them.
+    large_enough
+        Inputs that hold every size to be set: they stay as they are, though the search changes them.
     """
 
     def __init__(
@@ -46,167 +46,163 @@ class Resizable:
         graph: Graph,
         step: Dataflow,
         what: str,
-        scale: SizeChange,
+        change: SizeChange,
         choices: Sequence[InputChoice],
-        roomy: Collection[int] = (),
+        large_enough: Collection[int] = (),
     ) -> None:
-        self._graph, self._step, self._what, self._scale = graph, step, what, scale
+        self._graph, self._step, self._what, self._change = graph, step, what, change
         sizes = {size for call in step.calls for tensor in call.made.values() for size in tensor.shape}
-        probe = scale.probe(sizes)
+        probe = change.probe(sizes)
         try:
             self._found = find_propagation(step, choices, probe)
-        except PropagationError as stuck:
-            raise self._refused("NEW", f"another {what} than {scale.old}", stuck) from None
+        except PropagationError as error:
+            raise self._refused("NEW", f"another {what} than {change.old}", error) from None
         if not self._found.inputs:
             raise ForetraceError(
-                f"no input of {graph.title} holds a {what} of {scale.old}",
-                f"It is made within the step, or was another: {what}=NEW/OLD says which.",
+                f"no input of {graph.title} holds a {what} of {change.old}",
+                f"It is made within the step, or had another value: {what}=NEW/OLD states it.",
             )
-        rows = [place for place, call in enumerate(step.calls) if call.row >= 0]
+        places = [place for place, call in enumerate(step.calls) if call.row >= 0]
         self._shapes = StepShapes(step, probe, certain=True)
         tensors = propagate(self._shapes, self._found, probe)
-        self._moving = [p for p in rows if self._found.kinds[p] >= 0 or _moves(step.calls[p], tensors)]
-        self._script = StepTemplate(graph, [step.calls[place] for place in rows], [step.calls[p] for p in self._moving])
-        self._found.inputs = {slot: dims for slot, dims in self._found.inputs.items() if slot not in roomy}
+        self._changing = [p for p in places if self._found.kinds[p] >= 0 or _changes(step.calls[p], tensors)]
+        calls, changing = ([step.calls[place] for place in some] for some in (places, self._changing))
+        self._template = StepTemplate(graph, calls, changing)
+        self._found.inputs = {slot: dims for slot, dims in self._found.inputs.items() if slot not in large_enough}
 
-    def _refused(self, new: int | str, wanted: str, stuck: PropagationError) -> ForetraceError:
-        advice = f"The {self._what} was taken to be {self._scale.old}"
+    def _refused(self, new: int | str, wanted: str, error: PropagationError) -> ForetraceError:
+        advice = f"The recorded {self._what} was taken to be {self._change.old}"
         if self._what in GUESSED:
-            advice += f"; say another with {self._what}={new}/OLD"
-        return ForetraceError(f"{wanted} can't be carried through {stuck}", f"{advice}.")
+            advice += f"; state another with {self._what}={new}/OLD"
+        return ForetraceError(f"{wanted} can't be propagated through {error}", f"{advice}.")
 
     def to(self, new: int) -> Graph:
         """The step with that size."""
-        scale = replace(self._scale, new=new)
-        if new == scale.old:
+        change = replace(self._change, new=new)
+        if new == change.old:
             return self._graph
         try:
-            tensors = propagate(self._shapes, self._found, scale)
-        except PropagationError as stuck:
-            raise self._refused(new, f"{self._what}={new}", stuck) from None
-        retyped = [
-            ChangedCall(call, with_interpretation(call.args, self._found.interpretations[place], scale), call.kwargs)
-            for place, call in ((place, self._step.calls[place]) for place in self._moving)
+            tensors = propagate(self._shapes, self._found, change)
+        except PropagationError as error:
+            raise self._refused(new, f"{self._what}={new}", error) from None
+        changed = [
+            ChangedCall(call, with_interpretation(call.args, self._found.interpretations[place], change), call.kwargs)
+            for place, call in ((place, self._step.calls[place]) for place in self._changing)
         ]
-        made = self._script.instantiate(retyped, tensors)
+        made = self._template.instantiate(changed, tensors)
         made.contents = dict(self._graph.contents)
         for slot, tensor in self._step.inputs.items():
             if tensor.id in made.contents and tensor.numel and tensors[slot].shape != tensor.shape:
-                share = tensors[slot].numel / tensor.numel
-                made.contents[tensor.id] = resized_content(made.contents[tensor.id], share)
-        made.indices = [_indices(known, self._graph.ops[known.op], made.ops[known.op]) for known in made.indices]
+                factor = tensors[slot].numel / tensor.numel
+                made.contents[tensor.id] = resized_content(made.contents[tensor.id], factor)
+        made.indices = [_indices_of(known, self._graph.ops[known.op], made.ops[known.op]) for known in made.indices]
         made.collectives = [
-            replace(c, nbytes=_exchanged(c.nbytes, self._graph.ops[c.op], made.ops[c.op])) if c.op >= 0 else c
+            replace(c, nbytes=_collective_bytes(c.nbytes, self._graph.ops[c.op], made.ops[c.op])) if c.op >= 0 else c
             for c in made.collectives
         ]
-        made.notes += [f"{self._what}: {new:,} instead of {scale.old:,}", *self._unsure(tensors)]
+        made.notes += [f"{self._what}: {new:,} instead of {change.old:,}", *self._unsupported(tensors)]
         return made
 
-    def _unsure(self, tensors: dict[int, Tensor]) -> Iterator[str]:
-        """Notes on operators that PyTorch does not know: they read another size, and are taken to make the same."""
-        moving = (self._step.calls[place] for place in self._moving)
-        unknown = (call for call in moving if call.made and operator_path(call.op.name, call.op.overload) is None)
-        for name in dict.fromkeys(call.op.name for call in unknown if _resized(call, tensors) == {"read"}):
-            yield f"nobody can ask {name} for its sizes: what it makes is taken to stay as large as it was"
+    def _unsupported(self, tensors: dict[int, Tensor]) -> Iterator[str]:
+        """Notes on custom operators whose arguments changed, and whose results are assumed not to."""
+        changing = (self._step.calls[place] for place in self._changing)
+        custom = (call for call in changing if call.made and operator_path(call.op.name, call.op.overload) is None)
+        for name in dict.fromkeys(call.op.name for call in custom if _resized_sides(call, tensors) == {"read"}):
+            yield f"the meta device does not support {name}: its results are assumed to keep their sizes"
 
 
-def _moves(call: Call, tensors: dict[int, Tensor]) -> bool:
-    """Whether something that a call reads or makes lies elsewhere now, or otherwise."""
+def check_size(what: str, size: int) -> int:
+    """The size; raises unless it is a positive integer."""
+    if not isinstance(size, int) or size < 1:
+        raise ForetraceError(f"{what} can't be {size}", "Give a whole number, 1 or more.")
+    return size
+
+
+def _changes(call: Call, tensors: dict[int, Tensor]) -> bool:
+    """Whether the shape or place of a tensor of a call has changed."""
     seen = (*zip(call.reads, call.op.tensors), *call.made.items())
     return any(layout_key(tensors[slot]) != layout_key(was) for slot, was in seen)
 
 
-def _resized(call: Call, tensors: dict[int, Tensor]) -> set[str]:
-    """On which sides of a call something has another shape now."""
+def _resized_sides(call: Call, tensors: dict[int, Tensor]) -> set[str]:
+    """Which sides of a call, ``read`` and ``made``, have tensors of another shape now."""
     sides = {"read": zip(call.reads, call.op.tensors), "made": call.made.items()}
     return {side for side, seen in sides.items() if any(tensors[slot].shape != was.shape for slot, was in seen)}
 
 
-def _indices(known: Indices, was: Op, now: Op) -> Indices:
-    """Statistics of the ids of a call whose tensors have other shapes."""
+def _indices_of(known: Indices, was: Op, now: Op) -> Indices:
+    """Index statistics of a lookup whose tensors have other shapes."""
 
-    def change(size: int) -> int:
-        for old, new in zip(was.tensors, now.tensors):
-            if old.shape != new.shape:
-                for before, after in zip(old.shape, new.shape):
+    def new(size: int) -> int:
+        for old_tensor, new_tensor in zip(was.tensors, now.tensors):
+            if old_tensor.shape != new_tensor.shape:
+                for before, after in zip(old_tensor.shape, new_tensor.shape):
                     if before == size:
                         return after
-                if old.numel == size:
-                    return new.numel
+                if old_tensor.numel == size:
+                    return new_tensor.numel
         return size
 
-    rows, count, bags = change(known.rows), change(known.count), change(known.bags)
-    return (
-        known
-        if (rows, count, bags) == (known.rows, known.count, known.bags)
-        else resized_indices(known, rows, count, bags)
-    )
+    sizes = rows, count, bags = new(known.rows), new(known.count), new(known.bags)
+    return known if sizes == (known.rows, known.count, known.bags) else resized_indices(known, rows, count, bags)
 
 
-def _exchanged(nbytes: int, was: Op, now: Op) -> int:
+def _collective_bytes(nbytes: int, was: Op, now: Op) -> int:
     """Bytes of a collective whose tensors have other shapes."""
     before, after = (sum(tensor.nbytes for tensor in op.tensors) for op in (was, now))
     return round(nbytes * after / before) if before else nbytes
 
 
-def check_size(what: str, size: int) -> int:
-    """The size, if it is one."""
-    if not isinstance(size, int) or size < 1:
-        raise ForetraceError(f"a {what} of {size} makes no sense", "It is a whole number, 1 or more.")
-    return size
+CONTENT_COUNTS = {"ids": ("unique", "nones"), "even": ("total",), "bags": ("total", "bags"), "offsets": ("last",)}
+"""Parameters of a content that grow with its tensor."""
+CONTENT_HISTOGRAMS = {"ids": "reuse", "offsets": "steps"}
 
 
-# --- was transforms.contents: What is known of the ids and values in tensors, for tensors of another length.
-
-COUNTS = {"ids": ("unique", "nones"), "even": ("total",), "bags": ("total", "bags"), "offsets": ("last",)}
-"""Figures of a content that grow with its tensor."""
-HISTOGRAMS = {"ids": "reuse", "offsets": "steps"}
-
-
-def resized_content(content: Content, share: float) -> Content:
-    """The content for a tensor that is so many times as long.
+def resized_content(content: Content, factor: float) -> Content:
+    """The content of a tensor that is longer by a factor.
 
     >>> resized_content(Content("offsets", {"first": 0, "last": 100, "steps": [0, 10]}), 2.0).facts["last"]
     200
     """
     facts: dict[str, Any] = dict(content.facts)
     if content.kind == "values":
-        whole = all(isinstance(value, int) for value in facts["values"])
-        return Content("constant", {"value": facts["values"][0] if facts["values"] else 0}) if whole else _spread(facts)
-    for word in COUNTS.get(content.kind, ()):
-        if word in facts:
-            facts[word] = round(facts[word] * share)
-    if (word := HISTOGRAMS.get(content.kind, "")) in facts:
-        facts[word] = [round(count * share) for count in facts[word]]
+        return _content_like(facts["values"])
+    for name in CONTENT_COUNTS.get(content.kind, ()):
+        if name in facts:
+            facts[name] = round(facts[name] * factor)
+    if (name := CONTENT_HISTOGRAMS.get(content.kind, "")) in facts:
+        facts[name] = [round(count * factor) for count in facts[name]]
         if content.kind == "ids":
-            facts["unique"] = sum(facts[word])
+            facts["unique"] = sum(facts[name])
     return Content(content.kind, facts)
 
 
-def _spread(facts: dict[str, Any]) -> Content:
-    low, high = float(min(facts["values"])), float(max(facts["values"]))
-    return Content("uniform", {"low": low, "high": high})
+def _content_like(values: list[Any]) -> Content:
+    """A content for more values like some that are known exactly."""
+    if all(isinstance(value, int) for value in values):
+        return Content("constant", {"value": values[0] if values else 0})
+    return Content("uniform", {"low": float(min(values)), "high": float(max(values))})
 
 
 def resized_indices(indices: Indices, rows: int, count: int, bags: int) -> Indices:
-    """The reuse of rows where a table, or the number of ids asked of it, is another.
+    """Index statistics for a table of other rows, or for another number of ids.
 
-    As many rows are hit as would be by ids drawn evenly from the rows that the recorded ids seem drawn from.
+    The recorded ids look as if drawn uniformly from a pool of rows; the new number of distinct rows is what that many
+    uniform draws would give.
 
     >>> resized_indices(Indices(0, rows=1000, count=1000, unique=632, bags=10, reuse=(368, 264)), 1000, 2000, 20).unique
     864
     """
-    share = count / max(indices.count, 1)
-    pool = _pool(indices) * rows / max(indices.rows, 1)
+    pool = _uniform_pool(indices) * rows / max(indices.rows, 1)
     unique = min(rows, count, max(1, round(-pool * expm1(-count / pool)))) if count else 0
-    spread = share * indices.unique / max(unique, 1)
-    shift = log2(spread) if spread > 0 else 0.0
-    reuse = _moved(indices.reuse, shift, unique)
+    reuse_factor = count / max(indices.count, 1) * indices.unique / max(unique, 1)
+    shift = log2(reuse_factor) if reuse_factor > 0 else 0.0
+    reuse = _shifted(indices.reuse, shift, unique)
     return replace(indices, rows=rows, count=count, unique=unique, bags=bags, reuse=reuse)
 
 
-def _pool(indices: Indices) -> float:
-    """Rows from which so many ids, drawn evenly, would hit as many different ones as they did."""
+def _uniform_pool(indices: Indices) -> float:
+    """Rows from which as many uniform draws would give as many distinct ones as recorded."""
     if indices.unique >= indices.count:
         return float(max(indices.rows, indices.count))
     low, high = 1.0, float(max(indices.rows, 2))
@@ -216,8 +212,8 @@ def _pool(indices: Indices) -> float:
     return high
 
 
-def _moved(reuse: tuple[int, ...], shift: float, unique: int) -> tuple[int, ...]:
-    """A histogram of so many rows, each hit 2^shift times as often."""
+def _shifted(reuse: tuple[int, ...], shift: float, unique: int) -> tuple[int, ...]:
+    """A reuse histogram of so many rows, each read 2^shift times as often."""
     total = sum(reuse)
     if not total or not unique:
         return ()

@@ -1,10 +1,10 @@
-"""What each call of a step makes once a size is another one: asked of the meta device, else by rule."""
+"""Shapes of everything in a step for one size: from PyTorch's meta device, else by rules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 from foretrace.graph.operators import COLLECTIVE_CALLS, SPARSE_ACCESSORS, SPARSE_CONSTRUCTORS
 from foretrace.graph.tensor import Tensor, with_shape, with_view
@@ -18,92 +18,93 @@ from foretrace.transforms.resize.arguments import (
     with_interpretation,
 )
 
-Dims = frozenset[int]
+Dims: TypeAlias = frozenset[int]
 """Dimensions of an input that change."""
-IDS = ("int64", "int32")
-JOINED = ("aten::cat", "aten::_cat", "aten::constant_pad_nd")
-"""Calls that put something beside what holds the size."""
+ID_DTYPES = ("int64", "int32")
+CONCATENATING = ("aten::cat", "aten::_cat", "aten::constant_pad_nd")
+"""Calls whose result holds the size and something else along one dimension."""
 
 
 class StepShapes:
     """Shapes of everything in a step, for one size.
 
-    ``certain`` says that readings are known to be right: what a call makes of them is taken as it is.
+    ``certain`` says that interpretations are known to be right, so that any result of the meta device is accepted.
     """
 
-    def __init__(self, step: Dataflow, scale: SizeChange, certain: bool = False) -> None:
-        self.step, self.scale, self._certain = step, scale, certain
+    def __init__(self, step: Dataflow, change: SizeChange, certain: bool = False) -> None:
+        self.step, self.change, self._certain = step, change, certain
         self.now: dict[int, Tensor] = {}
         self.was: dict[int, Tensor] = dict(step.inputs)
         self.maker: dict[int, int] = {}
-        self._parts: dict[int, list[int]] = {}
-        """Indices and values of each sparse tensor."""
+        """The call that fills each slot."""
+        self._sparse_parts: dict[int, list[int]] = {}
+        """Slots of the indices and values of each sparse tensor."""
         for number, call in enumerate(step.calls):
             self.was.update(call.made)
             self.maker.update(dict.fromkeys(call.made, number))
             if call.op.name in SPARSE_CONSTRUCTORS:
-                self._parts.update(dict.fromkeys(call.made, call.reads[-2:]))
+                self._sparse_parts.update(dict.fromkeys(call.made, call.reads[-2:]))
             elif call.made and all(tensor.layout != "strided" for tensor in call.made.values()):
-                given = next((self._parts[slot] for slot in call.reads if slot in self._parts), [])
-                self._parts.update(dict.fromkeys(call.made, given))
+                parts = next((self._sparse_parts[slot] for slot in call.reads if slot in self._sparse_parts), [])
+                self._sparse_parts.update(dict.fromkeys(call.made, parts))
 
-    def take(self, chosen: dict[int, Dims]) -> None:
+    def set_inputs(self, chosen: dict[int, Dims]) -> None:
         """Start from inputs with these dimensions changed."""
         for slot, tensor in self.step.inputs.items():
             dims = chosen.get(slot)
             if not dims:
                 self.now[slot] = tensor
                 continue
-            shape = tuple(self.scale.of(n) if dim in dims else n for dim, n in enumerate(tensor.shape))
+            shape = tuple(self.change.of(n) if dim in dims else n for dim, n in enumerate(tensor.shape))
             self.now[slot] = with_shape(tensor, shape)
 
     def untouched(self, call: Call) -> bool:
-        """Whether a call is given what it was given; how many rows a sparse tensor holds, its shape does not tell."""
-        given = ((self.was[slot], self.now[slot]) for slot in call.reads)
-        return all(was.layout == "strided" and was.shape == now.shape for was, now in given)
+        """Whether a call's arguments have not changed; never for sparse ones, whose shape does not show their rows."""
+        pairs = ((self.was[slot], self.now[slot]) for slot in call.reads)
+        return all(was.layout == "strided" and was.shape == now.shape for was, now in pairs)
 
-    def made(self, call: Call, reading: Interpretation) -> dict[int, Tensor] | str:
-        """What a call makes with its numbers read so; or what is wrong."""
+    def results(self, call: Call, interpretation: Interpretation) -> dict[int, Tensor] | str:
+        """The results of a call with its integers interpreted so; or why that does not fit."""
         if call.op.is_side_call or not call.made:
-            return self._checked(call, reading)
+            return self._checked(call, interpretation)
         if call.row < 0:
-            return self._looked_at(call)
-        if call.op.name in SPARSE_CONSTRUCTORS and not self._joins_alike(call, reading):
-            return "it joins the parts of a sparse tensor of another shape"
+            return self._inferred_view(call)
+        if call.op.name in SPARSE_CONSTRUCTORS and not self._keeps_sparse_shape(call, interpretation):
+            return "it constructs a sparse tensor of another shape than its parts come from"
         if call.op.name.startswith(COLLECTIVE_CALLS):
-            return self._exchanged(call, reading)
+            return self._collective(call, interpretation)
         strided = all(self.now[slot].layout == "strided" for slot in call.reads)
         if not strided or any(tensor.layout != "strided" for tensor in call.made.values()):
-            return self._alike(call, reading)
+            return self._by_rule(call, interpretation)
         try:
-            results = self._asked(call, reading, self.now, self.scale)
+            results = self._on_meta(call, interpretation, self.now, self.change)
         except MetaUnsupportedError:
-            return self._alike(call)
+            return self._by_rule(call)
         except ValueError as problem:
             return str(problem)
         made: dict[int, Tensor] = {}
         for slot, result in results.items():
             was = call.made[slot]
             if self._fits(call, result.shape, was.shape):
-                made[slot] = with_view(was, result.shape, result.stride, self._base(call, was) + result.offset)
-            elif self._certain and self._is_known(call, slot):  # it pads, or counts blocks
+                made[slot] = with_view(was, result.shape, result.stride, self._base_offset(call, was) + result.offset)
+            elif self._certain and self._meta_agrees(call, slot):  # it pads, or counts blocks
                 made[slot] = with_view(was, result.shape, result.stride, was.offset)
-            elif self._is_known(call, slot):
+            elif self._meta_agrees(call, slot):
                 return f"it would make {list(result.shape)} of {list(was.shape)}"
-            else:  # the meta device makes something else than real ones do
-                made[slot] = self._alike(call)[slot]
+            else:  # the meta kernel's results differ from those on real devices
+                made[slot] = self._by_rule(call)[slot]
         return made
 
-    def _checked(self, call: Call, reading: Interpretation) -> dict[int, Tensor] | str:
-        """A call that makes nothing new: whether what it is given fits."""
+    def _checked(self, call: Call, interpretation: Interpretation) -> dict[int, Tensor] | str:
+        """A call without new results: whether its arguments fit."""
         if call.op.is_side_call or call.op.name.startswith(COLLECTIVE_CALLS):
-            return self._exchanged(call, reading)
+            return self._collective(call, interpretation)
         if all(self.now[slot].shape == self.was[slot].shape for slot in call.reads):
             return {}
         if all(self.now[slot].layout == "strided" for slot in call.reads):
             try:
-                args = substitute(with_interpretation(call.args, reading, self.scale), self.now.__getitem__)
-                META.called(call.op.name, call.op.overload, args, substitute(call.kwargs, self.now.__getitem__))
+                args = substitute(with_interpretation(call.args, interpretation, self.change), self.now.__getitem__)
+                META.call(call.op.name, call.op.overload, args, substitute(call.kwargs, self.now.__getitem__))
             except MetaUnsupportedError:
                 return {}
             except ValueError as problem:
@@ -113,29 +114,34 @@ class StepShapes:
             for slot, other in pairwise(call.reads)
             if self.was[slot].shape == self.was[other].shape
         ):
-            return "a sparse gradient and its weight have other shapes"
+            return "a sparse gradient and its weight have different shapes"
         return {}
 
-    def _asked(self, call: Call, reading: Interpretation, shapes: dict[int, Tensor], scale: SizeChange) -> dict[int, MetaTensor]:
-        args = substitute(with_interpretation(call.args, reading, scale), shapes.__getitem__)
-        kwargs = substitute(call.kwargs, shapes.__getitem__)
-        result = META.called(call.op.name, call.op.overload, args, kwargs)
-        given = list(result) if isinstance(result, list) and len(call.results) != 1 else [result]
-        return {slot: made for slot, made in _pairs(call.results, given) if slot in call.made and made is not None}
+    def _on_meta(
+        self, call: Call, interpretation: Interpretation, tensors: dict[int, Tensor], change: SizeChange
+    ) -> dict[int, MetaTensor]:
+        args = substitute(with_interpretation(call.args, interpretation, change), tensors.__getitem__)
+        kwargs = substitute(call.kwargs, tensors.__getitem__)
+        result = META.call(call.op.name, call.op.overload, args, kwargs)
+        results = list(result) if isinstance(result, list) and len(call.results) != 1 else [result]
+        return {slot: made for slot, made in _pairs(call.results, results) if slot in call.made and made is not None}
 
-    def like(self, call: Call, others: list[MetaTensor]) -> dict[int, Tensor]:
-        """What a call makes, where another of its kind makes these."""
+    def from_template(self, call: Call, results: list[MetaTensor]) -> dict[int, Tensor]:
+        """The results of a call, given those of an equal one."""
         return {
-            slot: with_view(was, other.shape, other.stride, self._base(call, was) + other.offset)
-            for (slot, was), other in zip(call.made.items(), others)
+            slot: with_view(was, result.shape, result.stride, self._base_offset(call, was) + result.offset)
+            for (slot, was), result in zip(call.made.items(), results)
         }
 
-    def told(self, call: Call, made: dict[int, Tensor]) -> list[MetaTensor]:
-        """What a call makes, for others of its kind."""
-        return [MetaTensor(now.shape, now.stride, now.offset - self._base(call, now), now.dtype) for now in made.values()]
+    def as_template(self, call: Call, made: dict[int, Tensor]) -> list[MetaTensor]:
+        """The results of a call, for equal ones."""
+        return [
+            MetaTensor(now.shape, now.stride, now.offset - self._base_offset(call, now), now.dtype)
+            for now in made.values()
+        ]
 
-    def _base(self, call: Call, made: Tensor) -> int:
-        """Where that begins which a result is a view of; 0 for what is none."""
+    def _base_offset(self, call: Call, made: Tensor) -> int:
+        """The offset of the tensor that a result is a view of; 0 if it is not a view."""
         base = next((slot for slot in call.reads if self.was[slot].storage == made.storage >= 0), None)
         return 0 if base is None else self.now[base].offset
 
@@ -143,19 +149,19 @@ class StepShapes:
         """Whether a shape is the recorded one with some sizes changed."""
         if len(shape) != len(was):
             return False
-        of = self.scale.of
+        of = self.change.of
         odd = [(old, now) for old, now in zip(was, shape) if now not in (old, of(old), of(old - 1) + 1)]
-        return not odd or (call.op.name in JOINED and all(self.scale.add(old, now) for old, now in odd))
+        return not odd or (call.op.name in CONCATENATING and all(self.change.add_sum(old, now) for old, now in odd))
 
-    def _is_known(self, call: Call, slot: int) -> bool:
-        """Whether the meta device makes of the recorded arguments what was made of them."""
+    def _meta_agrees(self, call: Call, slot: int) -> bool:
+        """Whether the meta device gives the recorded result for the recorded arguments."""
         try:
-            return self._asked(call, UNCHANGED, self.was, self.scale)[slot].shape == call.made[slot].shape
+            return self._on_meta(call, UNCHANGED, self.was, self.change)[slot].shape == call.made[slot].shape
         except (ValueError, MetaUnsupportedError, KeyError):
             return False
 
-    def _looked_at(self, call: Call) -> dict[int, Tensor]:
-        """A look at a storage of the step that no call has left behind: like the tensor that lies there."""
+    def _inferred_view(self, call: Call) -> dict[int, Tensor]:
+        """A view that no recorded call made: its shape follows that of its base."""
         ((slot, tensor),) = call.made.items()
         was, now = self.was[call.reads[0]], self.now[call.reads[0]]
         if was.shape == now.shape:
@@ -164,53 +170,54 @@ class StepShapes:
             order = [was.shape.index(size) for size in tensor.shape]
             shape = tuple(now.shape[dim] for dim in order)
         else:
-            grown = self.grown(call)
-            shape = tuple(self.scale.of(size) if size in grown else size for size in tensor.shape)
+            changed = self.changed_sizes(call)
+            shape = tuple(self.change.of(size) if size in changed else size for size in tensor.shape)
         return {slot: with_shape(tensor, shape)}
 
-    def grown(self, call: Call) -> set[int]:
-        """Recorded sizes of the arguments that are others now."""
+    def changed_sizes(self, call: Call) -> set[int]:
+        """Recorded sizes of a call's arguments that have changed."""
         return {
             was for slot in call.reads for was, now in zip(self.was[slot].shape, self.now[slot].shape) if was != now
         }
 
     def follows(self, call: Call, made: dict[int, Tensor]) -> bool:
-        """Whether a result that has the size of a changed argument has changed too."""
-        grown = self.grown(call)
-        alike = any(size in grown for tensor in call.made.values() for size in tensor.shape)
-        return not alike or any(made[slot].shape != tensor.shape for slot, tensor in call.made.items())
+        """Whether a result with the size of a changed argument has changed too."""
+        changed = self.changed_sizes(call)
+        related = any(size in changed for tensor in call.made.values() for size in tensor.shape)
+        return not related or any(made[slot].shape != tensor.shape for slot, tensor in call.made.items())
 
-    def _alike(self, call: Call, reading: Interpretation = UNCHANGED) -> dict[int, Tensor]:
-        """What a call makes that the meta device does not know: sizes change that are those of changed arguments."""
+    def _by_rule(self, call: Call, interpretation: Interpretation = UNCHANGED) -> dict[int, Tensor]:
+        """Results of a call that the meta device does not support: sizes equal to those of changed arguments change."""
         if call.op.name in SPARSE_ACCESSORS:
-            return self._part(call)
-        grown = self.grown(call).union(size for place, size in enumerate(integers_in(call.args)) if place in reading)
+            return self._sparse_part(call)
+        integers = enumerate(integers_in(call.args))
+        changed = self.changed_sizes(call).union(size for place, size in integers if place in interpretation)
         made = {}
         for slot, tensor in call.made.items():
-            shape = tuple(self.scale.of(n) if n in grown else n for n in tensor.shape)
+            shape = tuple(self.change.of(n) if n in changed else n for n in tensor.shape)
             made[slot] = with_shape(tensor, shape)
         return made
 
-    def _joins_alike(self, call: Call, reading: Interpretation) -> bool:
-        """Whether a sparse tensor that is put together again has the shape of the one that was taken apart."""
+    def _keeps_sparse_shape(self, call: Call, interpretation: Interpretation) -> bool:
+        """Whether a sparse tensor constructed from another's parts has the shape of that one."""
         maker = self.maker.get(call.reads[0])
-        parted = self.step.calls[maker] if maker is not None else None
-        sizes = with_interpretation(call.args, reading, self.scale)[2:3]
-        if parted is None or parted.op.name not in SPARSE_ACCESSORS or not sizes:
+        accessor = self.step.calls[maker] if maker is not None else None
+        sizes = with_interpretation(call.args, interpretation, self.change)[2:3]
+        if accessor is None or accessor.op.name not in SPARSE_ACCESSORS or not sizes:
             return True
-        return list(self.now[parted.reads[0]].shape) == sizes[0]
+        return list(self.now[accessor.reads[0]].shape) == sizes[0]
 
-    def _part(self, call: Call) -> dict[int, Tensor]:
-        """Indices or values of a sparse tensor: of its parts, or as many as its maker's arguments have it."""
+    def _sparse_part(self, call: Call) -> dict[int, Tensor]:
+        """Indices or values of a sparse tensor: as constructed, or as many as its maker's arguments have ids."""
         whole, side = call.reads[0] if call.reads else -1, SPARSE_ACCESSORS[call.op.name]
-        parts = self._parts.get(whole)
+        parts = self._sparse_parts.get(whole)
         made = {}
         for slot, tensor in call.made.items():
             shape = list(tensor.shape)
             if parts:
                 shape = list(self.now[parts[side]].shape)
             elif whole in self.maker and len(shape) > 1 - side:
-                ids = [slot for slot in self.step.calls[self.maker[whole]].reads if self.was[slot].dtype in IDS]
+                ids = [slot for slot in self.step.calls[self.maker[whole]].reads if self.was[slot].dtype in ID_DTYPES]
                 sizes = {was: now for slot in ids for was, now in zip(self.was[slot].shape, self.now[slot].shape)}
                 shape[1 - side] = sizes.get(shape[1 - side], shape[1 - side])
                 if side:
@@ -218,26 +225,25 @@ class StepShapes:
             made[slot] = with_shape(tensor, shape)
         return made
 
-    def _exchanged(self, call: Call, reading: Interpretation) -> dict[int, Tensor] | str:
-        """A collective: what it gives and gets change together, and so do the parts for each rank."""
-        old, new = self.scale.old, self.scale.new
-        grown = {
+    def _collective(self, call: Call, interpretation: Interpretation) -> dict[int, Tensor] | str:
+        """A collective: its inputs, outputs and split sizes must change alike."""
+        old, new = self.change.old, self.change.new
+        scaled = {
             self.now[slot].numel * old == self.was[slot].numel * new for slot in call.reads if self.was[slot].numel
         }
-        if len(grown) > 1:
-            return "one side of it changes, and the other does not"
-        wanted = new if True in grown else old
-        for was, now in zip(call.args, with_interpretation(call.args, reading, self.scale)):
+        if len(scaled) > 1:
+            return "only some of its buffers change"
+        wanted = new if True in scaled else old
+        for was, now in zip(call.args, with_interpretation(call.args, interpretation, self.change)):
             if is_sequence(was) and sum(integers_in(now)) * old != sum(integers_in(was)) * wanted:
-                return "its parts and its buffers do not change alike"
-        return self._alike(call)
+                return "its split sizes and its buffers do not change alike"
+        return self._by_rule(call)
 
 
 def _pairs(slots: Any, values: Any) -> Iterable[tuple[int, Any]]:
-    """Each slot with what goes into it."""
-    integers_in = list(slots_in(slots)) if not isinstance(slots, (list, tuple)) else None
-    if integers_in is not None:
-        yield from ((number, values) for number in integers_in)
+    """Each slot with its value."""
+    if not isinstance(slots, (list, tuple)):
+        yield from ((number, values) for number in slots_in(slots))
         return
     found = values if isinstance(values, list) else [values]
     if len(found) != len(slots):

@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks keep nothing but what they were given, and are computed again in backward."""
+"""Activation checkpointing: blocks keep only their inputs, and are recomputed in backward."""
 
 from __future__ import annotations
 
@@ -10,138 +10,113 @@ from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op
 from foretrace.graph.tensor import Tensor
 from foretrace.transforms.blocks import all_repeated_blocks, block_index
-from foretrace.transforms.dataflow import Call, Dataflow, substitute
+from foretrace.transforms.dataflow import Call, Dataflow, rebuild
 from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step
 
 
 def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
-    """The step with the activations of its repeated blocks computed again in backward.
+    """The step with the activations of its repeated blocks recomputed in backward.
 
-    Like ``torch.utils.checkpoint`` without reentrance: a block is computed again right before its backward first asks
-    for something that it made, up to the last such thing.
+    As non-reentrant ``torch.utils.checkpoint`` does: a block is recomputed right before its backward first reads one of
+    its activations, up to the last one that backward reads.
 
     Parameters
     ----------
     graph
-        A recording or a sketch: the calls have to say which module they are of.
+        A recording or a sketch, whose calls know their modules.
     blocks
-        Which ones: a pattern of their modules, ``"*.blocks.*"``, or how they end, ``"blocks.3"``.
+        Which ones: a pattern of their modules, ``"*.blocks.*"``, or the end of a name, ``"blocks.3"``.
     """
     graph, ops = editable_step(graph)
-    step = Dataflow(ops)
-    again = _Again(step, ops)
-    for block in _blocks(graph, ops, blocks):
-        again.compute(block)
-    made = assemble(graph, again.rows())
-    made.notes.append("activations of repeated blocks are computed again in backward")
+    recomputation = _Recomputation(Dataflow(ops), ops)
+    for block in _selected_blocks(graph, ops, blocks):
+        recomputation.add(block)
+    made = assemble(graph, recomputation.calls())
+    made.notes.append("activations of repeated blocks are recomputed in backward")
     return made
 
 
-def _blocks(graph: Graph, ops: list[Op], wanted: str) -> list[str]:
+def _selected_blocks(graph: Graph, ops: list[Op], wanted: str) -> list[str]:
     found = all_repeated_blocks(ops)
     if not found:
-        raise ForetraceError(f"{graph.title} shows no repeated blocks", "Record it, or sketch it.")
-    meant = [block for block in found if fnmatchcase(block, wanted) or block.endswith(f".{wanted}")]
-    if not meant:
+        raise ForetraceError(f"{graph.title} has no repeated blocks", "Record it, or sketch it.")
+    selected = [block for block in found if fnmatchcase(block, wanted) or block.endswith(f".{wanted}")]
+    if not selected:
         raise unknown_name("block", wanted, found)
-    return meant
+    return selected
 
 
-class _Again:
-    """Calls with some of them made twice."""
+class _Recomputation:
+    """The calls of a step, with some made again in backward."""
 
     def __init__(self, step: Dataflow, ops: list[Op]) -> None:
         self._calls = [call for call in step.calls if call.row >= 0]
         self._ops = ops
-        self._fresh = IdAllocator(ops)
-        self._made: list[int] = []
-        """Storages that the calls made again fill."""
+        self._ids = IdAllocator(ops)
+        self._allocated: list[int] = []
+        """Storages that recomputed calls allocate."""
         self._inserted: dict[int, list[Op]] = {}
         """New calls, by the row before which they come."""
         self._changed: dict[int, Op] = {}
 
-    def compute(self, block: str) -> None:
-        """Compute a block again where its backward begins to need it."""
+    def add(self, block: str) -> None:
+        """Recompute a block where its backward begins to need it."""
         inside = [call for call in self._calls if block_index(call.op.module, [block]) == 0]
         forward, backward = ([call for call in inside if call.op.phase == phase] for phase in ("forward", "backward"))
         made = {slot for call in forward for slot in call.made}
-        asked = {slot for call in backward for slot in call.reads if slot in made}
-        if not asked:
+        needed = {slot for call in backward for slot in call.reads if slot in made}
+        if not needed:
             return
-        last = max(place for place, call in enumerate(forward) if asked.intersection(call.made))
-        first = next(call for call in backward if asked.intersection(call.reads))
+        last = max(place for place, call in enumerate(forward) if needed.intersection(call.made))
+        first = next(call for call in backward if needed.intersection(call.reads))
         new: dict[int, Tensor] = {}
         storages: dict[int, int] = {}
-        born = {tensor.storage for call in forward for tensor in call.made.values()} - {
+        allocated = {tensor.storage for call in forward for tensor in call.made.values()} - {
             tensor.storage for call in forward for slot, tensor in zip(call.reads, call.op.tensors) if slot not in made
         }
-        again = [self._copied(call, new, storages, born, first.op) for call in forward[: last + 1]]
+        again = [self._recomputed(call, new, storages, allocated, first.op) for call in forward[: last + 1]]
         self._inserted.setdefault(first.row, []).extend(again)
         for call in backward:
             if not new.keys().isdisjoint(call.reads):
-                self._changed[call.row] = _with(call, new, self._changed.get(call.row, call.op))
+                self._changed[call.row] = rebuild(call, new.get, op=self._changed.get(call.row))
 
-    def _copied(self, call: Call, new: dict[int, Tensor], storages: dict[int, int], born: set[int], beside: Op) -> Op:
-        """The call once more, what it makes under numbers of its own."""
+    def _recomputed(
+        self, call: Call, new: dict[int, Tensor], storages: dict[int, int], allocated: set[int], before: Op
+    ) -> Op:
+        """The call made again before another, with results under new ids."""
         for slot, tensor in call.made.items():
             storage = tensor.storage
-            if storage in born and storage not in storages:
-                storages[storage] = self._fresh.storage_id()
-                self._made.append(storages[storage])
-            new[slot] = replace(tensor, id=self._fresh.tensor_id(), storage=storages.get(storage, storage))
-        op = _with(call, new, call.op)
-        op.outputs = _outputs(call, new)
-        op.phase, op.node, op.thread, op.frees = "backward", beside.node, beside.thread, ()
+            if storage in allocated and storage not in storages:
+                storages[storage] = self._ids.storage_id()
+                self._allocated.append(storages[storage])
+            new[slot] = replace(tensor, id=self._ids.tensor_id(), storage=storages.get(storage, storage))
+        op = rebuild(call, new.get, new.get)
+        op.phase, op.node, op.thread, op.frees = "backward", before.node, before.thread, ()
         return op
 
-    def rows(self) -> list[EditedCall]:
-        """All calls; what is made twice is freed, each time, once nobody reads it any more."""
-        rows: list[EditedCall] = []
+    def calls(self) -> list[EditedCall]:
+        """All calls; storages of recomputed activations, old and new, are freed after their last use."""
+        calls: list[EditedCall] = []
         for number, op in enumerate(self._ops):
-            rows += [EditedCall(new, -1) for new in self._inserted.get(number, ())]
-            rows.append(EditedCall(self._changed.get(number, op).__copy__(), number))
+            calls += [EditedCall(new) for new in self._inserted.get(number, ())]
+            calls.append(EditedCall(self._changed.get(number, op).__copy__(), number))
         last: dict[int, int] = {}
-        for place, row in enumerate(rows):
-            last.update(dict.fromkeys((t.storage for t in (*row.op.tensors, *row.op.produced)), place))
-        ended = {number for op in self._ops for number in op.frees}
-        early = self._halved() & ended
+        for place, call in enumerate(calls):
+            last.update(dict.fromkeys((t.storage for t in (*call.op.tensors, *call.op.produced)), place))
+        early = self._no_longer_read() & {number for op in self._ops for number in op.frees}
         freed: dict[int, list[int]] = {}
-        for storage in (*sorted(early), *self._made):
+        for storage in (*sorted(early), *self._allocated):
             freed.setdefault(last[storage] + 1, []).append(storage)
-        for place, row in enumerate(rows):
-            kept = tuple(storage for storage in row.op.frees if storage not in early)
-            row.op.frees = (*kept, *freed.get(place, ()))
-        return rows
+        for place, call in enumerate(calls):
+            others = tuple(storage for storage in call.op.frees if storage not in early)
+            call.op.frees = (*others, *freed.get(place, ()))
+        return calls
 
-    def _halved(self) -> set[int]:
-        """Storages whose readers in backward read a copy now."""
+    def _no_longer_read(self) -> set[int]:
+        """Storages that backward read and now reads recomputed."""
         return {
             old.storage
             for row, op in self._changed.items()
             for old, new in zip(self._ops[row].tensors, op.tensors)
             if old.storage != new.storage
         }
-
-
-def _with(call: Call, new: dict[int, Tensor], op: Op) -> Op:
-    """The op with other tensors in some of its slots."""
-    given = iter(op.tensors)
-
-    def now(slot: int) -> Tensor:
-        old = next(given)
-        return new.get(slot, old)
-
-    changed = op.__copy__()
-    changed.args = tuple(substitute(list(call.args), now))
-    changed.kwargs = substitute(call.kwargs, now)
-    return changed
-
-
-def _outputs(call: Call, new: dict[int, Tensor]) -> tuple[Tensor, ...]:
-    made = iter(call.op.produced)
-
-    def now(slot: int) -> Tensor:
-        old = next(made)
-        return new.get(slot, old)
-
-    return tuple(substitute(list(call.results), now))

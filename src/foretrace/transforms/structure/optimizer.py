@@ -1,8 +1,8 @@
-"""Another optimizer: its calls take the place of the ones that were there."""
+"""Optimizers: the update of a step replaced by that of another optimizer, sketched for the step's own weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,21 +15,78 @@ from foretrace.transforms.inputs import StepInputs
 from foretrace.transforms.meta_device import torch_empty
 from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step
 
-MARK = "aten::detach"
-"""The call with which a sketched update shows its weights and gradients, before it begins."""
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw": ("AdamW", {}),
+    "adam": ("Adam", {}),
+    "sgd": ("SGD", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "adagrad": ("Adagrad", {}),
+}
+"""Classes of ``torch.optim`` and their options, by name."""
+IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
+    "loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+"""Options by which an optimizer updates weights one by one, with foreach calls, or in one fused call."""
+MARKER = "aten::detach"
+"""The call by which a sketched update marks its weights and gradients before it begins."""
+
+
+def optimizer(graph: Graph, name: str) -> Graph:
+    """The step with another optimizer, or with another implementation of the same one.
+
+    Parameters
+    ----------
+    graph
+        A recording, a sketch, or a trace with the arguments of its calls.
+    name
+        ``"adamw"``, ``"adam"``, ``"sgd"``, ``"momentum"`` or ``"adagrad"``; ``"loop"``, ``"foreach"`` or ``"fused"``;
+        or both, as in ``"adamw:fused"``. PyTorch selects the implementation where it is left out.
+    """
+    kind, implementation = parse_optimizer(name)
+    pairs = updated_weights(graph)
+    if kind is None:
+        kind = _recognized(graph, pairs)
+    try:
+        update = _sketched(pairs, kind, implementation)
+    except RuntimeError as error:  # PyTorch's own: sparse gradients, or dtypes that an implementation does not take
+        raise _refused(name, str(error)) from None
+    except ForetraceError as error:  # its calls depend on values: which ids occur twice
+        raise _refused(name, error.what) from None
+    if _has_sparse_state(update):
+        raise _refused(name, "its sparse state would grow with every step")
+    made = replace_optimizer(graph, update)
+    made.notes.append(f"the optimizer is {kind}{f', {implementation}' if implementation else ''}")
+    return made
+
+
+def parse_optimizer(name: str) -> tuple[str | None, str | None]:
+    """The optimizer and the implementation in a name; None for what it does not name.
+
+    >>> parse_optimizer("adamw:fused"), parse_optimizer("foreach"), parse_optimizer("sgd")
+    (('adamw', 'fused'), (None, 'foreach'), ('sgd', None))
+    """
+    parts = name.split(":")
+    kinds = [part for part in parts if part in OPTIMIZERS]
+    implementations = [part for part in parts if part in IMPLEMENTATIONS]
+    if len(kinds) + len(implementations) != len(parts) or len(kinds) > 1 or len(implementations) > 1:
+        wrong = next((part for part in parts if part not in OPTIMIZERS and part not in IMPLEMENTATIONS), name)
+        raise unknown_name("optimizer", wrong, [*OPTIMIZERS, *IMPLEMENTATIONS])
+    return next(iter(kinds), None), next(iter(implementations), None)
 
 
 def updated_weights(graph: Graph) -> list[tuple[Tensor, Tensor]]:
-    """The weights that a step's optimizer changes, each with its gradient, in its order."""
+    """The weights that a step's optimizer updates, each with its gradient, in its order."""
     return _pairs(*editable_step(graph))
 
 
 def _pairs(graph: Graph, ops: list[Op]) -> list[tuple[Tensor, Tensor]]:
     step = Dataflow(ops)
     weights = {tensor.storage: tensor for tensor in StepInputs(step).weights.values()}
-    given = {tensor.storage for tensor in step.inputs.values() if tensor.layout == "strided"}
+    preexisting = {tensor.storage for tensor in step.inputs.values() if tensor.layout == "strided"}
     shapes = {tensor.shape for tensor in weights.values()}
-    changed: dict[int, Tensor] = {}
+    updated: dict[int, Tensor] = {}
     gradients: dict[tuple[str, int], Tensor] = {}
     made: set[int] = set()
     for op in ops:
@@ -37,16 +94,15 @@ def _pairs(graph: Graph, ops: list[Op]) -> list[tuple[Tensor, Tensor]]:
             continue
         for tensor in op.tensors:
             if tensor.storage in weights:
-                changed.setdefault(tensor.storage, weights[tensor.storage])
-            elif tensor.id not in made and tensor.storage not in given and tensor.shape in shapes:
-                which = ("tensor", tensor.id) if tensor.storage < 0 else ("storage", tensor.storage)
-                gradients.setdefault(which, tensor)
+                updated.setdefault(tensor.storage, weights[tensor.storage])
+            elif tensor.id not in made and tensor.storage not in preexisting and tensor.shape in shapes:
+                key = ("tensor", tensor.id) if tensor.storage < 0 else ("storage", tensor.storage)
+                gradients.setdefault(key, tensor)
         made.update({tensor.id for tensor in op.produced} - {tensor.id for tensor in op.tensors})
-    pairs = list(zip(changed.values(), gradients.values()))
-    if not pairs or len(changed) != len(gradients) or any(weight.shape != grad.shape for weight, grad in pairs):
+    pairs = list(zip(updated.values(), gradients.values()))
+    if not pairs or len(updated) != len(gradients) or any(weight.shape != grad.shape for weight, grad in pairs):
         raise ForetraceError(
-            f"{graph.title} does not show which gradient belongs to which weight",
-            "Its optimizer can't be changed.",
+            f"gradients and weights of {graph.title} can't be matched", "Its optimizer can't be replaced."
         )
     return pairs
 
@@ -59,104 +115,58 @@ def replace_optimizer(graph: Graph, update: Graph) -> Graph:
     graph
         The step.
     update
-        A sketch of the other optimizer's step over the same weights and gradients, in the order of `updated_weights`. Before
-        it begins it detaches each weight and its gradient, so that they can be told apart from its state.
+        A sketch of the other optimizer's step over the same weights and gradients, in the order of `updated_weights`.
+        It first detaches each weight and its gradient, so that they can be told from its state.
     """
     graph, ops = editable_step(graph)
     pairs = _pairs(graph, ops)
     old = [row for row, op in enumerate(ops) if op.phase == "optimizer"]
-    new = _named(list(update.ops), [tensor for pair in pairs for tensor in pair], ops)
-    kept = {tensor.storage for row, op in enumerate(ops) if op.phase != "optimizer" for tensor in _all(op)}
-    ended = tuple(number for row in old for number in ops[row].frees if number in kept)
+    new = _with_step_ids(list(update.ops), [tensor for pair in pairs for tensor in pair], ops)
+    others = (op for op in ops if op.phase != "optimizer")
+    used = {tensor.storage for op in others for tensor in (*op.tensors, *op.produced)}
+    freed = tuple(number for row in old for number in ops[row].frees if number in used)
     if new:
-        new[0].frees = (*ended, *new[0].frees)
+        new[0].frees = (*freed, *new[0].frees)
     for op in new:
         op.thread, op.stream = ops[old[0]].thread, ops[old[0]].stream
-    rows = [EditedCall(op, row) for row, op in enumerate(ops) if op.phase != "optimizer"]
-    place = next((number for number, row in enumerate(rows) if row.origin > old[0]), len(rows))
-    state = {tensor.storage for row in old for tensor in ops[row].tensors} - kept
+    calls = [EditedCall(op, row) for row, op in enumerate(ops) if op.phase != "optimizer"]
+    place = next((number for number, call in enumerate(calls) if call.origin > old[0]), len(calls))
+    state = {tensor.storage for row in old for tensor in ops[row].tensors} - used
     storages = {number: storage for number, storage in graph.storages.items() if number not in state}
-    rows[place:place] = [EditedCall(op, -1) for op in new]
-    return assemble(replace(graph, storages=storages), rows)
+    calls[place:place] = [EditedCall(op) for op in new]
+    return assemble(replace(graph, storages=storages), calls)
 
 
-def _named(update: list[Op], ours: list[Tensor], ops: list[Op]) -> list[Op]:
-    """The calls of an update over our weights and gradients, all else with numbers that nobody has yet."""
-    marks = [op for op in update if op.name == MARK and op.phase != "optimizer"][: len(ours)]
-    if len(marks) < len(ours):
-        raise ForetraceError("the update does not show its weights", "Detach each weight and its gradient first.")
-    tensors = {mark.tensors[0].id: our for mark, our in zip(marks, ours)}
-    storages = {mark.tensors[0].storage: our.storage for mark, our in zip(marks, ours) if our.storage >= 0}
-    fresh = IdAllocator(ops)
-    next_id, next_storage = fresh.tensor_id(), fresh.storage_id()
+def _with_step_ids(update: list[Op], ours: list[Tensor], ops: list[Op]) -> list[Op]:
+    """The calls of an update over the step's weights and gradients, everything else under unused ids."""
+    markers = [op for op in update if op.name == MARKER and op.phase != "optimizer"][: len(ours)]
+    if len(markers) < len(ours):
+        raise ForetraceError("the update does not mark its weights", "Detach each weight and its gradient first.")
+    tensors = {marker.tensors[0].id: our for marker, our in zip(markers, ours)}
+    storages = {marker.tensors[0].storage: our.storage for marker, our in zip(markers, ours) if our.storage >= 0}
+    ids = IdAllocator(ops)
 
-    def named(tensor: Tensor) -> Tensor:
+    def renamed(tensor: Tensor) -> Tensor:
         our = tensors.get(tensor.id)
         if our is not None:
             return replace(our, stride=tensor.stride) if our.stride is None else our
-        storage = storages.get(tensor.storage, tensor.storage + next_storage) if tensor.storage >= 0 else -1
-        return replace(tensor, id=tensor.id + next_id, storage=storage)
+        storage = storages.get(tensor.storage, tensor.storage + ids.next_storage) if tensor.storage >= 0 else -1
+        return replace(tensor, id=tensor.id + ids.next_tensor, storage=storage)
 
     made = []
     for op in update:
         if op.phase == "optimizer":
-            new = with_tensors(op, named)
-            new.frees = tuple(storages.get(number, number + next_storage) for number in op.frees)
+            new = with_tensors(op, renamed)
+            new.frees = tuple(storages.get(number, number + ids.next_storage) for number in op.frees)
             made.append(new)
     return made
 
 
-def _all(op: Op) -> Iterable[Tensor]:
-    return (*op.tensors, *op.produced)
-
-
-# --- was questions.optimizers: Optimizers by name: what a step calls with each of them, sketched for its own weights.
-
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adamw": ("AdamW", {}),
-    "adam": ("Adam", {}),
-    "sgd": ("SGD", {}),
-    "momentum": ("SGD", {"momentum": 0.9}),
-    "adagrad": ("Adagrad", {}),
-}
-"""Optimizers of PyTorch, with what makes each of them."""
-WALKS: dict[str, dict[str, bool]] = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-"""How they go through the weights: one by one, all at once call by call, or all in one call."""
-
-
-def optimizer(graph: Graph, name: str) -> Graph:
-    """The step with another optimizer, or with the same one that walks its weights otherwise.
-
-    Parameters
-    ----------
-    graph
-        A recording, a sketch, or a trace with the arguments of its calls.
-    name
-        ``"adamw"``, ``"adam"``, ``"sgd"``, ``"momentum"`` or ``"adagrad"``; ``"loop"``, ``"foreach"`` or ``"fused"``;
-        or both, as in ``"adamw:fused"``. PyTorch itself chooses the walk where it is left out.
-    """
-    kind, walk = parse_optimizer(name)
-    pairs = updated_weights(graph)
-    if kind is None:
-        kind = _recognised(graph, pairs)
-    try:
-        update = _sketched(pairs, kind, walk)
-    except RuntimeError as error:  # PyTorch's own: sparse gradients, types that a walk does not know
-        raise _refused(name, str(error)) from None
-    except ForetraceError as error:  # what it calls depends on values: which ids were looked up twice
-        raise _refused(name, error.what) from None
-    if _keeps_sparse_state(update):
-        raise _refused(name, "its sparse state would grow with every step")
-    made = replace_optimizer(graph, update)
-    made.notes.append(f"the optimizer is {kind}{f', {walk}' if walk else ''}, whatever it was")
-    return made
-
-
-def _keeps_sparse_state(update: Graph) -> bool:
-    """Whether an update reads anything sparse but the gradients, which it shows before it begins."""
-    shown = {tensor.id for op in update.ops if op.phase != "optimizer" for tensor in op.tensors}
-    given = (tensor for op in update.ops if op.phase == "optimizer" for tensor in op.tensors)
-    return any(tensor.layout != "strided" and tensor.id not in shown for tensor in given)
+def _has_sparse_state(update: Graph) -> bool:
+    """Whether an update reads sparse tensors besides the gradients, which it marks."""
+    marked = {tensor.id for op in update.ops if op.phase != "optimizer" for tensor in op.tensors}
+    read = (tensor for op in update.ops if op.phase == "optimizer" for tensor in op.tensors)
+    return any(tensor.layout != "strided" and tensor.id not in marked for tensor in read)
 
 
 def _refused(name: str, why: str) -> ForetraceError:
@@ -165,63 +175,48 @@ def _refused(name: str, why: str) -> ForetraceError:
     )
 
 
-def parse_optimizer(name: str) -> tuple[str | None, str | None]:
-    """The kind and the walk that a name says.
-
-    >>> parse_optimizer("adamw:fused"), parse_optimizer("foreach"), parse_optimizer("sgd")
-    (('adamw', 'fused'), (None, 'foreach'), ('sgd', None))
-    """
-    words = name.split(":")
-    kinds, walks = [word for word in words if word in KINDS], [word for word in words if word in WALKS]
-    if len(kinds) + len(walks) != len(words) or len(kinds) > 1 or len(walks) > 1:
-        wrong = next((word for word in words if word not in KINDS and word not in WALKS), name)
-        raise unknown_name("optimizer", wrong, [*KINDS, *WALKS])
-    return next(iter(kinds), None), next(iter(walks), None)
-
-
-def _recognised(graph: Graph, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:
-    """The kind that the step has: the one that calls what the step calls."""
+def _recognized(graph: Graph, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:
+    """The optimizer of the step: the one that makes the same calls."""
     names = {op.name for op in graph.ops if op.phase == "optimizer"}
-    walk = "fused" if any("_fused_" in name for name in names) else "foreach" if _is_foreach(names) else "loop"
-    for kind in KINDS:
+    implementation = next((kind for kind in ("fused", "foreach") if any(f"_{kind}_" in name for name in names)), "loop")
+    for kind in OPTIMIZERS:
         try:
-            sketched = _sketched(pairs[:2], kind, walk)
+            sketched = _sketched(pairs[:2], kind, implementation)
         except (ForetraceError, RuntimeError, ValueError):
-            continue  # that kind does not take such gradients, or knows no such walk
+            continue  # it does not take such gradients, or has no such implementation
         if {op.name for op in sketched.ops if op.phase == "optimizer"} <= names | {"aten::lift_fresh"}:
             return kind
-    raise ForetraceError(f"nobody knows the optimizer of {graph.title}", f"Say which it shall be: {', '.join(KINDS)}.")
+    raise ForetraceError(
+        f"the optimizer of {graph.title} is not recognized", f"Name the new one: {', '.join(OPTIMIZERS)}."
+    )
 
 
-def _is_foreach(names: set[str]) -> bool:
-    return any("_foreach_" in name for name in names)
-
-
-def _sketched(pairs: Sequence[tuple[Tensor, Tensor]], kind: str, walk: str | None) -> Graph:
+def _sketched(pairs: Sequence[tuple[Tensor, Tensor]], kind: str, implementation: str | None) -> Graph:
     """One update of weights and gradients like these."""
-    from foretrace.record.sketch import sketch  # here, since it brings torch
+    from foretrace.record.sketch import sketch  # here, since it imports torch
 
     device = pairs[0][0].device.partition(":")[0]
-    return sketch(_update(pairs, kind, walk), "cuda" if device == "cuda" else None)
+    return sketch(_update(pairs, kind, implementation), "cuda" if device == "cuda" else None)
 
 
-def _update(pairs: Sequence[tuple[Tensor, Tensor]], kind: str, walk: str | None) -> Callable[[], Any]:
+def _update(pairs: Sequence[tuple[Tensor, Tensor]], kind: str, implementation: str | None) -> Callable[[], Any]:
     import torch
 
-    name, options = KINDS[kind]
+    name, options = OPTIMIZERS[kind]
 
     def like(tensor: Tensor) -> Any:
         device = tensor.device.partition(":")[0] or "cpu"
         if tensor.layout == "strided":
             return torch_empty(tensor, device)
-        dtype = getattr(torch, tensor.dtype)  # no rows are in it: on paper no call reads them
+        dtype = getattr(torch, tensor.dtype)  # without rows: a sketched call does not read them
         return torch.empty(tensor.shape, dtype=dtype, device=device, layout=torch.sparse_coo)
 
     def build() -> Callable[[], Any]:
         weights = [torch.nn.Parameter(like(weight)) for weight, _ in pairs]
         for weight, (_, gradient) in zip(weights, pairs):
             weight.grad = like(gradient)
-        update = getattr(torch.optim, name)(weights, lr=0.01, **options, **WALKS.get(walk or "", {}))
+        chosen = IMPLEMENTATIONS.get(implementation or "", {})
+        update = getattr(torch.optim, name)(weights, lr=0.01, **options, **chosen)
 
         def step() -> None:
             for weight in weights:
