@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from foretrace import processes
-from foretrace.processes import Claim, Owner, is_alive, is_held, is_left_behind, temporary_folder
+from foretrace.processes import Claim, Owner, is_abandoned, is_alive, is_held, temporary_folder
 from tests.processes import PATIENCE_S, started, wait_until
 
 PARENT = """
@@ -28,7 +28,7 @@ CHILD = """
 import os, time
 from foretrace import processes
 {prelude}
-processes.end_with({parent})
+processes.exit_with_parent({parent})
 time.sleep(600)
 """
 
@@ -60,13 +60,13 @@ def test_a_process_ends_when_its_parent_is_killed(prelude: str, parent: str) -> 
 
 def test_a_process_whose_parent_ended_before_it_looked_ends_at_once() -> None:
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    child = f"from foretrace.processes import end_with; end_with({int(gone.stdout)}); print('alive')"
+    child = f"from foretrace.processes import exit_with_parent; exit_with_parent({int(gone.stdout)}); print('alive')"
     done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1 and done.stdout == ""
 
 
 def test_a_process_lives_on_while_its_parent_does() -> None:
-    child = "import os, time; from foretrace.processes import end_with; end_with(os.getppid()); time.sleep(1.5)"
+    child = "import os, time; from foretrace.processes import exit_with_parent; exit_with_parent(os.getppid()); time.sleep(1.5)"
     assert subprocess.run([sys.executable, "-c", child], timeout=PATIENCE_S).returncode == 0
 
 
@@ -89,26 +89,26 @@ def owned(folder: Path, owner: Owner) -> Path:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when a process started")
 def test_a_folder_is_left_behind_once_its_process_is_gone(tmp_path: Path) -> None:
     gone, there = owned(tmp_path / "a.1", dead(Owner.here())), owned(tmp_path / "a.2", Owner.here())
-    assert is_left_behind(gone) and not is_held(gone)
-    assert is_held(there) and not is_left_behind(there)
+    assert is_abandoned(gone) and not is_held(gone)
+    assert is_held(there) and not is_abandoned(there)
 
 
 def test_a_folder_of_another_machine_is_never_taken_for_left_behind(tmp_path: Path) -> None:
     other = owned(tmp_path / "a.1", replace(dead(Owner.here()), host="elsewhere"))
-    assert not is_left_behind(other) and not is_held(other)
+    assert not is_abandoned(other) and not is_held(other)
 
 
 def test_a_locked_folder_is_held_though_its_number_is_of_no_process_here(tmp_path: Path) -> None:
     with Claim(tmp_path, dead(Owner.here())):
-        assert is_held(tmp_path) and not is_left_behind(tmp_path)
+        assert is_held(tmp_path) and not is_abandoned(tmp_path)
 
 
 def test_a_folder_that_names_no_owner_is_left_behind_after_a_day(tmp_path: Path) -> None:
     folder = tmp_path / f".r.{2**22 + 1}.partial"  # more than Linux gives
     folder.mkdir()
-    assert not is_left_behind(folder)
+    assert not is_abandoned(folder)
     os.utime(folder, (0, 0))
-    assert is_left_behind(folder)
+    assert is_abandoned(folder)
 
 
 def test_temporary_folders_of_killed_processes_are_removed_by_the_next(

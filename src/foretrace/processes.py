@@ -1,4 +1,4 @@
-"""Processes that end with their parent, and working folders that name the process they belong to.
+"""Child processes that end with their parent, and working folders that are owned by a process.
 
 Standard library only: it is imported inside training images.
 """
@@ -31,32 +31,32 @@ OWNER = "owner.json"
 PR_SET_PDEATHSIG = 1
 """Linux's prctl option that has the kernel send a signal when the parent ends."""
 POLL_S = 1.0
-"""How often the parent is looked for where the kernel does not tell."""
+"""How often to check for the parent where the kernel sends no signal."""
 UNKNOWN_OWNER_S = 86_400.0
-"""Age at which a working folder without an owner file counts as left behind: it may be from another machine."""
-LOCK_PATIENCE_S = 2.0
+"""Age at which a working folder without an owner file counts as abandoned: it may be from another machine."""
+LOCK_TIMEOUT_S = 2.0
 """How long to wait for a folder's lock, which is held for milliseconds; a calibration may hold it for hours."""
 TEMPORARY = "foretrace-"
 """How the names of temporary folders begin."""
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """End this process as soon as process ``parent`` has ended, even by SIGKILL.
 
-    On Linux the kernel kills a child with its parent. Elsewhere, or where ``parent`` is no direct parent, a thread
-    looks for it once a second.
+    On Linux the kernel kills a child with its parent. Elsewhere, or if ``parent`` is not the direct parent, a thread
+    checks for it once a second.
     """
-    if os.getppid() == parent and _kernel_ends_this():
-        if os.getppid() != parent:  # it ended before the kernel knew
+    if os.getppid() == parent and _killed_by_kernel():
+        if os.getppid() != parent:  # it ended before the request
             os._exit(1)
         return
     if not is_alive(parent):
         os._exit(1)
-    threading.Thread(target=_end_after, args=(parent, os.getppid()), daemon=True).start()
+    threading.Thread(target=_exit_after, args=(parent, os.getppid()), daemon=True).start()
 
 
-def _kernel_ends_this() -> bool:
-    """Ask the kernel to kill this process with its parent; False where it can't."""
+def _killed_by_kernel() -> bool:
+    """Ask the kernel to kill this process with its parent; False if it can't."""
     if sys.platform != "linux":
         return False
     try:
@@ -67,7 +67,7 @@ def _kernel_ends_this() -> bool:
         return False
 
 
-def _end_after(parent: int, direct: int) -> None:
+def _exit_after(parent: int, direct: int) -> None:
     """End this process once ``parent`` is gone, or the direct parent it had at first."""
     while is_alive(parent) and os.getppid() == direct:
         time.sleep(POLL_S)
@@ -75,7 +75,7 @@ def _end_after(parent: int, direct: int) -> None:
 
 
 def is_alive(pid: int, started: int | None = None) -> bool:
-    """Whether a process of this machine runs; of several with the same number, the one that started then.
+    """Whether a process of this machine runs; with ``started``, only the one that started then.
 
     >>> is_alive(os.getpid()), is_alive(os.getpid(), started=-1), is_alive(0)
     (True, False, False)
@@ -87,14 +87,14 @@ def is_alive(pid: int, started: int | None = None) -> bool:
             os.kill(pid, 0)
         except (ProcessLookupError, OverflowError):
             return False
-        except PermissionError:  # somebody else's, and so alive
+        except PermissionError:  # another user's, and so alive
             pass
     state, ticks = _state(pid)
     return state not in ("Z", "X") and (started is None or ticks is None or ticks == started)
 
 
 def _state(pid: int) -> tuple[str, int | None]:
-    """The state of a process and when it started, in clock ticks; unknown where there is no /proc."""
+    """The state of a process and when it started, in clock ticks; unknown without /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], int(fields[19])
@@ -110,9 +110,9 @@ class Owner:
     pid: int
     started: int | None = None
     job: str = ""
-    """The job that the process is a part of; empty where it is none."""
+    """The job that the process is a part of; empty for none."""
     part: str = ""
-    """Which part: its rank, or whatever tells it from the others."""
+    """Which part: its rank, or whatever distinguishes it from the others."""
 
     @classmethod
     def here(cls, job: str = "", part: str = "") -> Owner:
@@ -130,7 +130,7 @@ class Owner:
 
 
 class Claim:
-    """A working folder that belongs to this process until it is released, or the process ends.
+    """Ownership of a working folder by this process until it is released, or the process ends.
 
     >>> folder = Path(tempfile.mkdtemp())
     >>> with Claim(folder):
@@ -157,7 +157,7 @@ class Claim:
         self.release()
 
     def release(self) -> None:
-        """Give the folder up, once or several times."""
+        """Release the folder; may be called several times."""
         folder, self._folder = self._folder, None
         if folder is not None:
             os.close(self._file)
@@ -166,7 +166,7 @@ class Claim:
 
 
 def owner_of(folder: Path) -> Owner | None:
-    """The owner that a working folder names; None where it names none."""
+    """The owner that a working folder names; None if it names none."""
     try:
         return Owner(**json.loads((folder / OWNER).read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -174,7 +174,7 @@ def owner_of(folder: Path) -> Owner | None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a live process owns a working folder. Of processes on other machines only a lock tells."""
+    """Whether a live process owns a working folder. For processes on other machines only a lock shows it."""
     owner = owner_of(folder)
     if owner is None:
         return False
@@ -183,10 +183,10 @@ def is_held(folder: Path) -> bool:
     return owner.host == socket.gethostname() and is_alive(owner.pid, owner.started)
 
 
-def is_left_behind(folder: Path) -> bool:
+def is_abandoned(folder: Path) -> bool:
     """Whether the owner of a working folder ended on this machine without removing it.
 
-    The name's number and the age decide where it names no owner: another machine's may look the same.
+    Without an owner file the number in the name and the age decide: another machine's folder may look the same.
     """
     owner = owner_of(folder)
     if owner is not None:
@@ -218,8 +218,8 @@ def _is_locked(path: Path) -> bool:
 
 
 @contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Keep other processes out of the same section for this folder, where the file system has locks."""
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Keep other processes out of the same section for this folder, if the file system has locks."""
     file = os.open(folder, os.O_RDONLY) if fcntl is not None else None
     try:
         if file is not None:
@@ -231,12 +231,12 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _wait_for_lock(file: int) -> None:
-    patience = time.monotonic() + LOCK_PATIENCE_S
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > patience:
+            if time.monotonic() > deadline:
                 return None
             time.sleep(0.01)
         except OSError:  # some file systems have no locks
@@ -245,7 +245,7 @@ def _wait_for_lock(file: int) -> None:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A temporary folder; those that killed processes of the same user left behind are removed.
+    """A temporary folder; folders abandoned by killed processes of the same user are removed.
 
     >>> with temporary_folder() as folder:
     ...     folder.is_dir()
@@ -253,7 +253,7 @@ def temporary_folder() -> Iterator[Path]:
     >>> folder.exists()
     False
     """
-    remove_left_behind()
+    remove_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-"))
     try:
         with Claim(folder):
@@ -262,10 +262,10 @@ def temporary_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_left_behind() -> None:
-    """Remove temporary folders whose process was killed: ours by name, by user and by the owner they name."""
+def remove_abandoned() -> None:
+    """Remove temporary folders of killed processes: Foretrace's by name, by user and by the owner that they name."""
     for folder in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}[0-9]*-*"):
         with suppress(OSError):
             mine = not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid()
-            if mine and folder.is_dir() and not folder.is_symlink() and owner_of(folder) and is_left_behind(folder):
+            if mine and folder.is_dir() and not folder.is_symlink() and owner_of(folder) and is_abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)

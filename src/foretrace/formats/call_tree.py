@@ -1,6 +1,11 @@
-"""Who called whom, from start and end times alone: on one thread, intervals nest."""
+"""The call tree of host ops: nesting from start and end times, and the kind and phase of each row.
+
+On one thread, intervals nest: the parent of an op is the innermost op around it.
+"""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,14 +14,18 @@ from foretrace.graph import PHASES, Names, OpTable
 from foretrace.graph.tables import ANNOTATION, CALL, NODE, Floats, Ints, Small, distinct
 
 ROUNDING_US = 1.0
-"""How far an event may stick out of the one around it when stamps are whole microseconds."""
+"""How far an event may stick out of the event around it when timestamps are whole microseconds."""
+FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
+BACKWARD_SCOPE, USER_SCOPE = 1, 7
+"""Two of PyTorch's record scopes: an autograd node, and a user's annotation."""
+_AUTOGRAD = re.compile(r"autograd::engine::|torch::autograd::")
 
 
 def call_order(start: Floats, end: Floats, number: NDArray[np.int64] | None = None) -> NDArray[np.intp]:
     """Rows by start time, the longer of two that start together first: a parent comes before its children.
 
-    Where the profiler numbered calls as they came, that decides first between two that start together: stamps of
-    whole microseconds make many of them.
+    Where the profiler numbered calls, the number decides first between two that start together, which is frequent with
+    timestamps of whole microseconds.
 
     >>> call_order(np.array([5.0, 0.0, 0.0]), np.array([6.0, 2.0, 9.0])).tolist()
     [2, 1, 0]
@@ -48,7 +57,7 @@ def _nested(rows: list[int], starts: list[float], ends: list[float]) -> list[int
             open_ends.pop()
         found.append(open_rows[-1])
         limit = open_ends[-1]
-        # A row that sticks out by rounding must not seem to hold what comes after its parent.
+        # A row that sticks out by rounding must not seem to contain what comes after its parent.
         open_ends.append(limit if limit < end <= limit + ROUNDING_US else end)
         open_rows.append(row)
     return found
@@ -68,7 +77,7 @@ def innermost(thread: Ints, start: Floats, end: Floats, parent: Ints, at_thread:
             continue
         before = np.searchsorted(start[rows], at[asked], side="right") - 1
         row = np.where(before >= 0, rows[before], -1)
-        # Stamps of whole microseconds put what an op does last at the op's very end: it counts as inside where
+        # Timestamps of whole microseconds put an op's last call at the very end of the op: it counts as inside where
         # nothing else is open.
         ending = np.full(len(asked), -1)
         closed = np.flatnonzero((row >= 0) & (end[row] <= at[asked]))
@@ -81,35 +90,7 @@ def innermost(thread: Ints, start: Floats, end: Floats, parent: Ints, at_thread:
     return found
 
 
-# --- was formats.kineto_phases: Which part of the step each op belongs to.
-
-FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
-
-
-def phases_by_time(ops: OpTable) -> NDArray[np.int8]:
-    """The phase of each row: backward below autograd's nodes and on autograd's threads, optimizer below its step.
-
-    What is left is forward, unless the step's last backward has already begun and nothing but clean-up is left.
-    """
-    if not len(ops):
-        return np.zeros(0, np.int8)
-    node = ops.names.matching(lambda name: name.startswith("autograd::engine::"))[ops.name]
-    optimizer = ops.names.matching(lambda name: name.startswith("Optimizer."))[ops.name]
-    step = ops.names.matching(lambda name: name.startswith("ProfilerStep#"))[ops.name]
-    backward = below(node, ops.parent) | np.isin(ops.thread, _autograd_threads(ops, node))
-    in_optimizer = below(optimizer, ops.parent)
-    borders = np.sort(np.concatenate([ops.start[step], ops.end[optimizer]]))
-    window = np.searchsorted(borders, ops.start, side="right")
-    last_backward = np.full(len(borders) + 1, -np.inf)
-    np.maximum.at(last_backward, window[backward], ops.start[backward])
-    last_backward[np.isneginf(last_backward)] = np.inf
-    phase = np.where(ops.start < last_backward[window], FORWARD, OTHER)
-    phase[backward] = BACKWARD
-    phase[in_optimizer] = OPTIMIZER
-    return phase.astype(np.int8)
-
-
-def below(mark: NDArray[np.bool_], parent: NDArray[np.int32]) -> NDArray[np.bool_]:
+def below(mark: NDArray[np.bool_], parent: Ints) -> NDArray[np.bool_]:
     """Rows that are marked or lie below a marked row.
 
     >>> below(np.array([False, True, False]), np.array([-1, 0, 1])).tolist()
@@ -117,16 +98,78 @@ def below(mark: NDArray[np.bool_], parent: NDArray[np.int32]) -> NDArray[np.bool
     """
     inside = mark.copy()
     above = parent.copy()
-    looking = np.flatnonzero(~inside & (above >= 0))
-    while len(looking):
-        inside[looking] = mark[above[looking]]
-        above[looking] = parent[above[looking]]
-        looking = looking[~inside[looking] & (above[looking] >= 0)]
+    pending = np.flatnonzero(~inside & (above >= 0))
+    while len(pending):
+        inside[pending] = mark[above[pending]]
+        above[pending] = parent[above[pending]]
+        pending = pending[~inside[pending] & (above[pending] >= 0)]
     return inside
 
 
+def kinds_by_name(ops: OpTable) -> Small:
+    """Kinds of a profiler trace's rows: it files autograd nodes and some annotations as dispatcher calls."""
+    call = ops.kind == CALL
+    bare = _bare(ops.names)[ops.name] & _have_children(ops.parent[call], len(ops))
+    annotation = ops.names.matching(lambda name: name.startswith(("ProfilerStep#", "Optimizer.")))[ops.name]
+    kind = ops.kind.copy()
+    kind[call & (_autograd(ops.names)[ops.name] | bare)] = NODE
+    kind[call & annotation] = ANNOTATION
+    return kind
+
+
+def kinds_by_scope(names: Names, name: Ints, scope: Ints, parent: Ints) -> Small:
+    """Kinds of an execution trace's rows, from their names and record scopes.
+
+    >>> kinds_by_scope(Names(["step", "aten::mm"]), np.array([0, 1]), np.array([7, 0]), np.array([-1, 0])).tolist()
+    [2, 0]
+    """
+    bare = _bare(names)[name] & _have_children(parent, len(name))
+    kind = np.full(len(name), CALL, np.int8)
+    kind[_autograd(names)[name] | (scope == BACKWARD_SCOPE) | bare] = NODE
+    kind[scope == USER_SCOPE] = ANNOTATION
+    return kind
+
+
+def _have_children(parent: Ints, count: int) -> NDArray[np.bool_]:
+    """Which of so many rows are among the parents."""
+    have = np.zeros(count, bool)
+    have[parent[parent >= 0]] = True
+    return have
+
+
+def _bare(names: Names) -> NDArray[np.bool_]:
+    """Names without a namespace: of annotations and nodes, if there are calls inside them."""
+    return names.matching(lambda name: "::" not in name and name != "record_param_comms")
+
+
+def _autograd(names: Names) -> NDArray[np.bool_]:
+    return names.matching(lambda name: bool(_AUTOGRAD.match(name)))
+
+
+def phases_by_time(ops: OpTable) -> Small:
+    """The phase of each row: backward below autograd nodes and on autograd threads, optimizer below its step.
+
+    What is left is forward until the step's last backward op has started, and other after that.
+    """
+    if not len(ops):
+        return np.zeros(0, np.int8)
+    node = ops.names.matching(lambda name: name.startswith("autograd::engine::"))[ops.name]
+    optimizer = ops.names.matching(lambda name: name.startswith("Optimizer."))[ops.name]
+    step = ops.names.matching(lambda name: name.startswith("ProfilerStep#"))[ops.name]
+    backward = below(node, ops.parent) | np.isin(ops.thread, _autograd_threads(ops, node))
+    borders = np.sort(np.concatenate([ops.start[step], ops.end[optimizer]]))
+    window = np.searchsorted(borders, ops.start, side="right")
+    last_backward = np.full(len(borders) + 1, -np.inf)
+    np.maximum.at(last_backward, window[backward], ops.start[backward])
+    last_backward[np.isneginf(last_backward)] = np.inf
+    phase = np.where(ops.start < last_backward[window], FORWARD, OTHER)
+    phase[backward] = BACKWARD
+    phase[below(optimizer, ops.parent)] = OPTIMIZER
+    return phase.astype(np.int8)
+
+
 def _autograd_threads(ops: OpTable, node: NDArray[np.bool_]) -> list[int]:
-    """Threads on which most of what is outermost is autograd's."""
+    """Threads on which most outermost rows are autograd nodes."""
     outermost = ops.parent < 0
     return [
         code
@@ -135,42 +178,17 @@ def _autograd_threads(ops: OpTable, node: NDArray[np.bool_]) -> list[int]:
     ]
 
 
-# --- was formats.scopes: What PyTorch's record scopes and names tell about a call: its kind, and the part of the step it belongs to.
-
-BACKWARD_SCOPE, USER_SCOPE = 1, 7
-"""Two of PyTorch's record scopes: an autograd node, and a user's annotation."""
-
-
-def kinds_by_scope(names: Names, name: Ints, scope: Ints, parent: Ints) -> Small:
-    """Calls, nodes around calls, and annotations.
-
-    >>> kinds_by_scope(Names(["step", "aten::mm"]), np.array([0, 1]), np.array([7, 0]), np.array([-1, 0])).tolist()
-    [2, 0]
-    """
-    plain = names.matching(lambda n: "::" not in n and n != "record_param_comms")[name]
-    around = np.zeros(len(name), bool)
-    around[parent[parent >= 0]] = True
-    kind = np.full(len(name), CALL, np.int8)
-    kind[_autograd(names, name) | (scope == BACKWARD_SCOPE) | (plain & around)] = NODE
-    kind[scope == USER_SCOPE] = ANNOTATION
-    return kind
-
-
 def phases_by_scope(names: Names, name: Ints, backward: NDArray[np.bool_], parent: Ints) -> Small:
-    """Backward below autograd's nodes and what is said to be backward, optimizer below its step, else forward.
+    """The phase of each row without times: backward below autograd nodes and ``backward`` rows, else forward.
 
     >>> names, none = Names(["Optimizer.step#SGD.step", "aten::add_"]), np.zeros(2, bool)
     >>> [PHASES[p] for p in phases_by_scope(names, np.array([0, 1]), none, np.array([-1, 0]))]
     ['optimizer', 'optimizer']
     """
     own = np.full(len(name), -1, np.int8)
-    own[_autograd(names, name) | backward] = BACKWARD
+    own[_autograd(names)[name] | backward] = BACKWARD
     own[names.matching(lambda n: n.startswith("Optimizer.step#"))[name]] = OPTIMIZER
     phase: list[int] = []
     for mine, above in zip(own.tolist(), parent.tolist()):
         phase.append(mine if mine >= 0 else phase[above] if above >= 0 else FORWARD)
     return np.array(phase, np.int8)
-
-
-def _autograd(names: Names, name: Ints) -> NDArray[np.bool_]:
-    return names.matching(lambda n: n.startswith(("autograd::engine::", "torch::autograd::")))[name]

@@ -1,4 +1,10 @@
-"""An execution trace and a profiler trace of one rank as one graph: arguments from one, times from the other."""
+"""Joining an execution trace and a profiler trace of one rank: arguments from one, times from the other.
+
+Ops are matched by record-function ids if both were taken at once, otherwise by name and order. The structure (an
+execution trace, or the flat list of calls that a recording saw below autograd) and the profile are nearly equal
+sequences of names, one per thread; the profile has composite calls and internals besides. Both are walked in parallel,
+and where they differ they jump to the nearest place from which they agree again.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +18,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.formats.execution_trace.read import NO_TIMES
+from foretrace.formats.kineto.read import NO_SHAPES
 from foretrace.graph import Collective, ForetraceError, Graph, Names, Op, OpTable, Storage
 from foretrace.graph.tables import Ints, distinct
 
 SAME_STEP = 0.5
 """Share of the structure's ops that must be found in the profile, for both to be of the same step."""
 SAME_RUN = 0.9
-"""Share of the record-function ids found on both sides that must stand for the same name, for ids to be believed."""
+"""Share of the record-function ids found on both sides that must have the same name, for ids to be used."""
+CONTEXTS = (4, 2, 1)
+"""How many names in a row must agree for two places to be the same; fewer between two places found with more."""
+SAME_WORK = {"aten::_reshape_alias": "aten::view", "aten::new_zeros": "aten::zeros"}
+"""Calls that PyTorch makes under different names in different places, or when it is observed."""
+CASTS = ("aten::to", "aten::_to_copy")
+_END = -2
 
 
-def join(structure: Graph, times: Graph) -> Graph:
+def join(structure: Graph, profile: Graph) -> Graph:
     """The rows and times of a profile, with the arguments, storages and collective sizes of a structure.
 
-    Ops are paired by their record-function ids where both were taken at once, otherwise by name in order, each step of
-    the profile with the structure anew.
+    Without common record-function ids, each step of the profile is matched with the structure anew.
 
     >>> from foretrace.graph import Tensor
     >>> seen = Graph(OpTable.of([Op("aten::relu", (Tensor((4,), "float32", id=3),))]))
@@ -34,246 +46,61 @@ def join(structure: Graph, times: Graph) -> Graph:
     >>> op.end_us, op.tensors[0].id
     (2.0, 3)
     """
-    found = pair(structure.ops, times)
-    once = found[int(np.argmax([(rows >= 0).sum() for rows in found]))]
-    matched = float((once >= 0).mean()) if len(once) else 1.0
-    if matched < SAME_STEP:
+    found = match_steps(structure.ops, profile)
+    best = found[int(np.argmax([(rows >= 0).sum() for rows in found]))]
+    share = float((best >= 0).mean()) if len(best) else 1.0
+    if share < SAME_STEP:
         raise ForetraceError(
-            f"{structure.source} and {times.source} are not of one job: "
-            f"only {100 * matched:.0f} % of the execution trace's ops are in the profiler trace",
+            f"{structure.source} and {profile.source} are not of one job: "
+            f"only {100 * share:.0f} % of the execution trace's ops are in the profiler trace",
             "Give the traces of one job only.",
         )
+    notes = [note for note in (*profile.notes, *structure.notes) if note not in (NO_SHAPES, NO_TIMES)]
     return replace(
-        times,
-        ops=_with_arguments(structure.ops, times.ops, found),
-        collectives=_collectives(structure, times, found),
-        storages=_storages(structure.storages, once),
-        groups=structure.groups | {name: ranks for name, ranks in times.groups.items() if ranks},
-        world=max(structure.world, times.world),
-        notes=[
-            *times.notes,
-            *(note for note in structure.notes if note != NO_TIMES),
-            f"{100 * matched:.1f} % of the execution trace's ops found in the profiler trace",
-        ],
+        profile,
+        ops=_with_arguments(structure.ops, profile.ops, found),
+        collectives=_collectives(structure, profile, found),
+        storages=_storages(structure.storages, best),
+        groups=structure.groups | {name: ranks for name, ranks in profile.groups.items() if ranks},
+        world=max(structure.world, profile.world),
+        notes=[*notes, f"{100 * share:.1f} % of the execution trace's ops found in the profiler trace"],
     )
 
 
-def pair(structure: OpTable, times: Graph) -> list[Ints]:
-    """For each op of the structure, its row in the profile or -1; once for each step that repeats the structure."""
-    by_id = _by_record_id(structure, times.ops)
-    if by_id is not None:
-        return [by_id]
-    steps_seen = structure.names.matching(lambda name: name.startswith("ProfilerStep#"))
-    if len(times.steps) <= 1 or (len(structure) and steps_seen[structure.name].sum() > 1):
-        return [match(structure, times.ops)]
-    found = []
-    for start, end in pairwise([*(step.start for step in times.steps), np.inf]):
-        rows = np.flatnonzero((times.ops.start >= start) & (times.ops.start < end))
-        found.append(_in_rows(match(structure, _part(times.ops, rows)), rows))
-    return found
+def match_ops(structure: OpTable, profile: OpTable) -> Ints:
+    """For each op of the structure, its row in the profile by name and order; -1 for none.
 
+    Rows of both are in the order they started. Rows below a matched call that has no children in the structure are its
+    internals, and never matched.
 
-def _by_record_id(structure: OpTable, profile: OpTable) -> Ints | None:
-    """Pairs with the same record-function id; None where one side has none, or they are of different runs."""
-    if structure.record is None or profile.record is None or not (profile.record >= 0).any():
-        return None
-    order = np.argsort(profile.record, kind="stable")
-    at = np.searchsorted(profile.record[order], structure.record)
-    rows = order[np.minimum(at, len(order) - 1)]
-    found = (structure.record > 0) & (profile.record[rows] == structure.record)
-    code_of = {name: code for code, name in enumerate(profile.names.items)}
-    codes = np.array([code_of.get(name, -1) for name in structure.names.items], np.int32)
-    same = found & (codes[structure.name] == profile.name[rows])
-    if same.sum() < SAME_RUN * max(1, found.sum()):
-        return None
-    return np.where(same, rows, -1).astype(np.int32)
-
-
-def _part(ops: OpTable, rows: NDArray[np.intp]) -> OpTable:
-    """Some rows of a table on their own: parents outside it are gone."""
-    part = ops.rows(rows)
-    new_row = np.full(len(ops) + 1, -1, np.int32)
-    new_row[rows] = np.arange(len(rows))
-    part.parent = new_row[part.parent]
-    return part
-
-
-def _in_rows(found: Ints, rows: NDArray[np.intp]) -> Ints:
-    return np.where(found >= 0, rows[found], -1).astype(np.int32) if len(rows) else found
-
-
-def _with_arguments(structure: OpTable, profile: OpTable, found: Sequence[Ints]) -> OpTable:
-    """The profile's table, its ops made by the structure where they are matched, and nested as there."""
-    of_profile = np.full(len(profile), -1, np.int32)
-    parent = profile.parent.copy()
-    for rows in found:
-        of_profile[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
-        above = np.where(structure.parent >= 0, rows[structure.parent], -1)
-        nested = (rows >= 0) & (above >= 0) & (above < rows)
-        parent[rows[nested]] = above[nested]
-    joined = replace(profile, parent=parent, source=np.arange(len(profile), dtype=np.int32))
-    joined.detail = _Either(structure, profile, of_profile)
-    return joined
-
-
-@dataclass
-class _Either:
-    """Makes the op of a row: the structure's where there is one, else the profile's; the table says when and where."""
-
-    structure: OpTable
-    profile: OpTable
-    of_profile: Ints
-
-    def __call__(self, row: int) -> Op:
-        matched = self.of_profile[row]
-        return self.structure.call(matched) if matched >= 0 else self.profile.call(row)
-
-
-def _storages(storages: dict[int, Storage], found: Ints) -> dict[int, Storage]:
-    """Births and deaths in the profile's rows: of the op itself, or of the next one that was matched."""
-    last = int(found.max(initial=-1)) + 1
-    rows = np.append(np.where(found >= 0, found, last), last)
-    following = np.minimum.accumulate(rows[::-1])[::-1]
-    moved = [*following.tolist(), -1]  # the last one is for -1, where nobody knows
-    return {i: Storage(s.id, s.nbytes, s.device, moved[s.birth], moved[s.death]) for i, s in storages.items()}
-
-
-def _collectives(structure: Graph, times: Graph, found: Sequence[Ints]) -> list[Collective]:
-    """The profile's collectives, with what only the structure knows; the structure's own where the profile has none."""
-    told: dict[int, Collective] = {}
-    for rows in found:
-        told |= {int(rows[c.op]): c for c in structure.collectives if rows[c.op] >= 0}
-    if not times.collectives:
-        return [replace(c, op=row) for row, c in sorted(told.items())]
-    return [_completed(c, told.get(_around(c.op, times.ops, told))) for c in times.collectives]
-
-
-def _around(row: int, ops: OpTable, told: dict[int, Collective]) -> int:
-    while row >= 0 and row not in told:
-        row = int(ops.parent[row])
-    return row
-
-
-def _completed(timed: Collective, told: Collective | None) -> Collective:
-    if told is None or told.kind != timed.kind:
-        return timed
-    return replace(
-        timed,
-        group=timed.group or told.group,
-        nbytes=told.nbytes or timed.nbytes,
-        ranks=timed.ranks or told.ranks,
-        dtype=told.dtype or timed.dtype,
-    )
-
-
-# --- was formats.matching: Which row of a profile is which call of a structure, where nothing but names and order can tell.
-
-CONTEXTS = (4, 2, 1)
-"""How many names in a row must agree for two places to be the same; fewer between two places found with more."""
-
-SAME_WORK = {"aten::_reshape_alias": "aten::view", "aten::new_zeros": "aten::zeros"}
-"""What PyTorch calls in one place by one name and in another, or when watched, by another."""
-
-CASTS = ("aten::to", "aten::_to_copy")
-
-_END = -2
-
-
-def match(structure: OpTable, profile: OpTable) -> Ints:
-    """For each op of the structure, its row in the profile; -1 where it has none.
-
-    Rows of both are in the order they started. What lies below a matched call that has nothing inside it in the
-    structure is its internals, and never matched.
-
-    >>> from foretrace.graph import Op
     >>> seen = OpTable.of([Op("aten::t"), Op("aten::addmm"), Op("aten::empty")])
     >>> timed = OpTable.of([
     ...     Op("aten::linear"), Op("aten::t", parent=0), Op("aten::addmm", parent=0),
     ...     Op("aten::empty", parent=2), Op("aten::empty")])
-    >>> match(seen, timed).tolist()
+    >>> match_ops(seen, timed).tolist()
     [1, 2, 4]
     """
     known = Names()
-    seen = _codes(structure, [known.code(_same_work(name)) for name in structure.names.items])
+    seen = _codes(structure, [known.code(_canonical(name)) for name in structure.names.items])
     names = dict(zip(known.items, range(len(known))))
-    code = _codes(profile, [names.get(_same_work(name), -1) for name in profile.names.items])
-    simple = np.ones(len(known) + 1, bool)  # the last one is that of names the structure does not have
-    simple[seen[structure.parent[structure.parent >= 0]]] = simple[-1] = False
-    around = _casting(profile) & simple[code]
-    rows = np.flatnonzero(~_internal(profile, simple[code] & ~around) & ~around & (code >= 0))
+    code = _codes(profile, [names.get(_canonical(name), -1) for name in profile.names.items])
+    leaf = np.ones(len(known) + 1, bool)  # the last one is for names that the structure does not have
+    leaf[seen[structure.parent[structure.parent >= 0]]] = leaf[-1] = False
+    around = _casting(profile) & leaf[code]
+    rows = np.flatnonzero(~_internal(profile, leaf[code] & ~around) & ~around & (code >= 0))
     found = np.full(len(structure), -1, np.int32)
     for mine, theirs in _paired_threads(structure.thread, seen, profile.thread, code, rows):
-        pairs = aligned(seen[mine].tolist(), code[theirs].tolist())
+        pairs = align_sequences(seen[mine].tolist(), code[theirs].tolist())
         if pairs:
             i, j = np.array(pairs).T
             found[mine[i]] = theirs[j]
     return found
 
 
-def _same_work(name: str) -> str:
-    """One name for calls that do the same: being watched makes PyTorch prefer a copy to a change in place.
-
-    >>> [_same_work(n) for n in ("aten::add_", "aten::_reshape_alias", "aten::__or__", "ProfilerStep#3")]
-    ['aten::add', 'aten::view', 'aten::__or__', 'ProfilerStep#']
-    """
-    if name.startswith("ProfilerStep#"):
-        return "ProfilerStep#"
-    name = SAME_WORK.get(name, name)
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
-
-
-def _codes(table: OpTable, code_of_name: list[int]) -> Ints:
-    return np.array(code_of_name, np.int32)[table.name] if len(table) else np.zeros(0, np.int32)
-
-
-def _casting(profile: OpTable) -> NDArray[np.bool_]:
-    """Whether each row is autocast's: a call that casts what it was given and then calls the same by the same name."""
-    inside = np.flatnonzero(profile.parent >= 0)
-    outer = profile.parent[inside]
-    again = profile.name[inside] == profile.name[outer]
-    casts = profile.names.matching(lambda name: name in CASTS)[profile.name[inside]]
-    casting = np.zeros(len(profile), bool)
-    casting[outer[again]] = True
-    casting[outer[~again & ~casts]] = False
-    return casting
-
-
-def _internal(profile: OpTable, simple: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether each row of the profile is below a call that the structure knows as one without anything inside."""
-    hides = simple.tolist()
-    internal: list[bool] = []
-    for parent in profile.parent.tolist():
-        internal.append(parent >= 0 and (hides[parent] or internal[parent]))
-    return np.array(internal, bool)
-
-
-def _paired_threads(
-    thread: Ints, seen: Ints, profile_thread: Ints, code: Ints, rows: NDArray[np.intp]
-) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """Rows of each thread of the structure with rows of the profile's thread that calls the same things."""
-    threads, sizes = np.unique(thread, return_counts=True)
-    if len(threads) <= 1:
-        return [(np.arange(len(seen)), rows)]
-    kinds = int(seen.max()) + 1
-    theirs = {int(t): rows[profile_thread[rows] == t] for t in distinct(profile_thread[rows])}
-    left = {t: np.bincount(code[mine], minlength=kinds) for t, mine in theirs.items()}
-    pairs = []
-    for larger_first in threads[np.argsort(-sizes)]:
-        if not left:
-            break
-        mine = np.flatnonzero(thread == larger_first)
-        counts = np.bincount(seen[mine], minlength=kinds)
-        shared = {t: int(np.minimum(called, counts).sum()) for t, called in left.items()}
-        best = max(shared, key=shared.__getitem__)
-        del left[best]
-        pairs.append((mine, theirs[best]))
-    return pairs
-
-
-def aligned(a: Sequence[int], b: Sequence[int], contexts: Sequence[int] = CONTEXTS) -> list[tuple[int, int]]:
+def align_sequences(a: Sequence[int], b: Sequence[int], contexts: Sequence[int] = CONTEXTS) -> list[tuple[int, int]]:
     """Positions at which two sequences are the same, in order.
 
-    >>> aligned([1, 2, 3, 4, 5], [9, 1, 2, 4, 5])
+    >>> align_sequences([1, 2, 3, 4, 5], [9, 1, 2, 4, 5])
     [(0, 1), (1, 2), (3, 3), (4, 4)]
     """
     length, *shorter = contexts
@@ -290,7 +117,7 @@ def aligned(a: Sequence[int], b: Sequence[int], contexts: Sequence[int] = CONTEX
         places = places or _places(b, length)
         skip_a, skip_b = _nearest_agreement(a, i, places, j, length)
         if shorter and skip_a and skip_b:
-            pairs += [(i + x, j + y) for x, y in aligned(a[i : i + skip_a], b[j : j + skip_b], shorter)]
+            pairs += [(i + x, j + y) for x, y in align_sequences(a[i : i + skip_a], b[j : j + skip_b], shorter)]
         i, j = i + skip_a, j + skip_b
     return pairs
 
@@ -305,7 +132,7 @@ def _places(names: Sequence[int], length: int) -> dict[tuple[int, ...], list[int
 def _nearest_agreement(
     a: Sequence[int], i: int, places: dict[tuple[int, ...], list[int]], j: int, length: int
 ) -> tuple[int, int]:
-    """How far to go in both for the next names to agree, going as little as can be; at worst to both ends."""
+    """The smallest skips in both sequences after which the next names agree; at worst to both ends."""
     best = (len(a) - length - i, places[(_END,) * length][-1] - j)
     for skip in range(len(a) - length - i):
         if skip >= sum(best):
@@ -315,3 +142,168 @@ def _nearest_agreement(
         if at < len(there) and skip + there[at] - j < sum(best):
             best = (skip, there[at] - j)
     return best
+
+
+def match_steps(structure: OpTable, profile: Graph) -> list[Ints]:
+    """For each op of the structure, its row in the profile or -1; once for each step that repeats the structure."""
+    by_id = _match_by_record_id(structure, profile.ops)
+    if by_id is not None:
+        return [by_id]
+    is_step = structure.names.matching(lambda name: name.startswith("ProfilerStep#"))
+    if len(profile.steps) <= 1 or (len(structure) and is_step[structure.name].sum() > 1):
+        return [match_ops(structure, profile.ops)]
+    found = []
+    for start, end in pairwise([*(step.start for step in profile.steps), np.inf]):
+        rows = np.flatnonzero((profile.ops.start >= start) & (profile.ops.start < end))
+        matched = match_ops(structure, _selected(profile.ops, rows))
+        found.append(np.where(matched >= 0, rows[matched], -1).astype(np.int32) if len(rows) else matched)
+    return found
+
+
+def _match_by_record_id(structure: OpTable, profile: OpTable) -> Ints | None:
+    """Rows with the same record-function id; None if one side has none, or they are of different runs."""
+    if structure.record is None or profile.record is None or not (profile.record >= 0).any():
+        return None
+    order = np.argsort(profile.record, kind="stable")
+    at = np.searchsorted(profile.record[order], structure.record)
+    rows = order[np.minimum(at, len(order) - 1)]
+    found = (structure.record > 0) & (profile.record[rows] == structure.record)
+    code_of = {name: code for code, name in enumerate(profile.names.items)}
+    codes = np.array([code_of.get(name, -1) for name in structure.names.items], np.int32)
+    same = found & (codes[structure.name] == profile.name[rows])
+    if same.sum() < SAME_RUN * max(1, found.sum()):
+        return None
+    return np.where(same, rows, -1).astype(np.int32)
+
+
+def _selected(ops: OpTable, rows: NDArray[np.intp]) -> OpTable:
+    """Some rows of a table as a table of their own, without parents outside it."""
+    part = ops.rows(rows)
+    new_row = np.full(len(ops) + 1, -1, np.int32)
+    new_row[rows] = np.arange(len(rows))
+    part.parent = new_row[part.parent]
+    return part
+
+
+def _canonical(name: str) -> str:
+    """One name for calls that do the same: when it is observed, PyTorch prefers a copy to a change in place.
+
+    >>> [_canonical(n) for n in ("aten::add_", "aten::_reshape_alias", "aten::__or__", "ProfilerStep#3")]
+    ['aten::add', 'aten::view', 'aten::__or__', 'ProfilerStep#']
+    """
+    if name.startswith("ProfilerStep#"):
+        return "ProfilerStep#"
+    name = SAME_WORK.get(name, name)
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def _codes(table: OpTable, code_of_name: list[int]) -> Ints:
+    return np.array(code_of_name, np.int32)[table.name] if len(table) else np.zeros(0, np.int32)
+
+
+def _casting(profile: OpTable) -> NDArray[np.bool_]:
+    """Which rows are autocast's: a call that casts its arguments and then calls an op of the same name."""
+    inside = np.flatnonzero(profile.parent >= 0)
+    outer = profile.parent[inside]
+    again = profile.name[inside] == profile.name[outer]
+    casts = profile.names.matching(lambda name: name in CASTS)[profile.name[inside]]
+    casting = np.zeros(len(profile), bool)
+    casting[outer[again]] = True
+    casting[outer[~again & ~casts]] = False
+    return casting
+
+
+def _internal(profile: OpTable, leaf: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows of the profile are below a call that has no children in the structure."""
+    hides = leaf.tolist()
+    internal: list[bool] = []
+    for parent in profile.parent.tolist():
+        internal.append(parent >= 0 and (hides[parent] or internal[parent]))
+    return np.array(internal, bool)
+
+
+def _paired_threads(
+    thread: Ints, seen: Ints, profile_thread: Ints, code: Ints, rows: NDArray[np.intp]
+) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """Rows of each thread of the structure with rows of the profile's thread that calls the same ops."""
+    threads, sizes = np.unique(thread, return_counts=True)
+    if len(threads) <= 1:
+        return [(np.arange(len(seen)), rows)]
+    names = int(seen.max()) + 1
+    theirs = {int(t): rows[profile_thread[rows] == t] for t in distinct(profile_thread[rows])}
+    left = {t: np.bincount(code[mine], minlength=names) for t, mine in theirs.items()}
+    pairs = []
+    for larger_first in threads[np.argsort(-sizes)]:
+        if not left:
+            break
+        mine = np.flatnonzero(thread == larger_first)
+        counts = np.bincount(seen[mine], minlength=names)
+        shared = {t: int(np.minimum(called, counts).sum()) for t, called in left.items()}
+        best = max(shared, key=shared.__getitem__)
+        del left[best]
+        pairs.append((mine, theirs[best]))
+    return pairs
+
+
+def _with_arguments(structure: OpTable, profile: OpTable, found: Sequence[Ints]) -> OpTable:
+    """The profile's table, with the structure's ops and nesting in matched rows."""
+    of_profile = np.full(len(profile), -1, np.int32)
+    parent = profile.parent.copy()
+    for rows in found:
+        of_profile[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
+        above = np.where(structure.parent >= 0, rows[structure.parent], -1)
+        nested = (rows >= 0) & (above >= 0) & (above < rows)
+        parent[rows[nested]] = above[nested]
+    joined = replace(profile, parent=parent, source=np.arange(len(profile), dtype=np.int32))
+    joined.detail = _JoinedOps(structure, profile, of_profile)
+    return joined
+
+
+@dataclass
+class _JoinedOps:
+    """Creates the op of a row: the structure's if it is matched, else the profile's."""
+
+    structure: OpTable
+    profile: OpTable
+    of_profile: Ints
+
+    def __call__(self, row: int) -> Op:
+        matched = self.of_profile[row]
+        return self.structure.call(matched) if matched >= 0 else self.profile.call(row)
+
+
+def _storages(storages: dict[int, Storage], found: Ints) -> dict[int, Storage]:
+    """Births and deaths in the profile's rows: those of the op itself, or of the next matched op."""
+    last = int(found.max(initial=-1)) + 1
+    rows = np.append(np.where(found >= 0, found, last), last)
+    following = np.minimum.accumulate(rows[::-1])[::-1]
+    moved = [*following.tolist(), -1]  # the last one is for -1, which means unknown
+    return {i: Storage(s.id, s.nbytes, s.device, moved[s.birth], moved[s.death]) for i, s in storages.items()}
+
+
+def _collectives(structure: Graph, profile: Graph, found: Sequence[Ints]) -> list[Collective]:
+    """The profile's collectives, completed by the structure's; the structure's own if the profile has none."""
+    known: dict[int, Collective] = {}
+    for rows in found:
+        known |= {int(rows[c.op]): c for c in structure.collectives if rows[c.op] >= 0}
+    if not profile.collectives:
+        return [replace(c, op=row) for row, c in sorted(known.items())]
+    return [_completed(c, known.get(_nearest_around(c.op, profile.ops, known))) for c in profile.collectives]
+
+
+def _nearest_around(row: int, ops: OpTable, known: dict[int, Collective]) -> int:
+    while row >= 0 and row not in known:
+        row = int(ops.parent[row])
+    return row
+
+
+def _completed(timed: Collective, known: Collective | None) -> Collective:
+    if known is None or known.kind != timed.kind:
+        return timed
+    return replace(
+        timed,
+        group=timed.group or known.group,
+        nbytes=known.nbytes or timed.nbytes,
+        ranks=timed.ranks or known.ranks,
+        dtype=known.dtype or timed.dtype,
+    )

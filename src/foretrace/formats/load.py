@@ -1,4 +1,7 @@
-"""Others' traces, whatever they are: one file, the folder of a rank, or a whole job."""
+"""Loading traces into a job: files recognised by their content, grouped by rank, and read in parallel.
+
+`FORMATS` is the registry of trace formats.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +11,98 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import has_magic
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from foretrace.files import gc_paused, read_chunks
-from foretrace.formats.kineto.events import ALONE, CHUNK
-from foretrace.formats.kineto.read import NO_SHAPES
-from foretrace.formats.ranks import EPOCH_FROM_NS, grouped_alike, on_one_clock
-from foretrace.formats.workers import shared_out
+from foretrace.formats.kineto.events import CHUNK, SERIAL_CHUNKS
+from foretrace.formats.workers import parallel_map
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
 
+
+class TraceFormat(NamedTuple):
+    """A trace format: how its files are recognised, and what reads one of them into a `Graph`."""
+
+    module: str
+    reader: str
+    """A function of the module, which is imported only if there is such a file."""
+    suffixes: tuple[str, ...]
+    """Endings of file names that are looked for in folders, without ``.gz``."""
+    key: str = ""
+    """Key by which a JSON object of this format is recognised."""
+    item_key: str = ""
+    """Key by which a JSON array of this format is recognised."""
+    header: bytes = b""
+    """Regular expression for the start of a binary file of this format."""
+
+    def read(self, path: Path) -> Graph:
+        """The graph in a file of this format."""
+        graph: Graph = getattr(import_module(self.module), self.reader)(path)
+        return graph
+
+
+PROFILER_TRACE, EXECUTION_TRACE, CHAKRA_TRACE = "profiler trace", "execution trace", "Chakra trace"
+FORMATS = {
+    PROFILER_TRACE: TraceFormat(
+        "foretrace.formats.kineto", "read_kineto", (".json",), key="traceEvents", item_key="ph"
+    ),
+    EXECUTION_TRACE: TraceFormat(
+        "foretrace.formats.execution_trace", "read_execution_trace", (".json",), key="nodes"
+    ),
+    # A Chakra file starts with the length of a message that holds a version, or else an attribute with a name.
+    CHAKRA_TRACE: TraceFormat(
+        "foretrace.formats.chakra", "read_chakra", (".et", ".chakra"),
+        header=rb"[\x80-\xff]{0,3}[\x01-\x7f](\x0a[\x01-\x3f][\x20-\x7e]|\x12[\x80-\xff]?[\x01-\x7f]\x0a)",
+    ),
+}  # fmt: skip
+"""Trace formats by name. If one rank has files of several formats, the first of these is read."""
+
+SUFFIXES = tuple({f"{suffix}{gz}": "" for known in FORMATS.values() for suffix in known.suffixes for gz in ("", ".gz")})
+SNIFFED_BYTES = 32 << 20
+"""How far into a file the key of its format is searched for."""
+GZIP_RATIO = 15
+"""How many times smaller a gzipped trace usually is."""
 _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
 _NUMBER = re.compile(r"[-_.](\d{1,6})(?:\.[a-z]+)*$", re.I)
-USUAL_RATIO = 15
-"""How many times a trace shrinks when gzipped."""
-CLOCKS_DIFFER_S = 60.0
-"""No two hosts of a job have clocks further apart than this."""
 
 
 @dataclass
-class _Rank:
-    """The files that tell about one rank, and the rank as their names give it."""
+class _RankFiles:
+    """The files of one rank by their format, and the rank that their names give."""
 
-    number: int | None
+    rank: int | None
     files: dict[str, Path]
 
 
 @gc_paused()
 def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None) -> Job:
-    """Read traces into a job: a file, a folder, a glob, or several of these; only the given ranks where there are any.
+    """Read traces into a job: a file, a folder, a glob, or several of these; with ``ranks``, only these ranks.
 
-    Profiler traces, PyTorch execution traces and Chakra traces are told apart by what is in them. An execution trace
-    beside the profiler trace of the same rank gives its ops their arguments.
+    Profiler traces, PyTorch execution traces and Chakra traces are recognised by their content. If a rank has an
+    execution trace and a profiler trace, they are joined: ops get their arguments from the execution trace.
     """
-    asked = [Path(path) for path in ([paths] if isinstance(paths, (Path, str)) else paths)]
-    source = str(asked[0]) if len(asked) == 1 else f"{asked[0]} and {len(asked) - 1} more"
-    files = [file for path in asked for file in _files(path) if ranks is None or _may_be_of(file, ranks)]
+    given = [Path(path) for path in ([paths] if isinstance(paths, (Path, str)) else paths)]
+    source = str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
+    files = [file for path in given for file in _files(path) if ranks is None or _may_be_of(file, ranks)]
     found = _by_rank(_traces(source, files)) if files else []
-    graphs = _graphs([rank for rank in found if ranks is None or rank.number is None or rank.number in ranks])
+    graphs = _read([one for one in found if ranks is None or one.rank is None or one.rank in ranks])
     graphs = sorted((g for g in graphs if ranks is None or g.rank in ranks), key=lambda graph: graph.rank)
     if not graphs:
         raise ForetraceError(f"{source} holds no trace of rank {_few(sorted(ranks or ()))}", "Ask for other ranks.")
     if all(graph.world == 1 for graph in graphs):
         for graph in graphs:
             graph.world = graphs[-1].rank + 1
-    _refuse_mixed(graphs)
-    graphs, said = grouped_alike(graphs)
-    graphs, notes = on_one_clock(graphs)
-    job = Job(graphs, source, [*said, *notes])
+    for graph in graphs:
+        if graph.world > MAX_RANKS:
+            raise ForetraceError(
+                f"{graph.source} says that its job has {graph.world:,} ranks", "Check where the file comes from."
+            )
+    notes: list[str] = []
+    if len(graphs) > 1:
+        from foretrace.formats.ranks import align_ranks
+
+        graphs, notes = align_ranks(graphs)
+    job = Job(graphs, source, notes)
     if job.missing and ranks is None:
         word = "rank" if len(job.missing) == 1 else "ranks"
         job.notes.append(f"no trace of {word} {_few(job.missing)} of the {job.world} in the job")
@@ -63,12 +110,55 @@ def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None
 
 
 def trace_files(path: Path | str) -> list[Path]:
-    """The files that are read of a path: traces alone, whatever lies beside them."""
+    """The traces that `load` reads from a path, without the other files there."""
     return [file for file, _ in _traces(str(path), _files(Path(path)))]
 
 
+def format_of(path: Path) -> str | None:
+    """The name of a file's format in `FORMATS`, from its content; None for something else."""
+    seen = b""
+    for chunk in read_chunks(path):
+        seen += chunk
+        text = seen.removeprefix(b"\xef\xbb\xbf").lstrip()
+        if text.startswith(b"["):
+            return _format_of_array(text)
+        if not text.startswith(b"{"):
+            break
+        found = [
+            (match.start(), name)
+            for name, known in FORMATS.items()
+            if known.key and (match := re.search(rb'"%b"\s*:' % known.key.encode(), text))
+        ]
+        if found:
+            return min(found)[1]
+        if len(seen) > SNIFFED_BYTES:
+            break
+    binary = ((name, known.header) for name, known in FORMATS.items() if known.header)
+    return next((name for name, header in binary if re.match(header, seen, re.DOTALL)), None)
+
+
+def _format_of_array(text: bytes) -> str | None:
+    empty = not text.lstrip(b"[").strip(b" \t\r\n]")
+    keys = ((name, known.item_key) for name, known in FORMATS.items() if known.item_key)
+    return next((name for name, key in keys if empty or b'"%b"' % key.encode() in text), None)
+
+
+def rank_in_name(path: Path, alone: bool = False) -> int | None:
+    """The rank in the name of a file, or of the folder around it; None for none.
+
+    Without the word rank, the last number in the name is taken, unless the file is ``alone``.
+
+    >>> [rank_in_name(Path(p)) for p in ("rank3.kineto.json.gz", "rank-7/et.json", "trace_12.json", "a.json")]
+    [3, 7, 12, None]
+    """
+    found = _RANK.search(path.name) or _RANK.search(path.parent.name)
+    if not found and not alone:
+        found = _NUMBER.search(path.name)
+    return int(found[1]) if found else None
+
+
 def _may_be_of(path: Path, ranks: set[int]) -> bool:
-    """Whether a file may be of one of the ranks: one whose name says otherwise is not even opened."""
+    """Whether a file may be of one of the ranks: a file named after another rank is not even opened."""
     number = rank_in_name(path, alone=True)
     return number is None or number in ranks
 
@@ -95,8 +185,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _traces(source: str, files: list[Path]) -> list[tuple[Path, str]]:
-    """The files that are traces, and what each is; other files may lie among them."""
-    traces = [(file, kind) for file in dict.fromkeys(files) if (kind := kind_of(file))]
+    """The files that are traces, each with its format; other files may lie among them."""
+    traces = [(file, name) for file in dict.fromkeys(files) if (name := format_of(file))]
     if not traces:
         raise ForetraceError(
             f"{files[0] if len(files) == 1 else source} is no trace that Foretrace reads",
@@ -105,155 +195,47 @@ def _traces(source: str, files: list[Path]) -> list[tuple[Path, str]]:
     return traces
 
 
-def _by_rank(files: list[tuple[Path, str]]) -> list[_Rank]:
-    """Files that belong together: one of each kind in a folder, with the same rank in their names or none."""
+def _by_rank(traces: list[tuple[Path, str]]) -> list[_RankFiles]:
+    """Files that belong together: one of each format in a folder, with the same rank in their names or none."""
     together: dict[tuple[Path, int | None], list[tuple[Path, str]]] = defaultdict(list)
-    for path, kind in files:
-        together[path.parent, rank_in_name(path, alone=len(files) == 1)].append((path, kind))
+    for path, name in traces:
+        together[path.parent, rank_in_name(path, alone=len(traces) == 1)].append((path, name))
     ranks = []
     for (_, number), members in together.items():
-        by_kind = {kind: path for path, kind in members}
-        if len(by_kind) == len(members):
-            ranks.append(_Rank(number, by_kind))
+        by_format = {name: path for path, name in members}
+        if len(by_format) == len(members):
+            ranks.append(_RankFiles(number, by_format))
         else:
-            ranks += [_Rank(number, {kind: path}) for path, kind in members]
+            ranks += [_RankFiles(number, {name: path}) for path, name in members]
     return ranks
 
 
-def rank_in_name(path: Path, alone: bool = False) -> int | None:
-    """The rank in the name of a file, or of the folder around it; None where there is none.
-
-    Without the word rank, the last number in the name is taken, unless the file is ``alone``.
-
-    >>> [rank_in_name(Path(p)) for p in ("rank3.kineto.json.gz", "rank-7/et.json", "trace_12.json", "a.json")]
-    [3, 7, 12, None]
-    """
-    found = _RANK.search(path.name) or _RANK.search(path.parent.name)
-    if not found and not alone:
-        found = _NUMBER.search(path.name)
-    return int(found[1]) if found else None
-
-
-def _graphs(ranks: list[_Rank]) -> list[Graph]:
+def _read(ranks: list[_RankFiles]) -> list[Graph]:
     """Small files are read several at once; large ones one by one, since each of them keeps all cores busy."""
-    if any(_unpacked_bytes(file) > ALONE * CHUNK for rank in ranks for file in rank.files.values()):
+    if any(_unpacked_bytes(file) > SERIAL_CHUNKS * CHUNK for rank in ranks for file in rank.files.values()):
         return [_graph(rank) for rank in ranks]
-    return shared_out(_graph, ranks)
+    return parallel_map(_graph, ranks)
 
 
 def _unpacked_bytes(path: Path) -> int:
-    """About how many."""
-    return path.stat().st_size * (USUAL_RATIO if path.suffix == ".gz" else 1)
+    """Approximate size of a file's contents."""
+    return path.stat().st_size * (GZIP_RATIO if path.suffix == ".gz" else 1)
 
 
-def _graph(rank: _Rank) -> Graph:
+def _graph(rank: _RankFiles) -> Graph:
     files = rank.files
-    kind = next(kind for kind in READERS if kind in files)
-    graph = read(kind, files[kind])
-    if kind == PROFILE and EXECUTION in files:
-        graph = _with_arguments(graph, files[EXECUTION])
-    # a profiler trace of many ranks says which it is; an execution trace seldom does
-    if rank.number is not None and (graph.world == 1 or (PROFILE not in files and rank.number < graph.world)):
-        graph.rank = rank.number
+    name = next(name for name in FORMATS if name in files)
+    graph = FORMATS[name].read(files[name])
+    if name == PROFILER_TRACE and EXECUTION_TRACE in files:
+        from foretrace.formats.join import join
+
+        graph = join(FORMATS[EXECUTION_TRACE].read(files[EXECUTION_TRACE]), graph)
+    # A profiler trace of several ranks says which rank it is; an execution trace seldom does.
+    if rank.rank is not None and (graph.world == 1 or (PROFILER_TRACE not in files and rank.rank < graph.world)):
+        graph.rank = rank.rank
     return graph
-
-
-def _with_arguments(profile: Graph, execution_trace: Path) -> Graph:
-    from foretrace.formats.join import join
-
-    graph = join(read(EXECUTION, execution_trace), profile)
-    graph.notes = [note for note in graph.notes if note != NO_SHAPES]
-    return graph
-
-
-def _refuse_mixed(graphs: list[Graph]) -> None:
-    """Refuse traces that can't be of one job."""
-    for graph in graphs:
-        if graph.world > MAX_RANKS:
-            raise ForetraceError(
-                f"{graph.source} says that its job has {graph.world:,} ranks", "Check where the file comes from."
-            )
-    for one, other in pairwise(graphs):
-        if one.rank == other.rank:
-            what = f"{one.source} and {other.source} are both of rank {one.rank}"
-        elif one.world != other.world:
-            what = f"{one.source} is of a job of {one.world} ranks, {other.source} of one of {other.world}"
-        else:
-            continue
-        raise ForetraceError(what, "Give the traces of one job only, one a rank.")
-    if all(graph.origin_ns > EPOCH_FROM_NS for graph in graphs):
-        _refuse_far_apart(graphs)
-
-
-def _refuse_far_apart(graphs: list[Graph]) -> None:
-    """Refuse traces that were not taken at once: minutes apart, or one after the other and of different steps."""
-    windows = sorted((_window(graph), i) for i, graph in enumerate(graphs))
-    for (earlier, i), (later, j) in pairwise(windows):
-        one, other = graphs[i], graphs[j]
-        gap_s = (later[0] - earlier[1]) / 1e9
-        steps, other_steps = ({step.name for step in graph.steps} for graph in (one, other))
-        if gap_s > CLOCKS_DIFFER_S or (gap_s > 0 and steps and other_steps and not steps & other_steps):
-            raise ForetraceError(
-                f"{other.source} starts {gap_s:,.1f} s after {one.source} ends", "Give the traces of one job only."
-            )
-
-
-def _window(graph: Graph) -> tuple[float, float]:
-    """First start and last end, in nanoseconds since the epoch."""
-    tables = [table for table in (graph.ops, graph.calls, graph.kernels) if len(table)]
-    first, last = min(float(table.start.min()) for table in tables), max(float(table.end.max()) for table in tables)
-    return graph.origin_ns + first * 1e3, graph.origin_ns + last * 1e3
 
 
 def _few(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown
-
-
-# --- was formats.kinds: What others' traces are, told by what is in them, and what reads each kind.
-
-PROFILE, EXECUTION, CHAKRA = "profiler trace", "execution trace", "Chakra trace"
-READERS = {
-    PROFILE: ("foretrace.formats.kineto.read", "read_kineto"),
-    EXECUTION: ("foretrace.formats.execution_trace.read", "read_execution_trace"),
-    CHAKRA: ("foretrace.formats.chakra", "read_chakra"),
-}
-"""The module and the function that read each kind, the one to prefer first: imported once such a file is there."""
-SUFFIXES = (".json", ".json.gz", ".et", ".et.gz", ".chakra", ".chakra.gz")
-"""How the names of files in a folder end that may be traces."""
-_KEYS = ((re.compile(rb'"traceEvents"\s*:'), PROFILE), (re.compile(rb'"nodes"\s*:'), EXECUTION))
-_SNIFFED = 32 << 20
-"""How far into a file we look for the key that tells what it is."""
-_CHAKRA_START = re.compile(
-    rb"[\x80-\xff]{0,3}[\x01-\x7f](\x0a[\x01-\x3f][\x20-\x7e]|\x12[\x80-\xff]?[\x01-\x7f]\x0a)", re.DOTALL
-)
-
-
-def read(kind: str, path: Path) -> Graph:
-    """The graph in a file of a kind."""
-    module, function = READERS[kind]
-    graph: Graph = getattr(import_module(module), function)(path)
-    return graph
-
-
-def kind_of(path: Path) -> str | None:
-    """What a file is: a profiler trace, an execution trace, a Chakra trace; None for something else."""
-    seen = b""
-    for piece in read_chunks(path):
-        seen += piece
-        text = seen.removeprefix(b"\xef\xbb\xbf").lstrip()
-        if text.startswith(b"["):
-            return PROFILE if b'"ph"' in text or not text.lstrip(b"[").strip(b" \t\r\n]") else None
-        if not text.startswith(b"{"):
-            return CHAKRA if _chakra_like(seen) else None
-        keys = [(found.start(), kind) for key, kind in _KEYS if (found := key.search(text))]
-        if keys:
-            return min(keys)[1]
-        if len(seen) > _SNIFFED:
-            break
-    return CHAKRA if _chakra_like(seen) else None
-
-
-def _chakra_like(start: bytes) -> bool:
-    """A Chakra file starts with the length of a message that holds a version or else an attribute with a name."""
-    return bool(_CHAKRA_START.match(start))

@@ -1,6 +1,6 @@
-"""Ranks on one clock: by the wall time each trace gives, and by their collectives where that is off.
+"""Aligning the ranks of a job: one job, one clock, and process groups that some of the traces do not name.
 
-Ranks on one host share a clock. On several hosts clocks differ, and collectives tell by how much. No rank can end a
+Ranks on one host share a clock. On several hosts clocks differ, and collectives show by how much: no rank can end a
 collective before the last rank has started it. So the ends on two ranks differ by no more than the kernels took.
 """
 
@@ -8,48 +8,98 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.graph import Collective, Graph
+from foretrace.graph import Collective, ForetraceError, Graph
 
-TOGETHER = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
-"""Collectives that all their ranks end together; a broadcast's root may leave early."""
-EPOCH_FROM_NS = 10**17
-SLACK_US = 10.0
-"""What stamps of one clock may be off by."""
+ENDING_TOGETHER = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
+"""Collectives that end at the same time on all their ranks; a broadcast's root may leave early."""
+MIN_EPOCH_NS = 10**17
+"""An origin after this (in 1973) is a wall-clock time; an earlier one counts from the machine's boot."""
+MAX_CLOCK_DIFFERENCE_S = 60.0
+"""No two hosts of a job have clocks further apart than this."""
+CLOCK_ERROR_US = 10.0
+"""Error of timestamps on one clock."""
 VIOLATIONS = 0.05
-"""Share of collectives that may end impossibly early or late before we say that the clocks differ."""
+"""Share of collectives that may end impossibly early or late before the clocks count as different."""
 
 Key = tuple[str, str, tuple[int, ...]]
+"""Kind, group and ranks of a collective."""
 
 
 class _Spans(NamedTuple):
-    """When one rank's collectives of one kind and group started and ended."""
+    """Starts and ends of one rank's collectives of one kind and group."""
 
     start: NDArray[np.float64]
     end: NDArray[np.float64]
 
 
-def on_one_clock(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
-    """The graphs with a common time zero, and what had to be assumed for it."""
+def align_ranks(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
+    """The graphs of one job's ranks on one clock, and notes on what was assumed; refused if they are of several jobs."""
+    _check_one_job(graphs)
+    graphs, notes = infer_groups(graphs)
+    graphs, clock_notes = align_clocks(graphs)
+    return graphs, notes + clock_notes
+
+
+def _check_one_job(graphs: list[Graph]) -> None:
+    for one, other in pairwise(graphs):
+        if one.rank == other.rank:
+            what = f"{one.source} and {other.source} are both of rank {one.rank}"
+        elif one.world != other.world:
+            what = f"{one.source} is of a job of {one.world} ranks, {other.source} of one of {other.world}"
+        else:
+            continue
+        raise ForetraceError(what, "Give the traces of one job only, one a rank.")
+    if all(graph.origin_ns > MIN_EPOCH_NS for graph in graphs):
+        _check_simultaneous(graphs)
+
+
+def _check_simultaneous(graphs: list[Graph]) -> None:
+    """Refuse traces taken minutes apart, or one after the other and of different steps."""
+    windows = sorted((_window(graph), i) for i, graph in enumerate(graphs))
+    for (earlier, i), (later, j) in pairwise(windows):
+        one, other = graphs[i], graphs[j]
+        gap_s = (later[0] - earlier[1]) / 1e9
+        steps, other_steps = ({step.name for step in graph.steps} for graph in (one, other))
+        if gap_s > MAX_CLOCK_DIFFERENCE_S or (gap_s > 0 and steps and other_steps and not steps & other_steps):
+            raise ForetraceError(
+                f"{other.source} starts {gap_s:,.1f} s after {one.source} ends", "Give the traces of one job only."
+            )
+
+
+def _window(graph: Graph) -> tuple[float, float]:
+    """First start and last end, in nanoseconds since the epoch."""
+    tables = [table for table in (graph.ops, graph.calls, graph.kernels) if len(table)]
+    first, last = min(float(table.start.min()) for table in tables), max(float(table.end.max()) for table in tables)
+    return graph.origin_ns + first * 1e3, graph.origin_ns + last * 1e3
+
+
+def align_clocks(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
+    """The graphs with a common time zero, and notes on what was assumed.
+
+    The wall time of each trace counts; collectives correct it where it is impossible, and replace it where it is
+    missing.
+    """
     if len(graphs) < 2 or not all(_has_times(graph) for graph in graphs):
         return graphs, []
-    known = all(graph.origin_ns > EPOCH_FROM_NS for graph in graphs)
+    known = all(graph.origin_ns > MIN_EPOCH_NS for graph in graphs)
     if known:
         zero = min(graph.origin_ns for graph in graphs)
         graphs = [graph.shifted((graph.origin_ns - zero) / 1e3) for graph in graphs]
     offsets, used, residual = _offsets([_collective_spans(graph) for graph in graphs], always=not known)
     if not used:
-        return graphs, [] if known else ["the traces give no wall time and share no collectives: ranks start together"]
+        return graphs, [] if known else ["the traces have no wall time and no common collectives: ranks start together"]
     moved = [graph.shifted(-offset) for graph, offset in zip(graphs, offsets)]
     for graph in moved:
         graph.origin_ns = moved[0].origin_ns
     spread = (max(offsets) - min(offsets)) / 1e3
     return moved, [
-        f"clocks of the ranks differ by {spread:.3f} ms: moved onto one by {used:,} collectives, "
+        f"clocks of the ranks differ by {spread:.3f} ms: aligned by {used:,} collectives, "
         f"whose ends then agree within {residual:.1f} us (median)"
     ]
 
@@ -61,7 +111,7 @@ def _has_times(graph: Graph) -> bool:
 def _collective_spans(graph: Graph) -> dict[Key, _Spans]:
     rows: dict[Key, list[Collective]] = defaultdict(list)
     for collective in graph.collectives:
-        if collective.kind in TOGETHER and max(collective.kernel, collective.op) >= 0:
+        if collective.kind in ENDING_TOGETHER and max(collective.kernel, collective.op) >= 0:
             ranks = collective.ranks or graph.groups.get(collective.group, ())
             rows[collective.kind, collective.group, ranks].append(collective)
     return {key: _Spans(*np.array(sorted(_span(graph, c) for c in rows[key])).T) for key in rows}
@@ -73,24 +123,24 @@ def _span(graph: Graph, collective: Collective) -> tuple[float, float]:
 
 
 def _offsets(ranks: list[dict[Key, _Spans]], always: bool) -> tuple[list[float], int, float]:
-    """How far each rank's clock is ahead of the first one's, from how many collectives, and what is left then.
+    """How far each clock is ahead of the first rank's, the number of collectives used, and the median residual.
 
-    No collectives are used where the clocks already agree, unless ``always``.
+    No collectives are used if the clocks already agree, unless ``always``.
     """
     offsets = [0.0] * len(ranks)
     used, residuals = 0, [np.zeros(0)]
-    reached, waiting = {0}, [0]
-    while waiting:
-        here = waiting.pop()
+    reached, pending = {0}, [0]
+    while pending:
+        here = pending.pop()
         for there in sorted(set(range(len(ranks))) - reached):
             pairs = _common(ranks[here], ranks[there])
             if pairs is None:
                 continue
             reached.add(there)
-            waiting.append(there)
+            pending.append(there)
             later = pairs[1].end - pairs[0].end
             ahead = float(np.median(later))
-            # Where moving the clock does not help, these are not parts of the same collectives after all.
+            # If moving the clock does not help, these are not parts of the same collectives after all.
             wrong, wrong_then = _impossible(*pairs, 0.0), _impossible(*pairs, ahead)
             helps = wrong > VIOLATIONS and wrong_then < wrong / 2
             offsets[there] = offsets[here] + (ahead if always or helps else 0.0)
@@ -102,7 +152,7 @@ def _offsets(ranks: list[dict[Key, _Spans]], always: bool) -> tuple[list[float],
 
 
 def _common(one: dict[Key, _Spans], other: dict[Key, _Spans]) -> tuple[_Spans, _Spans] | None:
-    """The collectives that two ranks did together, in order; None where there are none."""
+    """The collectives that two ranks have in common, in order; None for none."""
     keys = [key for key in one if key in other and len(one[key].end) == len(other[key].end)]
     if not keys:
         return None
@@ -111,46 +161,43 @@ def _common(one: dict[Key, _Spans], other: dict[Key, _Spans]) -> tuple[_Spans, _
 
 
 def _impossible(one: _Spans, other: _Spans, ahead: float) -> float:
-    """Share of collectives that a rank ends before the other starts, were the other's clock that far ahead."""
-    too_late = other.start - ahead > one.end + SLACK_US
-    too_early = other.end - ahead < one.start - SLACK_US
+    """Share of collectives that a rank ends before the other starts, if the other's clock is that far ahead."""
+    too_late = other.start - ahead > one.end + CLOCK_ERROR_US
+    too_early = other.end - ahead < one.start - CLOCK_ERROR_US
     return float(np.mean(too_late | too_early))
 
 
-# --- was formats.nameless: Collectives of which a trace does not name the group: as the other ranks of the job name theirs.
+def infer_groups(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
+    """The graphs with process groups on all ranks if some name them, and notes on the others.
 
-
-def grouped_alike(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
-    """The graphs with groups for all ranks, where some say which, and a word on the others.
-
-    A profiler trace of an older PyTorch names no groups, its execution trace does. A rank that came without one is
-    taken to exchange in the groups of a rank that calls the same kinds in the same order, if it is a member of them.
+    A profiler trace of an older PyTorch names no groups, its execution trace does. A rank without an execution trace is
+    assumed to communicate in the groups of a rank that calls the same collectives in the same order, if it is a member.
 
     >>> from foretrace.graph import Collective, OpTable
     >>> def rank(number, group):
     ...     reduce = Collective("all_reduce", group, 1024, kernel=-1, op=0)
     ...     return Graph(OpTable.of([]), rank=number, world=2, collectives=[reduce])
-    >>> (_, other), notes = grouped_alike([rank(0, "tensor"), rank(1, "")])
+    >>> (_, other), notes = infer_groups([rank(0, "tensor"), rank(1, "")])
     >>> other.collectives[0].group, notes
-    ('tensor', ["rank 1's trace names no groups: they are taken to be those of rank 0"])
+    ('tensor', ['the trace of rank 1 names no process groups: those of rank 0 are assumed'])
     """
     named = [graph for graph in graphs if graph.collectives and all(one.group for one in graph.collectives)]
     found, notes = list[Graph](), list[str]()
     for graph in graphs:
-        nameless = not any(one.group or one.ranks for one in graph.collectives)
-        like = next((other for other in named if _may_share(graph, other)), None) if nameless else None
+        unnamed = not any(one.group or one.ranks for one in graph.collectives)
+        like = next((other for other in named if _may_share(graph, other)), None) if unnamed else None
         if like is None:
             found.append(graph)
             continue
         both = zip(graph.collectives, like.collectives)
         collectives = [replace(one, group=other.group, ranks=other.ranks) for one, other in both]
         found.append(replace(graph, collectives=collectives, groups={**like.groups, **graph.groups}))
-        notes.append(f"rank {graph.rank}'s trace names no groups: they are taken to be those of rank {like.rank}")
+        notes.append(f"the trace of rank {graph.rank} names no process groups: those of rank {like.rank} are assumed")
     return found, notes
 
 
 def _may_share(graph: Graph, other: Graph) -> bool:
-    """Whether one rank calls what another does, in groups that it is a member of."""
+    """Whether one rank calls the same collectives as another, in groups that it is a member of."""
     if not graph.collectives or [c.kind for c in graph.collectives] != [c.kind for c in other.collectives]:
         return False
     groups = (one.ranks or other.groups.get(one.group, ()) for one in other.collectives)

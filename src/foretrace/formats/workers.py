@@ -1,4 +1,4 @@
-"""Forked processes that do a part of the reading, so that every core has something to do."""
+"""Worker processes that read a part of the files, so that every core is used."""
 
 from __future__ import annotations
 
@@ -11,107 +11,108 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from foretrace.processes import end_with
+from foretrace.processes import exit_with_parent
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
-MOST = 4
-"""More processes than this would wait for the one that gives them their work."""
-PATIENCE_S = 60.0
-"""How long to wait for an answer, which takes a tenth of a second, or for many small files a few."""
+MAX_WORKERS = 4
+"""More processes than this would wait for the process that feeds them."""
+RESULT_TIMEOUT_S = 60.0
+"""How long to wait for a result, which takes a tenth of a second, or a few seconds for many small files."""
 
 
 def usable_cores() -> int:
     """How many processes can work at once; one where forking is not safe."""
-    return min(MOST, len(os.sched_getaffinity(0))) if sys.platform == "linux" else 1
+    return min(MAX_WORKERS, len(os.sched_getaffinity(0))) if sys.platform == "linux" else 1
 
 
-class Hand(Generic[Given, Made]):
-    """A process that works on one thing at a time. What it does not answer is done here.
+class Worker(Generic[Task, Result]):
+    """A forked process that works on one task at a time. A task whose result does not arrive is done in this process.
 
-    It is forked: it starts at once, has ``work`` as it is here, and never runs the caller's script again.
+    Because it is forked, it starts at once, has ``work`` as it is here, and never runs the caller's script again.
 
-    >>> hand = Hand(str.upper)
-    >>> hand.give("trace")
-    >>> hand.result(), hand.result()
+    >>> worker = Worker(str.upper)
+    >>> worker.submit("trace")
+    >>> worker.result(), worker.result()
     ('TRACE', None)
-    >>> hand.dismiss()
+    >>> worker.stop()
     """
 
-    def __init__(self, work: Callable[[Given], Made]) -> None:
+    def __init__(self, work: Callable[[Task], Result]) -> None:
         self._work = work
-        self._given: Given | None = None
-        self._answers = True
-        asked, ask = os.pipe()
-        answered, answer = os.pipe()
+        self._submitted: Task | None = None
+        self._responds = True
+        tasks_read, tasks_write = os.pipe()
+        results_read, results_write = os.pipe()
         parent = os.getpid()
         self._process = os.fork()
         if not self._process:
-            os.close(ask)
-            os.close(answered)
-            _serve(work, asked, answer, parent)
-        os.close(asked)
-        os.close(answer)
-        self._ask, self._answered = os.fdopen(ask, "wb"), os.fdopen(answered, "rb")
+            os.close(tasks_write)
+            os.close(results_read)
+            _serve(work, tasks_read, results_write, parent)
+        os.close(tasks_read)
+        os.close(results_write)
+        self._tasks, self._results = os.fdopen(tasks_write, "wb"), os.fdopen(results_read, "rb")
 
-    def give(self, item: Given) -> None:
-        """Start on something, once the result of what was given before has been fetched."""
-        self._given = item
+    def submit(self, task: Task) -> None:
+        """Start a task, once the result of the one before has been fetched."""
+        self._submitted = task
         with suppress(OSError):
-            if self._answers:
-                pickle.dump(item, self._ask, pickle.HIGHEST_PROTOCOL)
-                self._ask.flush()
+            if self._responds:
+                pickle.dump(task, self._tasks, pickle.HIGHEST_PROTOCOL)
+                self._tasks.flush()
 
-    def result(self) -> Made | None:
-        """What became of the thing given last; None where there was none."""
-        if self._given is None:
+    def result(self) -> Result | None:
+        """The result of the last task; None if there was none."""
+        if self._submitted is None:
             return None
-        item, self._given = self._given, None
+        task, self._submitted = self._submitted, None
         with suppress(EOFError, OSError, pickle.UnpicklingError):
-            if self._answers and select.select([self._answered], [], [], PATIENCE_S)[0]:
-                made: Made = pickle.load(self._answered)
-                return made
-        self._answers = False  # it died, or met an error that we shall meet as well; a late answer would be mistaken
-        return self._work(item)
+            if self._responds and select.select([self._results], [], [], RESULT_TIMEOUT_S)[0]:
+                result: Result = pickle.load(self._results)
+                return result
+        # It died, or hit an error that will occur here as well. A late result must not be taken for the next one.
+        self._responds = False
+        return self._work(task)
 
-    def dismiss(self) -> None:
-        """Let it go."""
+    def stop(self) -> None:
+        """End the process."""
         os.kill(self._process, signal.SIGKILL)
         os.waitpid(self._process, 0)
-        for pipe in (self._ask, self._answered):
+        for pipe in (self._tasks, self._results):
             with suppress(OSError):
                 pipe.close()
 
 
-def _serve(work: Callable[[Given], Made], asked: int, answer: int, parent: int) -> None:
-    """Answer until nobody asks or something goes wrong; never return to what the parent was doing."""
-    with suppress(BaseException), os.fdopen(asked, "rb") as questions, os.fdopen(answer, "wb") as answers:
-        end_with(parent)
+def _serve(work: Callable[[Task], Result], tasks: int, results: int, parent: int) -> None:
+    """Work until there are no more tasks or something fails; never return to what the parent was doing."""
+    with suppress(BaseException), os.fdopen(tasks, "rb") as given, os.fdopen(results, "wb") as done:
+        exit_with_parent(parent)
         while True:
-            pickle.dump(work(pickle.load(questions)), answers, pickle.HIGHEST_PROTOCOL)
-            answers.flush()
+            pickle.dump(work(pickle.load(given)), done, pickle.HIGHEST_PROTOCOL)
+            done.flush()
     os._exit(0)
 
 
-def shared_out(work: Callable[[Given], Made], items: Sequence[Given]) -> list[Made]:
-    """The work done on each item, in order; hands do their share of it while this process does its own.
+def parallel_map(work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
+    """The results of all tasks, in order; workers do their share while this process does its own.
 
-    >>> shared_out(str.upper, ["a", "b", "c"])
+    >>> parallel_map(str.upper, ["a", "b", "c"])
     ['A', 'B', 'C']
     """
 
-    def do(share: Sequence[Given]) -> list[Made]:
-        return [work(item) for item in share]
+    def do(share: Sequence[Task]) -> list[Result]:
+        return [work(task) for task in share]
 
-    count = min(usable_cores(), len(items)) or 1
-    mine, *theirs = (items[first::count] for first in range(count))
-    hands = [Hand(do) for _ in theirs]
+    count = min(usable_cores(), len(tasks)) or 1
+    mine, *others = (tasks[first::count] for first in range(count))
+    workers = [Worker(do) for _ in others]
     try:
-        for hand, share in zip(hands, theirs):
-            hand.give(share)
-        done = [do(mine), *(hand.result() or [] for hand in hands)]
+        for worker, share in zip(workers, others):
+            worker.submit(share)
+        done = [do(mine), *(worker.result() or [] for worker in workers)]
     finally:
-        for hand in hands:
-            hand.dismiss()
-    return [done[i % count][i // count] for i in range(len(items))]
+        for worker in workers:
+            worker.stop()
+    return [done[i % count][i // count] for i in range(len(tasks))]

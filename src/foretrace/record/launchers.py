@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 
-from foretrace.formats.join import match
+from foretrace.formats.join import match_ops
 from foretrace.graph import Graph, Op, Tensor, Value
 
 
@@ -29,7 +29,7 @@ def described(launchers: Sequence[Op], structure: Graph, trace: Graph) -> list[O
 def _renumbered(structure: Graph, trace: Graph) -> Callable[[int], int]:
     """From the trace's numbers of storages to the structure's; what only the trace has is counted after those."""
     numbers: dict[int, int] = {-1: -1}
-    rows = match(structure.ops, trace.ops).tolist()
+    rows = match_ops(structure.ops, trace.ops).tolist()
     for mine, row in zip(structure.ops, rows):
         if row >= 0:
             pairs = zip([*mine.tensors, *mine.produced], [*(theirs := trace.ops[row]).tensors, *theirs.produced])

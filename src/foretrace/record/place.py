@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.graph import ForetraceError
-from foretrace.processes import Claim, Owner, is_held, is_left_behind, one_at_a_time, owner_of
+from foretrace.processes import Claim, Owner, folder_lock, is_abandoned, is_held, owner_of
 from foretrace.record import folder as files
 
 ANOTHER = "Choose another --out, or remove it first."
@@ -88,7 +88,7 @@ def prepare(out: str | Path, command: Sequence[str] = ()) -> Place:
     around, me = out.absolute().parent, Owner.here(*_job(command))
     try:
         around.mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(around):
+        with folder_lock(around):
             _refuse_a_second(out, around, me)
             return _claimed(out, around, me)
     except OSError as error:
@@ -115,7 +115,7 @@ def _refuse_a_second(out: Path, around: Path, me: Owner) -> None:
     ours = re.compile(re.escape(f".{out.name}.") + r"\d+(-\d+)?\.partial")
     for folder in [path for path in around.iterdir() if ours.fullmatch(path.name)]:
         other = owner_of(folder)
-        if is_left_behind(folder):
+        if is_abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)
         elif other and other.host == me.host and is_held(folder) and not me.shares_with(other):
             raise ForetraceError(

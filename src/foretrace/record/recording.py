@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.formats.execution_trace import read_execution_trace
-from foretrace.formats.join import match
+from foretrace.formats.join import match_ops
 from foretrace.formats.kineto import read_kineto
-from foretrace.formats.ranks import on_one_clock
+from foretrace.formats.ranks import align_clocks
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Storage
 from foretrace.graph.tables import LAUNCH, Ints, distinct
 from foretrace.record import folder as files
@@ -47,7 +47,7 @@ def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Jo
                 "Give the ranks of one recording only.",
             )
         graph.world = world
-    graphs, notes = on_one_clock(graphs)
+    graphs, notes = align_clocks(graphs)
     job = Job(graphs, str(path), notes)
     if job.missing and ranks is None:
         were = "was" if len(job.missing) == 1 else "were"
@@ -111,7 +111,7 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
     What launched device work without being a dispatcher call (a compiled kernel) becomes an op of its own, with the
     tensors that the execution trace in ``compiled`` knows it by. So does what gloo's threads did for a collective.
     """
-    found = match(structure.ops, profile.ops)
+    found = match_ops(structure.ops, profile.ops)
     owner = _owners(found, profile)
     works = _host_works(profile)
     extra = np.concatenate([works, _launchers_without_owner(owner, profile)])

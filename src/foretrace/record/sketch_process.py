@@ -223,9 +223,9 @@ def _graph(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
 
 def main() -> None:
     """Be the process: import PyTorch, read what is wanted, send the graph."""
-    from foretrace.processes import end_with
+    from foretrace.processes import exit_with_parent
 
-    end_with(int(sys.argv[2]))
+    exit_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks hears of Ctrl-C, and ends this one
     leave = os._exit
     with os.fdopen(os.dup(1), "wb") as answers:

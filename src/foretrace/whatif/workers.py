@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from foretrace.graph import ForetraceError
-from foretrace.processes import end_with
+from foretrace.processes import exit_with_parent
 from foretrace.whatif.points import Point
 from foretrace.whatif.sweep import Subject, Swept, Task
 
@@ -45,7 +45,7 @@ def predicted_in_processes(subject: Subject, todo: Sequence[Task], count: int) -
             "a process of the sweep was killed", "Memory may have run out: give fewer --workers."
         ) from None
     finally:
-        # What is still to be done when somebody interrupts is not waited for. The pool is left to find its processes
+        # What is still to be done after an interrupt is not waited for. The pool is left to find its processes
         # ended: were its tasks cancelled as well, it would complain of them, or still be there when Python ends.
         for process in set(active_children()) - others:
             process.terminate()
@@ -81,14 +81,14 @@ _given: list[Subject] = []
 
 
 def _start(subject: Subject, parent: int) -> None:
-    end_with(parent)  # its queue stays open in the other workers: it would wait for ever
+    exit_with_parent(parent)  # its queue stays open in the other workers: it would wait for ever
     gc.disable()  # as the command line does: objects are made, and looking through them finds nothing
     _given.append(subject)
 
 
 @cache
 def _swept() -> Swept:
-    """Read with the first task and not before: what is wrong with a file is then on_progress like any other error."""
+    """Read with the first task and not before: what is wrong with a file is then reported like any other error."""
     return Swept(_given[0])
 
 

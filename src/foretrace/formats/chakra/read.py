@@ -25,7 +25,7 @@ from foretrace.formats.chakra.schema import (
     read_entries,
 )
 from foretrace.formats.execution_trace.groups import INIT, process_groups, rank_in
-from foretrace.formats.execution_trace.read import SCAFFOLD, Again
+from foretrace.formats.execution_trace.read import SCAFFOLD, LazyOps
 from foretrace.formats.values import decoded, signature
 from foretrace.graph import PHASES, CallTable, Collective, ForetraceError, Graph, KernelTable, Names, Op, OpTable, Span
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, LAUNCH, MODULE, OTHER_CALL, SET, Ints
@@ -237,8 +237,8 @@ class _Arguments:
     def __init__(self, path: Path, entries: list[Entry]) -> None:
         self._path, self._entries = path, entries
 
-    def __reduce__(self) -> tuple[type[Again], tuple[Callable[[Path], Graph], Path]]:
-        return Again, (read_chakra, self._path.absolute())
+    def __reduce__(self) -> tuple[type[LazyOps], tuple[Callable[[Path], Graph], Path]]:
+        return LazyOps, (read_chakra, self._path.absolute())
 
     def __call__(self, row: int) -> Op:
         entry = self._entries[row]

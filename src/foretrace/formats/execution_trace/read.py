@@ -149,8 +149,8 @@ class _Details:
         self._path, self._nodes, self._lifetimes = path, nodes, lifetimes
         self._parent: list[int] = parent.tolist()
 
-    def __reduce__(self) -> tuple[type[Again], tuple[Callable[[Path], Graph], Path]]:
-        return Again, (read_execution_trace, self._path.absolute())
+    def __reduce__(self) -> tuple[type[LazyOps], tuple[Callable[[Path], Graph], Path]]:
+        return LazyOps, (read_execution_trace, self._path.absolute())
 
     @cached_property
     def _last_inside(self) -> list[int]:
@@ -323,14 +323,14 @@ def _birth(life: _Life) -> int:
 
 
 @dataclass
-class Again:
+class LazyOps:
     """Makes the ops of a file's rows, from when it is first asked: an op table's ``detail``.
 
     What a reader keeps of a file for its ops is large, and passed on to another process it would cost more than it is
     worth.
 
     >>> from foretrace.graph import OpTable
-    >>> detail = Again(lambda path: Graph(OpTable.of([Op("aten::mm"), Op(f"read from {path}")])), Path("et.json"))
+    >>> detail = LazyOps(lambda path: Graph(OpTable.of([Op("aten::mm"), Op(f"read from {path}")])), Path("et.json"))
     >>> detail(1).name
     'read from et.json'
     """

@@ -1,6 +1,6 @@
-"""A profiler trace read in chunks, so that memory stays small however long it is.
+"""Reading the events of a profiler trace in chunks, decoded on all cores, so that memory stays small.
 
-A trace of a few hundred megabytes is one JSON array of small objects. It is cut between two objects every 16 MB, and
+A trace of a few hundred megabytes is one JSON array of small objects. It is split between two objects every 16 MB, and
 each chunk becomes columns before the next one is read. Inside a JSON string a quote is always escaped, so ``{"ph"``
 can only be the start of an object.
 """
@@ -19,29 +19,81 @@ from typing import Self
 from foretrace.files import gc_paused, read_json_chunks
 from foretrace.formats.kineto.columns import Columns
 from foretrace.formats.kineto.decode import Head, UndecodableError, decode_events, decode_head, lenient_head
-from foretrace.formats.workers import Hand, usable_cores
+from foretrace.formats.workers import Worker, usable_cores
 from foretrace.graph import ForetraceError
 
 CHUNK = 16 << 20
-LONGEST = 512 << 20
+SERIAL_CHUNKS = 1
+"""Chunks that are decoded in this process: starting others would take longer."""
+MAX_EVENT_BYTES = 512 << 20
 """How much is held in memory to find the end of an event."""
 _START = b'{"traceEvents":['
-"""What every chunk starts with, as if it were a trace of its own."""
+"""The start of every chunk, as if it were a trace of its own."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY = re.compile(rb'\s*\{\s*"((?:[^"\\]|\\.)*)"')
-_LONGEST_GAP = 256
-"""Bytes that the white space between two events, or in a key we look for, may take."""
+_MAX_GAP = 256
+"""Bytes of white space between two events, or around a key."""
 _NEAR = 1 << 16
 """Bytes in which an event ends, unless it is a very large one."""
 
 
 def read_events(path: Path) -> tuple[Columns, Head]:
-    """The events of a trace as columns, and what else the trace says."""
+    """The events of a trace as columns, and the trace's other fields."""
     with gc_paused():
         try:
             return _in_chunks(path)
-        except UndecodableError:  # cut at a place that only looked like the start of an event, or no JSON at all
+        except UndecodableError:  # split at a place that only looked like the start of an event, or invalid JSON
             return _all_at_once(path)
+
+
+class ParallelDecoder:
+    """Decodes chunks of events and collects their columns in order: in this process, or on all cores if there are many.
+
+    >>> with ParallelDecoder("trace.json") as decoder:
+    ...     decoder.submit(bytearray(b'[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1}]'))
+    ...     decoder.finish().ops.count
+    1
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._columns = Columns()
+        self._submitted = 0
+        self._workers: list[Worker[bytearray, Columns]] = []
+        self._turns = iter(cycle(self._workers))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for worker in self._workers:
+            worker.stop()
+
+    def submit(self, chunk: bytearray) -> None:
+        """Decode a JSON array of events, now or later."""
+        self._submitted += 1
+        if self._submitted == SERIAL_CHUNKS + 1 and usable_cores() > 1:
+            self._workers = [Worker(self._decoded) for _ in range(usable_cores())]
+            self._turns = iter(cycle(self._workers))
+        if not self._workers:
+            self._columns.append(self._decoded(chunk))
+            return
+        worker = next(self._turns)
+        self._collect(worker)
+        worker.submit(chunk)
+
+    def finish(self) -> Columns:
+        """The columns of all chunks."""
+        for _ in self._workers:
+            self._collect(next(self._turns))
+        return self._columns
+
+    def _collect(self, worker: Worker[bytearray, Columns]) -> None:
+        if columns := worker.result():
+            self._columns.append(columns)
+
+    def _decoded(self, chunk: bytearray) -> Columns:
+        return Columns.of(decode_events(chunk), self._source)
 
 
 def _in_chunks(path: Path) -> tuple[Columns, Head]:
@@ -50,7 +102,7 @@ def _in_chunks(path: Path) -> tuple[Columns, Head]:
     boundary = _boundary(rest)
     read = len(opening)
     chunk = bytearray(_START)
-    with Crew(str(path)) as crew:
+    with ParallelDecoder(str(path)) as decoder:
         for piece in chain([rest], stream):
             read += len(piece)
             chunk += piece
@@ -58,19 +110,19 @@ def _in_chunks(path: Path) -> tuple[Columns, Head]:
                 after = chunk[cut.end() :]
                 del chunk[cut.start() + 1 :]
                 chunk += b"]"
-                crew.take(_only_events(chunk))
+                decoder.submit(_only_events(chunk))
                 chunk = bytearray(_START) + after
-            elif len(chunk) > LONGEST:
+            elif len(chunk) > MAX_EVENT_BYTES:
                 raise ForetraceError(
-                    f"{path} has over {LONGEST >> 20} MB with no end of an event, which no profiler writes",
+                    f"{path} has over {MAX_EVENT_BYTES >> 20} MB with no end of an event, which no profiler writes",
                     "Nothing more was read. Check where the file comes from.",
                 )
-        columns = crew.finish()
+        columns = decoder.finish()
     try:
         head = _ending(opening, chunk)
     except UndecodableError as error:
         if error.cut:
-            raise _cut_short(path, read) from None
+            raise _truncated(path, read) from None
         raise
     columns.append(Columns.of(head.traceEvents, str(path)))
     return columns, head
@@ -83,7 +135,7 @@ def _opening(path: Path, stream: Iterator[bytes]) -> tuple[bytes, bytes]:
         return b"[", read[1:]
     searched = 0
     while not (found := _ARRAY.search(read, searched)):
-        searched = max(0, len(read) - _LONGEST_GAP)
+        searched = max(0, len(read) - _MAX_GAP)
         if not (piece := next(stream, b"")):
             json_or_error(path, read)
             raise not_kineto(path)
@@ -98,9 +150,9 @@ def _boundary(events: bytes) -> re.Pattern[bytes]:
 
 
 def _last(pattern: re.Pattern[bytes], text: bytearray, start: int) -> re.Match[bytes] | None:
-    """The last place from ``start`` on, looked for near the end first."""
+    """The last match from ``start`` on, searched near the end first."""
     for begin in (max(start, len(text) - _NEAR), start):
-        if found := deque(pattern.finditer(text, max(0, begin - _LONGEST_GAP)), maxlen=1):
+        if found := deque(pattern.finditer(text, max(0, begin - _MAX_GAP)), maxlen=1):
             return found[0]
     return None
 
@@ -128,12 +180,12 @@ def _all_at_once(path: Path) -> tuple[Columns, Head]:
 
 
 def json_or_error(path: Path, text: bytes) -> object:
-    """JSON as the standard library reads it, with NaN and control characters; an error says at which byte it breaks."""
+    """JSON as the standard library reads it, with NaN and control characters; an error names the byte of the damage."""
     try:
         return json.loads(text.decode(errors="replace"), strict=False)
     except json.JSONDecodeError as error:
         if error.pos >= len(text) - 1 or error.msg.startswith("Unterminated"):
-            raise _cut_short(path, len(text)) from None
+            raise _truncated(path, len(text)) from None
         what = f"{path} is not valid JSON (byte {error.pos:,}: {error.msg})"
     except (ValueError, RecursionError) as error:
         what = f"{path} is not valid JSON ({error})"
@@ -141,71 +193,15 @@ def json_or_error(path: Path, text: bytes) -> object:
 
 
 def not_kineto(path: Path) -> ForetraceError:
-    """What to tell about JSON that is no profiler trace."""
+    """The error for JSON that is not a profiler trace."""
     return ForetraceError(
         f'{path} is JSON, but no PyTorch profiler trace (it has no "traceEvents")',
         "Give a trace that torch.profiler exported, an execution trace or a Chakra trace.",
     )
 
 
-def _cut_short(path: Path, byte: int) -> ForetraceError:
+def _truncated(path: Path, byte: int) -> ForetraceError:
     return ForetraceError(
         f"{path} ends in the middle of an event (byte {byte:,})",
         "The profiler was probably killed while writing: record this rank again, or leave it out.",
     )
-
-
-# --- was formats.kineto_crew: Chunks of a trace turned into columns: here while they are few, on all cores once there are many.
-
-ALONE = 1
-"""Chunks that are not worth another process."""
-
-
-class Crew:
-    """Decodes chunks and collects their columns in order.
-
-    >>> with Crew("trace.json") as crew:
-    ...     crew.take(bytearray(b'[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1}]'))
-    ...     crew.finish().ops.count
-    1
-    """
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._columns = Columns()
-        self._taken = 0
-        self._hands: list[Hand[bytearray, Columns]] = []
-        self._turns = iter(cycle(self._hands))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for hand in self._hands:
-            hand.dismiss()
-
-    def take(self, chunk: bytearray) -> None:
-        """Decode a JSON array of events, now or soon."""
-        self._taken += 1
-        if self._taken == ALONE + 1 and usable_cores() > 1:
-            self._hands = [Hand(self._decoded) for _ in range(usable_cores())]
-            self._turns = iter(cycle(self._hands))
-        if not self._hands:
-            self._columns.append(self._decoded(chunk))
-            return
-        hand = next(self._turns)
-        self._collect(hand)
-        hand.give(chunk)
-
-    def finish(self) -> Columns:
-        """The columns of all chunks."""
-        for _ in self._hands:
-            self._collect(next(self._turns))
-        return self._columns
-
-    def _collect(self, hand: Hand[bytearray, Columns]) -> None:
-        if columns := hand.result():
-            self._columns.append(columns)
-
-    def _decoded(self, chunk: bytearray) -> Columns:
-        return Columns.of(decode_events(chunk), self._source)

@@ -1,4 +1,4 @@
-"""From columns of events to the tables of a graph: who called whom, who launched what."""
+"""Op, runtime call and kernel tables from the columns of a profiler trace: which op called and launched what."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.call_tree import call_order, innermost, parents, phases_by_time
+from foretrace.formats.call_tree import call_order, innermost, kinds_by_name, parents, phases_by_time
 from foretrace.formats.kineto.arguments import Arguments
 from foretrace.formats.kineto.collectives import is_collective
 from foretrace.formats.kineto.columns import MODULE_PREFIX, Columns, Rows
 from foretrace.graph import CallTable, KernelTable, Names, OpTable
 from foretrace.graph.tables import (
-    ANNOTATION,
     CALL,
     COLLECTIVE,
     COMPUTE,
@@ -38,37 +37,36 @@ _CALL_KINDS = (
     (WAIT_EVENT, re.compile(r"\w*StreamWaitEvent")),
     (RECORD_EVENT, re.compile(r"\w*EventRecord")),
 )
-_NODE = re.compile(r"autograd::engine::|torch::autograd::")
 NANOSECONDS_FROM = 1e17
-"""Stamps are microseconds, in some builds of the profiler nanoseconds: no epoch in microseconds is this late."""
-ADOPTED = 0.9
-"""Share of a thread's launches that must lie inside another thread's calls before the two count as one."""
+"""Timestamps are microseconds, in some builds of the profiler nanoseconds: no epoch in microseconds is this late."""
+SAME_THREAD = 0.9
+"""Share of a thread's launches that must lie inside another thread's ops for the two to count as one thread."""
 
 
 @dataclass
 class Clock:
-    """The earliest stamp of a trace, and microseconds per unit of its stamps."""
+    """The earliest timestamp of a trace, and microseconds per unit of its timestamps."""
 
     first: Any
     unit: float
 
     @classmethod
     def of(cls, columns: Columns) -> Clock:
-        """The clock that the events of a trace were stamped with."""
+        """The clock of a trace."""
         first = min(rows["ts"].min() for rows in (columns.ops, columns.calls, columns.device) if rows.count)
         return cls(first, 1e-3) if first > NANOSECONDS_FROM else cls(np.floor(first), 1.0)
 
     @property
     def first_ns(self) -> int:
-        """The earliest stamp in nanoseconds."""
+        """The earliest timestamp in nanoseconds."""
         return int(self.first) if self.unit < 1 else int(self.first) * 1000
 
-    def since(self, stamps: NDArray[Any]) -> Floats:
-        """Microseconds from the earliest stamp."""
-        return np.asarray((stamps - self.first) * self.unit, np.float64)
+    def since(self, timestamps: NDArray[Any]) -> Floats:
+        """Microseconds since the earliest timestamp."""
+        return np.asarray((timestamps - self.first) * self.unit, np.float64)
 
     def spans(self, rows: Rows, number: str) -> tuple[Floats, Floats, NDArray[np.intp]]:
-        """Starts and ends of rows in call order, and that order; ``number`` is the column that counts them."""
+        """Starts and ends of rows in call order, and that order; ``number`` is the column that numbers calls."""
         start = self.since(rows["ts"])
         end = start + rows["dur"].astype(np.float64) * self.unit
         order = call_order(start, end, rows[number])
@@ -76,7 +74,7 @@ class Clock:
 
 
 def op_table(columns: Columns, clock: Clock) -> OpTable:
-    """Dispatcher calls, autograd nodes, annotations and modules, nested."""
+    """The table of dispatcher calls, autograd nodes, annotations and modules, with parents, phases and modules."""
     rows = columns.ops
     start, end, order = clock.spans(rows, "external")
     names = Names([str(name) for name in columns.op_names])
@@ -88,42 +86,28 @@ def op_table(columns: Columns, clock: Clock) -> OpTable:
         detail=Arguments(names, rows["name"], rows["signature"], columns.signatures), record=rows["record"][order],
     )  # fmt: skip
     if len(ops):
-        ops.kind = _kinds(ops)
+        ops.kind = kinds_by_name(ops)
         ops.phase = phases_by_time(ops)
     ops.module = _modules(ops)
     return ops
 
 
-def _kinds(ops: OpTable) -> NDArray[np.int8]:
-    """Tell calls from the nodes and annotations that the profiler files under the same category."""
-    call = ops.kind == CALL
-    holds_calls = np.zeros(len(ops), bool)
-    holds_calls[ops.parent[call & (ops.parent >= 0)]] = True
-    node = ops.names.matching(lambda name: bool(_NODE.match(name)))[ops.name]
-    bare = ops.names.matching(lambda name: "::" not in name and name != "record_param_comms")[ops.name]
-    annotation = ops.names.matching(lambda name: name.startswith(("ProfilerStep#", "Optimizer.")))[ops.name]
-    kind = ops.kind.copy()
-    kind[call & (node | (bare & holds_calls))] = NODE
-    kind[call & annotation] = ANNOTATION
-    return kind
-
-
 def _modules(ops: OpTable) -> Ints:
-    """Name the innermost module around each row."""
+    """The innermost module around each row."""
     is_module = ops.kind == MODULE
     if not is_module.any():
         return np.zeros(len(ops), np.int32)
     code = np.array([ops.modules.code(name.removeprefix(MODULE_PREFIX)) for name in ops.names.items], np.int32)
     around = np.arange(len(ops))
-    looking = np.flatnonzero(~is_module)
-    while len(looking):
-        around[looking] = ops.parent[around[looking]]
-        looking = looking[(around[looking] >= 0) & ~is_module[around[looking]]]
+    pending = np.flatnonzero(~is_module)
+    while len(pending):
+        around[pending] = ops.parent[around[pending]]
+        pending = pending[(around[pending] >= 0) & ~is_module[around[pending]]]
     return np.where(around >= 0, code[ops.name[around]], 0).astype(np.int32)
 
 
 def call_table(columns: Columns, ops: OpTable, clock: Clock) -> CallTable:
-    """Calls into the device's runtime, each with the op that made it."""
+    """The table of calls into the device runtime, each with the op that made it."""
     rows = columns.calls
     start, end, order = clock.spans(rows, "correlation")
     names = Names([str(name) for name in columns.call_names])
@@ -134,11 +118,11 @@ def call_table(columns: Columns, ops: OpTable, clock: Clock) -> CallTable:
         kind=kinds[name] if len(name) else np.zeros(0, np.int8), op=np.full(len(name), -1, np.int32),
         correlation=rows["correlation"][order], names=names,
     )  # fmt: skip
-    calls.thread = _adopt(calls, ops)
+    calls.thread = _threads_of_calls(calls, ops)
     calls.op = innermost(ops.thread, ops.start, ops.end, ops.parent, calls.thread, calls.start)
     if ids_name_ops(columns):
-        lost = calls.op < 0
-        calls.op[lost] = _by_external_id(columns, ops, rows["external"][order][lost], calls.start[lost])
+        unknown = calls.op < 0
+        calls.op[unknown] = _by_external_id(columns, ops, rows["external"][order][unknown], calls.start[unknown])
     return calls
 
 
@@ -146,24 +130,25 @@ def _call_kind(name: str) -> int:
     return next((kind for kind, pattern in _CALL_KINDS if pattern.match(name)), OTHER_CALL)
 
 
-def _adopt(calls: CallTable, ops: OpTable) -> Ints:
-    """Threads of the calls, with those that are an op thread under another number renamed.
+def _threads_of_calls(calls: CallTable, ops: OpTable) -> Ints:
+    """Threads of the calls; those that are an op thread under another number get the number of the op thread.
 
-    Older profilers number a thread they were not told of by the lower half of its pthread handle: its ops and its
-    runtime calls then seem to run on two threads.
+    Older profilers number an unregistered thread by the lower half of its pthread handle: its ops and its runtime
+    calls then seem to run on two threads.
     """
     thread = calls.thread.copy()
-    making, working = distinct(calls.thread), distinct(ops.thread)
-    without_calls = working[~np.isin(working, making)]
-    for stranger in making[~np.isin(making, working)]:
-        at = calls.start[(calls.thread == stranger) & (calls.kind == LAUNCH)]
-        homes = [code for code in without_calls if len(at) and _share_inside(ops, int(code), at) >= ADOPTED]
-        if len(homes) == 1:
-            thread[calls.thread == stranger] = homes[0]
+    of_calls, of_ops = distinct(calls.thread), distinct(ops.thread)
+    without_calls = of_ops[~np.isin(of_ops, of_calls)]
+    for unmatched in of_calls[~np.isin(of_calls, of_ops)]:
+        at = calls.start[(calls.thread == unmatched) & (calls.kind == LAUNCH)]
+        found = [code for code in without_calls if len(at) and _share_inside(ops, int(code), at) >= SAME_THREAD]
+        if len(found) == 1:
+            thread[calls.thread == unmatched] = found[0]
     return thread
 
 
 def _share_inside(ops: OpTable, thread: int, at: Floats) -> float:
+    """Share of some times at which an op is open on a thread."""
     rows = (ops.thread == thread) & ((ops.kind == CALL) | (ops.kind == NODE))
     start, end = ops.start[rows], np.maximum.accumulate(ops.end[rows])
     before = np.searchsorted(start, at, side="right") - 1
@@ -171,13 +156,13 @@ def _share_inside(ops: OpTable, thread: int, at: Floats) -> float:
 
 
 def ids_name_ops(columns: Columns) -> bool:
-    """Whether external ids of calls and kernels are those of ops; in older traces they repeat the correlation."""
+    """Whether external ids of calls and kernels are those of ops; in older traces they repeat the correlation id."""
     rows = columns.calls if columns.calls.count else columns.device
     return bool(((rows["external"] >= 0) & (rows["external"] != rows["correlation"])).any())
 
 
 def _by_external_id(columns: Columns, ops: OpTable, ids: Longs, at: Floats) -> Ints:
-    """The op with each id, where exactly one has it and it had started by then; else -1."""
+    """The op with each id, if exactly one has it and it had started by then; else -1."""
     known, first, counts = np.unique(columns.ops["external"][ops.source], return_index=True, return_counts=True)
     if not len(known):
         return np.full(len(ids), -1, np.int32)
@@ -190,7 +175,7 @@ def _by_external_id(columns: Columns, ops: OpTable, ids: Longs, at: Floats) -> I
 def kernel_table(
     columns: Columns, ops: OpTable, calls: CallTable, clock: Clock
 ) -> tuple[KernelTable, NDArray[np.intp]]:
-    """Device work, each piece with the call and the op that launched it, and the event each row came from."""
+    """The table of device work, with the call and the op that launched each row; and the event of each row."""
     rows = columns.device
     start, end, order = clock.spans(rows, "correlation")
     names = Names([str(name) for name in columns.kernel_names])
@@ -199,12 +184,12 @@ def kernel_table(
     if len(name):
         kind[(kind == COMPUTE) & names.matching(is_collective)[name]] = COLLECTIVE
     call = _launchers(calls, rows["correlation"][order])
-    unclear = _settle_shared(calls, call, start)
+    ambiguous = _resolve_shared(calls, call, start)
     op = np.append(calls.op, np.int32(-1))[call]
-    op[unclear] = -1
+    op[ambiguous] = -1
     if ids_name_ops(columns):
-        lost = op < 0
-        op[lost] = _by_external_id(columns, ops, rows["external"][order][lost], start[lost])
+        unknown = op < 0
+        op[unknown] = _by_external_id(columns, ops, rows["external"][order][unknown], start[unknown])
     kernels = KernelTable(
         name=name, start=start, end=end, stream=_lanes(rows["device"][order], rows["stream"][order]), kind=kind,
         call=call, op=op, nbytes=rows["nbytes"][order], grid=rows["grid"][order], block=rows["block"][order],
@@ -228,7 +213,7 @@ def _launchers(calls: CallTable, correlation: Longs) -> Ints:
 
 
 def shared_ids(calls: CallTable) -> NDArray[np.bool_]:
-    """Which launches have a correlation id that others have too, as in traces that were merged or restarted."""
+    """Which launches share their correlation id with others, as in traces that were merged or restarted."""
     launches = np.flatnonzero(calls.kind == LAUNCH)
     launches = launches[np.argsort(calls.correlation[launches], kind="stable")]
     same = np.diff(calls.correlation[launches]) == 0
@@ -238,11 +223,11 @@ def shared_ids(calls: CallTable) -> NDArray[np.bool_]:
     return shared
 
 
-def _settle_shared(calls: CallTable, call: Ints, start: Floats) -> NDArray[np.intp]:
-    """Rows of the kernels whose launch is one of several with the same id, and nobody can say which.
+def _resolve_shared(calls: CallTable, call: Ints, start: Floats) -> NDArray[np.intp]:
+    """Rows of the kernels whose launch is one of several with the same correlation id and can't be determined.
 
-    Each of them is given the last launch before it, in place. That is the one for certain where every earlier launch
-    with the id had its kernel by then, and this is the first kernel since.
+    ``call`` is changed in place: such a kernel gets the last launch before it. That launch is certain if every earlier
+    launch with the id had its kernel by then, and this is the first kernel since.
     """
     shared = shared_ids(calls)
     rows = np.flatnonzero(np.append(shared, False)[call])
@@ -266,7 +251,7 @@ def _settle_shared(calls: CallTable, call: Ints, start: Floats) -> NDArray[np.in
 
 
 def _lanes(device: Longs, stream: Longs) -> Ints:
-    """A number for each stream of each device: the stream's own where there is one device.
+    """A number for each stream of each device: the stream's own if there is one device.
 
     >>> _lanes(np.array([0, 0]), np.array([7, 22])).tolist(), _lanes(np.array([0, 1]), np.array([7, 7])).tolist()
     ([7, 22], [7, 65543])

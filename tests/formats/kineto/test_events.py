@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.formats import workers as hands
-from foretrace.formats.kineto import events as kineto_crew
+from foretrace.formats import workers
 from foretrace.formats.kineto import events as kineto_events
 from foretrace.formats.kineto import read_kineto
 from foretrace.graph import ForetraceError, Graph
@@ -128,8 +127,8 @@ def test_chunks_decoded_by_other_processes_are_the_same(tmp_path: Path, monkeypa
     trace.events *= 40
     whole = read(trace, tmp_path)
     small_chunks(monkeypatch)
-    monkeypatch.setattr(kineto_crew, "ALONE", 1)
-    monkeypatch.setattr(kineto_crew, "usable_cores", lambda: 2)
+    monkeypatch.setattr(kineto_events, "SERIAL_CHUNKS", 1)
+    monkeypatch.setattr(kineto_events, "usable_cores", lambda: 2)
     assert same(read_kineto(tmp_path / "trace.json"), whole)
 
 
@@ -138,9 +137,9 @@ def test_a_process_that_dies_costs_nothing_but_time(tmp_path: Path, monkeypatch:
     trace.events *= 40
     whole = read(trace, tmp_path)
     small_chunks(monkeypatch)
-    monkeypatch.setattr(kineto_crew, "ALONE", 1)
-    monkeypatch.setattr(kineto_crew, "usable_cores", lambda: 2)
-    monkeypatch.setattr(hands, "_serve", lambda *_: os._exit(1))
+    monkeypatch.setattr(kineto_events, "SERIAL_CHUNKS", 1)
+    monkeypatch.setattr(kineto_events, "usable_cores", lambda: 2)
+    monkeypatch.setattr(workers, "_serve", lambda *_: os._exit(1))
     assert same(read_kineto(tmp_path / "trace.json"), whole)
 
 
@@ -149,8 +148,8 @@ def test_a_broken_event_is_named_whoever_decodes_it(tmp_path: Path, monkeypatch:
     trace.events = [dict(event) for event in trace.events * 40]
     trace.events[200]["dur"] = -1
     small_chunks(monkeypatch)
-    monkeypatch.setattr(kineto_crew, "ALONE", 1)
-    monkeypatch.setattr(kineto_crew, "usable_cores", lambda: 2)
+    monkeypatch.setattr(kineto_events, "SERIAL_CHUNKS", 1)
+    monkeypatch.setattr(kineto_events, "usable_cores", lambda: 2)
     assert repr(trace.events[200]["name"]) in complaint(trace.text(), tmp_path)
 
 

@@ -1,7 +1,10 @@
-"""PyTorch's execution traces, sound and damaged."""
+"""Reading execution traces: arguments, storages, collectives, and what is read again in another process."""
+
+from __future__ import annotations
 
 import copy
 import json
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrace.formats.chakra import read_chakra, write_chakra
 from foretrace.formats.execution_trace import read_execution_trace
-from foretrace.graph import Constant, ForetraceError, Graph
+from foretrace.formats.execution_trace.read import LazyOps
+from foretrace.formats.join import join
+from foretrace.graph import Constant, ForetraceError, Graph, Job
 from foretrace.graph.tables import ANNOTATION, CALL, NODE
 from tests.formats.execution_traces import node, scaffold, step, tensor, trace, write
 
 SCHEMAS = ("1.0.1", "1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.0.4", "1.1.0-chakra.0.0.4", "1.1.1-chakra.0.0.4")
+
 NAMES = [
     "## process_group:init ##", "ProfilerStep#3", "aten::linear", "aten::addmm",
     "autograd::engine::evaluate_function: AddmmBackward0", "AddmmBackward0", "aten::empty", "triton_poi_fused_0",
@@ -298,3 +305,42 @@ def test_eight_large_traces_are_read_in_well_under_a_second(shared: Path):
     began = time.process_time()
     assert [len(read_execution_trace(path).ops) for path in paths] == [5422] * 8
     assert time.process_time() - began < 1.2
+
+
+def arguments(graph: Graph) -> list[object]:
+    return [(op.name, op.args, op.kwargs, op.outputs) for op in graph.ops]
+
+
+@pytest.fixture
+def structure(tmp_path: Path) -> Graph:
+    return read_execution_trace(write(tmp_path / "et.json.gz", trace(step(), "1.1.1-chakra.0.0.4")))
+
+
+def test_an_execution_trace_sent_to_another_process_still_has_its_arguments(structure: Graph):
+    sent = pickle.loads(pickle.dumps(structure))
+    assert isinstance(sent.ops.detail, LazyOps)
+    assert arguments(sent) == arguments(structure)
+
+
+def test_so_has_one_that_was_joined_with_a_profile(structure: Graph):
+    joined = join(structure, structure)
+    assert arguments(pickle.loads(pickle.dumps(joined))) == arguments(structure)
+
+
+def test_so_has_a_chakra_trace(structure: Graph, tmp_path: Path):
+    [path] = write_chakra(Job([structure]), tmp_path / "chakra")
+    graph = read_chakra(path)
+    assert arguments(pickle.loads(pickle.dumps(graph))) == arguments(graph)
+
+
+def test_the_file_is_read_once_and_only_when_asked(structure: Graph):
+    reads = []
+
+    def read(path: Path) -> Graph:
+        reads.append(path)
+        return structure
+
+    lazy = LazyOps(read, Path("et.json"))
+    assert reads == []
+    assert [lazy(row).name for row in (2, 3)] == ["aten::linear", "aten::addmm"]
+    assert len(reads) == 1
