@@ -55,7 +55,7 @@ def sketched(script: Path, function: str | None, device: str | None, world: int 
         scratch = folder / "scratch"
         scratch.mkdir()
         wanted = {"script": str(script), "function": function, "device": device, "world": world}
-        return process.ask({**wanted, "scratch": str(scratch), "folder": str(Path.cwd())})
+        return process.ask({**wanted, "scratch": str(scratch)})
 
 
 class SketchProcess:
@@ -273,7 +273,6 @@ def _sketch(wanted: dict[str, Any]) -> Graph:
     from foretrace.record.guard import guarded, restrict
     from foretrace.record.run_script import sketch_of
 
-    os.chdir(wanted["folder"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     scratch = Path(wanted["scratch"])
     temporary = scratch / "temporary"

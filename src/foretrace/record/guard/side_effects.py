@@ -39,13 +39,14 @@ class SideEffects:
         self._counts: dict[tuple[str, str], dict[str, int]] = {}
         self.skipped: list[str] = []
         """Statements of the script's top level that were left out, each with the reason."""
+        self._folder = f"{_folder()}{os.sep}"
         self.total = 0
         self.answered = 0
         """Those of which the script saw something else than it would see in a real run."""
 
     def add(self, action: str, target: object, place: str) -> None:
         """Note one: what was tried, with ``{}`` where its target goes; and the line of the script."""
-        text = target if isinstance(target, str) else str(target)
+        text = str(target).replace(self._folder, "") if len(self._folder) > 2 else str(target)
         text = text if len(text) <= MAX_TARGET or " " not in text else f"{text[:MAX_TARGET]}…"
         targets = self._counts.setdefault((action, place), {})
         targets[text] = targets.get(text, 0) + 1
@@ -58,6 +59,14 @@ class SideEffects:
             found = [*found[:MAX_NOTED], f"and {len(found) - MAX_NOTED} more"]
         notes = [f"not done while sketching: {'; '.join(found)}"] if found else []
         return [*notes, f"skipped while sketching: {'; '.join(self.skipped)}"] if self.skipped else notes
+
+
+def _folder() -> str:
+    """Where the script runs; its files there are shown without it."""
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted
+        return ""
 
 
 def _told(action: str, place: str, targets: dict[str, int]) -> str:
