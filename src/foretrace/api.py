@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from foretrace._progress import Progress
 from foretrace.errors import ForetraceError, check_count, check_path
 from foretrace.graph import MAX_RANKS, Graph, Job
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 DEFAULT_PLATFORM = "h200"
 """Where a step is predicted if no platform is named and it was not measured on all ranks of a job."""
 STANDARD_INPUT = Path("/dev/stdin")
+RECORDING_FILE = "job.json"
+"""What tells a recording's folder from one of traces."""
 
 
 def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
@@ -36,8 +39,8 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
     Parameters
     ----------
     paths
-        A recording's folder; or profiler, execution or Chakra traces, gzipped or not: a file, a folder, a glob, or the files of several
-        ranks; ``-`` is standard input.
+        A recording's folder; or profiler, execution or Chakra traces, gzipped or not: a file, a folder, a glob, or the
+        files of several ranks; ``-`` is standard input.
     ranks
         Read only these; all where it is left out.
 
@@ -45,12 +48,10 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
     -------
     The graphs of all ranks, on one clock.
     """
-    from foretrace.record.folder import is_recording, refuse_headless
-
     check_names(paths)
     paths = tuple(STANDARD_INPUT if str(path) == "-" else path for path in paths)
     wanted = None if ranks is None else set(ranks)
-    recordings = [path for path in paths if is_recording(Path(path))]
+    recordings = [path for path in paths if (Path(path) / RECORDING_FILE).is_file()]
     if recordings and len(paths) > 1:
         raise ForetraceError(f"{recordings[0]} is a recording, and a whole job by itself", "Show it alone.")
     if recordings:
@@ -60,8 +61,11 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
     else:
         from foretrace.formats.load import load as load_traces
 
-        for path in paths:
-            refuse_headless(Path(path))
+        if any(any(Path(path).glob("rank-*")) for path in paths):
+            from foretrace.record.folder import refuse_headless
+
+            for path in paths:
+                refuse_headless(Path(path))
         job = load_traces(paths, wanted)
     absent = sorted((wanted or set()) - {graph.rank for graph in job.graphs})
     if absent:
@@ -108,28 +112,6 @@ def difference(before: StepReport, after: StepReport) -> StepDifference:
     return compare_steps(before, after)
 
 
-def load_platform(
-    on: Platform | str | Path = DEFAULT_PLATFORM,
-    host: Host | Platform | str | Path | None = None,
-    fabric: Fabric | Platform | str | Path | None = None,
-) -> Platform:
-    """A platform, with the host or the fabric of another one where that is asked for.
-
-    Parameters
-    ----------
-    on
-        A platform, its name or its folder, as `foretrace.platforms.platform` takes it.
-    host, fabric
-        The part itself; or the platform whose part it is, by name or folder.
-
-    >>> load_platform("h200", fabric="h100-8x").fabric.name
-    'h100-8x'
-    """
-    from foretrace.platforms import platform
-
-    return platform(on, host, fabric)
-
-
 def predict(
     what: Graph | Job | str | Path,
     on: Platform | str | Path | None = None,
@@ -142,7 +124,7 @@ def predict(
     slow_host: Mapping[int, float] | None = None,
     host_of: Mapping[int, int] | None = None,
     slow_link: Mapping[int, float] | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda progress: None,
 ) -> StepReport:
     """How long a training step takes on a platform, and why.
 
@@ -152,22 +134,23 @@ def predict(
         A sketch, a loaded recording or trace; or the path of a recording, of a trace, or of a script, ``train.py`` or
         ``train.py:function``, whose step is sketched. Of a job, all ranks that have a graph are simulated together.
     on
-        A platform, its name, or its folder. Left out, a job that was profiled on several ranks stays on its own machine: hosts and
-        kernels as measured, collectives by a fabric; so does one profiled rank of a job where it shall stand for a ``world`` of them.
-        Anything else, and what asks for the models of a platform or for another host, is predicted on an ``h200``.
+        A platform, its name, or its folder. Left out, a job that was profiled on several ranks stays on its own
+        machine: hosts and kernels as measured, collectives by a fabric; so does one profiled rank of a job where it
+        shall stand for a ``world`` of them. Anything else, and what asks for the models of a platform or for another
+        host, is predicted on an ``h200``.
     kernels
-        ``"measured"`` takes the kernel times of the recording, ``"model"`` those of the platform's models. Left out, the recording's
-        are taken where it was made on the platform's own device.
+        ``"measured"`` takes the kernel times of the recording, ``"model"`` those of the platform's models. Left out,
+        the recording's are taken where it was made on the platform's own device.
     step
         Which step of a trace that holds several; the one of median length where it is left out.
     host, fabric
-        As in `load_platform`: those of another platform. Left out, the fabric is the platform's own, or else the shipped one that fits
-        its device and the number of ranks.
+        As in `load_platform`: those of another platform. Left out, the fabric is the platform's own, or else the
+        shipped one that fits its device and the number of ranks.
     gpus_per_node
         Ranks that share a node; as many as the fabric's nodes have, where left out.
     world
-        Predict a job of so many ranks that all do what the first one does: weak scaling. A script that asks for a process group finds
-        one of so many.
+        Predict a job of so many ranks that all do what the first one does: weak scaling. A script that asks for a
+        process group finds one of so many.
     slow_host
         For some ranks, how many times as long their hosts take.
     host_of
@@ -179,8 +162,8 @@ def predict(
 
     Returns
     -------
-    The report: step time with its range, device time, idle time and its causes, memory, critical path, what each rank waits for, and
-    how much of the device time is known in which way.
+    The report: step time with its range, device time, idle time and its causes, memory, critical path, what each rank
+    waits for, and how much of the device time is known in which way.
 
     >>> from foretrace.graph import Op, OpTable, Tensor
     >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
@@ -188,7 +171,7 @@ def predict(
     >>> 0.1 < report.device_active_ms < 1.0
     True
     """
-    from foretrace.platforms import platform
+    from foretrace.platform.registry import load_platform
     from foretrace.prediction.overrides import RankOverrides
 
     overrides = RankOverrides(slow_host or {}, host_of or {}, slow_link or {})
@@ -197,12 +180,14 @@ def predict(
     if world is not None:
         check_count(world, "world", MAX_RANKS)
         overrides.check_alike()
-    where = None if on is None else platform(on, host, fabric, on_progress)
+    where = None if on is None else load_platform(on, host, fabric)
+    on_progress(Progress("reading"))
     job = as_job(what, where.device.kind if where else "cuda", world)
+    on_progress(Progress("predicting"))
     if where is None and host is None and kernels != "model" and _is_measured(job, world):
         report = _on_own_machine(job, fabric, gpus_per_node, step, overrides, world)
     else:
-        where = where or platform(DEFAULT_PLATFORM, host, fabric, on_progress)
+        where = where or load_platform(DEFAULT_PLATFORM, host, fabric)
         report = on_platform(job, where, kernels, step, gpus_per_node, world, overrides)
     if report.workings is not None and world is None:  # charts show what was measured beside it
         report.workings = replace(report.workings, job=job, step=step)
@@ -229,24 +214,27 @@ def scaling(
     >>> [row.world for row in scaling(step, [1, 2]).rows]
     [1, 2]
     """
-    from foretrace.platforms import platform
+    from foretrace.platform.registry import load_platform
     from foretrace.prediction.scaling import scaling_curve
 
     if isinstance(worlds, (str, int)) or not worlds:
         raise ForetraceError(f"no curve can be made of {worlds!r}", "Give some worlds, for instance [1, 2, 4, 8].")
     for world in worlds:
         check_count(world, "a world", MAX_RANKS)
-    host, on_progress = options.pop("host", None), options.pop("on_progress", None)
+    host = options.pop("host", None)
     several = [world for world in worlds if world > 1]
     where = None
     if on is not None or host is not None:
-        where = platform(on or DEFAULT_PLATFORM, host, options.pop("fabric", None), on_progress)  # type: ignore[arg-type]
+        where = load_platform(on or DEFAULT_PLATFORM, host, options.pop("fabric", None))  # type: ignore[arg-type]
     fewest = min(several or worlds)
     job = as_job(what, where.device.kind if where else "cuda", fewest)
     fabrics, notes = _fabrics_of_one_kind(job, where, worlds, options)
     if isinstance(what, (str, Path)) and script_of(what) and job.graphs[0].collectives:
         notes.append(f"the script was sketched as one of {fewest:,} ranks: more of them do what that one does")
-    each = [predict(job, where, world=world, **{**options, "fabric": one}) for world, one in zip(worlds, fabrics)]  # type: ignore[arg-type]
+    each = [
+        predict(job, where, world=world, **{**options, "fabric": one})  # type: ignore[arg-type]
+        for world, one in zip(worlds, fabrics)
+    ]
     curve = scaling_curve(each)
     return replace(curve, notes=[*curve.notes, *notes])
 
@@ -259,11 +247,11 @@ def _fabrics_of_one_kind(
     communicates = any(graph.collectives for graph in job.graphs)
     if named is not None or (where and where.fabric) or not several or not communicates:
         return [named] * len(worlds), []
-    from foretrace.platforms import platform
+    from foretrace.platform.registry import load_platform
     from foretrace.prediction.fabric_choice import fabrics_of
 
     if where is None and not _is_measured(job, max(several)):
-        where = platform(DEFAULT_PLATFORM)
+        where = load_platform(DEFAULT_PLATFORM)
     device = where.device.matches if where else job.graphs[0].device
     found = dict(zip(several, fabrics_of(device, several, options.get("gpus_per_node"))))  # type: ignore[arg-type]
     names = ", ".join(dict.fromkeys(fabric.name for fabric in found.values()))
@@ -323,8 +311,8 @@ def with_fabric(where: Platform, job: Job, gpus_per_node: int | None) -> tuple[P
     """The platform with a fabric, where a job communicates; and notes on that.
 
     >>> from foretrace.graph import OpTable
-    >>> from foretrace.platforms import platform
-    >>> with_fabric(platform("h200"), Job([Graph(OpTable.of([]))]), None)[0].fabric
+    >>> from foretrace.platform.registry import load_platform
+    >>> with_fabric(load_platform("h200"), Job([Graph(OpTable.of([]))]), None)[0].fabric
     """
     if where.fabric is not None or job.world == 1 or not any(graph.collectives for graph in job.graphs):
         return where, []

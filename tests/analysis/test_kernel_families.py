@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretrace.analysis.kernel_families import FAMILIES, kernel_family
+from foretrace.analysis.breakdown import FAMILIES, kernel_family
 
 KERNELS = {
     "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn": "matrix product",

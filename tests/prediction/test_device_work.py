@@ -10,8 +10,8 @@ from foretrace.cost_models.kernels.pricing import MEASURED
 from foretrace.graph import Collective, ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.graph.tables import COLLECTIVE
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.folder import find
 from foretrace.platform.platform import Platform
+from foretrace.platform.registry import find_platform
 from foretrace.prediction.device_work import device_work
 from tests.analysis.builders import Call, Orphan, launch, rank, recorded
 
@@ -52,14 +52,16 @@ def test_another_word_for_the_source_is_refused(platform: Any) -> None:
 
 
 def test_the_share_of_each_source_is_that_of_its_time(platform: Any) -> None:
-    work, _ = device_work(dispatched_calls(sketched("aten::mm", "aten::mm", "aten::mm", "aten::strange", "aten::view")), platform)
+    work, _ = device_work(
+        dispatched_calls(sketched("aten::mm", "aten::mm", "aten::mm", "aten::strange", "aten::view")), platform
+    )
     assert work.coverage() == {"measured": 0.0, "model": 0.75, "fallback": 0.25}
 
 
 def test_what_no_model_knows_is_named_with_what_stands_in() -> None:
     square = Tensor((256, 256), "float32", "cuda:0")
     ops = [Op("aten::cholesky", (square,), overload="default"), Op("mine::fused", (square, square))]
-    _, notes = device_work(dispatched_calls(Graph(OpTable.of(ops))), Platform.read(find("h200")))
+    _, notes = device_work(dispatched_calls(Graph(OpTable.of(ops))), Platform.read(find_platform("h200")))
     by_roofline, by_tensors = notes
     assert "aten::cholesky" in by_roofline and by_roofline.endswith("of the device time: rooflines stand in")
     assert "mine::fused" in by_tensors and by_tensors.endswith("device time: guesses from their tensors stand in")

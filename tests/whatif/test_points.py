@@ -13,7 +13,7 @@ import torch
 
 import foretrace as ft
 from foretrace.graph import ForetraceError
-from foretrace.platform.folder import find
+from foretrace.platform.registry import find_platform
 from foretrace.whatif import points as sweep_keys
 from foretrace.whatif.points import Sweep, step_digest
 from foretrace.whatif.sweep import sweep
@@ -125,14 +125,14 @@ def recorded(out: Path, width: int) -> Path:
         layer(given).sum().backward()
         optimizer.step()
 
-    return ft.record(step, out, **SHORT)
+    return ft.record_step(step, out, **SHORT)
 
 
 @pytest.fixture
 def cpu_like(tmp_path: Path) -> Path:
     """A platform in a folder of its own whose device is a CPU by name: recordings of tests run on one."""
     folder = tmp_path / "mine"
-    shutil.copytree(find("h200"), folder)
+    shutil.copytree(find_platform("h200"), folder)
     device = json.loads((folder / "device.json").read_text())
     (folder / "device.json").write_text(json.dumps({**device, "kind": "cpu"}))
     return folder
@@ -177,7 +177,7 @@ def twice(number: object) -> object:
 @pytest.mark.parametrize("part", ["host.json", "device.json", "models/index.json"])
 def test_a_platform_that_was_calibrated_again_is_another_one(tmp_path: Path, kept: Path, part: str) -> None:
     mine = tmp_path / "mine"
-    shutil.copytree(find("h200"), mine)
+    shutil.copytree(find_platform("h200"), mine)
     train = script(tmp_path / "train.py")
     assert swept(train, [3], kept, mine)[0] == 1
     assert swept(train, [3], kept, f"{tmp_path}/./mine")[0] == 0

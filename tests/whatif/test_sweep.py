@@ -16,7 +16,7 @@ import dlrm
 import foretrace as ft
 from foretrace._progress import Progress
 from foretrace.graph import ForetraceError
-from foretrace.whatif.points import Point, Sweep, judged
+from foretrace.whatif.points import Point, Sweep, with_pareto_front
 from foretrace.whatif.sweep import sweep
 from tests.cli.samples import step_of_two_ops
 from tests.processes import PATIENCE_S, started
@@ -44,7 +44,7 @@ def test_nobody_beats_a_point_of_the_front() -> None:
 def test_of_points_that_are_equally_fast_the_smallest_is_the_best() -> None:
     ends = [(2.0 + 1e-13, 8), (2.0, 9), (2.0 - 1e-13, 10)]
     points = [Point([f"pooling={n}"], "h200", next_ms=end, memory_bytes=n, samples=64) for end, n in ends]
-    found = judged(Sweep("step.py", points), {})
+    found = with_pareto_front(Sweep("step.py", points), {})
     assert [(point.memory_bytes, point.front) for point in found.points] == [(8, True), (9, False), (10, False)]
 
 
@@ -157,7 +157,7 @@ def test_a_price_that_makes_no_sense_is_refused(price: object) -> None:
 
 def test_a_platform_at_hand_is_not_swept() -> None:
     with pytest.raises(ForetraceError, match="can't take a Platform"):
-        sweep(sketched(dlrm), [ft.platform("h200")])
+        sweep(sketched(dlrm), [ft.load_platform("h200")])
 
 
 def test_a_price_of_nobody_is_refused() -> None:

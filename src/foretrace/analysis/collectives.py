@@ -1,4 +1,5 @@
-"""Collectives as measured or simulated on all ranks: which rank arrives last, how long others wait, how long the transfer takes.
+"""Collectives as measured or simulated on all ranks: which rank arrives last, how long others wait, how long the
+transfer takes.
 
 A collective's kernel runs from its rank's arrival to the common end. Up to the arrival of the last rank it waits;
 from there on it transfers.
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from foretrace.analysis.report import PairWait
 from foretrace.graph import Collective, Graph
 from foretrace.graph.tables import Floats, Longs
-from foretrace.simulation.intervals import total
+from foretrace.simulation.task_graph import total
 
 ONE_SIDED = ("send", "recv")
 """Kinds whose partner a trace does not name."""

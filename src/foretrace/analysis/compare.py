@@ -179,8 +179,8 @@ def check_prediction(predicted: StepReport, recording: Graph | Job) -> Check:
     predicted
         What was predicted for the recording.
     recording
-        What was measured: its unprofiled steps for the step time, its profiled one for what ops and kernels took. The profiled host
-        times are divided by the factor by which profiling slowed the step.
+        What was measured: its unprofiled steps for the step time, its profiled one for what ops and kernels took. The
+        profiled host times are divided by the factor by which profiling slowed the step.
     """
     graph = recording if isinstance(recording, Graph) else recording.graphs[0]
     if not graph.plain.synced_ms:

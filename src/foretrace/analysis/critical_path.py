@@ -161,7 +161,8 @@ class _LabelledRank(NamedTuple):
 
 
 def launchers(graph: Graph, cut: Segments) -> Longs:
-    """For each kernel the call that its launch counts to: the outermost one, as all host time does, not one inside it."""
+    """For each kernel the call that its launch counts to: the outermost one, as all host time does, not one inside
+    it."""
     launches = cut.kind == T4
     around = np.full(len(graph.calls) + 1, -1)  # the last is for kernels whose launch is not in the trace
     around[cut.call[launches]] = cut.op[launches]

@@ -29,8 +29,7 @@ from foretrace.graph.tables import (
     Names,
     distinct,
 )
-from foretrace.simulation.intervals import previous_on_lane
-from foretrace.simulation.task_graph import SYNC
+from foretrace.simulation.task_graph import SYNC, previous_on_lane
 
 Pairs = NDArray[np.int32]
 
@@ -224,10 +223,11 @@ def _stream_named(graph: Graph, segments: Segments, syncs: Longs) -> Longs:
 
 
 def with_host_collectives_as_kernels(graph: Graph) -> Graph:
-    """The graph with a kernel for each collective that a thread of the host runs (gloo), owned by the call that issued it.
+    """The graph with a kernel for each collective that a thread of the host runs (gloo), owned by the call that issued
+    it.
 
-    Such a collective becomes device work on a lane of its own: it starts when a call issues it, and only what needs its result waits
-    for it.
+    Such a collective becomes device work on a lane of its own: it starts when a call issues it, and only what needs its
+    result waits for it.
     """
     ops = graph.ops
     theirs = [n for n, c in enumerate(graph.collectives) if c.kernel < 0 <= c.op and np.isfinite(ops.start[c.op])]

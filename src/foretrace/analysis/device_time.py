@@ -10,8 +10,7 @@ from foretrace.analysis.report import Communication, QueueDepth
 from foretrace.graph import Graph
 from foretrace.graph.operators import C10D_CALLS
 from foretrace.graph.tables import CALL, COLLECTIVE, Floats
-from foretrace.simulation.intervals import merged, shared, total
-from foretrace.simulation.task_graph import SYNC
+from foretrace.simulation.task_graph import SYNC, merged, shared, total
 
 Intervals = tuple[Floats, Floats]
 """Starts and ends."""
@@ -81,7 +80,8 @@ def _on_host(graph: Graph) -> tuple[Intervals, Intervals]:
 
 
 def idle_causes(graph: Graph, segments: Segments, end: float) -> Floats:
-    """Microseconds, up to the step's end, in which the device idles while the host does something, by kind of host time.
+    """Microseconds, up to the step's end, in which the device idles while the host does something, by kind of host
+    time.
 
     From the launch of the kernel that ends the idling on, the device does not wait for the host: that part is latency.
     """

@@ -26,8 +26,7 @@ from foretrace.analysis.report import HostOverhead
 from foretrace.graph import Graph
 from foretrace.graph.tables import CALL, COPY, LAUNCH, CallTable, Floats, Ints, Longs, OpTable, Small
 from foretrace.graph.tables import SYNC as SYNC_CALL
-from foretrace.simulation.intervals import merged, outermost, previous_on_lane
-from foretrace.simulation.task_graph import SYNC, T1, T2, T3, T4, T5
+from foretrace.simulation.task_graph import SYNC, T1, T2, T3, T4, T5, merged, outermost, previous_on_lane
 
 OVERHEADS = ("T1", "T2", "T3", "T4", "T5")
 KINDS = (*OVERHEADS, "sync")

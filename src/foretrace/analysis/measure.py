@@ -15,14 +15,14 @@ from foretrace.analysis.measured_tasks import measured_tasks
 from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import CollectiveRow, QueueDepth, RankReport, StepReport, Unprofiled
 from foretrace.analysis.steps import chosen_step, cut_to_step
-from foretrace.analysis.stragglers import stragglers
 from foretrace.analysis.workings import Workings
 from foretrace.graph import Graph, Job
 from foretrace.simulation.critical_path import critical_path
 
 
 def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
-    """Where the time of a measured step goes; without ``step``, of the one of median length. A graph is a job of one rank.
+    """Where the time of a measured step goes; without ``step``, of the one of median length. A graph is a job of one
+    rank.
 
     >>> from foretrace.graph import Op, OpTable
     >>> ops = OpTable.of([Op("aten::mm", start_us=0.0, end_us=800.0), Op("aten::relu", start_us=900.0, end_us=1500.0)])
@@ -63,7 +63,10 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
     if report.ranks:
         _add_rank_means(report, segments)
     _add_collectives(report, collectives)
-    report.stragglers = stragglers(graphs, collectives, report.step_ms)
+    if len(graphs) > 1:
+        from foretrace.analysis.stragglers import stragglers  # one rank has none
+
+        report.stragglers = stragglers(graphs, collectives, report.step_ms)
     report.notes += _without_partners(graphs, collectives)
     return report
 

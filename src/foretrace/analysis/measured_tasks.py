@@ -1,4 +1,5 @@
-"""Measured times as a task graph and its timeline: what the critical path is walked on, and what a simulation starts from."""
+"""Measured times as a task graph and its timeline: what the critical path is walked on, and what a simulation starts
+from."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ from foretrace.simulation.task_graph import KERNEL, TRANSFER, TaskGraph, Timelin
 MeasuredTasks = tuple[TaskGraph, Timeline]
 """Tasks of all ranks in time order, and when they ran.
 
-A collective is one task of all its ranks, the transfer. The kernel that a rank has for it is its arrival: a task that takes no time,
-since up to the transfer it only waits.
+A collective is one task of all its ranks, the transfer. The kernel that a rank has for it is its arrival: a task that
+takes no time, since up to the transfer it only waits.
 """
 
 
@@ -139,7 +140,7 @@ def in_time_order(tasks: Tasks) -> MeasuredTasks:
     place[order] = np.arange(len(order), dtype=np.int32)
     waits = place[tasks.edges]
     start, end, rank = tasks.start[order], tasks.end[order], tasks.rank[order]
-    # A stamp that contradicts an edge (a kernel that starts before its launch) comes from clocks that disagree: no edge.
+    # A time that contradicts an edge (a kernel that starts before its launch) comes from clocks that disagree: no edge.
     waits = waits[waits[:, 0] < waits[:, 1]]
     waits = np.concatenate([waits, _after_the_last_end(start, end, rank, waits)])
     kind, row = tasks.kind[order], tasks.row[order]

@@ -76,7 +76,7 @@ def _inside(graph: Graph) -> Longs:
     """
     ops = graph.ops
     inside = np.zeros(len(ops), np.int64)
-    if not len(ops):
+    if not any(name in MAKES_SPARSE for name in ops.names.items):  # ops of traces are costly to create
         return inside
     values: dict[int, int] = {}
     matters = ops.names.matching(lambda name: name in MAKES_SPARSE or name == ADDS_SPARSE)

@@ -188,7 +188,8 @@ class StepReport(NotebookDocument):
     steps: int = 0
     """How many steps the source holds."""
     step_ms: float = 0.0
-    """Measured: of the slowest rank. Predicted: with a device sync at its end, from the first rank's start to the last rank's end."""
+    """Measured: of the slowest rank. Predicted: with a device sync at its end, from the first rank's start to the
+    last rank's end."""
     step_ms_back_to_back: float | None = None
     """From the end of one step to the end of the next, where the host may run ahead."""
     samples: int | None = None
@@ -293,17 +294,17 @@ class StepReport(NotebookDocument):
 
 
 PREDICTED = (
-    "source", "platform", "fabric", "world", "step_ms", "step_ms_back_to_back", "samples", "low_ms", "high_ms", "device_active_ms",
-    "device_idle_ms", "device_span_ms", "idle_causes", "kernel_ms", "kernels", "exposed_communication_ms",
-    "hidden_communication_ms", "peak_memory_bytes", "memory_bytes", "fits", "tflops", "tflops_per_second", "mfu", "gigabytes",
-    "gbps", "coverage", "critical_path", "critical_path_ranks", "waits_for", "stragglers", "look_at", "overheads", "by_op",
-    "by_family", "by_phase", "by_module", "notes",
+    "source", "platform", "fabric", "world", "step_ms", "step_ms_back_to_back", "samples", "low_ms", "high_ms",
+    "device_active_ms", "device_idle_ms", "device_span_ms", "idle_causes", "kernel_ms", "kernels",
+    "exposed_communication_ms", "hidden_communication_ms", "peak_memory_bytes", "memory_bytes", "fits", "tflops",
+    "tflops_per_second", "mfu", "gigabytes", "gbps", "coverage", "critical_path", "critical_path_ranks", "waits_for",
+    "stragglers", "look_at", "overheads", "by_op", "by_family", "by_phase", "by_module", "notes",
 )  # fmt: skip
 """Fields of a predicted step's JSON that are those of the report."""
 MEASURED = (
     "source", "world", "missing", "step", "steps", "device_span_ms", "transfer_ms", "collectives", "stragglers",
-    "critical_path_ms", "critical_path", "critical_path_ranks", "overheads", "by_op", "by_family", "by_phase", "by_module",
-    "queue_depth", "attributed", "notes",
+    "critical_path_ms", "critical_path", "critical_path_ranks", "overheads", "by_op", "by_family", "by_phase",
+    "by_module", "queue_depth", "attributed", "notes",
 )  # fmt: skip
 """The same of a measured step's."""
 PER_RANK = (

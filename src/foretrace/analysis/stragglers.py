@@ -10,7 +10,7 @@ from foretrace.analysis.collectives import CollectiveTimes
 from foretrace.analysis.report import Straggler
 from foretrace.graph import Graph
 from foretrace.graph.tables import COLLECTIVE, Floats, Longs
-from foretrace.simulation.intervals import total
+from foretrace.simulation.task_graph import total
 
 TIMES_THE_OTHERS = 2.0
 """A straggler causes this many times the waiting that the average of the other ranks does."""

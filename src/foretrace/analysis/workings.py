@@ -45,7 +45,8 @@ class Workings:
     device: Device | None = None
     """What the step runs on, where its description is known."""
     sources: list[Small] = field(default_factory=list)
-    """Of a prediction, for each rank, how the time of each kernel is known: the codes of `foretrace.prediction.device_work`."""
+    """Of a prediction, for each rank, how the time of each kernel is known: the codes of
+    `foretrace.prediction.device_work`."""
     samples_ms: Floats = field(default_factory=lambda: np.zeros(0))
     """Step times of a prediction with durations drawn anew for each sample."""
     collectives: list[CollectiveTimes] = field(default_factory=list)

@@ -1,7 +1,8 @@
 """Ranks on CPUs: oversubscribed processors, jitter between ranks, and the skew with which they arrive at collectives.
 
-Where CPUs do the work themselves, each process on its own, the time of a rank varies from step to step and from rank to rank; all wait
-for the last one, so that a typical rank waits for as long as the last of so many is expected to be behind it.
+Where CPUs do the work themselves, each process on its own, the time of a rank varies from step to step and from rank to
+rank; all wait for the last one, so that a typical rank waits for as long as the last of so many is expected to be
+behind it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from foretrace.analysis.collective_matching import CollectiveMatch
 from foretrace.cost_models.collectives.contention import Contention, oversubscription
 from foretrace.graph.tables import Floats
-from foretrace.platform.fabric import Beside, Fabric
+from foretrace.platform.fabric import Fabric, Overlap
 from foretrace.prediction.rank_models import NO_OVERLAP, MeasuredRank, PricedRank
 from foretrace.simulation.merge import JobTasks, RankTasks
 from foretrace.simulation.task_graph import Timeline
@@ -46,8 +47,8 @@ def with_oversubscription(
         Ranks that share a machine; as many as the fabric's, where left out.
 
     >>> from foretrace.graph import Graph, Op, OpTable
-    >>> from foretrace.platform.fabric import Crowd
-    >>> fabric = Fabric("gloo", (), "made up", crowd=(Crowd(1, 1.0, 0.0), Crowd(8, 1.2, 0.1)))
+    >>> from foretrace.platform.fabric import Oversubscription
+    >>> fabric = Fabric("gloo", (), "made up", crowd=(Oversubscription(1, 1.0, 0.0), Oversubscription(8, 1.2, 0.1)))
     >>> one = MeasuredRank.of(Graph(OpTable.of([Op("aten::mm", start_us=0.0, end_us=8.0)])), None)
     >>> (slower,), notes = with_oversubscription([one], fabric, world=8, was=1, per_node=8)
     >>> float(slower.tasks.tasks.duration[0]), notes
@@ -91,7 +92,7 @@ def as_typical(ranks: Sequence[MeasuredRank], measured: Sequence[MeasuredRank]) 
     return changed, [f"{said}: the mean of all {len(measured)} measured ranks"]
 
 
-def _communicating(rank: SomeRank, seen: Beside, more: bool) -> SomeRank:
+def _communicating(rank: SomeRank, seen: Overlap, more: bool) -> SomeRank:
     """A rank whose work and communication slow each other.
 
     Measured work was slowed already: only longer communication than measured, in a larger job, slows it more.

@@ -159,7 +159,7 @@ def keeps_measured_kernels(calls: Graph, platform: Platform, kernels: str | None
 
 def _unchanged_calls(calls: Graph, platform: Platform) -> list[str]:
     """A note on calls that a transform left as they were recorded."""
-    if not calls.seen or calls.device != platform.device.matches or platform.carry:
+    if not calls.seen or calls.device != platform.device.matches or platform.cross_device:
         return []
     return ["calls that are still as they were recorded keep their measured kernel times; the others are modelled"]
 

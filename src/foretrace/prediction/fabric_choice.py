@@ -23,7 +23,7 @@ def choose_fabric(
     Parameters
     ----------
     named
-        As for `foretrace.platforms.fabric_named`; None where the user names none.
+        As for `foretrace.platform.registry.find_fabric`; None where the user names none.
     own
         That of the platform, if it has one.
     device, world, gpus_per_node
@@ -33,9 +33,9 @@ def choose_fabric(
     'h200-nvswitch'
     """
     if named is not None:
-        from foretrace.platforms import fabric_named
+        from foretrace.platform.registry import find_fabric
 
-        return fabric_named(named), []
+        return find_fabric(named), []
     if own is not None:
         return own, []
     found = fabric_of(device, max(world, 1), gpus_per_node)

@@ -1,4 +1,5 @@
-"""The simulation of a job: collectives matched and priced, ranks merged into one task graph, and when each of them does what.
+"""The simulation of a job: collectives matched and priced, ranks merged into one task graph, and when each of them does
+what.
 
 One rank alone is a job of one.
 """
@@ -34,7 +35,8 @@ NO_FABRIC = Fabric("none", (), "nothing is exchanged")
 UNROLLED_STEPS = 4
 """Steps after which the distance between ends has settled: the host is as far ahead as it gets, or never is."""
 MAX_UNROLLED_TASKS = 2_000_000
-"""Tasks of a step, over all ranks, up to which several steps are simulated: larger jobs go without the back-to-back time."""
+"""Tasks of a step, over all ranks, up to which several steps are simulated: larger jobs go without the back-to-back
+time."""
 
 
 class Transfers(NamedTuple):
@@ -223,7 +225,8 @@ def back_to_back_ms(
     device: Device,
     slow_host: Mapping[int, float] | None = None,
 ) -> float | None:
-    """Milliseconds from the end of one step to the end of the next, with no sync between them; None for very large jobs.
+    """Milliseconds from the end of one step to the end of the next, with no sync between them; None for very large
+    jobs.
 
     Parameters
     ----------

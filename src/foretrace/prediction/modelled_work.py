@@ -1,7 +1,7 @@
 """Modelled device work: what kernel models say the calls of a step launch; recorded kernels where no model knows them.
 
-A trace does not hold the tensors of all that launches kernels: an autograd function's own, a library's, some compiled ones. What was
-recorded then says more than a roofline: it is scaled to the platform by the rates of both devices.
+A trace does not hold the tensors of all that launches kernels: an autograd function's own, a library's, some compiled
+ones. What was recorded then says more than a roofline: it is scaled to the platform by the rates of both devices.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.analysis.breakdown import kernel_family
 from foretrace.analysis.collectives import ONE_SIDED, members
 from foretrace.analysis.dispatched import DispatchedCalls
-from foretrace.analysis.kernel_families import kernel_family
 from foretrace.cost_models.kernels.families.compiled import PYTORCH_NAMESPACES
 from foretrace.cost_models.kernels.model import device_models
 from foretrace.cost_models.kernels.pricing import FALLBACK, MODEL, price_kernels
@@ -88,7 +88,7 @@ def _by_models(step: DispatchedCalls, platform: Platform) -> DeviceWork:
 
 def _cross_device_notes(calls: Graph, platform: Platform) -> list[str]:
     """Notes on times that are scaled from another device."""
-    if not platform.carry:
+    if not platform.cross_device:
         return []
     from foretrace.cost_models.kernels.cross_device import scaling_notes
 
@@ -210,9 +210,9 @@ def scaled_recorded_kernels(calls: Graph, which: NDArray[np.bool_], platform: Pl
     low, high = us * fallback.low, us * fallback.high
     if there:
         from foretrace.cost_models.kernels.cross_device import scaling_spread  # most steps have nothing to carry over
-        from foretrace.platform.carry import Carry
+        from foretrace.platform.hypothetical import CrossDeviceScaling
 
-        off = np.exp(SIGMAS_TO_P90 * scaling_spread(slower, Carry.over(there, here)))
+        off = np.exp(SIGMAS_TO_P90 * scaling_spread(slower, CrossDeviceScaling.between(there, here)))
         low, high = us / off, us * off
     carried = replace(work, low=low, typical=us, high=high, source=np.full(len(work), FALLBACK, np.int8))
     at = f", at the rates of {platform.name}" if there else ""

@@ -156,8 +156,8 @@ def priced_ranks(
 ) -> list[PricedRank]:
     """The ranks of a job with the costs of a platform.
 
-    The collectives of one rank without others are kernels like any other where their time was measured, or where there is no
-    fabric that could price them.
+    The collectives of one rank without others are kernels like any other where their time was measured, or where there
+    is no fabric that could price them.
     """
     name = chosen_step(job, step)
     ranks = [PricedRank.of(graph, name, platform, kernels) for graph in job.graphs]
@@ -202,7 +202,8 @@ class StepFigures(NamedTuple):
 
 
 def step_figures(job: Job, platform: Platform, gpus_per_node: int | None = None) -> tuple[StepFigures, list[str]]:
-    """Time and memory of a job as `predict_on_platform` has them, without the reasons; and what its collectives rest on.
+    """Time and memory of a job as `predict_on_platform` has them, without the reasons; and what its collectives rest
+    on.
 
     Parameters
     ----------
@@ -293,7 +294,8 @@ def _job_notes(job: Job, more: list[str]) -> list[str]:
     if job.missing:
         if len(job.graphs) == 1:
             notes.append(
-                f"rank {job.graphs[0].rank} of {job.world:,} is predicted alone: the time it waits for other ranks is not included"
+                f"rank {job.graphs[0].rank} of {job.world:,} is predicted alone: the time it waits for other ranks is "
+                "not included"
             )
         else:
             ranks = "rank" if len(job.missing) == 1 else f"{len(job.missing):,} ranks"

@@ -14,7 +14,7 @@ from foretrace.cost_models.kernels.pricing import MEASURED
 from foretrace.graph import Graph
 from foretrace.graph.op import GRAPH_LAUNCH
 from foretrace.graph.tables import Floats, Ints, Longs, distinct
-from foretrace.platform.capture import Capture
+from foretrace.platform.device import CudaGraphCosts
 from foretrace.platform.platform import Platform
 from foretrace.prediction.device_work import DeviceWork, device_work
 from foretrace.prediction.waits import Waits, step_waits
@@ -117,7 +117,7 @@ def price_step(
     if inside.any():
         launched = int(inside[work.call].sum())
         host = with_graph_launch(host, inside, launched, platform.host.before.forward_call)
-        notes = [*notes, f"{launched:,} kernels are one CUDA graph; its cost: {Capture.shipped().provenance}"]
+        notes = [*notes, f"{launched:,} kernels are one CUDA graph; its cost: {CudaGraphCosts.shipped().provenance}"]
     return PricedStep(
         thread=calls.ops.thread,
         concurrent=_concurrent(calls),
@@ -187,7 +187,7 @@ def with_graph_launch(host: HostCosts, inside: NDArray[np.bool_], kernels: int, 
         From one call outside to the next: no gradients are cleared, and no module is entered.
     """
     to_launch, nothing = np.where(inside, 0.0, host.to_launch), np.zeros(len(inside))
-    to_launch[int(inside.argmax())] = Capture.shipped().launch(kernels)
+    to_launch[int(inside.argmax())] = CudaGraphCosts.shipped().launch(kernels)
     return replace(
         host,
         before=np.where(inside, 0.0, python_us),

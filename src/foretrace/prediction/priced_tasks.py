@@ -1,7 +1,7 @@
 """The task graph of a priced step, and the step's graph at simulated times.
 
-A call is a row of host tasks: T1, T2, then its launches (T4) with T5 between them, a wait where it waits for the device, T3. Kernels
-stand right behind the launch that they belong to, so that each task comes after all it waits for:
+A call is a row of host tasks: T1, T2, then its launches (T4) with T5 between them, a wait where it waits for the
+device, T3. Kernels stand right behind the launch that they belong to, so that each task comes after all it waits for:
 
 - a thread does one task after the other, and goes on where another thread has handed over to it;
 - a kernel starts after its launch, after the kernel before it on its stream, and after what its stream waits for;
@@ -24,20 +24,19 @@ from foretrace.analysis.host_time import Segments
 from foretrace.graph import CallTable, Graph, KernelTable, Names, Span
 from foretrace.graph.tables import COLLECTIVE, LAUNCH, Floats, Ints, Longs, Small, distinct
 from foretrace.graph.tables import SYNC as SYNC_CALL
-from foretrace.platform.capture import Capture
-from foretrace.platform.device import Device
+from foretrace.platform.device import CudaGraphCosts, Device
 from foretrace.prediction.priced_step import PricedStep
 from foretrace.prediction.waits import ALL_STREAMS, NO_SYNC
 from foretrace.simulation.engine import simulate
-from foretrace.simulation.intervals import previous_on_lane
-from foretrace.simulation.task_graph import KERNEL, SYNC, T1, T2, T3, T4, T5, TaskGraph, Timeline
+from foretrace.simulation.task_graph import KERNEL, SYNC, T1, T2, T3, T4, T5, TaskGraph, Timeline, previous_on_lane
 
 STEP = "predicted step"
 LAUNCH_NAME, WAIT_NAME = "launch", "wait for the device"
 
 
 def priced_tasks(step: PricedStep, device: Device) -> TaskGraph:
-    """The task graph of a step on a device, which says how soon it starts a kernel and how far launches may be ahead."""
+    """The task graph of a step on a device, which says how soon it starts a kernel and how far launches may be
+    ahead."""
     places = Places(step)
     rules = [*_host_rules(step, places), *_device_rules(step, places, device), *_waiting_rules(step, places, device)]
     # The device's signal that it is done takes as long to reach the host as a launch takes to reach the device.
@@ -153,7 +152,7 @@ def _device_rules(step: PricedStep, places: Places, device: Device) -> Iterator[
     previous = previous_on_lane(work.stream, np.arange(len(work), dtype=np.float64))
     later = np.flatnonzero(previous >= 0)
     inside = step.captured[work.call[later]]
-    for some, gap in ((later[~inside], pace.kernel_gap_us), (later[inside], Capture.shipped().gap_us)):
+    for some, gap in ((later[~inside], pace.kernel_gap_us), (later[inside], CudaGraphCosts.shipped().gap_us)):
         yield edges(places.kernel[previous[some]], places.kernel[some]), gap
     before, after = step.waits.streams.T
     last, first = step.last_kernel(before), step.first_kernel(after)

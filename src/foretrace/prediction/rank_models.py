@@ -1,6 +1,7 @@
 """Models of a rank: its host and kernels as they were measured on its own machine, or priced on a platform.
 
-Both give the simulation the same things: a task graph, how far its durations may be off, and the rank's graph at simulated times.
+Both give the simulation the same things: a task graph, how far its durations may be off, and the rank's graph at
+simulated times.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class RankModel(Protocol):
 
     @property
     def overlap(self) -> Floats | None:
-        """The share of each of its kernels that overlapped with a collective when measured; None where kernels stay as they are."""
+        """The share of each of its kernels that overlapped with a collective when measured; None where kernels stay
+        as they are."""
 
     @property
     def slowdown(self) -> Contention | None:
@@ -56,7 +58,8 @@ class RankModel(Protocol):
 
     @property
     def jitter(self) -> float:
-        """How far ranks that do the same lie apart: standard deviation of the logarithm; 0 where a device sets the pace."""
+        """How far ranks that do the same lie apart: standard deviation of the logarithm; 0 where a device sets the
+        pace."""
 
     def at(self, times: Timeline) -> tuple[Graph, Segments]:
         """Its graph and its host time at simulated times."""
@@ -172,8 +175,9 @@ class MeasuredRankTasks(NamedTuple):
 def measured_rank_tasks(graph: Graph, segments: Segments) -> MeasuredRankTasks:
     """The tasks of a measured rank: each keeps its own time, and what held it up becomes an edge.
 
-    Between the end of what a task waited for and its start lies a latency: the typical one, or a longer one where the device idled for
-    a reason that the trace does not show. What was already running when the trace began starts when it did.
+    Between the end of what a task waited for and its start lies a latency: the typical one, or a longer one where the
+    device idled for a reason that the trace does not show. What was already running when the trace began starts when it
+    did.
 
     Parameters
     ----------

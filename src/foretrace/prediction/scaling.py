@@ -1,4 +1,5 @@
-"""Scaling: the same step in jobs of other sizes, each rank doing what the recorded one did, and the curve of several."""
+"""Scaling: the same step in jobs of other sizes, each rank doing what the recorded one did, and the curve of
+several."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def scaling_curve(reports: Sequence[StepReport]) -> Scaling:
 def _common_notes(ordered: Sequence[StepReport]) -> list[str]:
     """The notes of all: of those that differ in numbers alone the largest job's.
 
-    >>> _common_notes([StepReport(notes=["a100-8x on 2 nodes"]), StepReport(notes=["a100-8x on 4 nodes", "a100-4x on 4"])])
+    >>> two, four = ["a100-8x on 2 nodes"], ["a100-8x on 4 nodes", "a100-4x on 4"]
+    >>> _common_notes([StepReport(notes=two), StepReport(notes=four)])
     ['a100-8x on 4 nodes', 'a100-4x on 4']
     """
     notes = {note_key(note): note for report in ordered for note in report.notes if not ALIKE.search(note)}

@@ -1,6 +1,8 @@
-"""How far a predicted step may be off: the spread of the host, the errors of the kernel models, and those of the fabric.
+"""How far a predicted step may be off: the spread of the host, the errors of the kernel models, and those of the
+fabric.
 
-Modelled ranks are uncertain by their models' errors; measured ones vary as their unprofiled steps and their kernels did.
+Modelled ranks are uncertain by their models' errors; measured ones vary as their unprofiled steps and their kernels
+did.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from functools import cache
 
 import numpy as np
 
-from foretrace.analysis.kernel_families import kernel_family
+from foretrace.analysis.breakdown import kernel_family
 from foretrace.cost_models.ranges import SIGMAS_TO_P90
 from foretrace.graph import Graph, KernelTable
 from foretrace.graph.tables import Floats, Ints, percentiles
-from foretrace.platform.folder import find
 from foretrace.platform.platform import read_host
+from foretrace.platform.registry import find_platform
 from foretrace.prediction.priced_step import PricedStep
 from foretrace.simulation.task_graph import KERNEL, TaskGraph
 from foretrace.simulation.uncertainty import Uncertainty
@@ -45,8 +47,8 @@ def sample_count(tasks: int) -> int:
 def priced_uncertainty(calls: Graph, step: PricedStep, tasks: TaskGraph) -> Uncertainty:
     """The uncertainty of each task of a priced step.
 
-    The host's calls have a spread each, and one factor that a whole step shares. A kernel shares part of its error with its family, and
-    the rest with those that the model can't tell from it.
+    The host's calls have a spread each, and one factor that a whole step shares. A kernel shares part of its error with
+    its family, and the rest with those that the model can't tell from it.
     """
     families, alike = _kernel_groups(calls, step)
     host, device = np.hypot(step.spread, step.common), tasks.kind == KERNEL
@@ -69,7 +71,8 @@ def priced_uncertainty(calls: Graph, step: PricedStep, tasks: TaskGraph) -> Unce
 
 
 def log_spreads(low: Floats, typical: Floats, high: Floats) -> tuple[Floats, Floats]:
-    """Standard deviations of the logarithm, downwards and upwards, from the 10th percentile, median and 90th percentile."""
+    """Standard deviations of the logarithm, downwards and upwards, from the 10th percentile, median and 90th
+    percentile."""
     low, typical, high = (np.maximum(column, 1e-9) for column in (low, typical, high))
     return np.log(typical / np.minimum(low, typical)) / SIGMAS_TO_P90, np.log(
         np.maximum(high, typical) / typical
@@ -105,9 +108,9 @@ def measured_uncertainty(graph: Graph, tasks: TaskGraph) -> Uncertainty:
 def job_uncertainty(ranks: Sequence[Uncertainty], transfers: tuple[Floats, Floats, Floats], alike: Ints) -> Uncertainty:
     """The uncertainty of all ranks' tasks and of the transfers behind them.
 
-    Calls and kernels of a rank vary by themselves; the models of host, kernels and fabric are off for all ranks alike. Ranks that drew
-    the factor of their whole host each by themselves would make every job as slow as its unluckiest rank: most of that factor is the
-    error of the host's model, which they share.
+    Calls and kernels of a rank vary by themselves; the models of host, kernels and fabric are off for all ranks alike.
+    Ranks that drew the factor of their whole host each by themselves would make every job as slow as its unluckiest
+    rank: most of that factor is the error of the host's model, which they share.
 
     Parameters
     ----------
@@ -162,7 +165,7 @@ def typical_host_spread() -> float:
     >>> 0.0 < typical_host_spread() < 0.5
     True
     """
-    return read_host(find(TYPICAL_HOST)).common
+    return read_host(find_platform(TYPICAL_HOST)).common
 
 
 def kernel_spreads(kernels: KernelTable) -> tuple[Ints, Floats]:

@@ -1,7 +1,7 @@
 """Contention: kernels and collectives that overlap slow each other, simulated again until the times settle.
 
-Kernel models know kernels alone, and fabrics transfers alone: what overlap adds comes on top. Measured kernels already hold what it
-added in the measured run: for them only the difference in overlap counts.
+Kernel models know kernels alone, and fabrics transfers alone: what overlap adds comes on top. Measured kernels already
+hold what it added in the measured run: for them only the difference in overlap counts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from foretrace.simulation.engine import simulate
-from foretrace.simulation.intervals import merged
 from foretrace.simulation.merge import JobTasks, RankTasks
-from foretrace.simulation.task_graph import KERNEL, Floats, Longs, TaskGraph, Timeline
+from foretrace.simulation.task_graph import KERNEL, Floats, Longs, TaskGraph, Timeline, merged
 
 PASSES = 4
 SETTLED_US = 1.0
@@ -68,8 +67,8 @@ def with_contention(
     job
         All ranks.
     measured_overlap
-        For each rank the share of each of its kernel tasks that overlapped with a collective when it was measured, one number for
-        all where that is the same; None for a rank whose kernels stay as they are.
+        For each rank the share of each of its kernel tasks that overlapped with a collective when it was measured, one
+        number for all where that is the same; None for a rank whose kernels stay as they are.
     slowdown
         How they slow each other.
 

@@ -84,8 +84,8 @@ class RowProgress:
 def forward_pass(later: Callable[[Any, Any], Any]) -> Callable[..., None]:
     """The pass over rows of tasks, as plain Python.
 
-    ``later`` gives the later of two times: `max` for numbers, `numpy.maximum` for vectors that hold one time per sample.
-    Interpreted, it runs over lists; compiled, over arrays.
+    ``later`` gives the later of two times: `max` for numbers, `numpy.maximum` for vectors that hold one time per
+    sample. Interpreted, it runs over lists; compiled, over arrays.
     """
 
     def run_rows(

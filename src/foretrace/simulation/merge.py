@@ -1,7 +1,7 @@
 """The tasks of all ranks as one task graph: a collective is one task of all its ranks.
 
-It starts when the last of them has arrived, and whatever waits for one rank's part in it waits for all of it. Ranks stand one behind
-the other, each with its own tasks in order; the transfers of collectives come last.
+It starts when the last of them has arrived, and whatever waits for one rank's part in it waits for all of it. Ranks
+stand one behind the other, each with its own tasks in order; the transfers of collectives come last.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ CHAINS_AT_ONCE = 256
 class Uncertainty:
     """How far durations may be off: as log-normal factors, one for each group of tasks.
 
-    The logarithm of a group's factor is a standard normal number times its ``up`` where that is positive, else times its ``down``.
-    The share ``weight`` of the number's variance is that of a number it has in common with all groups of the same ``common``; the
-    rest is the group's own.
+    The logarithm of a group's factor is a standard normal number times its ``up`` where that is positive, else times
+    its ``down``. The share ``weight`` of the number's variance is that of a number it has in common with all groups of
+    the same ``common``; the rest is the group's own.
     """
 
     group: Ints
@@ -51,8 +51,8 @@ class Uncertainty:
 def sample_ends(tasks: TaskGraph, uncertainty: Uncertainty, count: int, seed: int = 0) -> Floats:
     """End of the last task in each of ``count`` samples of all durations.
 
-    What groups have of their own averages out over many of them and does not shift the mean; what they have in common does not
-    average out, and shifts the median as little.
+    What groups have of their own averages out over many of them and does not shift the mean; what they have in common
+    does not average out, and shifts the median as little.
 
     >>> tasks = TaskGraph.of(duration=[2.0, 5.0], lane=[0, 0], edges=[(0, 1)])
     >>> certain = Uncertainty(np.array([0, 0], np.int32), np.zeros(1), np.zeros(1), np.zeros(1, np.int32), np.zeros(1))
@@ -67,8 +67,8 @@ def sample_ends(tasks: TaskGraph, uncertainty: Uncertainty, count: int, seed: in
 def sample_factors(uncertainty: Uncertainty, count: int, seed: int) -> Floats:
     """What the durations of each group are multiplied by: one column per sample.
 
-    Worked out for some groups after the others, whose numbers stay in the cache: with many samples this takes as long as
-    simulating them.
+    Worked out for some groups after the others, whose numbers stay in the cache: with many samples this takes as long
+    as simulating them.
     """
     numbers, groups = np.random.default_rng(seed), len(uncertainty.down)
     own = numbers.standard_normal((count, groups), np.float32).T
@@ -135,11 +135,12 @@ class _SampledDurations:
 
 
 class Chains:
-    """Tasks in one row that only follow each other, taken as one: of host time between two launches only the sum counts.
+    """Tasks in one row that only follow each other, taken as one: of host time between two launches only the sum
+    counts.
 
-    A task continues the chain of another where it waits for that one alone, and no other task does. Whatever waits for a chain
-    waits for the last of its tasks, and the chain waits for what its first task waits for. A sampled pass has a third of the tasks
-    to go through.
+    A task continues the chain of another where it waits for that one alone, and no other task does. Whatever waits for
+    a chain waits for the last of its tasks, and the chain waits for what its first task waits for. A sampled pass has a
+    third of the tasks to go through.
 
     >>> fork = TaskGraph.of([1.0, 2.0, 4.0, 8.0], lane=[0, 0, 0, 1], edges=[(0, 1), (1, 2), (1, 3)], lag=0.5)
     >>> chains = Chains(fork)

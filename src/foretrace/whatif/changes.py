@@ -1,6 +1,7 @@
 """Changes made: the step of each rank, how ranks share it, how many they are, how they exchange gradients.
 
-What was found once in a step, such as where its batch is, serves for every later change of the same kind: sweeps ask for hundreds.
+What was found once in a step, such as where its batch is, serves for every later change of the same kind: sweeps ask
+for hundreds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Changes as a user writes them: ``--set batch=64``, ``--set rows:tables.3=1000000``, ``--parallel data=8,sharded``.
 
-One grammar for both options: `STEP_CHANGES` are made to the step of each rank, `JOB_CHANGES` to how ranks share it. To add a
-change, write the transform in `foretrace.transforms` and name it here.
+One grammar for both options: `STEP_CHANGES` are made to the step of each rank, `JOB_CHANGES` to how ranks share it. To
+add a change, write the transform in `foretrace.transforms` and name it here.
 """
 
 from __future__ import annotations
@@ -113,8 +113,10 @@ JOB_CHANGES: dict[str, Callable[[str], Any]] = {
 }
 """All changes of a job, and what reads the value."""
 CHANGES = (*RESIZABLE, *STEP_CHANGES, *JOB_CHANGES)
-PARALLEL = ("data", "tensor", "pipeline", "experts", "microbatches", "chunks", "overlap", "sequence", "sharded", "mixed",
-            "tables", "schedule", "bucket_mb")  # fmt: skip
+PARALLEL = (
+    "data", "tensor", "pipeline", "experts", "microbatches", "chunks", "overlap", "sequence", "sharded", "mixed",
+    "tables", "schedule", "bucket_mb",
+)  # fmt: skip
 """What ``--parallel`` takes; ``bucket_mb`` is ``buckets`` by its former name."""
 PARALLEL_EXAMPLE = "For instance: --parallel data=8,tensor=2,pipeline=4,microbatches=16."
 

@@ -1,4 +1,4 @@
-"""The points of a sweep: which are best, and how they are kept."""
+"""The points of a sweep: costs, the Pareto front, and the file that holds them, keyed by content."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable
 from foretrace.platform.platform import Platform
 from foretrace.record.folder import is_recording
 
-MOST_NOTES = 4
-"""Notes of points that are told of a sweep: large ones have many that differ in a number."""
+MAX_NOTES = 4
+"""Notes of points that a sweep shows: large ones have many that differ in a number."""
 
 
 @dataclass
 class Point:
-    """A step or a job with some changes on a platform: its forecast, or why there is none."""
+    """A step or a job with some changes on a platform: its prediction, or why there is none."""
 
     changes: list[str]
     platform: str
@@ -79,11 +79,11 @@ class Sweep(NotebookDocument):
         return {**asdict(self), "best": asdict(self.best) if self.best else None}
 
 
-def judged(found: Sweep, prices: Mapping[str, float]) -> Sweep:
+def with_pareto_front(found: Sweep, prices: Mapping[str, float]) -> Sweep:
     """The sweep with costs, its front, its order, and what joins the ranks of its jobs.
 
     >>> slow, fast = (Point([f"batch={n}"], "h200", next_ms=2.0, memory_bytes=9, samples=n) for n in (4, 8))
-    >>> found = judged(Sweep("train.py", [slow, fast]), {"h200": 3.6})
+    >>> found = with_pareto_front(Sweep("train.py", [slow, fast]), {"h200": 3.6})
     >>> [(point.changes, point.sample_us, point.cost, point.front) for point in found.points]
     [(['batch=8'], 250.0, 0.25, True), (['batch=4'], 500.0, 0.5, False)]
     """
@@ -91,8 +91,8 @@ def judged(found: Sweep, prices: Mapping[str, float]) -> Sweep:
         found.notes.append(f"ranks are joined by {', '.join(joined)}; --fabric names another")
     said = list(dict.fromkeys(note for point in found.points for note in point.notes))
     found.notes += [
-        *said[:MOST_NOTES],
-        *([f"… and {len(said) - MOST_NOTES} more like these"] * (len(said) > MOST_NOTES)),
+        *said[:MAX_NOTES],
+        *([f"… and {len(said) - MAX_NOTES} more like these"] * (len(said) > MAX_NOTES)),
     ]
     for point in found.points:
         if found.memory_limit is not None and point.memory_bytes is not None:
@@ -137,7 +137,7 @@ def _fits(point: Point, limit: int | None) -> bool:
     return point.fits is not False if limit is None else point.memory_bytes is not None and point.memory_bytes <= limit
 
 
-class Kept(NamedTuple):
+class StoredPoint(NamedTuple):
     """A point as a file holds it."""
 
     point: Point
@@ -145,7 +145,7 @@ class Kept(NamedTuple):
     """What it depends on; None where an older Foretrace wrote it, which did not say."""
 
 
-def read_kept(out: Path) -> list[Kept]:
+def read_points(out: Path) -> list[StoredPoint]:
     """Points that a file holds; what a process that was killed left half-written is left out."""
     if not out.exists():
         return []
@@ -155,12 +155,12 @@ def read_kept(out: Path) -> list[Kept]:
         raise ForetraceError(f"{out} can't be read ({error.strerror})", "Choose another file.") from None
     if text and not text.startswith("{"):
         raise ForetraceError(f"{out} holds no sweep", "Choose another file: points would be added to this one.")
-    found: list[Kept] = []
+    found: list[StoredPoint] = []
     for line in text.splitlines():
         try:
             entry = json.loads(line)
             key = msgspec.convert(entry.get("key"), Key | None)
-            found.append(Kept(msgspec.convert(entry["point"], Point), key))
+            found.append(StoredPoint(msgspec.convert(entry["point"], Point), key))
         except json.JSONDecodeError:
             continue
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -170,12 +170,14 @@ def read_kept(out: Path) -> list[Kept]:
     return found
 
 
-def reused(kept: Iterable[Kept], keys: Mapping[str, Key], out: Path) -> tuple[dict[tuple[str, ...], Point], list[str]]:
+def reusable_points(
+    stored: Iterable[StoredPoint], keys: Mapping[str, Key], out: Path
+) -> tuple[dict[tuple[str, ...], Point], list[str]]:
     """The points that may be taken again, by their own keys; and a note on those that were left aside.
 
     Parameters
     ----------
-    kept
+    stored
         What the file holds.
     keys
         What points depend on today, by platform.
@@ -185,7 +187,7 @@ def reused(kept: Iterable[Kept], keys: Mapping[str, Key], out: Path) -> tuple[di
     known: dict[tuple[str, ...], Point] = {}
     aside: Counter[str] = Counter()
     places = {_place(name) for name in keys}
-    for point, key in kept:
+    for point, key in stored:
         names = [name for name, current in keys.items() if current == key]
         known |= {(*point.changes, name): replace(point, platform=name) for name in names}
         if not names and (why := _why_aside(point, key, keys, places)):
@@ -197,7 +199,7 @@ def reused(kept: Iterable[Kept], keys: Mapping[str, Key], out: Path) -> tuple[di
 
 
 def _why_aside(point: Point, key: Key | None, keys: Mapping[str, Key], places: Collection[str]) -> str:
-    """Why a point is not taken again; empty where it is of a platform that nobody asks for now."""
+    """Why a point is not taken again; empty where its platform is not swept now."""
     if key is None:
         return "an older Foretrace wrote them, and not what they depend on"
     current = next(iter(keys.values()))
@@ -217,7 +219,7 @@ def _place(name: str) -> str:
     return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 
-def keep(out: Path, source: str, points: Iterable[Point], keys: Mapping[str, Key]) -> None:
+def append_points(out: Path, source: str, points: Iterable[Point], keys: Mapping[str, Key]) -> None:
     """Add points to a file, each on a line of its own with the key of its platform; not those that were left out."""
     made = [point for point in points if point.error is None]
     entries = [{"source": source, "key": asdict(keys[point.platform]), "point": asdict(point)} for point in made]
@@ -232,7 +234,7 @@ def keep(out: Path, source: str, points: Iterable[Point], keys: Mapping[str, Key
 
 CHUNK = 1 << 20
 NO_PART_OF_A_STEP = ("source", "notes", "world")
-"""What a graph holds besides its step: where it came from, and of how many ranks somebody says it is one."""
+"""Fields of a graph that are not its step: where it came from, and its place in the job."""
 SHIPPED = ("shipped", "assets", "templates")
 """Folders of Foretrace that no forecast is worked out by, or that are a platform's own."""
 
@@ -251,8 +253,8 @@ class Key:
 def key_of(step: str, where: Platform, gpus_per_node: int | None) -> Key:
     """The key of a step, known by its digest, on a platform with its fabric.
 
-    >>> from foretrace.platforms import platform
-    >>> slow, same = (key_of("1234", platform(name), None) for name in ("h200:host=0.5", "h200"))
+    >>> from foretrace.platform.registry import load_platform
+    >>> slow, same = (key_of("1234", load_platform(name), None) for name in ("h200:host=0.5", "h200"))
     >>> slow.joined == same.joined, slow.platform == same.platform
     (True, False)
     """
@@ -278,7 +280,7 @@ def platform_digest(where: Platform) -> str:
     """The digest of a platform without its fabric: of its parts as they are, and of its models' files."""
     models = sorted(file for file in where.models.rglob("*") if file.is_file())
     files = _of_files((str(file.relative_to(where.models)), file) for file in models)
-    return _digest([where.device, where.host, where.carry, files])
+    return _digest([where.device, where.host, where.cross_device, files])
 
 
 def foretrace_digest() -> str:
@@ -327,9 +329,9 @@ def _feed(take: Callable[[bytes], object], value: Any) -> None:
         take("".join(f"{op!r}\n" for op in value).encode("utf-8", "surrogatepass"))
     elif is_dataclass(value) and not isinstance(value, (type, Op)):
         take(type(value).__name__.encode())
-        left_out = NO_PART_OF_A_STEP if isinstance(value, Graph) else ()
+        skipped_points = NO_PART_OF_A_STEP if isinstance(value, Graph) else ()
         for field in fields(value):
-            if field.name not in left_out:
+            if field.name not in skipped_points:
                 take(field.name.encode())
                 _feed(take, getattr(value, field.name))
     elif isinstance(value, Mapping):

@@ -13,14 +13,24 @@ from typing import NamedTuple
 
 from foretrace._progress import OnProgress, Progress
 from foretrace.api import as_job, script_of, with_fabric
-from foretrace.errors import parse_size
-from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.errors import ForetraceError, parse_size
+from foretrace.graph import Graph, Job
 from foretrace.platform.platform import Platform
-from foretrace.platforms import platform
+from foretrace.platform.registry import load_platform
 from foretrace.prediction.predict import step_figures
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import JOB_CHANGES, RESIZABLE, Change
-from foretrace.whatif.points import Key, Point, Sweep, judged, keep, key_of, read_kept, reused, step_digest
+from foretrace.whatif.points import (
+    Key,
+    Point,
+    Sweep,
+    append_points,
+    key_of,
+    read_points,
+    reusable_points,
+    step_digest,
+    with_pareto_front,
+)
 from foretrace.whatif.what_if import one_step
 
 MAX_IN_PROCESS = 4
@@ -79,21 +89,21 @@ def sweep(
     _check_prices(prices or {}, names)
     source = what.source if isinstance(what, (Graph, Job)) else str(what)
     subject = Subject(what, names, fabric, gpus_per_node, _longest(combinations), _smallest_world(combinations))
-    kept = Path(out) if out else None
+    file = Path(out) if out else None
     known, keys, notes = dict[tuple[str, ...], Point](), dict[str, Key](), list[str]()
-    if kept:
-        held = read_kept(kept)
-        keep(kept, source, [], {})  # a file that can't be written is refused before anything is sketched
+    if file:
+        stored = read_points(file)
+        append_points(file, source, [], {})  # a file that can't be written is refused before anything is sketched
         subject, keys = subject.sketched().keyed()
-        known, notes = reused(held, keys, kept)
+        known, notes = reusable_points(stored, keys, file)
     points, todo = _planned(combinations, names, known)
     with closing(_predicted(subject, todo, workers, ray, isinstance(what, (Graph, Job)))) as predicted:
         for number, made in enumerate(predicted, 1):
             points += made
-            if kept:
-                keep(kept, source, made, keys)
+            if file:
+                append_points(file, source, made, keys)
             on_progress(Progress("sweeping", number, len(todo)))
-    return judged(Sweep(source, points, memory_limit, notes), prices or {})
+    return with_pareto_front(Sweep(source, points, memory_limit, notes), prices or {})
 
 
 def _names(on: Iterable[str | Path] | str | Path) -> tuple[str, ...]:
@@ -138,7 +148,7 @@ def _planned(
         try:
             JobChanges.of(combination)
         except ForetraceError as error:
-            points += left_out(combination, names, error)
+            points += skipped_points(combination, names, error)
         else:
             todo += [(combination, names)] if names else []
     return points, todo
@@ -203,7 +213,7 @@ class Subject(NamedTuple):
     world: int | None = None
     """Ranks of the process group that a script shall find."""
     digest: str = ""
-    """Of the files at a path; empty where nobody compares."""
+    """Digest of the files at a path; empty where it is not compared."""
 
     @property
     def is_script(self) -> bool:
@@ -223,14 +233,14 @@ class Subject(NamedTuple):
         return (self if isinstance(self.what, (Graph, Job)) else self._replace(digest=digest)), keys
 
     def _platforms(self) -> dict[str, Platform]:
-        return {name: platform(name, fabric=self.fabric) for name in self.on}
+        return {name: load_platform(name, fabric=self.fabric) for name in self.on}
 
 
 class Swept:
     """A step or a job that is read once, and predicted again and again."""
 
     def __init__(self, subject: Subject) -> None:
-        self._platforms = {name: platform(name, fabric=subject.fabric) for name in subject.on}
+        self._platforms = {name: load_platform(name, fabric=subject.fabric) for name in subject.on}
         self._per_node = subject.gpus_per_node
         kind = next(iter(self._platforms.values())).device.kind
         job = as_job(subject.what, kind, subject.world)
@@ -244,13 +254,13 @@ class Swept:
         try:
             job = self._edited.by(combination)
         except ForetraceError as error:
-            return left_out(combination, on, error)
+            return skipped_points(combination, on, error)
         points, samples = list[Point](), self._edited.samples(combination, job)
         for name in on:
             try:
                 points.append(self._point(Point(changes, name, job.world, samples=samples), job))
             except ForetraceError as error:
-                points += left_out(combination, [name], error)
+                points += skipped_points(combination, [name], error)
         return points
 
     def _point(self, point: Point, job: Job) -> Point:
@@ -267,6 +277,6 @@ class Swept:
         return replace(point, fabric=fabric, notes=notes, **found._asdict())
 
 
-def left_out(combination: Combination, on: Sequence[str], error: ForetraceError) -> list[Point]:
+def skipped_points(combination: Combination, on: Sequence[str], error: ForetraceError) -> list[Point]:
     """The points of a combination that can't be predicted, with the reason: one for each platform."""
     return [Point([str(change) for change in combination], name, error=error.what) for name in on]

@@ -17,7 +17,7 @@ from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.graph.execution_traces import lacks_overloads
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
-from foretrace.platforms import platform
+from foretrace.platform.registry import load_platform
 from foretrace.transforms.step import flatten
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import JOB_CHANGES, Change, listed, read_changes
@@ -118,7 +118,7 @@ def what_if(
     shared = any(
         JobChanges.of(side).parallelism for side in sides
     )  # refuses contradictions before minutes of sketching
-    where = platform(on, fabric=fabric)
+    where = load_platform(on, fabric=fabric)
     on_progress(Progress("reading"))
     job = one_step(as_job(what, where.device.kind, None if shared else world), step)
     notes = [COMPARED] if any(graph.plain.synced_ms or len(graph.kernels) for graph in job.graphs) else []
