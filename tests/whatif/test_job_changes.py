@@ -60,7 +60,7 @@ def test_shards_follow_the_number_of_ranks():
         (["world=8", "data=4", "tensor=4"], "data=4 x tensor=4 makes 16 ranks, not 8. Leave out world or set data=2"),
         (["data=8", "sharded=on", "buckets=100"], "weights in shards are scattered"),
         (["tensor=2", "buckets=100"], "one rank alone shares no"),
-        (["sequence=on", "data=2"], "sequence is about tensor parallel ranks"),
+        (["sequence=on", "data=2"], "sequence needs tensor parallel ranks"),
     ],
 )
 def test_changes_that_contradict_each_other_are_refused(changes, why):

@@ -178,9 +178,8 @@ def labels_of(graph: Graph) -> tuple[Ints, list[str]]:
     return op_labels(graph.ops, kernels.op, [kernels.names[code] for code in kernels.name.tolist()])
 
 
-
 # The family of a kernel, by its name and that of its op. Some kernels say all by themselves (a copy, a collective). Of
-# the others the op knows best what they are for: a layout change inside a convolution is a part of it. Where the op says
+# the others the op knows best what they are for: a layout change in a convolution is a part of it. Where the op says
 # nothing, the kernel's own name does. Within each list the first rule that matches wins.
 
 FAMILIES = (

@@ -320,7 +320,8 @@ def _predicted_fields(report: StepReport) -> dict[str, Any]:
         "ranks": [
             {
                 "rank": rank.rank, "stands_for": rank.stands_for, "start_ms": rank.start_ms, "step_ms": rank.step_ms,
-                "device_span_ms": rank.device_span_ms, "device_active_ms": rank.device_active_ms, "wait_ms": rank.wait_ms,
+                "device_span_ms": rank.device_span_ms, "device_active_ms": rank.device_active_ms,
+                "wait_ms": rank.wait_ms,
                 "communication_ms": rank.communication.communication_ms,
                 "exposed_communication_ms": rank.communication.exposed_ms,
                 "bubble_ms": rank.bubble_ms, "host_ms": rank.host_ms,

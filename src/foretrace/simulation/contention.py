@@ -76,7 +76,8 @@ def with_contention(
     >>> from foretrace.simulation.merge import merge_ranks
     >>> tasks = TaskGraph.of([0.0, 80.0], [1, 0], [], kind=np.full(2, KERNEL, np.int8))  # a collective, and a kernel
     >>> job = merge_ranks([RankTasks(tasks, np.array([0]))], [[(0, 0)]], np.array([100.0]))
-    >>> law = SimpleNamespace(spins=True, longer=lambda us, share: 0.25 * us * share, transfer_longer=lambda us, share: 0 * us)
+    >>> law = SimpleNamespace(spins=True)
+    >>> law.longer, law.transfer_longer = (lambda us, share: 0.25 * us * share), (lambda us, share: 0 * us)
     >>> slower, _ = with_contention(job, [np.zeros(1)], law)
     >>> slower.tasks.duration.tolist()
     [0.0, 100.0, 100.0]
