@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.outputs import check_outputs
+from foretrace.cli.options import check_outputs
 
 
 def export(

@@ -1,15 +1,20 @@
-"""Options that several subcommands share, and how their values are read."""
+"""Options that several subcommands share, how their values are read, and the check of paths that are to be written."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable, Iterator
+from glob import glob, has_magic
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 if TYPE_CHECKING:
-    from foretrace.replay.folder import Choices
+    from foretrace.output import OutputKind
+    from foretrace.replay import Choices
 
 What = Annotated[
     str, typer.Argument(metavar="WHAT", help="A recording, a trace, or a script with a make_step function.")
@@ -65,9 +70,7 @@ def replay_choices(
     batch: str | None,
 ) -> Choices:
     """The part of a step that `benchmark` and `replay` take, and how."""
-    from foretrace.replay.allowed import packages
-    from foretrace.replay.folder import Choices
-    from foretrace.replay.selection import Selection
+    from foretrace.replay import Choices, Selection, packages
 
     selection = Selection(phase, first, last, only, tuple(without or ()))
     return Choices(selection, packages(ops or ()), dtype, obfuscate, ranks, batch)
@@ -100,3 +103,137 @@ def print_frames(error: Exception) -> None:
 
     for line in getattr(error, "frames", "").splitlines():
         print(printable(line), file=sys.stderr)
+
+
+class Output(NamedTuple):
+    """A path that a subcommand is to write, the option that names it, and what is written there."""
+
+    option: str
+    path: Path
+    kind: OutputKind | None
+    """None for what is added to, not replaced."""
+
+
+def check_outputs(
+    inputs: Iterable[str | Path | None],
+    html: Path | None = None,
+    trace: Path | None = None,
+    perfetto: Path | None = None,
+    chakra: Path | None = None,
+    plan: Path | None = None,
+    points: Path | None = None,
+) -> None:
+    """Refuse outputs that would harm: inputs, others' files, folders, two outputs in one file.
+
+    Where an output is standard output, it has that to itself: tables go to stderr.
+
+    Parameters
+    ----------
+    inputs
+        What is read, as the user wrote it: recordings, traces, globs, scripts with or without ``:function``, tables,
+        platforms; names that are no paths and None are passed over.
+    html, trace, perfetto, plan
+        A page, timelines for Perfetto, a sharding plan: replaced where Foretrace wrote them.
+    chakra
+        A folder for Chakra traces.
+    points
+        A sweep's file: gone on with.
+    """
+    if all(path is None for path in (html, trace, perfetto, chakra, plan, points)):
+        return
+    from foretrace.files import descriptor_of
+    from foretrace.output import CHAKRA, PAGE, PLAN, TIMELINE, check_output
+
+    named: list[tuple[str, Path | None, OutputKind | None]] = [
+        ("--html", html, PAGE),
+        ("--trace", trace, TIMELINE),
+        ("--perfetto", perfetto, TIMELINE),
+        ("--out", plan, PLAN),
+        ("--out", points, None),
+    ]
+    if chakra is not None:
+        _check_folder(chakra)
+        named += [("--chakra", path, CHAKRA) for path in sorted(chakra.glob("chakra.*.et"))]
+    outputs = [Output(option, path, kind) for option, path, kind in named if path is not None]
+    _check_apart(outputs)
+    _check_inputs(list(_paths(inputs)), outputs)
+    for output in outputs:
+        check_output(output.path, output.kind) if output.kind else _check_points(output.path)
+    if any(descriptor_of(output.path) == 1 for output in outputs):
+        sys.stdout = sys.stderr
+
+
+def _check_points(path: Path) -> None:
+    """A sweep's file is read before it is added to, which only plain files allow."""
+    from foretrace.errors import ForetraceError
+    from foretrace.output import check_writable
+
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "no plain file"
+        raise ForetraceError(f"--out {path} is {what}", "Points are added to a file: name one, like points.jsonl.")
+    check_writable(path)
+
+
+def _check_folder(path: Path) -> None:
+    from foretrace.errors import ForetraceError
+    from foretrace.output import check_writable
+
+    if path.exists() and not path.is_dir():
+        raise ForetraceError(f"--chakra {path} is no folder", "Name one: it gets a file for each rank.")
+    check_writable(path / "chakra.0.et")
+
+
+def _check_apart(outputs: list[Output]) -> None:
+    """No two outputs are one file; both to ``/dev/null`` is no harm."""
+    from foretrace.errors import ForetraceError
+
+    for one, other in combinations(outputs, 2):
+        if _is_file(one.path) and os.path.realpath(one.path) == os.path.realpath(other.path):
+            raise ForetraceError(f"{one.option} and {other.option} are both {one.path}", "Name a file for each.")
+
+
+def _check_inputs(inputs: list[Path], outputs: list[Output]) -> None:
+    """No output is, or lies among, what is read."""
+    from foretrace.errors import ForetraceError
+
+    for option, path, _ in outputs:
+        if not _is_file(path):
+            continue
+        for given in inputs:
+            if given.is_dir() and _is_read(given, path):
+                what = f"{option} {path} would be one of the files that {given} is read from"
+            elif given.is_file() and path.exists() and path.samefile(given):
+                what = f"{option} {path} would replace {given}, which is read"
+            else:
+                continue
+            raise ForetraceError(what, "Name another file.")
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a plain file or could become one."""
+    return path.is_file() or not path.exists()
+
+
+def _is_read(folder: Path, path: Path) -> bool:
+    """Whether a file in a folder is, or once written would be, one of the recording or of the traces there."""
+    from foretrace.formats.load import SUFFIXES
+    from foretrace.record.folder import JOB, is_recording
+
+    real, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    if not real.is_relative_to(root):
+        return False
+    inside = real.relative_to(root)
+    if is_recording(folder):
+        return inside.parts[0] == JOB or (inside.parts[0].startswith("rank-") and real.suffix != ".html")
+    return real.name.lower().endswith(SUFFIXES) and len(inside.parts) <= 2
+
+
+def _paths(inputs: Iterable[str | Path | None]) -> Iterator[Path]:
+    """The files and folders that inputs name."""
+    for given in filter(None, map(str, (one for one in inputs if one is not None))):
+        if Path(given).exists():
+            yield Path(given)
+        elif Path(given.rpartition(":")[0] or given).exists():  # a script and its function
+            yield Path(given.rpartition(":")[0] or given)
+        elif has_magic(given):
+            yield from map(Path, glob(given, recursive=True))  # noqa: PTH207 - of absolute ones too

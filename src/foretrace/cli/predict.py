@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, OtherFabric, Parallel, PerNode, Step, What, print_frames
-from foretrace.cli.outputs import check_outputs
+from foretrace.cli.options import AsJson, Html, OtherFabric, Parallel, PerNode, Step, What, check_outputs, print_frames
 from foretrace.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from foretrace._progress import OnProgress
     from foretrace.analysis.report import StepReport
     from foretrace.graph import Job
 
@@ -116,8 +114,8 @@ def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int]
     from foretrace.errors import ForetraceError
 
     try:
-        with progress_bar() as on_progress:  # a machine that was never measured is measured now
-            given = what if parallel is None else _parallelized(what, parallel, on, on_progress)
+        with progress_bar() as on_progress:
+            given = what if parallel is None else _parallelized(what, parallel, on)
             if len(sizes) > 1:
                 return api.scaling(given, sizes, on, on_progress=on_progress, **options)
             return api.predict(given, on, world=sizes[0] if sizes else None, on_progress=on_progress, **options)
@@ -126,16 +124,16 @@ def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int]
         raise
 
 
-def _parallelized(what: str, parallel: str, on: str | None, on_progress: OnProgress) -> Job:
+def _parallelized(what: str, parallel: str, on: str | None) -> Job:
     """The job that the step of one rank becomes."""
     from foretrace.api import DEFAULT_PLATFORM, read
-    from foretrace.platforms import platform
+    from foretrace.platform.registry import load_platform
     from foretrace.transforms.parallel.parallelize import parallelize
     from foretrace.whatif.changes import parallel_options
     from foretrace.whatif.grammar import read_parallel
 
     options = parallel_options(read_parallel(parallel))  # refuses contradictions before anything is sketched
-    job = read(what, platform(on or DEFAULT_PLATFORM, on_progress=on_progress).device.kind)
+    job = read(what, load_platform(on or DEFAULT_PLATFORM).device.kind)
     return parallelize(job, **options)
 
 

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, Platform, Top
-from foretrace.cli.outputs import check_outputs
+from foretrace.cli.options import AsJson, Html, Platform, Top, check_outputs
 from foretrace.cli.progress import progress_bar
 
 

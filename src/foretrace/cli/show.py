@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, Top, rank_numbers
-from foretrace.cli.outputs import check_outputs
+from foretrace.cli.options import AsJson, Html, Top, check_outputs, rank_numbers
 
 
 def show(

@@ -8,8 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, OtherFabric, PerNode, Top, What, print_frames
-from foretrace.cli.outputs import check_outputs
+from foretrace.cli.options import AsJson, Html, OtherFabric, PerNode, Top, What, check_outputs, print_frames
 from foretrace.cli.progress import progress_bar
 
 GIBIBYTE = 2**30

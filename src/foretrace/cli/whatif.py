@@ -16,9 +16,9 @@ from foretrace.cli.options import (
     Step,
     Top,
     What,
+    check_outputs,
     print_frames,
 )
-from foretrace.cli.outputs import check_outputs
 from foretrace.cli.progress import progress_bar
 
 Sets = Annotated[

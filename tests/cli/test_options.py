@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.cli.outputs import check_outputs
+from foretrace.cli.options import check_outputs
 from foretrace.graph import ForetraceError
 
 RECORDING = Path(__file__).parents[1] / "data" / "h200" / "dlrm_default_b512"
