@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from foretrace.graph import Graph
-from foretrace.replay.folder import Choices, write_benchmark
+from foretrace.replay.generate.choices import Choices
+from foretrace.replay.generate.folder import write_benchmark
 
 
 @pytest.fixture

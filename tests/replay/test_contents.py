@@ -1,119 +1,99 @@
-"""Inputs of a benchmark beside those of the original: the same shape of the distribution, none of the values."""
+"""Contents of inputs: recorded, or as their readers need them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import dlrm
-from foretrace.api import load
-from foretrace.graph import Graph, Job
-from foretrace.record.session import record
-from foretrace.replay.harness import contents
-from foretrace.replay.planning import plan_of
+from foretrace.graph import Content, Graph, Indices, Op, OpTable, Tensor
+from foretrace.graph.operators import sparse_parts
+from foretrace.replay.generate.contents import default_content, required_contents, usable_content
+from foretrace.replay.generate.planning import plan_of
 
-
-def recorded(step: Callable[[], Any], folder: Path) -> Graph:
-    record(step, folder, warmup=2, plain=5, profile=1)
-    found = load(folder)
-    return found.graphs[0] if isinstance(found, Job) else found
+TABLE = Tensor((100, 8), "float32", "cpu", (8, 1), id=0, storage=0)
+IDS = Tensor((50,), "int64", "cpu", (1,), id=1, storage=1)
+ROWS = Tensor((50, 8), "float32", "cpu", (8, 1), id=2, storage=2)
 
 
-def reuse(ids: torch.Tensor) -> dict[int, int]:
-    """How many rows are hit between 2^k and 2^(k+1) - 1 times, by k."""
-    return doublings(torch.unique(ids, return_counts=True)[1])
+def graph(**facts: object) -> Graph:
+    op = Op("aten::embedding", (TABLE, IDS), outputs=(ROWS,), overload="default")
+    return Graph(OpTable.of([op]), **facts)  # type: ignore[arg-type]
 
 
-def doublings(numbers: torch.Tensor) -> dict[int, int]:
-    powers, counts = torch.unique(numbers[numbers > 0].double().log2().floor(), return_counts=True)
-    return {int(power): int(count) for power, count in zip(powers, counts)}
+def contents(made: Graph) -> dict[int, Content]:
+    return {given.tensor.id: given.content for given in plan_of(made).inputs}
 
 
-def alike(ours: dict[int, int], theirs: dict[int, int]) -> bool:
-    """Whether each bin is within one percent."""
-    return ours.keys() == theirs.keys() and all(abs(ours[k] - theirs[k]) <= 0.01 * theirs[k] for k in theirs)
+def test_what_was_recorded_comes_first() -> None:
+    known = Content("ids", {"low": 3, "high": 90, "unique": 2, "reuse": [0, 0, 0, 0, 2]})
+    assert contents(graph(contents={1: known}))[1] == known
 
 
-class Lookups(torch.nn.Module):
-    """Tables that are asked for by power laws of different skew."""
-
-    def __init__(self, skews: tuple[float, ...], rows: int, bags: int) -> None:
-        super().__init__()
-        self.tables = torch.nn.ModuleList([torch.nn.EmbeddingBag(rows, 4, mode="sum", sparse=True) for _ in skews])
-        self.ids = [dlrm.row_ids(bags * 5, rows, skew) for skew in skews]
-        lengths = torch.randint(0, 11, (bags,), generator=torch.Generator().manual_seed(8))
-        ends = (lengths.cumsum(0) * (bags * 5) // int(lengths.sum())).clamp(max=bags * 5)
-        self.offsets = torch.cat([torch.zeros(1, dtype=torch.int64), ends[:-1]])
-
-    def forward(self) -> torch.Tensor:
-        return torch.stack([table(ids, self.offsets) for table, ids in zip(self.tables, self.ids)]).square().mean()
+def test_without_it_ids_stay_inside_their_table_and_are_reused_as_counted() -> None:
+    counted = Indices(op=0, rows=100, count=50, unique=25, bags=50, reuse=(0, 25))
+    found = contents(graph(indices=[counted]))[1]
+    assert found == Content("ids", {"low": 0, "high": 99, "unique": 25, "reuse": [0, 25]})
 
 
-@pytest.fixture
-def lookups() -> Lookups:
-    return Lookups((0.0, 0.8, 1.05), rows=5000, bags=2000)
+def test_made_up_values_are_told() -> None:
+    assert any("2 of 2 inputs hold values made up" in note for note in plan_of(graph()).notes)
 
 
-def test_ids_of_a_recording_are_reused_as_often(lookups: Lookups, tmp_path: Path, loaded: Callable[..., Any]) -> None:
-    update = torch.optim.SGD(lookups.parameters(), lr=0.1)
-
-    def step() -> None:
-        update.zero_grad()
-        lookups().backward()
-        update.step()
-
-    graph = recorded(step, tmp_path / "recording")
-    benchmark = loaded(graph)
-    made = dict(zip((entry.name for entry in plan_of(graph).inputs), benchmark.inputs))
-    reads = [call for call in plan_of(graph).calls if call.name == "aten::_embedding_bag"]
-    assert len(reads) == 3
-    for call, was in zip(reads, lookups.ids):
-        ids, offsets = made[call.args[1]], made[call.args[2]]
-        assert alike(reuse(ids), reuse(was))
-        assert not torch.equal(ids, was) and (int(ids.min()), int(ids.max())) == (int(was.min()), int(was.max()))
-        assert bool((offsets.diff() >= 0).all()) and int(offsets[0]) == 0 and int(offsets[-1]) <= len(ids)
-        assert alike(doublings(offsets.diff()), doublings(lookups.offsets.diff()))
+def test_what_nobody_knows_is_harmless() -> None:
+    assert contents(graph())[0].kind == "normal"
+    assert default_content(Tensor((2,), "bool")).facts == {"value": True}
 
 
-def test_numbers_are_as_large_as_they_were_and_none_is_odd() -> None:
-    made = torch.empty(10000)
-    contents.normal(mean=0.5, std=0.1, low=-1.0, high=1.0)(made)
-    assert float(made.mean()) == pytest.approx(0.5, abs=0.01) and float(made.std()) == pytest.approx(0.1, abs=0.01)
-    contents.uniform(low=0.0, high=1e-38, zeros=0.5)(made)
-    tiny = torch.finfo(torch.float32).tiny
-    assert bool(((made == 0) | (made.abs() >= tiny)).all()) and not made.isnan().any()
+@pytest.mark.parametrize("kind", ["ids", "arange", "offsets"])
+def test_a_content_of_whole_numbers_does_not_fill_floats(kind: str) -> None:
+    facts = {"ids": {"low": 0, "high": 1}, "arange": {"start": 0, "step": 1, "period": 2}}
+    content = Content(kind, facts.get(kind, {"first": 0, "last": 4, "steps": [4]}))  # type: ignore[arg-type]
+    assert (
+        usable_content(content, Tensor((5,), "int64")) == content
+        and usable_content(content, Tensor((5,), "float32")) is None
+    )
 
 
-def test_a_large_tensor_is_filled_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "DRAWN", 100)
-    made = torch.full((25, 10), float("nan"))
-    contents.normal(mean=0.5, std=0.1, low=0.0, high=1.0)(made)
-    flat = made.view(-1)
-    assert len(flat[:100].unique()) > 90 and torch.equal(flat[:150], flat[100:])
-    turned = torch.full((25, 10), float("nan")).T
-    contents.uniform(low=0.0, high=1.0)(turned)
-    assert len(turned.unique()) > 200
+def tensor(number: int, shape: tuple[int, ...], dtype: str = "float32", **facts: Any) -> Tensor:
+    return Tensor(shape, dtype, id=number, storage=number, **facts)
 
 
-def test_some_targets_mean_no_class() -> None:
-    made = torch.empty(1000, dtype=torch.int64)
-    contents.ids(low=0, high=9, unique=10, reuse=[0] * 6 + [10], none=-100, nones=150)(made)
-    assert int((made == -100).sum()) == 150 and int(made[made >= 0].max()) == 9
+WEIGHT, ROW_IDS = tensor(0, (100, 8)), tensor(1, (64,), "int64")
+IDS_OF_ROWS = tensor(1, (1, 64), "int64")
 
 
-def test_bags_of_uneven_length_fill_all_that_is_there() -> None:
-    made = torch.empty(101, dtype=torch.int64)
-    contents.offsets(first=0, last=400, steps=[20, 30, 50])(made)
-    assert int(made[0]) == 0 and int(made[-1]) == 400 and bool((made.diff() >= 0).all())
+@pytest.mark.parametrize(
+    ("op", "kind", "facts"),
+    [
+        (Op("aten::embedding", (WEIGHT, ROW_IDS)), "ids", {"low": 0, "high": 99}),
+        (Op("aten::index_select", (WEIGHT, 1, ROW_IDS)), "ids", {"low": 0, "high": 7}),
+        (Op("aten::nll_loss_forward", (tensor(2, (64, 10)), ROW_IDS)), "ids", {"low": 0, "high": 9}),
+        (Op("aten::_sparse_coo_tensor_unsafe", (IDS_OF_ROWS, WEIGHT, [50, 8])), "ids", {"low": 0, "high": 49}),
+        (Op("aten::sqrt", (ROW_IDS,)), "uniform", {"low": 1e-8, "high": 1e-4}),
+    ],
+)
+def test_a_reader_says_what_it_needs(op: Op, kind: str, facts: dict[str, Any]) -> None:
+    found = required_contents([op], {})[1]
+    assert found.kind == kind and found.facts == facts
 
 
-def test_what_a_type_can_not_hold_is_cut_to_what_it_can() -> None:
-    made = torch.empty(4, 4, dtype=torch.float16)
-    contents.triangle(below=0.0, above=-3.4e38)(made)
-    assert float(made[0, 3]) == torch.finfo(torch.float16).min and float(made[3, 0]) == 0.0
-    contents.either(one=0.0, other=float("-inf"), share=0.5)(made)
-    assert float(made.min()) == float("-inf")
+def test_offsets_of_bags_fit_their_ids() -> None:
+    offsets = tensor(2, (16,), "int64")
+    found = required_contents([Op("aten::_embedding_bag", (WEIGHT, ROW_IDS, offsets, False, 0, True, None, False))], {})
+    assert found[2].kind == "even" and found[2].facts == {"total": 64, "whole": False}
+
+
+def test_calls_that_only_move_data_hand_the_need_on() -> None:
+    moved = tensor(5, (64,), "int64")
+    found = required_contents(
+        [Op("aten::view", (ROW_IDS,), outputs=(moved,)), Op("aten::embedding", (WEIGHT, moved))], {}
+    )
+    assert found[1].kind == "ids"
+
+
+def test_sparse_tensors_are_made_of_what_was_taken_apart() -> None:
+    whole = tensor(3, (100, 8), layout="sparse_coo")
+    indices, values = tensor(4, (1, 64), "int64"), tensor(5, (64, 8))
+    ops = [Op("aten::_indices", (whole,), outputs=(indices,)), Op("aten::_values", (whole,), outputs=(values,))]
+    assert sparse_parts(ops) == {3: (indices, values)}

@@ -12,8 +12,7 @@ import torch
 
 from foretrace.graph import Job
 from foretrace.record.session import record
-from foretrace.replay.folder import Choices
-from foretrace.replay.selection import Selection
+from foretrace.replay.generate.choices import Choices, Selection
 
 pytestmark = [
     pytest.mark.cuda,
@@ -80,8 +79,8 @@ def test_a_replay_launches_the_originals_kernels(
     graph = recorded(make(), tmp_path / "recording")
     benchmark = loaded(graph)
     assert benchmark.source.failures == [] and benchmark.source.stand_ins == []
-    result = importlib.import_module("harness.timing").run(benchmark, 5, paced=True)
-    run = importlib.import_module("harness.job").merged([result])
+    result = importlib.import_module("harness.measure").measure_benchmark(benchmark, 5, paced=True)
+    run = importlib.import_module("harness.report").merge_ranks([result])
     assert run["coverage"] == {"calls": 1.0, "host": 1.0, "device": 1.0}
     assert run["kernels"]["missing"] == [] and run["kernels"]["extra"] == []
     assert run["launches"] == run["original"]["launches"]
@@ -135,7 +134,7 @@ def test_a_recording_from_the_cpu_runs_on_the_gpu(tmp_path: Path, loaded: Callab
     assert all(tensor.is_cuda for tensor in benchmark.inputs if tensor.dim())
 
 
-def test_counters_of_the_gpu_are_told(tmp_path: Path, loaded: Callable[..., Any]) -> None:
+def test_counters_of_the_gpu_are_reported(tmp_path: Path, loaded: Callable[..., Any]) -> None:
     benchmark = loaded(recorded(layers(), tmp_path / "recording"))
     system = importlib.import_module("harness.system")
     (found,) = system.counters([str(benchmark.folder / "run.py"), "--counted"])
@@ -145,10 +144,10 @@ def test_counters_of_the_gpu_are_told(tmp_path: Path, loaded: Callable[..., Any]
     assert 0 < found["occupancy"] <= 100 and 0 < found["l2_hit"] <= 100
 
 
-def test_power_and_clock_are_told(loaded: Callable[..., Any], tmp_path: Path) -> None:
+def test_power_and_clock_are_reported(loaded: Callable[..., Any], tmp_path: Path) -> None:
     graph = recorded(layers(), tmp_path / "recording")
     benchmark = loaded(graph)
     system = importlib.import_module("harness.system")
     measure = importlib.import_module("harness.measure")
-    found = system.power_and_clock(benchmark.step(paced=False), measure.wait)
+    found = system.power_and_clock(benchmark.step(paced=False), measure.synchronize)
     assert found["power_w"] > 20 and found["clock_mhz"] > 200

@@ -1,4 +1,4 @@
-"""The folder of a benchmark."""
+"""A benchmark as a folder."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import gpt
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
-from foretrace.replay.folder import Choices, write_benchmark
-from tests.replay.steps import STEPS
+from foretrace.replay.generate.choices import Choices
+from foretrace.replay.generate.folder import readme, write_benchmark
+from foretrace.replay.generate.plan import Call, Plan, footprint
+from foretrace.replay.generate.planning import plan_of
+from foretrace.transforms.numerics.dtype import parse_dtype
+from foretrace.transforms.resize.batch_sequence import batch
+from tests.record.reexecution import watched
+from tests.replay.steps import STEPS, Step, layers
 from tests.replay.test_replays import graph_of
 
 
@@ -82,3 +92,66 @@ def test_obfuscated_nothing_but_ops_has_a_name(tmp_path: Path) -> None:
 def test_a_readable_one_says_where_it_comes_from(graph: Graph, tmp_path: Path) -> None:
     text = (write_benchmark(graph, tmp_path / "bench", Choices()) / "README.md").read_text()
     assert "python run.py" in text and "No model code and no data" in text
+
+
+def test_it_says_what_it_was_made_from_and_what_is_missing() -> None:
+    text = readme(Plan([], [], [Call(0, "aten::mm")], notes=["rows of <b>"]), 3, "runs/dlrm")
+    assert "from runs/dlrm: 1 calls of the step in their order" in text and "3 calls can't be made" in text
+    assert "- rows of ?b?" in text and "## Ranks" not in text and "`step.py`" in text
+
+
+def test_of_several_ranks_it_says_whose_figures_they_are() -> None:
+    text = readme(Plan([], [], [], rank=0), 0, "", ranks=8)
+    assert "on rank 0 of 8. No model code" in text and "torchrun --nproc-per-node 8 run.py" in text
+    assert "`rank-N/step.py`" in text and " from " not in text.splitlines()[2]
+
+
+def graph_of_step(step: Step) -> Graph:
+    step()
+    watch, ops = watched(step)
+    return Graph(OpTable.of(ops), storages=watch.census.storages)
+
+
+def test_a_step_of_another_batch_runs(loaded: Callable[..., Any]) -> None:
+    benchmark = loaded(graph_of_step(gpt.make_step(batch=6)), Choices(batch="12"))
+    assert benchmark.source.failures == [] and benchmark.source.stand_ins == []
+    assert benchmark.original["step_ms"] is None and any("batch: 12 instead of 6" in note for note in benchmark.notes)
+
+
+def test_memory_follows_the_batch() -> None:
+    small, large = (graph_of_step(gpt.make_step(batch=size)) for size in (6, 12))
+    assert footprint(plan_of(batch(small, 12))).peak == pytest.approx(footprint(plan_of(large)).peak, rel=0.02)
+
+
+@pytest.mark.parametrize("text", ["0", "x", "8/", "8/0", "-1"])
+def test_a_batch_is_a_number_or_two(text: str, loaded: Callable[..., Any]) -> None:
+    with pytest.raises(ForetraceError, match="batch can't be"):
+        loaded(graph_of_step(layers(torch.optim.SGD)), Choices(batch=text))
+
+
+@pytest.mark.parametrize("name", ["adamw, fused", "adamw, foreach", "dlrm with sparse gradients", "resnet"])
+def test_a_step_runs_in_bf16(name: str, loaded: Callable[..., Any]) -> None:
+    graph, _, _ = graph_of(STEPS[name]())
+    benchmark = loaded(graph, Choices(dtype="bf16"))
+    assert benchmark.source.failures == []
+    kinds = {tensor.dtype for tensor in benchmark.inputs if tensor.dim() and tensor.is_floating_point()}
+    assert kinds == {torch.bfloat16}
+    assert any("bfloat16" in note for note in benchmark.notes)
+
+
+def test_a_step_in_a_smaller_type_holds_less_memory(loaded: Callable[..., Any]) -> None:
+    graph, _, _ = graph_of(STEPS["adamw, foreach"]())
+    half, whole = (loaded(graph, Choices(dtype=dtype)).facts["memory"]["peak"] for dtype in ("bf16", None))
+    assert 0.45 * whole < half < 0.6 * whole
+
+
+def test_an_autocast_step_runs_in_fp32(loaded: Callable[..., Any]) -> None:
+    graph, _, _ = graph_of(STEPS["gpt with bf16 autocast"]())
+    benchmark = loaded(graph, Choices(dtype="fp32"))
+    assert benchmark.source.failures == []
+    assert "bfloat16" not in (benchmark.folder / "step.py").read_text()
+
+
+def test_a_type_that_is_none_is_said() -> None:
+    with pytest.raises(ForetraceError, match="can't run in 'int8'"):
+        parse_dtype("int8")

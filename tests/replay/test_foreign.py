@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from foretrace.api import replay_step
 from foretrace.graph import Collective, Constant, ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
-from foretrace.replay.folder import Choices
-from foretrace.replay.planning import plan_of
+from foretrace.replay.generate.choices import Choices
+from foretrace.replay.generate.planning import plan_of
 from foretrace.replay.running import How
-from foretrace.replaying import replay
 
 pytestmark = pytest.mark.usefixtures("warmed")
 
@@ -60,7 +60,7 @@ def test_ids_stay_inside_their_table_after_arithmetic() -> None:
 
 @pytest.mark.slow
 def test_a_trace_of_an_h200_replays_on_the_cpu(shared: Path) -> None:
-    replayed = replay(shared / "traces" / "h200" / "dlrm_default_b512", how=How(1, "cpu", pace=False))
+    replayed = replay_step(shared / "traces" / "h200" / "dlrm_default_b512", how=How(1, "cpu", pace=False))
     assert replayed.coverage == {"calls": 1.0, "host": 1.0, "device": 1.0}
     assert replayed.original["launches"] == 116
 
@@ -68,7 +68,7 @@ def test_a_trace_of_an_h200_replays_on_the_cpu(shared: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_published_job_replays_on_fewer_ranks(ranks: int, shared: Path) -> None:
-    replayed = replay(shared / "public" / "dlrm_8xV100", Choices(ranks=ranks), How(1, "cpu", pace=False))
+    replayed = replay_step(shared / "public" / "dlrm_8xV100", Choices(ranks=ranks), How(1, "cpu", pace=False))
     assert replayed.world == ranks and replayed.failures == []
     missing = {name for name, (called, there) in replayed.ops.items() if called < there}
     assert missing and {name.partition("::")[0] for name in missing} == {"fbgemm"}, "no package brings these"

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from foretrace.graph import Constant, Content, ForetraceError, Graph, Indices, Op, OpTable, Span, Storage, Tensor
 from foretrace.graph.op import RESIZE
-from foretrace.replay.allowed import packages
-from foretrace.replay.folder import Choices, write_benchmark
+from foretrace.replay.generate.choices import Choices, packages
+from foretrace.replay.generate.folder import write_benchmark
+from foretrace.replay.generate.timing import schedule_of
 from foretrace.replay.running import is_benchmark
-from foretrace.replay.schedule import schedule_of
 
 OPERATOR = re.compile(r"(aten|prims|c10d|_c10d_functional|fsdp)\.\w+(\.\w+)?", re.ASCII)
 HELPERS = {
@@ -29,7 +29,7 @@ HELPERS = {
     "tensor", "memory", "view", "sparse", "values", "constant", "normal", "uniform", "either", "triangle", "arange",
     "tril", "offsets", "ids", "even", "bags",
 }  # fmt: skip
-ATTRIBUTES = re.compile(r"torch(\.ops)?\.\w+|kept\.clear", re.ASCII)
+ATTRIBUTES = re.compile(r"torch(\.ops)?\.\w+|live\.clear", re.ASCII)
 PLAIN = (
     ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Return,
     ast.Pass, ast.Call, ast.keyword, ast.Name, ast.Constant, ast.List, ast.Tuple, ast.UnaryOp, ast.USub, ast.BinOp,
@@ -54,10 +54,10 @@ def harmless_code(text: str) -> None:
         if isinstance(node, ast.Import):
             assert [alias.name for alias in node.names] == ["torch"]
         elif isinstance(node, ast.ImportFrom):
-            assert node.module in ("math", "harness.host", "harness.contents", "harness.inputs")
+            assert node.module in ("math", "harness.host", "harness.inputs")
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            assert OPERATOR.fullmatch(name) or name == "kept.clear" or re.sub(r"_\d+$", "", name) in HELPERS, name
+            assert OPERATOR.fullmatch(name) or name == "live.clear" or re.sub(r"_\d+$", "", name) in HELPERS, name
         elif isinstance(node, ast.Attribute):
             name = ast.unparse(node)
             assert OPERATOR.match(name) or ATTRIBUTES.fullmatch(name)
@@ -326,7 +326,7 @@ def damaged(tmp_path: Path) -> Iterator[Callable[[bytes], Path]]:
 
 @pytest.mark.parametrize("line", [b'{"op": "aten::x", "phase": "x()", "args": []}', b"[" * 100000, b"{}", b"\xff\x00"])
 def test_a_damaged_recording_is_said(line: bytes, damaged: Callable[[bytes], Path], tmp_path: Path) -> None:
-    from foretrace.replaying import benchmark
+    from foretrace.api import benchmark
 
     with pytest.raises(ForetraceError):
         benchmark(damaged(line), tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Values as text."""
+"""Values and texts of a recording as safe Python text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.graph import Constant, Tensor
-from foretrace.replay.literals import Name, NotWritableError, device_name, literal
+from foretrace.replay.generate.literals import NotWritableError, device_name, literal, printable, safe_text
+from foretrace.replay.generate.plan import Name
 
 plain = st.recursive(
     st.one_of(
@@ -66,3 +67,22 @@ def test_a_device_is_a_variable() -> None:
     assert device_name("cuda:7") == "cuda_7"
     with pytest.raises(NotWritableError):
         device_name("cuda:7\n")
+
+
+@given(st.text())
+def test_text_is_one_line_without_anything_that_steers(text: str) -> None:
+    for made in (safe_text(text), printable(text)):
+        assert made.isascii() and (made.isprintable() or not made)
+    assert not set("`<>[]*#|\\") & set(safe_text(text))
+
+
+def test_a_note_of_ours_stays_as_it_is() -> None:
+    note = "100.0 % of the recorded calls found in the profile; 3 of 5 (a=1, b-c/d)"
+    assert safe_text(note) == note
+
+
+def test_the_name_of_a_kernel_stays_as_it_is() -> None:
+    name = (
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul>>(int)"
+    )
+    assert printable(name) == name

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from foretrace.graph import Graph, Job, Op, OpTable, Tensor
-from foretrace.replay.folder import Choices, write_benchmark
+from foretrace.replay.generate.choices import Choices
+from foretrace.replay.generate.folder import write_benchmark, write_job
 from foretrace.replay.harness.main import parser
-from foretrace.replay.ranks import write_job
 from foretrace.replay.running import How, run_benchmark
 from tests import warm
 
@@ -84,7 +84,7 @@ def replaced(name: str, old: str, new: str) -> Callable[[Path], object]:
             replaced("step.py", "import torch", "import gone"),
             r"line \d+: No module named 'gone'; install what is missing",
         ),
-        (lambda folder: (folder / "harness/pace.py").unlink(), "No module named 'harness.pace'; write the"),
+        (lambda folder: (folder / "harness/host.py").unlink(), "No module named 'harness.host'; write the"),
         (lambda folder: (folder / "harness/main.py").unlink(), "No module named 'harness.main'; write the"),
     ],
 )
@@ -115,7 +115,7 @@ def test_of_several_ranks_one_says_what_is_wrong(tmp_path: Path) -> None:
 def test_a_rank_that_crashes_is_named(tmp_path: Path) -> None:
     ops = OpTable.of([Op("aten::relu", (tensor(0),), outputs=(tensor(1),), overload="default")])
     job = write_job(Job([Graph(ops, rank=rank, world=2) for rank in (0, 1)], "job"), tmp_path / "job", Choices())
-    replaced("harness/late.py", "delays = Delays()", "import os; os.abort()")(job)
+    replaced("harness/collectives.py", "delays = Delays()", "import os; os.abort()")(job)
     assert re.fullmatch(r"rank [01] was ended by SIGABRT", said(job, code=1).splitlines()[-1])
 
 

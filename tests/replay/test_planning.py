@@ -1,14 +1,15 @@
-"""From a graph to a plan."""
+"""From a graph to the plan of its benchmark."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from foretrace.graph import ForetraceError, Graph, KernelTable, Op, OpTable, Tensor, Timings
+from foretrace.graph import Content, ForetraceError, Graph, KernelTable, Op, OpTable, Storage, Tensor, Timings
 from foretrace.graph.tables import Names
-from foretrace.replay.planning import plan_of
-from foretrace.replay.selection import Selection
+from foretrace.replay.generate.choices import Selection
+from foretrace.replay.generate.plan import Call, Input, Memory, Name
+from foretrace.replay.generate.planning import WAIT, Variables, plan_of, with_waits
 
 
 def tensor(number: int, **facts: object) -> Tensor:
@@ -65,3 +66,113 @@ def test_what_a_mask_picks_out_is_sized_by_data() -> None:
     places = [tensor(1, dtype="bool"), tensor(1, dtype="int64")]
     picked = [Op("aten::index", (tensor(0), [place]), outputs=(tensor(2),), overload="Tensor") for place in places]
     assert [plan_of(Graph(OpTable.of([op]))).calls[0].sized_by_data for op in picked] == [True, False]
+
+
+def view(number: int, storage: int, offset: int = 0, size: int = 4) -> Tensor:
+    return Tensor((size,), "float32", "cpu", (1,), offset=offset, id=number, storage=storage)
+
+
+def test_what_nobody_made_was_there_before() -> None:
+    variables = Variables({0: Storage(0, 64, "cpu", -1, -1)}, {})
+    name, maker = variables.read(view(0, 0))
+    assert maker is None and [given.name for given in variables.inputs] == [name]
+    assert variables.memories[0].nbytes == 64
+
+
+def test_the_same_view_under_another_number_is_the_same_variable() -> None:
+    variables = Variables({}, {})
+    made = variables.make(view(1, 1))
+    assert variables.read(view(7, 1)) == (made, None) and variables.inputs == []
+
+
+def test_another_view_of_what_was_made_is_taken_of_it() -> None:
+    variables = Variables({}, {})
+    base = variables.make(view(1, 1, size=8))
+    name, maker = variables.read(view(2, 1, offset=4))
+    assert maker is not None and maker.name == "aten::as_strided" and maker.args == (base, [4], [1], 4)
+    assert maker.results == (name,) and variables.inputs == []
+
+
+def test_a_result_in_place_makes_no_variable() -> None:
+    variables = Variables({}, {})
+    given, _ = variables.read(view(0, 0))
+    assert variables.make(view(0, 0)) is None and variables.read(view(0, 0))[0] == given
+
+
+def test_a_storage_that_dies_takes_its_variables_with_it() -> None:
+    variables = Variables({}, {})
+    first, second = variables.make(view(1, 1)), variables.make(view(2, 1, offset=4))
+    assert variables.free([1]) == [first, second]
+    name, _ = variables.read(view(1, 1))
+    assert name not in (first, second)  # the number is another tensor's by now
+
+
+def test_a_resized_storage_keeps_its_variables() -> None:
+    variables = Variables({}, {})
+    made = variables.make(view(1, 1))
+    assert variables.resized(1, 9) == made and variables.read(view(1, 9))[0] == made
+
+
+def test_what_gets_another_storage_does_not_end_with_the_one_it_had() -> None:
+    variables = Variables({}, {})
+    made = variables.make(view(1, 1))
+    assert variables.make(view(1, 2)) is None and variables.free([1]) == []
+    assert variables.read(view(1, 2)) == (made, None) and variables.free([2]) == [made]
+
+
+def test_a_part_of_a_sparse_input_that_a_call_makes_gets_a_twin() -> None:
+    ids, rows = Tensor((1, 4), "int64", "cpu", (4, 1), id=1, storage=1), view(2, 2)
+    gradient = Tensor((9, 4), "float32", "cpu", id=3, layout="sparse_coo")
+    variables = Variables({}, {3: (ids, rows)})
+    made = variables.make(ids)
+    variables.read(gradient)
+    parts = next(given.parts for given in variables.inputs if given.parts)
+    names = {given.name: given for given in variables.inputs}
+    assert made not in parts and all(part in names for part in parts)
+    assert len({given.memory.name for given in names.values() if given.memory}) == 2
+
+
+def test_memory_that_the_step_gives_its_size_has_the_one_it_begins_with() -> None:
+    before, after = Storage(0, 0, "cpu", -1, 3), Storage(1, 64, "cpu", 3, -1)
+    variables = Variables({0: before, 1: after}, {})
+    variables.resized(0, 1)
+    weight, _ = variables.read(view(7, 1, size=16))
+    assert variables.memories[1].nbytes == 0
+    assert [given.memory is variables.memories[1] for given in variables.inputs] == [True, True]
+    assert weight == variables.inputs[1].name
+
+
+GIVEN = Tensor((4,), "float32", "cpu", (1,), id=0, storage=7)
+T0, T1, W0, W1 = Name("t0"), Name("t1"), Name("w0"), Name("w1")
+INPUT = Input(T0, GIVEN, Memory(Name("m0"), 16, "cpu"), Content("unknown"))
+
+
+def reduced(number: int, work: Name) -> Call:
+    return Call(number, "c10d::allreduce_", args=([T0],), results=([None], work))
+
+
+def names(calls: list[Call]) -> list[str]:
+    return [call.name.partition("::")[2] for call in calls]
+
+
+def test_a_work_is_waited_for_where_the_original_waited() -> None:
+    calls = [reduced(0, W0), Call(1, "aten::ones"), Call(2, WAIT, args=(W0,)), Call(3, "aten::relu", args=(T0,))]
+    settled = with_waits(calls, [INPUT])
+    assert names(settled) == ["allreduce_", "ones", "wait", "relu"]
+    assert settled[-1].frees == (W0,), "a work that is done keeps no memory"
+
+
+def test_a_work_that_nobody_was_seen_waiting_for_is_done_before_its_result_is_touched() -> None:
+    view = Call(1, "aten::view", args=(T0,), results=(T1,), made={T1: GIVEN})
+    calls = [view, reduced(2, W0), Call(3, "aten::ones"), Call(4, "aten::relu", args=(T1,))]
+    assert names(with_waits(calls, [INPUT])) == ["view", "allreduce_", "ones", "wait", "relu"]
+
+
+def test_a_work_that_nobody_needs_is_waited_for_at_the_end() -> None:
+    assert names(with_waits([reduced(0, W0), Call(1, "aten::ones")], [INPUT])) == ["allreduce_", "ones", "wait"]
+
+
+def test_a_wait_for_a_work_of_another_part_of_the_step_is_left_out() -> None:
+    calls = [Call(0, WAIT, args=(W1,), frees=(T1,)), Call(1, "aten::ones")]
+    settled = with_waits(calls, [INPUT])
+    assert names(settled) == ["ones"] and settled[0].frees == (T1,)

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.api import load
+from foretrace.api import benchmark, load, replay_step
 from foretrace.graph import ForetraceError
-from foretrace.replay.folder import Choices
+from foretrace.replay.generate.choices import Choices
 from foretrace.replay.running import How, Replay
-from foretrace.replaying import benchmark, replay
 from tests import warm
 
 pytestmark = pytest.mark.slow
@@ -29,7 +28,7 @@ def everything_called(replayed: Replay) -> bool:
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "hybrid"])
 def test_both_ranks_of_a_job_make_every_call(name: str, on_two_ranks: Callable[[str], Path], tmp_path: Path) -> None:
-    replayed = replay(on_two_ranks(name), how=QUICK, keep=tmp_path / "bench")
+    replayed = replay_step(on_two_ranks(name), how=QUICK, keep=tmp_path / "bench")
     assert everything_called(replayed) and replayed.world == 2 and len(replayed.ranks or []) == 2
     assert {name.partition("::")[0] for name in replayed.ops} >= {"aten", "c10d"}
     assert replayed.original["step_ms"] > 0
@@ -45,7 +44,7 @@ def test_a_rank_plays_alone(on_two_ranks: Callable[[str], Path], tmp_path: Path)
 
 @pytest.mark.usefixtures("warmed")
 def test_one_rank_of_two_is_replayed_with_a_pretended_world(on_two_ranks: Callable[[str], Path]) -> None:
-    replayed = replay(on_two_ranks("fsdp"), Choices(ranks=1), QUICK)
+    replayed = replay_step(on_two_ranks("fsdp"), Choices(ranks=1), QUICK)
     assert everything_called(replayed) and replayed.world == 1
 
 
@@ -63,7 +62,7 @@ def test_collectives_take_as_long_as_recorded_where_that_is_asked_for(
     on_two_ranks: Callable[[str], Path],
 ) -> None:
     choices = Choices(ranks=1)
-    delayed = replay(on_two_ranks("hybrid"), choices, How(iterations=2, pace=False, delayed=True))
+    delayed = replay_step(on_two_ranks("hybrid"), choices, How(iterations=2, pace=False, delayed=True))
     job = load(on_two_ranks("hybrid"))
     exchanges = [c for c in job.graphs[0].collectives if c.kind == "all_to_all"]
     ops = job.graphs[0].ops

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foretrace.graph import Graph, OpTable
-from foretrace.replay.planning import plan_of
+from foretrace.replay.generate.planning import plan_of
 from tests.record.reexecution import watched
 from tests.replay.steps import STEPS
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
-from foretrace.replay.folder import Choices, write_benchmark
+from foretrace.replay.generate.choices import Choices
+from foretrace.replay.generate.folder import write_benchmark
 from foretrace.replay.running import How, is_benchmark, run_benchmark
 
 pytestmark = pytest.mark.usefixtures("warmed")

@@ -48,12 +48,12 @@ def test_what_comes_after_it_goes_on_with_something_of_its_size(benchmark: Any) 
 
 
 def test_failures_and_stand_ins_lower_the_coverage(benchmark: Any) -> None:
-    timing, job = (importlib.import_module(f"harness.{name}") for name in ("timing", "job"))
-    result = job.merged([timing.run(benchmark, 2, paced=True)])
+    measure, report = (importlib.import_module(f"harness.{name}") for name in ("measure", "report"))
+    result = report.merge_ranks([measure.measure_benchmark(benchmark, 2, paced=True)])
     assert result["coverage"]["calls"] == pytest.approx(3 / 5)
     assert result["failures"][0]["number"] == 1 and result["stand_ins"][0]["call"] == "mine::op"
-    told = importlib.import_module("harness.text").told(result, 10)
-    assert "failed: aten.mm.default(t1, t2)" in told and "not called: mine::op" in told
+    text = report.format_result(result, 10)
+    assert "failed: aten.mm.default(t1, t2)" in text and "not called: mine::op" in text
 
 
 def test_a_view_of_what_lies_otherwise_here_is_a_copy(loaded: Callable[..., Any]) -> None:
@@ -73,7 +73,7 @@ def test_an_edited_line_that_is_no_call_fails_as_python_does(loaded: Callable[..
     step.write_text(step.read_text().replace("    begin()", "    1 / 0"))
     source = importlib.import_module("harness.source").Source(step, "cpu")
     with pytest.raises(ZeroDivisionError):
-        source.run_through(benchmark.inputs)
+        source.make_runnable(benchmark.inputs)
 
 
 def test_a_name_that_no_line_makes_is_no_failed_call(loaded: Callable[..., Any]) -> None:
@@ -82,5 +82,5 @@ def test_a_name_that_no_line_makes_is_no_failed_call(loaded: Callable[..., Any])
     step.write_text("".join(line for line in step.read_text().splitlines(True) if "aten.relu" not in line))
     source = importlib.import_module("harness.source").Source(step, "cpu")
     with pytest.raises(NameError, match="t1"):
-        source.run_through(benchmark.inputs)
+        source.make_runnable(benchmark.inputs)
     assert source.failures == []

@@ -67,7 +67,7 @@ def test_one_call_in_so_many_of_each_operator_is_counted(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: opened.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: opened.append("stop"))
     x = torch.ones(4)
-    with system.Counted(every=3) as counted:
+    with system.SampledProfiling(every=3) as counted:
         for _ in range(7):
             x = x + 1
         x.neg()

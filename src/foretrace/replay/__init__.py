@@ -1,5 +1,8 @@
-"""Benchmarks from graphs: writing, running and comparing them."""
+"""Benchmarks from graphs: writing them (`generate`), running them, comparing a replay with its original, suites of replays."""
 
 from foretrace._deprecated import keep_callable
+from foretrace._lazy import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__)
 
 keep_callable(__name__)

@@ -1,4 +1,4 @@
-"""Running a benchmark in a process of its own, and reading what it says."""
+"""Running a benchmark in a process of its own: options, result, and the checks before it starts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.graph import ForetraceError
-from foretrace.replay.harness.parent import PARENT
+from foretrace.replay.generate.choices import Choices
+from foretrace.replay.harness import PARENT_VARIABLE
 
+DEVICES = ("cpu", "cuda", "meta")
 REFUSED = 2
-"""How ``run.py`` ends where it did not begin, and said why."""
+"""Exit code of ``run.py`` where a file or an option is wrong; it has printed why."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """How a replay went, and what the original was; times in milliseconds, None where nobody knows."""
+    """Result of a replay beside the original; times in milliseconds, None where unknown."""
 
     device: str
     paced: bool
@@ -52,7 +54,7 @@ class Replay:
     """Figures of each rank, of a job of several."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Its words, as documented in docs/replay.md."""
+        """Its fields, as documented in docs/replay.md."""
         return asdict(self)
 
 
@@ -64,7 +66,7 @@ class How:
     device: str | None = None
     pace: bool = True
     slow_host: float = 1.0
-    """How many times as long the original's host shall have taken."""
+    """Factor on the host time of the original."""
     counters: bool = False
     """Also count what the GPU does, with Nsight Compute."""
     delayed: bool = False
@@ -72,7 +74,7 @@ class How:
 
     @property
     def options(self) -> list[str]:
-        """The same as options of ``run.py``.
+        """The same as command-line options of ``run.py``.
 
         >>> How(iterations=5, pace=False).options, How(slow_host=1.5).options
         (['--iterations', '5', '--no-pace'], ['--slow-host', '1.5'])
@@ -84,9 +86,19 @@ class How:
         chosen += ["--delayed"] if self.delayed else []
         return chosen if self.pace else [*chosen, "--no-pace"]
 
+    def check_device(self) -> None:
+        """Refuse an unknown device."""
+        if self.device not in (None, *DEVICES):
+            raise ForetraceError(f"a replay can't run on {self.device!r}", f"It runs on {', '.join(DEVICES)}.")
+
+    def check_delay(self, world: int, source: str) -> None:
+        """Refuse delays where there are no collectives."""
+        if self.delayed and world == 1:
+            raise ForetraceError(f"{source} is of one rank: it has no collectives to delay", "Leave out --delayed.")
+
 
 def is_benchmark(path: Path) -> bool:
-    """Whether a path is a benchmark's folder: a program. What holds a recording is data, whatever lies beside it.
+    """Whether a path is the folder of a benchmark. One that also holds a recording is not: that is data, not a program.
 
     >>> is_benchmark(Path("nowhere"))
     False
@@ -98,32 +110,57 @@ def is_benchmark(path: Path) -> bool:
 
 def run_benchmark(folder: Path, how: How | None = None) -> Replay:
     """Run the benchmark in a folder."""
-    said = _output(folder, ["--json", *(how or How()).options])
-    words = json.loads(said)
-    return Replay(**{field.name: words[field.name] for field in fields(Replay) if field.name in words})
+    found = json.loads(_output(folder, ["--json", *(how or How()).options]))
+    return Replay(**{field.name: found[field.name] for field in fields(Replay) if field.name in found})
+
+
+def run_written(folder: Path, how: How, choices: Choices | None, keep: str | Path | None) -> Replay:
+    """Run a benchmark that the user has named; refuses choices that were made when it was written."""
+    if choices not in (None, Choices()):
+        raise ForetraceError(
+            f"{folder} is a benchmark: what it takes of the step, and how, was chosen when it was written",
+            "Write another one from the recording, with foretrace benchmark and these options.",
+        )
+    if keep is not None:
+        raise ForetraceError(f"{folder} is a benchmark already", "Leave out --keep, or copy the folder.")
+    if how.delayed:
+        how.check_delay(_world(folder), str(folder))
+    return run_benchmark(folder, how)
+
+
+def _world(folder: Path) -> int:
+    """Number of ranks of the job that a benchmark was made of."""
+    path = next(path for path in (folder / "ranks.json", folder / "calls.json") if path.is_file())
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        return len(facts["ranks"]) if path.name == "ranks.json" else int(facts["world"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise ForetraceError(f"{path} does not hold what it should", "Write the benchmark again.") from None
 
 
 def _output(folder: Path, options: Sequence[str]) -> str:
-    """What ``run.py`` prints with these options."""
+    """Standard output of ``run.py`` with these options."""
     command = [sys.executable, str(folder / "run.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, PARENT: str(os.getpid())})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, PARENT_VARIABLE: str(os.getpid())}
+    )
     if done.returncode == 0:
         return done.stdout
-    last = _last_words(done.returncode, done.stderr)
+    reason = _failure_reason(done.returncode, done.stderr)
     if done.returncode == REFUSED:
-        raise ForetraceError(last)
+        raise ForetraceError(reason)
     raise ForetraceError(
-        f"the benchmark failed: {last}", f"Write it with foretrace benchmark, and see {folder.name}/step.py."
+        f"the benchmark failed: {reason}", f"Write it with foretrace benchmark, and see {folder.name}/step.py."
     )
 
 
-def _last_words(code: int, complaints: str) -> str:
+def _failure_reason(code: int, errors: str) -> str:
     """Why a run ended as it did.
 
-    >>> _last_words(1, "a warning\\nrun.py: no room"), _last_words(-9, "a warning"), _last_words(3, "")
-    ('no room', 'it was ended by SIGKILL', 'it ended with exit code 3')
+    >>> _failure_reason(1, "a warning\\nrun.py: no memory"), _failure_reason(-9, "a warning"), _failure_reason(3, "")
+    ('no memory', 'it was ended by SIGKILL', 'it ended with exit code 3')
     """
-    if code < 0:  # it had no time to say anything itself
+    if code < 0:  # it could not report anything itself
         return f"it was ended by {signal.Signals(-code).name}"
-    lines = complaints.strip().splitlines()
+    lines = errors.strip().splitlines()
     return lines[-1].removeprefix("run.py: ").removeprefix("error: ") if lines else f"it ended with exit code {code}"

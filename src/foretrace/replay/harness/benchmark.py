@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
-from .files import NotToBeRunError, digest, read_json, read_text, told_by_line
-from .host import here
-from .pace import Pace
-from .room import refuse_what_does_not_fit, walled
+from .files import BenchmarkError, digest, errors_with_line, read_json, read_text
+from .host import Pace, runtime
+from .memory import check_fits, memory_limit
+from .ranks import connect, local_rank, rank_state, ranks_sharing_memory
 from .source import Source, arguments, read_inputs
-from .together import join, local_rank, ranks_beside, together
 
 FILES = ("calls.json", "original.json", "inputs.py", "step.py")
-FACTS = (
+CALLS_FIELDS = (
     "device",
     "memory",
     "world",
@@ -59,26 +58,26 @@ class Benchmark:
     ) -> None:
         self.folder = folder
         files = {name: folder / name for name in FILES} | dict(files or {})
-        self.facts: dict[str, Any] = read_json(files["calls.json"], FACTS)
+        self.facts: dict[str, Any] = read_json(files["calls.json"], CALLS_FIELDS)
         self.original: dict[str, Any] = read_json(files["original.json"], ("kernels",))
         self.notes: list[str] = list(self.facts["notes"])
-        here.notes = self.notes
-        self._choose(device)
-        here.pace = Pace()
+        runtime.notes = self.notes
+        self._choose_device(device)
+        runtime.pace = Pace()
         use_settings(self.facts["settings"])
-        refuse_what_does_not_fit(self.facts["memory"], self.device, ranks_beside(self.device) if groups else 1)
+        check_fits(self.facts["memory"], self.device, ranks_sharing_memory(self.device) if groups else 1)
         torch.manual_seed(seed)
-        together.members = self.facts["groups"]
+        rank_state.members = self.facts["groups"]
         peak = int(self.facts["memory"]["peak"]) if self.device != "meta" and self._is_as_written(files) else None
-        with told_by_line(files["inputs.py"]), walled(peak or 0, self.device if peak is not None else "meta"):
+        with errors_with_line(files["inputs.py"]), memory_limit(peak or 0, self.device if peak is not None else "meta"):
             inputs = read_inputs(files["inputs.py"])
-        with torch.no_grad(), told_by_line(files["step.py"]):
+        with torch.no_grad(), errors_with_line(files["step.py"]):
             self.source = Source(files["step.py"], self.device)
             self.inputs = arguments(self.source.step, inputs)
-            self.source.run_through(self.inputs, peak, self.device)
+            self.source.make_runnable(self.inputs, peak, self.device)
             if groups is not None:
-                join(groups, self.device)
-                self.source.run_together(self.inputs)
+                connect(groups, self.device)
+                self.source.make_runnable_on_all_ranks(self.inputs)
         if groups is None and self.facts["world"] > 1:
             self.notes.append(f"one of {self.facts['world']} ranks, alone: its collectives move nothing")
 
@@ -90,7 +89,7 @@ class Benchmark:
     @property
     def device(self) -> str:
         """The kind of device it runs on."""
-        return here.kind or here.main
+        return runtime.kind or runtime.main
 
     @property
     def called(self) -> set[int]:
@@ -108,20 +107,20 @@ class Benchmark:
 
         return step
 
-    def _choose(self, device: str | None) -> None:
-        here.main, here.calls = self.facts["device"], self.facts["calls"]
+    def _choose_device(self, device: str | None) -> None:
+        runtime.main, runtime.calls = self.facts["device"], self.facts["calls"]
         if device == "cuda" and not torch.cuda.is_available():
-            raise NotToBeRunError("there is no GPU here; leave out --device cuda")
-        if device is None and here.main == "cuda" and not torch.cuda.is_available():
+            raise BenchmarkError("there is no GPU here; leave out --device cuda")
+        if device is None and runtime.main == "cuda" and not torch.cuda.is_available():
             device = "cpu"
             self.notes.append("recorded on a GPU; there is none here, so it ran on the CPU")
-        if device is None and here.main == "cuda" and self.facts["world"] > 1:
+        if device is None and runtime.main == "cuda" and self.facts["world"] > 1:
             device = "cuda"  # whichever GPU is this process's, not the one of that number
-        here.kind = device or ""
-        if here.kind == "cuda":
+        runtime.kind = device or ""
+        if runtime.kind == "cuda":
             torch.cuda.set_device(local_rank() % torch.cuda.device_count())
-        here.streams.clear()
-        here.events.clear()
+        runtime.streams.clear()
+        runtime.events.clear()
 
 
 def use_settings(settings: dict[str, Any]) -> None:
@@ -134,13 +133,13 @@ def use_settings(settings: dict[str, Any]) -> None:
     if settings.get("matmul_precision") in ("highest", "high", "medium"):
         torch.set_float32_matmul_precision(settings["matmul_precision"])
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    for owner, attribute, word in (
+    for owner, attribute, field in (
         (matmul, "allow_bf16_reduced_precision_reduction", "reduced_bf16"),
         (matmul, "allow_fp16_reduced_precision_reduction", "reduced_fp16"),
         (cudnn, "allow_tf32", "cudnn_tf32"),
         (cudnn, "benchmark", "cudnn_benchmark"),
     ):
-        if word in settings:
-            setattr(owner, attribute, bool(settings[word]))
+        if field in settings:
+            setattr(owner, attribute, bool(settings[field]))
     if settings.get("deterministic"):
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,4 +1,4 @@
-"""Files of a benchmark, read. What is wrong with one is told in a line: which file, and what to do."""
+"""Files of a benchmark, read; what is wrong with one is reported in a line: which file, and what to do."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-OF_THE_MACHINE = ("CUDA error", "device-side assert", "out of memory", "can't allocate memory")
+MACHINE_ERRORS = ("CUDA error", "device-side assert", "out of memory", "can't allocate memory")
 """What failures say that are nobody's call: the device is lost, or full."""
-AGAIN = "write the benchmark again with foretrace benchmark"
+WRITE_AGAIN = "write the benchmark again with foretrace benchmark"
 INSTALL = "install what is missing"
-MEND = f"mend that line, or {AGAIN}"
-MOST_LETTERS = 300
+FIX_LINE = f"mend that line, or {WRITE_AGAIN}"
+MAX_ERROR_CHARS = 300
 """Of what an error says."""
 SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])")
 
 
-class NotToBeRunError(RuntimeError):
+class BenchmarkError(RuntimeError):
     """What is wrong with a benchmark, or with what is asked of it, and what to do."""
 
 
@@ -30,9 +30,9 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise NotToBeRunError(f"{place(path)} is missing; {AGAIN}") from None
+        raise BenchmarkError(f"{short_path(path)} is missing; {WRITE_AGAIN}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise NotToBeRunError(f"{place(path)} can't be read ({said(error)}); {AGAIN}") from None
+        raise BenchmarkError(f"{short_path(path)} can't be read ({summarize_error(error)}); {WRITE_AGAIN}") from None
 
 
 def digest(*texts: str) -> str:
@@ -40,42 +40,42 @@ def digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode("utf-8", "replace")).hexdigest()
 
 
-def read_json(path: Path, words: Sequence[str]) -> dict[str, Any]:
+def read_json(path: Path, fields: Sequence[str]) -> dict[str, Any]:
     """What a file holds, with all of these words."""
     try:
-        found = json.loads(read_text(path))
+        content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise NotToBeRunError(f"{place(path)} is damaged ({said(error)}); {AGAIN}") from None
-    missing = [word for word in words if not isinstance(found, dict) or word not in found]
+        raise BenchmarkError(f"{short_path(path)} is damaged ({summarize_error(error)}); {WRITE_AGAIN}") from None
+    missing = [field for field in fields if not isinstance(content, dict) or field not in content]
     if missing:
-        raise NotToBeRunError(f"{place(path)} has no {', '.join(missing)}; {AGAIN}")
-    return dict(found)
+        raise BenchmarkError(f"{short_path(path)} has no {', '.join(missing)}; {WRITE_AGAIN}")
+    return dict(content)
 
 
 @contextmanager
-def told_by_line(path: Path) -> Iterator[None]:
+def errors_with_line(path: Path) -> Iterator[None]:
     """Tell what goes wrong in a file of Python by its line, unless the machine is at fault."""
     try:
         yield
-    except NotToBeRunError:
+    except BenchmarkError:
         raise
     except Exception as error:
         line = line_of(error, str(path))
         if not line:
             raise
-        if any(text in str(error) for text in OF_THE_MACHINE):
+        if any(text in str(error) for text in MACHINE_ERRORS):
             call, what = linecache.getline(str(path), line).strip(), str(error).strip().splitlines()[0]
-            raise RuntimeError(f"{place(path)}, line {line}: {call[:MOST_LETTERS]}: {what}") from error
-        what, advice = said(error), MEND
+            raise RuntimeError(f"{short_path(path)}, line {line}: {call[:MAX_ERROR_CHARS]}: {what}") from error
+        what, advice = summarize_error(error), FIX_LINE
         if isinstance(error, SyntaxError):
             what = f"{error.msg}: {(error.text or '').strip()[:80]}"
         elif isinstance(error, NameError):
             named = re.search(r"'(\w+)'", str(error))  # of a local variable, nothing but its text tells the name
             made = named[1] if named else "what it reads"
-            what, advice = f"no line before it makes {made}", f"put back the one that did, or {AGAIN}"
+            what, advice = f"no line before it makes {made}", f"put back the one that did, or {WRITE_AGAIN}"
         elif isinstance(error, ImportError):
             what, advice = str(error), INSTALL
-        raise NotToBeRunError(f"{place(path)}, line {line}: {what}; {advice}") from error
+        raise BenchmarkError(f"{short_path(path)}, line {line}: {what}; {advice}") from error
 
 
 def line_of(error: BaseException, path: str) -> int:
@@ -90,22 +90,22 @@ def line_of(error: BaseException, path: str) -> int:
     return line
 
 
-def said(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """The kind of an error, and its first sentence: PyTorch goes on for pages.
 
-    >>> said(NotImplementedError("Could not run 'aten::x' on 'Meta'. This could be because …\\n[lists]"))
+    >>> summarize_error(NotImplementedError("Could not run 'aten::x' on 'Meta'. This could be because …\\n[lists]"))
     "NotImplementedError: Could not run 'aten::x' on 'Meta'"
-    >>> said(ValueError())
+    >>> summarize_error(ValueError())
     'ValueError'
     """
     first = SENTENCE_END.split(next(iter(str(error).strip().splitlines()), ""))[0]
-    return f"{type(error).__name__}: {first[:MOST_LETTERS]}" if first else type(error).__name__
+    return f"{type(error).__name__}: {first[:MAX_ERROR_CHARS]}" if first else type(error).__name__
 
 
-def place(path: Path) -> str:
+def short_path(path: Path) -> str:
     """A file as a reader finds it.
 
-    >>> place(Path("runs/bench/step.py"))
+    >>> short_path(Path("runs/bench/step.py"))
     'bench/step.py'
     """
     return f"{path.parent.name}/{path.name}"

@@ -1,22 +1,136 @@
-"""What a step's lines call besides operators: gaps, streams, events, stand-ins."""
+"""Functions that the lines of ``step.py`` call besides operators: host pace, streams, events, stand-ins."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean, median
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from .pace import Pace
+RELEARN_STEPS, SAMPLE_STEPS = 32, 9
+"""What is typical is learnt anew after 1, 2, 4, … steps, and in the end after every 32. It is learnt from the first
+few of these steps only, since learning takes time as well."""
+OUTLIER = 4.0
+"""A stretch that took so many times as long as usual was interrupted, and counts as one that took just that."""
 
-USUAL_CLOCK_KHZ = 1_500_000
+
+class Pace:
+    """Keeps a replay from running ahead of its original; the first step goes as fast as it can, and is learnt from."""
+
+    def __init__(self) -> None:
+        self.slow_host = 1.0
+        """How much longer the original's host takes than in its recording."""
+        self._due: list[float] = []
+        """Nanoseconds that the original's host took to each place where we may wait, from the one before."""
+        self._first: set[int] = {0}
+        """Places that are the first ones of a step, or after a wait for the device: nobody can be late there."""
+        self._spent: list[float] = []
+        self._steps: list[list[float]] = []
+        """What we took ourselves in this step so far, and in the first steps since we last learnt what is typical."""
+        self._since, self._learn_after = 0, 1
+        """Steps since then, and how many it takes to learn again."""
+        self._typical: list[float] = []
+        self._waits: list[float] = []
+        self._for = self.slow_host
+        """How long to wait in each place, for an original of that slowness."""
+        self._seen = 0
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._spent:
+            self._since += 1
+            if len(self._steps) < SAMPLE_STEPS:
+                self._steps.append(self._spent)
+            self._spent = []
+        learn = self._since >= self._learn_after
+        if learn:
+            self._typical = typical(self._steps)
+            self._steps, self._since = [], 0
+            self._learn_after = min(self._learn_after * 2, RELEARN_STEPS)
+        if self._typical and (learn or self._for != self.slow_host):
+            self._for = self.slow_host
+            self._waits = self._planned()
+        self._seen = perf_counter_ns()
+
+    def wait(self, us: float) -> None:
+        """Wait for what the original's host took since the last such place, and we typically do not."""
+        place, now = len(self._spent), perf_counter_ns()
+        self._spent.append(float(now - self._seen))
+        if place == len(self._due):
+            self._due.append(us * 1000)
+        if place < len(self._waits):
+            until = now + self._waits[place]
+            while now < until:
+                now = perf_counter_ns()
+        self._seen = now
+
+    def resume(self) -> None:
+        """The host has waited for the device: however long that was, the original's pace goes on from here."""
+        self._first.add(len(self._spent))
+        self._seen = perf_counter_ns()
+
+    def _planned(self) -> list[float]:
+        """How long to wait in each place."""
+        ends = sorted(self._first | {len(self._typical)})
+        parts = [slice(*bounds) for bounds in pairwise(ends)]
+        due = [ns * self.slow_host for ns in self._due]
+        return [ns for part in parts for ns in waits(due[part], self._typical[part])]
+
+
+def waits(due: Sequence[float], spent: Sequence[float]) -> list[float]:
+    """How long to wait after each stretch, for them to take as long as they are due.
+
+    >>> waits([10.0, 10.0, 30.0], [4.0, 10.0, 25.0])
+    [6.0, 0.0, 5.0]
+
+    Whoever comes late catches up, and who would be late in the end waits less before:
+
+    >>> waits([10.0, 10.0, 10.0], [12.0, 3.0, 5.0]), waits([10.0, 10.0, 10.0], [4.0, 8.0, 14.0])
+    ([0.0, 5.0, 5.0], [3.0, 1.0, 0.0])
+    """
+    found, behind = [], 0.0
+    for wanted, took in zip(due, spent):
+        behind += wanted - took
+        found.append(max(behind, 0.0))
+        behind = min(behind, 0.0)
+    total = sum(found)
+    left = max(1 + behind / total, 0.0) if total else 0.0
+    return [ns * left for ns in found]
+
+
+def typical(steps: Sequence[Sequence[float]]) -> list[float]:
+    """What each stretch takes in a step that takes as long as the middle one of these.
+
+    >>> typical([[10.0, 30.0], [20.0, 30.0], [30.0, 30.0]])
+    [20.0, 30.0]
+
+    Of a stretch that was slow once, some is typical, but the step as a whole is one that there was:
+
+    >>> typical([[10.0, 30.0], [10.0, 30.0], [82.0, 30.0]])
+    [16.0, 24.0]
+    """
+    means = [_mean(found) for found in zip(*steps)]
+    total = sum(means)
+    scale = median(sum(step) for step in steps) / total if total else 0.0
+    return [mean * scale for mean in means]
+
+
+def _mean(found: Sequence[float]) -> float:
+    """The mean, where none counts more than several times the middle one."""
+    most = OUTLIER * median(found)
+    return fmean(min(ns, most) for ns in found)
+
+
+DEFAULT_CLOCK_KHZ = 1_500_000
 
 
 @dataclass
-class Here:
+class Runtime:
     """Where the benchmark runs, and what it knows of its calls."""
 
     kind: str = ""
@@ -29,36 +143,36 @@ class Here:
     streams: dict[int, Any] = field(default_factory=dict)
     events: dict[int, Any] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
-    resized: Callable[[torch.UntypedStorage, int], None] | None = None
+    on_resize: Callable[[torch.UntypedStorage, int], None] | None = None
     """Who counts memory hears here of storages that get another size: no call passes the dispatcher for that."""
-    allow: Callable[[int], None] | None = None
+    on_allocate: Callable[[int], None] | None = None
     """Who bounds memory is asked here before so many bytes are taken without a call that passes the dispatcher."""
 
 
-here = Here()
+runtime = Runtime()
 
 
 def device(name: str) -> torch.device:
     """The device of that name in the recording, or the one that takes its place."""
     kind = name.partition(":")[0]
-    if here.kind and kind == here.main:
-        return torch.device(here.kind)
+    if runtime.kind and kind == runtime.main:
+        return torch.device(runtime.kind)
     return torch.device(name)
 
 
 def begin() -> None:
     """A step begins."""
-    here.pace.begin()
+    runtime.pace.begin()
 
 
 def pace(us: float) -> None:
     """Wait for what the original's host took to come here from the last such place, and we do not."""
-    here.pace.wait(us)
+    runtime.pace.wait(us)
 
 
 def resume() -> None:
     """The host has waited for the device: however long that was, the original's pace goes on from here."""
-    here.pace.resume()
+    runtime.pace.resume()
 
 
 def spend(us: float) -> None:
@@ -70,8 +184,8 @@ def spend(us: float) -> None:
 
 def stand_in(number: int) -> Any:
     """What a call would have made, of the same size and after the same time, where it can't be called."""
-    call = here.calls[number]
-    made = made_by(number)
+    call = runtime.calls[number]
+    made = zero_results(number)
     if on_cuda() and call["device_us"]:
         torch.cuda._sleep(int(call["device_us"] * cycles_per_us()))
     elif not on_cuda():
@@ -79,9 +193,9 @@ def stand_in(number: int) -> Any:
     return made
 
 
-def made_by(number: int) -> Any:
+def zero_results(number: int) -> Any:
     """Tensors like those that a call made, all zero."""
-    made = [_made(entry) for entry in here.calls[number]["makes"]]
+    made = [_made(entry) for entry in runtime.calls[number]["makes"]]
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -98,9 +212,9 @@ def _made(entry: Any) -> Any:
     return torch.empty_strided(entry["shape"], entry["stride"], dtype=dtype, device=where).zero_()
 
 
-def declared(number: int) -> int:
+def declared_bytes(number: int) -> int:
     """Bytes that a call makes according to the recording."""
-    entries, nbytes = list(here.calls[number]["makes"]), 0
+    entries, nbytes = list(runtime.calls[number]["makes"]), 0
     for entry in entries:  # grows meanwhile
         if isinstance(entry, list):
             entries += entry
@@ -113,7 +227,7 @@ def declared(number: int) -> int:
 
 def fitted(number: int, made: Any) -> Any:
     """What a call made, cut or padded to its size in the original: that depends on data, which is made up here."""
-    wanted = here.calls[number]["makes"]
+    wanted = runtime.calls[number]["makes"]
     results = made if isinstance(made, tuple) else (made,)
     fit = tuple(_fit(result, entry) for result, entry in zip(results, wanted))
     return fit if isinstance(made, tuple) else fit[0]
@@ -130,12 +244,12 @@ def _fit(result: torch.Tensor, entry: dict[str, Any] | None) -> torch.Tensor:
 
 def on_cuda() -> bool:
     """Whether the step runs on a GPU."""
-    return (here.kind or here.main) == "cuda"
+    return (runtime.kind or runtime.main) == "cuda"
 
 
 def cycles_per_us() -> float:
     """Clock cycles of the GPU in a microsecond."""
-    return float(getattr(torch.cuda.get_device_properties(0), "clock_rate", USUAL_CLOCK_KHZ)) / 1e3
+    return float(getattr(torch.cuda.get_device_properties(0), "clock_rate", DEFAULT_CLOCK_KHZ)) / 1e3
 
 
 def use_stream(number: int) -> None:
@@ -194,28 +308,28 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 
 def take_storage(tensor: torch.Tensor, nbytes: int, *place: Any) -> torch.Tensor:
     """Let a tensor look at new memory, at a place in it or at all of it."""
-    if here.allow is not None:
-        here.allow(nbytes)
+    if runtime.on_allocate is not None:
+        runtime.on_allocate(nbytes)
     return tensor.set_(torch.UntypedStorage(nbytes, device=tensor.device), *place)
 
 
 def resize(tensor: torch.Tensor, nbytes: int) -> None:
     """Give a tensor's memory another size: to nothing, where the original let it go."""
     storage = tensor.untyped_storage()
-    if here.allow is not None:
-        here.allow(max(nbytes - storage.nbytes(), 0))
+    if runtime.on_allocate is not None:
+        runtime.on_allocate(max(nbytes - storage.nbytes(), 0))
     storage.resize_(nbytes)
-    if here.resized is not None:
-        here.resized(storage, nbytes)
+    if runtime.on_resize is not None:
+        runtime.on_resize(storage, nbytes)
 
 
 def _stream(number: int) -> Any:
-    if number not in here.streams:
-        here.streams[number] = torch.cuda.Stream() if number else torch.cuda.default_stream()
-    return here.streams[number]
+    if number not in runtime.streams:
+        runtime.streams[number] = torch.cuda.Stream() if number else torch.cuda.default_stream()
+    return runtime.streams[number]
 
 
 def _event(number: int) -> Any:
-    if number not in here.events:
-        here.events[number] = torch.cuda.Event()
-    return here.events[number]
+    if number not in runtime.events:
+        runtime.events[number] = torch.cuda.Event()
+    return runtime.events[number]

@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files import AGAIN, INSTALL, NotToBeRunError, said
-from .job import Job, job_of, launch, merged, started
-from .limits import MOST_TIMES
-from .parent import end_with_parent
+from . import MAX_SLOW_HOST
+from .files import INSTALL, WRITE_AGAIN, BenchmarkError, summarize_error
+from .launch import Job, end_with_parent, is_rank_process, launch, read_job
 
 if TYPE_CHECKING:
     from .benchmark import Benchmark
@@ -62,9 +61,9 @@ def _factor(value: str) -> float:
         factor = float(value)
     except ValueError:
         factor = 0.0
-    if not 1 / MOST_TIMES <= factor <= MOST_TIMES:
+    if not 1 / MAX_SLOW_HOST <= factor <= MAX_SLOW_HOST:
         raise argparse.ArgumentTypeError(
-            f"{value!r} is not how many times as long, from {1 / MOST_TIMES:g} to {MOST_TIMES:g}"
+            f"{value!r} is not how many times as long, from {1 / MAX_SLOW_HOST:g} to {MAX_SLOW_HOST:g}"
         )
     return factor
 
@@ -74,20 +73,20 @@ def main(folder: Path) -> int:
     end_with_parent()
     chosen = parser().parse_args()
     try:
-        job = job_of(folder)
+        job = read_job(folder)
         if job and chosen.device == "meta" and chosen.alone is None:
             chosen.alone = 0  # what is nowhere can't be sent
-        if job and chosen.alone is None and not started():
+        if job and chosen.alone is None and not is_rank_process():
             return launch(sys.argv, job.world)
         _run(folder, job, chosen)
-    except (MemoryError, NotToBeRunError) as error:
+    except (MemoryError, BenchmarkError) as error:
         return _end(REFUSED, str(error))
     except RuntimeError as error:  # what PyTorch says where the machine is at fault
         return _end(FAILED, (str(error).strip() or repr(error)).splitlines()[0])
     except ImportError as error:
-        return _end(REFUSED, f"{error}; {AGAIN if (error.name or '').startswith('harness') else INSTALL}")
+        return _end(REFUSED, f"{error}; {WRITE_AGAIN if (error.name or '').startswith('harness') else INSTALL}")
     except Exception as error:  # files that hold something else than they should
-        return _end(REFUSED, f"{said(error)}: a file of this benchmark is damaged; {AGAIN}")
+        return _end(REFUSED, f"{summarize_error(error)}: a file of this benchmark is damaged; {WRITE_AGAIN}")
     except KeyboardInterrupt:
         return _end(INTERRUPTED, "interrupted")
     return 0
@@ -105,27 +104,29 @@ def _run(folder: Path, job: Job | None, chosen: argparse.Namespace) -> None:
     gc.disable()
     import torch
 
-    from . import system, text, timing
-    from .host import here
-    from .late import delays
-    from .room import take_no_more_than_free
-    from .together import leave, ranks_beside, tell, together
+    from .collectives import delays
+    from .host import runtime
+    from .measure import measure_benchmark
+    from .memory import limit_to_free_memory
+    from .ranks import disconnect, gather_from_ranks, rank_state, ranks_sharing_memory
+    from .report import format_result, merge_ranks
+    from .system import counted_step
 
     gc.freeze()
     gc.enable()
-    delays.wanted = chosen.delayed
+    delays.enabled = chosen.delayed
     if chosen.device == "cpu" or not torch.cuda.is_available():
-        take_no_more_than_free(ranks_beside("cpu"))
+        limit_to_free_memory(ranks_sharing_memory("cpu"))
     benchmark = _benchmark(folder, job, chosen)
-    here.pace.slowness = chosen.slow_host
+    runtime.pace.slow_host = chosen.slow_host
     if chosen.counted:
-        system.counted_step(benchmark.step(paced=False), len(benchmark.source.numbers))
+        counted_step(benchmark.step(paced=False), len(benchmark.source.numbers))
         return
-    results = tell(timing.run(benchmark, chosen.iterations, chosen.pace, chosen.counters))
-    if together.rank == 0:
-        result = merged(results)
-        print(json.dumps(result, indent=1) if chosen.json else text.told(result, chosen.top))
-    leave()
+    results = gather_from_ranks(measure_benchmark(benchmark, chosen.iterations, chosen.pace, chosen.counters))
+    if rank_state.rank == 0:
+        result = merge_ranks(results)
+        print(json.dumps(result, indent=1) if chosen.json else format_result(result, chosen.top))
+    disconnect()
 
 
 def _benchmark(folder: Path, job: Job | None, chosen: argparse.Namespace) -> Benchmark:
@@ -134,12 +135,12 @@ def _benchmark(folder: Path, job: Job | None, chosen: argparse.Namespace) -> Ben
 
     if job is None:
         if chosen.alone:
-            raise NotToBeRunError(f"there is no rank {chosen.alone}: this benchmark has one; leave out --alone")
+            raise BenchmarkError(f"there is no rank {chosen.alone}: this benchmark has one; leave out --alone")
         return Benchmark(folder, chosen.device, chosen.seed)
     rank = int(os.environ["RANK"]) if chosen.alone is None else chosen.alone
     if not 0 <= rank < job.world:
-        raise NotToBeRunError(f"there is no rank {rank}: this benchmark has {job.world}; choose one from 0 on")
+        raise BenchmarkError(f"there is no rank {rank}: this benchmark has {job.world}; choose one from 0 on")
     if chosen.alone is None and int(os.environ["WORLD_SIZE"]) != job.world:
-        raise NotToBeRunError(f"this benchmark has {job.world} ranks, and {os.environ['WORLD_SIZE']} were started")
+        raise BenchmarkError(f"this benchmark has {job.world} ranks, and {os.environ['WORLD_SIZE']} were started")
     groups = job.facts["groups"] if chosen.alone is None else None
     return Benchmark(folder, chosen.device, chosen.seed + rank, job.files(rank), groups)

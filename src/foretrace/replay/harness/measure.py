@@ -1,4 +1,4 @@
-"""How long a step takes, what it launches, what it holds."""
+"""Timing a benchmark: step time, kernels, peak memory, and the comparison with the original."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import json
 import tempfile
 import time
-import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,23 +16,108 @@ from typing import Any
 
 import torch
 
-from .host import here
-from .modes import Mode
+from . import system
+from .benchmark import Benchmark
+from .memory import Storages
+from .ranks import gather_from_ranks, rank_state
+from .report import by_op, compare_kernels, weights
+
+WARM_UP = 4
+FIGURES = ("step_ms", "step_ms_back_to_back", "kernel_ms", "launches", "peak_memory_bytes")
+"""What a replay and its original both have."""
+NOT_FIGURES = ("kernels", "why")
+"""What is known of an original and is no figure of its step."""
+
+
+def measure_benchmark(
+    benchmark: Benchmark, iterations: int | None, paced: bool, counters: bool = False
+) -> dict[str, Any]:
+    """Time a benchmark, and hold it against the original."""
+    step = benchmark.step(paced)
+    times = _times(benchmark, step, iterations)
+    kernels = kernels_of(step) if benchmark.device == "cuda" else []
+    result = {
+        "device": torch.cuda.get_device_name() if benchmark.device == "cuda" else benchmark.device,
+        "paced": paced,
+        **times,
+        "kernel_ms": sum(us for _, us in kernels) / 1e3 if kernels else None,
+        "launches": len(kernels) if kernels else None,
+        "peak_memory_bytes": peak_memory(step, benchmark.inputs, benchmark.facts["threads"]),
+        "system": _system(benchmark, step, counters),
+        "kernels": compare_kernels(kernels, benchmark.original["kernels"]),
+        **_coverage(benchmark),
+        "original": {field: value for field, value in benchmark.original.items() if field not in NOT_FIGURES},
+        "notes": benchmark.notes,
+    }
+    if all(result[field] is None or benchmark.original.get(field) is None for field in FIGURES):
+        why = benchmark.original.get("why") or "what it measured is of another device"
+        benchmark.notes.append(f"there is no original to compare with: {why}")
+    return result
+
+
+def _times(benchmark: Benchmark, step: Callable[[], Any], iterations: int | None) -> dict[str, Any]:
+    """How long a step takes; nothing on the meta device, where nothing is computed."""
+    if benchmark.device == "meta":
+        benchmark.notes.append("nothing is computed on the meta device, so a step has no time there")
+        fields = ("step_ms", "low_ms", "high_ms", "step_ms_back_to_back")
+        return {"iterations": 0, **dict.fromkeys(fields)}
+    for _ in range(WARM_UP):
+        step()
+    if rank_state.connected and iterations is None:  # ranks that stop at different steps would wait for each other
+        iterations = gather_from_ranks(enough_steps(synced_ms(step, WARM_UP)))[0]
+    times = synced_ms(step, iterations)
+    typical, low, high = quartiles(times)
+    return {
+        "iterations": len(times),
+        "step_ms": typical,
+        "low_ms": low,
+        "high_ms": high,
+        "step_ms_back_to_back": back_to_back_ms(step, len(times)),
+    }
+
+
+def _system(benchmark: Benchmark, step: Callable[[], Any], counters: bool) -> dict[str, Any] | None:
+    """What the GPU does meanwhile; None on a CPU, and for ranks that could not tell when to stop."""
+    if benchmark.device != "cuda" or rank_state.connected:
+        if counters:
+            where = "several ranks at once" if rank_state.connected else f"the {benchmark.device}"
+            benchmark.notes.append(f"nothing is counted on {where}: --counters are those of one rank's GPU")
+        return None
+    found: dict[str, Any] = system.power_and_clock(step, synchronize)
+    if counters:
+        found |= system.counters([str(benchmark.folder / "run.py"), "--counted"])[0]
+    return found
+
+
+def _coverage(benchmark: Benchmark) -> dict[str, Any]:
+    """What was called, what was not, and why."""
+    facts = benchmark.facts
+    return {
+        "weights": weights(facts["calls"], facts["numbers"], benchmark.called, facts["unowned_us"]),
+        "ops": by_op(facts["calls"], facts["numbers"], benchmark.called),
+        "failures": [vars(failure) for failure in benchmark.source.failures],
+        "stand_ins": [
+            {"call": facts["calls"][number]["name"], "why": facts["stand_ins"].get(str(number), "")}
+            for number in benchmark.source.stand_ins
+        ],
+        "translated": dict(Counter(facts["calls"][number]["name"] for number in benchmark.source.translated)),
+    }
+
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-FEWEST, MOST, LONG_ENOUGH_S = 20, 500, 1.0
+MIN_STEPS, MAX_STEPS, TARGET_S = 20, 500, 1.0
 """How many steps are timed where nobody says: as many as fit in a second, but no fewer than 20."""
 Step = Callable[[], Any]
 
 
-def wait() -> None:
+def synchronize() -> None:
     """Wait until the device is done, where there is one."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Keep Python's garbage collector from choosing its own moment."""
     gc.collect()
     gc.disable()
@@ -45,37 +130,37 @@ def uncollected() -> Iterator[None]:
 def synced_ms(step: Step, iterations: int | None) -> list[float]:
     """Times of steps, each until the device is done with it."""
     times: list[float] = []
-    with uncollected():
+    with no_garbage_collection():
         step()  # a collection leaves Python without its free lists
-        while len(times) < (iterations or MOST):
-            if iterations is None and len(times) >= FEWEST and sum(times) > LONG_ENOUGH_S * 1e3:
+        while len(times) < (iterations or MAX_STEPS):
+            if iterations is None and len(times) >= MIN_STEPS and sum(times) > TARGET_S * 1e3:
                 break
-            wait()
+            synchronize()
             began = time.perf_counter()
             step()
-            wait()
+            synchronize()
             times.append((time.perf_counter() - began) * 1e3)
     return times
 
 
-def enough(times: list[float]) -> int:
+def enough_steps(times: list[float]) -> int:
     """How many steps to time, when some of them took so long.
 
-    >>> enough([10.0, 10.0, 400.0]), enough([200.0])
+    >>> enough_steps([10.0, 10.0, 400.0]), enough_steps([200.0])
     (100, 20)
     """
-    return min(max(round(LONG_ENOUGH_S * 1e3 / max(median(times), 1e-3)), FEWEST), MOST)
+    return min(max(round(TARGET_S * 1e3 / max(median(times), 1e-3)), MIN_STEPS), MAX_STEPS)
 
 
 def back_to_back_ms(step: Step, iterations: int) -> float:
     """Time from step to step, where the host may run ahead."""
-    with uncollected():
+    with no_garbage_collection():
         step()
-        wait()
+        synchronize()
         began = time.perf_counter()
         for _ in range(iterations):
             step()
-        wait()
+        synchronize()
         return (time.perf_counter() - began) * 1e3 / iterations
 
 
@@ -86,10 +171,10 @@ def kernels_of(step: Step) -> list[tuple[str, float]]:
     from torch.profiler import ProfilerActivity, profile
 
     for _ in range(2):  # the first one pays for the profiler's start
-        wait()
+        synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             step()
-            wait()
+            synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(path))
@@ -103,11 +188,11 @@ def peak_memory(step: Step, inputs: list[torch.Tensor], threads: int = 1) -> int
     Each of the original's threads that called matrix products has workspace of its own there, and so it has here.
     """
     if any(tensor.is_cuda for tensor in inputs):
-        wait()
+        synchronize()
         _renew_workspaces(threads)
         torch.cuda.reset_peak_memory_stats()
         step()
-        wait()
+        synchronize()
         return int(torch.cuda.max_memory_allocated())
     with Storages() as storages:
         storages.see(inputs)
@@ -134,74 +219,10 @@ def _renew_workspaces(threads: int) -> None:
         other.join()
 
 
-class Storages(Mode):
-    """Adds up the storages that calls make, while they live.
-
-    >>> with Storages() as storages:
-    ...     x = torch.zeros(256); del x; y = torch.zeros(512)
-    >>> storages.peak
-    2048
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak: int = 0
-        self._held: int = 0
-        self._living: dict[int, weakref.ref[Any]] = {}
-        self._sizes: dict[int, int] = {}
-
-    def __enter__(self) -> Storages:
-        here.resized = self.resized
-        super().__enter__()
-        return self
-
-    def __exit__(self, *problem: Any) -> None:
-        here.resized = None
-        super().__exit__(*problem)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.see([result])
-        return result
-
-    def see(self, values: Any) -> None:
-        """Count what is new among some values."""
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                self._count(value)
-            elif isinstance(value, (list, tuple)):
-                self.see(value)
-
-    def _count(self, tensor: torch.Tensor) -> None:
-        if tensor.layout != torch.strided:
-            return
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self._living.get(key)
-        if known is None or known() is None:
-            self._living[key] = weakref.ref(storage, lambda ref: self._died(key, ref))
-            self._hold(key, storage.nbytes())
-
-    def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
-        """A storage has another size now."""
-        if storage._cdata in self._living:
-            self._hold(storage._cdata, nbytes)
-
-    def _hold(self, key: int, nbytes: int) -> None:
-        self._held += nbytes - self._sizes.get(key, 0)
-        self._sizes[key] = nbytes
-        self.peak = max(self.peak, self._held)
-
-    def _died(self, key: int, ref: Any) -> None:
-        if self._living.get(key) is ref:
-            self._hold(key, 0)
-            del self._living[key], self._sizes[key]
-
-
-def spread(times: list[float]) -> tuple[float, float, float]:
+def quartiles(times: list[float]) -> tuple[float, float, float]:
     """Median, and the two quartiles.
 
-    >>> spread([1.0, 2.0, 3.0, 4.0, 5.0])
+    >>> quartiles([1.0, 2.0, 3.0, 4.0, 5.0])
     (3.0, 2.0, 4.0)
     """
     ordered = sorted(times)

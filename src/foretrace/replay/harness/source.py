@@ -15,20 +15,17 @@ from typing import Any
 
 import torch
 
-from . import elsewhere
-from .alone import play, received
-from .bounds import SPARE, Bounded
-from .fewer import adapted
-from .files import AGAIN, OF_THE_MACHINE, NotToBeRunError, line_of, place, read_text, said
-from .host import declared, stand_in
-from .late import delays
-from .room import is_full, walled
-from .together import tell, together
+from . import translations
+from .collectives import adapted, delays, emulate, received
+from .files import MACHINE_ERRORS, WRITE_AGAIN, BenchmarkError, line_of, read_text, short_path, summarize_error
+from .host import declared_bytes, stand_in
+from .memory import SPARE_BYTES, BoundedStorages, is_out_of_memory, memory_limit
+from .ranks import gather_from_ranks, rank_state
 
 CALL = re.compile(r"^(?P<space>\s*)(?P<left>[\w\[\], ]+ = )?(?P<call>\w[\w.]*\(.*\))  # (?P<number>\d+)\b.*$")
 PACE = re.compile(r"^\s*(begin|pace|resume)\(.*\)$")
 COLLECTIVE = re.compile(r"(?P<name>(?:c10d|_c10d_functional)\.\w+)\.\w+\((?P<rest>.*)")
-MOST_FAILURES = 1000
+MAX_FAILURES = 1000
 
 
 @dataclass
@@ -47,7 +44,7 @@ class Source:
         self.failures: list[Failure] = []
         self.translated: dict[int, str] = {}
         """Calls that this kind of device has no operator for, by their number, and what does the same."""
-        self.through = "play"
+        self.collectives_via = "emulate"
         """The function that collectives go through; none where they are called as they are written."""
         self._path = str(path)
         self._lines = [self._on(line, kind) for line in read_text(path).splitlines()]
@@ -76,13 +73,13 @@ class Source:
 
     def _on(self, line: str, kind: str) -> str:
         found = CALL.match(line)
-        other = elsewhere.translated(found["call"], kind) if found else None
+        other = translations.translate_call(found["call"], kind) if found else None
         if not found or other is None:
             return line
         self.translated[int(found["number"])] = other.partition("(")[0]
         return line.replace(found["call"], other, 1)
 
-    def run_through(self, inputs: Sequence[torch.Tensor], peak: int | None = None, kind: str = "cpu") -> None:
+    def make_runnable(self, inputs: Sequence[torch.Tensor], peak: int | None = None, kind: str = "cpu") -> None:
         """Run the step until no line of it fails any more.
 
         Parameters
@@ -95,16 +92,18 @@ class Source:
             The device that it runs on.
         """
         if peak is None:
-            self._ran(inputs, nullcontext)
+            self._run_until_clean(inputs, nullcontext)
             return
-        seen = partial(Bounded, peak + SPARE, self._declared, inputs)
-        with walled(peak, kind) as is_held:
-            if is_held and self._ran(inputs, partial(seen, "cpu") if kind == "cuda" else nullcontext, is_full):
+        seen = partial(BoundedStorages, peak + SPARE_BYTES, self._declared, inputs)
+        with memory_limit(peak, kind) as is_held:
+            if is_held and self._run_until_clean(
+                inputs, partial(seen, "cpu") if kind == "cuda" else nullcontext, is_out_of_memory
+            ):
                 return
         # Something takes more than the recording says. To find out what costs seconds: PyTorch loads its compiler.
-        self._ran(inputs, seen)
+        self._run_until_clean(inputs, seen)
 
-    def _ran(
+    def _run_until_clean(
         self,
         inputs: Sequence[torch.Tensor],
         inside: Callable[[], AbstractContextManager[Any]],
@@ -129,11 +128,11 @@ class Source:
             frame = frame.f_back
         inside = frame.f_code.co_filename == self._path
         found = CALL.match(self._lines[frame.f_lineno - 1]) if inside else None
-        return declared(int(found["number"])) if found else 0
+        return declared_bytes(int(found["number"])) if found else 0
 
-    def run_together(self, inputs: Sequence[torch.Tensor]) -> None:
+    def make_runnable_on_all_ranks(self, inputs: Sequence[torch.Tensor]) -> None:
         """Run the step with the other ranks, until no line of it fails on any of them."""
-        self.through = "adapted" if together.fewer or delays.wanted else ""
+        self.collectives_via = "adapted" if rank_state.has_missing_ranks or delays.enabled else ""
         self.step = self._compiled(self._lines)
         failed = True
         while failed:
@@ -144,20 +143,20 @@ class Source:
                 failed = self._replace_failing_line(error)
                 if not failed:
                     raise
-            failed = any(tell(failed))
+            failed = any(gather_from_ranks(failed))
 
     def _replace_failing_line(self, error: Exception) -> bool:
         """Put a stand-in where an error came from; False where that is no call, or the call is not at fault."""
         line = line_of(error, self._path)
         found = CALL.match(self._lines[line - 1]) if line else None
-        if not found or found["call"].startswith("stand_in(") or any(text in str(error) for text in OF_THE_MACHINE):
+        if not found or found["call"].startswith("stand_in(") or any(text in str(error) for text in MACHINE_ERRORS):
             return False
-        if isinstance(error, (torch.cuda.OutOfMemoryError, NameError)) or len(self.failures) >= MOST_FAILURES:
+        if isinstance(error, (torch.cuda.OutOfMemoryError, NameError)) or len(self.failures) >= MAX_FAILURES:
             return False  # a name that nothing makes: a line was removed
-        if copy := elsewhere.copied(found["call"], str(error)):
+        if copy := translations.reshape_for_view(found["call"], str(error)):
             self._translate(line - 1, int(found["number"]), found["call"], copy)
             return True
-        self.failures.append(Failure(int(found["number"]), found["call"], said(error)))
+        self.failures.append(Failure(int(found["number"]), found["call"], summarize_error(error)))
         text = f"{found['space']}{found['left'] or ''}stand_in({found['number']})  # {found['number']}"
         self._lines[line - 1] = text
         self.step = self._compiled(self._lines)
@@ -170,14 +169,16 @@ class Source:
         self.step = self._compiled(self._lines)
 
     def _compiled(self, lines: Iterable[str], **more: Any) -> Callable[..., Any]:
-        text = "\n".join((_through(self.through, line) for line in lines) if self.through else lines) + "\n"
+        text = "\n".join((_via(self.collectives_via, line) for line in lines) if self.collectives_via else lines) + "\n"
         names: dict[str, Any] = {"__name__": "step", "__file__": self._path, "stand_in": stand_in}
-        names |= {"play": play, "adapted": adapted, **more}
-        names["elsewhere"] = elsewhere
+        names |= {"emulate": emulate, "adapted": adapted, **more}
+        names["translations"] = translations
         exec(compile(text, self._path, "exec"), names)
         linecache.cache[self._path] = (len(text), None, text.splitlines(keepends=True), self._path)
         if not callable(names.get("step")):
-            raise NotToBeRunError(f"{place(Path(self._path))} has no function step; name it so again, or {AGAIN}")
+            raise BenchmarkError(
+                f"{short_path(Path(self._path))} has no function step; name it so again, or {WRITE_AGAIN}"
+            )
         return names["step"]  # type: ignore[no-any-return]
 
 
@@ -192,11 +193,11 @@ def _clocked(line: str) -> list[str]:
     return [] if PACE.match(line) else [*before, line]
 
 
-def _through(function: str, line: str) -> str:
+def _via(function: str, line: str) -> str:
     """The line, with a collective that goes through a function.
 
-    >>> _through("play", "    _, w0 = c10d.allreduce_.default([t1], group_0, reduce_sum, None)  # 7")
-    "    _, w0 = play(7, 'c10d.allreduce_', [t1], group_0, reduce_sum, None)  # 7"
+    >>> _via("emulate", "    _, w0 = c10d.allreduce_.default([t1], group_0, reduce_sum, None)  # 7")
+    "    _, w0 = emulate(7, 'c10d.allreduce_', [t1], group_0, reduce_sum, None)  # 7"
     """
     found = CALL.match(line)
     asked = COLLECTIVE.match(found["call"]) if found else None
@@ -207,7 +208,7 @@ def _through(function: str, line: str) -> str:
 
 
 def read_inputs(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors that ``inputs.py`` makes, by name. What it says that other ranks send is kept for `play`."""
+    """The tensors that ``inputs.py`` makes, by name. What it says that other ranks send is kept for `emulate`."""
     names: dict[str, Any] = {"__name__": "inputs", "__file__": str(path)}
     exec(compile(read_text(path), str(path), "exec"), names)
     received.clear()
@@ -220,5 +221,5 @@ def arguments(step: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> list
     names = step.__code__.co_varnames[: step.__code__.co_argcount]
     missing = [name for name in names if name not in inputs]
     if missing:
-        raise NotToBeRunError(f"inputs.py makes no {', '.join(missing)}, which step.py asks for; {AGAIN}")
+        raise BenchmarkError(f"inputs.py makes no {', '.join(missing)}, which step.py asks for; {WRITE_AGAIN}")
     return [inputs[name] for name in names]

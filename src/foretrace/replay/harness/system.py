@@ -32,8 +32,8 @@ METRICS = {
 """What is asked of Nsight Compute; each is averaged over kernels by their time."""
 DURATION = "gpu__time_duration.sum"
 MARK = "spin_kernel"
-"""What `divide` launches."""
-PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
+"""What `mark_step` launches."""
+NCU_PATHS = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
 SECONDS = 2.0
 NANO = 1e-9
 SAMPLES = 40
@@ -93,10 +93,10 @@ def power_and_clock(step: Callable[[], Any], wait: Callable[[], None]) -> dict[s
 
 def ncu() -> str | None:
     """Where Nsight Compute is; None where it is not."""
-    return shutil.which("ncu") or next((place for place in PLACES if Path(place).exists()), None)
+    return shutil.which("ncu") or next((place for place in NCU_PATHS if Path(place).exists()), None)
 
 
-class Counted(TorchDispatchMode):
+class SampledProfiling(TorchDispatchMode):
     """Lets Nsight Compute see every so manieth call of each operator: the same ones in a step and in its replay."""
 
     def __init__(self, every: int) -> None:
@@ -117,7 +117,7 @@ class Counted(TorchDispatchMode):
 
 
 def counted_step(
-    step: Callable[[], Any], calls: int, watch: Callable[[int], AbstractContextManager[Any]] = Counted
+    step: Callable[[], Any], calls: int, watch: Callable[[int], AbstractContextManager[Any]] = SampledProfiling
 ) -> None:
     """Run a step of so many calls so that `counters` can look at some of them."""
     for _ in range(3):
@@ -134,7 +134,7 @@ def counters(command: Sequence[str], timeout_s: float = 300.0) -> list[dict[str,
     Parameters
     ----------
     command
-        Arguments of Python; the program calls `counted_step`, and `divide` between steps that are counted apart.
+        Arguments of Python; the program calls `counted_step`, and `mark_step` between steps that are counted apart.
     timeout_s
         How long that may take.
 
@@ -161,12 +161,12 @@ def counters(command: Sequence[str], timeout_s: float = 300.0) -> list[dict[str,
         return [{"error": f"Nsight Compute took longer than {timeout_s:.0f} s"}]
     found = averages(done.stdout)
     if not found:
-        said = [line for line in (done.stdout + done.stderr).splitlines() if "ERR" in line or "rror" in line]
-        return [{"error": said[0] if said else f"Nsight Compute counted nothing (exit code {done.returncode})"}]
+        errors = [line for line in (done.stdout + done.stderr).splitlines() if "ERR" in line or "rror" in line]
+        return [{"error": errors[0] if errors else f"Nsight Compute counted nothing (exit code {done.returncode})"}]
     return found
 
 
-def divide() -> None:
+def mark_step() -> None:
     """Leave a mark between two steps that are counted."""
     torch.cuda.profiler.start()
     torch.cuda._sleep(1000)
@@ -198,14 +198,14 @@ def averages(text: str) -> list[dict[str, Any]]:
 def _average(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     weights = [_number(row.get(DURATION)) or 0.0 for row in rows]
     found: dict[str, Any] = {"kernels": len(rows), "kernel_us": sum(weights) / 1e3}
-    for word, metric in METRICS.items():
+    for field, metric in METRICS.items():
         pairs = [(_number(row.get(metric)), weight) for row, weight in zip(rows, weights)]
         # A share whose two parts were counted in different runs of a kernel of a few microseconds can be any number.
         most = 100.0 if ".pct" in metric else math.inf
         known = [(min(value, most), weight) for value, weight in pairs if value is not None]
         total = sum(weight for _, weight in known)
         if total:
-            found[word] = sum(value * weight for value, weight in known) / total
+            found[field] = sum(value * weight for value, weight in known) / total
     if "dram_gbps" in found:
         found["dram_gbps"] *= NANO
     return found

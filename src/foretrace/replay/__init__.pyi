@@ -1,0 +1,13 @@
+from foretrace.replay.generate.choices import Choices as Choices
+from foretrace.replay.generate.choices import Selection as Selection
+from foretrace.replay.generate.choices import packages as packages
+from foretrace.replay.generate.folder import write_benchmark as write_benchmark
+from foretrace.replay.generate.folder import write_job as write_job
+from foretrace.replay.running import How as How
+from foretrace.replay.running import Replay as Replay
+from foretrace.replay.running import is_benchmark as is_benchmark
+from foretrace.replay.running import run_benchmark as run_benchmark
+from foretrace.replay.running import run_written as run_written
+from foretrace.replay.suite import Member as Member
+from foretrace.replay.suite import Suite as Suite
+from foretrace.replay.suite import members_of as members_of

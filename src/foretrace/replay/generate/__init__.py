@@ -1,0 +1,1 @@
+"""Writing a benchmark from a graph: plan, contents of inputs, code, folder."""

@@ -1,0 +1,274 @@
+"""A plan as Python"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from foretrace.graph import Content, Tensor
+from foretrace.graph.operators import LAYOUTS, NAMESPACES
+from foretrace.graph.tensor import ITEMSIZE, contiguous_strides
+from foretrace.replay.generate.contents import CONTENT_KINDS
+from foretrace.replay.generate.lines import Lines
+from foretrace.replay.generate.literals import NotWritableError, device_name, literal
+from foretrace.replay.generate.plan import Call, Input, Name, Plan
+
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Code:
+    """The text of a benchmark, and which calls it does not make, with the reason."""
+
+    step: str
+    inputs: str
+    stand_ins: dict[int, str]
+
+
+def code_of(plan: Plan, packages: Mapping[str, str] | None = None, modules: bool = True) -> Code:
+    """The benchmark's own files.
+
+    Parameters
+    ----------
+    plan
+        What it consists of.
+    packages
+        Namespaces of operators that may be called besides PyTorch's own, and the package that brings each, or none.
+    modules
+        Whether comments name the modules that calls came from.
+    """
+    lines = Lines(tuple(packages or ()), modules, plan.groups)
+    made = sections(plan)
+    body: list[str] = []
+    for section in made:
+        body += ["", "", *_function(section, lines, section is made[-1], plan.tail_us)]
+    lines.harness_functions.add("begin")
+    step = [*_head(plan, lines, packages or {}), *body, "", "", *_step(made, plan)]
+    return Code("\n".join(step) + "\n", _inputs(plan), lines.stand_ins)
+
+
+def _head(plan: Plan, lines: Lines, packages: Mapping[str, str]) -> Iterator[str]:
+    yield f'"""One training step as {len(plan.recorded)} calls, in the original\'s order, with its frees.'
+    yield ""
+    yield "The number behind a call is its own in calls.json. Edit the lines as you like: run.py runs what it finds."
+    yield '"""'
+    yield ""
+    yield "from math import inf, nan  # noqa: F401"
+    yield ""
+    yield "import torch"
+    used = {{**packages, **NAMESPACES}[namespace] for namespace in lines.namespaces} - {""}
+    yield from (f"import {package}  # noqa: F401" for package in sorted(used))
+    grouped = lines.group_variables.harness_functions | (lines.harness_functions & {"wait"})
+    yield from _imports("harness.host", (lines.harness_functions - grouped) | ({"device"} if lines.devices else set()))
+    yield from _imports("harness.ranks", grouped)
+    yield ""
+    yield from (f"{namespace} = torch.ops.{namespace}" for namespace in sorted(lines.namespaces))
+    yield from _devices(lines.devices)
+    yield from lines.group_variables.lines()
+
+
+def _imports(module: str, names: Iterable[str]) -> list[str]:
+    return [f"from {module} import {', '.join(sorted(names))}"] if names else []
+
+
+def _devices(devices: Iterable[str]) -> list[str]:
+    return [f'{device_name(text)} = device("{text}")' for text in sorted(devices)]
+
+
+def _function(section: Section, lines: Lines, last: bool, tail_us: float) -> Iterator[str]:
+    yield from _wrapped(f"def {section.name}(", ["live", *section.inputs], "):")
+    inner: list[str] = []
+    if section.incoming:
+        inner += [*_wrapped("[", section.incoming, "] = live"), "live.clear()"]
+    for call, frees in zip(section.calls, section.frees):
+        inner += lines.of(call, frees)
+    if last:
+        inner += lines.end(tail_us)
+    if section.outgoing:
+        inner += _wrapped("live += [", section.outgoing, "]")
+    yield from (f"    {line}" for line in inner or ["pass"])
+
+
+def _step(made: Sequence[Section], plan: Plan) -> Iterator[str]:
+    yield from _wrapped("def step(", [entry.name for entry in plan.inputs], "):")
+    yield '    """The whole step. What it leaves behind is returned."""'
+    yield "    live = []"
+    yield "    begin()"
+    for section in made:
+        yield from (f"    {line}" for line in _wrapped(f"{section.name}(", ["live", *section.inputs], ")"))
+    yield "    return live"
+
+
+def _wrapped(begin: str, names: Sequence[str], end: str) -> list[str]:
+    """Names between brackets, on as many lines as they need."""
+    text = f"{begin}{', '.join(names)}{end}"
+    if len(text) <= WIDTH - 8:
+        return [text]
+    inside = textwrap.wrap(f"{', '.join(names)},", WIDTH - 12)
+    return [begin, *(f"    {line}" for line in inside), end]
+
+
+def _inputs(plan: Plan) -> str:
+    on_memory: dict[Name, int] = {}
+    for entry in plan.inputs:
+        if entry.memory is not None:
+            on_memory[entry.memory.name] = on_memory.get(entry.memory.name, 0) + 1
+    lines: list[str] = []
+    made: set[Name] = set()
+    harness_functions: set[str] = set()
+    devices: set[str] = set()
+    for entry in plan.inputs:
+        for line in _input(entry, on_memory, made):
+            lines.append(line)
+            harness_functions.add(line.partition(" = ")[2].partition("(")[0])
+        devices.add(entry.tensor.device or "cpu")
+    kinds = {entry.content.kind for entry in plan.inputs if not entry.parts}
+    kinds |= {content.kind for content in plan.received.values()}
+    if plan.received:
+        lines += ["", "# What other ranks send, where one plays alone: by the number of the call that receives it."]
+        brought = (f"{int(number)}: {content_text(content)}" for number, content in plan.received.items())
+        lines += _wrapped("received = {", list(brought), "}")
+    head = [
+        '"""What is there before the step: descriptions, no data. Edit sizes and contents as you like."""',
+        "",
+        "from math import inf, nan  # noqa: F401",
+        "",
+        "import torch",
+        *_imports("harness.host", ["device"]),
+        *_imports("harness.inputs", kinds | harness_functions),
+        "",
+        *_devices(devices),
+        "",
+    ]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def _input(entry: Input, on_memory: dict[Name, int], made: set[Name]) -> Iterator[str]:
+    tensor = entry.tensor
+    where = device_name(tensor.device or "cpu")
+    dtype, shape = _dtype(tensor), _numbers(tensor.shape)
+    if tensor.layout not in LAYOUTS:
+        raise NotWritableError(f"a layout {tensor.layout!r}")
+    if tensor.layout != "strided":
+        indices, values = entry.parts if len(entry.parts) == 2 else ("None", "None")
+        yield f"{entry.name} = sparse({indices}, {values}, {shape}, {dtype}, {where})"
+        return
+    content = content_text(entry.content)
+    memory = entry.memory
+    assert memory is not None
+    dense = tensor.offset == 0 and tensor.stride in (None, contiguous_strides(tensor.shape))
+    if on_memory[memory.name] == 1 and dense and memory.nbytes == tensor.nbytes:
+        yield f"{entry.name} = tensor({shape}, {dtype}, {where}, {content})"
+        return
+    if memory.name not in made:
+        made.add(memory.name)
+        yield f"{memory.name} = memory({literal(int(memory.nbytes))}, {where})"
+    stride = _numbers(tensor.stride or contiguous_strides(tensor.shape))
+    yield f"{entry.name} = view({memory.name}, {shape}, {stride}, {literal(int(tensor.offset))}, {dtype}, {content})"
+
+
+def _dtype(tensor: Tensor) -> str:
+    if tensor.dtype not in ITEMSIZE:
+        raise NotWritableError(f"a tensor of {tensor.dtype!r}")
+    return f"torch.{tensor.dtype}"
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    return literal([int(number) for number in numbers])
+
+
+def content_text(content: Content) -> str:
+    """How a content is written.
+
+    >>> content_text(Content("normal", {"mean": 0.0, "std": 0.125}))
+    'normal(mean=0.0, std=0.125)'
+    """
+    if content.kind not in CONTENT_KINDS or not set(content.facts) <= {
+        *CONTENT_KINDS[content.kind][0],
+        *CONTENT_KINDS[content.kind][1],
+    }:
+        raise NotWritableError(f"a content {content.kind!r}")
+    facts = (f"{name}={literal(value)}" for name, value in content.facts.items())  # type: ignore[arg-type]
+    return f"{content.kind}({', '.join(facts)})"
+
+
+MAX_SECTIONS = 64
+"""A step that changes its phase more often than that is one function."""
+
+
+@dataclass
+class Section:
+    """Calls in a row of one phase. ``taken`` comes from the sections before, ``left`` goes to those after."""
+
+    name: str
+    calls: list[Call]
+    inputs: list[Name] = field(default_factory=list)
+    incoming: list[Name] = field(default_factory=list)
+    outgoing: list[Name] = field(default_factory=list)
+    frees: list[list[Name]] = field(default_factory=list)
+    """What ends before each call, of what is still there."""
+
+
+def sections(plan: Plan) -> list[Section]:
+    """The sections of a plan, in order.
+
+    >>> relu = Call(0, "aten::relu", args=(Name("t0"),), results=(Name("t1"),), phase="forward")
+    >>> grad = Call(1, "aten::mul", args=(Name("t1"),), results=(Name("t2"),), phase="backward")
+    >>> [(s.name, s.incoming, s.outgoing) for s in sections(Plan([], [], [relu, grad]))]
+    [('forward', [], ['t1']), ('backward', ['t1'], ['t1', 't2'])]
+    """
+    made = [Section(phase, list(calls)) for phase, calls in groupby(plan.calls, key=lambda call: call.phase)]
+    if len(made) > MAX_SECTIONS:
+        made = [Section("whole", list(plan.calls))]
+    _name(made)
+    _hand_over(made, plan)
+    return made
+
+
+def _name(made: Sequence[Section]) -> None:
+    """Second sections of the same phase get a number."""
+    seen: dict[str, int] = {}
+    for section in made:
+        seen[section.name] = seen.get(section.name, 0) + 1
+        if seen[section.name] > 1:
+            section.name = f"{section.name}_{seen[section.name]}"
+
+
+def _hand_over(made: Sequence[Section], plan: Plan) -> None:
+    given = {entry.name for entry in plan.inputs}
+    last_read: dict[Name, int] = {}
+    for number, section in enumerate(made):
+        for call in section.calls:
+            last_read.update(dict.fromkeys(call.variables, number))
+    alive: list[Name] = []
+    storage: dict[Name, int] = {}
+    for number, section in enumerate(made):
+        section.incoming = list(alive)
+        scope = dict.fromkeys(alive)
+        inputs: dict[Name, None] = {}
+        for call in section.calls:
+            ended = [name for name in call.frees if name in scope]
+            section.frees.append(ended)
+            for name in ended:
+                del scope[name]
+            inputs.update(dict.fromkeys(name for name in call.variables if name in given))
+            scope.update(dict.fromkeys(call.new))
+            storage.update({name: tensor.storage for name, tensor in call.made.items()})
+        section.inputs = list(inputs)
+        alive = section.outgoing = _live_after(
+            list(scope), storage, plan.before, {n for n, s in last_read.items() if s > number}
+        )
+
+
+def _live_after(scope: list[Name], storage: dict[Name, int], lasting: set[int], read_later: set[Name]) -> list[Name]:
+    """What must outlive a section: what is read later, and one variable on each storage that the step leaves behind."""
+    live = [name for name in scope if name in read_later]
+    held = {storage[name] for name in live if storage.get(name, -1) >= 0} | lasting
+    for name in scope:
+        number = storage.get(name, -1)
+        if name not in read_later and (number < 0 or number not in held):
+            live.append(name)
+            held.add(number)
+    return sorted(live, key=scope.index)

@@ -1,0 +1,252 @@
+"""A benchmark as data: input tensors, calls in order, and its peak memory. No torch, no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from foretrace.graph import Content, Tensor, Value
+from foretrace.graph.op import RESIZE, SIDE_CALLS
+
+
+class Name(str):
+    """A variable of the benchmark."""
+
+    __slots__ = ()
+
+
+Argument: TypeAlias = "Value | Name"
+"""An argument of a call: tensors are names."""
+Result: TypeAlias = "Name | list[Result] | None"
+"""Where a result goes; None for what is no tensor, or no new one."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """A piece of memory that is there before the step."""
+
+    name: Name
+    nbytes: int
+    device: str
+
+
+@dataclass(slots=True)
+class Input:
+    """A tensor that is there before the step: where it lies, and what is in it."""
+
+    name: Name
+    tensor: Tensor
+    memory: Memory | None
+    """Where it lies; None for a sparse tensor, which is made of others."""
+    content: Content
+    parts: tuple[Name, ...] = ()
+    """Indices and values of a sparse tensor."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One line of the benchmark.
+
+    ``frees`` are variables that end right before it. Times are those of the original's host, had nobody watched it.
+    """
+
+    number: int
+    """Which call of the recording it is; -1 for one that only the benchmark needs."""
+    name: str
+    overload: str = ""
+    row: int = -1
+    """Its row in the graph."""
+    args: tuple[Argument, ...] = ()
+    kwargs: dict[str, Argument] = field(default_factory=dict)
+    results: tuple[Result, ...] = ()
+    """Variables that the results go to."""
+    made: dict[Name, Tensor] = field(default_factory=dict)
+    """What each of these variables is like."""
+    sized_by_data: bool = False
+    """Whether its results are as large as the data has it, which is made up."""
+    frees: tuple[Name, ...] = ()
+    phase: str = "other"
+    module: str = ""
+    stream: int = 0
+    gap_us: float = 0.0
+    """Host time since the call before."""
+    host_us: float = 0.0
+    """Host time in the call itself, less what it waits for the device."""
+    waits: bool = False
+    """Whether the host waits for the device in it, or before it."""
+    device_us: float = 0.0
+    took_us: float = 0.0
+    """How long a collective was under way, in the original."""
+
+    @property
+    def is_side_call(self) -> bool:
+        """Whether it steers a stream, a storage or a work without passing the dispatcher."""
+        return self.name.startswith(SIDE_CALLS)
+
+    @property
+    def resized(self) -> tuple[Name, int] | None:
+        """Of a call that gives a storage another size: a variable on it, and its bytes. None for others."""
+        match self.args:
+            case (Name() as name, int(nbytes)) if self.name == RESIZE:
+                return name, nbytes
+        return None
+
+    @property
+    def variables(self) -> Iterator[Name]:
+        """Every variable that it reads."""
+        yield from _names_in(self.args)
+        yield from _names_in(tuple(self.kwargs.values()))
+
+    @property
+    def new(self) -> Iterator[Name]:
+        """Every variable that it makes."""
+        yield from _names_in(self.results)
+
+
+def _names_in(values: object) -> Iterator[Name]:
+    if isinstance(values, Name):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _names_in(value)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a benchmark of one rank's step consists of."""
+
+    memories: list[Memory]
+    inputs: list[Input]
+    calls: list[Call]
+    source: str = ""
+    rank: int = 0
+    world: int = 1
+    replayed_ranks: tuple[int, ...] = ()
+    """The ranks that are replayed together; none for all."""
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Members of each process group, by its name."""
+    received: dict[int, Content] = field(default_factory=dict)
+    """What collectives must bring, by the number of the call, where its readers ask for something of their own."""
+    settings: dict[str, bool | int | str] = field(default_factory=dict)
+    tail_us: float = 0.0
+    """Host time after the last call."""
+    renumbered: set[int] = field(default_factory=set)
+    """Numbers of storages from before the step: each time one gets another size, it gets another number."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Bytes of each storage, by its number in the recording."""
+    threads: int = 1
+    """Threads that called matrix products."""
+    unowned_us: float = 0.0
+    """Device time of the step that none of its calls launched, and that nobody can replay."""
+    batch: int | None = None
+    """Samples in the step's batch, where that shows."""
+    whole: bool = True
+    """Whether all of the step is in it."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def before(self) -> set[int]:
+        """Storages that were there before the step, by every number they have in it."""
+        return {entry.tensor.storage for entry in self.inputs if entry.memory is not None} | self.renumbered
+
+    @property
+    def recorded(self) -> list[Call]:
+        """The calls that the original made."""
+        return [call for call in self.calls if call.number >= 0]
+
+
+def main_kind(devices: Iterable[str]) -> str:
+    """The kind of device that a step uses: an accelerator where it uses one at all.
+
+    >>> main_kind(["cpu", "cuda:1", ""]), main_kind(["cpu", "meta"])
+    ('cuda', 'cpu')
+    """
+    kinds = {device.partition(":")[0] for device in devices}
+    return min(kinds - {"cpu", "meta", ""}, default="cpu")
+
+
+def main_device(plan: Plan) -> str:
+    """The kind of device that a plan uses."""
+    made = (tensor.device for call in plan.calls for tensor in call.made.values())
+    return main_kind([*(memory.device for memory in plan.memories), *made])
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on the step's own device: at its peak, and what of that stays the same in a smaller batch."""
+
+    peak: int
+    lasting: int
+
+
+def footprint(plan: Plan) -> Footprint:
+    """What is there before the step, and what its calls make until it is freed.
+
+    What calls make in the form of something that was there before is taken for gradients: no batch makes them smaller.
+
+    >>> from foretrace.graph import Tensor
+    >>> t0, t1 = Name("t0"), Name("t1")
+    >>> made = {t1: Tensor((8,), "float32", "cpu", (1,), storage=1)}
+    >>> relu = Call(0, "aten::relu", args=(t0,), results=(t1,), made=made)
+    >>> footprint(Plan([Memory(Name("m0"), 32, "cpu")], [], [relu, Call(1, "aten::mul", frees=(t1,))]))
+    Footprint(peak=64, lasting=32)
+    """
+    held = _MemoryTracker(plan)
+    most = Footprint(held.bytes, held.lasting)
+    for call in plan.calls:
+        held.follow(call)
+        if held.bytes > most.peak:
+            most = Footprint(held.bytes, held.lasting)
+    return most
+
+
+class _MemoryTracker:
+    """What is held on the step's own device, from call to call."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._main = main_device(plan)
+        self._sizes = plan.sizes
+        self._forms = {(entry.tensor.shape, entry.tensor.dtype) for entry in plan.inputs}
+        self._before = plan.before | {-1}
+        self._given = {memory.name: memory.nbytes for memory in plan.memories if self._counts(memory.device)}
+        self._made: dict[int, int] = {}
+        self._gradients: set[int] = set()
+        self._memory = {entry.name: entry.memory.name for entry in plan.inputs if entry.memory is not None}
+        self._storage: dict[Name, int] = {}
+        self.bytes = sum(self._given.values())
+        self.lasting = self.bytes
+
+    def follow(self, call: Call) -> None:
+        """Let a call end what it ends, and make what it makes."""
+        for number in {self._storage.get(name, -1) for name in call.frees} & set(self._made):
+            self._hold(number, 0)
+            del self._made[number]
+        if call.resized is not None:
+            self._resize(*call.resized)
+        for name, tensor in call.made.items():
+            number = self._storage[name] = tensor.storage
+            if number not in self._before and number not in self._made and self._counts(tensor.device):
+                if (tensor.shape, tensor.dtype) in self._forms:
+                    self._gradients.add(number)
+                self._hold(number, self._sizes.get(number, tensor.nbytes))
+
+    def _counts(self, device: str) -> bool:
+        return (device or "cpu").startswith(self._main)
+
+    def _resize(self, name: Name, nbytes: int) -> None:
+        memory = self._memory.get(name)
+        if memory is None:
+            if self._storage.get(name, -1) in self._made:
+                self._hold(self._storage[name], nbytes)
+        elif memory in self._given:
+            more = nbytes - self._given[memory]
+            self._given[memory] = nbytes
+            self.bytes, self.lasting = self.bytes + more, self.lasting + more
+
+    def _hold(self, storage: int, nbytes: int) -> None:
+        """Hold so many bytes of a storage that the step has made."""
+        more = nbytes - self._made.get(storage, 0)
+        self._made[storage] = nbytes
+        self.bytes += more
+        self.lasting += more if storage in self._gradients else 0

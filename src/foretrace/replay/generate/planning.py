@@ -1,0 +1,395 @@
+"""From a rank's graph to the plan of its benchmark: calls, variables for tensors, waits for collectives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from foretrace.graph import Constant, Content, Graph, Op, Storage, Tensor, Value
+from foretrace.graph.bindings import Bindings
+from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
+from foretrace.graph.op import RESIZE
+from foretrace.graph.operators import sparse_parts
+from foretrace.graph.tensor import end_in_storage
+from foretrace.replay.generate.choices import Selection, select
+from foretrace.replay.generate.contents import with_contents
+from foretrace.replay.generate.literals import NUMBER
+from foretrace.replay.generate.plan import Argument, Call, Input, Memory, Name, Plan, Result
+from foretrace.replay.generate.timing import collective_us, device_us, schedule_of, unsteady_pace_note
+from foretrace.transforms.step import call_rows, require_arguments
+
+MIN_UNOWNED_US = 1.0
+TAKES_STORAGE = "aten::set_"
+"""Gives a tensor another storage, which has no name of its own: all that is known of it is its size."""
+SIZED_BY_DATA = frozenset(f"aten::{name}" for name in ("nonzero", "masked_select", "_unique2", "unique_consecutive"))
+"""Operators whose results are as large as the data has it."""
+MASKS = ("bool", "uint8")
+GEMMS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"))
+
+
+def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | None = None) -> Plan:
+    """The plan of a benchmark.
+
+    Parameters
+    ----------
+    graph
+        One rank's step, with the arguments of its calls.
+    selection
+        Which calls to take; all where it is left out.
+    original
+        The step before its calls were given other arguments: what was measured is measured of this one.
+
+    >>> from foretrace.graph import OpTable
+    >>> x, y = (Tensor((4,), "float32", "cpu", (1,), id=number, storage=number) for number in (0, 1))
+    >>> plan = plan_of(Graph(OpTable.of([Op("aten::relu", (x,), outputs=(y,))])))
+    >>> plan.calls[0].args, plan.calls[0].results, [given.name for given in plan.inputs]
+    (('t0',), ('t1',), ['t0'])
+    """
+    rows = call_rows(graph)
+    ops = [graph.ops[row] for row in rows]
+    require_arguments(ops, graph.source)
+    groups, notes = graph.groups, list(graph.notes)
+    if lacks_overloads(ops):
+        tidied = CompletedTrace(graph, rows)
+        ops, groups = tidied.ops, tidied.groups
+        notes += tidied.notes
+    measured = graph if original is None else original
+    chosen = select(ops, selection or Selection())
+    whole = len(chosen) == len(ops)
+    variables = Variables(graph.storages, sparse_parts(ops))
+    calls = _repeatable(_calls_of(ops, chosen, variables), variables.inputs)
+    tail_us, unowned_us = _timed(calls, measured, ops)
+    plan = Plan(
+        memories=list({entry.memory.name: entry.memory for entry in variables.inputs if entry.memory}.values()),
+        inputs=variables.inputs,
+        calls=with_waits(calls, variables.inputs),
+        source=graph.source,
+        rank=graph.rank,
+        world=graph.world,
+        groups=groups,
+        settings=graph.settings,
+        tail_us=tail_us if whole else 0.0,
+        renumbered=set(variables.memories),
+        sizes={number: storage.nbytes for number, storage in graph.storages.items()},
+        threads=len({op.thread for op in ops if op.name in GEMMS}) or 1,
+        unowned_us=unowned_us if whole else 0.0,
+        whole=whole,
+        notes=notes,
+    )
+    if plan.unowned_us >= MIN_UNOWNED_US:
+        plan.notes.append(f"{plan.unowned_us / 1e3:.3f} ms of device time are of no call: that part is not replayed")
+    unsure = unsteady_pace_note(measured.plain.synced_ms)
+    if unsure is not None:
+        plan.notes.append(unsure)
+    return with_contents(plan, graph, ops, rows)
+
+
+def _timed(calls: Sequence[Call], measured: Graph, ops: Sequence[Op]) -> tuple[float, float]:
+    """Give the calls their measured times. What is left: the host's after the last call, the device's of no call."""
+    rows = call_rows(measured)
+    schedule, device = schedule_of(measured, rows), device_us(measured, rows)
+    took = collective_us(measured, rows, ops)
+    for call in calls:
+        if call.number >= 0:
+            call.row, call.device_us = rows[call.number], float(device[call.number])
+            call.gap_us, call.host_us = float(schedule.gap_us[call.number]), float(schedule.call_us[call.number])
+            call.waits, call.took_us = bool(schedule.waits[call.number]), took.get(call.number, 0.0)
+    return schedule.tail_us, float((measured.kernels.end - measured.kernels.start).sum() - device.sum())
+
+
+def _calls_of(ops: Sequence[Op], chosen: Sequence[int], variables: Variables) -> list[Call]:
+    """The chosen calls with variables for tensors; what ends in calls left out ends before the next one taken."""
+    calls: list[Call] = []
+    pending: list[int] = []
+    ended: list[Name] = []
+    taken = set(chosen)
+    last_use = _last_uses(ops)
+    for number, op in enumerate(ops):
+        pending += op.frees
+        if number not in taken:
+            continue
+        frees = list(dict.fromkeys([*variables.free(pending), *ended]))  # a sparse tensor may be among both
+        pending, ended = [], []
+        calls += _call(number, op, frees, variables)
+        ended += variables.end(last_use.get(number, ()))
+    return calls
+
+
+def _repeatable(calls: list[Call], inputs: Sequence[Input]) -> list[Call]:
+    """The calls, less those that leave memory smaller than the next step needs it: what made it larger was left out."""
+    memory = {entry.name: entry.memory for entry in inputs if entry.memory is not None}
+    last: dict[Name, tuple[Call, bool]] = {}
+    for call in calls:
+        if call.resized and (given := memory.get(call.resized[0])) is not None:
+            last[given.name] = (call, call.resized[1] < given.nbytes)
+    left_out = {call.number for call, smaller in last.values() if smaller}
+    repeatable: list[Call] = []
+    ended: tuple[Name, ...] = ()
+    for call in calls:
+        if call.number in left_out:
+            ended += call.frees
+            continue
+        call.frees, ended = (*ended, *call.frees), ()
+        repeatable.append(call)
+    return repeatable
+
+
+def _last_uses(ops: Sequence[Op]) -> dict[int, list[Tensor]]:
+    """Sparse tensors made of nobody knows what, by the last call that sees them: they end there."""
+    known = sparse_parts(ops)
+    last: dict[int, tuple[int, Tensor]] = {}
+    for number, op in enumerate(ops):
+        for tensor in (*op.tensors, *op.produced):
+            if tensor.layout != "strided" and tensor.id not in known:
+                last[tensor.id] = (number, tensor)
+    uses: dict[int, list[Tensor]] = {}
+    for number, tensor in last.values():
+        uses.setdefault(number, []).append(tensor)
+    return uses
+
+
+def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[Call]:
+    """The call, after those that look at a storage as it wants to see it."""
+    before: list[Call] = []
+
+    def named(value: Value) -> Argument:
+        if isinstance(value, Tensor):
+            name, maker = variables.read(value)
+            if maker is not None:
+                before.append(maker)
+            return name
+        if isinstance(value, (list, tuple)) and not isinstance(value, Constant):
+            return [named(item) for item in value]
+        if isinstance(value, dict):
+            return {key: named(item) for key, item in value.items()}
+        return (work_name(value) or value) if isinstance(value, Constant) else value
+
+    args = tuple(named(value) for value in op.args)
+    if op.name == RESIZE:
+        old, new, nbytes = op.resized or (-1, -1, 0)
+        args = (variables.resized(old, new), nbytes)
+    elif op.name == TAKES_STORAGE and len(args) > 1 and isinstance(op.args[1], Constant):
+        args = (args[0], max(map(variables.nbytes, op.produced), default=0), *args[2:])
+    kwargs = {key: named(value) for key, value in op.kwargs.items()}
+    call = Call(number, op.name, op.overload, args=args, kwargs=kwargs, sized_by_data=_sized_by_data(op))
+    call.results = tuple(_result(value, call, variables) for value in op.outputs)
+    calls = [*before, call]
+    for made in calls:
+        made.phase, made.module, made.stream = op.phase, op.module, op.stream
+    calls[0].frees = tuple(frees)
+    return calls
+
+
+def _sized_by_data(op: Op) -> bool:
+    """Whether values say how large a result is: those of a mask, for one."""
+    masked = op.name == "aten::index" and any(tensor.dtype in MASKS for tensor in op.tensors[1:])
+    return masked or op.name in SIZED_BY_DATA
+
+
+def _result(value: Value, call: Call, variables: Variables) -> Result:
+    if isinstance(value, Tensor):
+        name = variables.make(value)
+        if name is not None:
+            call.made[name] = value
+        return name
+    if isinstance(value, (list, tuple)) and not isinstance(value, Constant):
+        return [_result(item, call, variables) for item in value]
+    return work_name(value) if isinstance(value, Constant) else None
+
+
+class Variables:
+    """Names for tensors. What nobody has made was there before the step: it becomes an input."""
+
+    def __init__(self, storages: dict[int, Storage], sparse: dict[int, tuple[Tensor, Tensor]]) -> None:
+        self.inputs: list[Input] = []
+        self.memories: dict[int, Memory] = {}
+        self._storages = storages
+        self._sparse = sparse
+        self._bindings = Bindings[Name]()
+        self._tensors, self._pieces = 0, 0
+
+    def read(self, tensor: Tensor) -> tuple[Name, Call | None]:
+        """The variable that holds a tensor, and the call that has to make it first where there is none yet."""
+        known = self._bindings.find(tensor)
+        if known is not None:
+            return known, None
+        base = self._bindings.base_of(tensor) if tensor.storage not in self.memories else None
+        if base is None or tensor.stride is None:
+            return self._input(tensor), None
+        return self._viewed(tensor, base)
+
+    def make(self, tensor: Tensor) -> Name | None:
+        """A new variable for a result; None where it is a tensor that was given, changed in place."""
+        held = self._bindings.by_id(tensor)
+        if held is not None:
+            if tensor.storage >= 0 and held not in self._bindings.on(tensor.storage):
+                self._bindings.rebind(tensor, held)
+            return None
+        name = self._new()
+        self._bindings.bind(tensor, name)
+        for part in self._sparse.get(tensor.id, ()):  # a sparse tensor holds the storages of its parts
+            if part.storage >= 0:
+                self._bindings.hold(part.storage, name, tensor)
+        return name
+
+    def end(self, tensors: Iterable[Tensor]) -> list[Name]:
+        """The variables of tensors that nobody will see again; they end."""
+        given = {entry.name for entry in self.inputs}
+        held = (self._bindings.by_id(tensor) for tensor in tensors)
+        ended = [name for name in held if name is not None and name not in given]
+        for name in ended:
+            self._bindings.forget(name)
+        return ended
+
+    def free(self, storages: Iterable[int]) -> list[Name]:
+        """The variables that end with these storages."""
+        ended = (self._bindings.release(storage) for storage in storages if storage not in self.memories)
+        return list(dict.fromkeys(name for names in ended for name in names))
+
+    def resized(self, old: int, new: int) -> Name | None:
+        """A storage was given another size: its variables are the new one's. One of them; None where nobody has any."""
+        if not self._bindings.knows(old):
+            return self._bytes(old, new)
+        if old in self.memories:
+            self.memories[new] = self.memories[old]
+        return next(iter(self._bindings.move(old, new)), None)
+
+    def _bytes(self, old: int, new: int) -> Name | None:
+        """All of a storage that was there before the step, and that nobody has looked at until it gets another size."""
+        known = [self._storages[number] for number in (old, new) if number in self._storages]
+        if not known:
+            return None
+        name = self._new()
+        nbytes = max(storage.nbytes for storage in known)
+        whole = Tensor((nbytes,), "uint8", known[0].device, (1,), storage=new)
+        self._bindings.hold(new, name, whole)
+        gathered_later = known[0].nbytes == 0  # as FSDP does: there is no memory for it yet
+        self.memories[new] = self._piece(0 if gathered_later else nbytes, whole.device)
+        self.inputs.append(Input(name, whole, self.memories[new], Content("unknown")))
+        return name
+
+    def _new(self) -> Name:
+        self._tensors += 1
+        return Name(f"t{self._tensors - 1}")
+
+    def _viewed(self, tensor: Tensor, base: Name) -> tuple[Name, Call]:
+        """Look at a storage of the step, through another variable on it, in a way that no call has left behind."""
+        name = self._new()
+        self._bindings.bind(tensor, name)
+        arguments: tuple[Argument, ...] = (base, list(tensor.shape), list(tensor.stride or ()), tensor.offset)
+        return name, Call(-1, "aten::as_strided", "default", args=arguments, results=(name,), made={name: tensor})
+
+    def _input(self, tensor: Tensor) -> Name:
+        parts: tuple[Name, ...] = ()
+        memory = None
+        if tensor.layout != "strided":
+            parts = tuple(self._part(part) for part in self._sparse.get(tensor.id, ()))
+        else:
+            memory = self._memory(tensor)
+        name = self._new()
+        self._bindings.bind(tensor, name)
+        self.inputs.append(Input(name, tensor, memory, Content("unknown"), parts))
+        return name
+
+    def _part(self, tensor: Tensor) -> Name:
+        """A part of a sparse input: what a call of the step has made can't be one, so that it gets a twin."""
+        made = self._bindings.on(tensor.storage) and tensor.storage not in self.memories
+        known = None if made else self.read(tensor)[0]
+        if known is not None and any(known == entry.name for entry in self.inputs):
+            return known
+        name = self._new()
+        own = replace(tensor, storage=-1)
+        self.inputs.append(Input(name, own, self._memory(own), Content("unknown")))
+        return name
+
+    def nbytes(self, tensor: Tensor) -> int:
+        """Bytes of the storage that a tensor lies in: those that were recorded, and at least all that it looks at."""
+        known = self._storages.get(tensor.storage)
+        return max(known.nbytes if known else 0, end_in_storage(tensor))
+
+    def _piece(self, nbytes: int, device: str) -> Memory:
+        self._pieces += 1
+        return Memory(Name(f"m{self._pieces - 1}"), nbytes, device)
+
+    def _memory(self, tensor: Tensor) -> Memory:
+        if tensor.storage not in self.memories:
+            memory = self._piece(self.nbytes(tensor), tensor.device)
+            if tensor.storage < 0:  # a trace that knows no storages: each tensor has its own
+                return memory
+            self.memories[tensor.storage] = memory
+        return self.memories[tensor.storage]
+
+
+WAIT = "c10d::wait"
+WORK = re.compile(r"w\d+")
+
+
+def work_name(value: Constant) -> Name | None:
+    """The variable of a work; None for a constant that is none.
+
+    >>> work_name(Constant("work", "3")), work_name(Constant("dtype", "int8"))
+    ('w3', None)
+    """
+    return Name(f"w{value.value}") if value.kind == "work" and NUMBER.fullmatch(value.value) else None
+
+
+def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:
+    """The calls, with a wait for each work, and an end to each.
+
+    C++ waits for some works where nobody can watch it: such a work is waited for before the first call that touches
+    what it works on, or at the end.
+
+    >>> reduced = Call(0, "c10d::allreduce_", args=([Name("t0")],), results=([None], Name("w0")))
+    >>> used = Call(1, "aten::relu", args=(Name("t0"),))
+    >>> [call.name for call in with_waits([reduced, used], [])]
+    ['c10d::allreduce_', 'c10d::wait', 'aten::relu']
+    """
+    storages: dict[Name, int] = {entry.name: entry.tensor.storage for entry in inputs}
+    watched = {name for call in calls if call.name == WAIT for name in call.variables}
+    pending: dict[Name, set[object]] = {}
+    settled: list[Call] = []
+    ended: list[Name] = []
+
+    def places(call: Call) -> set[object]:
+        return {_place(name, storages) for name in call.variables if not WORK.fullmatch(name)}
+
+    def add(call: Call) -> None:
+        call.frees = (*call.frees, *ended)
+        ended.clear()
+        settled.append(call)
+
+    def wait(work: Name, before: Call) -> None:
+        del pending[work]
+        add(Call(-1, WAIT, args=(work,), phase=before.phase, module=before.module, stream=before.stream))
+        ended.append(work)
+
+    for call in calls:
+        if call.name == WAIT:
+            works = [name for name in call.variables if name in pending]
+            if not works:  # the call that issued it was left out
+                ended += call.frees
+                continue
+            del pending[works[0]]
+            add(replace(call, args=(works[0],)))
+            ended.append(works[0])
+            continue
+        touched = places(call)
+        for work in [name for name, held in pending.items() if name not in watched and held & touched]:
+            wait(work, call)
+        storages.update({name: tensor.storage for name, tensor in call.made.items()})
+        pending.update(dict.fromkeys(_works(call), touched))
+        add(call)
+    for work in list(pending):
+        wait(work, settled[-1])
+    return settled
+
+
+def _place(name: Name, storages: dict[Name, int]) -> object:
+    """What two variables share: a storage, or nothing but their name."""
+    storage = storages.get(name, -1)
+    return storage if storage >= 0 else name
+
+
+def _works(call: Call) -> Iterator[Name]:
+    yield from (name for name in call.new if WORK.fullmatch(name))

@@ -1,0 +1,148 @@
+"""Processes of a benchmark: its ranks on this machine, and the end of a replay whose parent has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from . import PARENT_VARIABLE
+from .files import read_json
+
+GRACE_S = 10.0
+"""How long the other ranks may go on once one has failed."""
+
+
+class Job:
+    """What ``ranks.json`` says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts: dict[str, Any] = read_json(folder / "ranks.json", ("ranks", "groups"))
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return len(self.facts["ranks"])
+
+    def files(self, rank: int) -> dict[str, Path]:
+        """Where the files of a rank are: alike ones are there once."""
+        return {name: self.folder / place / name for name, place in self.facts["ranks"][rank].items()}
+
+
+def read_job(folder: Path) -> Job | None:
+    """The job in a folder; None where it holds a single rank."""
+    return Job(folder) if (folder / "ranks.json").is_file() else None
+
+
+def is_rank_process() -> bool:
+    """Whether this process is one of several that torchrun, or `launch`, has started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launch(program: Sequence[str], world: int) -> int:
+    """Start a Python program once for each rank, on this machine; the exit code of the first that failed, or 0.
+
+    Only the complaints of that rank are passed on; where none failed, those of the first rank.
+    """
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        port = asked.getsockname()[1]
+    common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common[PARENT_VARIABLE] = os.getpid()
+    ranks: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as opened:
+        errors = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(world)]
+        for rank in range(world):
+            variables = {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            shown = None if rank == 0 else subprocess.DEVNULL
+            command, variables = [sys.executable, *program], {**os.environ, **variables}
+            ranks.append(subprocess.Popen(command, env=variables, stdout=shown, stderr=errors[rank]))
+        failed = _first_failure(ranks)
+        errors[failed or 0].seek(0)
+        sys.stderr.write(errors[failed or 0].read().decode(errors="replace"))
+    if failed is None:
+        return 0
+    code = int(ranks[failed].returncode)
+    if code < 0:  # it had no time to say anything itself
+        sys.stderr.write(f"run.py: rank {failed} was ended by {signal.Signals(-code).name}\n")
+    return max(code, 1)
+
+
+def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Wait for all; end the others some time after one has failed. The number of that one, or None."""
+    failed, since = None, 0.0
+    try:
+        while any(rank.poll() is None for rank in ranks):
+            if failed is None:
+                failed, since = _failed(ranks), time.monotonic()
+            elif time.monotonic() - since > GRACE_S:
+                break
+            time.sleep(0.02)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return _failed(ranks) if failed is None else failed
+
+
+def _failed(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    return next((number for number, rank in enumerate(ranks) if rank.poll()), None)
+
+
+PR_SET_PDEATHSIG = 1
+"""Linux's prctl option that has the kernel send a signal when the parent ends."""
+POLL_S = 1.0
+"""How often the parent is looked for where the kernel does not tell."""
+
+
+def end_with_parent() -> None:
+    """End this process as soon as the one that the environment names has ended. Its own children are told nothing."""
+    named = os.environ.pop(PARENT_VARIABLE, "")
+    if not named.isdecimal():
+        return
+    parent, direct = int(named), os.getppid()
+    if parent == direct and _kernel_ends_this():
+        if os.getppid() != direct:  # it ended before the kernel knew
+            os._exit(1)
+        return
+    threading.Thread(target=_end_after, args=(parent, direct), daemon=True).start()
+
+
+def _kernel_ends_this() -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        import ctypes
+
+        return bool(ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0)
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+def _end_after(parent: int, direct: int) -> None:
+    while os.getppid() == direct and _is_alive(parent):
+        time.sleep(POLL_S)
+    os._exit(1)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's, and so alive
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):  # no /proc
+        return True

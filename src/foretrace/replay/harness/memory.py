@@ -1,0 +1,383 @@
+"""Memory of a step: counted by storage, checked before anything is allocated, and bounded while it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .host import runtime
+from .report import format_bytes
+
+
+class DispatchMode(TorchDispatchMode):
+    """Sees every call, in a process that compiles nothing.
+
+    PyTorch's own mode tells its compiler to keep out, and imports it for that: half the time of a short replay.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Storages(DispatchMode):
+    """Adds up the storages that calls make, while they live.
+
+    >>> with Storages() as storages:
+    ...     x = torch.zeros(256); del x; y = torch.zeros(512)
+    >>> storages.peak
+    2048
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak: int = 0
+        self._held: int = 0
+        self._living: dict[int, weakref.ref[Any]] = {}
+        self._sizes: dict[int, int] = {}
+
+    def __enter__(self) -> Storages:
+        runtime.on_resize = self.resized
+        super().__enter__()
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        runtime.on_resize = None
+        super().__exit__(*problem)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.see([result])
+        return result
+
+    def see(self, values: Any) -> None:
+        """Count what is new among some values."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self._count(value)
+            elif isinstance(value, (list, tuple)):
+                self.see(value)
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        if tensor.layout != torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._living.get(key)
+        if known is None or known() is None:
+            self._living[key] = weakref.ref(storage, lambda ref: self._died(key, ref))
+            self._hold(key, storage.nbytes())
+
+    def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """A storage has another size now."""
+        if storage._cdata in self._living:
+            self._hold(storage._cdata, nbytes)
+
+    def _hold(self, key: int, nbytes: int) -> None:
+        self._held += nbytes - self._sizes.get(key, 0)
+        self._sizes[key] = nbytes
+        self.peak = max(self.peak, self._held)
+
+    def _died(self, key: int, ref: Any) -> None:
+        if self._living.get(key) is ref:
+            self._hold(key, 0)
+            del self._living[key], self._sizes[key]
+
+
+try:
+    import resource
+except ImportError:  # no such limits on this system
+    resource = None  # type: ignore[assignment]
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where a container's own bound stands."""
+LIBRARY_BYTES, THREAD_BYTES = 1 << 30, 32 << 20
+"""Bytes that libraries take for themselves, and for each thread: its stack, and what it allocates from."""
+OUT_OF_MEMORY = ("allocate", "memory", "bad_alloc", "primitive")
+"""In what failures say where memory ran out: the last one is oneDNN's, which says no more."""
+
+
+def check_fits(memory: dict[str, Any], kind: str, ranks: int = 1) -> None:
+    """Raise a MemoryError that says what would fit, where the step of so many ranks would not.
+
+    ``memory`` has the bytes of the ``peak``, those of it that are ``lasting`` in any batch, and the ``batch`` or None.
+
+    >>> check_fits({"peak": 1024, "lasting": 512, "batch": 8}, "cpu")
+    """
+    free, peak = free_bytes(kind), memory["peak"]
+    if free is None or peak * ranks <= free:
+        return
+    each = f" on each of {ranks} ranks" if ranks > 1 else ""
+    batch = _fitting_batch(memory, free // ranks)
+    lasting = "" if batch else f", {format_bytes(memory['lasting'])} of it in any batch"
+    fewer = [f"--ranks {free // peak}"] if peak <= free else []
+    raise MemoryError(
+        f"the step needs {format_bytes(peak)} at its peak{each}{lasting}, and {format_bytes(free)} are free on this {kind}; "
+        f"what would fit: {', '.join([*batch, *fewer, '--device meta'])}"
+    )
+
+
+def _fitting_batch(memory: dict[str, Any], free: int) -> list[str]:
+    """The largest batch that fits; none where not even one sample does.
+
+    >>> _fitting_batch({"peak": 100, "lasting": 20, "batch": 64}, 60)
+    ['--batch 32 (it is 64)']
+    >>> _fitting_batch({"peak": 100, "lasting": 20, "batch": None}, 60), _fitting_batch({"peak": 9, "lasting": 8}, 5)
+    (["a batch of 50 % of the original's"], [])
+    """
+    spare, growing = free - memory["lasting"], memory["peak"] - memory["lasting"]
+    batch = memory.get("batch")
+    if spare <= 0 or spare * (batch or 100) < growing:
+        return []
+    share = spare * (batch or 100) // growing
+    return [f"--batch {share} (it is {batch})" if batch else f"a batch of {share} % of the original's"]
+
+
+def free_bytes(kind: str) -> int | None:
+    """Bytes that are free on a kind of device; None where there is no limit, or nobody knows it."""
+    if kind == "cuda" and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info()[0])
+    if kind == "cpu" and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        try:
+            lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+            free = int(lines["MemAvailable"].split()[0]) * 1024
+        except (OSError, KeyError, ValueError):
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min([free, *_limits()])
+    return None
+
+
+def _limits() -> Iterator[int]:
+    """How much a container may have in all."""
+    for path in LIMITS:
+        with suppress(OSError, ValueError):  # another kind of machine; no limit, which is said in a word
+            yield int(Path(path).read_text())
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a call may have failed since there was no memory for it.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_out_of_memory(KeyError("t1"))
+    (True, False)
+    """
+    return isinstance(error, MemoryError) or any(word in str(error) for word in OUT_OF_MEMORY)
+
+
+@contextmanager
+def memory_limit(nbytes: int, kind: str) -> Iterator[bool]:
+    """Let no more than so many bytes be taken meanwhile, and what libraries need; False where that can't be held.
+
+    On a GPU that is its memory alone.
+    """
+    if kind == "cuda":
+        total = torch.cuda.mem_get_info()[1]
+        limit = torch.cuda.memory_reserved() + nbytes + LIBRARY_BYTES
+        torch.cuda.set_per_process_memory_fraction(min(limit / total, 1.0))
+        try:
+            yield True
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        return
+    taken = _data_bytes()
+    if taken is None or kind != "cpu":
+        yield False
+        return
+    torch.ones(1 << 20).add_(1)  # starts the threads: one that can't be started ends the process
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = taken + nbytes + LIBRARY_BYTES + THREAD_BYTES * torch.get_num_threads()
+    others = [limit for limit in before if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *others]), before[1]))
+    try:
+        yield True
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def limit_to_free_memory(ranks: int = 1) -> None:
+    """Let this process fail rather than take memory that is not there; of so many ranks, its share."""
+    taken, free = _data_bytes(), free_bytes("cpu")
+    if taken is None or free is None:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = taken + free // ranks + THREAD_BYTES * torch.get_num_threads()
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _data_bytes() -> int | None:
+    """Bytes that this process has for its data; None where no limit can be put on them."""
+    if resource is None or sys.platform != "linux":
+        return None
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(lines["VmData"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+SPARE_BYTES = 256 << 20
+"""Bytes that calls may take beyond what the recording says: operators that are made of others need some between."""
+META = torch.device("meta")
+Seen = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""Tensors and what stands for them without memory."""
+GROWING = ("resize", "set_", "_resize")
+"""How the names of operators begin that give what they get another size."""
+
+
+class TooLargeError(RuntimeError):
+    """A call that would make more than the recording says, and more than there is to spare."""
+
+
+class BoundedStorages(Storages):
+    """Adds up what calls make, and refuses one that makes more than it declares, once more than the limit is held.
+
+    Parameters
+    ----------
+    spare
+        Bytes that may be held besides what is there first.
+    declared
+        Bytes that the call in progress makes according to the recording.
+    first
+        Tensors that are there before the first call.
+    kind
+        Only what is made on this kind of device is worked out beforehand; everything where it is left out.
+
+    >>> with BoundedStorages(spare=1000) as bounded:
+    ...     torch.zeros(10**12)
+    Traceback (most recent call last):
+    ...
+    foretrace.replay.harness.memory.TooLargeError: it would make 3.6 TiB, and the recording says 0.0 B
+    """
+
+    def __init__(
+        self,
+        spare: int,
+        declared: Callable[[], int] = lambda: 0,
+        first: Sequence[torch.Tensor] = (),
+        kind: str = "",
+    ) -> None:
+        super().__init__()
+        self.see(first)
+        self._limit = self._held + spare
+        self._declared = declared
+        self._kind = kind
+
+    def __enter__(self) -> BoundedStorages:
+        runtime.on_allocate = self.allow
+        super().__enter__()
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        runtime.on_allocate = None
+        super().__exit__(*problem)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._kind or self._kind in _kinds(args, kwargs or {}):
+            self.allow(bytes_made(func, args, kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def allow(self, nbytes: int) -> None:
+        """Raise a `TooLargeError` where so many bytes more are too many."""
+        if self._held + nbytes <= self._limit:
+            return
+        declared = self._declared()
+        if nbytes > declared:
+            raise TooLargeError(
+                f"it would make {format_bytes(nbytes)}, and the recording says {format_bytes(declared)}"
+            )
+
+
+def _kinds(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str]:
+    """The devices that a call may make something on."""
+    asked = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.device)]
+    if asked:
+        return {device.type for device in asked}
+    tensors = list[torch.Tensor]()
+    pending = [*args, *kwargs.values()]
+    for value in pending:  # grows meanwhile
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, (list, tuple)):
+            pending += value
+    return {tensor.device.type for tensor in tensors} or {"cpu"}
+
+
+def bytes_made(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Bytes of new memory that the results of an operator take; 0 where nobody can tell without calling it.
+
+    >>> bytes_made(torch.ops.aten.add.Tensor, (torch.zeros(10, 1), torch.zeros(1, 20)), {})
+    800
+    >>> bytes_made(torch.ops.aten.t.default, (torch.zeros(10, 1),), {})
+    0
+    """
+    schema = getattr(func, "_schema", None)
+    if schema is None or _allocates_nothing(schema):
+        return 0
+    if schema.name in SIZED_BY_VALUES:
+        return SIZED_BY_VALUES[schema.name](*args, **kwargs)
+    seen: Seen = {}
+    try:
+        given = [_on_meta(arg, seen) for arg in args]
+        named = {name: _on_meta(arg, seen) for name, arg in kwargs.items() if name != "pin_memory"}
+        if any(argument.name == "device" for argument in schema.arguments) and not seen:
+            named["device"] = META
+        # As large as they are: one whose growing failed already has the shape that it was to have.
+        before = {meta.untyped_storage()._cdata: real.untyped_storage().nbytes() for real, meta in seen.values()}
+        made = _storages((func(*given, **named), [meta for _, meta in seen.values()]))
+        return sum(max(nbytes - before.get(key, 0), 0) for key, nbytes in made.items())
+    except Exception:  # data that decide, sparse tensors, operators that meta tensors do not know
+        return 0
+
+
+def _allocates_nothing(schema: Any) -> bool:
+    """Whether all that an operator returns is what it got."""
+    name = str(schema.name).partition("::")[2]
+    in_place = name.endswith("_") or not schema.is_mutable
+    returned = all(result.alias_info is not None for result in schema.returns)
+    return returned and in_place and not name.startswith(GROWING)
+
+
+def _on_meta(value: Any, seen: Seen) -> Any:
+    """The value with tensors that have no memory; of one tensor, always the same."""
+    if isinstance(value, torch.Tensor):
+        if id(value) not in seen:
+            meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+            seen[id(value)] = value, meta
+        return seen[id(value)][1]
+    if isinstance(value, (list, tuple)):
+        return [_on_meta(item, seen) for item in value]
+    if isinstance(value, torch.device):
+        return META
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _storages(values: Any) -> dict[int, int]:
+    """Bytes of each storage behind the tensors in some values."""
+    found: dict[int, int] = {}
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
+        elif isinstance(value, (list, tuple)):
+            found |= _storages(value)
+    return found
+
+
+def _counts(given: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
+    return 8 * max(int(given.max()) + 1 if given.numel() else 0, minlength)
+
+
+def _repeats(repeats: torch.Tensor, *more: Any, **named: Any) -> int:
+    return 8 * int(repeats.double().sum())
+
+
+SIZED_BY_VALUES: dict[str, Callable[..., int]] = {
+    "aten::bincount": _counts,
+    "aten::repeat_interleave": _repeats,
+}
+"""Operators whose results are as large as numbers in their arguments say."""

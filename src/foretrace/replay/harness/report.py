@@ -1,0 +1,313 @@
+"""A replay compared with the original: kernels, coverage, all ranks as one result; and the text of that."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+MAX_NAME_CHARS = 500
+"""Of a kernel's name; some take pages."""
+
+
+def kernels_by_name(kernels: list[tuple[str, float]]) -> dict[str, list[float]]:
+    """Count and milliseconds of each name.
+
+    >>> kernels_by_name([("gemm", 1000.0), ("gemm", 500.0)])
+    {'gemm': [2, 1.5]}
+    """
+    found: dict[str, list[float]] = {}
+    for name, us in kernels:
+        entry = found.setdefault(name, [0, 0.0])
+        entry[0] += 1
+        entry[1] += us / 1e3
+    return found
+
+
+def compare_kernels(kernels: list[tuple[str, float]], original: dict[str, list[float]]) -> dict[str, Any] | None:
+    """Which kernels of the original are there, which are missing, which are extra; None where either has none.
+
+    ``same`` is the share of the original's device time in kernels that are there by the same name as often.
+
+    >>> compare_kernels([("a", 1000.0), ("a", 900.0), ("c", 5.0)], {"a": [2, 3.0], "b": [1, 1.0]})["same"]
+    0.75
+    """
+    if not kernels or not original:
+        return None
+    ours = kernels_by_name([(_as_in(original, name), us) for name, us in kernels])
+    total = sum(ms for _, ms in original.values())
+    both = [name for name in original if name in ours]
+    there = sum(original[name][1] * min(1.0, ours[name][0] / original[name][0]) for name in both)
+    rows = [
+        {
+            "name": name,
+            "count": int(ours[name][0]),
+            "ms": ours[name][1],
+            "was_count": int(original[name][0]),
+            "was_ms": original[name][1],
+        }
+        for name in sorted(both, key=lambda name: -original[name][1])
+    ]
+    return {
+        "same": there / total if total else None,
+        "matched": rows,
+        "missing": _named(original, ours),
+        "extra": _named(ours, original),
+    }
+
+
+def _as_in(original: dict[str, list[float]], name: str) -> str:
+    """The name of a kernel as the original's list has it: cut, or hidden behind a number."""
+    cut, secret = name[:MAX_NAME_CHARS], obfuscated(name)
+    return secret if secret in original else cut
+
+
+def obfuscated(name: str) -> str:
+    """A name that tells nothing, and always the same.
+
+    >>> obfuscated("my_secret_kernel")
+    'kernel-12de8e46'
+    """
+    return f"kernel-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _named(some: dict[str, list[float]], others: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Kernels of which the others have fewer, or none."""
+    found = []
+    for name, (count, ms) in some.items():
+        more = count - others.get(name, [0, 0.0])[0]
+        if more > 0:
+            found.append({"name": name, "count": int(more), "ms": ms * more / count})
+    return sorted(found, key=lambda row: -float(row["ms"]))
+
+
+def weights(
+    calls: list[dict[str, Any]], numbers: list[int], called: set[int], unowned_us: float = 0.0
+) -> dict[str, list[float]]:
+    """How much of the original was really called, and all of it: pairs of calls, of host time and of device time.
+
+    Device time that no call owns is part of the whole.
+
+    >>> weights([{"host_us": 3.0, "device_us": 6.0}], [0], {0}, unowned_us=2.0)["device"]
+    [6.0, 8.0]
+    """
+    done = [number for number in numbers if number in called]
+
+    def sums(field: str) -> list[float]:
+        return [sum(calls[number][field] for number in some) for some in (done, numbers)]
+
+    # A noisy recording has no host time for most of its calls: a share of the others' would tell nothing.
+    timed = sum(calls[number]["host_us"] > 0 for number in numbers) * 2 >= len(numbers)
+    host = sums("host_us") if timed else [0.0, 0.0]
+    device, whole = sums("device_us")
+    return {"calls": [len(done), len(numbers)], "host": host, "device": [device, whole + unowned_us]}
+
+
+def shares(of_ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:
+    """The share that was called, over all ranks.
+
+    >>> shares([{"calls": [3, 4], "device": [0, 0]}, {"calls": [4, 4], "device": [0, 0]}])
+    {'calls': 0.875, 'device': None}
+    """
+    found: dict[str, float | None] = {}
+    for field in of_ranks[0]:
+        done, whole = (sum(entry[field][place] for entry in of_ranks) for place in (0, 1))
+        found[field] = done / whole if whole else None
+    return found
+
+
+def by_op(calls: list[dict[str, Any]], numbers: list[int], called: set[int]) -> dict[str, list[int]]:
+    """Of each op how often it was really called, and how often the original called it.
+
+    >>> by_op([{"name": "aten::mm"}, {"name": "aten::mm"}], [0, 1], {0})
+    {'aten::mm': [1, 2]}
+    """
+    found: dict[str, list[int]] = {}
+    for number in numbers:
+        entry = found.setdefault(calls[number]["name"], [0, 0])
+        entry[0] += number in called
+        entry[1] += 1
+    return found
+
+
+def group_failures(failures: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
+    """Failures of one op with the same error, as one: the call, or the op of several; how many; what they say.
+
+    >>> group_failures([{"call": "aten.mm.default(t1, t2)", "error": "no"}])
+    [('aten.mm.default(t1, t2)', 1, 'no')]
+    """
+    alike: dict[tuple[str, str], list[str]] = {}
+    for failure in failures:
+        alike.setdefault((failure["call"].partition("(")[0], failure["error"]), []).append(failure["call"])
+    return [(op if len(calls) > 1 else calls[0], len(calls), error) for (op, error), calls in alike.items()]
+
+
+PER_RANK = ("step_ms", "kernel_ms", "launches", "peak_memory_bytes")
+
+
+def merge_ranks(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all ranks say, as one result: a step is as long as on the slowest rank, memory as much as on the fullest.
+
+    ``ranks`` keeps the figures of each.
+    """
+    if len(results) == 1:
+        (alone,) = results
+        format_result = {field: value for field, value in alone.items() if field != "weights"}
+        return {**format_result, "coverage": shares([alone["weights"]]), "world": 1, "ranks": None}
+    slowest = max(results, key=lambda result: result["step_ms"])
+    whole = {**slowest, "world": len(results), "original": dict(slowest["original"])}
+    for field in ("step_ms", "step_ms_back_to_back", "kernel_ms", "launches", "peak_memory_bytes"):
+        whole[field] = max_known([result[field] for result in results])
+        whole["original"][field] = max_known([result["original"].get(field) for result in results])
+    whole["coverage"] = shares([result["weights"] for result in results])
+    whole["ops"] = {}
+    for result in results:
+        for name, counts in result["ops"].items():
+            whole["ops"][name] = [a + b for a, b in zip(whole["ops"].get(name, [0, 0]), counts)]
+    for field in ("failures", "stand_ins"):
+        whole[field] = [{**entry, "rank": rank} for rank, result in enumerate(results) for entry in result[field]]
+    whole["notes"] = merge_notes([result["notes"] for result in results])
+    whole["ranks"] = [
+        {**{field: result[field] for field in PER_RANK}, "coverage": shares([result["weights"]])} for result in results
+    ]
+    del whole["weights"]
+    return whole
+
+
+def merge_notes(of_ranks: Sequence[Sequence[str]]) -> list[str]:
+    """All that ranks note, each note once; one that not all of them make says whose it is.
+
+    >>> merge_notes([["slow", "no GPU"], ["no GPU", "delayed"], ["no GPU", "delayed"]])
+    ['rank 0: slow', 'no GPU', 'ranks 1, 2: delayed']
+    """
+    whose: dict[str, list[int]] = {}
+    for rank, said in enumerate(of_ranks):
+        for note in dict.fromkeys(said):
+            whose.setdefault(note, []).append(rank)
+    return [
+        note if len(ranks) == len(of_ranks) else f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {note}"
+        for note, ranks in whose.items()
+    ]
+
+
+def max_known(values: Sequence[float | None]) -> float | None:
+    """The largest of what is known.
+
+    >>> max_known([1.0, None, 3.0]), max_known([None])
+    (3.0, None)
+    """
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+NAME_WIDTH = 60
+
+
+def format_result(result: dict[str, Any], top: int) -> str:
+    """Figures beside the original's, then what is not as it was, at most ``top`` rows a table."""
+    return "\n".join([*_figures(result), *_kernels(result, top), *_problems(result, top)])
+
+
+def _figures(result: dict[str, Any]) -> Iterator[str]:
+    was = result["original"]
+    rows = (
+        ("step", "step_ms", _ms),
+        ("next", "step_ms_back_to_back", _ms),
+        ("kernels", "kernel_ms", _ms),
+        ("launches", "launches", str),
+        ("memory", "peak_memory_bytes", format_bytes),
+    )
+    known = [(name, show, result[field], was.get(field)) for name, field, show in rows if result[field] is not None]
+    beside = any(theirs is not None for *_, theirs in known)
+    where = was.get("device", result["device"])
+    elsewhere = f"; the original ran on {where}" if beside and where != result["device"] else ""
+    yield f"replayed on {result['device']}{'' if result['paced'] else ', not paced'}{elsewhere}"
+    yield f"{'':10}{'replay':>12}{'original' if beside else '':>12}".rstrip()
+    for name, show, ours, theirs in known:
+        yield f"  {name:8}{show(ours):>12}{_shown(theirs, show) if beside else '':>12}  {_off(ours, theirs)}".rstrip()
+    yield from _system(result["system"] or {})
+    shares = ", ".join(f"{100 * share:.1f} % of {of}" for of, share in _known(result["coverage"]))
+    yield f"  covered  {shares}{', of their host time unknown' if result['coverage']['host'] is None else ''}"
+
+
+GPU_FIGURES = {
+    "power_w": ("power", "{:.0f} W"),
+    "clock_mhz": ("clock", "{:.0f} MHz"),
+    "sm_active": ("SM", "{:.1f} % active"),
+    "tensor_core_active": ("tensor", "{:.1f} % of cores active"),
+    "occupancy": ("warps", "{:.1f} % occupancy"),
+    "dram_gbps": ("DRAM", "{:.0f} GB/s"),
+    "l2_hit": ("L2", "{:.1f} % hits"),
+    "error": ("counters", "none: {}"),
+}
+"""Figures of the GPU, and how they are said."""
+
+
+def _system(figures: dict[str, Any]) -> Iterator[str]:
+    for field, (name, form) in GPU_FIGURES.items():
+        if field in figures:
+            yield f"  {name:8}{form.format(figures[field]):>12}"
+
+
+def _known(coverage: dict[str, float | None]) -> Iterator[tuple[str, float]]:
+    labels = {"calls": "the calls", "host": "their host time", "device": "their device time"}
+    for field, share in coverage.items():
+        if share is not None:
+            yield labels[field], share
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3f} ms" if value < 10 else f"{value:.2f} ms"
+
+
+def _shown(value: Any, show: Any) -> str:
+    return "–" if value is None else str(show(value))
+
+
+def _off(ours: float, theirs: float | None) -> str:
+    return f"{round((ours / theirs - 1) * 100, 1) + 0.0:+.1f} %" if theirs else ""  # 0.0 takes the sign off -0.0
+
+
+def _kernels(result: dict[str, Any], top: int) -> Iterator[str]:
+    compared = result["kernels"]
+    if not compared:
+        return
+    yield f"  same     {100 * compared['same']:.1f} % of the original's kernel time, by name"
+    yield ""
+    yield f"{'kernel':{NAME_WIDTH}}{'count':>7}{'ms':>10}{'was':>10}"
+    for row in compared["matched"][:top]:
+        yield f"{row['name'][: NAME_WIDTH - 2]:{NAME_WIDTH}}{row['count']:>7}{row['ms']:>10.3f}{row['was_ms']:>10.3f}"
+    for field in ("missing", "extra"):
+        for row in compared[field][:top]:
+            yield f"{field}: {row['name'][:NAME_WIDTH]}, {row['count']} times, {row['ms']:.3f} ms"
+
+
+def _problems(result: dict[str, Any], top: int) -> Iterator[str]:
+    alike = group_failures(result["failures"])
+    for call, count, error in alike[:top]:
+        yield f"failed: {call}: {f'{count} calls: ' if count > 1 else ''}{error}"
+    more = sum(count for _, count, _ in alike[top:])
+    if more:
+        yield f"… and {more} calls more that failed"
+    for entry in result["stand_ins"][:top]:
+        yield f"not called: {entry['call']} ({entry['why']}); a stand-in of its size and time is in its place"
+    for name, count in result["translated"].items():
+        yield f"translated: {name}, {count} times: this device does the same by another operator"
+    for note in result["notes"]:
+        yield f"- {note}"
+
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def format_bytes(nbytes: float) -> str:
+    """Bytes for a reader.
+
+    >>> format_bytes(3 << 30), format_bytes(1500)
+    ('3.0 GiB', '1.5 KiB')
+    """
+    if nbytes >= 1024 ** len(UNITS):
+        return f"more than 1024 {UNITS[-1]}"
+    power = min(int(math.log(max(nbytes, 1), 1024)), len(UNITS) - 1)
+    return f"{nbytes / 1024**power:.1f} {UNITS[power]}"
