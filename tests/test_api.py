@@ -1,13 +1,17 @@
-"""Predicting what a user has at hand."""
+"""The public functions: reading, observing and predicting what a path or a graph holds."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from foretrace.api import as_job, predict, scaling
+import foretrace as ft
+from foretrace.api import as_job, load, predict, scaling
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Tensor
 from foretrace.transforms.parallel.parallelize import parallelize
 from tests.analysis import builders
+from tests.cli.samples import step_of_two_ops
 from tests.transforms.parallel.steps import gpt_step
 
 SQUARE = Tensor((2048, 2048), "bfloat16", "cuda:0", id=0, storage=0)
@@ -139,3 +143,27 @@ def test_a_machine_whose_fabric_nobody_knows_has_to_be_given_one() -> None:
     with pytest.raises(ForetraceError, match="no shipped fabric is known for a CPU"):
         predict(graph, world=4)
     assert predict(graph, world=4, fabric="a100-8x-nvswitch").platform == "its own machine"
+
+
+@pytest.mark.parametrize("kernels", ["model", "measured"])
+def test_no_option_selects_an_engine(shared: Path, kernels: str) -> None:
+    trace = shared / "traces/h200/dlrm_default_b512"
+    plain, per_node = (predict(trace, "h200", kernels, gpus_per_node=many) for many in (None, 8))
+    assert per_node.to_dict() == plain.to_dict()
+
+
+def test_a_job_of_one_rank_is_that_rank_alone(shared: Path) -> None:
+    job = load(shared / "traces/h200/dlrm_default_b512")
+    whole, alone = predict(job, "h200"), predict(replace(job.graphs[0], source=job.source), "h200")
+    assert alone.to_dict() == whole.to_dict()
+
+
+def test_a_path_is_read_first(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(step_of_two_ops()))
+    assert ft.observe(str(path)).to_dict() == ft.observe(ft.load(path)).to_dict()
+
+
+def test_a_path_with_nothing_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ForetraceError, match="missing"):
+        ft.observe(tmp_path / "missing.json")
