@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foretrace.graph import Job
-from foretrace.record.session import record
+from foretrace.record.watch.session import record
 from foretrace.replay.generate.choices import Choices, Selection
 
 pytestmark = [

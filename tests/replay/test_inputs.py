@@ -12,7 +12,7 @@ import torch
 import dlrm
 from foretrace.api import load
 from foretrace.graph import Graph, Job
-from foretrace.record.session import record
+from foretrace.record.watch.session import record
 from foretrace.replay.generate.planning import plan_of
 from foretrace.replay.harness import host, inputs
 

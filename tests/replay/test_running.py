@@ -37,7 +37,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_file_is_passed_on(tmp_path: Path) -> None:
     folder = write_benchmark(graph(), tmp_path / "bench", Choices())
     (folder / "step.py").write_text("def step(t0): raise KeyError('edited')\n")
-    with pytest.raises(ForetraceError, match=r"^bench/step\.py, line 1: KeyError: 'edited'; mend that line"):
+    with pytest.raises(ForetraceError, match=r"^bench/step\.py, line 1: KeyError: 'edited'; correct that line"):
         run_benchmark(folder)
 
 

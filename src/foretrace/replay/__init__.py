@@ -1,4 +1,4 @@
-"""Benchmarks from graphs: writing them (`generate`), running them, comparing a replay with its original, suites of replays."""
+"""Benchmarks from graphs: writing them (`generate`), running them (`harness`), and comparing replays with originals."""
 
 from foretrace._deprecated import keep_callable
 from foretrace._lazy import lazy_exports

@@ -1,4 +1,4 @@
-"""A benchmark in its folder, ready to run."""
+"""A benchmark loaded from its folder, ready to run."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ CALLS_FIELDS = (
 
 
 class Benchmark:
-    """The step of a folder and its inputs, which are made at once; calls that fail are replaced.
+    """The step in a folder, with its inputs made and failing calls replaced by stand-ins.
 
     Parameters
     ----------
     folder
-        Where ``step.py`` and the other files are.
+        The folder with ``step.py`` and the other files.
     device
-        ``cpu``, ``cuda`` or ``meta``; the kind it was recorded on where it is left out, or else the CPU.
+        ``cpu``, ``cuda`` or ``meta``; by default the recorded kind, or the CPU where there is no GPU.
     seed
-        Of the inputs.
+        Random seed of the inputs.
     files
-        Where the files are that lie elsewhere, by name: ranks share those that are alike.
+        Paths of files that lie elsewhere, by name: ranks share files of the same content.
     groups
-        The process groups of the whole job, for a rank that runs with the others; one that does not runs alone.
+        The process groups of the whole job, for a rank that runs with the others; None for one that runs alone.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Benchmark:
             self.notes.append(f"one of {self.facts['world']} ranks, alone: its collectives move nothing")
 
     def _is_as_written(self, files: Mapping[str, Path]) -> bool:
-        """Whether the files are as the recording has it; who edits one may make in it whatever fits."""
+        """Whether the files are as generated; edited ones may allocate whatever fits."""
         texts = [read_text(files[name]) for name in ("step.py", "inputs.py")]
         return digest(*texts) == self.facts.get("written")
 
@@ -93,12 +93,12 @@ class Benchmark:
 
     @property
     def called(self) -> set[int]:
-        """Numbers of the calls that are really made."""
+        """Numbers of the calls that are made, not replaced by stand-ins."""
         failed = {failure.number for failure in self.source.failures}
         return set(self.source.numbers) - failed - set(self.source.stand_ins)
 
     def step(self, paced: bool = True) -> Callable[[], Any]:
-        """What does one step: at the original's pace, or as fast as it goes."""
+        """A function that runs one step, at the original's host pace or as fast as possible."""
         function = self.source.step if paced else self.source.unpaced()
 
         def step() -> None:
@@ -115,7 +115,7 @@ class Benchmark:
             device = "cpu"
             self.notes.append("recorded on a GPU; there is none here, so it ran on the CPU")
         if device is None and runtime.main == "cuda" and self.facts["world"] > 1:
-            device = "cuda"  # whichever GPU is this process's, not the one of that number
+            device = "cuda"  # the GPU of this process, not the one of the recorded number
         runtime.kind = device or ""
         if runtime.kind == "cuda":
             torch.cuda.set_device(local_rank() % torch.cuda.device_count())
@@ -124,11 +124,11 @@ class Benchmark:
 
 
 def use_settings(settings: dict[str, Any]) -> None:
-    """Set PyTorch's switches as the original had them.
+    """Set PyTorch's threads, precisions and determinism as in the original.
 
     >>> use_settings({"cudnn_benchmark": False})
     """
-    if type(settings.get("threads")) is int:  # True is one for isinstance
+    if type(settings.get("threads")) is int:  # isinstance would accept True
         torch.set_num_threads(min(max(settings["threads"], 1), 4 * (os.cpu_count() or 1)))
     if settings.get("matmul_precision") in ("highest", "high", "medium"):
         torch.set_float32_matmul_precision(settings["matmul_precision"])

@@ -1,4 +1,8 @@
-"""Collectives without all of the original's ranks, and collectives as slow as the original's."""
+"""Collectives with fewer ranks than the original had, down to one, and with the original's duration.
+
+Buffers keep their size, since other calls read them. A collective moves what goes between the ranks that are present;
+what missing ranks would send is made up.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,14 @@ from .inputs import Fill
 
 @dataclass
 class DelayedWork:
-    """A work that is not done before its time."""
+    """The work of a collective that takes at least as long as in the original."""
 
     work: Any
     due_ns: float
     event: Any = None
 
     def wait(self) -> None:
-        """Let time pass until it is due: the host's, or that of the stream that waits."""
+        """Wait until it is due: on the host, or on the current stream."""
         if self.event is not None:
             self.event.wait()
         while self.event is None and perf_counter_ns() < self.due_ns:
@@ -31,7 +35,7 @@ class DelayedWork:
 
 @dataclass
 class Delays:
-    """Whether collectives are delayed."""
+    """Whether collectives are delayed (``--delayed``), and the stream that delays run on."""
 
     enabled: bool = False
     stream: Any = None
@@ -41,19 +45,19 @@ delays = Delays()
 
 
 def delayed(number: int, result: Any) -> Any:
-    """A collective's result, its work not done before the original's was."""
+    """The result of a collective, with a work that takes at least as long as the original's."""
     us = runtime.calls[number].get("took_us", 0.0)
     if not delays.enabled or not us:
         return result
     work = result[-1] if isinstance(result, tuple) else result
     if isinstance(work, torch.Tensor):
-        return result  # a functional one: the call that waits for it can't be told from others
+        return result  # functional: its wait can't be found among the other calls
     held = DelayedWork(work, perf_counter_ns() + us * 1000, _sleeping(us) if on_cuda() else None)
     return (*result[:-1], held) if isinstance(result, tuple) else held
 
 
 def _sleeping(us: float) -> Any:
-    """An event on a stream of its own, so much time after what is under way now."""
+    """An event on a separate stream, that long after the work of the current stream."""
     delays.stream = delays.stream or torch.cuda.Stream()
     delays.stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(delays.stream):
@@ -64,12 +68,12 @@ def _sleeping(us: float) -> Any:
 
 
 received: dict[int, Fill] = {}
-"""By the number of a collective, what its readers need the result to hold, where they need something of their own."""
+"""By the number of a collective, what fills its result, where its readers need certain values."""
 _contents: dict[int, list[torch.Tensor]] = {}
 
 
 def emulate(number: int, name: str, *arguments: Any, **more: Any) -> Any:
-    """The result of a collective that moves nothing, as late as the original's where that is asked for."""
+    """A collective that moves nothing, delayed like the original's if enabled."""
     return delayed(number, emulated(number, name, *arguments, **more))
 
 
@@ -99,7 +103,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def fill_received(number: int, result: Any, sent: Any) -> None:
-    """Fill what a collective returns: as its readers need it, or else with what this rank gives, over and over."""
+    """Fill the result of a collective: as its readers need it, or else by repeating what this rank sends."""
     results, sent_tensors = list(_tensors(result)), list(_tensors(sent))
     if number in received:
         if number not in _contents:
@@ -114,33 +118,33 @@ def fill_received(number: int, result: Any, sent: Any) -> None:
             _repeat(part, sent_tensors[place % len(sent_tensors)])
 
 
-def _repeat(result: torch.Tensor, sent_tensors: torch.Tensor) -> None:
-    """Fill a tensor with another, over and over."""
-    room, data = result.reshape(-1), sent_tensors.reshape(-1)
+def _repeat(result: torch.Tensor, sent: torch.Tensor) -> None:
+    """Fill a tensor by repeating another."""
+    flat, data = result.reshape(-1), sent.reshape(-1)
     if not len(data):
         result.zero_()
         return
-    for start in range(0, len(room), len(data)):
-        part = room[start : start + len(data)]
+    for start in range(0, len(flat), len(data)):
+        part = flat[start : start + len(data)]
         part.copy_(data[: len(part)])
-    if room.data_ptr() != result.data_ptr():  # not contiguous: what was filled is a copy
-        result.copy_(room.view(result.shape))
+    if flat.data_ptr() != result.data_ptr():  # not contiguous: a copy was filled
+        result.copy_(flat.view(result.shape))
 
 
 @dataclass(frozen=True)
 class PartialGroup:
-    """A process group that has lost members."""
+    """A process group without some of its original ranks."""
 
     box: Any
-    """The group of those that are left; None for one that is left alone."""
+    """The process group of the ranks that are present; None if that is only one."""
     of: int
-    """How many there were."""
+    """Number of ranks in the original group."""
     places: tuple[int, ...]
-    """Where those that are left were in the original group."""
+    """Positions of the present ranks in the original group."""
 
 
 def adapted(number: int, name: str, *arguments: Any, **more: Any) -> Any:
-    """A collective among the ranks that are there, as late as the original's where that is asked for."""
+    """A collective among the ranks that are present, delayed like the original's if enabled."""
     return delayed(number, _called(number, name, arguments, more))
 
 
@@ -159,7 +163,7 @@ def _called(number: int, name: str, arguments: tuple[Any, ...], more: dict[str, 
 
 
 ROOTS = {"broadcast_": 2, "reduce_": 3, "gather_": 3, "scatter_": 3, "send": 2, "recv_": 2}
-"""Where a collective names one of its ranks."""
+"""Position of the argument that names a rank."""
 POINT_TO_POINT = ("send", "recv_")
 
 
@@ -187,7 +191,7 @@ def _scatter(arguments: list[Any], group: PartialGroup) -> None:
 
 def _for_each_pair(cut: Any) -> Any:
     def both(arguments: list[Any], group: PartialGroup) -> None:
-        pairs = [[out, sent_tensors] for out, sent_tensors in zip(*arguments[:2])]
+        pairs = [[out, sent] for out, sent in zip(*arguments[:2])]
         for pair in pairs:
             cut(pair, group)
         arguments[:2] = [list(side) for side in zip(*pairs)]
@@ -196,7 +200,7 @@ def _for_each_pair(cut: Any) -> Any:
 
 
 def _all_to_all(arguments: list[Any], group: PartialGroup) -> None:
-    """Rows that go between two ranks that are there stay as many as they were."""
+    """Two present ranks exchange as many rows as in the original."""
     for buffer, splits in ((0, 3), (1, 4)):
         every = arguments[splits] or [arguments[buffer].shape[0] // group.of] * group.of
         arguments[splits] = [every[place] for place in group.places]
@@ -204,7 +208,7 @@ def _all_to_all(arguments: list[Any], group: PartialGroup) -> None:
 
 
 def _drop_missing(*sides: int) -> Any:
-    """Keep the entries of the ranks that are there."""
+    """Drops the entries of missing ranks from lists of tensors."""
 
     def cut(arguments: list[Any], group: PartialGroup) -> None:
         for side in sides:
@@ -231,4 +235,4 @@ SHRINK: dict[str, Any] = {
     "gather_": _drop_missing(0),
     "scatter_": _drop_missing(1),
 }
-"""Collectives whose buffers hold a part for each rank."""
+"""Collectives whose buffers hold a part for each rank, and what cuts these to the present ranks."""

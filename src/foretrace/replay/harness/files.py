@@ -1,4 +1,4 @@
-"""Files of a benchmark, read; what is wrong with one is reported in a line: which file, and what to do."""
+"""Reading the files of a benchmark, with errors of one line: which file, what is wrong, what to do."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 MACHINE_ERRORS = ("CUDA error", "device-side assert", "out of memory", "can't allocate memory")
-"""What failures say that are nobody's call: the device is lost, or full."""
+"""Texts of errors that no call is to blame for: the device is lost, or full."""
 WRITE_AGAIN = "write the benchmark again with foretrace benchmark"
 INSTALL = "install what is missing"
-FIX_LINE = f"mend that line, or {WRITE_AGAIN}"
+FIX_LINE = f"correct that line, or {WRITE_AGAIN}"
 MAX_ERROR_CHARS = 300
-"""Of what an error says."""
+"""Length to which error messages are cut."""
 SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])")
 
 
 class BenchmarkError(RuntimeError):
-    """What is wrong with a benchmark, or with what is asked of it, and what to do."""
+    """A benchmark that is damaged, or an option that it can't follow; the message says what to do."""
 
 
 def read_text(path: Path) -> str:
@@ -36,12 +36,12 @@ def read_text(path: Path) -> str:
 
 
 def digest(*texts: str) -> str:
-    """What tells some texts from others."""
+    """SHA-256 of some texts."""
     return hashlib.sha256("\0".join(texts).encode("utf-8", "replace")).hexdigest()
 
 
 def read_json(path: Path, fields: Sequence[str]) -> dict[str, Any]:
-    """What a file holds, with all of these words."""
+    """A JSON object with at least these fields."""
     try:
         content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
@@ -54,7 +54,7 @@ def read_json(path: Path, fields: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def errors_with_line(path: Path) -> Iterator[None]:
-    """Tell what goes wrong in a file of Python by its line, unless the machine is at fault."""
+    """Report errors in a Python file with their line, unless the machine is at fault."""
     try:
         yield
     except BenchmarkError:
@@ -70,7 +70,7 @@ def errors_with_line(path: Path) -> Iterator[None]:
         if isinstance(error, SyntaxError):
             what = f"{error.msg}: {(error.text or '').strip()[:80]}"
         elif isinstance(error, NameError):
-            named = re.search(r"'(\w+)'", str(error))  # of a local variable, nothing but its text tells the name
+            named = re.search(r"'(\w+)'", str(error))  # the name of a local variable is only in the message
             made = named[1] if named else "what it reads"
             what, advice = f"no line before it makes {made}", f"put back the one that did, or {WRITE_AGAIN}"
         elif isinstance(error, ImportError):
@@ -79,7 +79,7 @@ def errors_with_line(path: Path) -> Iterator[None]:
 
 
 def line_of(error: BaseException, path: str) -> int:
-    """The line of a file that an error came from; 0 where it did not."""
+    """The line of a file that an error came from; 0 if it came from elsewhere."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno or 1
     line, frame = 0, error.__traceback__
@@ -91,7 +91,7 @@ def line_of(error: BaseException, path: str) -> int:
 
 
 def summarize_error(error: BaseException) -> str:
-    """The kind of an error, and its first sentence: PyTorch goes on for pages.
+    """Type of an error and its first sentence: messages of PyTorch can be pages long.
 
     >>> summarize_error(NotImplementedError("Could not run 'aten::x' on 'Meta'. This could be because …\\n[lists]"))
     "NotImplementedError: Could not run 'aten::x' on 'Meta'"
@@ -103,7 +103,7 @@ def summarize_error(error: BaseException) -> str:
 
 
 def short_path(path: Path) -> str:
-    """A file as a reader finds it.
+    """A path as messages show it: folder and file.
 
     >>> short_path(Path("runs/bench/step.py"))
     'bench/step.py'

@@ -13,35 +13,38 @@ from typing import Any
 import torch
 
 RELEARN_STEPS, SAMPLE_STEPS = 32, 9
-"""What is typical is learnt anew after 1, 2, 4, … steps, and in the end after every 32. It is learnt from the first
-few of these steps only, since learning takes time as well."""
+"""Typical times are learnt anew after 1, 2, 4, … and finally every 32 steps, each time from the first 9 steps since:
+learning takes time as well."""
 OUTLIER = 4.0
-"""A stretch that took so many times as long as usual was interrupted, and counts as one that took just that."""
+"""A stretch longer than this many times its median was interrupted, and counts as that long."""
 
 
 class Pace:
-    """Keeps a replay from running ahead of its original; the first step goes as fast as it can, and is learnt from."""
+    """Waits between calls so that the host takes as long as the original's.
+
+    The first step runs unpaced; waits are then planned from what the replay typically takes itself.
+    """
 
     def __init__(self) -> None:
         self.slow_host = 1.0
-        """How much longer the original's host takes than in its recording."""
+        """Factor on the host time of the original."""
         self._due: list[float] = []
-        """Nanoseconds that the original's host took to each place where we may wait, from the one before."""
+        """Nanoseconds of the original's host from one waiting point to the next."""
         self._first: set[int] = {0}
-        """Places that are the first ones of a step, or after a wait for the device: nobody can be late there."""
+        """Waiting points that begin a stretch: the start of a step, and after each wait for the device."""
         self._spent: list[float] = []
         self._steps: list[list[float]] = []
-        """What we took ourselves in this step so far, and in the first steps since we last learnt what is typical."""
+        """Own nanoseconds per point: of this step so far, and of the first steps since waits were planned last."""
         self._since, self._learn_after = 0, 1
-        """Steps since then, and how many it takes to learn again."""
+        """Steps since then, and after how many waits are planned anew."""
         self._typical: list[float] = []
         self._waits: list[float] = []
         self._for = self.slow_host
-        """How long to wait in each place, for an original of that slowness."""
+        """Nanoseconds to wait at each point, planned for that factor."""
         self._seen = 0
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step."""
         if self._spent:
             self._since += 1
             if len(self._steps) < SAMPLE_STEPS:
@@ -58,7 +61,7 @@ class Pace:
         self._seen = perf_counter_ns()
 
     def wait(self, us: float) -> None:
-        """Wait for what the original's host took since the last such place, and we typically do not."""
+        """Wait for what the original's host took since the last point beyond what the replay typically takes."""
         place, now = len(self._spent), perf_counter_ns()
         self._spent.append(float(now - self._seen))
         if place == len(self._due):
@@ -70,12 +73,12 @@ class Pace:
         self._seen = now
 
     def resume(self) -> None:
-        """The host has waited for the device: however long that was, the original's pace goes on from here."""
+        """Go on with the original's pace after a wait for the device, however long that was."""
         self._first.add(len(self._spent))
         self._seen = perf_counter_ns()
 
     def _planned(self) -> list[float]:
-        """How long to wait in each place."""
+        """Nanoseconds to wait at each point."""
         ends = sorted(self._first | {len(self._typical)})
         parts = [slice(*bounds) for bounds in pairwise(ends)]
         due = [ns * self.slow_host for ns in self._due]
@@ -83,12 +86,12 @@ class Pace:
 
 
 def waits(due: Sequence[float], spent: Sequence[float]) -> list[float]:
-    """How long to wait after each stretch, for them to take as long as they are due.
+    """Wait after each stretch so that all take as long as they are due.
 
     >>> waits([10.0, 10.0, 30.0], [4.0, 10.0, 25.0])
     [6.0, 0.0, 5.0]
 
-    Whoever comes late catches up, and who would be late in the end waits less before:
+    A stretch that is late is caught up with, and one that will be late shortens the waits before it:
 
     >>> waits([10.0, 10.0, 10.0], [12.0, 3.0, 5.0]), waits([10.0, 10.0, 10.0], [4.0, 8.0, 14.0])
     ([0.0, 5.0, 5.0], [3.0, 1.0, 0.0])
@@ -104,12 +107,12 @@ def waits(due: Sequence[float], spent: Sequence[float]) -> list[float]:
 
 
 def typical(steps: Sequence[Sequence[float]]) -> list[float]:
-    """What each stretch takes in a step that takes as long as the middle one of these.
+    """Typical time of each stretch, scaled so that they add up to the median step.
 
     >>> typical([[10.0, 30.0], [20.0, 30.0], [30.0, 30.0]])
     [20.0, 30.0]
 
-    Of a stretch that was slow once, some is typical, but the step as a whole is one that there was:
+    An outlier in one stretch raises its share, not the total:
 
     >>> typical([[10.0, 30.0], [10.0, 30.0], [82.0, 30.0]])
     [16.0, 24.0]
@@ -121,39 +124,40 @@ def typical(steps: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _mean(found: Sequence[float]) -> float:
-    """The mean, where none counts more than several times the middle one."""
-    most = OUTLIER * median(found)
-    return fmean(min(ns, most) for ns in found)
+    """The mean, with outliers cut to a multiple of the median."""
+    limit = OUTLIER * median(found)
+    return fmean(min(ns, limit) for ns in found)
 
 
 DEFAULT_CLOCK_KHZ = 1_500_000
+"""Of a GPU whose PyTorch does not report its clock."""
 
 
 @dataclass
 class Runtime:
-    """Where the benchmark runs, and what it knows of its calls."""
+    """State of a running benchmark: device, calls, streams, pace."""
 
     kind: str = ""
-    """The device that the step's own is replaced with; empty for the one it was recorded on."""
+    """Kind of device that replaces the recorded one; empty for none."""
     main: str = "cpu"
     """The kind of device the step was recorded on."""
     calls: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What was not as the benchmark asks for it."""
+    """Deviations from what the benchmark asks for."""
     streams: dict[int, Any] = field(default_factory=dict)
     events: dict[int, Any] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     on_resize: Callable[[torch.UntypedStorage, int], None] | None = None
-    """Who counts memory hears here of storages that get another size: no call passes the dispatcher for that."""
+    """Called with a storage and its new size, which no call through the dispatcher reports."""
     on_allocate: Callable[[int], None] | None = None
-    """Who bounds memory is asked here before so many bytes are taken without a call that passes the dispatcher."""
+    """Called with the bytes that are about to be allocated other than by a call through the dispatcher."""
 
 
 runtime = Runtime()
 
 
 def device(name: str) -> torch.device:
-    """The device of that name in the recording, or the one that takes its place."""
+    """The device of that name in the recording, or the one that replaces it."""
     kind = name.partition(":")[0]
     if runtime.kind and kind == runtime.main:
         return torch.device(runtime.kind)
@@ -161,29 +165,29 @@ def device(name: str) -> torch.device:
 
 
 def begin() -> None:
-    """A step begins."""
+    """Start a step."""
     runtime.pace.begin()
 
 
 def pace(us: float) -> None:
-    """Wait for what the original's host took to come here from the last such place, and we do not."""
+    """Wait until the original's host, which took that long since the last such line, would be here."""
     runtime.pace.wait(us)
 
 
 def resume() -> None:
-    """The host has waited for the device: however long that was, the original's pace goes on from here."""
+    """Go on with the original's pace after a wait for the device, however long that was."""
     runtime.pace.resume()
 
 
 def spend(us: float) -> None:
-    """Let time pass."""
+    """Spin for that long."""
     end = perf_counter_ns() + us * 1000
     while perf_counter_ns() < end:
         pass
 
 
 def stand_in(number: int) -> Any:
-    """What a call would have made, of the same size and after the same time, where it can't be called."""
+    """Results of the same size, after the same time, of a call that can't be made."""
     call = runtime.calls[number]
     made = zero_results(number)
     if on_cuda() and call["device_us"]:
@@ -194,7 +198,7 @@ def stand_in(number: int) -> Any:
 
 
 def zero_results(number: int) -> Any:
-    """Tensors like those that a call made, all zero."""
+    """Tensors of the shapes that a call made, filled with zeros."""
     made = [_made(entry) for entry in runtime.calls[number]["makes"]]
     return made[0] if len(made) == 1 else tuple(made)
 
@@ -213,7 +217,7 @@ def _made(entry: Any) -> Any:
 
 
 def declared_bytes(number: int) -> int:
-    """Bytes that a call makes according to the recording."""
+    """Bytes of a call's results according to the recording."""
     entries, nbytes = list(runtime.calls[number]["makes"]), 0
     for entry in entries:  # grows meanwhile
         if isinstance(entry, list):
@@ -226,7 +230,7 @@ def declared_bytes(number: int) -> int:
 
 
 def fitted(number: int, made: Any) -> Any:
-    """What a call made, cut or padded to its size in the original: that depends on data, which is made up here."""
+    """Results cut or padded to their recorded sizes, which depend on data that a replay makes up."""
     wanted = runtime.calls[number]["makes"]
     results = made if isinstance(made, tuple) else (made,)
     fit = tuple(_fit(result, entry) for result, entry in zip(results, wanted))
@@ -248,73 +252,73 @@ def on_cuda() -> bool:
 
 
 def cycles_per_us() -> float:
-    """Clock cycles of the GPU in a microsecond."""
+    """Clock cycles of the GPU per microsecond."""
     return float(getattr(torch.cuda.get_device_properties(0), "clock_rate", DEFAULT_CLOCK_KHZ)) / 1e3
 
 
 def use_stream(number: int) -> None:
-    """Go on on another stream."""
+    """Make a stream the current one."""
     if on_cuda():
         torch.cuda.set_stream(_stream(number))
 
 
 def record_event(event: int, stream: int) -> None:
-    """Mark a place on a stream."""
+    """Record an event on a stream."""
     if on_cuda():
         _event(event).record(_stream(stream))
 
 
 def wait_event(stream: int, event: int) -> None:
-    """Let a stream wait until another has come to a marked place."""
+    """Make a stream wait for an event."""
     if on_cuda():
         _event(event).wait(_stream(stream))
 
 
 def record_stream(tensor: torch.Tensor, stream: int) -> None:
-    """Keep a tensor's memory until a stream has done what it was given so far."""
+    """Keep a tensor's memory until the work queued on a stream is done."""
     if tensor.is_cuda:
         tensor.record_stream(_stream(stream))
 
 
 def synchronize_event(event: int) -> None:
-    """Wait until a stream has come to a marked place."""
+    """Wait on the host for an event."""
     if on_cuda():
         _event(event).synchronize()
 
 
 def synchronize_stream(stream: int) -> None:
-    """Wait until a stream is done."""
+    """Wait on the host for a stream."""
     if on_cuda():
         _stream(stream).synchronize()
 
 
 def synchronize() -> None:
-    """Wait until the device is done."""
+    """Wait on the host for the device."""
     if on_cuda():
         torch.cuda.synchronize()
 
 
 def pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """A copy in memory that a GPU can read by itself; a plain one where there is no GPU."""
+    """A copy in pinned memory; in ordinary memory without a GPU."""
     if torch.cuda.is_available():
         return torch.ops.aten._pin_memory.default(tensor, device)
     return tensor.clone()
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """A collective's result as it is: the original's was in a wrapper that waits by itself; here a line does."""
+    """A collective's result itself, in place of the wrapper that waits on first use: here a line of the step waits."""
     return tensor
 
 
 def take_storage(tensor: torch.Tensor, nbytes: int, *place: Any) -> torch.Tensor:
-    """Let a tensor look at new memory, at a place in it or at all of it."""
+    """Give a tensor a new storage, as a whole or at an offset."""
     if runtime.on_allocate is not None:
         runtime.on_allocate(nbytes)
     return tensor.set_(torch.UntypedStorage(nbytes, device=tensor.device), *place)
 
 
 def resize(tensor: torch.Tensor, nbytes: int) -> None:
-    """Give a tensor's memory another size: to nothing, where the original let it go."""
+    """Resize a tensor's storage; to 0 bytes where the original released it."""
     storage = tensor.untyped_storage()
     if runtime.on_allocate is not None:
         runtime.on_allocate(max(nbytes - storage.nbytes(), 0))

@@ -1,4 +1,7 @@
-"""Input tensors of a step, made from their descriptions: memory, views, and what fills them."""
+"""Input tensors of a step, made from their descriptions: storages, views, and the values that fill them.
+
+To add a kind of content, add a function that returns what fills a tensor.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, conte
 
 
 def memory(nbytes: int, device: torch.device) -> torch.Tensor:
-    """A piece of memory that several tensors look at."""
+    """A storage that several tensors share."""
     return torch.zeros(nbytes, dtype=torch.uint8, device=device)
 
 
@@ -30,25 +33,25 @@ def view(
     dtype: torch.dtype,
     content: Fill,
 ) -> torch.Tensor:
-    """A tensor somewhere in a piece of memory; where it looks at an element twice, both are the same.
+    """A view of a shared storage; elements of expanded dimensions are filled once.
 
-    In a piece of no size it holds nothing yet: the step will give that memory its size.
+    A storage of no size stays empty: the step will resize it.
     """
     storage = memory.untyped_storage()
-    looking = torch.empty(0, dtype=dtype, device=memory.device)
+    seen = torch.empty(0, dtype=dtype, device=memory.device)
     if not storage.nbytes():
         reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if all(shape) else 0
-        storage.resize_(reach * looking.itemsize)
-        looking.set_(storage, offset, shape, stride)
+        storage.resize_(reach * seen.itemsize)
+        seen.set_(storage, offset, shape, stride)
         storage.resize_(0)
-        return looking
-    looking.set_(storage, offset, shape, stride)
-    once = looking
+        return seen
+    seen.set_(storage, offset, shape, stride)
+    once = seen
     for dim, step in enumerate(stride):
         if step == 0 and shape[dim] > 1:
             once = once.narrow(dim, 0, 1)
     _filled(once, content)
-    return looking
+    return seen
 
 
 def sparse(
@@ -58,14 +61,14 @@ def sparse(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """A sparse tensor of these parts; an empty one where nobody knows its parts."""
+    """A sparse tensor of these parts; an empty one where they are unknown."""
     if indices is None or values is None:
         return torch.sparse_coo_tensor(torch.Size(shape), dtype=dtype, device=device)
     return torch.sparse_coo_tensor(indices, values, torch.Size(shape), check_invariants=False)
 
 
 def _filled(tensor: torch.Tensor, content: Fill) -> torch.Tensor:
-    """The tensor with a content; with zeros where that does not fit, which is told."""
+    """The tensor with a content; with zeros and a note where the content does not fit."""
     if not tensor.numel() or tensor.device.type == "meta":
         return tensor
     with torch.no_grad():
@@ -85,7 +88,7 @@ def _filled(tensor: torch.Tensor, content: Fill) -> torch.Tensor:
 Fill = Callable[[torch.Tensor], None]
 Number = Any
 MAX_DRAWN = 1 << 22
-"""Random numbers that a tensor gets; a larger one holds them again and again, since to draw billions takes minutes."""
+"""Random numbers drawn for a tensor; a larger one repeats them, since drawing billions takes minutes."""
 
 
 def values(values: Sequence[Number]) -> Fill:
@@ -103,7 +106,7 @@ def constant(value: Number) -> Fill:
 
 
 def normal(mean: float, std: float, low: float, high: float, zeros: float = 0.0) -> Fill:
-    """Normally distributed, inside bounds; a share of it exactly zero."""
+    """Normally distributed within bounds; a share exactly zero."""
 
     def draw(tensor: torch.Tensor) -> None:
         tensor.normal_(mean, std).clamp_(low, high)
@@ -113,7 +116,7 @@ def normal(mean: float, std: float, low: float, high: float, zeros: float = 0.0)
 
 
 def uniform(low: float, high: float, zeros: float = 0.0) -> Fill:
-    """Evenly distributed; a share of it exactly zero."""
+    """Uniformly distributed; a share exactly zero."""
 
     def draw(tensor: torch.Tensor) -> None:
         tensor.uniform_(low, high)
@@ -123,7 +126,7 @@ def uniform(low: float, high: float, zeros: float = 0.0) -> Fill:
 
 
 def _repeated(draw: Fill) -> Fill:
-    """Draws the first numbers of a large tensor, and repeats them in the rest."""
+    """Fills a large tensor by repeating the first numbers drawn."""
 
     def fill(tensor: torch.Tensor) -> None:
         if tensor.numel() <= MAX_DRAWN or not tensor.is_contiguous():
@@ -138,14 +141,14 @@ def _repeated(draw: Fill) -> Fill:
 
 
 def _clean(tensor: torch.Tensor, zeros: float) -> None:
-    """No denormal numbers, and as many zeros as wanted."""
+    """Replace denormal numbers by zeros, and set a share of zeros."""
     tensor.masked_fill_(tensor.abs() < torch.finfo(tensor.dtype).tiny, 0)
     if zeros:
         tensor.masked_fill_(torch.rand(tensor.shape, device=tensor.device) < zeros, 0)
 
 
 def either(one: Number, other: Number, share: float) -> Fill:
-    """One of two numbers; the share is the other's."""
+    """One of two numbers at random; the share is that of the other."""
 
     def fill(tensor: torch.Tensor) -> None:
         chosen = torch.rand(tensor.shape, device=tensor.device) < share
@@ -165,7 +168,7 @@ def triangle(below: Number, above: Number) -> Fill:
 
 
 def arange(start: int, step: int, period: int) -> Fill:
-    """Positions: up by the same step, from the start again after a period."""
+    """Positions: a constant step, starting again after each period."""
 
     def fill(tensor: torch.Tensor) -> None:
         _put(tensor, torch.arange(tensor.numel(), device=tensor.device) % period * step + start)
@@ -174,7 +177,7 @@ def arange(start: int, step: int, period: int) -> Fill:
 
 
 def tril(side: int, offset: int, row: int) -> Fill:
-    """Pairs below the diagonal of a square: their first coordinates (0), their second ones (1), or both (2).
+    """Index pairs below the diagonal of a square: their rows (0), their columns (1), or both (2).
 
     >>> x = torch.zeros(3, dtype=torch.int64); tril(side=3, offset=-1, row=0)(x); x.tolist()
     [1, 2, 2]
@@ -193,7 +196,7 @@ def tril(side: int, offset: int, row: int) -> Fill:
 
 
 def even(total: int, whole: bool) -> Fill:
-    """Where bags of even length begin; with the end of the last one where the whole is asked for."""
+    """Offsets of bags of equal length; ``whole`` includes the end of the last one."""
 
     def fill(tensor: torch.Tensor) -> None:
         bags = max(tensor.numel() - whole, 1)
@@ -203,7 +206,7 @@ def even(total: int, whole: bool) -> Fill:
 
 
 def bags(total: int, bags: int) -> Fill:
-    """For each id the bag it is in, of bags of even length."""
+    """The bag of each id, of bags of equal length."""
 
     def fill(tensor: torch.Tensor) -> None:
         _put(tensor, torch.arange(tensor.numel(), device=tensor.device) * bags // max(total, 1))
@@ -212,7 +215,7 @@ def bags(total: int, bags: int) -> Fill:
 
 
 def offsets(first: int, last: int, steps: Sequence[int]) -> Fill:
-    """Where bags of uneven length begin: their lengths by a histogram in powers of two, in random order."""
+    """Offsets of bags whose lengths follow a histogram in powers of two, in random order."""
 
     def fill(tensor: torch.Tensor) -> None:
         lengths = hits_from_histogram(steps, last - first, min(sum(steps), tensor.numel()))
@@ -233,9 +236,9 @@ def ids(
     none: int = -1,
     nones: int = 0,
 ) -> Fill:
-    """Row ids: as many rows hit between 2^k and 2^(k+1) - 1 times as the reuse says; evenly drawn without it.
+    """Row ids: ``reuse[k]`` rows are hit between 2^k and 2^(k+1) - 1 times; uniformly drawn without it.
 
-    Some may be none of them: a class that a loss leaves out.
+    ``nones`` of them are the id ``none``, for instance a class that a loss ignores.
 
     >>> x = torch.zeros(6, dtype=torch.int64); ids(low=3, high=9, unique=3, reuse=[2, 0, 1])(x)
     >>> torch.unique(x, return_counts=True)[1].sort()[0].tolist(), 3 <= int(x.min()) and int(x.max()) <= 9
@@ -248,7 +251,7 @@ def ids(
             drawn = torch.randint(low, high + 1, (count,))
         else:
             hits = hits_from_histogram(reuse, count, min(unique, count))
-            # The bounds are hit, since they were: where the table ends must not change.
+            # The first and last row are hit, as in the recording: where the table ends must not change.
             places = low + _distinct(rows, len(hits))
             drawn = places.repeat_interleave(hits)[:count]
             drawn = torch.cat([drawn, drawn[:1].expand(count - len(drawn))])
@@ -259,7 +262,7 @@ def ids(
 
 
 def hits_from_histogram(histogram: Sequence[int], total: int, distinct: int) -> torch.Tensor:
-    """How often each of so many rows is hit: by a histogram in powers of two, and so many hits in all.
+    """Hits of each distinct row, from a histogram in powers of two and the total number of hits.
 
     >>> hits_from_histogram([2, 1], total=5, distinct=3).tolist()
     [1, 1, 3]
@@ -275,7 +278,7 @@ def hits_from_histogram(histogram: Sequence[int], total: int, distinct: int) -> 
 
 
 def _distinct(rows: int, count: int) -> torch.Tensor:
-    """So many different rows, anywhere in the table, its first and last among them."""
+    """That many distinct rows of a table, including its first and last."""
     if count >= rows:
         return torch.arange(rows)[torch.randperm(rows)]
     if count * 4 > rows:
@@ -288,7 +291,7 @@ def _distinct(rows: int, count: int) -> torch.Tensor:
 
 
 def _clamped(value: Number, dtype: torch.dtype) -> Number:
-    """A number as far as a type can hold it: masks hold the lowest one of the type they were made for.
+    """A number clamped to the range of a dtype: masks may hold the lowest number of another one.
 
     >>> _clamped(-3e38, torch.float16), _clamped(float("inf"), torch.float16), _clamped(7, torch.int64)
     (-65504.0, inf, 7)

@@ -1,4 +1,4 @@
-"""Processes of a benchmark: its ranks on this machine, and the end of a replay whose parent has ended."""
+"""Processes of a benchmark: starts its ranks on this machine, and ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from . import PARENT_VARIABLE
 from .files import read_json
 
 GRACE_S = 10.0
-"""How long the other ranks may go on once one has failed."""
+"""Seconds that the other ranks may go on once one has failed."""
 
 
 class Job:
-    """What ``ranks.json`` says."""
+    """Ranks and process groups of a benchmark, from its ``ranks.json``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,7 +35,7 @@ class Job:
         return len(self.facts["ranks"])
 
     def files(self, rank: int) -> dict[str, Path]:
-        """Where the files of a rank are: alike ones are there once."""
+        """Paths of a rank's files; ranks share files with the same content."""
         return {name: self.folder / place / name for name, place in self.facts["ranks"][rank].items()}
 
 
@@ -50,9 +50,9 @@ def is_rank_process() -> bool:
 
 
 def launch(program: Sequence[str], world: int) -> int:
-    """Start a Python program once for each rank, on this machine; the exit code of the first that failed, or 0.
+    """Start a Python program once per rank, on this machine; returns the exit code of the first that failed, or 0.
 
-    Only the complaints of that rank are passed on; where none failed, those of the first rank.
+    Prints the standard error of that rank only; of rank 0 if none failed.
     """
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
@@ -73,13 +73,13 @@ def launch(program: Sequence[str], world: int) -> int:
     if failed is None:
         return 0
     code = int(ranks[failed].returncode)
-    if code < 0:  # it had no time to say anything itself
+    if code < 0:  # it could not report anything itself
         sys.stderr.write(f"run.py: rank {failed} was ended by {signal.Signals(-code).name}\n")
     return max(code, 1)
 
 
 def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all; end the others some time after one has failed. The number of that one, or None."""
+    """Wait for all ranks, ending the others some time after one has failed. Returns that rank, or None."""
     failed, since = None, 0.0
     try:
         while any(rank.poll() is None for rank in ranks):
@@ -100,13 +100,13 @@ def _failed(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
 
 
 PR_SET_PDEATHSIG = 1
-"""Linux's prctl option that has the kernel send a signal when the parent ends."""
+"""Option of Linux's prctl: the kernel sends a signal when the parent ends."""
 POLL_S = 1.0
-"""How often the parent is looked for where the kernel does not tell."""
+"""Seconds between checks for the parent where the kernel sends no signal."""
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the one that the environment names has ended. Its own children are told nothing."""
+    """End this process as soon as the one that the environment names has ended. Children don't inherit the variable."""
     named = os.environ.pop(PARENT_VARIABLE, "")
     if not named.isdecimal():
         return
@@ -140,7 +140,7 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # somebody else's, and so alive
+    except PermissionError:  # of another user, and so alive
         return True
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")

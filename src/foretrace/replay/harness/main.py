@@ -1,4 +1,4 @@
-"""``python run.py``: build the inputs, run the step, say how long it took and how it compares with the original."""
+"""``python run.py``: build the inputs, time the step, print how it compares with the original."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ def parser() -> argparse.ArgumentParser:
     """The options of ``run.py``."""
     options = argparse.ArgumentParser(description="Run this benchmark.")
     options.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options.add_argument("--iterations", type=_positive, help="steps to time; without it as many as fit in a second")
-    options.add_argument("--device", choices=["cpu", "cuda", "meta"], help="run elsewhere than it was recorded")
+    options.add_argument("--iterations", type=_positive, help="steps to time; as many as fit in a second by default")
+    options.add_argument(
+        "--device", choices=["cpu", "cuda", "meta"], help="device to run on, instead of the recorded one"
+    )
     options.add_argument(
         "--pace",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="spend the original's host time between calls; without it, see what the device could do",
+        help="spend the original's host time between calls; --no-pace shows what the device could do",
     )
     options.add_argument(
         "--slow-host",
@@ -39,9 +41,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="X",
         help="pace as if the original's host took X times as long",
     )
-    options.add_argument("--alone", type=int, metavar="RANK", help="of a job of several ranks, play this one alone")
+    options.add_argument("--alone", type=int, metavar="RANK", help="of a job of several ranks, run this one alone")
     options.add_argument(
-        "--counters", action="store_true", help="on a GPU also count its activity and traffic, with Nsight Compute"
+        "--counters", action="store_true", help="on a GPU, also measure its activity and traffic with Nsight Compute"
     )
     options.add_argument("--counted", action="store_true", help=argparse.SUPPRESS)  # what Nsight Compute runs
     options.add_argument("--delayed", action="store_true", help="collectives take as long as in the original")
@@ -52,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _positive(value: str) -> int:
     if not value.isdecimal() or not int(value):
-        raise argparse.ArgumentTypeError(f"{value!r} is no count")
+        raise argparse.ArgumentTypeError(f"{value!r} is not a positive number")
     return int(value)
 
 
@@ -69,38 +71,38 @@ def _factor(value: str) -> float:
 
 
 def main(folder: Path) -> int:
-    """Run the benchmark in a folder; 0 where it ran."""
+    """Run the benchmark in a folder; returns the exit code."""
     end_with_parent()
     chosen = parser().parse_args()
     try:
         job = read_job(folder)
         if job and chosen.device == "meta" and chosen.alone is None:
-            chosen.alone = 0  # what is nowhere can't be sent
+            chosen.alone = 0  # meta tensors can't be sent
         if job and chosen.alone is None and not is_rank_process():
             return launch(sys.argv, job.world)
         _run(folder, job, chosen)
     except (MemoryError, BenchmarkError) as error:
         return _end(REFUSED, str(error))
-    except RuntimeError as error:  # what PyTorch says where the machine is at fault
+    except RuntimeError as error:  # raised by PyTorch where the machine is at fault
         return _end(FAILED, (str(error).strip() or repr(error)).splitlines()[0])
     except ImportError as error:
         return _end(REFUSED, f"{error}; {WRITE_AGAIN if (error.name or '').startswith('harness') else INSTALL}")
-    except Exception as error:  # files that hold something else than they should
+    except Exception as error:  # damaged files
         return _end(REFUSED, f"{summarize_error(error)}: a file of this benchmark is damaged; {WRITE_AGAIN}")
     except KeyboardInterrupt:
         return _end(INTERRUPTED, "interrupted")
     return 0
 
 
-def _end(code: int, why: str) -> int:
-    print(f"run.py: {why}", file=sys.stderr)
+def _end(code: int, reason: str) -> int:
+    print(f"run.py: {reason}", file=sys.stderr)
     return code
 
 
 def _run(folder: Path, job: Job | None, chosen: argparse.Namespace) -> None:
     """Run the benchmark, or this process's rank of it, and print the result."""
-    # Here, since torch takes seconds: --help does not wait for it. And without the garbage collector, which would look
-    # through all that torch consists of again and again: that is a fourth of these seconds.
+    # Imported late, since torch takes seconds that --help need not wait for; a quarter of them would go to the garbage
+    # collector, which is therefore off meanwhile.
     gc.disable()
     import torch
 

@@ -24,15 +24,15 @@ from .report import by_op, compare_kernels, weights
 
 WARM_UP = 4
 FIGURES = ("step_ms", "step_ms_back_to_back", "kernel_ms", "launches", "peak_memory_bytes")
-"""What a replay and its original both have."""
+"""Figures that both a replay and its original have."""
 NOT_FIGURES = ("kernels", "why")
-"""What is known of an original and is no figure of its step."""
+"""Fields of ``original.json`` that are no figures of the step."""
 
 
 def measure_benchmark(
     benchmark: Benchmark, iterations: int | None, paced: bool, counters: bool = False
 ) -> dict[str, Any]:
-    """Time a benchmark, and hold it against the original."""
+    """Time a benchmark and compare it with the original; the fields are documented in docs/replay.md."""
     step = benchmark.step(paced)
     times = _times(benchmark, step, iterations)
     kernels = kernels_of(step) if benchmark.device == "cuda" else []
@@ -56,7 +56,7 @@ def measure_benchmark(
 
 
 def _times(benchmark: Benchmark, step: Callable[[], Any], iterations: int | None) -> dict[str, Any]:
-    """How long a step takes; nothing on the meta device, where nothing is computed."""
+    """Step times; None on the meta device, which computes nothing."""
     if benchmark.device == "meta":
         benchmark.notes.append("nothing is computed on the meta device, so a step has no time there")
         fields = ("step_ms", "low_ms", "high_ms", "step_ms_back_to_back")
@@ -77,7 +77,7 @@ def _times(benchmark: Benchmark, step: Callable[[], Any], iterations: int | None
 
 
 def _system(benchmark: Benchmark, step: Callable[[], Any], counters: bool) -> dict[str, Any] | None:
-    """What the GPU does meanwhile; None on a CPU, and for ranks that could not tell when to stop."""
+    """Power, clock and counters of the GPU; None on a CPU, and for several ranks, which can't agree on when to stop."""
     if benchmark.device != "cuda" or rank_state.connected:
         if counters:
             where = "several ranks at once" if rank_state.connected else f"the {benchmark.device}"
@@ -90,7 +90,7 @@ def _system(benchmark: Benchmark, step: Callable[[], Any], counters: bool) -> di
 
 
 def _coverage(benchmark: Benchmark) -> dict[str, Any]:
-    """What was called, what was not, and why."""
+    """Which calls were made, which were not, and why."""
     facts = benchmark.facts
     return {
         "weights": weights(facts["calls"], facts["numbers"], benchmark.called, facts["unowned_us"]),
@@ -106,19 +106,19 @@ def _coverage(benchmark: Benchmark) -> dict[str, Any]:
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 MIN_STEPS, MAX_STEPS, TARGET_S = 20, 500, 1.0
-"""How many steps are timed where nobody says: as many as fit in a second, but no fewer than 20."""
+"""Steps timed by default: as many as fit in a second, within these bounds."""
 Step = Callable[[], Any]
 
 
 def synchronize() -> None:
-    """Wait until the device is done, where there is one."""
+    """Wait for the device, if there is one."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Keep Python's garbage collector from choosing its own moment."""
+    """Collect garbage now, and not inside."""
     gc.collect()
     gc.disable()
     try:
@@ -128,10 +128,10 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def synced_ms(step: Step, iterations: int | None) -> list[float]:
-    """Times of steps, each until the device is done with it."""
+    """Times of steps, each including its device work."""
     times: list[float] = []
     with no_garbage_collection():
-        step()  # a collection leaves Python without its free lists
+        step()  # a collection empties Python's free lists
         while len(times) < (iterations or MAX_STEPS):
             if iterations is None and len(times) >= MIN_STEPS and sum(times) > TARGET_S * 1e3:
                 break
@@ -144,7 +144,7 @@ def synced_ms(step: Step, iterations: int | None) -> list[float]:
 
 
 def enough_steps(times: list[float]) -> int:
-    """How many steps to time, when some of them took so long.
+    """Number of steps to time, given the times of some.
 
     >>> enough_steps([10.0, 10.0, 400.0]), enough_steps([200.0])
     (100, 20)
@@ -153,7 +153,7 @@ def enough_steps(times: list[float]) -> int:
 
 
 def back_to_back_ms(step: Step, iterations: int) -> float:
-    """Time from step to step, where the host may run ahead."""
+    """Time per step without synchronization in between, so that the host may run ahead."""
     with no_garbage_collection():
         step()
         synchronize()
@@ -165,12 +165,12 @@ def back_to_back_ms(step: Step, iterations: int) -> float:
 
 
 def kernels_of(step: Step) -> list[tuple[str, float]]:
-    """Name and microseconds of each piece of device work of one step; none where there is no device."""
+    """Name and microseconds of each kernel, copy and fill of one step; empty without a GPU."""
     if not torch.cuda.is_available():
         return []
     from torch.profiler import ProfilerActivity, profile
 
-    for _ in range(2):  # the first one pays for the profiler's start
+    for _ in range(2):  # the first includes the start of the profiler
         synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             step()
@@ -183,9 +183,9 @@ def kernels_of(step: Step) -> list[tuple[str, float]]:
 
 
 def peak_memory(step: Step, inputs: list[torch.Tensor], threads: int = 1) -> int:
-    """Most bytes alive at once during a step: as the device's allocator says, else as storages come and go.
+    """Peak bytes of a step: from the allocator of the GPU, on CPUs from the live storages.
 
-    Each of the original's threads that called matrix products has workspace of its own there, and so it has here.
+    Each thread that calls GEMMs has a cuBLAS workspace, so the replay makes as many as the original had.
     """
     if any(tensor.is_cuda for tensor in inputs):
         synchronize()
@@ -201,7 +201,7 @@ def peak_memory(step: Step, inputs: list[torch.Tensor], threads: int = 1) -> int
 
 
 def _renew_workspaces(threads: int) -> None:
-    """Leave as many workspaces of cuBLAS as so many threads have, less the one that the step itself will make."""
+    """Make the cuBLAS workspaces of that many threads, less the one that the step itself will make."""
     torch._C._cuda_clearCublasWorkspaces()
     if threads < 2:
         return
@@ -220,7 +220,7 @@ def _renew_workspaces(threads: int) -> None:
 
 
 def quartiles(times: list[float]) -> tuple[float, float, float]:
-    """Median, and the two quartiles.
+    """Median, lower and upper quartile.
 
     >>> quartiles([1.0, 2.0, 3.0, 4.0, 5.0])
     (3.0, 2.0, 4.0)

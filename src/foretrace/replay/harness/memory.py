@@ -1,4 +1,7 @@
-"""Memory of a step: counted by storage, checked before anything is allocated, and bounded while it runs."""
+"""Memory of a step: counted by storage, checked before anything is allocated, and limited while it runs.
+
+No call may take much more than the recording says: its bytes are worked out on the meta device before it is made.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from .report import format_bytes
 
 
 class DispatchMode(TorchDispatchMode):
-    """Sees every call, in a process that compiles nothing.
+    """A dispatch mode for processes that compile nothing.
 
-    PyTorch's own mode tells its compiler to keep out, and imports it for that: half the time of a short replay.
+    PyTorch's own imports the compiler only to disable it, which takes half the time of a short replay.
     """
 
     @classmethod
@@ -29,7 +32,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 class Storages(DispatchMode):
-    """Adds up the storages that calls make, while they live.
+    """Tracks the bytes of live storages, and their peak.
 
     >>> with Storages() as storages:
     ...     x = torch.zeros(256); del x; y = torch.zeros(512)
@@ -59,7 +62,7 @@ class Storages(DispatchMode):
         return result
 
     def see(self, values: Any) -> None:
-        """Count what is new among some values."""
+        """Count new storages among some values."""
         for value in values:
             if isinstance(value, torch.Tensor):
                 self._count(value)
@@ -77,7 +80,7 @@ class Storages(DispatchMode):
             self._hold(key, storage.nbytes())
 
     def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
-        """A storage has another size now."""
+        """Follow a storage that was given another size."""
         if storage._cdata in self._living:
             self._hold(storage._cdata, nbytes)
 
@@ -97,17 +100,17 @@ try:
 except ImportError:  # no such limits on this system
     resource = None  # type: ignore[assignment]
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where a container's own bound stands."""
+"""Files with the memory limit of a container."""
 LIBRARY_BYTES, THREAD_BYTES = 1 << 30, 32 << 20
-"""Bytes that libraries take for themselves, and for each thread: its stack, and what it allocates from."""
+"""Bytes that libraries take for themselves, and bytes per thread: its stack and its allocation arena."""
 OUT_OF_MEMORY = ("allocate", "memory", "bad_alloc", "primitive")
-"""In what failures say where memory ran out: the last one is oneDNN's, which says no more."""
+"""Parts of the errors raised where memory ran out; oneDNN's says no more than "primitive"."""
 
 
 def check_fits(memory: dict[str, Any], kind: str, ranks: int = 1) -> None:
-    """Raise a MemoryError that says what would fit, where the step of so many ranks would not.
+    """Raise a MemoryError where the step of that many ranks does not fit; its message says what would.
 
-    ``memory`` has the bytes of the ``peak``, those of it that are ``lasting`` in any batch, and the ``batch`` or None.
+    ``memory`` has the bytes of the ``peak``, those that are ``lasting`` whatever the batch, and the ``batch`` or None.
 
     >>> check_fits({"peak": 1024, "lasting": 512, "batch": 8}, "cpu")
     """
@@ -119,13 +122,13 @@ def check_fits(memory: dict[str, Any], kind: str, ranks: int = 1) -> None:
     lasting = "" if batch else f", {format_bytes(memory['lasting'])} of it in any batch"
     fewer = [f"--ranks {free // peak}"] if peak <= free else []
     raise MemoryError(
-        f"the step needs {format_bytes(peak)} at its peak{each}{lasting}, and {format_bytes(free)} are free on this {kind}; "
-        f"what would fit: {', '.join([*batch, *fewer, '--device meta'])}"
+        f"the step needs {format_bytes(peak)} at its peak{each}{lasting}, and {format_bytes(free)} are free on this "
+        f"{kind}; what would fit: {', '.join([*batch, *fewer, '--device meta'])}"
     )
 
 
 def _fitting_batch(memory: dict[str, Any], free: int) -> list[str]:
-    """The largest batch that fits; none where not even one sample does.
+    """The largest batch that fits, as advice; empty where not even one sample does.
 
     >>> _fitting_batch({"peak": 100, "lasting": 20, "batch": 64}, 60)
     ['--batch 32 (it is 64)']
@@ -141,7 +144,7 @@ def _fitting_batch(memory: dict[str, Any], free: int) -> list[str]:
 
 
 def free_bytes(kind: str) -> int | None:
-    """Bytes that are free on a kind of device; None where there is no limit, or nobody knows it."""
+    """Free bytes on a kind of device; None where there is no limit, or it is unknown."""
     if kind == "cuda" and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[0])
     if kind == "cpu" and "SC_AVPHYS_PAGES" in os.sysconf_names:
@@ -155,14 +158,14 @@ def free_bytes(kind: str) -> int | None:
 
 
 def _limits() -> Iterator[int]:
-    """How much a container may have in all."""
+    """Memory limits of the container."""
     for path in LIMITS:
-        with suppress(OSError, ValueError):  # another kind of machine; no limit, which is said in a word
+        with suppress(OSError, ValueError):  # another kind of machine; "max", which is no limit
             yield int(Path(path).read_text())
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a call may have failed since there was no memory for it.
+    """Whether a call may have failed for lack of memory.
 
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_out_of_memory(KeyError("t1"))
     (True, False)
@@ -172,9 +175,9 @@ def is_out_of_memory(error: Exception) -> bool:
 
 @contextmanager
 def memory_limit(nbytes: int, kind: str) -> Iterator[bool]:
-    """Let no more than so many bytes be taken meanwhile, and what libraries need; False where that can't be held.
+    """Limit the process to that many bytes more, plus what libraries need; yields False where that is not possible.
 
-    On a GPU that is its memory alone.
+    On a GPU, the limit is on GPU memory alone.
     """
     if kind == "cuda":
         total = torch.cuda.mem_get_info()[1]
@@ -189,7 +192,7 @@ def memory_limit(nbytes: int, kind: str) -> Iterator[bool]:
     if taken is None or kind != "cpu":
         yield False
         return
-    torch.ones(1 << 20).add_(1)  # starts the threads: one that can't be started ends the process
+    torch.ones(1 << 20).add_(1)  # starts the threads: under the limit, failing to start one would end the process
     before = resource.getrlimit(resource.RLIMIT_DATA)
     limit = taken + nbytes + LIBRARY_BYTES + THREAD_BYTES * torch.get_num_threads()
     others = [limit for limit in before if limit != resource.RLIM_INFINITY]
@@ -201,7 +204,7 @@ def memory_limit(nbytes: int, kind: str) -> Iterator[bool]:
 
 
 def limit_to_free_memory(ranks: int = 1) -> None:
-    """Let this process fail rather than take memory that is not there; of so many ranks, its share."""
+    """Limit this process to the free memory, or to its share among that many ranks."""
     taken, free = _data_bytes(), free_bytes("cpu")
     if taken is None or free is None:
         return
@@ -211,7 +214,7 @@ def limit_to_free_memory(ranks: int = 1) -> None:
 
 
 def _data_bytes() -> int | None:
-    """Bytes that this process has for its data; None where no limit can be put on them."""
+    """Bytes of this process's data segment; None where it can't be limited."""
     if resource is None or sys.platform != "linux":
         return None
     try:
@@ -222,31 +225,31 @@ def _data_bytes() -> int | None:
 
 
 SPARE_BYTES = 256 << 20
-"""Bytes that calls may take beyond what the recording says: operators that are made of others need some between."""
+"""Bytes that calls may take beyond what the recording says: composite operators need some for intermediate results."""
 META = torch.device("meta")
 Seen = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""Tensors and what stands for them without memory."""
+"""By id, tensors and their counterparts on the meta device."""
 GROWING = ("resize", "set_", "_resize")
-"""How the names of operators begin that give what they get another size."""
+"""First parts of the names of operators that resize their arguments."""
 
 
 class TooLargeError(RuntimeError):
-    """A call that would make more than the recording says, and more than there is to spare."""
+    """A call that would allocate more than the recording says, and more than there is to spare."""
 
 
 class BoundedStorages(Storages):
-    """Adds up what calls make, and refuses one that makes more than it declares, once more than the limit is held.
+    """Tracks storages, and refuses a call that allocates more than declared once more than the limit is held.
 
     Parameters
     ----------
     spare
-        Bytes that may be held besides what is there first.
+        Bytes that may be held besides the first tensors.
     declared
-        Bytes that the call in progress makes according to the recording.
+        Returns the bytes that the call in progress makes according to the recording.
     first
-        Tensors that are there before the first call.
+        Tensors that exist before the first call.
     kind
-        Only what is made on this kind of device is worked out beforehand; everything where it is left out.
+        Check only calls that allocate on this kind of device; all by default.
 
     >>> with BoundedStorages(spare=1000) as bounded:
     ...     torch.zeros(10**12)
@@ -283,7 +286,7 @@ class BoundedStorages(Storages):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def allow(self, nbytes: int) -> None:
-        """Raise a `TooLargeError` where so many bytes more are too many."""
+        """Raise a `TooLargeError` if that many bytes more are too many."""
         if self._held + nbytes <= self._limit:
             return
         declared = self._declared()
@@ -294,7 +297,7 @@ class BoundedStorages(Storages):
 
 
 def _kinds(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str]:
-    """The devices that a call may make something on."""
+    """Kinds of devices that a call may allocate on."""
     asked = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.device)]
     if asked:
         return {device.type for device in asked}
@@ -309,7 +312,7 @@ def _kinds(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str]:
 
 
 def bytes_made(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Bytes of new memory that the results of an operator take; 0 where nobody can tell without calling it.
+    """Bytes that an operator would allocate for its results; 0 where that is unknown without calling it.
 
     >>> bytes_made(torch.ops.aten.add.Tensor, (torch.zeros(10, 1), torch.zeros(1, 20)), {})
     800
@@ -327,16 +330,16 @@ def bytes_made(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> i
         named = {name: _on_meta(arg, seen) for name, arg in kwargs.items() if name != "pin_memory"}
         if any(argument.name == "device" for argument in schema.arguments) and not seen:
             named["device"] = META
-        # As large as they are: one whose growing failed already has the shape that it was to have.
+        # Sizes of the real storages: a tensor whose resize failed already has the larger shape.
         before = {meta.untyped_storage()._cdata: real.untyped_storage().nbytes() for real, meta in seen.values()}
         made = _storages((func(*given, **named), [meta for _, meta in seen.values()]))
         return sum(max(nbytes - before.get(key, 0), 0) for key, nbytes in made.items())
-    except Exception:  # data that decide, sparse tensors, operators that meta tensors do not know
+    except Exception:  # sizes that depend on data, sparse tensors, operators without a meta kernel
         return 0
 
 
 def _allocates_nothing(schema: Any) -> bool:
-    """Whether all that an operator returns is what it got."""
+    """Whether an operator returns nothing but its arguments or views of them."""
     name = str(schema.name).partition("::")[2]
     in_place = name.endswith("_") or not schema.is_mutable
     returned = all(result.alias_info is not None for result in schema.returns)
@@ -344,7 +347,7 @@ def _allocates_nothing(schema: Any) -> bool:
 
 
 def _on_meta(value: Any, seen: Seen) -> Any:
-    """The value with tensors that have no memory; of one tensor, always the same."""
+    """The value with its tensors on the meta device; a tensor always has the same counterpart."""
     if isinstance(value, torch.Tensor):
         if id(value) not in seen:
             meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
@@ -358,7 +361,7 @@ def _on_meta(value: Any, seen: Seen) -> Any:
 
 
 def _storages(values: Any) -> dict[int, int]:
-    """Bytes of each storage behind the tensors in some values."""
+    """Bytes of each storage of the tensors in some values."""
     found: dict[int, int] = {}
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -380,4 +383,4 @@ SIZED_BY_VALUES: dict[str, Callable[..., int]] = {
     "aten::bincount": _counts,
     "aten::repeat_interleave": _repeats,
 }
-"""Operators whose results are as large as numbers in their arguments say."""
+"""Bytes of the results of operators that values of their arguments decide."""

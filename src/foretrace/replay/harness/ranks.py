@@ -1,4 +1,7 @@
-"""The ranks of a job"""
+"""The ranks of a job: their process groups, and values that they exchange besides collectives.
+
+Until `connect` is called a process runs alone: groups and reductions are None, and no work is waited for.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +22,27 @@ from .memory import DispatchMode
 TIMEOUT = timedelta(seconds=120)
 """How long a rank waits for the others before it gives up."""
 GroupKey = tuple[str, tuple[int, ...]]
+"""Name and ranks of a process group."""
 
 
 @dataclass
 class RankState:
-    """This process among the others."""
+    """Rank of this process, and its process groups."""
 
     rank: int = 0
     world: int = 1
     members: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of each group that this rank's step names its ``ranks``, and the ``places`` they had among ``of`` so many."""
+    """By name of a group in the step: its ``ranks``, their ``places`` in the original group, and ``of`` how many."""
     connected: bool = False
     groups: dict[GroupKey, Any] = field(default_factory=dict)
     reductions: dict[str, Any] = field(default_factory=dict)
     turns: int = 0
+    """Number of values gathered so far."""
     store: Any = None
 
     @property
     def has_missing_ranks(self) -> bool:
-        """Whether some group has lost members."""
+        """Whether some group has fewer ranks than in the original."""
         return any(len(entry["ranks"]) < entry["of"] for entry in self.members.values())
 
 
@@ -45,18 +50,18 @@ rank_state = RankState()
 
 
 def local_rank() -> int:
-    """The number of this rank on its machine, as torchrun tells it."""
+    """The number of this rank on its machine, as torchrun sets it."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def ranks_sharing_memory(kind: str) -> int:
-    """How many ranks share the memory of this one: all of the machine on CPUs, those of one GPU on GPUs."""
+    """Number of ranks that share this one's memory: all of the machine on CPUs, those of one GPU on GPUs."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
     return ranks if kind != "cuda" else -(-ranks // max(torch.cuda.device_count(), 1))
 
 
 def backend(kind: str) -> str:
-    """What collectives run on: gloo between CPUs, nccl between GPUs, unless ranks must share one.
+    """Backend of the collectives: gloo between CPUs, nccl between GPUs unless ranks must share one.
 
     >>> backend("cpu")
     'gloo'
@@ -66,7 +71,7 @@ def backend(kind: str) -> str:
 
 
 def connect(groups: Sequence[tuple[str, Sequence[int]]], kind: str) -> None:
-    """Meet the other ranks that torchrun started, and make the groups of the whole job."""
+    """Connect with the other ranks that torchrun started, and make the process groups of the whole job."""
     if rank_state.connected:
         return
     dist.init_process_group(backend(kind), timeout=TIMEOUT)
@@ -77,7 +82,7 @@ def connect(groups: Sequence[tuple[str, Sequence[int]]], kind: str) -> None:
 
 
 def disconnect() -> None:
-    """Let the others go once all are done."""
+    """Wait until all ranks are done, and destroy the process groups."""
     if rank_state.connected:
         gather_from_ranks(None)
         dist.destroy_process_group()
@@ -85,7 +90,7 @@ def disconnect() -> None:
 
 
 def gather_from_ranks(value: Any) -> list[Any]:
-    """Say something to all ranks, and hear what each of them says."""
+    """The values of all ranks, each of which calls this with its own JSON value."""
     if not rank_state.connected:
         return [value]
     turn, rank_state.turns = rank_state.turns, rank_state.turns + 1
@@ -98,7 +103,7 @@ def _group(name: str) -> Any:
 
 
 def group(name: str) -> Any:
-    """The process group of that name, as collectives take it; None where this process is alone."""
+    """The process group of that name, as collectives take it; None for a process that runs alone."""
     if not rank_state.connected:
         return None
     entry = rank_state.members[name]
@@ -109,12 +114,12 @@ def group(name: str) -> Any:
 
 
 def group_name(name: str) -> str:
-    """What the process group of that name is called here."""
+    """Name in this process of the process group of that name in the recording."""
     return str(_group(name).group_name) if rank_state.connected else name
 
 
 def reduction(name: str) -> Any:
-    """A reduction by name, as collectives take it; None where this process is alone."""
+    """A reduction by name, as collectives take it; None for a process that runs alone."""
     if not rank_state.connected:
         return None
     if name not in rank_state.reductions:
@@ -127,7 +132,7 @@ class _Captured(Exception):  # noqa: N818
 
 
 class _CaptureReduction(DispatchMode):
-    """Keeps the reduction that a collective is asked for, and does not make the call."""
+    """Captures the reduction that a collective is called with, instead of making the call."""
 
     box: Any = None
 
@@ -139,7 +144,7 @@ class _CaptureReduction(DispatchMode):
 
 
 def _boxed_reduction(name: str) -> Any:
-    """A reduction in the box that operators take; Python has no other way to make one than to ask for a collective."""
+    """A reduction boxed as operators take it; Python can get one only by intercepting a collective."""
     options = dist.AllreduceOptions()
     options.reduceOp = getattr(dist.ReduceOp, name.upper())
     with suppress(_Captured), _CaptureReduction() as capture:
@@ -148,7 +153,7 @@ def _boxed_reduction(name: str) -> Any:
 
 
 def wait(work: Any) -> None:
-    """Wait for a collective; for one on a GPU, let its stream wait."""
+    """Wait for a collective; one on a GPU only makes the current stream wait."""
     delay = work if isinstance(work, DelayedWork) else None
     box = delay.work if delay else work
     if box is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 MAX_NAME_CHARS = 500
-"""Of a kernel's name; some take pages."""
+"""Length to which names of kernels are cut; some would take pages."""
 
 
 def kernels_by_name(kernels: list[tuple[str, float]]) -> dict[str, list[float]]:
@@ -26,9 +26,9 @@ def kernels_by_name(kernels: list[tuple[str, float]]) -> dict[str, list[float]]:
 
 
 def compare_kernels(kernels: list[tuple[str, float]], original: dict[str, list[float]]) -> dict[str, Any] | None:
-    """Which kernels of the original are there, which are missing, which are extra; None where either has none.
+    """Matched, missing and extra kernels by name; None where replay or original has no kernels.
 
-    ``same`` is the share of the original's device time in kernels that are there by the same name as often.
+    ``same`` is the share of the original's device time in kernels that the replay launches by the same name as often.
 
     >>> compare_kernels([("a", 1000.0), ("a", 900.0), ("c", 5.0)], {"a": [2, 3.0], "b": [1, 1.0]})["same"]
     0.75
@@ -58,13 +58,13 @@ def compare_kernels(kernels: list[tuple[str, float]], original: dict[str, list[f
 
 
 def _as_in(original: dict[str, list[float]], name: str) -> str:
-    """The name of a kernel as the original's list has it: cut, or hidden behind a number."""
-    cut, secret = name[:MAX_NAME_CHARS], obfuscated(name)
-    return secret if secret in original else cut
+    """The name of a kernel as the original's list has it: cut, or obfuscated."""
+    secret = obfuscated(name)
+    return secret if secret in original else name[:MAX_NAME_CHARS]
 
 
 def obfuscated(name: str) -> str:
-    """A name that tells nothing, and always the same.
+    """A hash in place of a kernel's name.
 
     >>> obfuscated("my_secret_kernel")
     'kernel-12de8e46'
@@ -73,7 +73,7 @@ def obfuscated(name: str) -> str:
 
 
 def _named(some: dict[str, list[float]], others: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Kernels of which the others have fewer, or none."""
+    """Kernels that some have more often than others."""
     found = []
     for name, (count, ms) in some.items():
         more = count - others.get(name, [0, 0.0])[0]
@@ -85,9 +85,9 @@ def _named(some: dict[str, list[float]], others: dict[str, list[float]]) -> list
 def weights(
     calls: list[dict[str, Any]], numbers: list[int], called: set[int], unowned_us: float = 0.0
 ) -> dict[str, list[float]]:
-    """How much of the original was really called, and all of it: pairs of calls, of host time and of device time.
+    """Replayed part and total of the original: pairs of call counts, of host times and of device times.
 
-    Device time that no call owns is part of the whole.
+    Device time that no call launched is part of the total.
 
     >>> weights([{"host_us": 3.0, "device_us": 6.0}], [0], {0}, unowned_us=2.0)["device"]
     [6.0, 8.0]
@@ -97,7 +97,7 @@ def weights(
     def sums(field: str) -> list[float]:
         return [sum(calls[number][field] for number in some) for some in (done, numbers)]
 
-    # A noisy recording has no host time for most of its calls: a share of the others' would tell nothing.
+    # A noisy recording has no host time for most of its calls: a share of the others' would mean nothing.
     timed = sum(calls[number]["host_us"] > 0 for number in numbers) * 2 >= len(numbers)
     host = sums("host_us") if timed else [0.0, 0.0]
     device, whole = sums("device_us")
@@ -105,7 +105,7 @@ def weights(
 
 
 def shares(of_ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:
-    """The share that was called, over all ranks.
+    """Coverage over all ranks: the share of the original that was replayed.
 
     >>> shares([{"calls": [3, 4], "device": [0, 0]}, {"calls": [4, 4], "device": [0, 0]}])
     {'calls': 0.875, 'device': None}
@@ -118,7 +118,7 @@ def shares(of_ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:
 
 
 def by_op(calls: list[dict[str, Any]], numbers: list[int], called: set[int]) -> dict[str, list[int]]:
-    """Of each op how often it was really called, and how often the original called it.
+    """Of each op, how often the replay called it, and how often the original did.
 
     >>> by_op([{"name": "aten::mm"}, {"name": "aten::mm"}], [0, 1], {0})
     {'aten::mm': [1, 2]}
@@ -132,7 +132,7 @@ def by_op(calls: list[dict[str, Any]], numbers: list[int], called: set[int]) -> 
 
 
 def group_failures(failures: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
-    """Failures of one op with the same error, as one: the call, or the op of several; how many; what they say.
+    """Failures grouped by op and error: the call, or the op of several calls; their number; the error.
 
     >>> group_failures([{"call": "aten.mm.default(t1, t2)", "error": "no"}])
     [('aten.mm.default(t1, t2)', 1, 'no')]
@@ -147,14 +147,11 @@ PER_RANK = ("step_ms", "kernel_ms", "launches", "peak_memory_bytes")
 
 
 def merge_ranks(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all ranks say, as one result: a step is as long as on the slowest rank, memory as much as on the fullest.
-
-    ``ranks`` keeps the figures of each.
-    """
+    """Results of all ranks as one: step time of the slowest, memory of the fullest; ``ranks`` has those of each."""
     if len(results) == 1:
         (alone,) = results
-        format_result = {field: value for field, value in alone.items() if field != "weights"}
-        return {**format_result, "coverage": shares([alone["weights"]]), "world": 1, "ranks": None}
+        figures = {field: value for field, value in alone.items() if field != "weights"}
+        return {**figures, "coverage": shares([alone["weights"]]), "world": 1, "ranks": None}
     slowest = max(results, key=lambda result: result["step_ms"])
     whole = {**slowest, "world": len(results), "original": dict(slowest["original"])}
     for field in ("step_ms", "step_ms_back_to_back", "kernel_ms", "launches", "peak_memory_bytes"):
@@ -176,23 +173,23 @@ def merge_ranks(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merge_notes(of_ranks: Sequence[Sequence[str]]) -> list[str]:
-    """All that ranks note, each note once; one that not all of them make says whose it is.
+    """Notes of all ranks, each once; a note of only some ranks names them.
 
     >>> merge_notes([["slow", "no GPU"], ["no GPU", "delayed"], ["no GPU", "delayed"]])
     ['rank 0: slow', 'no GPU', 'ranks 1, 2: delayed']
     """
-    whose: dict[str, list[int]] = {}
-    for rank, said in enumerate(of_ranks):
-        for note in dict.fromkeys(said):
-            whose.setdefault(note, []).append(rank)
+    ranks_of: dict[str, list[int]] = {}
+    for rank, own in enumerate(of_ranks):
+        for note in dict.fromkeys(own):
+            ranks_of.setdefault(note, []).append(rank)
     return [
         note if len(ranks) == len(of_ranks) else f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {note}"
-        for note, ranks in whose.items()
+        for note, ranks in ranks_of.items()
     ]
 
 
 def max_known(values: Sequence[float | None]) -> float | None:
-    """The largest of what is known.
+    """The largest value that is not None.
 
     >>> max_known([1.0, None, 3.0]), max_known([None])
     (3.0, None)
@@ -205,7 +202,7 @@ NAME_WIDTH = 60
 
 
 def format_result(result: dict[str, Any], top: int) -> str:
-    """Figures beside the original's, then what is not as it was, at most ``top`` rows a table."""
+    """The text of a result: figures beside the original's, then differences, at most ``top`` rows a table."""
     return "\n".join([*_figures(result), *_kernels(result, top), *_problems(result, top)])
 
 
@@ -219,13 +216,13 @@ def _figures(result: dict[str, Any]) -> Iterator[str]:
         ("memory", "peak_memory_bytes", format_bytes),
     )
     known = [(name, show, result[field], was.get(field)) for name, field, show in rows if result[field] is not None]
-    beside = any(theirs is not None for *_, theirs in known)
+    compared = any(theirs is not None for *_, theirs in known)
     where = was.get("device", result["device"])
-    elsewhere = f"; the original ran on {where}" if beside and where != result["device"] else ""
-    yield f"replayed on {result['device']}{'' if result['paced'] else ', not paced'}{elsewhere}"
-    yield f"{'':10}{'replay':>12}{'original' if beside else '':>12}".rstrip()
+    original = f"; the original ran on {where}" if compared and where != result["device"] else ""
+    yield f"replayed on {result['device']}{'' if result['paced'] else ', not paced'}{original}"
+    yield f"{'':10}{'replay':>12}{'original' if compared else '':>12}".rstrip()
     for name, show, ours, theirs in known:
-        yield f"  {name:8}{show(ours):>12}{_shown(theirs, show) if beside else '':>12}  {_off(ours, theirs)}".rstrip()
+        yield f"  {name:8}{show(ours):>12}{_shown(theirs, show) if compared else '':>12}  {_off(ours, theirs)}".rstrip()
     yield from _system(result["system"] or {})
     shares = ", ".join(f"{100 * share:.1f} % of {of}" for of, share in _known(result["coverage"]))
     yield f"  covered  {shares}{', of their host time unknown' if result['coverage']['host'] is None else ''}"
@@ -241,7 +238,7 @@ GPU_FIGURES = {
     "l2_hit": ("L2", "{:.1f} % hits"),
     "error": ("counters", "none: {}"),
 }
-"""Figures of the GPU, and how they are said."""
+"""Label and format of each figure of the GPU."""
 
 
 def _system(figures: dict[str, Any]) -> Iterator[str]:
@@ -302,7 +299,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def format_bytes(nbytes: float) -> str:
-    """Bytes for a reader.
+    """Bytes in a binary unit.
 
     >>> format_bytes(3 << 30), format_bytes(1500)
     ('3.0 GiB', '1.5 KiB')

@@ -1,4 +1,4 @@
-"""The step as it is written in its file. A line that fails is replaced by a stand-in, and told."""
+"""The source of the step: translated to the device, with lines that fail replaced by stand-ins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_FAILURES = 1000
 
 @dataclass
 class Failure:
-    """A call that failed, as it is written, and what it said."""
+    """A call that failed, as written in ``step.py``, and its error."""
 
     number: int
     call: str
@@ -38,29 +38,29 @@ class Failure:
 
 
 class Source:
-    """The text of ``step.py``, and its function `step`, as a kind of device can do it."""
+    """The text of ``step.py`` and its function `step`, for a kind of device."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self.failures: list[Failure] = []
         self.translated: dict[int, str] = {}
-        """Calls that this kind of device has no operator for, by their number, and what does the same."""
+        """By number of a call that this kind of device has no operator for, what replaces it."""
         self.collectives_via = "emulate"
-        """The function that collectives go through; none where they are called as they are written."""
+        """Name of the function that collectives are called through; empty where they are called as written."""
         self._path = str(path)
         self._lines = [self._on(line, kind) for line in read_text(path).splitlines()]
         self.step: Callable[..., Any] = self._compiled(self._lines)
 
     def unpaced(self) -> Callable[..., Any]:
-        """The function `step` without the lines that wait for the original's host."""
+        """The function `step` without the lines that pace the host."""
         return self._compiled("" if PACE.match(line) else line for line in self._lines)
 
     def clocked(self, clock: Callable[[int], None]) -> Callable[..., Any]:
-        """The same, which says each call's number right before it makes it."""
+        """The same, which calls ``clock`` with the number of each call right before the call."""
         return self._compiled(chain.from_iterable(map(_clocked, self._lines)), clock=clock)
 
     @property
     def stand_ins(self) -> list[int]:
-        """Numbers of the calls that were stand-ins from the beginning."""
+        """Numbers of the calls that were written as stand-ins."""
         failed = {failure.number for failure in self.failures}
         found = (CALL.match(line) for line in self._lines)
         numbers = (int(m["number"]) for m in found if m and m["call"].startswith("stand_in("))
@@ -68,7 +68,7 @@ class Source:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of all calls that it makes."""
+        """Numbers of all its calls."""
         return [int(found["number"]) for line in self._lines if (found := CALL.match(line))]
 
     def _on(self, line: str, kind: str) -> str:
@@ -80,16 +80,16 @@ class Source:
         return line.replace(found["call"], other, 1)
 
     def make_runnable(self, inputs: Sequence[torch.Tensor], peak: int | None = None, kind: str = "cpu") -> None:
-        """Run the step until no line of it fails any more.
+        """Run the step, replacing lines that fail, until none does.
 
         Parameters
         ----------
         inputs
-            What the step takes.
+            Arguments of the step.
         peak
-            Bytes that it holds at once according to the recording: a line that takes more fails. None for no limit.
+            Peak bytes according to the recording: a line that takes more fails. None for no limit.
         kind
-            The device that it runs on.
+            Kind of device that it runs on.
         """
         if peak is None:
             self._run_until_clean(inputs, nullcontext)
@@ -100,7 +100,7 @@ class Source:
                 inputs, partial(seen, "cpu") if kind == "cuda" else nullcontext, is_out_of_memory
             ):
                 return
-        # Something takes more than the recording says. To find out what costs seconds: PyTorch loads its compiler.
+        # Some call takes more than the recording says. Finding it costs seconds: PyTorch loads its compiler.
         self._run_until_clean(inputs, seen)
 
     def _run_until_clean(
@@ -109,7 +109,7 @@ class Source:
         inside: Callable[[], AbstractContextManager[Any]],
         gives_up: Callable[[Exception], bool] = lambda error: False,
     ) -> bool:
-        """Run the step inside something until no line of it fails any more; False where a failure makes it give up."""
+        """Run the step in a context until no line fails; False where an error makes it give up."""
         while True:
             try:
                 with inside():
@@ -122,7 +122,7 @@ class Source:
                     raise
 
     def _declared(self) -> int:
-        """Bytes that the line in progress makes according to the recording."""
+        """Bytes that the line being executed makes according to the recording."""
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename != self._path:
             frame = frame.f_back
@@ -131,7 +131,7 @@ class Source:
         return declared_bytes(int(found["number"])) if found else 0
 
     def make_runnable_on_all_ranks(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Run the step with the other ranks, until no line of it fails on any of them."""
+        """Run the step with the other ranks, replacing lines that fail, until none does on any rank."""
         self.collectives_via = "adapted" if rank_state.has_missing_ranks or delays.enabled else ""
         self.step = self._compiled(self._lines)
         failed = True
@@ -146,13 +146,13 @@ class Source:
             failed = any(gather_from_ranks(failed))
 
     def _replace_failing_line(self, error: Exception) -> bool:
-        """Put a stand-in where an error came from; False where that is no call, or the call is not at fault."""
+        """Put a stand-in on the line of an error; False where that is no call, or the call is not to blame."""
         line = line_of(error, self._path)
         found = CALL.match(self._lines[line - 1]) if line else None
         if not found or found["call"].startswith("stand_in(") or any(text in str(error) for text in MACHINE_ERRORS):
             return False
         if isinstance(error, (torch.cuda.OutOfMemoryError, NameError)) or len(self.failures) >= MAX_FAILURES:
-            return False  # a name that nothing makes: a line was removed
+            return False  # NameError: a line was removed
         if copy := translations.reshape_for_view(found["call"], str(error)):
             self._translate(line - 1, int(found["number"]), found["call"], copy)
             return True
@@ -163,7 +163,7 @@ class Source:
         return True
 
     def _translate(self, line: int, number: int, call: str, other: str) -> None:
-        """Make another call in the place of one."""
+        """Replace a call by another."""
         self._lines[line] = self._lines[line].replace(call, other, 1)
         self.translated[number] = other.partition("(")[0]
         self.step = self._compiled(self._lines)
@@ -183,7 +183,7 @@ class Source:
 
 
 def _clocked(line: str) -> list[str]:
-    """The line, after one that says the number of its call; none that waits for the original's host.
+    """The line, preceded by one that reports its call to ``clock``; lines that pace the host are dropped.
 
     >>> _clocked("    t1 = aten.relu.default(t0)  # 3  float32[8]")
     ['    clock(3)', '    t1 = aten.relu.default(t0)  # 3  float32[8]']
@@ -194,7 +194,7 @@ def _clocked(line: str) -> list[str]:
 
 
 def _via(function: str, line: str) -> str:
-    """The line, with a collective that goes through a function.
+    """The line, with a collective called through a function.
 
     >>> _via("emulate", "    _, w0 = c10d.allreduce_.default([t1], group_0, reduce_sum, None)  # 7")
     "    _, w0 = emulate(7, 'c10d.allreduce_', [t1], group_0, reduce_sum, None)  # 7"
@@ -208,7 +208,7 @@ def _via(function: str, line: str) -> str:
 
 
 def read_inputs(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors that ``inputs.py`` makes, by name. What it says that other ranks send is kept for `emulate`."""
+    """The tensors that ``inputs.py`` makes, by name; what other ranks send is stored for `emulate`."""
     names: dict[str, Any] = {"__name__": "inputs", "__file__": str(path)}
     exec(compile(read_text(path), str(path), "exec"), names)
     received.clear()
@@ -217,7 +217,7 @@ def read_inputs(path: Path) -> dict[str, torch.Tensor]:
 
 
 def arguments(step: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs in the order in which a step takes them."""
+    """The inputs in the order of the step's parameters."""
     names = step.__code__.co_varnames[: step.__code__.co_argcount]
     missing = [name for name in names if name not in inputs]
     if missing:

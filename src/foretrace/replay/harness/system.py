@@ -1,6 +1,6 @@
-"""What the machine does meanwhile: power and clocks from NVML, activity and traffic of the GPU from Nsight Compute.
+"""GPU power and clocks from NVML, and hardware counters from Nsight Compute.
 
-Neither is needed to run a benchmark. Where NVML is not there, or counters are locked, nothing is said of them.
+Neither is needed to run a benchmark: where NVML is missing, or counters are locked, they are left out.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ METRICS = {
     "l2_hit": "lts__t_sector_hit_rate.pct",
     "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
-"""What is asked of Nsight Compute; each is averaged over kernels by their time."""
+"""Metrics of Nsight Compute; each is averaged over kernels, weighted by their time."""
 DURATION = "gpu__time_duration.sum"
 MARK = "spin_kernel"
-"""What `mark_step` launches."""
+"""Kernel that `mark_step` launches."""
 NCU_PATHS = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
 SECONDS = 2.0
+"""How long power and clock are averaged."""
 NANO = 1e-9
 SAMPLES = 40
-"""Calls of a step that Nsight Compute counts: it takes its time for each of their kernels."""
+"""Calls of a step that Nsight Compute profiles: each of their kernels takes it a while."""
 
 
 class Nvml:
-    """The driver's own figures of a GPU; `found` is False where they can't be had."""
+    """Energy and clock of a GPU from its driver; `found` is False where NVML is not available."""
 
     def __init__(self) -> None:
         self._handle = ctypes.c_void_p()
@@ -52,7 +53,7 @@ class Nvml:
             self.found = False
 
     def _find(self) -> int:
-        """By its own name: the driver counts GPUs that this process may not see."""
+        """Find the GPU by UUID: the driver also numbers GPUs that this process may not see."""
         place = ctypes.byref(self._handle)
         name = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
         if name is not None and self._library.nvmlDeviceGetHandleByUUID(f"GPU-{name}".encode(), place) == 0:
@@ -65,7 +66,7 @@ class Nvml:
         return value.value if self._ask("nvmlDeviceGetTotalEnergyConsumption", value) else None
 
     def clock_mhz(self) -> int | None:
-        """Clock of the multiprocessors now."""
+        """Current clock of the multiprocessors."""
         value = ctypes.c_uint()
         if not self.found or self._library.nvmlDeviceGetClockInfo(self._handle, 1, ctypes.byref(value)):
             return None
@@ -76,7 +77,7 @@ class Nvml:
 
 
 def power_and_clock(step: Callable[[], Any], wait: Callable[[], None]) -> dict[str, float]:
-    """Mean power and clock while a step runs over and over; empty where there is no NVML."""
+    """Mean power and clock while a step is repeated; empty without NVML."""
     nvml = Nvml()
     energy = nvml.energy_mj()
     if energy is None:
@@ -92,12 +93,12 @@ def power_and_clock(step: Callable[[], Any], wait: Callable[[], None]) -> dict[s
 
 
 def ncu() -> str | None:
-    """Where Nsight Compute is; None where it is not."""
+    """Path of Nsight Compute; None if it is not installed."""
     return shutil.which("ncu") or next((place for place in NCU_PATHS if Path(place).exists()), None)
 
 
 class SampledProfiling(TorchDispatchMode):
-    """Lets Nsight Compute see every so manieth call of each operator: the same ones in a step and in its replay."""
+    """Lets Nsight Compute profile every n-th call of each operator: the same ones in a step and in its replay."""
 
     def __init__(self, every: int) -> None:
         super().__init__()
@@ -119,7 +120,7 @@ class SampledProfiling(TorchDispatchMode):
 def counted_step(
     step: Callable[[], Any], calls: int, watch: Callable[[int], AbstractContextManager[Any]] = SampledProfiling
 ) -> None:
-    """Run a step of so many calls so that `counters` can look at some of them."""
+    """Run a step of that many calls with some of them profiled, for `counters`."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -129,24 +130,24 @@ def counted_step(
 
 
 def counters(command: Sequence[str], timeout_s: float = 300.0) -> list[dict[str, Any]]:
-    """Mean of each metric over the kernels of a program that Nsight Compute may see, weighted by their time.
+    """Mean of each metric over the profiled kernels of a program, weighted by their time.
 
     Parameters
     ----------
     command
-        Arguments of Python; the program calls `counted_step`, and `mark_step` between steps that are counted apart.
+        Arguments of Python; the program calls `counted_step`, and `mark_step` between steps that are averaged apart.
     timeout_s
-        How long that may take.
+        Time limit.
 
     Returns
     -------
-    For each step the metrics, and how many ``kernels`` they are of; or why there are none, as ``error``.
+    For each step its metrics and their number of ``kernels``; or an ``error``.
     """
     tool = ncu()
     if tool is None:
         return [{"error": "Nsight Compute (ncu) is not installed"}]
-    # Clocks and caches are left alone: the first are the machine's, the second are what a step finds. So the program is
-    # run once for each group of counters: a kernel run several times over finds what restoring its memory left.
+    # Clocks and caches are left as they are in a step. So the program is run once for each group of counters: a kernel
+    # replayed several times would find the caches as restoring its memory left them.
     options = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--cache-control", "none"]
     options += ["--replay-mode", "application"]
     options += ["--profile-from-start", "off", "--metrics", ",".join([DURATION, *METRICS.values()])]
@@ -167,14 +168,14 @@ def counters(command: Sequence[str], timeout_s: float = 300.0) -> list[dict[str,
 
 
 def mark_step() -> None:
-    """Leave a mark between two steps that are counted."""
+    """Mark the end of a profiled step."""
     torch.cuda.profiler.start()
     torch.cuda._sleep(1000)
     torch.cuda.profiler.stop()
 
 
 def averages(text: str) -> list[dict[str, Any]]:
-    """The metrics in a table that Nsight Compute printed, of each step in it.
+    """Metrics of each step in a table printed by Nsight Compute.
 
     >>> head = '"ID","Kernel Name","gpu__time_duration.sum","lts__t_sector_hit_rate.pct"'
     >>> rows = ['"","","ns","%"', '"0","a","30000","50"', '"1","b","10000","90"', '"2","spin_kernel","9","0"']
@@ -200,7 +201,7 @@ def _average(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     found: dict[str, Any] = {"kernels": len(rows), "kernel_us": sum(weights) / 1e3}
     for field, metric in METRICS.items():
         pairs = [(_number(row.get(metric)), weight) for row, weight in zip(rows, weights)]
-        # A share whose two parts were counted in different runs of a kernel of a few microseconds can be any number.
+        # Ratios of counters from different runs of a short kernel can exceed 100 %.
         most = 100.0 if ".pct" in metric else math.inf
         known = [(min(value, most), weight) for value, weight in pairs if value is not None]
         total = sum(weight for _, weight in known)

@@ -1,4 +1,4 @@
-"""Operators that only one kind of device has, as another kind does the same. To add one, add a function and a row."""
+"""Operators that only one kind of device has, by operators of another. To add one, add a function and a row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
     return_debug_mask: bool = False, *, scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """As a CPU does it: without dropout."""
+    """Flash attention on a CPU, without dropout."""
     made = _attention(query, key, value, None, is_causal, scale)
     nothing = query.new_empty(0)
     return *made, nothing, nothing, query.shape[2], key.shape[2], nothing, nothing, nothing
@@ -52,7 +52,7 @@ def cudnn_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, compute_log_sumexp: bool, dropout_p: float = 0.0,
     is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """As `efficient_attention`, with more beside the result."""
+    """As `efficient_attention`, with more outputs."""
     nothing = query.new_empty(0)
     made = _attention(query, key, value, bias, is_causal, scale)
     return *made, nothing, nothing, query.shape[2], key.shape[2], nothing, nothing, nothing
@@ -96,7 +96,7 @@ def cpu_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As a GPU does what a CPU did."""
+    """Attention of a CPU on a GPU."""
     forward = aten._scaled_dot_product_efficient_attention.default
     out, sums, _, _ = forward(query, key, value, attn_mask, True, 0.0, is_causal, scale=scale)
     return out, sums
@@ -117,7 +117,7 @@ def cpu_attention_backward(
 
 
 def batch_norm(given: Tensor, *more: Any) -> tuple[Tensor, ...]:
-    """As every device does it; cuDNN also keeps something for itself."""
+    """The batch norm that every device has, plus the reserve space that cuDNN returns."""
     return *aten.native_batch_norm.default(given, *more), given.new_empty(0)
 
 
@@ -149,17 +149,16 @@ SUBSTITUTES: dict[str, dict[str, str]] = {
         "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": "cpu_attention_backward",
     },
 }
-"""By the kind of device that a step runs on: what it has no operator for, and the function above that does it."""
+"""By kind of device, the operators it lacks and the functions above that replace them."""
 
 
 VIEW, COPY = "aten.view.default(", "aten.reshape.default("
 NO_VIEW = "view size is not compatible"
-"""What a view says of a tensor that lies otherwise than the original's did: kinds of devices lay out results as they
-like."""
+"""Error of a view whose tensor has another layout than in the original: devices differ in the strides of results."""
 
 
 def reshape_for_view(call: str, error: str) -> str | None:
-    """The copy that stands for a view which the layout on this device does not allow; None for any other failure.
+    """The reshape that replaces a view which the strides on this device do not allow; None for other errors.
 
     >>> reshape_for_view("aten.view.default(t1, [4])", "view size is not compatible with input tensor's size and stride")
     'aten.reshape.default(t1, [4])'
@@ -168,10 +167,10 @@ def reshape_for_view(call: str, error: str) -> str | None:
 
 
 def translate_call(call: str, kind: str) -> str | None:
-    """A call as it is made on a kind of device that has no such operator; None where it has.
+    """The call that replaces one on a kind of device without its operator; None where it has the operator.
 
-    >>> translate_call("aten.cudnn_batch_norm.default(t1, t2)", "cpu"), translate_call("aten.mm.default(t1, t2)", "cpu")
-    ('translations.batch_norm(t1, t2)', None)
+    >>> translate_call("aten.cudnn_batch_norm.default(t1)", "cpu"), translate_call("aten.mm.default(t1, t2)", "cpu")
+    ('translations.batch_norm(t1)', None)
     """
     name, _, arguments = call.partition("(")
     function = SUBSTITUTES.get(kind, {}).get(name)
