@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foretrace.graph import Graph
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 
 VOCABULARY = 51200
 """GPT's 50,257 words, padded so that up to eight ranks share them evenly."""

@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 import torch
 
-from foretrace.record.session import record
+from foretrace.record.watch.session import record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MOST_SECONDS = 60

@@ -24,7 +24,7 @@ import dlrm_distributed
 import gpt
 from benchmarks.truth.gloo_turns import turns
 from foretrace.calibration.calibrate import calibrate
-from foretrace.record.session import record
+from foretrace.record.watch.session import record
 
 Step = Callable[[], torch.Tensor]
 WARM_UP, PLAIN, PROFILED = 2, 6, 3

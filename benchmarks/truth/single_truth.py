@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.lib.workloads import ALL, Step, built
 from foretrace.calibration.host.measure import HostProgress, calibrate_host
-from foretrace.record.session import record
+from foretrace.record.watch.session import record
 
 IN_A_ROW = 2
 """Recordings between two rounds of the calibration."""

@@ -27,8 +27,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.lib.workloads import ALL, Step
 from foretrace.graph import Graph
 from foretrace.record import folder as files
-from foretrace.record.paper import Moving
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.fake_step import Moving
+from foretrace.record.sketch.sketch import sketch
 
 ESTIMATE = "estimate.json"
 COST_MODEL = "operator-level-cost-model"

@@ -40,7 +40,7 @@ def test_every_subcommand_answers_h_as_it_does_help(foretrace, subcommand):
 
 def test_a_recorded_job_keeps_its_own_h(foretrace, monkeypatch):
     seen: list[object] = []
-    monkeypatch.setattr("foretrace.record.launch.launch", lambda command, *_, **__: seen.append(command) or 0)
+    monkeypatch.setattr("foretrace.record.watch.launch.launch", lambda command, *_, **__: seen.append(command) or 0)
     assert foretrace("record", "--out", "x", "--", "python", "train.py", "-h").code == 0
     assert seen == [["python", "train.py", "-h"]]
 

@@ -14,7 +14,7 @@ def launched(monkeypatch):
         calls.append((list(command), out, options))
         return 7
 
-    monkeypatch.setattr("foretrace.record.launch.launch", launch)
+    monkeypatch.setattr("foretrace.record.watch.launch.launch", launch)
     return calls
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretrace.record.session import record
+from foretrace.record.watch.session import record
 from tests.record.jobs import SHORT
 
 

@@ -9,7 +9,7 @@ import torch
 
 from foretrace.graph import Constant, Op, Tensor
 from foretrace.graph.codec import from_lines, to_lines
-from foretrace.record.watch import Watch
+from foretrace.record.watch.watch import Watch
 
 
 class Snapshots(Watch):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.record import attach, session
-from foretrace.record.launch import launch
+from foretrace.record.watch import attach, session
+from foretrace.record.watch.launch import launch
 from tests.record.jobs import SHORT, SHORT_STEPS, script
 
 PYTHON = sys.executable
-INJECTED = Path(attach.__file__).parent / "inject"
+INJECTED = Path(attach.__file__).parents[1] / "inject"
 
 
 def run(code: str, *path: Path, orders: dict[str, object] | None = None, flags: tuple[str, ...] = ()) -> str:
@@ -69,7 +69,7 @@ def test_a_job_is_recorded_in_an_environment_without_foretrace() -> None:
         f"{{'__file__': {str(INJECTED / 'sitecustomize.py')!r}, '__name__': 'x'}})",
         "import torch",
         f"import foretrace; print(foretrace.__file__ == {str(INJECTED.parents[1] / '__init__.py')!r})",
-        "from foretrace.record import session; print(session._running is not None)",
+        "from foretrace.record.watch import session; print(session._running is not None)",
     ])  # fmt: skip
     environment = {**os.environ, attach.ORDERS: json.dumps({"out": "/nowhere", "stop": False, **SHORT})}
     done = subprocess.run([PYTHON, "-c", code], env=environment, capture_output=True, text=True)

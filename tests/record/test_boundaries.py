@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.record.boundaries import Boundaries, Repeats, on_step_end
+from foretrace.record.watch.step_boundaries import Boundaries, Repeats, on_step_end
 
 
 def steps(calls: list[str]) -> list[list[str]]:

@@ -7,7 +7,7 @@ import weakref
 
 import torch
 
-from foretrace.record.census import Census
+from foretrace.record.watch.tensors import Census
 
 
 def test_a_tensor_keeps_its_id_while_it_lives() -> None:

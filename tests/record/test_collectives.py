@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from foretrace.graph import Collective, Constant, Op, Tensor
 from foretrace.record.collectives import collectives_of
-from foretrace.record.pretend_group import pretended_group
-from foretrace.record.watch import Watch
+from foretrace.record.sketch.process_group import pretended_group
+from foretrace.record.watch.watch import Watch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

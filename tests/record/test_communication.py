@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from foretrace.graph import Constant, Op
-from foretrace.record.communication import Communication, c10d, is_box
-from foretrace.record.pretend_group import pretended_group
-from foretrace.record.watch import Watch
+from foretrace.record.sketch.process_group import pretended_group
+from foretrace.record.watch.communication import Communication, c10d, is_box
+from foretrace.record.watch.watch import Watch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

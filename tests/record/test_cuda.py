@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from foretrace.record.recording import load_recording
-from foretrace.record.session import record
-from foretrace.record.sketch import sketch
-from foretrace.record.watch import Watch
+from foretrace.record.sketch.sketch import sketch
+from foretrace.record.watch.session import record
+from foretrace.record.watch.watch import Watch
 
 pytestmark = [
     pytest.mark.cuda,

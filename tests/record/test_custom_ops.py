@@ -61,7 +61,7 @@ def expected(features: list[int], ids: torch.Tensor) -> list[tuple[int, ...]]:
 
 
 def recorded(step: Callable[[], Any], folder: Path) -> Graph:
-    (graph,) = ft.load(ft.record(step, folder / "r", **SHORT)).graphs
+    (graph,) = ft.load(ft.record_step(step, folder / "r", **SHORT)).graphs
     return graph
 
 

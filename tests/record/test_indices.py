@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from foretrace.graph import Indices
-from foretrace.record.indices import IndexWatch, statistics
+from foretrace.record.watch.indices import IndexWatch, statistics
 
 
 def watched(*lookups: object) -> list[tuple[str, int, Indices]]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.record.launch import launch
 from foretrace.record.recording import load_recording
+from foretrace.record.watch.launch import launch
 from tests.processes import PATIENCE_S, started
 from tests.record.jobs import FORETRACE, SHORT, SHORT_STEPS, foretrace, run_recorded, script
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.record import optimizers
-from foretrace.record.optimizers import listen
+from foretrace.record.watch import step_boundaries as optimizers
+from foretrace.record.watch.step_boundaries import listen
 
 
 def sgd() -> torch.optim.Optimizer:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.record.optimizers import listen
-from foretrace.record.outside import _thread, enclosing, when_outside
+from foretrace.record.watch.compiled_calls import _thread, enclosing, when_outside
+from foretrace.record.watch.step_boundaries import listen
 from tests.record.jobs import SHORT, SHORT_STEPS, foretrace, run_recorded, script
 
 
@@ -74,8 +74,8 @@ def test_work_that_fails_leaves_no_work_behind() -> None:
 COMPILED = """
 import json
 import foretrace as ft
-from foretrace.record.optimizers import COMPILED, listen
-from foretrace.record.outside import _in_a_compiled_call, follow_compiled_calls
+from foretrace.record.watch.step_boundaries import COMPILED, listen
+from foretrace.record.watch.compiled_calls import _in_a_compiled_call, follow_compiled_calls
 from torch._dynamo.utils import counters
 
 class Own(torch.optim.Optimizer):  # PyTorch's own break the graph

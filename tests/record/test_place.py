@@ -17,8 +17,8 @@ import pytest
 from foretrace.graph import ForetraceError
 from foretrace.processes import OWNER, Claim, Owner
 from foretrace.record import folder as files
-from foretrace.record.place import Place, prepare
 from foretrace.record.recording import load_recording
+from foretrace.record.watch.session import Place, prepare
 from tests.processes import PATIENCE_S, started
 from tests.record.jobs import FORETRACE, SHORT, SHORT_STEPS, run_recorded, script
 

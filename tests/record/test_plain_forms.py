@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from foretrace.record.plain_forms import plain_form
-from foretrace.record.watch import Watch
+from foretrace.record.watch.autograd import plain_form
+from foretrace.record.watch.watch import Watch
 
 aten = torch.ops.aten
 rows = torch.tensor([0, 2, 2])

@@ -20,7 +20,7 @@ from foretrace.files import read_chunks
 from foretrace.graph import Op
 from foretrace.graph.codec import from_lines
 from foretrace.record.folder import read_ops
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 
 H200 = Path(__file__).parents[1] / "data" / "h200"
 

@@ -7,8 +7,8 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from foretrace.graph import Constant
-from foretrace.record.pretend_streams import are_pretended
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
+from foretrace.record.watch.context import streams_are_pretended
 
 pytestmark = pytest.mark.skipif(bool(torch.version.cuda), reason="a build with CUDA has streams of its own")
 
@@ -67,4 +67,4 @@ def test_streams_are_as_they_were_after_a_sketch() -> None:
     before = torch.cuda.Stream, torch.cuda.Event, torch.cuda.stream
     sketch(sharded_step, device="cuda", world=4)
     assert (torch.cuda.Stream, torch.cuda.Event, torch.cuda.stream) == before
-    assert not are_pretended()
+    assert not streams_are_pretended()

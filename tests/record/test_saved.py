@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from foretrace.graph import Op, Storage, Tensor
-from foretrace.record.saved import without_saves
-from foretrace.record.watch import Watch
+from foretrace.record.watch.autograd import without_saves
+from foretrace.record.watch.watch import Watch
 
 
 def tensor(number: int, storage: int = 0) -> Tensor:

@@ -7,7 +7,16 @@ from collections import Counter
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.record.schedule import BACK_TO_BACK, INDICES, PROFILE, SHORTEST, STRUCTURE, SYNCED, WARM_UP, Schedule
+from foretrace.record.watch.schedule import (
+    BACK_TO_BACK,
+    INDICES,
+    PROFILE,
+    SHORTEST,
+    STRUCTURE,
+    SYNCED,
+    WARM_UP,
+    Schedule,
+)
 
 
 def test_the_steps_that_count_come_in_this_order() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from foretrace.graph import ForetraceError
 from foretrace.record.script import ScriptError, check_source, sketch_script
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 
 BUILDS = """
 import torch

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import foretrace as ft
 from foretrace.graph import ForetraceError
 from foretrace.record import folder as files
-from foretrace.record import recorder, session
-from foretrace.record.optimizers import _listeners
-from foretrace.record.place import Place
 from foretrace.record.recording import load_recording
+from foretrace.record.watch import recorder, session
+from foretrace.record.watch.session import Place
+from foretrace.record.watch.step_boundaries import _listeners
 from tests.record.jobs import SHORT, SHORT_STEPS, small_step
 
 
@@ -37,13 +37,13 @@ def left_in(folder: Path) -> list[str]:
 
 def test_a_step_function_is_called_as_often_as_it_takes(tmp_path: Path) -> None:
     step = small_step()
-    assert ft.record(step, tmp_path / "r", **SHORT) == tmp_path / "r"
+    assert ft.record_step(step, tmp_path / "r", **SHORT) == tmp_path / "r"
     assert step.calls == SHORT_STEPS  # type: ignore[attr-defined]
     assert left_in(tmp_path) == ["r"] and left_in(tmp_path / "r") == ["job.json", "rank-0"]
 
 
 def test_what_is_recorded_is_the_step(tmp_path: Path) -> None:
-    (graph,) = ft.load(ft.record(small_step(), tmp_path / "r", **SHORT)).graphs
+    (graph,) = ft.load(ft.record_step(small_step(), tmp_path / "r", **SHORT)).graphs
     assert {op.phase for op in graph.ops} == {"forward", "backward", "optimizer"}
     assert [op.name for op in graph.ops].count("aten::addmm") == 1
     assert len(graph.plain.synced_ms) == 2 and len(graph.plain.back_to_back_ms) == 1
@@ -51,7 +51,7 @@ def test_what_is_recorded_is_the_step(tmp_path: Path) -> None:
 
 
 def test_how_it_was_made_stands_in_the_recording(tmp_path: Path) -> None:
-    ft.record(small_step(), tmp_path / "r", **SHORT)
+    ft.record_step(small_step(), tmp_path / "r", **SHORT)
     job = json.loads((tmp_path / "r" / "job.json").read_text())
     rank = json.loads((tmp_path / "r" / "rank-0" / "rank.json").read_text())
     assert (job["format"], job["by"], job["world"], job["foretrace"]) == (
@@ -145,7 +145,7 @@ def test_several_optimizers_make_one_step(tmp_path: Path) -> None:
 def test_something_that_is_there_already_is_refused_and_unharmed(tmp_path: Path, what: str) -> None:
     out = tmp_path / "r"
     if what == "recording":
-        ft.record(small_step(), out, **SHORT)
+        ft.record_step(small_step(), out, **SHORT)
     elif what == "folder":
         out.mkdir()
         (out / "mine").write_text("precious")
@@ -154,7 +154,7 @@ def test_something_that_is_there_already_is_refused_and_unharmed(tmp_path: Path,
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     step = small_step()
     with pytest.raises(ForetraceError, match="is there already"):
-        ft.record(step, out, **SHORT)
+        ft.record_step(step, out, **SHORT)
     with pytest.raises(ForetraceError, match="is there already"), ft.recording(out, **SHORT):
         step()
     assert step.calls == 0  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ def test_something_that_is_there_already_is_refused_and_unharmed(tmp_path: Path,
 
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
-    ft.record(small_step(), tmp_path / "r", **SHORT)
+    ft.record_step(small_step(), tmp_path / "r", **SHORT)
     assert left_in(tmp_path / "r") == ["job.json", "rank-0"]
 
 
@@ -171,7 +171,7 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     step = small_step()
     with pytest.raises(ForetraceError, match="can't be written"):
-        ft.record(step, tmp_path / "file" / "r", **SHORT)
+        ft.record_step(step, tmp_path / "file" / "r", **SHORT)
     assert step.calls == 0  # type: ignore[attr-defined]
 
 
@@ -181,7 +181,7 @@ def test_two_recordings_at_once_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ForetraceError, match="in progress"), ft.recording(tmp_path / "second", **SHORT):
             pass
         with pytest.raises(ForetraceError, match="in progress"):
-            ft.record(step, tmp_path / "third", **SHORT)
+            ft.record_step(step, tmp_path / "third", **SHORT)
         for _ in range(SHORT_STEPS):
             step()
     assert left_in(tmp_path) == ["r"], "the first one goes on as if nothing had been asked"
@@ -242,7 +242,7 @@ def test_a_step_on_tensors_that_nobody_can_describe_goes_on(tmp_path: Path) -> N
         reached.append(True)
 
     with pytest.warns(UserWarning), pytest.raises(ForetraceError, match="nothing was recorded"):
-        ft.record(nested, tmp_path / "r", **SHORT)
+        ft.record_step(nested, tmp_path / "r", **SHORT)
     assert len(reached) == SHORT_STEPS - 1, "up to the end of the structure step"
 
 
@@ -256,7 +256,7 @@ def test_a_step_that_fails_is_told_as_it_is_and_leaves_nothing(tmp_path: Path, a
             raise KeyError("of the job's own")
 
     with pytest.raises(KeyError, match="of the job's own"):
-        ft.record(failing, tmp_path / "r", **SHORT)
+        ft.record_step(failing, tmp_path / "r", **SHORT)
     assert left_in(tmp_path) == []
 
 
@@ -264,7 +264,7 @@ def test_a_jobs_own_profiler_is_left_alone(tmp_path: Path) -> None:
     step = small_step()
     with profile(activities=[ProfilerActivity.CPU]) as own:
         with pytest.warns(UserWarning, match="profiler of its own"), pytest.raises(ForetraceError):
-            ft.record(step, tmp_path / "r", **SHORT)
+            ft.record_step(step, tmp_path / "r", **SHORT)
         step()
     assert [event.name for event in own.events()].count("aten::addmm") == step.calls  # type: ignore[attr-defined]
 
@@ -286,7 +286,7 @@ def test_a_job_that_begins_to_profile_itself_gets_its_profile(tmp_path: Path) ->
 
 def test_a_job_that_profiles_itself_is_recorded_without_our_profile(tmp_path: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]):
-        ft.record(small_step(), tmp_path / "r", plain=1, profile=0, warmup=1)
+        ft.record_step(small_step(), tmp_path / "r", plain=1, profile=0, warmup=1)
     (graph,) = load_recording(tmp_path / "r").graphs
     assert len(graph.ops) > 5 and not graph.steps
 

@@ -11,7 +11,7 @@ import torch
 
 import foretrace as ft
 from foretrace.graph import Graph, OpTable, Tf32
-from foretrace.record.settings import settings
+from foretrace.record.watch.context import settings
 from tests import warm
 
 NEW_WORDS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
@@ -20,7 +20,7 @@ NEW_WORDS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 SCRIPT = """
 import json, warnings
 import torch
-from foretrace.record.settings import settings
+from foretrace.record.watch.context import settings
 warnings.simplefilter("error")
 matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
 {line}

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from foretrace.graph import Constant
-from foretrace.record.pretend_group import pretended_group
-from foretrace.record.side_calls import _targets
-from foretrace.record.watch import Watch
+from foretrace.record.sketch.process_group import pretended_group
+from foretrace.record.watch.context import _targets
+from foretrace.record.watch.watch import Watch
 
 
 def test_a_resized_storage_is_noted_with_old_and_new() -> None:

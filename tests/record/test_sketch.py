@@ -21,8 +21,8 @@ import gpt
 import resnet
 from foretrace.graph import ForetraceError, Graph, Op
 from foretrace.record.folder import read_ops
-from foretrace.record.sketch import sketch
-from foretrace.record.watch import Watch
+from foretrace.record.sketch.sketch import sketch
+from foretrace.record.watch.watch import Watch
 from tests.record.jobs import names_and_shapes, small_step
 
 EXAMPLES: dict[str, Callable[..., Any]] = {
@@ -235,7 +235,7 @@ def test_numbers_that_a_script_writes_down_have_values() -> None:
 
 LARGE = """
 import resource, torch
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 
 def build():
     layers = torch.nn.Sequential(*(torch.nn.Linear(20_000, 20_000) for _ in range(8)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foretrace.record.watch import Watch
+from foretrace.record.watch.watch import Watch
 
 
 def table() -> torch.nn.EmbeddingBag:

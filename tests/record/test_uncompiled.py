@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.record.compiled import something_is_compiled
-from foretrace.record.sketch import sketch
-from foretrace.record.uncompiled import left_uncompiled
+from foretrace.record.sketch.fake_step import left_uncompiled
+from foretrace.record.sketch.sketch import sketch
+from foretrace.record.watch.profile import something_is_compiled
 from tests.record.jobs import names_and_shapes, script
 
 NOTE = "torch.compile was left out: {} predicted as eager code"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foretrace.graph import Constant, tensors_in
-from foretrace.record.watch import Watch
+from foretrace.record.watch.watch import Watch
 from tests.record.reexecution import Reexecution, watched
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -111,7 +111,7 @@ def test_watching_holds_no_gradient() -> None:
 def test_nothing_is_left_hooked_after_a_step() -> None:
     from torch.nn.modules import module
 
-    from foretrace.record.optimizers import _listeners
+    from foretrace.record.watch.step_boundaries import _listeners
 
     before = (len(module._global_forward_hooks), len(_listeners), torch.cuda.Event.record, torch.cuda.synchronize)
     watched(example("dlrm"))

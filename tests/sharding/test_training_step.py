@@ -12,7 +12,7 @@ from foretrace.api import predict
 from foretrace.graph import ForetraceError, Graph, Indices, Op, OpTable, Storage, Tensor
 from foretrace.platform.platform import Platform
 from foretrace.prediction.rank_models import PricedRank
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.sharding.lookups import Fused, Single
 from foretrace.sharding.plan import Placement
 from foretrace.sharding.planner import shard

@@ -12,7 +12,7 @@ import torch
 
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import Graph
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.resize.arguments import NORMS
 
 

@@ -16,7 +16,7 @@ import foretrace as ft
 import gpt
 import resnet
 from foretrace.graph import Graph
-from foretrace.record.session import record
+from foretrace.record.watch.session import record
 from foretrace.transforms.step import flatten
 from foretrace.whatif.changes import edit_step
 

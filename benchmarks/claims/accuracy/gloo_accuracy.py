@@ -44,7 +44,7 @@ from foretrace.analysis.report import StepReport
 from foretrace.api import load
 from foretrace.calibration.fitting import fit
 from foretrace.graph import Job
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 
 MEASURED_ON = XEON
 GEOMEAN, MOST = 0.08, 0.20

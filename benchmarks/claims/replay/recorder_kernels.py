@@ -25,9 +25,9 @@ from benchmarks.lib.workloads import WORKLOADS, Step
 from foretrace.formats.kineto import read_kineto
 from foretrace.graph import Graph
 from foretrace.record.recording import load_recording
-from foretrace.record.session import record
-from foretrace.record.sketch import sketch
-from foretrace.record.watch import Watch
+from foretrace.record.sketch.sketch import sketch
+from foretrace.record.watch.session import record
+from foretrace.record.watch.watch import Watch
 
 
 def kernels_of(run: Callable[[], None]) -> Counter[str]:

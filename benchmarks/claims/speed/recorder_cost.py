@@ -22,9 +22,9 @@ import torch
 from torch.optim import optimizer
 
 from benchmarks.lib.table import keep
-from foretrace.record.optimizers import _tell
-from foretrace.record.schedule import Schedule
-from foretrace.record.session import open_session, recording
+from foretrace.record.watch.schedule import Schedule
+from foretrace.record.watch.session import open_session, recording
+from foretrace.record.watch.step_boundaries import _tell
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 import dlrm

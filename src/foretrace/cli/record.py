@@ -22,7 +22,7 @@ def record(
 
     The script needs no change: its optimizers say where steps end. Under torchrun every rank is recorded.
     """
-    from foretrace.record.launch import launch
+    from foretrace.record.watch.launch import launch
 
     code = launch(command, out, plain=plain, profile=profile, warmup=warmup, stop=stop)
     raise typer.Exit(code)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from foretrace.graph import ForetraceError
-from foretrace.record.launch import launch
+from foretrace.record.watch.launch import launch
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.record.guard import RefusedError, SideEffects, guarded
 from foretrace.record.script import STEP_FUNCTIONS, ScriptError, defined_functions, no_such_function
-from foretrace.record.sketch import BEYOND_PAPER, refusal, sketch
+from foretrace.record.sketch.sketch import BEYOND_PAPER, refusal, sketch
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each rank."""

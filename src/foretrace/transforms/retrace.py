@@ -109,7 +109,7 @@ class _RetracedStep:
 
     def sketch(self, context: Context, inserted: Sequence[Composite]) -> _Sketch:
         """Sketch the forward and its backward."""
-        from foretrace.record.sketch import sketch  # here, since it imports torch
+        from foretrace.record.sketch.sketch import sketch  # here, since it imports torch
 
         programs: list[_Program] = []
 
@@ -335,7 +335,7 @@ def _defaults(op: Any) -> list[Any]:
 
 
 def _known_to_autocast() -> frozenset[str]:
-    from foretrace.record.cuda_autocast import FULL, FULL_RESULT, LOWER, WIDEST
+    from foretrace.record.sketch.cuda_ops import FULL, FULL_RESULT, LOWER, WIDEST
 
     return frozenset((*LOWER, *FULL, *FULL_RESULT, *WIDEST))
 

@@ -22,7 +22,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.record.guard.landlock import version
 from foretrace.record.script import ScriptError, sketch_script
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from tests.record.guard.attempts import ATTEMPTS, lines_of, script_of
 
 WHERE = ("top", "step")

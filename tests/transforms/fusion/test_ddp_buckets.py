@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import foretrace as ft
 import gpt
 from foretrace.graph import ForetraceError, Graph
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.fusion.ddp_buckets import buckets, overlap
 from foretrace.transforms.parallel.data import data_parallel
 from tests.transforms.agreement import assert_same, shapes, sketched

@@ -10,7 +10,7 @@ import torch
 import gpt
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Graph
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.fusion.elementwise import fuse_elementwise
 from tests.transforms.agreement import sketched
 

@@ -12,7 +12,7 @@ import dlrm
 import gpt
 import resnet
 from foretrace.graph import ForetraceError, Graph
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.numerics.autocast import autocast
 from foretrace.transforms.numerics.dtype import dtype
 from foretrace.transforms.structure.checkpointing import checkpointing

@@ -11,7 +11,7 @@ from torch import nn
 
 import gpt
 from foretrace.graph import Graph
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 
 LOOKS = (
     "aten::view",

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.data import data_parallel, gradient_buckets
 from foretrace.transforms.weights import Gradient
 from tests.transforms.parallel.steps import exchanged, gpt_step, neighbours, told, trained

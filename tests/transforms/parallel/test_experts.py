@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from foretrace.graph import ForetraceError, Graph
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.experts import expert_parallel
 from foretrace.transforms.parallel.parallelize import parallelize
 from tests.transforms.parallel.steps import trained

@@ -10,7 +10,7 @@ from torch import nn
 import dlrm
 import dlrm_distributed
 from foretrace.graph import ForetraceError, Graph, Indices
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.hybrid import tables_on_ranks
 from foretrace.transforms.parallel.parallelize import parallelize
 from tests.transforms.parallel.steps import exchanged, gpt_step

@@ -17,7 +17,7 @@ def _attach() -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["foretrace"] = module
         spec.loader.exec_module(module)
-    importlib.import_module("foretrace.record.attach").attach()
+    importlib.import_module("foretrace.record.watch.attach").attach()
 
 
 def _give_way() -> None:

@@ -193,7 +193,7 @@ def _recognized(graph: Graph, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:
 
 def _sketched(pairs: Sequence[tuple[Tensor, Tensor]], kind: str, implementation: str | None) -> Graph:
     """One update of weights and gradients like these."""
-    from foretrace.record.sketch import sketch  # here, since it imports torch
+    from foretrace.record.sketch.sketch import sketch  # here, since it imports torch
 
     device = pairs[0][0].device.partition(":")[0]
     return sketch(_update(pairs, kind, implementation), "cuda" if device == "cuda" else None)

@@ -23,12 +23,11 @@ from torch.optim import optimizer
 from foretrace.errors import check_count
 from foretrace.files import gc_paused
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph
-from foretrace.record.census import DeviceName
 from foretrace.record.guard import RefusedError, guarded
-from foretrace.record.optimizers import listen
-from foretrace.record.paper import Moving, OnPaper, Paper
-from foretrace.record.pretend_cuda import pretended_cuda
-from foretrace.record.uncompiled import left_uncompiled
+from foretrace.record.sketch.cuda import pretended_cuda
+from foretrace.record.sketch.fake_step import Moving, OnPaper, Paper, left_uncompiled
+from foretrace.record.watch.step_boundaries import listen
+from foretrace.record.watch.tensors import DeviceName
 
 BEYOND_PAPER = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """What PyTorch raises where a call can't be followed without values."""
@@ -75,7 +74,7 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
         device_name = stack.enter_context(pretended_cuda(paper.copied)) if device == "cuda" else None
         group = None
         if world is not None:
-            from foretrace.record.pretend_group import pretended_group
+            from foretrace.record.sketch.process_group import pretended_group
 
             group = stack.enter_context(pretended_group(world, rank))
         stack.enter_context(_leaving_no_trace())

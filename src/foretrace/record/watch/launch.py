@@ -18,9 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from foretrace.graph import ForetraceError
-from foretrace.record.attach import ATTACHED, ORDERS, TORCH
-from foretrace.record.place import Place, prepare
-from foretrace.record.session import unfinished
+from foretrace.record.watch.attach import ATTACHED, ORDERS, TORCH
+from foretrace.record.watch.session import Place, prepare, unfinished
 
 
 def launch(
@@ -35,7 +34,7 @@ def launch(
     place = prepare(out, command)
     parts = place.parts
     orders = {"out": str(parts), "plain": plain, "profile": profile, "warmup": warmup, "stop": stop}
-    injected = str(Path(__file__).parent / "inject")
+    injected = str(Path(__file__).parents[1] / "inject")
     path = os.pathsep.join(p for p in (injected, os.environ.get("PYTHONPATH", "")) if p)
     environment = {**os.environ, "PYTHONPATH": path, ORDERS: json.dumps(orders)}
     try:

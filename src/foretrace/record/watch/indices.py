@@ -15,9 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrace.graph import Content, Indices
 from foretrace.graph.bindings import view_of
-from foretrace.record.census import Census
-from foretrace.record.contents import content_of, histogram
-from foretrace.record.watch import Watch, desugars, op_name
+from foretrace.record.watch.tensors import Census, content_of, histogram
+from foretrace.record.watch.watch import Watch, desugars, op_name
 
 ID_ARGUMENTS = ("indices", "index")
 TABLE_ARGUMENTS = ("weight", "self")

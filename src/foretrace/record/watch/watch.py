@@ -10,15 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrace.graph import Constant, Graph, Op, OpTable, Value
-from foretrace.record.census import Census, DeviceName
 from foretrace.record.collectives import collectives_of
-from foretrace.record.communication import Communication, is_box
-from foretrace.record.plain_forms import plain_form
-from foretrace.record.saved import without_saves
-from foretrace.record.settings import settings
-from foretrace.record.side_calls import noting_side_calls
-from foretrace.record.sparse import SparseGradients
-from foretrace.record.surroundings import Surroundings
+from foretrace.record.watch.autograd import SparseGradients, plain_form, without_saves
+from foretrace.record.watch.communication import Communication, is_box
+from foretrace.record.watch.context import Surroundings, noting_side_calls, settings
+from foretrace.record.watch.tensors import Census, DeviceName
 
 UNSEEN = ("profiler::", "prim::device")
 """What passes the dispatcher without being work: annotations, and questions that fake tensors are asked."""

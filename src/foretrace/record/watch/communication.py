@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretrace.graph import Constant
-from foretrace.record.outside import leave_as_it_is
+from foretrace.record.watch.compiled_calls import leave_as_it_is
 
 c10d: Any = getattr(torch._C, "_distributed_c10d", None)
 """The C++ side of torch.distributed; None in a torch built without it."""

@@ -35,9 +35,9 @@ def attach() -> None:
 
 def begin(orders: dict[str, Any]) -> None:
     """Record this process from its next step on; at its end, note what was missing."""
-    from foretrace.record.outside import SIGNALS
-    from foretrace.record.schedule import Schedule
-    from foretrace.record.session import note_of, open_session, why_unfinished
+    from foretrace.record.watch.compiled_calls import SIGNALS
+    from foretrace.record.watch.schedule import Schedule
+    from foretrace.record.watch.session import note_of, open_session, why_unfinished
 
     _note(orders, TORCH)
     out, schedule = Path(orders["out"]), Schedule(orders["warmup"], orders["plain"], orders["profile"])

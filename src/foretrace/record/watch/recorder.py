@@ -22,11 +22,15 @@ import torch
 import torch.distributed as dist
 
 from foretrace.record import folder as files
-from foretrace.record.compiled import ExecutionTrace, something_is_compiled, watching_undoes_compilation
-from foretrace.record.indices import IndexWatch
-from foretrace.record.optimizers import hook_in
-from foretrace.record.profile import LightProfile
-from foretrace.record.schedule import (
+from foretrace.record.watch.context import settings
+from foretrace.record.watch.indices import IndexWatch
+from foretrace.record.watch.profile import (
+    ExecutionTrace,
+    LightProfile,
+    something_is_compiled,
+    watching_undoes_compilation,
+)
+from foretrace.record.watch.schedule import (
     BACK_TO_BACK,
     EXECUTION_TRACE,
     INDICES,
@@ -36,11 +40,12 @@ from foretrace.record.schedule import (
     WARM_UP,
     Schedule,
 )
-from foretrace.record.settings import settings
-from foretrace.record.watch import Watch
+from foretrace.record.watch.step_boundaries import hook_in
+from foretrace.record.watch.watch import Watch
 
 WATCHERS: dict[str, Any] = {
     PROFILE: LightProfile,
+    EXECUTION_TRACE: ExecutionTrace,
     STRUCTURE: Watch,
     INDICES: IndexWatch,
 }
@@ -63,7 +68,6 @@ class Recorder:
         self._plan = schedule.steps
         self._times: dict[str, list[float]] = {}
         self._watcher: AbstractContextManager[Any] | None = None
-        self._trace: ExecutionTrace | None = None
         self._last = 0.0
         self._work: Path | None = None
         self._groups: dict[str, tuple[int, ...]] = {}
@@ -105,13 +109,8 @@ class Recorder:
     def let_go(self) -> None:
         """Take the hands off the job and leave nothing behind."""
         watcher, self._watcher = self._watcher, None
-        trace, self._trace = self._trace, None
-        if trace is not None:
-            with suppress(Exception):  # what it saw is not wanted any more
-                trace.stop()
-                trace.discard()
         if watcher is not None:
-            with suppress(Exception):
+            with suppress(Exception):  # what it saw is not wanted any more
                 watcher.__exit__(None, None, None)
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
@@ -120,8 +119,8 @@ class Recorder:
     def _end_step(self) -> None:
         kind = self._plan[self.taken]
         following = self._plan[self.taken + 1] if self.taken + 1 < len(self._plan) else ""
-        if kind == PROFILE != following and something_is_compiled():
-            self._plan.insert(self.taken + 1, following := EXECUTION_TRACE)
+        if kind == INDICES and PROFILE in self._plan and something_is_compiled():
+            self._plan.append(following := EXECUTION_TRACE)
         if kind == following == WARM_UP:
             self.taken += 1
             return
@@ -130,7 +129,7 @@ class Recorder:
         self._times.setdefault(kind, []).append((time.perf_counter() - self._last) * 1e3)
         if isinstance(self._watcher, LightProfile):
             self._watcher.step_ended()
-        if kind != following and following != EXECUTION_TRACE:  # the profiler goes on
+        if kind != following:
             self._last_of(kind)
         self.taken += 1
 
@@ -140,10 +139,6 @@ class Recorder:
             torch.cuda.reset_peak_memory_stats()
         if kind == BACK_TO_BACK and torch.cuda.is_initialized():
             self._peak = torch.cuda.max_memory_allocated()
-        trace, self._trace = self._trace, None
-        if trace is not None:
-            trace.stop()
-            self._save(trace)
         if self._watcher is not None:
             watcher, self._watcher = self._watcher, None
             watcher.__exit__(None, None, None)
@@ -153,14 +148,11 @@ class Recorder:
         kind = self._plan[self.taken]
         if kind in (STRUCTURE, INDICES) and something_is_compiled() and watching_undoes_compilation():
             raise RuntimeError(f"torch {torch.__version__} can't be watched where something is compiled")
-        if kind == EXECUTION_TRACE:
-            self._trace = ExecutionTrace()
-            self._trace.start()
         if self._watcher is None and kind in WATCHERS:
             watcher = WATCHERS[kind]()
             watcher.__enter__()
             self._watcher = watcher
-        if isinstance(self._watcher, LightProfile) and kind == PROFILE:
+        if isinstance(self._watcher, LightProfile):
             self._watcher.step_begins()
         self._last = time.perf_counter()
 

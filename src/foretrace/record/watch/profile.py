@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.autograd import profiler
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 STARTS = ("_prepare_profiler", "_enable_profiler")
 """What every profiler of PyTorch calls first."""
@@ -38,8 +42,12 @@ class OurProfile:
         self._stop()
 
     def save(self, path: Path) -> None:
-        """Write the trace, gzipped, and free it: otherwise some later garbage collection would."""
+        """Write the trace, gzipped, and free it."""
         self._profile.export_chrome_trace(str(path))
+        self.free()
+
+    def free(self) -> None:
+        """Free what was seen: otherwise some later garbage collection would, in the midst of another profiler."""
         self._profile = None
 
     def _stop(self) -> None:
@@ -91,3 +99,59 @@ class LightProfile(OurProfile):
     def _stop(self) -> None:
         self.step_ended()  # an annotation that ends under another profiler writes to memory of this one
         super()._stop()
+
+
+# --- was record.compiled: Steps with compiled regions: their kernels are no dispatcher calls, so PyTorch's execution trace is kept too.
+
+
+def something_is_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process.
+
+    >>> something_is_compiled()
+    False
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return bool(dynamo and dynamo.counters["stats"].get("unique_graphs", 0))
+
+
+def watching_undoes_compilation() -> bool:
+    """Whether this torch has no way to watch a compiled step without falling back to eager, for good.
+
+    >>> watching_undoes_compilation()
+    False
+    """
+    return not hasattr(TorchDispatchMode, "ignore_compile_internals")
+
+
+class ExecutionTrace:
+    """One step under PyTorch's execution trace observer: names and tensors of compiled kernels.
+
+    A profiler runs beside it, with shapes: compiled kernels tell their arguments only while one does. It is the second
+    one in this process. An annotation that was opened under the first and ends under this one would write to memory of
+    the first, which is gone: several steps must lie between the two, and both must start and stop between steps.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._path = Path(self._folder.name) / "et.json"
+        self._observer = ExecutionTraceObserver().register_callback(str(self._path))
+        self._profile = OurProfile(
+            activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=self._observer
+        )
+
+    def __enter__(self) -> ExecutionTrace:
+        self._profile.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        try:
+            self._profile.stop()
+        finally:
+            self._observer.unregister_callback()
+            self._profile.free()
+
+    def save(self, path: Path) -> None:
+        """Write the trace, gzipped; there is none where the job has an observer of its own, which can be only one."""
+        if self._path.exists():
+            path.write_bytes(gzip.compress(self._path.read_bytes()))
+        self._folder.cleanup()

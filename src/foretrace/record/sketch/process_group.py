@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from foretrace.record.communication import c10d
+from foretrace.record.watch.communication import c10d
 
 MESH_METHODS = ("__init__", "__getitem__", "_flatten", "get_local_rank")
 """A device mesh computes with small tensors of ranks, and reads them: never fake."""

@@ -1,8 +1,4 @@
-"""CUDA's autocast rules, for sketches in a build of torch without CUDA.
-
-Autocast acts on tensors of its own device, and there the tensors are the CPU's, whose rules are others. So while a
-sketch pretends to be on a GPU, the functions that CUDA's autocast knows cast their arguments here, in Python.
-"""
+"""Where PyTorch calls another op on a GPU than on a CPU: that of a GPU from Hopper on, for sketches without one."""
 
 from __future__ import annotations
 
@@ -16,7 +12,147 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map
 
-from foretrace.record.cuda_choices import attention
+from foretrace.graph.operators import cudnn_takes_batch_norm
+
+aten = torch.ops.aten
+HEAD_SIZES_OF_CUDNN, HEAD_SIZES_OF_FLASH = 128, 256
+
+
+@contextmanager
+def choosing_like_cuda() -> Iterator[None]:
+    """Attention, batch norm and dropout as CUDA runs them, while open."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
+        stack.enter_context(patch.object(torch, "batch_norm", _batch_norm(torch.batch_norm)))
+        for home in (torch, torch._VF):
+            stack.enter_context(patch.object(home, "dropout", dropout, create=True))
+        yield
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """The attention that PyTorch chooses on a GPU: cuDNN's where it may, else flash, else the memory-efficient one.
+
+    A mask that is learned makes it go step by step.
+
+    >>> q = torch.empty(1, 2, 8, 64, dtype=torch.bfloat16, device="meta")
+    >>> attention(q, q, q, is_causal=True).shape
+    torch.Size([1, 2, 8, 64])
+    """
+    if enable_gqa:
+        groups = query.size(-3) // key.size(-3)
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    half, size = query.dtype in (torch.float16, torch.bfloat16), query.size(-1)
+    training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
+    if attn_mask is not None and attn_mask.requires_grad and training:
+        return _step_by_step(query, key, value, attn_mask, dropout_p, scale if scale is not None else size**-0.5)
+    if half and size <= HEAD_SIZES_OF_CUDNN and size % 8 == 0:
+        return aten._scaled_dot_product_cudnn_attention(
+            query, key, value, attn_mask, training, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if attn_mask is None and half and size <= HEAD_SIZES_OF_FLASH:
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(query.size(0), query.size(1), query.size(-2), key.size(-2))
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, training, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _step_by_step(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, dropout_p: float, scale: float
+) -> torch.Tensor:
+    """Products and a softmax in float32, whatever autocast says."""
+    given = query.dtype
+    query, key, value = (t.to(torch.float32) for t in (query, key, value))
+    scores = aten.matmul(query * scale**0.5, key.transpose(-2, -1) * scale**0.5)
+    weights = dropout(aten._safe_softmax(scores + mask, -1), dropout_p, train=True)
+    weights.to(given)  # its second result, made whether or not somebody wants it
+    result: torch.Tensor = aten.matmul(weights, value)
+    return result.to(given)
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None
+) -> torch.Tensor:
+    """Flash attention wants head sizes that are multiples of 8: pad, as PyTorch does."""
+    size = query.size(-1)
+    pad = -size % 8
+    if pad:
+        scale = scale if scale is not None else size**-0.5
+        query, key, value = (F.pad(t, (0, pad)) for t in (query, key, value))
+    result: torch.Tensor = aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return result[..., :size] if pad else result
+
+
+def _batch_norm(original: Any) -> Any:
+    def batch_norm(
+        input: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
+        cudnn: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        """CuDNN's where it would be taken: in training, with weights and statistics, in types that it takes."""
+        complete = weight is not None and bias is not None and mean is not None
+        if not (cudnn and training and complete and cudnn_takes_batch_norm(*_types(input, weight))):
+            return original(input, weight, bias, mean, var, training, momentum, eps, cudnn)
+        return aten.cudnn_batch_norm(
+            input.contiguous(memory_format=_memory_format(input)), weight, bias, mean, var, training, momentum, eps
+        )[0]
+
+    return batch_norm
+
+
+def _types(*tensors: torch.Tensor) -> Iterator[str]:
+    return (str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+
+
+def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """One kernel that draws and scales."""
+    if not train or p == 0:
+        return input
+    return torch.native_dropout(input, p, train)[0]
+
+
+def embedding_bag(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What ``aten::_embedding_bag`` gives on a GPU beside the bags: the bag of each id, and no maxima unless asked."""
+    indices, offsets, mode = arguments[1], arguments[2], arguments[4] if len(arguments) > 4 else 0
+    maxima = result[3] if mode == 2 else offsets.new_empty(0)
+    return result[0], indices.new_empty(indices.shape), result[2], maxima
+
+
+def norm(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What norms give on a GPU: the statistics of half-precision data in float32."""
+    if arguments[0].dtype not in (torch.float16, torch.bfloat16):
+        return result
+    return result[0], *(kept.new_empty(kept.shape, dtype=torch.float32) for kept in result[1:])
+
+
+OTHER_RESULTS = {
+    aten._embedding_bag.default: embedding_bag,
+    **dict.fromkeys(
+        (aten.native_layer_norm.default, aten.native_batch_norm.default, aten.native_group_norm.default), norm
+    ),
+}
+"""Ops that give something else on a GPU, and what makes that of their arguments and what they give on a CPU."""
+
+
+# --- was record.cuda_autocast: CUDA's autocast rules, for sketches in a build of torch without CUDA.
 
 LOWER = (
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",

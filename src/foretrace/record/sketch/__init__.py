@@ -1,0 +1,1 @@
+"""Sketching a training step that never runs: fake tensors, a pretended GPU and a pretended process group."""

@@ -1,0 +1,181 @@
+"""Taking out what only watching adds.
+
+Where a tensor passes through Python, autograd detaches it when it saves it for backward, and again when it takes it
+out. In a plain step it does neither. The first kind of detach follows right after the op whose result it saves, and
+nothing but backward uses it. The second kind is called by a generated node such as ``ReluBackward0``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _pop_mode, _push_mode
+
+from foretrace.graph import Op, Storage, Value
+
+if TYPE_CHECKING:
+    from foretrace.record.watch.watch import Watch
+
+GENERATED_NODE = re.compile(r"Backward\d+$")
+
+
+def without_saves(ops: list[Op], storages: dict[int, Storage]) -> list[Op]:
+    """The ops without autograd's own detaches.
+
+    Births and deaths of storages, frees, and modules that were entered go to the ops that stay.
+
+    >>> from foretrace.graph import Tensor
+    >>> y, saved = Tensor((4,), "float32", id=1, storage=1), Tensor((4,), "float32", id=2, storage=1)
+    >>> relu = Op("aten::relu", outputs=(y,), phase="forward")
+    >>> detach = Op("aten::detach", (y,), outputs=(saved,), phase="forward")
+    >>> use = Op("aten::threshold_backward", (saved,), phase="backward")
+    >>> [op.name for op in without_saves([relu, detach, use], {})]
+    ['aten::relu', 'aten::threshold_backward']
+    """
+    saves = _saves(ops)
+    if not saves:
+        return ops
+    kept: list[Op] = []
+    place: list[int] = []
+    pending: tuple[int, ...] = ()
+    entered = 0
+    for row, op in enumerate(ops):
+        place.append(len(kept))
+        if row in saves:
+            pending += op.frees
+            entered += op.entered
+            continue
+        op.frees, pending = pending + op.frees, ()
+        op.entered, entered = entered + op.entered, 0
+        kept.append(op)
+    place.append(len(kept))
+    for storage in storages.values():
+        storage.birth = place[storage.birth] if storage.birth >= 0 else -1
+        storage.death = place[storage.death] if storage.death >= 0 else -1
+    return kept
+
+
+def _saves(ops: list[Op]) -> set[int]:
+    """Rows of the detaches that autograd made to save something or to take it out again."""
+    used_in_forward = {t.id for op in ops if op.phase == "forward" and op.name != "aten::detach" for t in op.tensors}
+    saves: set[int] = set()
+    fresh: set[int] = set()
+    for row, op in enumerate(ops):
+        given, made = {t.id for t in op.tensors}, {t.id for t in op.produced}
+        unpacked = bool(GENERATED_NODE.search(op.node))
+        if op.name == "aten::detach" and (unpacked or (given <= fresh and not made & used_in_forward)):
+            saves.add(row)
+            fresh |= made
+        else:
+            fresh = made
+    return saves
+
+
+# --- was record.plain_forms: Calls that autograd makes differently while somebody watches, made as in a plain step.
+
+aten = torch.ops.aten
+
+IN_PLACE: dict[Any, Any] = {
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.put.default: aten.put_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+}
+
+
+def plain_form(func: Any, args: Any, node: str, fresh: bool) -> tuple[Any, Any]:
+    """What a plain step would call: the function and its arguments.
+
+    Parameters
+    ----------
+    node
+        The autograd node that calls; empty outside backward.
+    fresh
+        Whether the first argument was made by the call just before, so that nobody else can see it change.
+
+    >>> func, args = plain_form(aten.scatter_add.default, (), "GatherBackward0", fresh=True)
+    >>> func.name()
+    'aten::scatter_add_'
+    """
+    if not (fresh and node):
+        return func, args
+    if func is aten.index_put.default and node.startswith("IndexBackward"):
+        accumulate = bool(args[3]) if len(args) > 3 else False
+        return aten._index_put_impl_.default, (*args[:3], accumulate, True)
+    return IN_PLACE.get(func, func), args
+
+
+# --- was record.sparse: Letting autograd take sparse gradients as it does in a plain step.
+
+
+class SparseGradients:
+    """Hooks on the weights that get sparse gradients in a watched step."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._handles: dict[int, list[Any]] = {}
+        self._away: dict[int, tuple[Any, Value]] = {}
+        self._ids: dict[int, int] = {}
+        """How many ids were looked up in each weight: as many rows has its gradient."""
+
+    def expect(self, func: Any, args: Any) -> None:
+        """A lookup is called: where it asks for sparse gradients, be ready for them."""
+        schema = getattr(func, "_schema", None)
+        if schema is None or "embedding" not in schema.name:
+            return
+        named = {argument.name: value for argument, value in zip(schema.arguments, args)}
+        weight = named.get("weight")
+        if named.get("sparse") and isinstance(weight, torch.Tensor) and weight.is_leaf and weight.requires_grad:
+            self._ids[id(weight)] = self._ids.get(id(weight), 0) + named["indices"].numel()
+            if id(weight) not in self._handles:
+                self._handles[id(weight)] = [
+                    weight.register_hook(lambda gradient: self._look_away(weight, gradient)),
+                    weight.register_post_accumulate_grad_hook(self._look_again),
+                ]
+
+    def _look_away(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
+        if gradient.layout == torch.sparse_coo and weight.grad is None and _is_kept():
+            self._away[id(weight)] = (_pop_mode(), self._watch.describe(gradient))
+
+    def _look_again(self, weight: torch.Tensor) -> None:
+        mode, gradient = self._away.pop(id(weight), (None, None))
+        if mode is None:
+            return
+        taken: Any = weight.grad
+        indices, values = self._rows(weight, taken)
+        _push_mode(mode)
+        for name, part in (("aten::_indices", indices), ("aten::_values", values)):
+            self._watch.note(name, "default", (), {}).args = (gradient,)
+            self._watch.ops[-1].outputs = (self._watch.describe(part),)
+        self._watch.note("aten::_sparse_coo_tensor_unsafe", "default", (indices, values, list(taken.shape)), {})
+        self._watch.ops[-1].outputs = (self._watch.describe(taken),)
+
+    def _rows(self, weight: torch.Tensor, taken: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices and values of a sparse gradient. A fake one has none: then as many as ids were looked up."""
+        if not isinstance(taken, FakeTensor):
+            return taken._indices(), taken._values()
+        count = self._ids[id(weight)]
+        indices = weight.new_empty(1, count, dtype=torch.int64)
+        values = weight.new_empty(count, weight.shape[1])
+        taken.rows = (indices, values)  # they live as long as the gradient does
+        return indices, values
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handles in self._handles.values():
+            for handle in handles:
+                handle.remove()
+        self._handles.clear()
+
+
+def _is_kept() -> bool:
+    """Whether the gradient at hand will be accumulated: ``torch.autograd.grad`` gives it away instead."""
+    try:
+        return bool(torch._C._will_engine_execute_node(torch._C._current_autograd_node()))
+    except RuntimeError:  # so it is told under torch.autograd.grad
+        return False
