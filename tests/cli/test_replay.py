@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from foretrace.record.session import record
-from foretrace.replaying import benchmark as write
+from foretrace.api import benchmark as write
+from foretrace.record.watch.session import record_step
 
 pytestmark = pytest.mark.usefixtures("warmed")
 
@@ -25,7 +25,7 @@ def recording(tmp_path_factory):
         (weight @ weight).relu().mean().backward()
         optimizer.step()
 
-    return record(step, tmp_path_factory.mktemp("replay") / "run", plain=3, profile=1, warmup=2)
+    return record_step(step, tmp_path_factory.mktemp("replay") / "run", plain=3, profile=1, warmup=2)
 
 
 def test_a_replay_says_how_it_compares(foretrace, recording):
@@ -145,14 +145,14 @@ def test_a_profiler_s_trace_alone_has_no_arguments(foretrace, recording):
         (("--to", "mm#x"), "no call 'mm#x'. Of mm it has 3 calls"),
         (("--without", "reluu"), "no call 'reluu'. Did you mean aten::relu"),
         (("--delayed",), "is of one rank: it has no collectives to delay"),
-        (("--ranks", 0), "0 ranks are none to replay"),
+        (("--ranks", 0), "0 ranks can't be replayed"),
         (("--ranks", 2), "has one rank, not 2"),
         (("--device", "tpu"), "can't run on 'tpu'. It runs on cpu, cuda, meta."),
         (("--batch", "64/7"), "creates its data within the step: no input holds a batch"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(foretrace, recording, monkeypatch, options, said):
-    monkeypatch.setattr("foretrace.replaying.run_benchmark", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("foretrace.replay.running.run_benchmark", lambda *_: pytest.fail("it ran"))
     ran = foretrace("replay", recording, *options)
     assert ran.code == 2 and said in ran.err
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foretrace.graph import Job
-from foretrace.record.watch.session import record
+from foretrace.record.watch.session import record_step
 from foretrace.replay.generate.choices import Choices, Selection
 
 pytestmark = [
@@ -64,7 +64,7 @@ def on_two_streams() -> Callable[[], None]:
 
 
 def recorded(step: Callable[[], None], folder: Path) -> Any:
-    job = record(step, folder, warmup=3, plain=5, profile=1)
+    job = record_step(step, folder, warmup=3, plain=5, profile=1)
     from foretrace.api import load
 
     loaded = load(folder)

@@ -109,7 +109,7 @@ def test_of_several_ranks_it_says_whose_figures_they_are() -> None:
 def graph_of_step(step: Step) -> Graph:
     step()
     watch, ops = watched(step)
-    return Graph(OpTable.of(ops), storages=watch.census.storages)
+    return Graph(OpTable.of(ops), storages=watch.registry.storages)
 
 
 def test_a_step_of_another_batch_runs(loaded: Callable[..., Any]) -> None:

@@ -146,7 +146,7 @@ def test_lists_in_lists_without_end_are_not_written(tmp_path: Path) -> None:
     for _ in range(150):
         deep = [deep]
     op = Op("aten::relu", (tensor(0), deep), outputs=(tensor(1),), overload="default")
-    assert "lists in lists" in written(graph_of(op), tmp_path / "one")["step.py"]
+    assert "lists nested too deep" in written(graph_of(op), tmp_path / "one")["step.py"]
 
 
 words = st.text(max_size=30)
@@ -221,7 +221,7 @@ def test_a_shape_beyond_every_memory_is_said(shape: tuple[int, ...], tmp_path: P
 
 def test_a_layout_that_there_is_none_of_is_refused(tmp_path: Path) -> None:
     odd = graph_of(Op("aten::relu", (tensor(0, layout="w'eird"),), outputs=(tensor(1),)), source="run/rank-0")
-    with pytest.raises(ForetraceError, match="run/rank-0 can't be made into a benchmark: it asks for a layout"):
+    with pytest.raises(ForetraceError, match="run/rank-0 can't be made into a benchmark: it needs a layout"):
         write_benchmark(odd, tmp_path / "out", Choices())
     assert not (tmp_path / "out").exists()
 

@@ -12,7 +12,7 @@ import torch
 import dlrm
 from foretrace.api import load
 from foretrace.graph import Graph, Job
-from foretrace.record.watch.session import record
+from foretrace.record.watch.session import record_step
 from foretrace.replay.generate.planning import plan_of
 from foretrace.replay.harness import host, inputs
 
@@ -57,7 +57,7 @@ def test_a_view_of_memory_that_has_no_size_yet_holds_nothing() -> None:
 
 
 def recorded(step: Callable[[], Any], folder: Path) -> Graph:
-    record(step, folder, warmup=2, plain=5, profile=1)
+    record_step(step, folder, warmup=2, plain=5, profile=1)
     found = load(folder)
     return found.graphs[0] if isinstance(found, Job) else found
 

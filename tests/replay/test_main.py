@@ -134,7 +134,7 @@ def test_its_words_are_those_of_foretrace_replay(folder: Path) -> None:
     assert words["world"] == 1 and words["ranks"] is None
     assert words.keys() == run_benchmark(folder, How(iterations=1)).to_dict().keys()
     assert any("nothing is counted on the cpu" in note for note in words["notes"])
-    assert "there is no original to compare with: the recording timed no plain steps" in words["notes"]
+    assert "there is no original to compare with: the recording timed no unprofiled steps" in words["notes"]
 
 
 def test_a_step_of_meta_tensors_has_no_time(folder: Path) -> None:

@@ -58,7 +58,7 @@ def test_device_time_of_no_call_is_noted_and_is_not_covered() -> None:
     graph = Graph(OpTable.of(ops()), kernels=kernels)
     plan = plan_of(graph)
     assert plan.unowned_us == 10.0 and plan.calls[0].device_us == 30.0
-    assert "0.010 ms of device time are of no call: that part is not replayed" in plan.notes
+    assert "0.010 ms of device time belong to no call: that part is not replayed" in plan.notes
     assert plan_of(graph, Selection(phase="forward")).unowned_us == 0.0
 
 

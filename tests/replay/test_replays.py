@@ -20,8 +20,8 @@ def graph_of(step: Callable[[], Any]) -> tuple[Graph, dict[int, torch.Tensor], d
     for _ in range(3):
         step()
     watch, ops = watched(step)
-    after = {number: ref() for number, ref in watch.census._living.values()}
-    return Graph(OpTable.of(ops), storages=watch.census.storages), watch.before, after
+    after = {number: ref() for number, ref in watch.registry._living.values()}
+    return Graph(OpTable.of(ops), storages=watch.registry.storages), watch.before, after
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -23,7 +23,7 @@ REFUSED = 2
 
 @dataclass(frozen=True)
 class Replay:
-    """Result of a replay beside the original; times in milliseconds, None where unknown."""
+    """Result of a replay, compared with the original; times in milliseconds, None where unknown."""
 
     device: str
     paced: bool
@@ -36,22 +36,22 @@ class Replay:
     launches: int | None
     peak_memory_bytes: int
     coverage: dict[str, float | None]
-    """Share of the original's calls that were made, by number, by host time and by device time."""
+    """Share of the original's calls that were made, by number, host time and device time."""
     ops: dict[str, list[int]]
-    """Of each op how often it was really called, and how often the original called it."""
+    """Of each op, how often the replay called it, and how often the original did."""
     failures: list[dict[str, Any]]
     stand_ins: list[dict[str, Any]]
     translated: dict[str, int]
-    """Operators that this kind of device does not have, done by others that do the same, and how often."""
+    """Operators that this kind of device lacks and that others replaced, and how often."""
     kernels: dict[str, Any] | None
-    """Kernels beside the original's: matched, missing and extra, by name."""
+    """Kernels compared with the original's: matched, missing and extra, by name."""
     system: dict[str, Any] | None
     """Power, clock and counters of the GPU."""
     original: dict[str, Any]
     notes: list[str]
     world: int = 1
     ranks: list[dict[str, Any]] | None = None
-    """Figures of each rank, of a job of several."""
+    """Figures of each rank of a job of several."""
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields, as documented in docs/replay.md."""
@@ -68,9 +68,9 @@ class How:
     slow_host: float = 1.0
     """Factor on the host time of the original."""
     counters: bool = False
-    """Also count what the GPU does, with Nsight Compute."""
+    """Also read hardware counters of the GPU, with Nsight Compute."""
     delayed: bool = False
-    """Let collectives take as long as in the original."""
+    """Delay collectives to their duration in the original."""
 
     @property
     def options(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Many replays as one benchmark: each recording with the weight it has in the fleet."""
+"""Suites: several replays as one benchmark, each recording with its weight in the fleet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from foretrace.graph import ForetraceError
 from foretrace.replay.running import Replay
 
-LARGEST_FILE = 1 << 20
+MAX_FILE_BYTES = 1 << 20
 BEGINNING = re.compile(r'\s*\{\s*"suite"')
 HOW = 'Write it like {"suite": [{"what": "runs/bert", "weight": 3}, …]}.'
 
@@ -27,7 +27,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """What it is called in the table.
+        """Its name in the table.
 
         >>> Member(Path("runs/bert")).name
         'bert'
@@ -37,57 +37,57 @@ class Member:
 
 @dataclass(frozen=True)
 class Suite:
-    """How the members of a suite were replayed; those that could not be have an error instead."""
+    """Results of the members of a suite; an error for one that could not be replayed."""
 
     members: tuple[Member, ...]
     results: tuple[Replay | ForetraceError, ...]
 
     @property
     def replayed(self) -> list[tuple[float, Replay]]:
-        """Weights and results of those that ran."""
+        """Weights and results of the members that ran."""
         return [(m.weight, r) for m, r in zip(self.members, self.results) if isinstance(r, Replay)]
 
-    def mean(self, word: str, of_original: bool = False) -> float | None:
-        """The weighted mean of a figure; None where somebody's is not known."""
-        told = [(w, r.original.get(word) if of_original else getattr(r, word)) for w, r in self.replayed]
-        known: list[tuple[float, float]] = [(weight, figure) for weight, figure in told if figure is not None]
+    def mean(self, field: str, of_original: bool = False) -> float | None:
+        """The weighted mean of a figure; None where it is unknown for a member."""
+        figures = [(w, r.original.get(field) if of_original else getattr(r, field)) for w, r in self.replayed]
+        known: list[tuple[float, float]] = [(weight, figure) for weight, figure in figures if figure is not None]
         if len(known) < len(self.members):
             return None
         return sum(weight * figure for weight, figure in known) / sum(weight for weight, _ in known)
 
     @property
     def ratio(self) -> float | None:
-        """Replay to original in step time: the weighted geometric mean over those whose original is known."""
+        """Weighted geometric mean of the step time relative to the original, over members whose original is known."""
         known = [(w, r.step_ms / was) for w, r in self.replayed if r.step_ms and (was := r.original.get("step_ms"))]
         whole = sum(weight for weight, _ in known)
         return math.exp(sum(w * math.log(ratio) for w, ratio in known) / whole) if whole else None
 
     @property
     def coverage(self) -> float:
-        """The weighted share of calls that were made; what did not run at all was not called."""
+        """Weighted share of calls that were made; 0 for a member that did not run."""
         called = sum(weight * (result.coverage["calls"] or 0.0) for weight, result in self.replayed)
         return called / sum(member.weight for member in self.members)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its words, as documented in docs/replay.md."""
+        """Its fields, as documented in docs/replay.md."""
         return {
             "step_ms": self.mean("step_ms"),
             "original": {"step_ms": self.mean("step_ms", of_original=True)},
             "ratio": self.ratio,
             "coverage": {"calls": self.coverage},
             "suite": [
-                {"name": m.name, "what": str(m.what), "weight": m.weight, **_words(r)}
+                {"name": m.name, "what": str(m.what), "weight": m.weight, **_fields(r)}
                 for m, r in zip(self.members, self.results)
             ],
         }
 
 
-def _words(result: Replay | ForetraceError) -> dict[str, Any]:
+def _fields(result: Replay | ForetraceError) -> dict[str, Any]:
     return result.to_dict() if isinstance(result, Replay) else {"error": str(result)}
 
 
 def members_of(paths: Sequence[Path], weights: str | None) -> list[Member]:
-    """The members that paths and weights name, or that the suite file does which is the only path.
+    """The members from paths and weights, or from a suite file that is the only path.
 
     >>> [member.weight for member in members_of([Path("a"), Path("b")], "3,1")]
     [3.0, 1.0]
@@ -103,20 +103,20 @@ def members_of(paths: Sequence[Path], weights: str | None) -> list[Member]:
 
 
 def _listed(path: Path) -> list[Member] | None:
-    """The members in a suite file; None for a path that is none."""
-    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > LARGEST_FILE:
+    """The members of a suite file; None for another path."""
+    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
         return None
     text = ""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
-        words = json.loads(text)
+        content = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         if BEGINNING.match(text):
             raise ForetraceError(f"{path} is no suite: it can't be read as JSON ({error})", HOW) from None
-        return None  # perhaps a trace: whoever reads traces says what is wrong with it
-    if not isinstance(words, dict) or "suite" not in words:
+        return None  # perhaps a trace, whose reader reports what is wrong
+    if not isinstance(content, dict) or "suite" not in content:
         return None
-    entries = words["suite"]
+    entries = content["suite"]
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise ForetraceError(f"{path} lists no recordings", HOW)
     members = []

@@ -20,7 +20,7 @@ CALL_KINDS: dict[str, Callable[[Op], bool]] = {
 
 @dataclass(frozen=True)
 class Selection:
-    """What to take of a step. Ops are named like ``aten::mm``, ``mm``, or ``aten::_foreach*``.
+    """Part of a step. Ops are named like ``aten::mm``, ``mm``, or ``aten::_foreach*``.
 
     ``first`` and ``last`` may end in ``#N``: the N-th call of that name, counted from 0.
     """
@@ -33,7 +33,7 @@ class Selection:
 
 
 def select(ops: Sequence[Op], selection: Selection) -> list[int]:
-    """Positions of the ops that are taken.
+    """Positions of the selected ops.
 
     >>> step = [Op("aten::mm", phase="forward"), Op("aten::relu", phase="forward"), Op("aten::mm", phase="backward")]
     >>> select(step, Selection(phase="forward")), select(step, Selection(without=("relu",)))
@@ -64,7 +64,7 @@ def select(ops: Sequence[Op], selection: Selection) -> list[int]:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether an op is meant.
+    """Whether the name of an op matches a pattern, with or without its namespace.
 
     >>> matches("aten::_foreach_add_", "_foreach*"), matches("aten::mm", "aten::mm"), matches("aten::addmm", "mm")
     (True, True, False)
@@ -90,13 +90,13 @@ def _rows(ops: Sequence[Op], pattern: str) -> list[int]:
 
 
 def _unknown(ops: Sequence[Op], pattern: str) -> ForetraceError:
-    """What to say of a name that no op has, with those that are like it."""
+    """The error for a name that no op has, with similar names."""
     advice = suggestion(pattern, {op.name for op in ops}, "It has")
     return ForetraceError(f"the step has no call {pattern!r}", advice)
 
 
 def packages(entries: Iterable[str]) -> dict[str, str]:
-    """Namespaces that a user allows, and the package that brings the operators of each, or none.
+    """Custom namespaces of operators that the user allows, and the package that registers each, if any.
 
     >>> packages(["fbgemm=fbgemm_gpu", "mine"])
     {'fbgemm': 'fbgemm_gpu', 'mine': ''}
@@ -106,23 +106,23 @@ def packages(entries: Iterable[str]) -> dict[str, str]:
         if not is_identifier(namespace) or not all(is_identifier(part) for part in package.split(".") if package):
             raise ForetraceError(
                 f"{namespace}{'=' if package else ''}{package} names no operators",
-                "Give a namespace and the package that brings it: --ops fbgemm=fbgemm_gpu.",
+                "Give a namespace and the package that registers it: --ops fbgemm=fbgemm_gpu.",
             )
     return found
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What of a step a benchmark takes, and how it is written."""
+    """Options of a benchmark: the part of the step that it takes, and how it is written."""
 
     selection: Selection = field(default_factory=Selection)
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Namespaces of operators that may be called besides PyTorch's own, and the package that brings each, or none."""
+    """Namespaces of operators that may be called besides PyTorch's own, and the package that registers each, if any."""
     dtype: str | None = None
-    """Floating type to run in; each tensor's own where it is left out."""
+    """Floating-point dtype to run in; by default each tensor's own."""
     obfuscate: bool = False
-    """Leave out every name but those of operators."""
+    """Omit every name but those of operators."""
     ranks: int | None = None
-    """Take only so many ranks of a job, from the first on; all where it is left out."""
+    """Number of ranks of a job to take, from the first on; all by default."""
     batch: str | None = None
-    """Samples in a batch, 64, or 64/16 where the recorded 16 can't be told; as recorded where it is left out."""
+    """Batch size: 64, or 64/16 where the recorded 16 can't be found; as recorded by default."""

@@ -1,4 +1,4 @@
-"""A plan as Python"""
+"""A plan as Python: ``step.py``, with one line per call and one function per phase, and ``inputs.py``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Code:
-    """The text of a benchmark, and which calls it does not make, with the reason."""
+    """The text of a benchmark's files, and by number the calls it can't make, with the reason."""
 
     step: str
     inputs: str
@@ -28,16 +28,16 @@ class Code:
 
 
 def code_of(plan: Plan, packages: Mapping[str, str] | None = None, modules: bool = True) -> Code:
-    """The benchmark's own files.
+    """Write the code of a benchmark.
 
     Parameters
     ----------
     plan
-        What it consists of.
+        The plan of the benchmark.
     packages
-        Namespaces of operators that may be called besides PyTorch's own, and the package that brings each, or none.
+        Namespaces of operators that may be called besides PyTorch's own, and the package that registers each, or none.
     modules
-        Whether comments name the modules that calls came from.
+        Whether comments name the modules of calls.
     """
     lines = Lines(tuple(packages or ()), modules, plan.groups)
     made = sections(plan)
@@ -50,9 +50,9 @@ def code_of(plan: Plan, packages: Mapping[str, str] | None = None, modules: bool
 
 
 def _head(plan: Plan, lines: Lines, packages: Mapping[str, str]) -> Iterator[str]:
-    yield f'"""One training step as {len(plan.recorded)} calls, in the original\'s order, with its frees.'
+    yield f'"""One training step as {len(plan.recorded)} calls, in the original\'s order, freeing memory where it did.'
     yield ""
-    yield "The number behind a call is its own in calls.json. Edit the lines as you like: run.py runs what it finds."
+    yield "The number after a call is its index in calls.json. Edit the lines as you like: run.py runs what it finds."
     yield '"""'
     yield ""
     yield "from math import inf, nan  # noqa: F401"
@@ -93,7 +93,7 @@ def _function(section: Section, lines: Lines, last: bool, tail_us: float) -> Ite
 
 def _step(made: Sequence[Section], plan: Plan) -> Iterator[str]:
     yield from _wrapped("def step(", [entry.name for entry in plan.inputs], "):")
-    yield '    """The whole step. What it leaves behind is returned."""'
+    yield '    """The whole step. Returns what outlives it."""'
     yield "    live = []"
     yield "    begin()"
     for section in made:
@@ -102,7 +102,7 @@ def _step(made: Sequence[Section], plan: Plan) -> Iterator[str]:
 
 
 def _wrapped(begin: str, names: Sequence[str], end: str) -> list[str]:
-    """Names between brackets, on as many lines as they need."""
+    """Names between brackets, wrapped to the line length."""
     text = f"{begin}{', '.join(names)}{end}"
     if len(text) <= WIDTH - 8:
         return [text]
@@ -127,11 +127,11 @@ def _inputs(plan: Plan) -> str:
     kinds = {entry.content.kind for entry in plan.inputs if not entry.parts}
     kinds |= {content.kind for content in plan.received.values()}
     if plan.received:
-        lines += ["", "# What other ranks send, where one plays alone: by the number of the call that receives it."]
+        lines += ["", "# What other ranks would send, where one runs alone: by the number of the receiving call."]
         brought = (f"{int(number)}: {content_text(content)}" for number, content in plan.received.items())
         lines += _wrapped("received = {", list(brought), "}")
     head = [
-        '"""What is there before the step: descriptions, no data. Edit sizes and contents as you like."""',
+        '"""Tensors that exist before the step, as descriptions without data. Edit sizes and contents as you like."""',
         "",
         "from math import inf, nan  # noqa: F401",
         "",
@@ -180,7 +180,7 @@ def _numbers(numbers: Iterable[int]) -> str:
 
 
 def content_text(content: Content) -> str:
-    """How a content is written.
+    """A content as a call of the harness.
 
     >>> content_text(Content("normal", {"mean": 0.0, "std": 0.125}))
     'normal(mean=0.0, std=0.125)'
@@ -195,12 +195,12 @@ def content_text(content: Content) -> str:
 
 
 MAX_SECTIONS = 64
-"""A step that changes its phase more often than that is one function."""
+"""A step that changes its phase more often is written as one function."""
 
 
 @dataclass
 class Section:
-    """Calls in a row of one phase. ``taken`` comes from the sections before, ``left`` goes to those after."""
+    """Consecutive calls of one phase; variables come in from the sections before, and go out to those after."""
 
     name: str
     calls: list[Call]
@@ -208,7 +208,7 @@ class Section:
     incoming: list[Name] = field(default_factory=list)
     outgoing: list[Name] = field(default_factory=list)
     frees: list[list[Name]] = field(default_factory=list)
-    """What ends before each call, of what is still there."""
+    """Variables to delete before each call."""
 
 
 def sections(plan: Plan) -> list[Section]:
@@ -223,12 +223,12 @@ def sections(plan: Plan) -> list[Section]:
     if len(made) > MAX_SECTIONS:
         made = [Section("whole", list(plan.calls))]
     _name(made)
-    _hand_over(made, plan)
+    _pass_variables(made, plan)
     return made
 
 
 def _name(made: Sequence[Section]) -> None:
-    """Second sections of the same phase get a number."""
+    """Number repeated sections of a phase."""
     seen: dict[str, int] = {}
     for section in made:
         seen[section.name] = seen.get(section.name, 0) + 1
@@ -236,7 +236,7 @@ def _name(made: Sequence[Section]) -> None:
             section.name = f"{section.name}_{seen[section.name]}"
 
 
-def _hand_over(made: Sequence[Section], plan: Plan) -> None:
+def _pass_variables(made: Sequence[Section], plan: Plan) -> None:
     given = {entry.name for entry in plan.inputs}
     last_read: dict[Name, int] = {}
     for number, section in enumerate(made):
@@ -263,7 +263,7 @@ def _hand_over(made: Sequence[Section], plan: Plan) -> None:
 
 
 def _live_after(scope: list[Name], storage: dict[Name, int], lasting: set[int], read_later: set[Name]) -> list[Name]:
-    """What must outlive a section: what is read later, and one variable on each storage that the step leaves behind."""
+    """Variables that outlive a section: those read later, and one on each storage that outlives the step."""
     live = [name for name in scope if name in read_later]
     held = {storage[name] for name in live if storage.get(name, -1) >= 0} | lasting
     for name in scope:

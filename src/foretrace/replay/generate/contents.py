@@ -1,4 +1,8 @@
-"""Contents of input tensors"""
+"""Contents of input tensors: as recorded, else as the calls that read them need, else small numbers or zeros.
+
+What a call needs follows from its op and the position of the argument, for instance ids inside a table. Calls that only
+move data pass the requirement on to their source.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,9 @@ CONTENT_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool | None]] =
     "even": (("total", "whole"), (), False),
     "bags": (("total", "bags"), (), False),
 }
-"""Figures that each kind needs and may have, and whether it is one of floats; None for one of anything."""
+"""By kind of content: required and optional facts, and whether it is of floats (None for any dtype)."""
 REQUIRED_KINDS = ("ids", "even", "bags", "tril")
-"""Kinds without which readers fail."""
+"""Kinds without which the reading calls fail."""
 HISTOGRAMS, MAX_BINS = ("reuse", "steps"), 63
 WHOLE = ("start", "step", "period", "first", "last", "unique", "none", "nones", "total", "bags")
 NEVER_NEGATIVE = ("std", "unique", "nones", "period", "total", "bags")
@@ -35,7 +39,7 @@ SMALL_NUMBERS = Content("normal", {"mean": 0.0, "std": 0.02, "low": -0.1, "high"
 
 
 def with_contents(plan: Plan, graph: Graph, ops: Sequence[Op], rows: Sequence[int]) -> Plan:
-    """The plan with a content for each input; says for how many nobody recorded one.
+    """The plan with a content for each input, and a note on how many were not recorded.
 
     ``rows`` are those of the ops in the graph's table.
     """
@@ -61,10 +65,11 @@ def with_contents(plan: Plan, graph: Graph, ops: Sequence[Op], rows: Sequence[in
 
 
 def usable_content(content: Content | None, tensor: Tensor) -> Content | None:
-    """The content, as far as a tensor can hold it; None where it can't, or where its figures make no sense.
+    """The content if a tensor can hold it; None otherwise, or where its facts make no sense.
 
     >>> pairs = Content("tril", {"side": 5, "offset": -1, "row": 0})
-    >>> usable_content(pairs, Tensor((10,), "int64")) == pairs, usable_content(pairs, Tensor((2, 10), "int64")).facts["row"]
+    >>> both = Tensor((2, 10), "int64")
+    >>> usable_content(pairs, Tensor((10,), "int64")) == pairs, usable_content(pairs, both).facts["row"]
     (True, 2)
     >>> usable_content(Content("normal", {"mean": 0.0, "std": 1.0, "low": -1.0, "high": 1.0}), Tensor((3,), "int64"))
     """
@@ -86,7 +91,7 @@ def usable_content(content: Content | None, tensor: Tensor) -> Content | None:
 
 
 def _is_plausible(facts: Mapping[str, Fact], tensor: Tensor) -> bool:
-    """Whether figures can be what somebody counted in such a tensor."""
+    """Whether facts can describe such a tensor."""
     numbers = {name: fact for name, fact in facts.items() if isinstance(fact, (bool, int, float))}
     lists = {name: fact for name, fact in facts.items() if isinstance(fact, list)}
     if not all(name in HISTOGRAMS and _histogram(fact, tensor.numel) for name, fact in lists.items()):
@@ -103,12 +108,12 @@ def _is_plausible(facts: Mapping[str, Fact], tensor: Tensor) -> bool:
 
 
 def _histogram(counts: Sequence[float], most: int) -> bool:
-    """Whether it is a histogram of no more than so many things."""
+    """Whether counts are a histogram of at most that many elements."""
     return len(counts) <= MAX_BINS and all(isinstance(n, int) and n >= 0 for n in counts) and sum(counts) <= most
 
 
 def _pairs(content: Content, tensor: Tensor) -> Content | None:
-    """Pairs below a diagonal where there is room for them: one coordinate, or both."""
+    """Index pairs below a diagonal, if the tensor has their size: one coordinate, or both."""
     side, offset = content.facts["side"], content.facts["offset"]
     if not isinstance(side, int) or offset not in (-1, 0):
         return None
@@ -119,7 +124,7 @@ def _pairs(content: Content, tensor: Tensor) -> Content | None:
 
 
 def default_content(tensor: Tensor) -> Content:
-    """Something any op can work with.
+    """A content that any op can work with.
 
     >>> default_content(Tensor((3,), "int64")).facts, default_content(Tensor((3,), "bfloat16")).kind
     ({'value': 0}, 'normal')
@@ -137,16 +142,16 @@ MOVES = frozenset(
         "contiguous", "split", "chunk", "unbind", "split_with_sizes", "_pin_memory",
     )
 )  # fmt: skip
-"""Ops whose result holds what they were given."""
+"""Ops whose result holds the values of their first argument."""
 SHIFTS = frozenset(f"aten::{name}" for name in ("add", "sub", "add_", "sub_", "remainder", "clamp", "where"))
-"""Ops that leave integers much what they were, so that ids stay ids."""
+"""Ops that change integers little, so that ids stay ids."""
 POSITIVE = Content("uniform", {"low": 1e-8, "high": 1e-4})
 UNIT = Content("uniform", {"low": 0.01, "high": 0.99})
 
 
 @dataclass(frozen=True)
 class ReadingCall:
-    """A call that reads tensors by role, and what is known of the ids it asks for."""
+    """A call that reads tensors, with the recorded statistics of its ids."""
 
     op: Op
     indices: Indices | None = None
@@ -155,14 +160,14 @@ class ReadingCall:
         return self.op.args[place] if place < len(self.op.args) else None
 
     def rows(self, place: int, dim: int = 0) -> int:
-        """Rows of the table at a place, which may be given as their number."""
+        """Rows of the table at an argument position; an integer there is their number."""
         table = self[place]
         if isinstance(table, Tensor):
             return table.shape[dim] if table.shape else 1
         return table if isinstance(table, int) else 1
 
     def ids(self, rows: int) -> Content:
-        """Row ids by the recorded reuse, where that was counted."""
+        """Row ids, with the recorded reuse if there is any."""
         facts: dict[str, bool | int | float | list[int] | list[float]] = {"low": 0, "high": max(rows - 1, 0)}
         if self.indices is not None:
             facts |= {"unique": self.indices.unique, "reuse": list(self.indices.reuse)}
@@ -198,14 +203,14 @@ def _positions(call: ReadingCall) -> Roles:
     table, places = call[0], call[1]
     if not isinstance(table, Tensor) or not isinstance(places, (list, tuple)):
         return
-    asked = [(dim, place) for dim, place in enumerate(places) if isinstance(place, Tensor)]
-    sides = {table.shape[dim] for dim, _ in asked if dim < len(table.shape)}
-    count = asked[0][1].numel if asked else 0
-    if len(asked) == 2 and len(sides) == 1 and count == (side := sides.pop()) * (side - 1) // 2:
-        for row, (_, place) in enumerate(asked):
+    indexed = [(dim, place) for dim, place in enumerate(places) if isinstance(place, Tensor)]
+    sides = {table.shape[dim] for dim, _ in indexed if dim < len(table.shape)}
+    count = indexed[0][1].numel if indexed else 0
+    if len(indexed) == 2 and len(sides) == 1 and count == (side := sides.pop()) * (side - 1) // 2:
+        for row, (_, place) in enumerate(indexed):
             yield place, Content("tril", {"side": side, "offset": -1, "row": row})
         return
-    for dim, place in asked:
+    for dim, place in indexed:
         if place.dtype != "bool" and dim < len(table.shape):
             yield place, call.ids(table.shape[dim])
 
@@ -291,7 +296,7 @@ BY_OP: dict[str, Callable[[ReadingCall], Roles]] = {
 
 
 def required_contents(ops: Sequence[Op], indices: dict[int, Indices]) -> dict[int, Content]:
-    """What each storage's first reader asks of it, by storage id.
+    """By storage, the content that its first reading call needs.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A benchmark as a folder"""
+"""A benchmark as a folder: code, harness, what is known of the original, README; of one rank or of several."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from foretrace.transforms.numerics.dtype import parse_dtype, with_dtype
 from foretrace.transforms.resize.batch_sequence import batch, batch_size
 
 MAX_CALL_US, MAX_BYTES = 60e6, 1 << 62
+"""Bounds of recorded times and sizes; what exceeds them is damaged."""
 HARNESS = Path(__file__).parents[1] / "harness"
 RUN = '''"""Run this benchmark: python run.py --help."""
 
@@ -53,7 +54,7 @@ def write_benchmark(graph: Graph, out: Path, choices: Choices) -> Path:
 
 @dataclass(frozen=True)
 class RankFiles:
-    """The files of one rank's step, by name; what they were made of; and how many calls they can't make."""
+    """Files of one rank's step by name, their plan, and the number of calls that can't be made."""
 
     own: dict[str, str]
     plan: Plan
@@ -61,13 +62,13 @@ class RankFiles:
 
 
 def benchmark_files(graph: Graph, choices: Choices, replayed_ranks: Sequence[int] = ()) -> RankFiles:
-    """What a benchmark of one rank consists of; ``kept`` are the ranks that are replayed together."""
+    """The files of one rank's benchmark; ``replayed_ranks`` are those of the job that are replayed, all by default."""
     changed = _changed(graph, choices)
     plan = plan_of(changed, choices.selection, graph)
     plan.replayed_ranks, plan.batch = tuple(replayed_ranks), batch_size(changed)
     if len(replayed_ranks) in range(1, plan.world):
         plan.notes.append(
-            f"{len(replayed_ranks)} of the {plan.world} ranks: each collective is among those of them it had"
+            f"{len(replayed_ranks)} of the {plan.world} ranks: collectives run among those of them that took part"
         )
     called = {call.name.partition("::")[0] for call in plan.recorded}
     plan.notes += [f"--ops {name}: the step has no such op" for name in choices.packages if name not in called]
@@ -79,7 +80,7 @@ def benchmark_files(graph: Graph, choices: Choices, replayed_ranks: Sequence[int
         code = code_of(plan, choices.packages, modules=not choices.obfuscate)
     except NotWritableError as problem:
         raise ForetraceError(
-            f"{graph.source} can't be made into a benchmark: it asks for {problem}",
+            f"{graph.source} can't be made into a benchmark: it needs {problem}",
             "It may be damaged: record the job again.",
         ) from None
     original = original_of(graph, plan, choices.obfuscate)
@@ -95,14 +96,14 @@ def benchmark_files(graph: Graph, choices: Choices, replayed_ranks: Sequence[int
 
 
 def _changed(graph: Graph, choices: Choices) -> Graph:
-    """The step with the batch and in the type that are wanted."""
+    """The step with the chosen batch and dtype."""
     if choices.batch is not None:
         graph = batch(graph, *parse_size("batch", choices.batch))
     return graph if choices.dtype is None else with_dtype(graph, parse_dtype(choices.dtype))
 
 
 def write_files(files: Mapping[str, str], out: Path) -> Path:
-    """Write a new folder with these files, with what runs them; nothing is left of one that can't be completed."""
+    """Write a new folder with these files, ``run.py`` and the harness, completely or not at all."""
     with atomic_folder(out) as folder:
         for name, text in {"run.py": RUN, **files}.items():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -112,7 +113,7 @@ def write_files(files: Mapping[str, str], out: Path) -> Path:
 
 
 def facts(plan: Plan, code: Code) -> dict[str, Any]:
-    """What the harness must know: sizes and times of the calls, switches of PyTorch, memory."""
+    """The content of ``calls.json``: sizes and times of the calls, settings of PyTorch, memory."""
     count = max((call.number for call in plan.calls), default=-1) + 1
     calls: list[dict[str, Any]] = [{"name": "", "host_us": 0.0, "device_us": 0.0, "makes": []} for _ in range(count)]
     for call in plan.recorded:
@@ -148,12 +149,12 @@ def _made(result: Result, call: Call) -> Any:
 
 
 def _time(us: float) -> float:
-    """A time that a stand-in may take."""
+    """A time within bounds."""
     return round(min(max(us, 0.0), MAX_CALL_US), 3) if math.isfinite(us) else 0.0
 
 
 def tensor_json(tensor: Tensor) -> dict[str, Any] | None:
-    """A tensor as JSON; None for one that there can't be.
+    """A tensor as JSON; None for an impossible one.
 
     >>> tensor_json(Tensor((2,), "float32", "cpu", (1,)))["dtype"], tensor_json(Tensor((2,), "system", "cpu"))
     ('float32', None)
@@ -170,7 +171,7 @@ def tensor_json(tensor: Tensor) -> dict[str, Any] | None:
 
 
 def write_job(job: Job, out: Path, choices: Choices) -> Path:
-    """Write a benchmark of a job's ranks; of a single one, the benchmark of that one."""
+    """Write a benchmark of a job's ranks in one folder; files of the same content are written once."""
     graphs = _chosen(job, choices.ranks)
     if len(graphs) == 1:
         return write_benchmark(graphs[0], out, choices)
@@ -191,10 +192,10 @@ def write_job(job: Job, out: Path, choices: Choices) -> Path:
 
 
 def _chosen(job: Job, ranks: int | None) -> list[Graph]:
-    """The first so many ranks of a job."""
+    """The first ranks of a job."""
     there = len(job.graphs)
     if ranks is not None and ranks < 1:
-        raise ForetraceError(f"{ranks} ranks are none to replay", f"Ask for --ranks 1 to {there}, or leave it out.")
+        raise ForetraceError(f"{ranks} ranks can't be replayed", f"Ask for --ranks 1 to {there}, or leave it out.")
     if ranks is not None and ranks > there:
         has = "one rank" if there == 1 else f"{there} ranks"
         raise ForetraceError(f"{job.source} has {has}, not {ranks}", "Ask for fewer --ranks.")
@@ -202,7 +203,7 @@ def _chosen(job: Job, ranks: int | None) -> list[Graph]:
 
 
 def remaining_group(ranks: Sequence[int], replayed_ranks: Sequence[int]) -> dict[str, Any]:
-    """What is left of a process group: new numbers of the ranks that are kept, their places in it, and its old size.
+    """A process group among the replayed ranks: their new numbers, their places in it, and its original size.
 
     >>> remaining_group([0, 2, 4, 6], replayed_ranks=[0, 1, 2])
     {'ranks': [0, 2], 'places': [0, 1], 'of': 4}
@@ -213,13 +214,13 @@ def remaining_group(ranks: Sequence[int], replayed_ranks: Sequence[int]) -> dict
 
 
 def process_groups(plan: Plan) -> dict[str, dict[str, Any]]:
-    """The groups of one rank's plan, by name."""
+    """Process groups of one rank's plan, by name."""
     replayed_ranks = plan.replayed_ranks or range(plan.world)
     return {name: remaining_group(ranks, replayed_ranks) for name, ranks in plan.groups.items()}
 
 
 def all_groups(plans: Iterable[dict[str, dict[str, Any]]]) -> list[tuple[str, tuple[int, ...]]]:
-    """Every process group of a job, each once, in an order that is the same for all ranks.
+    """All process groups of a job, in the same order for all ranks.
 
     >>> both, own = {"ranks": [0, 1]}, [{"ranks": [rank]} for rank in (0, 1)]
     >>> all_groups([{"all": both, "tp": own[0]}, {"all": both, "tp": own[1]}])
@@ -230,24 +231,24 @@ def all_groups(plans: Iterable[dict[str, dict[str, Any]]]) -> list[tuple[str, tu
 
 README = """# A training step as a benchmark
 
-Made by Foretrace {version}{source}: {calls:,} calls of the step in their order, {inputs:,} tensors that were there
-before it{whose}. No model code and no data: inputs are made up like the original's.
+Made by Foretrace {version}{source}: {calls:,} calls of the step in their order, {inputs:,} tensors that exist
+before it{of_rank}. No model code and no data: inputs are made up like the original's.
 {stand_ins}
     python run.py                # times it; needs torch, and nothing else
     python run.py --json
     python run.py --no-pace      # as fast as the host can: what the device could do
-    python run.py --device cpu   # elsewhere than it was recorded
+    python run.py --device cpu   # on another device than it was recorded
 
 | file | holds |
 | --- | --- |
-| `{folder}step.py` | the step, one line a call; edit it as you like |
-| `{folder}inputs.py` | what is there before the step: sizes, and what the values are like |
-| `{folder}calls.json` | what each call made and took, for stand-ins and coverage |
+| `{folder}step.py` | the step, one line per call; edit it as you like |
+| `{folder}inputs.py` | tensors that exist before the step: sizes, and statistics of their values |
+| `{folder}calls.json` | results and times of each call, for stand-ins and coverage |
 | `{folder}original.json` | what the original measured, for the comparison |
-| `harness/` | what runs all this |
+| `harness/` | runs the benchmark |
 
-`pace(12.3)` in `step.py`: the original's host took 12.3 microseconds from the last such line to here, in calls,
-modules, autograd and Python. What a replay takes less than that, it waits.
+`pace(12.3)` in `step.py`: the original's host took 12.3 microseconds since the last such line, in calls, modules,
+autograd and Python. A replay that is faster waits for the rest.
 
 {notes}"""
 RANKS = """
@@ -255,10 +256,10 @@ RANKS = """
 
     python run.py                        # starts all {world} ranks on this machine
     torchrun --nproc-per-node {world} run.py   # the same; over several machines with torchrun's own options
-    python run.py --alone 0              # one rank, whose collectives move nothing
+    python run.py --alone 0              # one rank; its collectives move nothing
 
 Collectives are real: gloo between CPUs, nccl between GPUs. `ranks.json` says which groups there are, and in which
-folder the files of each rank lie: those that are alike are there once.
+folder the files of each rank are: files of the same content are written once.
 """
 
 
@@ -268,20 +269,20 @@ def readme(plan: Plan, stand_ins: int, source: str, ranks: int = 1) -> str:
     Parameters
     ----------
     plan
-        What the benchmark consists of.
+        Plan of the benchmark.
     stand_ins
-        How many of its calls can't be made.
+        Number of calls that can't be made.
     source
-        What it was made from; empty where nobody shall know.
+        What it was made from; empty to omit that.
     ranks
-        How many ranks it has.
+        Number of ranks.
     """
     text = README.format(
         version=__version__,
         source=f" from {safe_text(Path(source).as_posix())}" if source else "",
         calls=len(plan.recorded),
         inputs=len(plan.inputs),
-        whose=f", on rank {plan.rank} of {ranks}" if ranks > 1 else "",
+        of_rank=f", on rank {plan.rank} of {ranks}" if ranks > 1 else "",
         folder="rank-N/" if ranks > 1 else "",
         stand_ins=f"\n{stand_ins:,} calls can't be made; stand-ins take their place.\n" if stand_ins else "",
         notes="".join(f"- {safe_text(note)}\n" for note in plan.notes),

@@ -1,4 +1,4 @@
-"""The lines of a call"""
+"""Calls as lines of ``step.py``: frees before a call, pacing, streams, and the call itself or a stand-in."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from foretrace.replay.generate.literals import (
 from foretrace.replay.generate.plan import Argument, Call, Name, Result
 
 MIN_GAP_US = 1.0
-"""Before a call that the original came to sooner than that, a replay does not look at the clock."""
+"""Shorter gaps between calls are not paced one by one: looking at the clock takes time as well."""
 MAX_DESCRIBED = 3
+"""Results that the comment of a call describes."""
 SIDE_CALL_FUNCTIONS = {
     "cuda::event_record": "record_event",
     "cuda::stream_wait_event": "wait_event",
@@ -40,11 +41,11 @@ OPERATOR_HELPERS = {
     "aten::set_.source_Storage": "take_storage",
     "aten::set_.source_Storage_storage_offset": "take_storage",
 }
-"""Functions of the harness for operators that take what only the harness has; of some, only for these overloads."""
+"""Functions of the harness for operators whose arguments only the harness has; some with their overload."""
 
 
 class Lines:
-    """Writes calls one after the other, and remembers what they need.
+    """Writes calls one after the other, and collects the names that they need.
 
     >>> lines = Lines()
     >>> call = Call(7, "aten::relu", "default", args=(Name("t0"),), results=(Name("t1"),), gap_us=12.34, waits=True)
@@ -64,7 +65,7 @@ class Lines:
         groups: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.stand_ins: dict[int, str] = {}
-        """By the number of a call that is not made, why."""
+        """By number of a call that can't be made, the reason."""
         self.namespaces: set[str] = set()
         self.harness_functions: set[str] = set()
         """Functions of the harness."""
@@ -96,14 +97,14 @@ class Lines:
             yield "resume()"
 
     def end(self, tail_us: float) -> Iterator[str]:
-        """What comes after the last call: the original's time until the step's end, on the stream it began on."""
+        """Lines after the last call: the original's host time to the end of the step, and back to the first stream."""
         yield from self.pace(tail_us)
         if self._stream:
             self._stream = 0
             yield "use_stream(0)"
 
     def pace(self, more_us: float = 0.0) -> Iterator[str]:
-        """Wait until the original's host would have come here."""
+        """The line that waits until the original's host would be here."""
         due, self._due = self._due + more_us, 0.0
         if due > 0:
             self.harness_functions.add("pace")
@@ -119,7 +120,7 @@ class Lines:
                 written = f"fitted({call.number}, {written})"
         except NotWritableError as problem:
             if call.is_side_call:
-                return  # a work that nobody issued need not be waited for
+                return  # a work that no call issued need not be waited for
             self.stand_ins[call.number] = str(problem)
             self.harness_functions.add("stand_in")
             written, comment = (
@@ -151,7 +152,7 @@ class Lines:
         return ", ".join([*positional, *(f"{key}={self.literal(value)}" for key, value in call.kwargs.items())])
 
     def literal(self, value: Argument, functional: bool = False) -> str:
-        """The text of an argument; ``functional`` collectives name their group in plain text."""
+        """The text of an argument; ``functional`` collectives name their group by a string."""
         self.devices.update(_devices(value))
         return literal(self.group_variables.named(value, functional))
 
@@ -159,7 +160,7 @@ class Lines:
         function = SIDE_CALL_FUNCTIONS[call.name]
         arguments = [int(a.value) if isinstance(a, Constant) and NUMBER.fullmatch(a.value) else a for a in call.args]
         if any(not isinstance(a, (int, Name)) for a in arguments):
-            return  # nobody has a variable on that storage
+            return  # no variable on that storage
         self.harness_functions.add(function)
         yield f"{function}({', '.join(map(str, arguments))})"
 
@@ -173,7 +174,7 @@ class Lines:
 
 
 def _results(results: tuple[Result, ...]) -> str:
-    """The left side of a call; nothing where it makes nothing new."""
+    """The left side of a call; empty where it makes nothing new."""
     texts = [_result(result) for result in results]
     if all(text == "_" for text in texts):
         return ""
@@ -189,7 +190,7 @@ def _result(result: Result) -> str:
 
 def _devices(value: Argument) -> Iterator[str]:
     if isinstance(value, Constant) and value.kind == "device":
-        literal(value)  # one that is none is refused here
+        literal(value)  # raises for a device that does not exist
         yield value.value
     elif isinstance(value, (list, tuple)):
         for item in value:

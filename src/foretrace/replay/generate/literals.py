@@ -13,7 +13,7 @@ from foretrace.replay.generate.plan import Argument, Name
 
 DEVICE = re.compile(r"(cpu|cuda|meta)(?::(\d{1,3}))?", re.ASCII)
 NUMBER = re.compile(r"\d{1,9}", re.ASCII)
-"""Of a stream, an event or a work."""
+"""Number of a stream, an event or a work."""
 
 
 class NotWritableError(ValueError):
@@ -21,11 +21,11 @@ class NotWritableError(ValueError):
 
 
 MAX_DEPTH, MAX_STRING_CHARS, INT_LIMIT = 16, 1000, 1 << 64
-"""Bounds of what an operator is ever given; what is beyond them was made to break something."""
+"""Bounds of arguments: what exceeds them is damaged or hostile."""
 
 
 def literal(value: Value | Name, depth: int = 0) -> str:
-    """The text of a value.
+    """A value as Python text.
 
     >>> literal([1, 0.1, float("-inf"), None, "tanh", Name("t3"), Constant("dtype", "bfloat16")])
     "[1, 0.1, -inf, None, 'tanh', t3, torch.bfloat16]"
@@ -48,9 +48,9 @@ def literal(value: Value | Name, depth: int = 0) -> str:
         return _constant(value)
     if isinstance(value, (list, tuple)):
         if depth > MAX_DEPTH:
-            raise NotWritableError("lists in lists without end")
+            raise NotWritableError("lists nested too deep")
         return f"[{', '.join(literal(item, depth + 1) for item in value)}]"
-    raise NotWritableError(f"a {'tensor of nobody' if isinstance(value, Tensor) else type(value).__name__}")
+    raise NotWritableError(f"a {'tensor of no call' if isinstance(value, Tensor) else type(value).__name__}")
 
 
 def _constant(value: Constant) -> str:
@@ -67,7 +67,7 @@ def _constant(value: Constant) -> str:
     if kind in ("stream", "event") and NUMBER.fullmatch(text):
         return str(int(text))
     if kind == "generator":
-        return "None"  # the device's own: a benchmark's random numbers need not be the original's
+        return "None"  # the default one: random numbers need not be the original's
     if kind == "float" and text in ("inf", "-inf", "nan"):
         return text
     if kind == "complex":
@@ -86,7 +86,7 @@ def _complex(text: str) -> str:
 
 
 def device_name(text: str) -> str:
-    """The variable that stands for a device.
+    """The variable of a device.
 
     >>> device_name("cuda:0"), device_name("cpu"), device_name("cuda")
     ('cuda_0', 'cpu', 'cuda')
@@ -98,7 +98,7 @@ def device_name(text: str) -> str:
 
 
 def describe(tensor: Tensor) -> str:
-    """A tensor in a few characters, for a reader.
+    """Dtype and shape of a tensor, for a comment.
 
     >>> describe(Tensor((128, 16), "float32"))
     'float32[128, 16]'
@@ -112,7 +112,7 @@ REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 
 
 class GroupVariables:
-    """Variables for the groups and reductions that calls name.
+    """Variables for process groups and reductions, which no literal can express.
 
     >>> group_variables = GroupVariables({"tp": (0, 1)})
     >>> group_variables.named([Constant("group", "tp"), Constant("reduce_op", "sum")])
@@ -128,7 +128,7 @@ class GroupVariables:
         self._reductions: dict[str, Name] = {}
 
     def named(self, value: Argument, functional: bool = False) -> Argument:
-        """The argument with its groups and reductions as variables; ``functional`` calls name groups in plain text."""
+        """The argument with its groups and reductions as variables; ``functional`` calls name groups by strings."""
         if isinstance(value, Constant):
             return self._constant(value)
         if isinstance(value, (list, tuple)):
@@ -141,7 +141,7 @@ class GroupVariables:
     def _constant(self, value: Constant) -> Argument:
         if value.kind == "group":
             if value.value not in self._members:
-                raise NotWritableError("a process group whose members nobody knows")
+                raise NotWritableError("a process group of unknown ranks")
             return self._groups.setdefault(value.value, Name(f"group_{len(self._groups)}"))
         if value.kind == "reduce_op":
             if value.value not in REDUCTIONS:
@@ -151,12 +151,12 @@ class GroupVariables:
 
     @property
     def harness_functions(self) -> set[str]:
-        """Functions of the harness that make them."""
+        """Functions of the harness that make these variables."""
         made = {"group": self._groups, "group_name": self._by_text, "reduction": self._reductions}
-        return {word for word, variables in made.items() if variables}
+        return {function for function, variables in made.items() if variables}
 
     def lines(self) -> Iterator[str]:
-        """What makes the variables."""
+        """The lines that make these variables."""
         yield from (f"{name} = group({str(text)!r})" for text, name in self._groups.items())
         yield from (f"{name} = group_name({str(text)!r})" for text, name in self._by_text.items())
         yield from (f"{name} = reduction({text!r})" for text, name in self._reductions.items())
@@ -166,7 +166,7 @@ MAX_TEXT_CHARS = 300
 
 
 def safe_name(text: str) -> str:
-    """A name of an op or a module that may stand in a comment, whatever a recording says.
+    """The name of an op or a module as safe text of a comment.
 
     >>> safe_name("layers.0\\nimport os")
     'layers.0?import?os'
@@ -175,7 +175,7 @@ def safe_name(text: str) -> str:
 
 
 def safe_text(text: str) -> str:
-    """One line of plain words and figures, without what Markdown or HTML give a meaning to.
+    """One line of safe text, without characters that Markdown, HTML or a terminal interpret.
 
     >>> safe_text("3 calls of `rm`\\n\\x1b[31m<b>")
     '3 calls of ?rm????31m?b?'
@@ -184,7 +184,7 @@ def safe_text(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """One line of what a keyboard has: what names of kernels are made of.
+    """One line of printable ASCII, as in names of kernels.
 
     >>> printable("gemm<float, 8>(int*)\\x1b[31m")
     'gemm<float, 8>(int*)?[31m'

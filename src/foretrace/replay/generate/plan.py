@@ -19,12 +19,12 @@ class Name(str):
 Argument: TypeAlias = "Value | Name"
 """An argument of a call: tensors are names."""
 Result: TypeAlias = "Name | list[Result] | None"
-"""Where a result goes; None for what is no tensor, or no new one."""
+"""The variable of a result; None for what is not a tensor, or not a new one."""
 
 
 @dataclass(slots=True)
 class Memory:
-    """A piece of memory that is there before the step."""
+    """A storage that exists before the step."""
 
     name: Name
     nbytes: int
@@ -33,12 +33,12 @@ class Memory:
 
 @dataclass(slots=True)
 class Input:
-    """A tensor that is there before the step: where it lies, and what is in it."""
+    """A tensor that exists before the step: its storage and its content."""
 
     name: Name
     tensor: Tensor
     memory: Memory | None
-    """Where it lies; None for a sparse tensor, which is made of others."""
+    """Its storage; None for a sparse tensor, which is made of others."""
     content: Content
     parts: tuple[Name, ...] = ()
     """Indices and values of a sparse tensor."""
@@ -48,11 +48,11 @@ class Input:
 class Call:
     """One line of the benchmark.
 
-    ``frees`` are variables that end right before it. Times are those of the original's host, had nobody watched it.
+    ``frees`` are variables deleted right before it. Host times are without profiling overhead.
     """
 
     number: int
-    """Which call of the recording it is; -1 for one that only the benchmark needs."""
+    """Its number in the recording; -1 for a call that only the benchmark needs."""
     name: str
     overload: str = ""
     row: int = -1
@@ -60,11 +60,11 @@ class Call:
     args: tuple[Argument, ...] = ()
     kwargs: dict[str, Argument] = field(default_factory=dict)
     results: tuple[Result, ...] = ()
-    """Variables that the results go to."""
+    """Variables of the results."""
     made: dict[Name, Tensor] = field(default_factory=dict)
-    """What each of these variables is like."""
+    """Shape, dtype and storage of each of these variables."""
     sized_by_data: bool = False
-    """Whether its results are as large as the data has it, which is made up."""
+    """Whether the sizes of its results depend on data, which a benchmark makes up."""
     frees: tuple[Name, ...] = ()
     phase: str = "other"
     module: str = ""
@@ -72,21 +72,21 @@ class Call:
     gap_us: float = 0.0
     """Host time since the call before."""
     host_us: float = 0.0
-    """Host time in the call itself, less what it waits for the device."""
+    """Host time in the call itself, without waiting for the device."""
     waits: bool = False
     """Whether the host waits for the device in it, or before it."""
     device_us: float = 0.0
     took_us: float = 0.0
-    """How long a collective was under way, in the original."""
+    """Duration of a collective in the original."""
 
     @property
     def is_side_call(self) -> bool:
-        """Whether it steers a stream, a storage or a work without passing the dispatcher."""
+        """Whether it acts on a stream, a storage or a work without passing the dispatcher."""
         return self.name.startswith(SIDE_CALLS)
 
     @property
     def resized(self) -> tuple[Name, int] | None:
-        """Of a call that gives a storage another size: a variable on it, and its bytes. None for others."""
+        """Variable and new bytes of a call that resizes a storage; None for others."""
         match self.args:
             case (Name() as name, int(nbytes)) if self.name == RESIZE:
                 return name, nbytes
@@ -114,7 +114,7 @@ def _names_in(values: object) -> Iterator[Name]:
 
 @dataclass(slots=True)
 class Plan:
-    """What a benchmark of one rank's step consists of."""
+    """The benchmark of one rank's step."""
 
     memories: list[Memory]
     inputs: list[Input]
@@ -123,31 +123,31 @@ class Plan:
     rank: int = 0
     world: int = 1
     replayed_ranks: tuple[int, ...] = ()
-    """The ranks that are replayed together; none for all."""
+    """The ranks that are replayed; empty for all."""
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Members of each process group, by its name."""
     received: dict[int, Content] = field(default_factory=dict)
-    """What collectives must bring, by the number of the call, where its readers ask for something of their own."""
+    """By number of a collective, the content of its result, where its readers need certain values."""
     settings: dict[str, bool | int | str] = field(default_factory=dict)
     tail_us: float = 0.0
     """Host time after the last call."""
     renumbered: set[int] = field(default_factory=set)
-    """Numbers of storages from before the step: each time one gets another size, it gets another number."""
+    """Numbers of the storages that exist before the step; a resized one gets another number."""
     sizes: dict[int, int] = field(default_factory=dict)
     """Bytes of each storage, by its number in the recording."""
     threads: int = 1
-    """Threads that called matrix products."""
+    """Threads that called GEMMs."""
     unowned_us: float = 0.0
-    """Device time of the step that none of its calls launched, and that nobody can replay."""
+    """Device time that none of the calls launched, and that can't be replayed."""
     batch: int | None = None
-    """Samples in the step's batch, where that shows."""
+    """Batch size, where it can be found."""
     whole: bool = True
-    """Whether all of the step is in it."""
+    """Whether it holds the whole step."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def before(self) -> set[int]:
-        """Storages that were there before the step, by every number they have in it."""
+        """Storages that exist before the step, by every number they have in it."""
         return {entry.tensor.storage for entry in self.inputs if entry.memory is not None} | self.renumbered
 
     @property
@@ -157,7 +157,7 @@ class Plan:
 
 
 def main_kind(devices: Iterable[str]) -> str:
-    """The kind of device that a step uses: an accelerator where it uses one at all.
+    """The kind of device that a step runs on: the accelerator if it uses one.
 
     >>> main_kind(["cpu", "cuda:1", ""]), main_kind(["cpu", "meta"])
     ('cuda', 'cpu')
@@ -167,23 +167,23 @@ def main_kind(devices: Iterable[str]) -> str:
 
 
 def main_device(plan: Plan) -> str:
-    """The kind of device that a plan uses."""
+    """The kind of device that a plan runs on."""
     made = (tensor.device for call in plan.calls for tensor in call.made.values())
     return main_kind([*(memory.device for memory in plan.memories), *made])
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on the step's own device: at its peak, and what of that stays the same in a smaller batch."""
+    """Peak bytes on the main device, and the part that does not shrink with the batch."""
 
     peak: int
     lasting: int
 
 
 def footprint(plan: Plan) -> Footprint:
-    """What is there before the step, and what its calls make until it is freed.
+    """Peak memory of a plan: its inputs, and what its calls make until it is freed.
 
-    What calls make in the form of something that was there before is taken for gradients: no batch makes them smaller.
+    Results of the shape and dtype of an input are taken for gradients, which do not shrink with the batch.
 
     >>> from foretrace.graph import Tensor
     >>> t0, t1 = Name("t0"), Name("t1")
@@ -193,16 +193,16 @@ def footprint(plan: Plan) -> Footprint:
     Footprint(peak=64, lasting=32)
     """
     held = _MemoryTracker(plan)
-    most = Footprint(held.bytes, held.lasting)
+    peak = Footprint(held.bytes, held.lasting)
     for call in plan.calls:
         held.follow(call)
-        if held.bytes > most.peak:
-            most = Footprint(held.bytes, held.lasting)
-    return most
+        if held.bytes > peak.peak:
+            peak = Footprint(held.bytes, held.lasting)
+    return peak
 
 
 class _MemoryTracker:
-    """What is held on the step's own device, from call to call."""
+    """Bytes on the main device, call by call."""
 
     def __init__(self, plan: Plan) -> None:
         self._main = main_device(plan)
@@ -218,7 +218,7 @@ class _MemoryTracker:
         self.lasting = self.bytes
 
     def follow(self, call: Call) -> None:
-        """Let a call end what it ends, and make what it makes."""
+        """Follow what a call frees, resizes and makes."""
         for number in {self._storage.get(name, -1) for name in call.frees} & set(self._made):
             self._hold(number, 0)
             del self._made[number]
@@ -245,7 +245,7 @@ class _MemoryTracker:
             self.bytes, self.lasting = self.bytes + more, self.lasting + more
 
     def _hold(self, storage: int, nbytes: int) -> None:
-        """Hold so many bytes of a storage that the step has made."""
+        """Set the bytes of a storage that the step has made."""
         more = nbytes - self._made.get(storage, 0)
         self._made[storage] = nbytes
         self.bytes += more

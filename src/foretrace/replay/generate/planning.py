@@ -21,9 +21,9 @@ from foretrace.transforms.step import call_rows, require_arguments
 
 MIN_UNOWNED_US = 1.0
 TAKES_STORAGE = "aten::set_"
-"""Gives a tensor another storage, which has no name of its own: all that is known of it is its size."""
+"""Gives a tensor another storage, of which only the size is known."""
 SIZED_BY_DATA = frozenset(f"aten::{name}" for name in ("nonzero", "masked_select", "_unique2", "unique_consecutive"))
-"""Operators whose results are as large as the data has it."""
+"""Operators whose results have sizes that depend on data."""
 MASKS = ("bool", "uint8")
 GEMMS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"))
 
@@ -36,9 +36,9 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
     graph
         One rank's step, with the arguments of its calls.
     selection
-        Which calls to take; all where it is left out.
+        Which calls to take; all by default.
     original
-        The step before its calls were given other arguments: what was measured is measured of this one.
+        The measured step, where the arguments of ``graph`` were changed.
 
     >>> from foretrace.graph import OpTable
     >>> x, y = (Tensor((4,), "float32", "cpu", (1,), id=number, storage=number) for number in (0, 1))
@@ -78,15 +78,15 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
         notes=notes,
     )
     if plan.unowned_us >= MIN_UNOWNED_US:
-        plan.notes.append(f"{plan.unowned_us / 1e3:.3f} ms of device time are of no call: that part is not replayed")
-    unsure = unsteady_pace_note(measured.plain.synced_ms)
-    if unsure is not None:
-        plan.notes.append(unsure)
+        plan.notes.append(f"{plan.unowned_us / 1e3:.3f} ms of device time belong to no call: that part is not replayed")
+    unsteady = unsteady_pace_note(measured.plain.synced_ms)
+    if unsteady is not None:
+        plan.notes.append(unsteady)
     return with_contents(plan, graph, ops, rows)
 
 
 def _timed(calls: Sequence[Call], measured: Graph, ops: Sequence[Op]) -> tuple[float, float]:
-    """Give the calls their measured times. What is left: the host's after the last call, the device's of no call."""
+    """Set the measured times of calls. Returns the host time after the last one, and device time of no call."""
     rows = call_rows(measured)
     schedule, device = schedule_of(measured, rows), device_us(measured, rows)
     took = collective_us(measured, rows, ops)
@@ -99,7 +99,7 @@ def _timed(calls: Sequence[Call], measured: Graph, ops: Sequence[Op]) -> tuple[f
 
 
 def _calls_of(ops: Sequence[Op], chosen: Sequence[int], variables: Variables) -> list[Call]:
-    """The chosen calls with variables for tensors; what ends in calls left out ends before the next one taken."""
+    """The chosen calls with variables for tensors; what others free is freed before the next chosen call."""
     calls: list[Call] = []
     pending: list[int] = []
     ended: list[Name] = []
@@ -117,7 +117,7 @@ def _calls_of(ops: Sequence[Op], chosen: Sequence[int], variables: Variables) ->
 
 
 def _repeatable(calls: list[Call], inputs: Sequence[Input]) -> list[Call]:
-    """The calls, less those that leave memory smaller than the next step needs it: what made it larger was left out."""
+    """The calls without resizes that leave an input smaller than the next step needs, since its growth was left out."""
     memory = {entry.name: entry.memory for entry in inputs if entry.memory is not None}
     last: dict[Name, tuple[Call, bool]] = {}
     for call in calls:
@@ -136,7 +136,7 @@ def _repeatable(calls: list[Call], inputs: Sequence[Input]) -> list[Call]:
 
 
 def _last_uses(ops: Sequence[Op]) -> dict[int, list[Tensor]]:
-    """Sparse tensors made of nobody knows what, by the last call that sees them: they end there."""
+    """Sparse tensors of unknown parts, by the last call that uses them: they are freed there."""
     known = sparse_parts(ops)
     last: dict[int, tuple[int, Tensor]] = {}
     for number, op in enumerate(ops):
@@ -150,7 +150,7 @@ def _last_uses(ops: Sequence[Op]) -> dict[int, list[Tensor]]:
 
 
 def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[Call]:
-    """The call, after those that look at a storage as it wants to see it."""
+    """The call, preceded by those that make the views that it reads."""
     before: list[Call] = []
 
     def named(value: Value) -> Argument:
@@ -182,7 +182,7 @@ def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[
 
 
 def _sized_by_data(op: Op) -> bool:
-    """Whether values say how large a result is: those of a mask, for one."""
+    """Whether the size of a result depends on values, as those of a mask."""
     masked = op.name == "aten::index" and any(tensor.dtype in MASKS for tensor in op.tensors[1:])
     return masked or op.name in SIZED_BY_DATA
 
@@ -199,7 +199,7 @@ def _result(value: Value, call: Call, variables: Variables) -> Result:
 
 
 class Variables:
-    """Names for tensors. What nobody has made was there before the step: it becomes an input."""
+    """Variables of tensors. A tensor that no call has made existed before the step: it becomes an input."""
 
     def __init__(self, storages: dict[int, Storage], sparse: dict[int, tuple[Tensor, Tensor]]) -> None:
         self.inputs: list[Input] = []
@@ -210,7 +210,7 @@ class Variables:
         self._tensors, self._pieces = 0, 0
 
     def read(self, tensor: Tensor) -> tuple[Name, Call | None]:
-        """The variable that holds a tensor, and the call that has to make it first where there is none yet."""
+        """The variable of a tensor, and the call that must make it first, or None."""
         known = self._bindings.find(tensor)
         if known is not None:
             return known, None
@@ -220,7 +220,7 @@ class Variables:
         return self._viewed(tensor, base)
 
     def make(self, tensor: Tensor) -> Name | None:
-        """A new variable for a result; None where it is a tensor that was given, changed in place."""
+        """A new variable for a result; None for an argument that was changed in place."""
         held = self._bindings.by_id(tensor)
         if held is not None:
             if tensor.storage >= 0 and held not in self._bindings.on(tensor.storage):
@@ -234,7 +234,7 @@ class Variables:
         return name
 
     def end(self, tensors: Iterable[Tensor]) -> list[Name]:
-        """The variables of tensors that nobody will see again; they end."""
+        """End the variables of tensors that are not used again, and return them."""
         given = {entry.name for entry in self.inputs}
         held = (self._bindings.by_id(tensor) for tensor in tensors)
         ended = [name for name in held if name is not None and name not in given]
@@ -243,12 +243,12 @@ class Variables:
         return ended
 
     def free(self, storages: Iterable[int]) -> list[Name]:
-        """The variables that end with these storages."""
+        """End the variables on these storages, and return them."""
         ended = (self._bindings.release(storage) for storage in storages if storage not in self.memories)
         return list(dict.fromkeys(name for names in ended for name in names))
 
     def resized(self, old: int, new: int) -> Name | None:
-        """A storage was given another size: its variables are the new one's. One of them; None where nobody has any."""
+        """Move the variables of a resized storage to its new number. Returns one of them, or None."""
         if not self._bindings.knows(old):
             return self._bytes(old, new)
         if old in self.memories:
@@ -256,7 +256,7 @@ class Variables:
         return next(iter(self._bindings.move(old, new)), None)
 
     def _bytes(self, old: int, new: int) -> Name | None:
-        """All of a storage that was there before the step, and that nobody has looked at until it gets another size."""
+        """An input over a whole storage that exists before the step and is resized before any call reads it."""
         known = [self._storages[number] for number in (old, new) if number in self._storages]
         if not known:
             return None
@@ -264,7 +264,7 @@ class Variables:
         nbytes = max(storage.nbytes for storage in known)
         whole = Tensor((nbytes,), "uint8", known[0].device, (1,), storage=new)
         self._bindings.hold(new, name, whole)
-        gathered_later = known[0].nbytes == 0  # as FSDP does: there is no memory for it yet
+        gathered_later = known[0].nbytes == 0  # as in FSDP: it has no memory yet
         self.memories[new] = self._piece(0 if gathered_later else nbytes, whole.device)
         self.inputs.append(Input(name, whole, self.memories[new], Content("unknown")))
         return name
@@ -274,7 +274,7 @@ class Variables:
         return Name(f"t{self._tensors - 1}")
 
     def _viewed(self, tensor: Tensor, base: Name) -> tuple[Name, Call]:
-        """Look at a storage of the step, through another variable on it, in a way that no call has left behind."""
+        """A new view of a storage that a call has made, taken from another variable on it."""
         name = self._new()
         self._bindings.bind(tensor, name)
         arguments: tuple[Argument, ...] = (base, list(tensor.shape), list(tensor.stride or ()), tensor.offset)
@@ -293,7 +293,7 @@ class Variables:
         return name
 
     def _part(self, tensor: Tensor) -> Name:
-        """A part of a sparse input: what a call of the step has made can't be one, so that it gets a twin."""
+        """A part of a sparse input; a copy where a call of the step has made that part."""
         made = self._bindings.on(tensor.storage) and tensor.storage not in self.memories
         known = None if made else self.read(tensor)[0]
         if known is not None and any(known == entry.name for entry in self.inputs):
@@ -304,7 +304,7 @@ class Variables:
         return name
 
     def nbytes(self, tensor: Tensor) -> int:
-        """Bytes of the storage that a tensor lies in: those that were recorded, and at least all that it looks at."""
+        """Bytes of a tensor's storage: as recorded, and at least up to the tensor's end."""
         known = self._storages.get(tensor.storage)
         return max(known.nbytes if known else 0, end_in_storage(tensor))
 
@@ -315,7 +315,7 @@ class Variables:
     def _memory(self, tensor: Tensor) -> Memory:
         if tensor.storage not in self.memories:
             memory = self._piece(self.nbytes(tensor), tensor.device)
-            if tensor.storage < 0:  # a trace that knows no storages: each tensor has its own
+            if tensor.storage < 0:  # a trace without storages: each tensor has its own
                 return memory
             self.memories[tensor.storage] = memory
         return self.memories[tensor.storage]
@@ -326,7 +326,7 @@ WORK = re.compile(r"w\d+")
 
 
 def work_name(value: Constant) -> Name | None:
-    """The variable of a work; None for a constant that is none.
+    """The variable of a work; None for another constant.
 
     >>> work_name(Constant("work", "3")), work_name(Constant("dtype", "int8"))
     ('w3', None)
@@ -335,10 +335,10 @@ def work_name(value: Constant) -> Name | None:
 
 
 def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:
-    """The calls, with a wait for each work, and an end to each.
+    """The calls, with a wait for each work, and its variable freed.
 
-    C++ waits for some works where nobody can watch it: such a work is waited for before the first call that touches
-    what it works on, or at the end.
+    C++ waits for some works unseen (DDP's reducer): these are waited for before the first call that uses their
+    tensors, or at the end.
 
     >>> reduced = Call(0, "c10d::allreduce_", args=([Name("t0")],), results=([None], Name("w0")))
     >>> used = Call(1, "aten::relu", args=(Name("t0"),))
@@ -346,7 +346,7 @@ def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:
     ['c10d::allreduce_', 'c10d::wait', 'aten::relu']
     """
     storages: dict[Name, int] = {entry.name: entry.tensor.storage for entry in inputs}
-    watched = {name for call in calls if call.name == WAIT for name in call.variables}
+    waited_for = {name for call in calls if call.name == WAIT for name in call.variables}
     pending: dict[Name, set[object]] = {}
     settled: list[Call] = []
     ended: list[Name] = []
@@ -375,7 +375,7 @@ def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:
             ended.append(works[0])
             continue
         touched = places(call)
-        for work in [name for name, held in pending.items() if name not in watched and held & touched]:
+        for work in [name for name, held in pending.items() if name not in waited_for and held & touched]:
             wait(work, call)
         storages.update({name: tensor.storage for name, tensor in call.made.items()})
         pending.update(dict.fromkeys(_works(call), touched))
@@ -386,7 +386,7 @@ def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:
 
 
 def _place(name: Name, storages: dict[Name, int]) -> object:
-    """What two variables share: a storage, or nothing but their name."""
+    """What identifies the memory of a variable: its storage, or else its name."""
     storage = storages.get(name, -1)
     return storage if storage >= 0 else name
 

@@ -18,14 +18,18 @@ from foretrace.replay.generate.plan import Plan, main_kind
 from foretrace.replay.harness.report import MAX_NAME_CHARS, obfuscated
 
 MIN_STEPS, MAX_SPREAD = 4, 0.15
-"""Where the middle half of at least so many plain steps spreads over this share, their host was busy."""
+"""Fewest unprofiled steps to judge by, and the widest interquartile range, relative to the median, of a quiet host."""
 MAX_STEP_US = 600e6
-"""A step that claims to be longer is not waited for."""
+"""A longer step is taken for damaged, and not paced."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Host time in microseconds: before each call, in it, after the last; and which calls wait for the device."""
+    """Host time in microseconds before and in each call and after the last; and which calls wait for the device.
+
+    A replay has no modules, no autograd and no optimizer code, so its host would run ahead of the original's: this
+    schedule paces it. Waits for the device are left out, since a replay waits by itself.
+    """
 
     gap_us: Floats
     call_us: Floats
@@ -34,11 +38,11 @@ class Schedule:
 
 
 def unsteady_pace_note(unprofiled_ms: Sequence[float]) -> str | None:
-    """Why the pace of a recording is unsure; None where its plain steps agree.
+    """A note that the pace is uncertain, where unprofiled steps vary; None otherwise.
 
     >>> unsteady_pace_note([10.0, 10.1, 9.9, 10.0, 30.0])
     >>> unsteady_pace_note([10.0, 14.0, 19.0, 11.0, 16.0])
-    'plain steps took from 11.0 to 16.0 ms: something else kept the host busy, and the pace is unsure'
+    'unprofiled steps took from 11.0 to 16.0 ms: the host was busy with something else, and the pace is uncertain'
     """
     if len(unprofiled_ms) < MIN_STEPS:
         return None
@@ -46,12 +50,13 @@ def unsteady_pace_note(unprofiled_ms: Sequence[float]) -> str | None:
     if high - low <= MAX_SPREAD * typical:
         return None
     return (
-        f"plain steps took from {low:.1f} to {high:.1f} ms: something else kept the host busy, and the pace is unsure"
+        f"unprofiled steps took from {low:.1f} to {high:.1f} ms: "
+        "the host was busy with something else, and the pace is uncertain"
     )
 
 
 def schedule_of(graph: Graph, rows: Sequence[int]) -> Schedule:
-    """The host's schedule of the calls in these rows, as a plain step has it.
+    """Host schedule of the calls in these rows, without profiling overhead.
 
     >>> from foretrace.graph import Op, OpTable, Span
     >>> ops = [Op("aten::mm", start_us=2.0, end_us=6.0), Op("aten::relu", start_us=8.0, end_us=9.0)]
@@ -70,14 +75,14 @@ def schedule_of(graph: Graph, rows: Sequence[int]) -> Schedule:
     bounds = np.maximum.accumulate(bounds)
     waited, last = _waits(graph, bounds)
     spent = np.diff(without_profiling_overhead(graph, bounds)) - waited
-    if last is not None:  # the wait at the end of the step takes all that follows it with it
+    if last is not None:  # what follows the wait at the end of the step is not paced
         spent[-1] = min(spent[-1], max(last - bounds[-2], 0.0))
     spent = np.maximum(spent, 0.0)
     return Schedule(spent[0:-1:2], spent[1::2], waited[1::2] + waited[0:-1:2] > 0, float(spent[-1]))
 
 
 def _waits(graph: Graph, bounds: Floats) -> tuple[Floats, float | None]:
-    """Time spent in waits for the device in each interval; and the start of the first one after the last call."""
+    """Time waiting for the device in each interval; and the start of the first wait after the last call."""
     waited = np.zeros(len(bounds) - 1)
     last: float | None = None
     for row in np.flatnonzero(graph.calls.kind == SYNC).tolist():
@@ -91,7 +96,7 @@ def _waits(graph: Graph, bounds: Floats) -> tuple[Floats, float | None]:
 
 
 def _waits_for_threads(graph: Graph, bounds: Floats) -> Floats:
-    """Time between calls that passed until a collective ended that other threads of the host did: it was waited for."""
+    """Time between calls in which the host waited for a collective on its other threads (gloo)."""
     waited = np.zeros(len(bounds) - 1)
     for row in [c.op for c in graph.collectives if c.kernel < 0 <= c.op]:
         began, ended = float(graph.ops.start[row]), float(graph.ops.end[row])
@@ -103,12 +108,17 @@ def _waits_for_threads(graph: Graph, bounds: Floats) -> Floats:
 
 HALVINGS = 40
 MIN_HOST_SHARE = 0.3
-"""The least share of the time between two notes that is the host's own. Were it none, no replay could keep to the
-schedule, and whoever is late before a long call ends late."""
+"""Least share of the time between two profiler events that is the host's own. Were it 0, no replay could keep to the
+schedule, and one that is late before a long call would end late."""
 
 
 class ProfiledStep:
-    """A profiled step: what its host did when, and what its device had to do."""
+    """A profiled step, simulated with less profiling overhead.
+
+    The profiler is taken to need the same time for each event it records, but no more than a share of the time between
+    two events. That overhead follows from the unprofiled steps: with it taken off the host and with kernels as long as
+    measured, the simulated step takes as long as they did. The device may then turn out to be the slower of the two.
+    """
 
     def __init__(self, graph: Graph, step: Span) -> None:
         self._start, self._end = step.start, step.end
@@ -128,13 +138,13 @@ class ProfiledStep:
         self._waits = sorted((first, last) for first, last in waits if step.start <= first < step.end)
 
     def host(self, times: Floats, overhead_us: float) -> Floats:
-        """When the host comes to these places, with the profiler's weight taken off; waits for the device stay in."""
+        """Host times without that overhead per event; waits for the device are included."""
         between = np.diff(self._marks)
         left = np.maximum(between - overhead_us, MIN_HOST_SHARE * between)
         return np.asarray(np.interp(times, self._marks, np.concatenate([[0.0], np.cumsum(left)])))
 
     def step_us(self, overhead_us: float) -> float:
-        """How long a step takes whose host has that much less to do; it ends once the device is done."""
+        """Step time without that overhead per event; the step ends when the device is done."""
         waited = np.cumsum([0.0, *(last - first for first, last in self._waits)])
         ends = np.array([last for _, last in self._waits])
         launched = self.host(self._launched, overhead_us) - waited[np.searchsorted(ends, self._launched)]
@@ -151,7 +161,7 @@ class ProfiledStep:
         return max([host, *busy.values()])
 
     def _run(self, launched: Floats, which: slice, busy: dict[int, float]) -> None:
-        """Let kernels run, each after its launch and after the one before it on its stream."""
+        """Run kernels, each after its launch and after the one before it on its stream."""
         spent, stream = self._spent[which], self._stream[which]
         for lane in np.unique(stream).tolist():
             mine = stream == lane
@@ -160,7 +170,7 @@ class ProfiledStep:
             busy[lane] = float(start[-1] + before[-1] + spent[mine][-1])
 
     def overhead_us(self, unprofiled_us: float) -> float:
-        """The weight of each thing noted, with which the step is as long as a plain one."""
+        """Overhead per event with which the simulated step takes as long as an unprofiled one."""
         low, high = 0.0, float(np.diff(self._marks).max())
         if self.step_us(low) <= unprofiled_us:
             return low
@@ -171,7 +181,7 @@ class ProfiledStep:
 
 
 def without_profiling_overhead(graph: Graph, times: Floats) -> Floats:
-    """Times of a profiled step as they would be in a plain one, from the step's start on.
+    """Host times of a profiled step as they would be unprofiled, from the start of the step.
 
     >>> from foretrace.graph import OpTable, Timings
     >>> marks, plain = np.array([4.0]), Timings((0.010,))
@@ -183,16 +193,16 @@ def without_profiling_overhead(graph: Graph, times: Floats) -> Floats:
     if step is None:
         return times
     profiled = ProfiledStep(graph, step)
-    plain = graph.plain.synced_ms
-    return profiled.host(times, profiled.overhead_us(float(np.median(plain)) * 1e3) if plain else 0.0)
+    unprofiled = graph.plain.synced_ms
+    return profiled.host(times, profiled.overhead_us(float(np.median(unprofiled)) * 1e3) if unprofiled else 0.0)
 
 
 def device_us(graph: Graph, rows: Sequence[int]) -> Floats:
-    """Device time that each call launched."""
-    whose = enclosing_calls(graph, np.array(rows, np.int32))[graph.kernels.op]
-    known = whose >= 0
+    """Device time that each call launched, in microseconds."""
+    call_of = enclosing_calls(graph, np.array(rows, np.int32))[graph.kernels.op]
+    known = call_of >= 0
     spent = (graph.kernels.end - graph.kernels.start)[known]
-    return np.bincount(whose[known], spent, minlength=len(rows)).astype(np.float64)
+    return np.bincount(call_of[known], spent, minlength=len(rows)).astype(np.float64)
 
 
 COLLECTIVES = ("c10d::", "_c10d_functional::")
@@ -200,10 +210,10 @@ WAITS = ("c10d::wait", "_c10d_functional::wait_tensor")
 
 
 def collective_us(graph: Graph, rows: Sequence[int], ops: Sequence[Op]) -> dict[int, float]:
-    """Microseconds that each collective was under way, by the place of its call among these rows."""
+    """Duration of each collective in microseconds, by the position of its call among these rows."""
     place = enclosing_calls(graph, np.array(rows, np.int32))
     called = [number for number, op in enumerate(ops) if op.name.startswith(COLLECTIVES) and op.name not in WAITS]
-    in_order = len(called) == len(graph.collectives)  # what gloo's threads did is in no call, but in the same order
+    in_order = len(called) == len(graph.collectives)  # work of gloo's threads is in no call, but in the same order
     took: dict[int, float] = {}
     for turn, collective in enumerate(graph.collectives):
         table, row = (graph.kernels, collective.kernel) if collective.kernel >= 0 else (graph.ops, collective.op)
@@ -214,9 +224,9 @@ def collective_us(graph: Graph, rows: Sequence[int], ops: Sequence[Op]) -> dict[
 
 
 def original_of(graph: Graph, plan: Plan, obfuscate: bool = False) -> dict[str, Any]:
-    """The original's figures, under the words that a replay uses for its own.
+    """Figures of the original, with the field names of a replay's result.
 
-    Of a part of a step nobody knows the time and the memory; of kernels, those count that its calls launched.
+    Of a part of a step, time and memory are unknown, and only kernels that its calls launched count.
     """
     kernels = _kernels(graph, None if plan.whole else {call.row for call in plan.recorded}, obfuscate)
     synced, rate = graph.plain.synced_ms, graph.plain.back_to_back_ms
@@ -235,16 +245,16 @@ def original_of(graph: Graph, plan: Plan, obfuscate: bool = False) -> dict[str, 
 
 
 def _no_time_reason(plan: Plan) -> str:
-    """Why nobody knows the time of the original."""
+    """Why the time of the original is unknown."""
     return (
-        "the recording timed no plain steps"
+        "the recording timed no unprofiled steps"
         if plan.whole
         else "its figures are of the whole step, in the recorded batch"
     )
 
 
 def _kernels(graph: Graph, rows: set[int] | None, obfuscate: bool) -> dict[str, list[float]]:
-    """Count and milliseconds of each name of a kernel."""
+    """Count and milliseconds of the kernels, by name."""
     table = graph.kernels
     found: dict[str, list[float]] = {}
     spent = (table.end - table.start) / 1e3
@@ -257,7 +267,7 @@ def _kernels(graph: Graph, rows: set[int] | None, obfuscate: bool) -> dict[str, 
 
 
 def _peak(storages: list[Storage], calls: int) -> int | None:
-    """Most bytes alive at once on the step's own kind of device, by births and deaths of storages."""
+    """Peak bytes on the main device, from allocations and frees of storages."""
     main = main_kind(storage.device for storage in storages)
     held = [storage for storage in storages if storage.device.partition(":")[0] == main]
     if not held:

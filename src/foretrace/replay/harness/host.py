@@ -130,7 +130,7 @@ def _mean(found: Sequence[float]) -> float:
 
 
 DEFAULT_CLOCK_KHZ = 1_500_000
-"""Of a GPU whose PyTorch does not report its clock."""
+"""Clock of a GPU for which PyTorch reports none."""
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Runtime:
     """The kind of device the step was recorded on."""
     calls: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Deviations from what the benchmark asks for."""
+    """Deviations from the benchmark, for the report."""
     streams: dict[int, Any] = field(default_factory=dict)
     events: dict[int, Any] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)

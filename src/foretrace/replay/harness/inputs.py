@@ -80,7 +80,7 @@ def _filled(tensor: torch.Tensor, content: Fill) -> torch.Tensor:
             tensor.zero_()
             shape = list(tensor.shape)
             runtime.notes.append(
-                f"a tensor of {shape} holds zeros instead of what was asked for: {summarize_error(error)}"
+                f"a tensor of {shape} holds zeros, since its content does not fit: {summarize_error(error)}"
             )
     return tensor
 

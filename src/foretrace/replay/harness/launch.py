@@ -54,9 +54,9 @@ def launch(program: Sequence[str], world: int) -> int:
 
     Prints the standard error of that rank only; of rank 0 if none failed.
     """
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        port = asked.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     common[PARENT_VARIABLE] = os.getpid()
     ranks: list[subprocess.Popen[bytes]] = []

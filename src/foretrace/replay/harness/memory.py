@@ -170,7 +170,7 @@ def is_out_of_memory(error: Exception) -> bool:
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_out_of_memory(KeyError("t1"))
     (True, False)
     """
-    return isinstance(error, MemoryError) or any(word in str(error) for word in OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 @contextmanager
@@ -298,9 +298,9 @@ class BoundedStorages(Storages):
 
 def _kinds(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str]:
     """Kinds of devices that a call may allocate on."""
-    asked = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.device)]
-    if asked:
-        return {device.type for device in asked}
+    devices = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.device)]
+    if devices:
+        return {device.type for device in devices}
     tensors = list[torch.Tensor]()
     pending = [*args, *kwargs.values()]
     for value in pending:  # grows meanwhile

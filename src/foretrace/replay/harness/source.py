@@ -200,11 +200,11 @@ def _via(function: str, line: str) -> str:
     "    _, w0 = emulate(7, 'c10d.allreduce_', [t1], group_0, reduce_sum, None)  # 7"
     """
     found = CALL.match(line)
-    asked = COLLECTIVE.match(found["call"]) if found else None
-    if not found or not asked:
+    collective = COLLECTIVE.match(found["call"]) if found else None
+    if not found or not collective:
         return line
     left = f"{found['space']}{found['left'] or ''}"
-    return f"{left}{function}({found['number']}, {asked['name']!r}, {asked['rest']}  # {found['number']}"
+    return f"{left}{function}({found['number']}, {collective['name']!r}, {collective['rest']}  # {found['number']}"
 
 
 def read_inputs(path: Path) -> dict[str, torch.Tensor]:

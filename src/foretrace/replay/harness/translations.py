@@ -160,7 +160,7 @@ NO_VIEW = "view size is not compatible"
 def reshape_for_view(call: str, error: str) -> str | None:
     """The reshape that replaces a view which the strides on this device do not allow; None for other errors.
 
-    >>> reshape_for_view("aten.view.default(t1, [4])", "view size is not compatible with input tensor's size and stride")
+    >>> reshape_for_view("aten.view.default(t1, [4])", "view size is not compatible with input tensor's size")
     'aten.reshape.default(t1, [4])'
     """
     return COPY + call.removeprefix(VIEW) if call.startswith(VIEW) and NO_VIEW in error else None
