@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 import torch
 
-from foretrace.record.watch.session import record
+from foretrace.record.watch.session import record_step
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MOST_SECONDS = 60
@@ -129,7 +129,7 @@ def recorded(model: str, parts: dict[str, Any], device: str, folder: Path) -> No
     """Build a step and record it."""
     torch.manual_seed(0)
     plain, warmup = (1, 1) if device == "cpu" else (12, 4)
-    record(built(model, parts, device), folder, plain=plain, profile=1, warmup=warmup)
+    record_step(built(model, parts, device), folder, plain=plain, profile=1, warmup=warmup)
 
 
 def kept(archive: Path, name: str, model: str, parts: dict[str, Any], device: str) -> bool:

@@ -24,7 +24,7 @@ import dlrm_distributed
 import gpt
 from benchmarks.truth.gloo_turns import turns
 from foretrace.calibration.calibrate import calibrate
-from foretrace.record.watch.session import record
+from foretrace.record.watch.session import record_step
 
 Step = Callable[[], torch.Tensor]
 WARM_UP, PLAIN, PROFILED = 2, 6, 3
@@ -92,7 +92,7 @@ class Ranks:
     def record(self, name: str, number: str) -> None:
         """Record a job once more."""
         out = self._folder(name) / f"recording-{number}"
-        record(self._steps[name], out, plain=PLAIN, profile=PROFILED, warmup=WARM_UP)
+        record_step(self._steps[name], out, plain=PLAIN, profile=PROFILED, warmup=WARM_UP)
 
     def time(self, name: str) -> None:
         """Time some steps, each as the mean over all ranks."""

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.lib.workloads import ALL, Step
 from foretrace.graph import Graph
 from foretrace.record import folder as files
-from foretrace.record.sketch.fake_step import Moving
+from foretrace.record.sketch.fake_step import ModuleMover
 from foretrace.record.sketch.sketch import sketch
 
 ESTIMATE = "estimate.json"
@@ -39,7 +39,7 @@ def estimate(make: Callable[[], Step]) -> dict[str, Any]:
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
 
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), patch.object(torch.nn.Module, "_apply", Moving().apply):
+        with FakeTensorMode(allow_non_fake_inputs=True), patch.object(torch.nn.Module, "_apply", ModuleMover().apply):
             step = make()
             step()  # the first one makes the optimizer's state
             estimator = RuntimeEstimator()

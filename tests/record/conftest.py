@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretrace.record.watch.session import record
+from foretrace.record.watch.session import record_step
 from tests.record.jobs import SHORT
 
 
@@ -24,4 +24,4 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layer(table(ids, offsets)).square().mean().backward()
         optimizer.step()
 
-    return record(step, tmp_path_factory.mktemp("recorded") / "run", **SHORT)
+    return record_step(step, tmp_path_factory.mktemp("recorded") / "run", **SHORT)

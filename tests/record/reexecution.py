@@ -23,7 +23,7 @@ class Snapshots(Watch):
     def describe(self, value: Any) -> Any:
         described = super().describe(value)
         if isinstance(value, torch.Tensor) and described.storage >= 0:
-            storage = self.census.storages[described.storage]
+            storage = self.registry.storages[described.storage]
             if storage.birth < 0 and storage.id not in self.before:
                 self.before[storage.id] = _bytes_of(value).clone()
         return described

@@ -20,11 +20,11 @@ INJECTED = Path(attach.__file__).parents[1] / "inject"
 
 def run(code: str, *path: Path, orders: dict[str, object] | None = None, flags: tuple[str, ...] = ()) -> str:
     """What a process prints that a recorder is attached to."""
-    told = {"out": "/nowhere", "stop": False, **SHORT} | (orders or {})
+    orders = {"out": "/nowhere", "stop": False, **SHORT} | (orders or {})
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (INJECTED, *path))),
-        attach.ORDERS: json.dumps(told),
+        attach.ORDERS: json.dumps(orders),
     }
     done = subprocess.run([PYTHON, *flags, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

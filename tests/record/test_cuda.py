@@ -10,7 +10,7 @@ import torch
 
 from foretrace.record.recording import load_recording
 from foretrace.record.sketch.sketch import sketch
-from foretrace.record.watch.session import record
+from foretrace.record.watch.session import record_step
 from foretrace.record.watch.watch import Watch
 
 pytestmark = [
@@ -34,7 +34,7 @@ def small_step(compiled: bool = False):  # type: ignore[no-untyped-def]
 
 
 def test_each_kernel_belongs_to_a_call(tmp_path: Path) -> None:
-    graph = load_recording(record(small_step(), tmp_path / "r", plain=2, profile=2)).graphs[0]
+    graph = load_recording(record_step(small_step(), tmp_path / "r", plain=2, profile=2)).graphs[0]
     assert len(graph.kernels) > 10
     assert (graph.kernels.op >= 0).all()
     assert graph.device == torch.cuda.get_device_name()
@@ -66,7 +66,7 @@ def test_reading_a_value_and_waiting_for_the_device_are_seen() -> None:
 
 
 def test_compiled_kernels_are_ops_of_their_own(tmp_path: Path) -> None:
-    folder = record(small_step(compiled=True), tmp_path / "r", plain=2, profile=2)
+    folder = record_step(small_step(compiled=True), tmp_path / "r", plain=2, profile=2)
     graph = load_recording(folder).graphs[0]
     names = [op.name for op in graph.ops]
     fused = [row for row, name in enumerate(names) if name.startswith("triton_")]
@@ -78,7 +78,7 @@ def test_compiled_kernels_are_ops_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_sketch_is_the_recording_of_the_same_step(tmp_path: Path) -> None:
-    graph = load_recording(record(small_step(), tmp_path / "r", plain=2, profile=2)).graphs[0]
+    graph = load_recording(record_step(small_step(), tmp_path / "r", plain=2, profile=2)).graphs[0]
     paper = sketch(small_step, device="cuda")
     told = [(op.name, [t.shape for t in op.tensors]) for op in graph.ops]
     assert told == [(op.name, [t.shape for t in op.tensors]) for op in paper.ops]
@@ -102,7 +102,7 @@ def test_a_captured_graph_launches_many_kernels_at_once(tmp_path: Path) -> None:
         captured.replay()
         step()
 
-    graph = load_recording(record(replay, tmp_path / "r", plain=2, profile=2)).graphs[0]
+    graph = load_recording(record_step(replay, tmp_path / "r", plain=2, profile=2)).graphs[0]
     calls, launched = np.unique(graph.kernels.call[graph.kernels.call >= 0], return_counts=True)
     assert launched.max() >= 3
     assert "Graph" in graph.calls.names[graph.calls.name[calls[launched.argmax()]]]

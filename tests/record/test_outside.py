@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.record.watch.compiled_calls import _thread, enclosing, when_outside
+from foretrace.record.watch.compiled_calls import _thread, deferring, run_outside
 from foretrace.record.watch.step_boundaries import listen
 from tests.record.jobs import SHORT, SHORT_STEPS, foretrace, run_recorded, script
 
@@ -67,7 +67,7 @@ def test_a_step_that_fails_is_not_heard_and_the_next_one_is() -> None:
 
 def test_work_that_fails_leaves_no_work_behind() -> None:
     with pytest.raises(ZeroDivisionError):
-        enclosing(lambda: when_outside(lambda: 1 / 0))()  # type: ignore[arg-type]
+        deferring(lambda: run_outside(lambda: 1 / 0))()  # type: ignore[arg-type]
     assert _thread.depth == 0 and _thread.waiting == []
 
 

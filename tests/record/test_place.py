@@ -18,7 +18,7 @@ from foretrace.graph import ForetraceError
 from foretrace.processes import OWNER, Claim, Owner
 from foretrace.record import folder as files
 from foretrace.record.recording import load_recording
-from foretrace.record.watch.session import Place, prepare
+from foretrace.record.watch.session import OutputFolder, claim_output
 from tests.processes import PATIENCE_S, started
 from tests.record.jobs import FORETRACE, SHORT, SHORT_STEPS, run_recorded, script
 
@@ -107,11 +107,11 @@ with ft.recording(here / "r", **{SHORT!r}):
 def test_two_processes_that_are_the_same_rank_do_not_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    first = prepare(tmp_path / "r")
+    first = claim_output(tmp_path / "r")
     with pytest.raises(ForetraceError, match="another recording into"):
-        prepare(tmp_path / "r")
+        claim_output(tmp_path / "r")
     monkeypatch.setenv("RANK", "0")
-    second = prepare(tmp_path / "r")
+    second = claim_output(tmp_path / "r")
     assert first.parts != second.parts
     for place in (first, second):
         place.leave()
@@ -123,16 +123,16 @@ def test_launchers_of_a_job_on_several_nodes_share_a_place(tmp_path: Path) -> No
     other = tmp_path / ".r.1.partial"
     other.mkdir()
     with Claim(other, Owner.here("nodes", "1")):
-        prepare(tmp_path / "r", torchrun).leave()
+        claim_output(tmp_path / "r", torchrun).leave()
         with pytest.raises(ForetraceError, match="in progress"):
-            prepare(tmp_path / "r", ["torchrun", "--nnodes=1", "train.py"])
+            claim_output(tmp_path / "r", ["torchrun", "--nnodes=1", "train.py"])
 
 
 def test_a_recorder_on_another_machine_is_let_be(tmp_path: Path) -> None:
     other = tmp_path / ".r.1.partial"
     other.mkdir()
     (other / OWNER).write_text(json.dumps(replace(Owner.here(), host="elsewhere", started=-1).__dict__))
-    place = prepare(tmp_path / "r")
+    place = claim_output(tmp_path / "r")
     assert other.is_dir()
     place.leave()
 
@@ -141,18 +141,18 @@ def test_names_that_only_look_alike_are_let_be(tmp_path: Path) -> None:
     for name in (".r.notes.partial", ".r.1.partial.txt", ".rr.1.partial", "r.1.partial"):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (0, 0))
-    prepare(tmp_path / "r").leave()
+    claim_output(tmp_path / "r").leave()
     assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_recording_whose_place_was_taken_meanwhile_gets_one_beside_it(tmp_path: Path) -> None:
     rank(tmp_path / "r", 0)
     rank(tmp_path / ".r.1.partial", 0)
-    assert Place(tmp_path / "r", tmp_path / ".r.1.partial").finish({}) == tmp_path / "r-2"
+    assert OutputFolder(tmp_path / "r", tmp_path / ".r.1.partial").finish({}) == tmp_path / "r-2"
     rank(tmp_path / ".r.2.partial", 0)
-    assert Place(tmp_path / "r", tmp_path / ".r.2.partial").finish({}) == tmp_path / "r-3"
+    assert OutputFolder(tmp_path / "r", tmp_path / ".r.2.partial").finish({}) == tmp_path / "r-3"
     rank(tmp_path / ".r.3.partial", 1)
-    place = Place(tmp_path / "r", tmp_path / ".r.3.partial")
+    place = OutputFolder(tmp_path / "r", tmp_path / ".r.3.partial")
     assert place.finish({}) == tmp_path / "r"
     place.leave()
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["r", "r-2", "r-3"]
@@ -160,7 +160,7 @@ def test_a_recording_whose_place_was_taken_meanwhile_gets_one_beside_it(tmp_path
 
 def test_two_recordings_in_one_process_one_after_the_other_leave_nothing(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        place = prepare(tmp_path / name)
+        place = claim_output(tmp_path / name)
         rank(place.parts, 0)
         assert place.finish({}) == tmp_path / name
         place.leave()

@@ -97,7 +97,7 @@ def step():
         (f"open('weights.pt')\n{NOTHING}", "No such file", "start Foretrace where the script is started"),
         (f"import os\nos.environ['RANK']\n{NOTHING}", "KeyError: 'RANK'", "finds it a group with --world N"),
         ("import torch\ndef step():\n    torch.ones(4).numpy()\n", r"\.numpy\(\)", "no values, and it wants some"),
-        (OPERATOR, r"what of_a_script\.odd\.default gives, nobody says", "torch.library.register_fake"),
+        (OPERATOR, r"the output shapes of of_a_script\.odd\.default are unknown", "torch.library.register_fake"),
     ],
 )
 def test_advice_goes_with_the_failure(script: Path, text: str, said: str, advice: str) -> None:

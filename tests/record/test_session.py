@@ -17,7 +17,7 @@ from foretrace.graph import ForetraceError
 from foretrace.record import folder as files
 from foretrace.record.recording import load_recording
 from foretrace.record.watch import recorder, session
-from foretrace.record.watch.session import Place
+from foretrace.record.watch.session import OutputFolder
 from foretrace.record.watch.step_boundaries import _listeners
 from tests.record.jobs import SHORT, SHORT_STEPS, small_step
 
@@ -305,5 +305,5 @@ def test_ranks_that_finish_at_the_same_moment_end_up_side_by_side(
     facts = {"rank": 0, "world": 2, "device": "", "synced_ms": [], "back_to_back_ms": [], "groups": {}}
     files.write_rank(parts / "rank-0", {**facts, "slowdown": {"profile": 1.0}})
     monkeypatch.setattr(Path, "replace", comes_second)
-    assert Place(out, parts).finish({"by": "ft.record"}) == out
+    assert OutputFolder(out, parts).finish({"by": "ft.record"}) == out
     assert left_in(out) == ["job.json", "rank-0", "rank-1"]

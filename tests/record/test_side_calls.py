@@ -123,7 +123,7 @@ def test_outside_a_watched_step_nothing_is_noted() -> None:
 def test_a_failure_to_note_does_not_end_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch()
     storage = torch.zeros(4).untyped_storage()
-    monkeypatch.setattr(watch.census, "resized", lambda *_: 1 / 0)
+    monkeypatch.setattr(watch.registry, "resized", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError), watch:
         storage.resize_(0)
         assert storage.nbytes() == 0, "the step itself goes on"

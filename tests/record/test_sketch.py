@@ -56,7 +56,7 @@ def layouts(op: Op) -> list[Any]:
 
 
 def lives(graph: Graph | Watch) -> list[tuple[int, str, int, int]]:
-    storages = graph.storages if isinstance(graph, Graph) else graph.census.storages
+    storages = graph.storages if isinstance(graph, Graph) else graph.registry.storages
     return [(s.nbytes, s.device, s.birth, s.death) for s in storages.values()]
 
 
@@ -379,7 +379,7 @@ def test_a_step_that_puts_nothing_on_the_gpu_is_told_so() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_step_that_wants_a_gpu_is_told_how_to_pretend_one() -> None:
-    with pytest.raises(ForetraceError, match="wants a GPU"):
+    with pytest.raises(ForetraceError, match="needs a GPU"):
         sketch(lambda: (torch.ones(3, device="cuda", requires_grad=True) * 2).sum().backward())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.record.sketch.fake_step import left_uncompiled
+from foretrace.record.sketch.fake_step import compilation_disabled
 from foretrace.record.sketch.sketch import sketch
 from foretrace.record.watch.profile import something_is_compiled
 from tests.record.jobs import names_and_shapes, script
@@ -78,11 +78,11 @@ def test_a_compiled_step_is_sketched_as_eager_code_and_says_so(kind: str, note: 
 
 
 def test_a_compile_that_a_script_keeps_is_torchs_own_after_the_sketch() -> None:
-    with left_uncompiled():
+    with compilation_disabled():
         kept = torch.compile
     compiled = kept(torch.neg, backend="eager")
     assert torch.compiler._is_compiling_flag is False
-    with left_uncompiled() as regions:
+    with compilation_disabled() as regions:
         assert compiled(torch.ones(1)).item() == -1
     assert regions.notes == [ONE]
 

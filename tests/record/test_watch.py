@@ -44,10 +44,10 @@ def test_every_call_of_an_example_runs_again_to_the_same_bits(name: str) -> None
     again = Reexecution(seen.before)
     torch.manual_seed(1)
     again.run(ops)
-    outlived = [s for s in seen.census.storages.values() if s.birth < 0 and s.death < 0]
+    outlived = [s for s in seen.registry.storages.values() if s.birth < 0 and s.death < 0]
     changed = [s.id for s in outlived if not torch.equal(again.storages[s.id], seen.before[s.id])]
     assert len(changed) >= 4, "the step changed its weights"
-    live = {number: ref() for number, ref in seen.census._living.values()}
+    live = {number: ref() for number, ref in seen.registry._living.values()}
     for number in changed:
         now = torch.empty(0, dtype=torch.uint8).set_(live[number])
         assert torch.equal(again.storages[number], now), f"storage {number} came out differently"
@@ -95,7 +95,7 @@ def test_a_storage_is_born_and_dies_with_the_ops_around_it() -> None:
 
     watch, ops = watched(step)
     a = next(iter(tensors_in(ops[0].outputs)))
-    assert (watch.census.storages[a.storage].birth, watch.census.storages[a.storage].death) == (0, 2)
+    assert (watch.registry.storages[a.storage].birth, watch.registry.storages[a.storage].death) == (0, 2)
     assert ops[2].frees == (a.storage,)
 
 

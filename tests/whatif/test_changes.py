@@ -16,7 +16,7 @@ import foretrace as ft
 import gpt
 import resnet
 from foretrace.graph import Graph
-from foretrace.record.watch.session import record
+from foretrace.record.watch.session import record_step
 from foretrace.transforms.step import flatten
 from foretrace.whatif.changes import edit_step
 
@@ -50,7 +50,7 @@ def recorded(model: ModuleType, folder: Path, **parts: Any) -> Graph:
     shape = {field.name: parts.pop(field.name) for field in fields(tiny) if field.name in parts}
     with patch.dict(model.PRESETS, {"tiny": replace(tiny, **shape)}):
         step = model.make_step(preset="tiny", device="cpu", **parts)
-    return ft.load(record(step, folder, plain=1, profile=0, warmup=1)).graphs[0]
+    return ft.load(record_step(step, folder, plain=1, profile=0, warmup=1)).graphs[0]
 
 
 def calls(graph: Graph) -> list[tuple[Any, ...]]:

@@ -26,7 +26,7 @@ from foretrace.formats.kineto import read_kineto
 from foretrace.graph import Graph
 from foretrace.record.recording import load_recording
 from foretrace.record.sketch.sketch import sketch
-from foretrace.record.watch.session import record
+from foretrace.record.watch.session import record_step
 from foretrace.record.watch.watch import Watch
 
 
@@ -58,7 +58,7 @@ def compare(name: str, out: Path) -> dict[str, Any]:
     for _ in range(5):
         step()
     plain, seen = kernels_of(step), watched(step)
-    graph = load_recording(record(step, out / name, plain=20, profile=3)).graphs[0]
+    graph = load_recording(record_step(step, out / name, plain=20, profile=3)).graphs[0]
     recorded = names_of(graph)
     del step
     gc.collect()

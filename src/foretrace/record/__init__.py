@@ -1,4 +1,8 @@
-"""Watching a live job, sketching one that never runs, and recordings on disk."""
+"""Recording training jobs.
+
+`watch` records a live job, `sketch` traces a step that never runs, `recording` reads recordings back, and `folder`
+knows their files. `script` sketches a script in a process of its own, behind `guard`.
+"""
 
 from foretrace._deprecated import keep_callable
 

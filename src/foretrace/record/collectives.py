@@ -1,4 +1,4 @@
-"""The collectives among recorded calls."""
+"""The collectives among recorded calls: kind, group, size and peer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A recording on disk: a folder a rank, and ``job.json`` that says how it was made.
+"""Files of a recording: one folder per rank, and ``job.json`` that says how it was made.
 
 ``rank-N/`` holds ``rank.json`` (timings, machine, groups), ``ops.jsonl.gz`` (the structure), ``storages.json.gz``,
-``indices.json``, ``contents.json.gz`` (what tensors held before the step), ``profile.json.gz`` (the light profile, as
-PyTorch's profiler writes it) and, where something was compiled, ``et.json.gz`` (PyTorch's execution trace). Each is
-written under a temporary name and renamed.
+``indices.json``, ``contents.json.gz`` (summaries of tensors from before the step), ``profile.json.gz`` (the light
+profile, as PyTorch's profiler writes it) and, where something was compiled, ``et.json.gz`` (PyTorch's execution trace).
+Each is written under a temporary name and renamed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ VERSION = 1
 RANK, OPS, STORAGES, INDICES = "rank.json", "ops.jsonl.gz", "storages.json.gz", "indices.json"
 PROFILE, EXECUTION_TRACE, JOB, CONTENTS = "profile.json.gz", "et.json.gz", "job.json", "contents.json.gz"
 NOT_FINITE = ("inf", "-inf", "nan")
-MOST_BYTES = 1 << 62
+MAX_BYTES = 1 << 62
 MAX_COUNT, MAX_DOUBLINGS = 1 << 53, 64
-"""Rows and ids that floats still count one by one, and how often one row can be hit, in doublings."""
+"""Largest count that floats represent exactly, and accesses of one row, in doublings."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What is known of a rank besides its ops."""
+    """Contents of ``rank.json``: timings, machine and groups of a rank."""
 
     rank: int
     world: int
@@ -67,7 +67,7 @@ def write_indices(folder: Path, seen: Iterable[tuple[str, int, Indices]]) -> Non
 
 
 def write_contents(folder: Path, held: Iterable[tuple[str, int, int, Content]]) -> None:
-    """Write what tensors held before the step: each with the op that saw it first, and which of its tensors it is."""
+    """Write summaries of tensors from before the step, each with the first op that used it and its position there."""
     rows = [
         {
             "op": name,
@@ -82,19 +82,19 @@ def write_contents(folder: Path, held: Iterable[tuple[str, int, int, Content]]) 
 
 
 def _finite(fact: Any) -> Any:
-    """A fact that JSON has a word for: what is not finite is written as text."""
+    """A value that JSON can represent: infinities and NaN are written as text."""
     if isinstance(fact, list):
         return [_finite(item) for item in fact]
     return str(fact) if isinstance(fact, float) and not math.isfinite(fact) else fact
 
 
 def write_rank(folder: Path, facts: dict[str, Any]) -> None:
-    """Write what is known of a rank: last, since its presence says that the rank is complete."""
+    """Write ``rank.json``: last, since its presence marks the rank as complete."""
     _write(folder / RANK, json.dumps({"version": VERSION, **facts}, indent=1))
 
 
 def write_job(folder: Path, facts: dict[str, Any]) -> None:
-    """Write how the recording was made."""
+    """Write ``job.json``: how the recording was made."""
     made = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     job = {"format": "foretrace recording", "version": VERSION, "foretrace": __version__, "made": made, **facts}
     _write(folder / JOB, json.dumps(job, indent=1))
@@ -107,8 +107,8 @@ def read_ops(folder: Path) -> list[Op]:
 
 
 def read_storages(folder: Path, calls: int) -> dict[int, Storage]:
-    """The storages that so many calls touch, by id."""
-    with _read_soundly(folder / STORAGES) as rows:
+    """The storages of a structure step of so many calls, by id."""
+    with _checked_json(folder / STORAGES) as rows:
         return {storage.id: storage for storage in (_storage(row, calls) for row in rows)}
 
 
@@ -116,7 +116,7 @@ def _storage(row: Any, calls: int) -> Storage:
     number, nbytes, device, birth, death = row
     if not (-1 <= birth < calls and -1 <= death <= calls):
         raise ValueError(f"storage {number} lives from call {birth} to {death} of {calls}")
-    if not 0 <= nbytes < MOST_BYTES:
+    if not 0 <= nbytes < MAX_BYTES:
         raise ValueError(f"storage {number} has {nbytes} bytes")
     return Storage(int(number), int(nbytes), str(device), int(birth), int(death))
 
@@ -127,7 +127,7 @@ def read_indices(folder: Path, ops: list[Op]) -> list[Indices]:
         return []
     places = _places(ops)
     found = []
-    with _read_soundly(folder / INDICES) as entries:
+    with _checked_json(folder / INDICES) as entries:
         for entry in entries:
             of_name, nth = places.get(entry["op"], []), entry["nth"]
             row = of_name[nth] if 0 <= nth < len(of_name) else -1
@@ -146,12 +146,12 @@ def _counted(number: Any) -> int:
 
 
 def read_contents(folder: Path, ops: list[Op]) -> dict[int, Content]:
-    """What tensors held before the step, by tensor id; nothing where the recording is older than that."""
+    """Summaries of tensors from before the step, by tensor id; older recordings have none."""
     if not (folder / CONTENTS).exists():
         return {}
     places = _places(ops)
     found: dict[int, Content] = {}
-    with _read_soundly(folder / CONTENTS) as rows:
+    with _checked_json(folder / CONTENTS) as rows:
         for row in rows:
             of_name, nth, position = places.get(row["op"], []), row["nth"], row["tensor"]
             tensors = ops[of_name[nth]].tensors if 0 <= nth < len(of_name) else []
@@ -180,8 +180,8 @@ def _places(ops: list[Op]) -> dict[str, list[int]]:
 
 
 def read_rank(folder: Path) -> Rank:
-    """What is known of a rank."""
-    with _read_soundly(folder / RANK) as facts:
+    """Read ``rank.json``."""
+    with _checked_json(folder / RANK) as facts:
         _check_version(facts, folder / RANK)
         synced, back_to_back = (tuple(map(float, facts[name])) for name in ("synced_ms", "back_to_back_ms"))
         peak = facts.get("peak_memory_bytes")
@@ -197,8 +197,8 @@ def read_rank(folder: Path) -> Rank:
 
 
 def read_world(folder: Path) -> int:
-    """How many ranks a recorded job ran on."""
-    with _read_soundly(folder / JOB) as facts:
+    """The world size of a recorded job."""
+    with _checked_json(folder / JOB) as facts:
         _check_version(facts, folder / JOB)
         if not 0 < facts["world"] <= MAX_RANKS:
             raise ValueError(f"a job of {facts['world']} ranks")
@@ -229,8 +229,8 @@ def _check_version(facts: Any, path: Path) -> None:
 
 
 @contextmanager
-def _read_soundly(path: Path) -> Iterator[Any]:
-    """What a file of JSON holds; says which file it was where it does not hold what it should."""
+def _checked_json(path: Path) -> Iterator[Any]:
+    """The contents of a JSON file; errors of the reader name the file."""
     try:
         yield json.loads(_read(path))
     except DAMAGE as error:

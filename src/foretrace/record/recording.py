@@ -1,4 +1,7 @@
-"""Reading a recording: the calls of the structure step, with the times and the kernels of the light profile."""
+"""Reading a recording: the calls of the structure step, with the times and kernels of the light profile.
+
+Compiled kernels launch device work without being dispatcher calls; their tensors come from the execution trace.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Jo
     path
         The recording's folder.
     ranks
-        Read only these; all where it is left out.
+        Ranks to read; all by default.
     """
     path = Path(path)
     world = files.read_world(path)
@@ -62,7 +65,7 @@ def _profile(path: Path) -> Graph | None:
 
 
 def _median_step(profiles: list[Graph]) -> str:
-    """The profiled step of median length over all ranks, the first one left out: it pays for the profiler's start."""
+    """The profiled step of median length over all ranks, without the first, which includes the profiler's start."""
     lengths: dict[str, float] = {}
     for profile in profiles:
         steps = sorted(profile.steps, key=lambda step: step.start)
@@ -109,8 +112,8 @@ def _compiled(path: Path) -> Graph | None:
 def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) -> Graph:
     """The structure's calls at the profile's times, with its runtime calls and kernels.
 
-    What launched device work without being a dispatcher call (a compiled kernel) becomes an op of its own, with the
-    tensors that the execution trace in ``compiled`` knows it by. So does what gloo's threads did for a collective.
+    A compiled kernel, which launches device work without a dispatcher call, becomes an op of its own, with its tensors
+    from the execution trace ``compiled``. So does the work of gloo's threads for a collective.
     """
     found = match_ops(structure.ops, profile.ops)
     owner = _owners(found, profile)
@@ -121,7 +124,7 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
 
     launchers = [profile.ops[int(row)] for row in extra]
     if compiled is not None:
-        launchers = described(launchers, structure, compiled)
+        launchers = with_traced_arguments(launchers, structure, compiled)
     ops, order = _timed(structure.ops, found, profile, extra, launchers)
     ops.kind = np.concatenate([structure.ops.kind, profile.ops.kind[extra]])[order]
     place = np.empty(len(order) + 1, np.int32)
@@ -150,7 +153,7 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
 
 
 def _moved(storage: Storage, place: Ints, calls: int) -> Storage:
-    """The storage with its birth and death at the calls' new places; what died after the last one still does."""
+    """The storage with birth and death at the new rows of the calls; after the last call stays after the last."""
     death = len(place) - 1 if storage.death == calls else int(place[storage.death])
     return replace(storage, birth=int(place[storage.birth]), death=death)
 
@@ -163,21 +166,21 @@ def _owners(found: Ints, profile: Graph) -> Ints:
 
 
 def _launchers_without_owner(owner: Ints, profile: Graph) -> NDArray[np.intp]:
-    """Rows of the profile that launch work and belong to no call of the structure."""
+    """Rows of the profile that launch kernels and belong to no call of the structure."""
     launching = profile.calls.op[(profile.calls.kind == LAUNCH) & (profile.calls.op >= 0)]
     rows: NDArray[np.intp] = distinct(launching).astype(np.intp)
     return rows[_inherited(owner, profile.ops.parent)[rows] < 0]
 
 
 def _host_works(profile: Graph) -> NDArray[np.intp]:
-    """Rows of the profile in which gloo's threads did a collective: the calls that asked for them return at once."""
+    """Rows of the profile in which gloo's threads ran a collective: the calls themselves return at once."""
     names = profile.ops.names
     rows = [c.op for c in profile.collectives if c.kernel < 0 and names[profile.ops.name[c.op]].startswith("gloo:")]
     return np.array(sorted(rows), np.intp)
 
 
 def _inherited(owner: Ints, parents: Ints) -> Ints:
-    """Owners, each row without one taking its parent's: parents come first."""
+    """Owners, where a row without one inherits its parent's: parents come first."""
     result = owner.tolist()
     for row, parent in enumerate(parents.tolist()):
         if result[row] < 0 and parent >= 0:
@@ -188,7 +191,7 @@ def _inherited(owner: Ints, parents: Ints) -> Ints:
 def _timed(
     structure: OpTable, found: Ints, profile: Graph, extra: NDArray[np.intp], launchers: list[Op]
 ) -> tuple[OpTable, NDArray[np.intp]]:
-    """The structure's ops and the extra ones at the profile's times, and where each row came from.
+    """The structure's ops and the extra ones at the profile's times, and the previous row of each.
 
     A call that the profile does not show (a stream's wait, a resize) stands at the end of the call before it, or at
     the start of the first one it shows.
@@ -202,9 +205,9 @@ def _timed(
     seen, hidden = np.flatnonzero(shown[:count]), np.flatnonzero(~shown[:count])
     if len(seen):
         before = np.searchsorted(seen, hidden) - 1
-        beside = seen[np.maximum(before, 0)]
-        start[hidden] = end[hidden] = np.where(before < 0, start[beside], end[beside])
-        thread[hidden] = thread[beside]
+        neighbour = seen[np.maximum(before, 0)]
+        start[hidden] = end[hidden] = np.where(before < 0, start[neighbour], end[neighbour])
+        thread[hidden] = thread[neighbour]
 
     calls = [*structure, *launchers]
     for op, begins, ends, lane in zip(calls, start, end, thread):
@@ -214,21 +217,18 @@ def _timed(
 
 
 def _collectives(planned: list[Collective], kernel_op: Ints, place: Ints, works: NDArray[np.intp]) -> list[Collective]:
-    """The structure's collectives with the kernels, or the rows of gloo's threads, that did them."""
+    """The structure's collectives with the kernels, or the rows of gloo's threads, that ran them."""
     kernel_of = {int(op): row for row, op in reversed(list(enumerate(kernel_op)))}
-    # Gloo calls some collectives by other names, but takes them in order.
+    # Gloo has other names for some collectives, but runs them in order.
     rows = [place[row] for row in (works if len(works) == len(planned) else (c.op for c in planned))]
     return [replace(c, op=int(row), kernel=kernel_of.get(int(row), -1)) for c, row in zip(planned, rows)]
 
 
-# --- was record.launchers: Compiled kernels, which launch device work without being dispatcher calls: an execution trace knows their tensors.
-
-
-def described(launchers: Sequence[Op], structure: Graph, trace: Graph) -> list[Op]:
+def with_traced_arguments(launchers: Sequence[Op], structure: Graph, trace: Graph) -> list[Op]:
     """The launchers with the arguments of those of the same name, in order, in an execution trace.
 
-    The trace counts storages in its own way: those that calls of the structure use as well get their numbers there,
-    so that it is known what a kernel finds in the cache.
+    The trace numbers storages differently: those that calls of the structure also use get the structure's numbers, so
+    that cache hits of a kernel are known.
     """
     wanted = {op.name for op in launchers}
     known: defaultdict[str, deque[Op]] = defaultdict(deque)
@@ -236,28 +236,28 @@ def described(launchers: Sequence[Op], structure: Graph, trace: Graph) -> list[O
         if trace.ops.names[code] in wanted:
             known[trace.ops.names[code]].append(trace.ops[row])
     number = _renumbered(structure, trace)
-    return [_told(op, known[op.name].popleft(), number) if known[op.name] else op for op in launchers]
+    return [_with_arguments(op, known[op.name].popleft(), number) if known[op.name] else op for op in launchers]
 
 
 def _renumbered(structure: Graph, trace: Graph) -> Callable[[int], int]:
-    """From the trace's numbers of storages to the structure's; what only the trace has is counted after those."""
+    """Map from the trace's storage ids to the structure's; storages that only the trace has come after those."""
     numbers: dict[int, int] = {-1: -1}
     rows = match_ops(structure.ops, trace.ops).tolist()
     for mine, row in zip(structure.ops, rows):
         if row >= 0:
             pairs = zip([*mine.tensors, *mine.produced], [*(theirs := trace.ops[row]).tensors, *theirs.produced])
             numbers |= {there.storage: here.storage for here, there in pairs if here.shape == there.shape}
-    fresh = count(max(structure.storages, default=-1) + 1)
+    unused = count(max(structure.storages, default=-1) + 1)
 
     def number(storage: int) -> int:
         if storage not in numbers:
-            numbers[storage] = next(fresh)
+            numbers[storage] = next(unused)
         return numbers[storage]
 
     return number
 
 
-def _told(op: Op, found: Op, number: Callable[[int], int]) -> Op:
+def _with_arguments(op: Op, found: Op, number: Callable[[int], int]) -> Op:
     def moved(value: Value) -> Value:
         if isinstance(value, Tensor):
             return replace(value, id=-1, storage=number(value.storage))

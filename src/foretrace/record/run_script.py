@@ -22,7 +22,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.record.guard import RefusedError, SideEffects, guarded
 from foretrace.record.script import STEP_FUNCTIONS, ScriptError, defined_functions, no_such_function
-from foretrace.record.sketch.sketch import BEYOND_PAPER, refusal, sketch
+from foretrace.record.sketch.sketch import NEEDS_VALUES, refusal, sketch
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each rank."""
@@ -44,7 +44,7 @@ def sketch_of(script: Path, function: str | None, device: str | None, world: int
             graph = sketch(running.step, device, world)
         except ForetraceError as error:
             cause = error.__cause__ or error
-            said = refusal(cause, str(script)) if isinstance(cause, BEYOND_PAPER) else error
+            said = refusal(cause, str(script)) if isinstance(cause, NEEDS_VALUES) else error
             raise _failure(f"{script}: {said.what}", said.advice, cause, effects) from None
         except (Exception, SystemExit) as error:
             what = f"{script} failed while its step was sketched ({type(error).__name__}: {error})"

@@ -174,10 +174,10 @@ def _process() -> SketchProcess:
     return _ahead.pop() if _ahead else SketchProcess()
 
 
-def _error(told: dict[str, str]) -> ForetraceError:
+def _error(answer: dict[str, str]) -> ForetraceError:
     from foretrace.record.script import ScriptError
 
-    return ScriptError(told["what"], told["advice"], told["frames"])
+    return ScriptError(answer["what"], answer["advice"], answer["frames"])
 
 
 # What is sent: a graph that was never measured, and nothing else.

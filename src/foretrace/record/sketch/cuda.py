@@ -1,8 +1,8 @@
-"""A GPU on paper: sketches of CUDA steps where torch was built without CUDA, or sees no GPU.
+"""A pretended GPU: sketches of CUDA steps where torch was built without CUDA, or finds no GPU.
 
-A build without CUDA can't make CUDA tensors, not even fake ones. There the step is sketched on fake CPU tensors;
-each storage is labelled with the device it would be on, scripts that ask are told so, and where PyTorch would
-choose another op for a GPU, that one is called.
+A build without CUDA can't make CUDA tensors, not even fake ones. There the step is sketched on fake CPU tensors: each
+storage is labelled with the device it would be on, a script that asks for it gets that label, and where PyTorch would
+choose another op for a GPU, that one is called. Streams and events are stand-ins that order nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUESTIONS: dict[Any, Callable[[str], Any]] = {
     torch.Tensor.is_cpu.__get__: lambda label: label == CPU,
     torch.Tensor.get_device: lambda label: 0 if label == CUDA else -1,
 }
-"""What a tensor is asked about its device, and the answer by its label."""
+"""Queries of a tensor's device, and the answer by its label."""
 
 ANSWERS: dict[str, Any] = {
     "is_available": lambda: True,
@@ -43,7 +43,7 @@ ANSWERS: dict[str, Any] = {
     "synchronize": lambda device=None: None,
     "is_bf16_supported": lambda including_emulation=True: True,
     "get_device_capability": lambda device=None: (9, 0),
-    "get_device_name": lambda device=None: "a GPU on paper",
+    "get_device_name": lambda device=None: "pretended GPU",
     "manual_seed": lambda seed: None,
     "manual_seed_all": lambda seed: None,
     "empty_cache": lambda: None,
@@ -51,14 +51,15 @@ ANSWERS: dict[str, Any] = {
     "max_memory_allocated": lambda device=None: 0,
     "reset_peak_memory_stats": lambda device=None: None,
 }
-"""What torch.cuda is told to say."""
+"""What functions of torch.cuda return."""
+_handles = count(1)
 
 
 @contextmanager
-def pretended_cuda(on_paper: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[DeviceName]:
-    """Be on a machine with a GPU while open. Gives what says which device a tensor would be on.
+def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[DeviceName]:
+    """Pretend that this machine has a GPU. Yields the function that names the device a tensor would be on.
 
-    ``on_paper`` gives the fake tensor that stands for a real one.
+    ``fake_of`` returns the fake tensor that represents a real one.
     """
     with ExitStack() as stack:
         for name, answer in ANSWERS.items():
@@ -66,7 +67,7 @@ def pretended_cuda(on_paper: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
         if torch.version.cuda:  # fake CUDA tensors work as they are
             yield lambda tensor: str(tensor.device)
             return
-        labels = Labels(on_paper)
+        labels = Labels(fake_of)
         stack.enter_context(pretended_streams())
         stack.enter_context(_sharding_on_cuda())
         stack.enter_context(counting_regions())
@@ -76,7 +77,7 @@ def pretended_cuda(on_paper: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
             stack.enter_context(patch.object(torch.nn.Module, name, mover))
         stack.enter_context(Answers(labels))
         stack.enter_context(Follower(labels))
-        stack.enter_context(patch.object(FakeTensor, "device", _told_by(labels)))
+        stack.enter_context(patch.object(FakeTensor, "device", _device_property(labels)))
         yield labels.of
 
 
@@ -92,8 +93,8 @@ def _sharding_on_cuda() -> AbstractContextManager[Any]:
 class Labels:
     """Which device each storage would be on."""
 
-    def __init__(self, on_paper: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._on_paper = on_paper
+    def __init__(self, fake_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._fake_of = fake_of
         self.requested: str | None = None
         """The device that the call in flight asks for; None for calls that PyTorch makes by itself."""
         self.in_dispatch = 0
@@ -101,20 +102,20 @@ class Labels:
         self._labels: Any = WeakIdKeyDictionary()
 
     def of(self, tensor: torch.Tensor) -> str:
-        """The device of a tensor; a CPU's where nothing was said."""
+        """The device of a tensor; the CPU where it has no label."""
         return str(self._labels.get(self._holder(tensor), CPU))
 
     def put(self, tensor: torch.Tensor, label: str) -> None:
-        """Say it, unless it was said before."""
+        """Label a tensor's storage, unless it has a label."""
         self._labels.setdefault(self._holder(tensor), label)
 
     def move(self, module: torch.nn.Module, label: str) -> None:
-        """Say that a module's weights and buffers are elsewhere now."""
+        """Label all weights and buffers of a module anew."""
         for tensor in (*module.parameters(), *module.buffers()):
             self._labels[self._holder(tensor)] = label
 
     def follow(self, arguments: list[Any], result: Any) -> None:
-        """Label what a call made: as asked for, else like what it was made from."""
+        """Label a call's results with the requested device, else with that of its arguments."""
         given = [a for a in arguments if isinstance(a, torch.Tensor)]
         label = self.requested
         if label is None:
@@ -124,12 +125,12 @@ class Labels:
                 self.put(made, label)
 
     def _holder(self, tensor: torch.Tensor) -> Any:
-        fake = self._on_paper(tensor)
+        fake = self._fake_of(tensor)
         return fake.untyped_storage() if fake.layout == torch.strided else fake
 
 
 def _module_movers(labels: Labels) -> dict[str, Any]:
-    """A module's ways to another device: its fake weights stay where they are and get another label."""
+    """``Module.to``, ``cuda`` and ``cpu``: fake weights stay where they are and get another label."""
     original = torch.nn.Module.to
 
     def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
@@ -142,8 +143,8 @@ def _module_movers(labels: Labels) -> dict[str, Any]:
     return {"to": to, "cuda": lambda module, device=None: to(module, CUDA), "cpu": lambda module: to(module, CPU)}
 
 
-def _told_by(labels: Labels) -> property:
-    """What a script is told when it asks a fake tensor for its device."""
+def _device_property(labels: Labels) -> property:
+    """``FakeTensor.device`` for scripts: the device that the tensor is labelled with."""
     true = FakeTensor.device
 
     def device(tensor: Any) -> torch.device:
@@ -153,7 +154,7 @@ def _told_by(labels: Labels) -> property:
 
 
 class Follower(TorchDispatchMode):
-    """Labels what calls make."""
+    """Dispatch mode that labels the results of calls."""
 
     def __init__(self, labels: Labels) -> None:
         super().__init__()
@@ -177,7 +178,7 @@ class Follower(TorchDispatchMode):
 
 
 class Answers(TorchFunctionMode):
-    """Answers for the device: where a tensor is, where it should go, where it is made."""
+    """Function mode for device queries, moves between devices, and factory functions."""
 
     def __init__(self, labels: Labels) -> None:
         super().__init__()
@@ -232,13 +233,8 @@ def _label(device: Any) -> str:
     return CUDA if torch.device(device).type == "cuda" else CPU
 
 
-# --- was record.pretend_streams: Streams and events of a GPU on paper: they order nothing, and let a step say what it would order.
-
-_handles = count(1)
-
-
 class PretendStream:
-    """Takes what a CUDA stream takes. Events carry all of it, so that who notes events notes the rest.
+    """A CUDA stream that does nothing. All its methods go through events, so that noting events is enough.
 
     >>> PretendStream(priority=-1).query()
     True
@@ -272,14 +268,14 @@ class PretendStream:
 
 
 class PretendEvent:
-    """Takes what a CUDA event takes.
+    """A CUDA event that does nothing.
 
     >>> PretendEvent().query()
     True
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """There is nothing to keep."""
+        """Accept and ignore the options."""
 
     def record(self, stream: PretendStream | None = None) -> None:
         """The event is what the stream was given so far."""
@@ -288,20 +284,20 @@ class PretendEvent:
         """The stream waits for the event."""
 
     def synchronize(self) -> None:
-        """It has come to pass already."""
+        """Return at once: nothing runs."""
 
     def query(self) -> bool:
-        """Whether it has come to pass."""
+        """Whether it is complete: always."""
         return True
 
     def elapsed_time(self, end: PretendEvent) -> float:
-        """No time passes on paper."""
+        """Always 0: nothing runs."""
         return 0.0
 
 
 @contextmanager
 def pretended_streams() -> Iterator[None]:
-    """Let torch.cuda make streams and events, and say which stream is the current one, while open."""
+    """Replace torch.cuda's streams and events by stand-ins, and track the current stream."""
     stack = [PretendStream(default=True)]
 
     @contextmanager

@@ -1,4 +1,8 @@
-"""Where PyTorch calls another op on a GPU than on a CPU: that of a GPU from Hopper on, for sketches without one."""
+"""Ops and types that PyTorch chooses on a GPU (Hopper or newer), for sketches in a build of torch without CUDA.
+
+Attention, batch norm and dropout dispatch to other ops on CUDA than on the CPU (`choosing_like_cuda`), and autocast has
+other lists of ops there (`casting_like_cuda`).
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,36 @@ from foretrace.graph.operators import cudnn_takes_batch_norm
 
 aten = torch.ops.aten
 HEAD_SIZES_OF_CUDNN, HEAD_SIZES_OF_FLASH = 128, 256
+LOWER = (
+    "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",
+    "prelu", "addmm", "addmv", "addr", "matmul", "__matmul__", "__rmatmul__", "einsum", "mm", "mv", "linear", "addbmm",
+    "baddbmm", "bmm", "chain_matmul", "scaled_dot_product_attention",
+)  # fmt: skip
+"""Ops that run in the lower precision: PyTorch's list for CUDA."""
+
+FULL = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow", "softplus", "layer_norm", "group_norm", "cosine_similarity", "poisson_nll_loss",
+    "cosine_embedding_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
+    "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
+    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist",
+    "cdist", "renorm", "logsumexp", "norm",
+)  # fmt: skip
+"""Ops that run in float32."""
+
+FULL_RESULT = ("prod", "softmax", "log_softmax", "cumprod", "cumsum", "sum")
+"""Ops that read the lower precision and compute in float32."""
+
+WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+          "scatter_add")  # fmt: skip
+"""Ops that run in the widest type among their arguments."""
+
+Cast = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
 
 
 @contextmanager
 def choosing_like_cuda() -> Iterator[None]:
-    """Attention, batch norm and dropout as CUDA runs them, while open."""
+    """Run attention, batch norm and dropout as CUDA does."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
         stack.enter_context(patch.object(torch, "batch_norm", _batch_norm(torch.batch_norm)))
@@ -41,7 +70,7 @@ def attention(
 ) -> torch.Tensor:
     """The attention that PyTorch chooses on a GPU: cuDNN's where it may, else flash, else the memory-efficient one.
 
-    A mask that is learned makes it go step by step.
+    A mask with a gradient is computed in separate steps.
 
     >>> q = torch.empty(1, 2, 8, 64, dtype=torch.bfloat16, device="meta")
     >>> attention(q, q, q, is_causal=True).shape
@@ -72,12 +101,12 @@ def attention(
 def _step_by_step(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, dropout_p: float, scale: float
 ) -> torch.Tensor:
-    """Products and a softmax in float32, whatever autocast says."""
+    """GEMMs and a softmax in float32, regardless of autocast."""
     given = query.dtype
     query, key, value = (t.to(torch.float32) for t in (query, key, value))
     scores = aten.matmul(query * scale**0.5, key.transpose(-2, -1) * scale**0.5)
     weights = dropout(aten._safe_softmax(scores + mask, -1), dropout_p, train=True)
-    weights.to(given)  # its second result, made whether or not somebody wants it
+    weights.to(given)  # its second result, always computed
     result: torch.Tensor = aten.matmul(weights, value)
     return result.to(given)
 
@@ -123,24 +152,24 @@ def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """One kernel that draws and scales."""
+    """Dropout as one kernel that samples and scales."""
     if not train or p == 0:
         return input
     return torch.native_dropout(input, p, train)[0]
 
 
 def embedding_bag(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What ``aten::_embedding_bag`` gives on a GPU beside the bags: the bag of each id, and no maxima unless asked."""
+    """Results of ``aten::_embedding_bag`` on a GPU: also the bag of each id, and maxima only for mode max."""
     indices, offsets, mode = arguments[1], arguments[2], arguments[4] if len(arguments) > 4 else 0
     maxima = result[3] if mode == 2 else offsets.new_empty(0)
     return result[0], indices.new_empty(indices.shape), result[2], maxima
 
 
 def norm(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What norms give on a GPU: the statistics of half-precision data in float32."""
+    """Results of norms on a GPU: the statistics of half-precision data are in float32."""
     if arguments[0].dtype not in (torch.float16, torch.bfloat16):
         return result
-    return result[0], *(kept.new_empty(kept.shape, dtype=torch.float32) for kept in result[1:])
+    return result[0], *(saved.new_empty(saved.shape, dtype=torch.float32) for saved in result[1:])
 
 
 OTHER_RESULTS = {
@@ -149,36 +178,7 @@ OTHER_RESULTS = {
         (aten.native_layer_norm.default, aten.native_batch_norm.default, aten.native_group_norm.default), norm
     ),
 }
-"""Ops that give something else on a GPU, and what makes that of their arguments and what they give on a CPU."""
-
-
-# --- was record.cuda_autocast: CUDA's autocast rules, for sketches in a build of torch without CUDA.
-
-LOWER = (
-    "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",
-    "prelu", "addmm", "addmv", "addr", "matmul", "__matmul__", "__rmatmul__", "einsum", "mm", "mv", "linear", "addbmm",
-    "baddbmm", "bmm", "chain_matmul", "scaled_dot_product_attention",
-)  # fmt: skip
-"""What runs in the lower precision: PyTorch's list for CUDA."""
-
-FULL = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
-    "tan", "pow", "softplus", "layer_norm", "group_norm", "cosine_similarity", "poisson_nll_loss",
-    "cosine_embedding_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
-    "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
-    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist",
-    "cdist", "renorm", "logsumexp", "norm",
-)  # fmt: skip
-"""What runs in float32."""
-
-FULL_RESULT = ("prod", "softmax", "log_softmax", "cumprod", "cumsum", "sum")
-"""What reads the lower precision and computes in float32."""
-
-WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
-          "scatter_add")  # fmt: skip
-"""What runs in the widest type among its arguments."""
-
-Cast = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
+"""Ops with other results on a GPU, and the function from their arguments and CPU results to those."""
 
 
 @contextmanager
@@ -296,7 +296,7 @@ _region = 0
 
 @contextmanager
 def counting_regions() -> Iterator[None]:
-    """Number the autocast regions that are entered while open: weights cast in one are not those of the next."""
+    """Count entered autocast regions: weights are cast again in each."""
     enter = torch.autocast.__enter__
 
     def entering(self: Any) -> Any:

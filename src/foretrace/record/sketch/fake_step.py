@@ -1,4 +1,8 @@
-"""Tensors on paper: shapes and no values, on which a step can be called, watched, and its modules moved."""
+"""Calling a step on fake tensors: values are assumed where they are read, modules move, compiled functions run eagerly.
+
+Kernels that torch.compile has generated can't run on fake tensors, since they access memory that is not there. So while
+a step is sketched, compiled functions run as the code that they were compiled from.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +27,28 @@ from foretrace.record.watch.tensors import DeviceName
 from foretrace.record.watch.watch import Watch, desugars
 
 STAND_INS: dict[Any, Any] = {torch.bool: False}
-"""What reading a value gives where there are no values: False for a flag, 1 for a number."""
+"""Values assumed where a fake tensor is read: False for a flag, otherwise 1."""
 
 
-class Paper(FakeTensorMode):
-    """Fake tensors on which a step may read values: logging a loss must not end a sketch."""
+class FakeStepMode(FakeTensorMode):
+    """Fake tensor mode in which a step may read values: logging a loss must not end a sketch."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.assumed = 0
-        """Values that were read although there are none."""
+        """How many values were read, and assumed."""
         self._copies: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
-        """Real tensors, held so that their identity stays theirs, and what stands for them."""
+        """Fake copies by id of the real tensor, which is referenced so that its id stays unique."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Paper:
-        """Itself: a copied weight is on the same paper, or what looks at it would seem to lie somewhere else."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> FakeStepMode:
+        """Itself: copied weights must belong to the same fake tensor mode."""
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _refuse_a_real_gpu(kwargs or {})
         args, kwargs = self.given(func, args), self.given(func, kwargs)
         if func is torch.ops.aten.is_coalesced.default:
-            return False  # nobody knows which ids were looked up twice
+            return False  # duplicate ids are unknown
         if func is torch.ops.aten._coalesce.default:
             raise DynamicOutputShapeException(func)
         try:
@@ -57,11 +61,11 @@ class Paper(FakeTensorMode):
             return STAND_INS.get(kind, 1.0 if kind.is_floating_point else 1)
 
     def given(self, func: Any, values: Any) -> Any:
-        """What a call is given; what a script writes down itself, as in torch.tensor(2), keeps its values."""
+        """Arguments of a call, made fake; constants of the script, as in torch.tensor(2), keep their values."""
         return values if func in self.lift_fns else self.copied(values)
 
     def copied(self, values: Any) -> Any:
-        """The values with a fake tensor for each real one, always the same: a sketch must not change a real model."""
+        """The values with one fake copy for each real tensor: a sketch must not change a real model."""
         if isinstance(values, FakeTensor):
             return values
         if isinstance(values, torch.Tensor):
@@ -78,20 +82,20 @@ class Paper(FakeTensorMode):
         return self._copies[id(tensor)][1]
 
 
-class OnPaper(Watch):
-    """A watch that sees the fake tensors which stand for a real model's, so that views and changes in place show."""
+class FakeStepWatch(Watch):
+    """A watch that records the fake copies of real tensors, so that views and in-place changes are tracked."""
 
-    def __init__(self, paper: Paper, *device_name: DeviceName) -> None:
+    def __init__(self, fake_step: FakeStepMode, *device_name: DeviceName) -> None:
         super().__init__(*device_name)
-        self._paper = paper
+        self._fake_step = fake_step
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = self._paper.given
+        given = self._fake_step.given
         return super().__torch_dispatch__(func, types, given(func, args), given(func, kwargs))
 
 
-class Moving:
-    """Moves and casts modules of fake weights: PyTorch's own way swaps tensors, which fake ones do not bear."""
+class ModuleMover:
+    """Moves and casts modules of fake weights: PyTorch swaps tensors, which fails on fake ones."""
 
     def __init__(self) -> None:
         self._moved: dict[int, tuple[Any, Any]] = {}
@@ -99,7 +103,7 @@ class Moving:
 
     @property
     def apply(self) -> Callable[..., Any]:
-        """What to put in place of ``Module._apply``."""
+        """The replacement of ``Module._apply``."""
 
         def _apply(module: Any, change: Callable[[Any], Any], recurse: bool = True) -> Any:
             if not self._depth:
@@ -131,27 +135,24 @@ def _refuse_a_real_gpu(kwargs: dict[str, Any]) -> None:
     """Fake CUDA tensors crash a build of torch without CUDA as soon as autograd touches them."""
     if not torch.version.cuda and getattr(kwargs.get("device"), "type", "") == "cuda":
         raise ForetraceError(
-            "the step wants a GPU, and this torch knows none", 'Pretend one: sketch(…, device="cuda").'
+            "the step needs a GPU, and this torch was built without CUDA", 'Pretend one: sketch(…, device="cuda").'
         )
 
 
-# --- was record.uncompiled: Running compiled functions as the code they were compiled from, while a step is sketched.
-
-
 class CompiledRegions:
-    """What torch.compile made and a sketch has called."""
+    """Compiled functions that a sketch has called."""
 
     def __init__(self) -> None:
         self._called: dict[int, Any] = {}
 
     def call(self, compiler: Any) -> None:
-        """Note a call of what a compiler made; each call of torch.compile has a compiler of its own."""
+        """Note a call of a compiled function; each call of torch.compile has its own compiler."""
         if callable(compiler):
-            self._called[id(compiler)] = compiler  # held, so that its number stays its own
+            self._called[id(compiler)] = compiler  # referenced, so that its id stays unique
 
     @property
     def notes(self) -> list[str]:
-        """What the sketch must say about them."""
+        """Notes of the sketch about them."""
         count = len(self._called)
         if not count:
             return []
@@ -160,10 +161,10 @@ class CompiledRegions:
 
 
 @contextmanager
-def left_uncompiled() -> Iterator[CompiledRegions]:
-    """Run all that torch.compile gives out, or gave out before, as it was written.
+def compilation_disabled() -> Iterator[CompiledRegions]:
+    """Run functions that torch.compile returns, or has returned before, as eager code.
 
-    >>> with left_uncompiled() as regions:
+    >>> with compilation_disabled() as regions:
     ...     torch.compile(torch.neg)(torch.ones(1))
     tensor([-1.])
     >>> regions.notes
@@ -180,7 +181,7 @@ def left_uncompiled() -> Iterator[CompiledRegions]:
 
 @contextmanager
 def _eager_once_loaded(regions: CompiledRegions) -> Iterator[None]:
-    """The same once torch.compile is called: it loads the compiler, which takes longer than many a sketch."""
+    """The same once torch.compile is called: loading the compiler takes longer than many sketches."""
     compile = torch.compile
     with ExitStack() as stack:
         waiting = [_eager(regions)]
@@ -195,12 +196,12 @@ def _eager_once_loaded(regions: CompiledRegions) -> Iterator[None]:
             try:
                 yield
             finally:
-                waiting.clear()  # a script may keep what it found in torch's place
+                waiting.clear()  # a script may still hold the patched function
 
 
 @contextmanager
 def _eager(regions: CompiledRegions) -> Iterator[None]:
-    """Keep torch.compile from compiling, and from running what is compiled."""
+    """Keep torch.compile from compiling, and from running compiled code."""
     from torch._dynamo import eval_frame
 
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
-"""One process that plays one rank of any world: collectives that move nothing and are always done.
+"""A pretended process group: one process acts as one rank of any world size, and its collectives move nothing.
 
-PyTorch's ``fake`` backend does most of it. DDP asks for more: its reducer wants futures that hold their tensors, and
-while it rebuilds its buckets it reads small integer tensors in C++, so those must be real even in a sketch.
+PyTorch's ``fake`` backend does most of it. DDP needs more: its reducer wants futures that hold their tensors, and while
+it rebuilds its buckets it reads small integer tensors in C++, so those must be real even in a sketch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch.utils._pytree import tree_leaves
 from foretrace.record.watch.communication import c10d
 
 MESH_METHODS = ("__init__", "__getitem__", "_flatten", "get_local_rank")
-"""A device mesh computes with small tensors of ranks, and reads them: never fake."""
+"""Methods of a device mesh that compute with small tensors of ranks, and read them: these must be real."""
 
 
 @contextmanager
 def pretended_group(world: int, rank: int) -> Iterator[PretendCollectives]:
-    """Be ``rank`` of ``world`` while open: scripts that initialise a group find it there.
+    """Act as ``rank`` of ``world``: scripts that initialise a group find it initialised.
 
     >>> with pretended_group(world=64, rank=3):
     ...     dist.get_world_size(), dist.get_rank()
@@ -50,13 +50,13 @@ def pretended_group(world: int, rank: int) -> Iterator[PretendCollectives]:
         rebuild = dist.Reducer._rebuild_buckets
         stack.enter_context(patch.object(dist.Reducer, "_rebuild_buckets", mode.with_real_integers(rebuild)))
         for name in MESH_METHODS:
-            stack.enter_context(patch.object(DeviceMesh, name, _for_real(getattr(DeviceMesh, name))))
-        with suppress(ImportError, AttributeError):  # what keeps FSDP2 elsewhere is slower in large worlds
+            stack.enter_context(patch.object(DeviceMesh, name, _without_modes(getattr(DeviceMesh, name))))
+        with suppress(ImportError, AttributeError):  # where FSDP2 has moved it, large worlds are slower
             from torch.distributed.fsdp._fully_shard import _fsdp_param
 
             stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", Parts))
         for module in _importers_of(init_device_mesh):
-            stack.enter_context(patch.object(module, "init_device_mesh", _for_real(init_device_mesh)))
+            stack.enter_context(patch.object(module, "init_device_mesh", _without_modes(init_device_mesh)))
         yield mode
 
 
@@ -64,7 +64,7 @@ _destroy = dist.destroy_process_group
 
 
 class Parts:
-    """The parts of a tensor, each cut when it is asked for: a rank under FSDP2 asks for two, however many there are.
+    """Chunks of a tensor, each cut on access: a rank under FSDP2 needs two, however many there are.
 
     >>> parts = Parts(torch.ones(10, 2), 4, dim=0)
     >>> [len(parts[rank]) for rank in range(4)] == [len(part) for part in torch.chunk(torch.ones(10, 2), 4)]
@@ -82,13 +82,13 @@ class Parts:
 
 
 def _importers_of(function: Any) -> list[Any]:
-    """The modules that hold a function under its name."""
+    """Loaded modules that have imported a function under its name."""
     name = function.__name__
     return [module for module in list(sys.modules.values()) if getattr(module, name, None) is function]
 
 
-def _for_real(method: Any) -> Any:
-    """The method, run as if nothing were fake."""
+def _without_modes(method: Any) -> Any:
+    """The method, run without fake tensors."""
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -99,12 +99,12 @@ def _for_real(method: Any) -> Any:
 
 
 class PretendCollectives(TorchDispatchMode):
-    """Answers each collective with a work whose future holds the collective's tensors."""
+    """Dispatch mode that gives each collective a completed work whose future holds its tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reducing = False
-        """Whether DDP's reducer was seen: it settles its buckets in the second step."""
+        """Whether DDP's reducer is in use: it rebuilds its buckets in the second step."""
         self._real_integers = False
 
     def with_real_integers(self, function: Any) -> Any:
@@ -121,7 +121,7 @@ class PretendCollectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._real_integers and _is_about_integers(args, kwargs):
+        if self._real_integers and _on_int32_only(args, kwargs):
             with _disable_current_modes():
                 return func(*args, **kwargs)
         result = func(*args, **kwargs)
@@ -130,16 +130,16 @@ class PretendCollectives(TorchDispatchMode):
         results = result if isinstance(result, tuple) else (result,)
         if not (isinstance(results[-1], torch.ScriptObject) and "Work" in str(results[-1]._type())):
             return result
-        work = _done_with([leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)])
+        work = _completed_work([leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)])
         return (*results[:-1], work) if isinstance(result, tuple) else work
 
 
-def _is_about_integers(args: Any, kwargs: dict[str, Any]) -> bool:
+def _on_int32_only(args: Any, kwargs: dict[str, Any]) -> bool:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     return all(t.dtype == torch.int32 for t in tensors) if tensors else kwargs.get("dtype") == torch.int32
 
 
-def _done_with(tensors: list[torch.Tensor]) -> Any:
+def _completed_work(tensors: list[torch.Tensor]) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(tensors)
     return c10d._create_work_from_future(future).boxed()

@@ -1,4 +1,4 @@
-"""The graph of a step that never runs: fake tensors, nothing computed, nothing allocated."""
+"""Sketching a training step: its graph from fake tensors, with nothing computed and nothing allocated."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from foretrace.files import gc_paused
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph
 from foretrace.record.guard import RefusedError, guarded
 from foretrace.record.sketch.cuda import pretended_cuda
-from foretrace.record.sketch.fake_step import Moving, OnPaper, Paper, left_uncompiled
+from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, compilation_disabled
 from foretrace.record.watch.step_boundaries import listen
 from foretrace.record.watch.tensors import DeviceName
 
-BEYOND_PAPER = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
-"""What PyTorch raises where a call can't be followed without values."""
+NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+"""Errors of PyTorch where a call can't be traced without values."""
 
 
 def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | None = None, rank: int = 0) -> Graph:
     """The graph of a training step, without running it.
 
     The step is called on fake tensors, and nothing that it does reaches outside of this process: what it would write
-    goes to a scratch folder, networks and other programs are answered by stand-ins, and `Graph.notes` says so.
+    goes to a scratch folder, stand-ins replace networks and other programs, and `Graph.notes` lists what was tried.
 
     Parameters
     ----------
@@ -65,35 +65,35 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
     _check(step_fn, device, world, rank)
     with ExitStack() as stack:
         side_effects = stack.enter_context(guarded())
-        stack.enter_context(_without_torchs_own_traceback())
-        compiled = stack.enter_context(left_uncompiled())
+        stack.enter_context(_without_fake_tensor_log())
+        compiled = stack.enter_context(compilation_disabled())
         stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # whoever copies a model does
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copying a model causes it
         stack.enter_context(gc_paused())  # it would walk a growing heap again and again, and find nothing
-        paper = stack.enter_context(Paper())
-        device_name = stack.enter_context(pretended_cuda(paper.copied)) if device == "cuda" else None
+        fake_step = stack.enter_context(FakeStepMode())
+        device_name = stack.enter_context(pretended_cuda(fake_step.copied)) if device == "cuda" else None
         group = None
         if world is not None:
             from foretrace.record.sketch.process_group import pretended_group
 
             group = stack.enter_context(pretended_group(world, rank))
-        stack.enter_context(_leaving_no_trace())
-        stack.enter_context(patch.object(torch.nn.Module, "_apply", Moving().apply))
-        # To the optimizers a fake weight is a weight: they choose foreach as they would for a real one.
+        stack.enter_context(_restoring_models())
+        stack.enter_context(patch.object(torch.nn.Module, "_apply", ModuleMover().apply))
+        # Let optimizers choose foreach for fake weights as they would for real ones.
         kinds = [*optimizer._foreach_supported_types, FakeTensor]
         stack.enter_context(patch.object(optimizer, "_foreach_supported_types", kinds))
         try:
             step = _warmed_up(step_fn)
             if group and group.reducing:
                 step()
-            graph = _watched(step, paper, device_name)
+            graph = _watched(step, fake_step, device_name)
             graph.world, graph.rank, graph.source = world or 1, rank, getattr(step_fn, "__name__", "a step")
             graph.notes += compiled.notes
             if device == "cuda" and not any(t.device.startswith("cuda") for op in graph.ops for t in op.produced):
                 graph.notes.append("the step puts nothing on the GPU: build the model on device cuda")
             graph.notes += side_effects.notes()
             return graph
-        except BEYOND_PAPER as error:
+        except NEEDS_VALUES as error:
             raise refusal(error) from error
         except RefusedError as error:
             raise ForetraceError(
@@ -103,7 +103,7 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
 
 
 def refusal(error: Exception, script: str = "train.py") -> ForetraceError:
-    """What to say of a call that only a real run can follow.
+    """The error for a call that only a real run can trace.
 
     >>> str(refusal(DynamicOutputShapeException(torch.ops.aten.nonzero.default)))[:80]
     "the step can't be sketched: what aten.nonzero.default gives depends on the data."
@@ -112,8 +112,8 @@ def refusal(error: Exception, script: str = "train.py") -> ForetraceError:
     call = getattr(error, "func", error)
     if isinstance(error, UnsupportedOperatorException):
         return ForetraceError(
-            f"the step can't be sketched: what {call} gives, nobody says without running it",
-            f"Tell its shapes with torch.library.register_fake; or {record}",
+            f"the step can't be sketched: the output shapes of {call} are unknown without running it",
+            f"Declare its shapes with torch.library.register_fake; or {record}",
         )
     advice = "Sketches have shapes and no values: a shape that follows from values is known in a real run only"
     return ForetraceError(f"the step can't be sketched: what {call} gives depends on the data", f"{advice}; {record}")
@@ -131,7 +131,7 @@ def _check(step_fn: Any, device: str | None, world: int | None, rank: int) -> No
 
 
 def _warmed_up(step_fn: Callable[[], Any]) -> Callable[[], Any]:
-    """The step, called once: the first one makes the optimizer's state."""
+    """The step after one call: the first step makes the optimizer's state."""
     built = step_fn()
     if not callable(built):
         return step_fn
@@ -139,20 +139,20 @@ def _warmed_up(step_fn: Callable[[], Any]) -> Callable[[], Any]:
     return built  # type: ignore[no-any-return]
 
 
-def _watched(step: Callable[[], Any], paper: Paper, device_name: DeviceName | None) -> Graph:
-    watch = OnPaper(paper, *([device_name] if device_name else []))
-    paper.assumed = 0
+def _watched(step: Callable[[], Any], fake_step: FakeStepMode, device_name: DeviceName | None) -> Graph:
+    watch = FakeStepWatch(fake_step, *([device_name] if device_name else []))
+    fake_step.assumed = 0
     with watch:
         step()
     graph = watch.graph()
-    if paper.assumed:
-        graph.notes.append(f"{paper.assumed} values read on the host (.item()) were assumed to be 1")
+    if fake_step.assumed:
+        graph.notes.append(f"{fake_step.assumed} values read on the host (.item()) were assumed to be 1")
     return graph
 
 
 @contextmanager
-def _without_torchs_own_traceback() -> Iterator[None]:
-    """PyTorch logs a page of its own insides when a call on a fake tensor fails, besides raising it."""
+def _without_fake_tensor_log() -> Iterator[None]:
+    """Silence PyTorch's log of a failed call on a fake tensor: the error itself is raised."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -163,40 +163,40 @@ def _without_torchs_own_traceback() -> Iterator[None]:
 
 
 @contextmanager
-def _leaving_no_trace() -> Iterator[None]:
-    """Give real models their gradients and optimizer states back, whatever a sketch put in their place."""
+def _restoring_models() -> Iterator[None]:
+    """Restore gradients and optimizer states of real models after a sketch."""
     gradients: dict[int, tuple[Any, Any]] = {}
     states: dict[int, tuple[Any, dict[Any, Any]]] = {}
 
-    def keep_gradients(weights: Iterable[Any]) -> None:
+    def save_gradients(weights: Iterable[Any]) -> None:
         for weight in weights:
             if not isinstance(weight, FakeTensor):
                 gradient = None if isinstance(weight.grad, FakeTensor) else weight.grad
                 gradients.setdefault(id(weight), (weight, gradient))
 
-    def keep_all(chosen: Any) -> None:
+    def save_all(chosen: Any) -> None:
         weights = [weight for group in chosen.param_groups for weight in group["params"]]
-        keep_gradients(weights)
+        save_gradients(weights)
         states.setdefault(id(chosen), (chosen, {key: copy(state) for key, state in chosen.state.items()}))
 
-    silence = listen(before=keep_all, after=lambda _: None)
+    silence = listen(before=save_all, after=lambda _: None)
     try:
         with (
-            _before_zero_grad(optimizer.Optimizer, keep_all),
-            _before_zero_grad(torch.nn.Module, lambda module: keep_gradients(module.parameters())),
+            _before_zero_grad(optimizer.Optimizer, save_all),
+            _before_zero_grad(torch.nn.Module, lambda module: save_gradients(module.parameters())),
         ):
             yield
     finally:
         silence()
         for weight, gradient in gradients.values():
             weight.grad = gradient
-        for chosen, kept in states.values():
+        for chosen, saved in states.values():
             chosen.state.clear()
-            chosen.state.update(kept)
+            chosen.state.update(saved)
 
 
 def _before_zero_grad(kind: Any, function: Callable[[Any], None]) -> Any:
-    """Call a function with whatever clears its gradients, before it does."""
+    """Patch ``zero_grad`` to call a function first."""
     method = kind.zero_grad
 
     @wraps(method)

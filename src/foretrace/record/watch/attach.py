@@ -1,6 +1,6 @@
-"""In a process of a recorded job: wait until it imports torch, then record it.
+"""Attaching the recorder in a process of a recorded job, once that process imports torch.
 
-Imports nothing but the standard library until then: a script may set things up before it loads numpy or torch.
+Imports only the standard library until then: a script may set things up before it loads numpy or torch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import Any
 
 ORDERS = "FORETRACE_RECORD"
-"""Environment variable that tells a process what to record."""
+"""Environment variable with the recording options of a process, as JSON."""
 ATTACHED, TORCH, UNFINISHED = ".attached", ".torch", ".unfinished"
-"""Ends of the names of notes that a process leaves: it was reached, it has torch, it has no whole recording."""
+"""Suffixes of notes that a process leaves: it was reached, it imported torch, its recording is incomplete."""
 
 
 def attach() -> None:
@@ -34,7 +34,7 @@ def attach() -> None:
 
 
 def begin(orders: dict[str, Any]) -> None:
-    """Record this process from its next step on; at its end, note what was missing."""
+    """Record this process from its next step on; at exit, note what is missing."""
     from foretrace.record.watch.compiled_calls import SIGNALS
     from foretrace.record.watch.schedule import Schedule
     from foretrace.record.watch.session import note_of, open_session, why_unfinished
@@ -47,13 +47,13 @@ def begin(orders: dict[str, Any]) -> None:
         if why_unfinished(session.recorder) and (session.recorder.taken or SIGNALS.lost or SIGNALS.optimizer):
             _note(orders, UNFINISHED, note_of(session.recorder))
         session.close()
-        session.recorder.let_go()  # a profiler that still runs when the interpreter ends takes it down
+        session.recorder.release()  # a profiler that still runs at exit crashes the interpreter
 
     atexit.register(leaving)
 
 
 def _note(orders: dict[str, Any], kind: str, text: str = "") -> None:
-    """Leave a note for the launcher, where it is still there to read it."""
+    """Leave a note for the launcher, if its folder still exists."""
     with suppress(OSError):
         Path(orders["out"], f"{os.getpid()}{kind}").write_text(text)
 
@@ -64,7 +64,7 @@ def _stop() -> None:
 
 
 class _AfterTorch(MetaPathFinder):
-    """Lets torch be imported as usual and begins to record right after."""
+    """Import hook that begins to record right after torch is imported."""
 
     def __init__(self, orders: dict[str, Any]) -> None:
         self._orders = orders
@@ -80,6 +80,8 @@ class _AfterTorch(MetaPathFinder):
 
 
 class _Beginning(Loader):
+    """Torch's loader, which begins to record once torch is loaded."""
+
     def __init__(self, loader: Loader, orders: dict[str, Any]) -> None:
         self._loader, self._orders = loader, orders
 

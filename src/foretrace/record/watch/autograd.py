@@ -1,8 +1,13 @@
-"""Taking out what only watching adds.
+"""Undoing what a dispatch mode changes in autograd, so that a watched step records the calls of an unwatched one.
 
-Where a tensor passes through Python, autograd detaches it when it saves it for backward, and again when it takes it
-out. In a plain step it does neither. The first kind of detach follows right after the op whose result it saves, and
-nothing but backward uses it. The second kind is called by a generated node such as ``ReluBackward0``.
+* Saved tensors: where a tensor passes through Python, autograd detaches it when it saves it for backward, and again
+  when it unpacks it. The first detach follows right after the op whose result it saves, and only backward uses it; the
+  second is called by a generated node such as ``ReluBackward0``. `without_saves` removes both from the recorded ops.
+* In-place derivatives: some derivatives scatter into new zeros in place. Under a dispatch mode they do so out of place,
+  with one more copy, since PyTorch can't know that the mode supports the other form. `plain_form` restores it.
+* Sparse gradients: autograd takes one over where nothing else references its indices and values, and clones it
+  otherwise. A dispatch mode holds references, so a watched step would clone each one: two more kernels per table.
+  `SparseGradients` takes the mode off while such a gradient is accumulated, and notes what happened.
 """
 
 from __future__ import annotations
@@ -20,6 +25,16 @@ if TYPE_CHECKING:
     from foretrace.record.watch.watch import Watch
 
 GENERATED_NODE = re.compile(r"Backward\d+$")
+aten = torch.ops.aten
+
+IN_PLACE: dict[Any, Any] = {
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.put.default: aten.put_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+}
 
 
 def without_saves(ops: list[Op], storages: dict[int, Storage]) -> list[Op]:
@@ -74,29 +89,15 @@ def _saves(ops: list[Op]) -> set[int]:
     return saves
 
 
-# --- was record.plain_forms: Calls that autograd makes differently while somebody watches, made as in a plain step.
-
-aten = torch.ops.aten
-
-IN_PLACE: dict[Any, Any] = {
-    aten.scatter.src: aten.scatter_.src,
-    aten.scatter.value: aten.scatter_.value,
-    aten.scatter_add.default: aten.scatter_add_.default,
-    aten.index_add.default: aten.index_add_.default,
-    aten.put.default: aten.put_.default,
-    aten.masked_scatter.default: aten.masked_scatter_.default,
-}
-
-
 def plain_form(func: Any, args: Any, node: str, fresh: bool) -> tuple[Any, Any]:
-    """What a plain step would call: the function and its arguments.
+    """The function and arguments that an unwatched step would call.
 
     Parameters
     ----------
     node
         The autograd node that calls; empty outside backward.
     fresh
-        Whether the first argument was made by the call just before, so that nobody else can see it change.
+        Whether the first argument was made by the call just before, so that nothing else can see it change.
 
     >>> func, args = plain_form(aten.scatter_add.default, (), "GatherBackward0", fresh=True)
     >>> func.name()
@@ -110,21 +111,18 @@ def plain_form(func: Any, args: Any, node: str, fresh: bool) -> tuple[Any, Any]:
     return IN_PLACE.get(func, func), args
 
 
-# --- was record.sparse: Letting autograd take sparse gradients as it does in a plain step.
-
-
 class SparseGradients:
-    """Hooks on the weights that get sparse gradients in a watched step."""
+    """Hooks on weights with sparse gradients, which suspend the watch while autograd accumulates them."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._handles: dict[int, list[Any]] = {}
-        self._away: dict[int, tuple[Any, Value]] = {}
+        self._suspended: dict[int, tuple[Any, Value]] = {}
         self._ids: dict[int, int] = {}
-        """How many ids were looked up in each weight: as many rows has its gradient."""
+        """How many ids were looked up in each weight: the number of rows of its gradient."""
 
     def expect(self, func: Any, args: Any) -> None:
-        """A lookup is called: where it asks for sparse gradients, be ready for them."""
+        """Register hooks on the weight of a lookup that asks for sparse gradients."""
         schema = getattr(func, "_schema", None)
         if schema is None or "embedding" not in schema.name:
             return
@@ -134,16 +132,16 @@ class SparseGradients:
             self._ids[id(weight)] = self._ids.get(id(weight), 0) + named["indices"].numel()
             if id(weight) not in self._handles:
                 self._handles[id(weight)] = [
-                    weight.register_hook(lambda gradient: self._look_away(weight, gradient)),
-                    weight.register_post_accumulate_grad_hook(self._look_again),
+                    weight.register_hook(lambda gradient: self._suspend(weight, gradient)),
+                    weight.register_post_accumulate_grad_hook(self._resume),
                 ]
 
-    def _look_away(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
-        if gradient.layout == torch.sparse_coo and weight.grad is None and _is_kept():
-            self._away[id(weight)] = (_pop_mode(), self._watch.describe(gradient))
+    def _suspend(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
+        if gradient.layout == torch.sparse_coo and weight.grad is None and _is_accumulated():
+            self._suspended[id(weight)] = (_pop_mode(), self._watch.describe(gradient))
 
-    def _look_again(self, weight: torch.Tensor) -> None:
-        mode, gradient = self._away.pop(id(weight), (None, None))
+    def _resume(self, weight: torch.Tensor) -> None:
+        mode, gradient = self._suspended.pop(id(weight), (None, None))
         if mode is None:
             return
         taken: Any = weight.grad
@@ -173,9 +171,9 @@ class SparseGradients:
         self._handles.clear()
 
 
-def _is_kept() -> bool:
+def _is_accumulated() -> bool:
     """Whether the gradient at hand will be accumulated: ``torch.autograd.grad`` gives it away instead."""
     try:
         return bool(torch._C._will_engine_execute_node(torch._C._current_autograd_node()))
-    except RuntimeError:  # so it is told under torch.autograd.grad
+    except RuntimeError:  # raised under torch.autograd.grad
         return False

@@ -1,4 +1,4 @@
-"""What a collective's opaque arguments say: its group, its reduction, the work to wait for."""
+"""Process groups, reductions and works, read from the opaque arguments of collectives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretrace.graph import Constant
-from foretrace.record.watch.compiled_calls import leave_as_it_is
+from foretrace.record.watch.compiled_calls import skip_compilation
 
 c10d: Any = getattr(torch._C, "_distributed_c10d", None)
 """The C++ side of torch.distributed; None in a torch built without it."""
@@ -19,15 +19,15 @@ c10d: Any = getattr(torch._C, "_distributed_c10d", None)
 class Communication:
     """Describes process groups, reductions and works as an op passes them.
 
-    A reduction reaches the dispatcher as a box nobody can open, so it is noted where Python calls the group.
-    What C++ calls by itself (DDP's reducer) always sums.
+    A reduction reaches the dispatcher as an opaque object, so it is noted where Python calls the group. Calls that C++
+    makes by itself (DDP's reducer) always sum.
     """
 
     def __init__(self) -> None:
         self.groups: dict[str, tuple[int, ...]] = {}
         self._reduction = "sum"
         self._works: dict[int, tuple[int, object]] = {}
-        """Works not waited for yet, held so that their identity stays theirs."""
+        """Works not waited for yet, referenced so that their ids stay unique."""
         self._issued = 0
 
     def describe(self, box: Any) -> Constant:
@@ -45,7 +45,7 @@ class Communication:
         return Constant("object", kind)
 
     def group(self, group: Any) -> Constant:
-        """A process group by name; its members are kept in `groups`."""
+        """A process group by name; its members are stored in `groups`."""
         name = group.group_name
         if name not in self.groups:
             import torch.distributed as dist
@@ -54,7 +54,7 @@ class Communication:
         return Constant("group", name)
 
     def named(self, arguments: Sequence[Any]) -> None:
-        """Keep the members of the group that a functional collective names, in plain text, as its last argument."""
+        """Store the members of the group that a functional collective names in its last string argument."""
         name = next((value for value in reversed(arguments) if isinstance(value, str)), None)
         if name is not None and name not in self.groups:
             self.group(c10d._resolve_process_group(name))
@@ -66,12 +66,12 @@ class Communication:
 
     @contextmanager
     def noting_reductions(self) -> Iterator[None]:
-        """Note which reduction Python asks a group for, while it is open."""
+        """Note which reduction Python requests from a group."""
         if c10d is None:
             yield
             return
-        # New releases add new names: reduce_scatter_single is _reduce_scatter_base of old.
-        # Taken from the class's own table: what getattr gives can't be put back, it has lost its self.
+        # Releases rename methods: reduce_scatter_single was _reduce_scatter_base.
+        # Taken from the class's own table: what getattr returns can't be restored, since it is unbound.
         original = {name: method for name, method in vars(c10d.ProcessGroup).items() if "reduce" in name}
         for name, method in original.items():
             setattr(c10d.ProcessGroup, name, self._noting(method))
@@ -95,7 +95,7 @@ class Communication:
             finally:
                 self._reduction = "sum"
 
-        leave_as_it_is(call)
+        skip_compilation(call)
         return call
 
 

@@ -1,8 +1,8 @@
-"""Doing the recorder's work outside of compiled calls and of optimizers' steps.
+"""Deferring the recorder's work until the thread has left compiled calls and optimizer steps.
 
-Where a step of the job ends, profilers, observers and dispatch modes start and stop. Two places are wrong for that:
+At a step boundary, profilers, observers and dispatch modes start and stop. Two places are wrong for that:
 
-* inside a call of a compiled function: when it returns, torch.compile puts the dispatcher's state of this thread back
+* inside a call of a compiled function: when it returns, torch.compile restores the dispatcher's state of this thread
   to what it was at the start, and a mode that was entered or left in between no longer agrees with it;
 * inside an optimizer's step, which PyTorch annotates (``Optimizer.step#SGD.step``): an execution trace that ends there
   lacks the annotation and with it the parent of all calls in it. A profiler that stops there frees what the annotation
@@ -36,16 +36,16 @@ class Signals:
     step = False
     """``foretrace.step()`` was called in it."""
     lost = False
-    """Work was never done: it came up in a call that was compiled before the recorder came."""
+    """Work was dropped: it came up in a call that was compiled before the recorder was attached."""
 
 
 SIGNALS = Signals()
 on_signal: dict[str, Callable[[], None]] = {}
-"""What to call once a compiled call has returned in which the flag of this name was raised."""
+"""Called once a compiled call has returned in which the flag of this name was raised."""
 
 
 class _Thread(threading.local):
-    """What one thread is inside of, and what waits until it has left."""
+    """Nesting depth of one thread, and the work that waits until it is 0."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -56,17 +56,17 @@ _thread = _Thread()
 _following = False
 
 
-def when_outside(work: Callable[[], None]) -> None:
-    """Do something now, or once this thread has left every compiled call and every optimizer's step.
+def run_outside(work: Callable[[], None]) -> None:
+    """Run a function now, or once this thread has left every compiled call and every optimizer step.
 
-    Inside a call that was compiled before the recorder came, it is never done: nothing tells when that returns, and
-    `Signals.lost` says so.
+    Inside a call that was compiled before the recorder was attached it never runs, since its return can't be detected:
+    `Signals.lost` is set.
 
     >>> done = []
     >>> def inner():
-    ...     when_outside(lambda: done.append("work"))
+    ...     run_outside(lambda: done.append("work"))
     ...     done.append("inner")
-    >>> enclosing(inner)()
+    >>> deferring(inner)()
     >>> done
     ['inner', 'work']
     """
@@ -76,8 +76,8 @@ def when_outside(work: Callable[[], None]) -> None:
         _do([work])
 
 
-def enclosing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as one to be outside of. Where torch.compile traces it, it is the function alone."""
+def deferring(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that `run_outside` waits for its return. While torch.compile traces it, nothing is added."""
     from torch.compiler import is_compiling
 
     @functools.wraps(function)
@@ -101,7 +101,7 @@ def enclosing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def follow_compiled_calls() -> None:
-    """Enclose all functions that torch.compile gives out from now on. Modules never hold an optimizer's step."""
+    """Wrap all functions that torch.compile returns from now on. Modules never contain an optimizer step."""
     global _following
     import torch
 
@@ -116,15 +116,15 @@ def follow_compiled_calls() -> None:
         given = args[0] if args else kwargs.get("model")
         if given is None or not isinstance(made, FunctionType) or getattr(given, "__name__", "") == "_call_impl":
             return made  # a decorator, or a module's
-        return enclosing(made)
+        return deferring(made)
 
     torch.compile = compile
 
 
-def leave_as_it_is(*functions: Any) -> None:
+def skip_compilation(*functions: Any) -> None:
     """Keep torch.compile from compiling these functions where uncompiled code calls them inside a compiled call.
 
-    Where compiled code itself calls them, they are traced: there they ask ``torch.compiler.is_compiling()``, and do
+    Where compiled code itself calls them, they are traced: there they check ``torch.compiler.is_compiling()`` and do
     nothing.
     """
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
@@ -134,7 +134,7 @@ def leave_as_it_is(*functions: Any) -> None:
 
 
 def _left() -> None:
-    """Do what waited for this thread to be outside."""
+    """Run what waited for this thread to be outside."""
     for name, work in tuple(on_signal.items()):
         if getattr(SIGNALS, name):
             setattr(SIGNALS, name, False)
@@ -152,7 +152,7 @@ def _do(waiting: list[Callable[[], None]]) -> None:
 
 
 def _in_a_compiled_call() -> bool:
-    """Whether a compiled function is being called further up."""
+    """Whether a compiled function is on the call stack."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if COMPILED_CALL in frame.f_code.co_varnames:

@@ -1,6 +1,8 @@
-"""Where in the program a call is made: phase, module, autograd node, thread, stream.
+"""Context of a dispatcher call (phase, module, autograd node, thread, stream), and calls that bypass the dispatcher.
 
-Hooks are registered while a step is watched, and removed after it.
+Streams wait for events, the host waits for the device or for a collective, FSDP resizes a storage to free it: such side
+calls are noted among the ops, in order, under names of their own. Hooks and patches are in place only while a step is
+watched, and change nothing that it does. `settings` reads the switches of PyTorch that select other kernels.
 """
 
 from __future__ import annotations
@@ -20,17 +22,18 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from foretrace.graph import Constant, Value
 from foretrace.graph.op import RESIZE
 from foretrace.record.watch.communication import c10d
-from foretrace.record.watch.compiled_calls import leave_as_it_is
+from foretrace.record.watch.compiled_calls import skip_compilation
 from foretrace.record.watch.step_boundaries import listen
 
 if TYPE_CHECKING:
     from foretrace.record.watch.watch import Watch
+Describe = Callable[..., "tuple[Value, ...] | None"]
 
 
-class Surroundings:
-    """Asked at each call; knows what Python was doing.
+class CallContext:
+    """What the program is doing while a call is made: phase, module, autograd node, thread and stream.
 
-    >>> Surroundings().phase
+    >>> CallContext().phase
     'forward'
     """
 
@@ -45,7 +48,7 @@ class Surroundings:
 
     @property
     def phase(self) -> str:
-        """Which part of the step runs: autograd tells backward, the optimizers' hooks tell theirs."""
+        """``forward``, ``backward`` (from autograd) or ``optimizer`` (from the optimizers' hooks)."""
         if torch._C._current_graph_task_id() != -1:
             return "backward"
         return "optimizer" if self._optimizing else "forward"
@@ -58,19 +61,19 @@ class Surroundings:
 
     @property
     def thread(self) -> int:
-        """A small number for the calling thread, in the order threads are first seen."""
+        """Number of the calling thread, in the order of first calls."""
         return self._threads.setdefault(threading.get_ident(), len(self._threads))
 
     @property
     def stream(self) -> int:
-        """A small number for the current device stream; 0 is the default one."""
+        """Number of the current device stream; 0 is the default one."""
         if not torch.cuda.is_initialized() and not streams_are_pretended():
             return 0
         return self.stream_number(torch.cuda.current_stream())
 
     def stream_number(self, stream: Any) -> int:
         """The number of a given stream."""
-        if not hasattr(stream, "cuda_stream"):  # as operators are given it: of no kind of device
+        if not hasattr(stream, "cuda_stream"):  # a generic torch.Stream, as operators get it
             places = {"stream_id": stream.stream_id, "device_index": stream.device_index}
             stream = torch.cuda.Stream(**places, device_type=stream.device_type)
         handle = stream.cuda_stream
@@ -99,16 +102,16 @@ class Surroundings:
         return recomputing or self._forward_modules.get(node._sequence_nr(), ""), node.name()
 
     @contextmanager
-    def watching(self) -> Iterator[Surroundings]:
-        """Keep track of modules and optimizers while open."""
-        leave_as_it_is(Surroundings._enter, Surroundings._leave)
+    def watching(self) -> Iterator[CallContext]:
+        """Track modules and optimizers."""
+        skip_compilation(CallContext._enter, CallContext._leave)
         handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         ]
         silence = listen(before=lambda _: self._optimize(1), after=lambda _: self._optimize(-1))
         try:
-            # Of such hooks a compiled module warns, and there are jobs whose warnings are errors.
+            # A compiled module warns about global hooks, and some jobs turn warnings into errors.
             with patch.object(modules, "_has_any_global_hook", lambda: False, create=True):
                 yield self
         finally:
@@ -143,14 +146,9 @@ def streams_are_pretended() -> bool:
     return getattr(torch.cuda.Stream, "pretended", False)
 
 
-# --- was record.side_calls: Calls that steer the device or memory without reaching the dispatcher.
-
-Describe = Callable[..., "tuple[Value, ...] | None"]
-
-
 @contextmanager
 def noting_side_calls(watch: Watch) -> Iterator[None]:
-    """Note side calls on a watch while open.
+    """Note side calls on a watch.
 
     >>> from foretrace.record.watch.watch import Watch
     >>> with Watch() as watch:
@@ -170,7 +168,7 @@ def noting_side_calls(watch: Watch) -> Iterator[None]:
 
 
 def _targets(watch: Watch) -> list[tuple[Any, str, str, Describe]]:
-    where = watch.surroundings
+    where = watch.context
     events: dict[int, int] = {}
 
     def event(value: Any) -> Constant:
@@ -183,7 +181,7 @@ def _targets(watch: Watch) -> list[tuple[Any, str, str, Describe]]:
         return stream(value if value is not None else torch.cuda.current_stream())
 
     def resized(storage: Any, nbytes: int) -> tuple[Value, ...]:
-        return *watch.census.resized(storage, int(nbytes)), int(nbytes)
+        return *watch.registry.resized(storage, int(nbytes)), int(nbytes)
 
     cuda = torch.cuda
     targets: list[tuple[Any, str, str, Describe]] = [
@@ -204,7 +202,7 @@ def _some(value: Value) -> tuple[Value, ...] | None:
 
 
 def _patch(watch: Watch, owner: Any, attribute: str, name: str, describe: Describe) -> tuple[Any, str, Any]:
-    """Put a call that notes in an attribute's place. Gives what to put back: None where it was inherited."""
+    """Replace a method by one that notes its calls. Returns what to restore: None where it was inherited."""
     original = getattr(owner, attribute)
     own = vars(owner).get(attribute)  # what getattr gives of a C++ class can't be put back: it has lost its self
 
@@ -220,16 +218,13 @@ def _patch(watch: Watch, owner: Any, attribute: str, name: str, describe: Descri
                 watch.note(name, "", (), {}).args = arguments
         return original(*args, **kwargs)
 
-    leave_as_it_is(call)
+    skip_compilation(call)
     setattr(owner, attribute, call)
     return owner, attribute, own
 
 
-# --- was record.settings: Switches of PyTorch by which the same call takes other kernels, or other time.
-
-
 def settings() -> dict[str, bool | int | str]:
-    """The switches as they are now.
+    """Current values of the PyTorch switches that select other kernels.
 
     >>> settings()["cudnn_benchmark"]
     False
@@ -247,10 +242,10 @@ def settings() -> dict[str, bool | int | str]:
 
 
 def _matmul_precision() -> str:
-    """``highest`` where products of float32 keep to float32, ``high`` or ``medium`` where they may run as TF32."""
+    """``highest`` where float32 GEMMs stay in float32, ``high`` or ``medium`` where they may run as TF32."""
     try:
         return str(torch.get_float32_matmul_precision())
-    except RuntimeError:  # the script says fp32_precision, and PyTorch refuses to answer in the older words
+    except RuntimeError:  # the script sets fp32_precision, and PyTorch refuses the older query
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 

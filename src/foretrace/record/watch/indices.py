@@ -1,6 +1,6 @@
-"""How a step reads tables, and what was in its tensors before: counts, reuse and magnitudes, never the values.
+"""Lookup statistics of a step (counts and reuse of ids), and summaries of its input tensors; never their values.
 
-Taken in a step of its own, since looking costs device work that the recorded structure must not show.
+Taken in a step of its own, since reading values costs device work that the recorded structure must not show.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrace.graph import Content, Indices
 from foretrace.graph.bindings import view_of
-from foretrace.record.watch.tensors import Census, content_of, histogram
+from foretrace.record.watch.tensors import TensorRegistry, content_of, histogram
 from foretrace.record.watch.watch import Watch, desugars, op_name
 
 ID_ARGUMENTS = ("indices", "index")
@@ -23,11 +23,11 @@ TABLE_ARGUMENTS = ("weight", "self")
 LOOKUPS = ("embedding", "index_select", "lookup")
 """Parts of the names of ops that read rows by id: aten::embedding, aten::_embedding_bag, fbgemm's lookups."""
 MADE_BY_WATCHING = "aten::detach"
-"""A structure holds fewer of them than a watched step makes, so that the n-th here is not the n-th there."""
+"""A structure holds fewer of them than a watched step makes, so the n-th here is not the n-th there."""
 
 
 class IndexWatch(TorchDispatchMode):
-    """Looks at the ids that lookups are given, and at all that was there before the step.
+    """Dispatch mode that counts the ids of lookups and summarizes all tensors from before the step.
 
     An entry of ``seen`` has the name of an op, how many of that name came before, and statistics of its ids. An entry
     of ``held`` has the same two, then the position among the op's tensors, and what the tensor there held before the
@@ -49,7 +49,7 @@ class IndexWatch(TorchDispatchMode):
         super().__init__()
         self.seen: list[tuple[str, int, Indices]] = []
         self.held: list[tuple[str, int, int, Content]] = []
-        self._census = Census()
+        self._registry = TensorRegistry()
         self._looked_at: set[tuple[object, ...]] = set()
         self._called: Counter[str] = Counter()
 
@@ -58,26 +58,26 @@ class IndexWatch(TorchDispatchMode):
             return NotImplemented
         name, _ = op_name(func)
         if any(part in name for part in LOOKUPS) and "backward" not in name:
-            with suppress(Exception):  # an op of others may mean something else by the same words
+            with suppress(Exception):  # a custom op may use the same argument names for something else
                 named = dict(zip((a.name for a in func._schema.arguments), args)) | (kwargs or {})
                 self.seen += [(name, self._called[name], found) for found in statistics(named)]
-        with suppress(Exception):  # what can't be looked at is left out
+        with suppress(Exception):  # a tensor that can't be read is left out
             self._look_at_inputs(name, (*args, *(kwargs or {}).values()))
         self._called[name] += 1
         result = func(*args, **(kwargs or {}))
         with suppress(Exception):
-            self._census.now = 0
-            # A view of what was there before is made anew by a replay: nobody need say what is in it.
-            self._looked_at.update(view_of(self._census.describe(tensor)) for tensor in _tensors_in([result]))
+            self._registry.now = 0
+            # A replay makes views of earlier tensors again: their values need no summary.
+            self._looked_at.update(view_of(self._registry.describe(tensor)) for tensor in _tensors_in([result]))
         return result
 
     def _look_at_inputs(self, name: str, arguments: Iterable[Any]) -> None:
         """Note the content of tensors that no call of the step has made."""
-        self._census.now = -1
+        self._registry.now = -1
         for position, tensor in enumerate(_tensors_in(arguments)):
-            seen = self._census.describe(tensor)
+            seen = self._registry.describe(tensor)
             view = view_of(seen)
-            before = seen.storage >= 0 and self._census.storages[seen.storage].birth < 0
+            before = seen.storage >= 0 and self._registry.storages[seen.storage].birth < 0
             if name == MADE_BY_WATCHING or not before or view in self._looked_at:
                 continue
             self._looked_at.add(view)

@@ -1,7 +1,7 @@
-"""Recording a script from outside: run its command with the recorder attached, no change to the script.
+"""The launcher of `foretrace record`: runs a command with the recorder attached, with no change to the script.
 
-Child processes find ``sitecustomize`` in a folder put first on their path; it waits for torch to be imported and
-then listens to the optimizers. It reaches every process the command starts, torchrun's workers included.
+Child processes find ``sitecustomize`` in a folder that is put first on their path; it waits for torch to be imported
+and then listens to the optimizers. It reaches every process that the command starts, torchrun's workers included.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pathlib import Path
 
 from foretrace.graph import ForetraceError
 from foretrace.record.watch.attach import ATTACHED, ORDERS, TORCH
-from foretrace.record.watch.session import Place, prepare, unfinished
+from foretrace.record.watch.session import OutputFolder, claim_output, unfinished
 
 
 def launch(
     command: Sequence[str], out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 5, stop: bool = False
 ) -> int:
-    """Run a command and record the training in it. Returns the command's exit code, whatever became of the recording.
+    """Run a command and record its training. Returns the command's exit code, whether or not the recording succeeded.
 
     ``stop`` ends the job once it is recorded; otherwise it trains on to its own end.
     """
     if not command:
         raise ForetraceError("there is no command to record", "Put it after --: foretrace record --out DIR -- python …")
-    place = prepare(out, command)
-    parts = place.parts
+    output = claim_output(out, command)
+    parts = output.parts
     orders = {"out": str(parts), "plain": plain, "profile": profile, "warmup": warmup, "stop": stop}
     injected = str(Path(__file__).parents[1] / "inject")
     path = os.pathsep.join(p for p in (injected, os.environ.get("PYTHONPATH", "")) if p)
@@ -40,34 +40,34 @@ def launch(
     try:
         code = _run(command, environment)
         try:
-            _keep(place, command, code)
+            _save(output, command, code)
         except ForetraceError as error:  # the job has run, and its exit code stays its own
             print(f"foretrace: {error}", file=sys.stderr)
     finally:
-        place.leave()
+        output.leave()
     return code
 
 
-def _keep(place: Place, command: Sequence[str], code: int) -> None:
-    """Put what was recorded in its place, and say where that is."""
-    if not any(place.parts.glob("rank-*")):
-        raise _nothing_recorded(place.parts, code)
-    lost = unfinished(place.parts)
+def _save(output: OutputFolder, command: Sequence[str], code: int) -> None:
+    """Move the recording to its final folder, and print where it is."""
+    if not any(output.parts.glob("rank-*")):
+        raise _nothing_recorded(output.parts, code)
+    lost = unfinished(output.parts)
     try:
-        folder = place.finish({"by": "foretrace record", "command": list(command)})
+        folder = output.finish({"by": "foretrace record", "command": list(command)})
     except OSError as error:
         raise ForetraceError(
-            f"nothing was recorded: {place.out} can't be written ({error.strerror})", "Choose another --out."
+            f"nothing was recorded: {output.out} can't be written ({error.strerror})", "Choose another --out."
         ) from None
     if lost:
         print(f"foretrace: not every process was recorded: {lost.why}", file=sys.stderr)
-    if folder != place.out:
-        print(f"foretrace: another recording into {place.out} came first: this one has its own", file=sys.stderr)
+    if folder != output.out:
+        print(f"foretrace: another recording into {output.out} came first: this one has its own", file=sys.stderr)
     print(f"foretrace: recorded into {folder}; see it with: foretrace show {shlex.quote(str(folder))}", file=sys.stderr)
 
 
 def _nothing_recorded(parts: Path, code: int) -> ForetraceError:
-    """What to tell where no rank was recorded: how far the recorder got, and what keeps it from getting further."""
+    """The error where no rank was recorded: how far the recorder got, and what to do."""
     found = unfinished(parts)
     if code:
         return ForetraceError(
@@ -96,14 +96,14 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
         raise ForetraceError(f"{command[0]} can't be run ({error.strerror})", "Check the command after --.") from None
     with _passing_on_sigterm(job):
         while job.returncode is None:
-            with suppress(KeyboardInterrupt):  # the job got it too, and may want to save something before it ends
+            with suppress(KeyboardInterrupt):  # the job got it too, and may save something before it ends
                 job.wait()
-    return job.returncode if job.returncode >= 0 else 128 - job.returncode  # a signal, as shells tell it
+    return job.returncode if job.returncode >= 0 else 128 - job.returncode  # a signal, as shells report it
 
 
 @contextmanager
 def _passing_on_sigterm(job: subprocess.Popen[bytes]) -> Iterator[None]:
-    """End the job, not only its recorder, where a scheduler ends the command."""
+    """Pass SIGTERM from a scheduler on to the job."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,8 @@
-"""A light profile of a few steps: kernel times as they are, host times with the profiler's weight on them."""
+"""Profiles of recorded steps: kernel times (`LightProfile`), and the arguments of compiled kernels (`ExecutionTrace`).
+
+A light profile leaves kernel times as they are; host times include the profiler's overhead. Kernels of compiled regions
+are no dispatcher calls, so a job that has any is also observed for one step by PyTorch's execution trace observer.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, re
 from torch.utils._python_dispatch import TorchDispatchMode
 
 STARTS = ("_prepare_profiler", "_enable_profiler")
-"""What every profiler of PyTorch calls first."""
+"""Functions that every PyTorch profiler calls first."""
 ADVICE = ": turn it off, or record with --profile 0"
 
 
-class OurProfile:
-    """PyTorch's profiler, which crashes where two use it at once: the job's own goes first."""
+class ExclusiveProfile:
+    """PyTorch's profiler, which crashes where two run at once: the job's own takes precedence."""
 
     def __init__(self, **options: Any) -> None:
         self._profile: Any = profile(**options)
@@ -31,7 +35,7 @@ class OurProfile:
         if torch.autograd._profiler_enabled():
             raise RuntimeError(f"the job runs a profiler of its own{ADVICE}")
         self._profile.start()
-        self._patches = [patch.object(profiler, name, self._giving_way(name)) for name in STARTS]
+        self._patches = [patch.object(profiler, name, self._yielding(name)) for name in STARTS]
         for patched in self._patches:
             patched.start()
 
@@ -47,7 +51,7 @@ class OurProfile:
         self.free()
 
     def free(self) -> None:
-        """Free what was seen: otherwise some later garbage collection would, in the midst of another profiler."""
+        """Free the events: otherwise a later garbage collection would, while another profiler runs."""
         self._profile = None
 
     def _stop(self) -> None:
@@ -56,7 +60,7 @@ class OurProfile:
             patched.stop()
         self._profile.stop()
 
-    def _giving_way(self, name: str) -> Any:
+    def _yielding(self, name: str) -> Any:
         original = getattr(profiler, name)
 
         def start(*args: Any, **kwargs: Any) -> Any:
@@ -66,8 +70,8 @@ class OurProfile:
         return start
 
 
-class LightProfile(OurProfile):
-    """Neither shapes nor stacks; each step stands in it as ``ProfilerStep#N``."""
+class LightProfile(ExclusiveProfile):
+    """A profile without shapes and stacks, in which each step is annotated as ``ProfilerStep#N``."""
 
     def __init__(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -101,9 +105,6 @@ class LightProfile(OurProfile):
         super()._stop()
 
 
-# --- was record.compiled: Steps with compiled regions: their kernels are no dispatcher calls, so PyTorch's execution trace is kept too.
-
-
 def something_is_compiled() -> bool:
     """Whether torch.compile has compiled anything in this process.
 
@@ -126,7 +127,7 @@ def watching_undoes_compilation() -> bool:
 class ExecutionTrace:
     """One step under PyTorch's execution trace observer: names and tensors of compiled kernels.
 
-    A profiler runs beside it, with shapes: compiled kernels tell their arguments only while one does. It is the second
+    A profiler with shapes runs along with it: compiled kernels report their arguments only under one. It is the second
     one in this process. An annotation that was opened under the first and ends under this one would write to memory of
     the first, which is gone: several steps must lie between the two, and both must start and stop between steps.
     """
@@ -135,7 +136,7 @@ class ExecutionTrace:
         self._folder = tempfile.TemporaryDirectory()
         self._path = Path(self._folder.name) / "et.json"
         self._observer = ExecutionTraceObserver().register_callback(str(self._path))
-        self._profile = OurProfile(
+        self._profile = ExclusiveProfile(
             activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=self._observer
         )
 

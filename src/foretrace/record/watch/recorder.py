@@ -1,7 +1,7 @@
-"""The recorder inside a training process: takes each step for what the schedule says, then writes and lets go.
+"""The recorder inside a training process: uses each step for what the schedule says, writes the rank, and detaches.
 
-It is told where steps end and does its work there, between two steps of the job. A failure of its own never ends
-the job: it says so, takes its hands off, and the training goes on.
+It is called at step boundaries and does its work there, between two steps of the job. A failure of its own never ends
+the job: it warns, detaches, and the training goes on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from foretrace.record.watch.schedule import (
     WARM_UP,
     Schedule,
 )
-from foretrace.record.watch.step_boundaries import hook_in
+from foretrace.record.watch.step_boundaries import install_hooks
 from foretrace.record.watch.watch import Watch
 
 WATCHERS: dict[str, Any] = {
@@ -49,7 +49,7 @@ WATCHERS: dict[str, Any] = {
     STRUCTURE: Watch,
     INDICES: IndexWatch,
 }
-"""Who watches a step of each kind; nobody watches a plain one."""
+"""The observer of each kind of step; warm-up and timed steps have none."""
 
 
 class Recorder:
@@ -72,10 +72,10 @@ class Recorder:
         self._work: Path | None = None
         self._groups: dict[str, tuple[int, ...]] = {}
         self._peak: int | None = None
-        hook_in()
+        install_hooks()
 
     def step(self) -> None:
-        """A step of the job has ended (and the next one begins)."""
+        """Handle a step boundary: a step of the job has ended, and the next one begins."""
         if self.done:
             return
         try:
@@ -95,22 +95,22 @@ class Recorder:
         return 0 if self.done else len(self._plan) - self.taken
 
     def start_over(self) -> None:
-        """What was taken for steps were none: forget them."""
-        self.let_go()
+        """Begin the schedule again: the steps counted so far were wrong."""
+        self.release()
         self._plan, self.taken, self._times = self.schedule.steps, 0, {}
 
     def abandon(self, why: str) -> None:
-        """Let go of the job and say why."""
+        """Stop recording, and warn why."""
         self.done, self.failed = True, why
-        self.let_go()
+        self.release()
         with suppress(Warning):  # where warnings are errors
             warnings.warn(f"foretrace could not record this step, training goes on ({why})", stacklevel=3)
 
-    def let_go(self) -> None:
-        """Take the hands off the job and leave nothing behind."""
+    def release(self) -> None:
+        """Detach from the job, and remove what was written."""
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
-            with suppress(Exception):  # what it saw is not wanted any more
+            with suppress(Exception):  # its result is discarded
                 watcher.__exit__(None, None, None)
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
@@ -166,7 +166,7 @@ class Recorder:
         elif isinstance(watcher, ExecutionTrace):
             watcher.save(self._work / files.EXECUTION_TRACE)
         elif isinstance(watcher, Watch):
-            files.write_structure(self._work, watcher.ops, watcher.census.storages)
+            files.write_structure(self._work, watcher.ops, watcher.registry.storages)
             self._groups = watcher.communication.groups
         elif isinstance(watcher, IndexWatch):
             files.write_indices(self._work, watcher.seen)
@@ -182,7 +182,7 @@ class Recorder:
         self.done = True
 
     def _facts(self) -> dict[str, Any]:
-        """What is written of the rank besides its ops."""
+        """Contents of ``rank.json``."""
         back_to_back = self._times.get(BACK_TO_BACK, [])
         plain = median(self._times.get(SYNCED) or [0.0])
         profiled = self._times.get(PROFILE, [])[1:]
@@ -190,7 +190,7 @@ class Recorder:
             "rank": _rank(),
             "world": _world(),
             "synced_ms": self._times.get(SYNCED, []),
-            # Without a sync only the sum over all of them says something.
+            # Without syncs only the total is meaningful.
             "back_to_back_ms": [sum(back_to_back) / len(back_to_back)] if back_to_back else [],
             "profile_ms": profiled,
             "structure_ms": self._times[STRUCTURE],
@@ -212,7 +212,7 @@ class Recorder:
 
 def _synchronize() -> None:
     if torch.cuda.is_initialized():
-        torch._C._cuda_synchronize()  # not the public one: a watch would note it as the step's
+        torch._C._cuda_synchronize()  # not the public function: a watch would record it as a call of the step
 
 
 def _rank() -> int:

@@ -1,4 +1,4 @@
-"""Which of a job's steps are taken for what."""
+"""The recording schedule: what each step of a job is used for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ WARM_UP, SYNCED, BACK_TO_BACK, PROFILE, EXECUTION_TRACE, STRUCTURE, INDICES = (
 
 @dataclass(frozen=True)
 class Schedule:
-    """How many steps are for warming up, for plain timing (synced, then as many back to back), and for the profiler.
+    """Numbers of warm-up steps, of unprofiled timed steps (synced, then as many back to back), and of profiled steps.
 
-    One profiled step more than asked for is run: the first one pays for the profiler's start and is thrown away.
+    One more profiled step is run: the first one includes the profiler's start and is dropped.
 
     >>> Schedule(warmup=1, plain=1, profile=1).steps
     ['warm-up', 'synced', 'back-to-back', 'profile', 'profile', 'structure', 'indices']
@@ -34,7 +34,7 @@ class Schedule:
 
     @property
     def steps(self) -> list[str]:
-        """What each step of the job is for, in order."""
+        """The use of each step of the job, in order."""
         return [
             *[WARM_UP] * self.warmup,
             *[SYNCED] * self.plain,
@@ -45,7 +45,7 @@ class Schedule:
         ]
 
     def fitting(self, steps: int, compiled: bool = False) -> Schedule | None:
-        """A shorter schedule for a job of so many steps, profiled where that is possible; None where none is.
+        """A shorter schedule for a job of so many steps, with a profile if possible; None if too few.
 
         >>> Schedule().fitting(30)
         Schedule(warmup=5, plain=10, profile=1)

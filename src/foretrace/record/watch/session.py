@@ -1,6 +1,10 @@
-"""Recording in this process: from a step function, around a training loop, or attached to a script from outside.
+"""Recording in this process: a step function, a training loop, or a script that was started by the launcher.
 
-Imports torch only once something is recorded, so that ``foretrace.step()`` costs nothing in a job nobody records.
+A recording goes to a working folder next to its final one until it is complete, and the working folder names its
+process. A second recording into the same folder is refused before its job is started, unless both are parts of one job;
+working folders of killed processes are removed.
+
+Imports torch only once something is recorded, so that ``foretrace.step()`` costs nothing in a job that is not recorded.
 """
 
 from __future__ import annotations
@@ -22,13 +26,16 @@ from foretrace.graph import ForetraceError
 from foretrace.processes import Claim, Owner, folder_lock, is_abandoned, is_held, owner_of
 from foretrace.record import folder as files
 from foretrace.record.watch.attach import UNFINISHED
-from foretrace.record.watch.compiled_calls import SIGNALS, on_signal, when_outside
+from foretrace.record.watch.compiled_calls import SIGNALS, on_signal, run_outside
 from foretrace.record.watch.schedule import SHORTEST, Schedule
 
 if TYPE_CHECKING:
     from foretrace.record.watch.recorder import Recorder
 
 _running: Session | None = None
+ANOTHER = "Choose another --out, or remove it first."
+NODES = ("nnodes", "num-machines")
+"""Options of torchrun and accelerate that say on how many machines they are started."""
 
 
 class Session:
@@ -40,33 +47,33 @@ class Session:
 
         self.recorder: Recorder = Recorder(out, schedule)
         self._when_done = when_done
-        self._told = False
+        self._explicit = False
         self._unhook = on_step_end(self.step, self.recorder.start_over)
         SIGNALS.optimizer = SIGNALS.step = SIGNALS.lost = False
-        on_signal["step"] = self._step_told
+        on_signal["step"] = self._on_explicit_step
 
-    def told(self) -> None:
-        """The job itself says that a step ended: from now on nothing is learnt from optimizers."""
-        when_outside(self._step_told)
+    def explicit_step(self) -> None:
+        """The job called ``foretrace.step()``: from now on optimizers no longer mark step boundaries."""
+        run_outside(self._on_explicit_step)
 
-    def _step_told(self) -> None:
+    def _on_explicit_step(self) -> None:
         if _running is not self:
             return
-        if not self._told:
-            self._told = True
+        if not self._explicit:
+            self._explicit = True
             self._unhook()
             self.recorder.start_over()
         self.step()
 
     def step(self) -> None:
-        """A step ended."""
+        """Record a step boundary."""
         self.recorder.step()
         if self.recorder.done:
             self.close()
             self._when_done()
 
     def close(self) -> None:
-        """Take every hook off the process."""
+        """Remove every hook from the process."""
         global _running
         self._unhook()
         if _running is self:
@@ -88,7 +95,7 @@ def _refuse_a_second() -> None:
 
 
 def step() -> None:
-    """Say that a training step ends here. Does nothing where nobody records.
+    """Mark the end of a training step. Does nothing in a job that is not recorded.
 
     Only needed where no ``torch.optim`` optimizer marks the end of a step.
 
@@ -98,10 +105,12 @@ def step() -> None:
     if torch is not None and torch.compiler.is_compiling():
         SIGNALS.step = True
     elif _running is not None:
-        _running.told()
+        _running.explicit_step()
 
 
-def record(step_fn: Callable[[], Any], out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 5) -> Path:
+def record_step(
+    step_fn: Callable[[], Any], out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 5
+) -> Path:
     """Record a step function: call it as often as the recording needs.
 
     Parameters
@@ -121,7 +130,7 @@ def record(step_fn: Callable[[], Any], out: str | Path, plain: int = 20, profile
     >>> weight = torch.ones(4, 4, requires_grad=True); optimizer = torch.optim.SGD([weight], lr=0.1)
     >>> def train():
     ...     weight.square().sum().backward(); optimizer.step(); optimizer.zero_grad()
-    >>> folder = record(train, tempfile.mkdtemp() + "/r", plain=2, profile=1, warmup=1)
+    >>> folder = record_step(train, tempfile.mkdtemp() + "/r", plain=2, profile=1, warmup=1)
     >>> sorted(path.name for path in folder.iterdir())
     ['job.json', 'rank-0']
     """
@@ -129,28 +138,28 @@ def record(step_fn: Callable[[], Any], out: str | Path, plain: int = 20, profile
 
     _refuse_a_second()
     schedule = Schedule(warmup, plain, profile)
-    place = prepare(out)
-    recorder = Recorder(place.parts, schedule)
+    output = claim_output(out)
+    recorder = Recorder(output.parts, schedule)
     try:
         while not recorder.done:
             step_fn()
             recorder.step()
         if recorder.failed:
             raise ForetraceError(f"nothing was recorded: {recorder.failed}", "Set FORETRACE_DEBUG=1 to see where.")
-        folder = place.finish({"by": "ft.record"})
-        if folder != place.out:
+        folder = output.finish({"by": "ft.record"})
+        if folder != output.out:
             warnings.warn(f"foretrace: recorded into {folder}: another recording came first", stacklevel=2)
         return folder
     finally:
-        recorder.let_go()
-        place.leave()
+        recorder.release()
+        output.leave()
 
 
 @contextmanager
 def recording(out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 5) -> Iterator[Path]:
-    """Record the training loop inside: its optimizers, or ``foretrace.step()``, say where steps end.
+    """Record the training loop inside: its optimizers, or ``foretrace.step()``, mark the step boundaries.
 
-    Gives the folder. The loop may run longer than the recording needs; if it is shorter, a warning says by how much,
+    Yields the folder. The loop may run longer than the recording needs; if it is shorter, a warning says by how much,
     and the job goes on.
 
     >>> import torch, tempfile
@@ -163,27 +172,27 @@ def recording(out: str | Path, plain: int = 20, profile: int = 3, warmup: int = 
     """
     _refuse_a_second()
     schedule = Schedule(warmup, plain, profile)
-    place = prepare(out)
-    session = open_session(place.parts, schedule)
+    output = claim_output(out)
+    session = open_session(output.parts, schedule)
     try:
-        yield place.out
+        yield output.out
         session.close()
         if session.recorder.failed:
-            return  # it has said so
+            return  # a warning said so
         if why := why_unfinished(session.recorder):
             _warn(f"nothing was recorded: {why}. {advice_on(session.recorder)}")
             return
         try:
-            folder = place.finish({"by": "ft.recording"})
+            folder = output.finish({"by": "ft.recording"})
         except OSError as error:
-            _warn(f"nothing was recorded: {place.out} can't be written ({error.strerror})")
+            _warn(f"nothing was recorded: {output.out} can't be written ({error.strerror})")
             return
-        if folder != place.out:
+        if folder != output.out:
             _warn(f"recorded into {folder}: another recording came first")
     finally:
         session.close()
-        session.recorder.let_go()
-        place.leave()
+        session.recorder.release()
+        output.leave()
 
 
 def _warn(text: str) -> None:
@@ -198,7 +207,7 @@ def _was_compiled_before() -> bool:
 
 
 def why_unfinished(recorder: Recorder) -> str:
-    """Why a recorder has nothing to show; empty where it has."""
+    """Why a recorder has not finished; empty where it has."""
     if recorder.failed or recorder.done:
         return recorder.failed
     if _was_compiled_before() and not recorder.taken:
@@ -207,7 +216,7 @@ def why_unfinished(recorder: Recorder) -> str:
 
 
 def advice_on(recorder: Recorder) -> str:
-    """What to do so that a job like this one is recorded."""
+    """How to get a complete recording of such a job."""
     from foretrace.record.watch.profile import something_is_compiled
 
     if recorder.failed:
@@ -222,19 +231,19 @@ def advice_on(recorder: Recorder) -> str:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Why ranks are missing, as the processes that should have recorded them say, and what to do about it."""
+    """Why ranks are missing, as reported by their processes, and what to do about it."""
 
     why: str
     advice: str
 
 
 def note_of(recorder: Recorder) -> str:
-    """What a process leaves behind for `unfinished` to read."""
+    """The note of a process without a complete recording, which `unfinished` reads."""
     return json.dumps([why_unfinished(recorder), advice_on(recorder)])
 
 
 def unfinished(parts: Path) -> Unfinished | None:
-    """Why ranks are missing; None where no process says that its recording is not whole."""
+    """Why ranks are missing; None where no process reports an incomplete recording."""
     notes: set[tuple[str, str]] = set()
     for note in parts.glob(f"*{UNFINISHED}"):
         with suppress(OSError, ValueError):  # of a process that was killed while it wrote
@@ -244,27 +253,20 @@ def unfinished(parts: Path) -> Unfinished | None:
     return Unfinished("; ".join(sorted(why for why, _ in notes)), advice) if notes else None
 
 
-# --- was record.place: Where a recording goes: one job at a time writes there, into a working folder beside it until it is complete.
-
-ANOTHER = "Choose another --out, or remove it first."
-NODES = ("nnodes", "num-machines")
-"""Options of torchrun and accelerate that say on how many machines they are started."""
-
-
 @dataclass
-class Place:
-    """The folder of a recording to be, and the working folder beside it that ranks write into."""
+class OutputFolder:
+    """The folder of a recording, and the working folder next to it that ranks write into."""
 
     out: Path
     parts: Path
     claim: Claim | None = None
 
     def finish(self, facts: dict[str, Any]) -> Path:
-        """Put the ranks that were recorded in their place, all at once, and say where that is.
+        """Move the recorded ranks to the final folder, all at once, and return it.
 
-        Ranks of a job, and launchers on several nodes, may share a place: whoever comes later adds its ranks to what
-        is there. Who that is shows only in moving: they may all come at the same moment. Where another recording of
-        the same rank came first, this one goes to a folder of its own beside it.
+        Ranks of a job, and launchers on several nodes, may share a folder: later ones add their ranks to it. Which one
+        is first shows only in renaming, since all may finish at the same moment. Where another recording of the same
+        rank came first, this one goes to another folder next to it.
         """
         ranks = sorted(self.parts.glob("rank-*"))
         for other in set(self.parts.iterdir()) - set(ranks):
@@ -281,29 +283,29 @@ class Place:
                 for part in [*ranks, self.parts / files.JOB]:
                     part.replace(out / part.name)
                 return out
-        raise AssertionError("there is always another name")
+        raise AssertionError("there is always another folder name")
 
     def _places(self) -> Iterator[Path]:
-        """The folder that was asked for, then others beside it."""
+        """The requested folder, then alternatives next to it."""
         yield self.out
         yield from (self.out.with_name(f"{self.out.name}-{number}") for number in count(2))
 
     def leave(self) -> None:
-        """Remove the working folder, where it is still there."""
+        """Release the claim, and remove the working folder if it still exists."""
         if self.claim is not None:
             self.claim.release()
         shutil.rmtree(self.parts, ignore_errors=True)
 
 
-def prepare(out: str | Path, command: Sequence[str] = ()) -> Place:
-    """Claim the place of a recording; refuse one that is taken.
+def claim_output(out: str | Path, command: Sequence[str] = ()) -> OutputFolder:
+    """Claim the folder of a recording; refuse one that is in use.
 
     Parameters
     ----------
     out
-        The folder to be.
+        Folder of the recording.
     command
-        What is recorded, where that is a command: one that is started on several nodes shares its place.
+        The command that is recorded, if any: one that is started on several nodes shares its folder.
     """
     out = Path(out)
     try:
@@ -321,22 +323,22 @@ def prepare(out: str | Path, command: Sequence[str] = ()) -> Place:
         raise ForetraceError(f"{out} can't be written ({error.strerror})", "Choose another --out.") from None
 
 
-def _claimed(out: Path, around: Path, me: Owner) -> Place:
-    """The place with a working folder of this process: in other containers processes may have the same number."""
+def _claimed(out: Path, around: Path, me: Owner) -> OutputFolder:
+    """Create and claim a working folder; processes in other containers may have the same process id."""
     numbers = chain([f"{os.getpid()}"], (f"{os.getpid()}-{n}" for n in count(2)))
     parts = next(path for path in (around / f".{out.name}.{number}.partial" for number in numbers) if not path.exists())
     parts.mkdir()
     try:
-        return Place(out, parts, Claim(parts, me))
+        return OutputFolder(out, parts, Claim(parts, me))
     except OSError:
         shutil.rmtree(parts, ignore_errors=True)
         raise
 
 
 def _refuse_second_job(out: Path, around: Path, me: Owner) -> None:
-    """Refuse a place that another job of this machine records into, and remove what killed ones left there.
+    """Refuse a folder that another job of this machine records into; remove what killed jobs left there.
 
-    A job on several machines is started on each of them: of those this one knows nothing.
+    Claims of other machines are ignored: a job on several machines is started on each of them.
     """
     ours = re.compile(re.escape(f".{out.name}.") + r"\d+(-\d+)?\.partial")
     for folder in [path for path in around.iterdir() if ours.fullmatch(path.name)]:
@@ -351,15 +353,15 @@ def _refuse_second_job(out: Path, around: Path, me: Owner) -> None:
 
 
 def _job(command: Sequence[str] = ()) -> tuple[str, str]:
-    """The job that this process is a part of, and which part; empty where it is alone."""
-    told = os.environ
-    if told.get("WORLD_SIZE", "1") != "1" and "RANK" in told:
-        parts = [told.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")]
-        return f"torch {':'.join(parts)}", told["RANK"]
-    if "SLURM_PROCID" in told and "SLURM_JOB_ID" in told:
-        return f"slurm {told['SLURM_JOB_ID']}.{told.get('SLURM_STEP_ID', '')}", told["SLURM_PROCID"]
-    if "OMPI_COMM_WORLD_RANK" in told:
-        return f"mpi {told.get('PMIX_NAMESPACE', os.getppid())}", told["OMPI_COMM_WORLD_RANK"]
+    """The job that this process belongs to, and its rank there; empty for a single process."""
+    environ = os.environ
+    if environ.get("WORLD_SIZE", "1") != "1" and "RANK" in environ:
+        parts = [environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")]
+        return f"torch {':'.join(parts)}", environ["RANK"]
+    if "SLURM_PROCID" in environ and "SLURM_JOB_ID" in environ:
+        return f"slurm {environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', '')}", environ["SLURM_PROCID"]
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        return f"mpi {environ.get('PMIX_NAMESPACE', os.getppid())}", environ["OMPI_COMM_WORLD_RANK"]
     processes = sys.modules.get("multiprocessing")
     if processes is not None and processes.parent_process() is not None:  # ranks that a script starts itself
         return f"processes of {os.getppid()}", str(os.getpid())

@@ -1,9 +1,13 @@
-"""Where a job's steps end, learnt from its optimizers.
+"""Step boundaries of a job, learnt from its optimizers.
 
-A step of training ends with an optimizer's step. Where several optimizers take turns, it ends with the one that is
-called least often: a GAN that updates its critic five times and its generator once has one step a generator update.
-Gradient accumulation needs nothing: the optimizer is called once for all micro-batches. An optimizer that is called
-several times for the same gradients, as DeepSpeed calls it once for each group of weights, ends the step with the last.
+A training step ends with an optimizer's step. Where several optimizers take turns, it ends with the one that is called
+least often: a GAN that updates its critic five times and its generator once has one step per generator update. Gradient
+accumulation needs nothing: the optimizer is called once for all micro-batches. An optimizer that is called several
+times for the same gradients, as DeepSpeed calls it once for each group of weights, ends the step with the last call.
+
+PyTorch's list of optimizer hooks must not change while it is iterated, and code that torch.compile has traced is traced
+again when it does. So one pair of hooks is registered for good, and listeners come and go behind it; without listeners
+it does nothing. Steps inside compiled code call no hook: the compiled code raises a flag instead.
 """
 
 from __future__ import annotations
@@ -13,10 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foretrace.record.watch.compiled_calls import SIGNALS, enclosing, follow_compiled_calls, on_signal, when_outside
+from foretrace.record.watch.compiled_calls import SIGNALS, deferring, follow_compiled_calls, on_signal, run_outside
 
 MANY_TIMES = 4
 """An optimizer that is called so many times as often as expected, with no forward in between, follows other rules."""
+Callback = Callable[[Any], None]
+
+COMPILED = "an optimizer in compiled code"
+"""Passed to listeners in place of an optimizer whose step was compiled: which one it was is unknown."""
 
 
 class Boundaries:
@@ -26,7 +34,7 @@ class Boundaries:
     called at all changes nothing.
 
     >>> boundaries = Boundaries()
-    >>> [boundaries.learn(who) for who in ["critic", "critic", "generator"] * 2]
+    >>> [boundaries.learn(name) for name in ["critic", "critic", "generator"] * 2]
     [True, False, True, False, False, False]
     >>> boundaries.last
     'generator'
@@ -39,9 +47,9 @@ class Boundaries:
         """How many steps ended since each optimizer was called."""
 
     def learn(self, optimizer: object) -> bool:
-        """Note a call. Tells whether it shows that what was taken for steps so far were none."""
+        """Note an optimizer call. Returns whether it shows that the steps counted so far were wrong."""
         if optimizer == self.last:
-            self._steps_since = {who: count + 1 for who, count in self._steps_since.items()}
+            self._steps_since = {key: count + 1 for key, count in self._steps_since.items()}
         less_often = optimizer not in self._steps_since or self._steps_since[optimizer] > 1
         changed = optimizer != self.last and less_often
         if changed:
@@ -52,7 +60,7 @@ class Boundaries:
 
 
 class Repeats:
-    """Learns how often each optimizer is called for the same gradients, and which of these calls is the last.
+    """Learns how often each optimizer is called for the same gradients, and which of these calls is the last one.
 
     Whether there are other gradients shows in autograd's counter of forward calls. Where it never moves, as where the
     forward runs in another thread, every call is taken for the last.
@@ -75,14 +83,13 @@ class Repeats:
 
         Returns
         -------
-        Whether this shows that earlier calls were taken for what they were not, and whether this one is the last for
-        its gradients.
+        Whether this shows that earlier boundaries were wrong, and whether this call is the last for its gradients.
         """
         before = dict(self._expected)
         if sequence != self._sequence:
-            for who, calls in self._calls.items():
-                if self._before.get(who) == calls:
-                    self._expected[who] = calls
+            for other, calls in self._calls.items():
+                if self._before.get(other) == calls:
+                    self._expected[other] = calls
             self._before, self._calls, self._sequence = self._calls, {}, sequence
         calls = self._calls[optimizer] = self._calls.get(optimizer, 0) + 1
         expected = self._expected.get(optimizer, 1)
@@ -93,7 +100,7 @@ class Repeats:
 
 
 def on_step_end(ended: Callable[[], None], start_over: Callable[[], None]) -> Callable[[], None]:
-    """Call back at the end of each training step of the process. Returns what ends it.
+    """Call back at the end of each training step of the process. Returns the function that unsubscribes.
 
     ``start_over`` is called before the end of the first step, and again where earlier ones turn out to be parts of one.
     """
@@ -114,37 +121,29 @@ def on_step_end(ended: Callable[[], None], start_over: Callable[[], None]) -> Ca
     return listen(left=left)
 
 
-# --- was record.optimizers: Hearing when any optimizer of the process begins and ends its step.
-
-Heard = Callable[[Any], None]
-
-COMPILED = "an optimizer in compiled code"
-"""What listeners are given in place of an optimizer whose step was compiled: nothing says which one it was."""
-
-
 def _ignore(optimizer: Any) -> None:
     """Do nothing."""
 
 
 class Listener(NamedTuple):
-    """What to call, with the optimizer: before and after its step, and once the step has been left altogether."""
+    """Callbacks that get the optimizer: before and after its step, and once the step has returned."""
 
-    before: Heard = _ignore
-    after: Heard = _ignore
-    left: Heard = _ignore
+    before: Callback = _ignore
+    after: Callback = _ignore
+    left: Callback = _ignore
 
 
 _listeners: list[Listener] = []
 _hooked = False
 
 
-def listen(after: Heard = _ignore, before: Heard = _ignore, left: Heard = _ignore) -> Callable[[], None]:
-    """Call back around each optimizer's step. Returns what ends it, which may be called more than once.
+def listen(after: Callback = _ignore, before: Callback = _ignore, left: Callback = _ignore) -> Callable[[], None]:
+    """Call back around each optimizer's step. Returns the function that unsubscribes, which may be called repeatedly.
 
     Parameters
     ----------
     after, before
-        Called right after and before the step, inside of what annotates it; not where the step is compiled.
+        Called right after and before the step, inside its profiler annotation; not where the step is compiled.
     left
         Called once the step has returned, outside of annotations and compiled code: profilers and dispatch modes may
         be started and stopped there.
@@ -154,7 +153,7 @@ def listen(after: Heard = _ignore, before: Heard = _ignore, left: Heard = _ignor
     >>> torch.optim.SGD([torch.zeros(1)], lr=0.1).step(); silence(); heard
     ['SGD']
     """
-    hook_in()
+    install_hooks()
     listener = Listener(before, after, left)
     _listeners.append(listener)
 
@@ -165,7 +164,7 @@ def listen(after: Heard = _ignore, before: Heard = _ignore, left: Heard = _ignor
     return silence
 
 
-def hook_in() -> None:
+def install_hooks() -> None:
     """Register with PyTorch's optimizers, once and for good.
 
     Compiled code that holds an optimizer's step is compiled again after that: a recorder does it before it begins.
@@ -182,10 +181,10 @@ def hook_in() -> None:
     on_signal["optimizer"] = lambda: _left(COMPILED)
     # PyTorch wraps the step of each class when its first instance is made.
     original = Optimizer.profile_hook_step
-    Optimizer.profile_hook_step = staticmethod(lambda function: enclosing(original(function)))
+    Optimizer.profile_hook_step = staticmethod(lambda function: deferring(original(function)))
     for kind in _all_kinds(Optimizer):
         if getattr(vars(kind).get("step"), "hooked", False):
-            kind.step = enclosing(kind.step)
+            kind.step = deferring(kind.step)
 
 
 def _all_kinds(kind: Any) -> list[Any]:
@@ -205,7 +204,7 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
     for listener in tuple(_listeners):
         listener.after(optimizer)
     if _listeners:
-        when_outside(lambda: _left(optimizer))
+        run_outside(lambda: _left(optimizer))
 
 
 def _left(optimizer: Any) -> None:

@@ -1,8 +1,10 @@
-"""Who is who among the tensors of a running step.
+"""Tensors of a running step: ids and lifetimes (`TensorRegistry`), and a summary of their values (`content_of`).
 
-A tensor gets an id when it is first seen and keeps it while it lives; so does a storage. Only weak references are
-held: a gradient that somebody else holds is cloned by autograd instead of taken, and the step would change by being
-watched.
+A tensor gets an id when it is first seen and keeps it while it lives; so does a storage. Only weak references are held:
+autograd clones a gradient that is referenced elsewhere instead of taking it over, and watching would change the step.
+
+The summary lets a replay make similar tensors. Large tensors of floats are sampled. It is taken in the step in which
+lookup indices are counted, since reading values costs device work.
 """
 
 from __future__ import annotations
@@ -18,14 +20,21 @@ from foretrace.graph.graph import Fact
 
 DeviceName = Callable[[torch.Tensor], str]
 NOWHERE = "meta"
-"""Where a fake tensor's storage says that it is, until the tensor itself is seen."""
+"""Device of a fake tensor's storage until the tensor itself is seen."""
+EXACT = 4
+"""A tensor of at most so many elements is a count, a scale or a seed: its values control the step and are saved."""
+SAMPLE = 1 << 16
+LARGEST_MASK = 1 << 24
+LONGEST_TRIANGLE = 1 << 20
+MANY_ZEROS = 0.02
+"""From this share on, exact zeros are part of the summary."""
 
 
-class Census:
+class TensorRegistry:
     """Ids, descriptions and lifetimes of tensors and storages.
 
-    >>> census = Census()
-    >>> census.describe(torch.zeros(2, 3)).shape
+    >>> registry = TensorRegistry()
+    >>> registry.describe(torch.zeros(2, 3)).shape
     (2, 3)
     """
 
@@ -41,7 +50,7 @@ class Census:
         self._freed: list[int] = []
 
     def describe(self, tensor: torch.Tensor) -> Tensor:
-        """What an op sees of a tensor."""
+        """Shape, type, device, layout and ids of a tensor, as an op gets it."""
         strided = tensor.layout == torch.strided
         device = self._device_name(tensor)
         return Tensor(
@@ -79,7 +88,7 @@ class Census:
         return old, new
 
     def _found(self, number: int | None, device: str) -> None:
-        """Say where a storage is, and what it was before it was resized, where nobody knew."""
+        """Set the device of a storage, and of those it was resized from, where it was unknown."""
         while number is not None and self.storages[number].device == NOWHERE:
             self.storages[number].device = device
             number = self._before.get(number)
@@ -111,19 +120,8 @@ class Census:
             del self._tensors[key]
 
 
-# --- was record.contents: What tensors from before the step hold, in a few figures, so that a replay can make others like them.
-
-EXACT = 4
-"""A tensor of no more elements than that is a count, a scale or a seed: its values steer and are kept."""
-SAMPLE = 1 << 16
-LARGEST_MASK = 1 << 24
-LONGEST_TRIANGLE = 1 << 20
-MANY_ZEROS = 0.02
-"""From this share on, exact zeros are part of what a tensor is like."""
-
-
 def content_of(tensor: torch.Tensor) -> Content | None:
-    """The content of a tensor; None where there is nothing to say.
+    """A summary of a tensor's values; None where it has none.
 
     >>> content_of(torch.arange(10, 40, 5))
     Content(kind='arange', facts={'start': 10, 'step': 5, 'period': 6})
@@ -146,7 +144,7 @@ def content_of(tensor: torch.Tensor) -> Content | None:
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Elements from all over a tensor, at most `SAMPLE`; those between its own where it is not dense."""
+    """Elements from all over a tensor, at most `SAMPLE`; including those between its own where it is not dense."""
     extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
     stride = -(-extent // SAMPLE)
     return tensor.as_strided((-(-extent // stride),), (stride,), tensor.storage_offset())
@@ -180,7 +178,7 @@ def _of_floats(sample: torch.Tensor) -> Content:
 
 
 def _rounded(kind: str, facts: dict[str, float]) -> Content:
-    """Figures of a sample, to as many digits as they are worth."""
+    """Statistics of a sample, to four digits: a sample gives no more."""
     return Content(kind, {name: float(f"{value:.4g}") for name, value in facts.items()})
 
 
@@ -199,11 +197,11 @@ def _of_integers(tensor: torch.Tensor) -> Content:
     ascending = bool((differences >= 0).all())
     if ascending and int(flat[0]) == 0 and tensor.dim() == 1:
         return Content("offsets", {"first": 0, "last": high, "steps": histogram(differences)})
-    kept = flat[flat != low] if low < 0 else flat  # what is below zero means "no class", as -100 does
-    hits = torch.unique(kept, return_counts=True)[1]
-    facts: dict[str, Fact] = {"low": int(kept.min()), "high": high, "unique": len(hits), "reuse": histogram(hits)}
-    if len(kept) < len(flat):
-        facts |= {"none": low, "nones": len(flat) - len(kept)}
+    classes = flat[flat != low] if low < 0 else flat  # what is below zero means "no class", as -100 does
+    hits = torch.unique(classes, return_counts=True)[1]
+    facts: dict[str, Fact] = {"low": int(classes.min()), "high": high, "unique": len(hits), "reuse": histogram(hits)}
+    if len(classes) < len(flat):
+        facts |= {"none": low, "nones": len(flat) - len(classes)}
     return Content("ids", facts | {"sorted": True} if ascending else facts)
 
 
@@ -217,7 +215,7 @@ def _arange(tensor: torch.Tensor, flat: torch.Tensor) -> Content | None:
 
 
 def _tril(places: torch.Tensor) -> Content | None:
-    """The pairs below the diagonal of a square, as interactions of features ask for them, or one coordinate of them."""
+    """Indices of the lower triangle of a square, as feature interactions use them, or one coordinate of them."""
     count = places.shape[-1]
     if places.dim() > 2 or (places.dim() == 2 and len(places) != 2) or count > LONGEST_TRIANGLE:
         return None

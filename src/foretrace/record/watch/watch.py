@@ -1,4 +1,4 @@
-"""Watching one step: every dispatcher call with its exact arguments, below autograd and autocast."""
+"""A dispatch mode that records every call of a step with its exact arguments, below autograd and autocast."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from foretrace.graph import Constant, Graph, Op, OpTable, Value
 from foretrace.record.collectives import collectives_of
 from foretrace.record.watch.autograd import SparseGradients, plain_form, without_saves
 from foretrace.record.watch.communication import Communication, is_box
-from foretrace.record.watch.context import Surroundings, noting_side_calls, settings
-from foretrace.record.watch.tensors import Census, DeviceName
+from foretrace.record.watch.context import CallContext, noting_side_calls, settings
+from foretrace.record.watch.tensors import DeviceName, TensorRegistry
 
 UNSEEN = ("profiler::", "prim::device")
-"""What passes the dispatcher without being work: annotations, and questions that fake tensors are asked."""
+"""Dispatcher calls that are no work: annotations, and device queries on fake tensors."""
 FUNCTIONAL = ("_c10d_functional::", "_dtensor::")
 """Collectives that name their group in plain text."""
 PLAIN = (type(None), bool, int, float, str)
@@ -27,7 +27,7 @@ NAMED = {
 
 
 class Watch(TorchDispatchMode):
-    """Sees the calls of a step as they happen. Works the same on real and on fake tensors.
+    """Records the calls of a step, on real or fake tensors.
 
     >>> with Watch() as watch:
     ...     _ = torch.ones(2, 2) @ torch.ones(2, 2)
@@ -39,14 +39,14 @@ class Watch(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Tell torch.compile to run what it compiled: for other modes it falls back to eager, for good."""
+        """Let compiled code run as compiled: under other modes torch.compile falls back to eager, permanently."""
         return True
 
     def __init__(self, device_name: DeviceName = lambda tensor: str(tensor.device)) -> None:
         super().__init__()
         self.ops: list[Op] = []
-        self.census = Census(device_name)
-        self.surroundings = Surroundings()
+        self.registry = TensorRegistry(device_name)
+        self.context = CallContext()
         self.communication = Communication()
         self._sparse = SparseGradients(self)
         self._open = ExitStack()
@@ -54,7 +54,7 @@ class Watch(TorchDispatchMode):
 
     def __enter__(self) -> Watch:
         with ExitStack() as opened:
-            opened.enter_context(self.surroundings.watching())
+            opened.enter_context(self.context.watching())
             opened.enter_context(self.communication.noting_reductions())
             opened.enter_context(noting_side_calls(self))
             opened.callback(self._sparse.close)
@@ -67,46 +67,46 @@ class Watch(TorchDispatchMode):
             super().__exit__(*failure)
         if self._failure is not None and not any(failure):
             raise self._failure
-        self.census.freed()
-        self.ops = without_saves(self.ops, self.census.storages)
+        self.registry.freed()
+        self.ops = without_saves(self.ops, self.registry.storages)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(desugars(kind) for kind in types):
-            return NotImplemented  # the subclass takes the call apart and we see its pieces
+            return NotImplemented  # the subclass decomposes the call, and its parts are recorded
         name, overload = op_name(func)
         if name.startswith(UNSEEN):
             return func(*args, **(kwargs or {}))
         with self.unharmed():
             self._sparse.expect(func, args)
-            func, args = plain_form(func, args, self.surroundings.node, self._is_fresh(args))
+            func, args = plain_form(func, args, self.context.node, self._is_fresh(args))
             name, overload = op_name(func)
             op = self.note(name, overload, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         with self.unharmed():
             results = result if isinstance(result, tuple) else (result,)
             op.outputs = tuple(self.describe(value) for value in results)
-            _ask_for_where_it_is(op)
+            _use_output_device(op)
         return result
 
     @contextmanager
     def unharmed(self) -> Iterator[None]:
-        """What goes wrong inside is ours and must not end the step: it is kept, and raised when the watch ends."""
+        """Defer errors of the watch itself: they must not end the step, and are raised when the watch ends."""
         try:
             yield
         except Exception as error:
             self._failure = self._failure or error
 
     def _is_fresh(self, args: Any) -> bool:
-        """Whether the first argument is zeros that the call before made."""
+        """Whether the first argument is zeros made by the previous call."""
         if not self.ops or "zeros" not in self.ops[-1].name or not args or not isinstance(args[0], torch.Tensor):
             return False
-        return any(made.id == self.census.tensor_id(args[0]) for made in self.ops[-1].produced)
+        return any(made.id == self.registry.tensor_id(args[0]) for made in self.ops[-1].produced)
 
     def note(self, name: str, overload: str, args: Any, kwargs: dict[str, Any]) -> Op:
-        """Append a call with where it was made from."""
-        frees = self.census.freed()
-        self.census.now = len(self.ops)
-        where = self.surroundings
+        """Append a call with its context."""
+        frees = self.registry.freed()
+        self.registry.now = len(self.ops)
+        where = self.context
         module, node = where.place()
         op = Op(
             name=name,
@@ -121,18 +121,18 @@ class Watch(TorchDispatchMode):
         )
         self.ops.append(op)
         # Inputs first seen here were there before the step.
-        self.census.now = -1
+        self.registry.now = -1
         op.args = tuple(self.describe(value) for value in args)
         op.kwargs = {key: self.describe(value) for key, value in kwargs.items()}
         if name.startswith(FUNCTIONAL):
             self.communication.named(args)
-        self.census.now = len(self.ops) - 1
+        self.registry.now = len(self.ops) - 1
         return op
 
     def describe(self, value: Any) -> Value:
-        """A value of the dispatcher in the graph's words."""
+        """A dispatcher argument as a value of the graph."""
         if isinstance(value, torch.Tensor):
-            return self.census.describe(value)
+            return self.registry.describe(value)
         if isinstance(value, PLAIN):
             return value
         if isinstance(value, (list, tuple)):
@@ -152,25 +152,25 @@ class Watch(TorchDispatchMode):
         if isinstance(value, torch.Generator):
             return Constant("generator", str(value.device))
         if isinstance(value, torch.Stream):
-            return Constant("stream", str(self.surroundings.stream_number(value)))
+            return Constant("stream", str(self.context.stream_number(value)))
         if is_box(value):
             return self.communication.describe(value)
         return Constant("object", type(value).__name__)
 
     def graph(self) -> Graph:
-        """What was seen, as a graph without times."""
+        """The recorded calls as a graph without times."""
         groups = dict(self.communication.groups)
         return Graph(
             ops=OpTable.of(self.ops),
-            storages=dict(self.census.storages),
+            storages=dict(self.registry.storages),
             groups=groups,
             collectives=collectives_of(self.ops, groups),
             settings=settings(),
         )
 
 
-def _ask_for_where_it_is(op: Op) -> None:
-    """Name the device that was asked for as the outputs do: where a GPU is pretended, calls are given the CPU."""
+def _use_output_device(op: Op) -> None:
+    """Set a requested device to that of the outputs: with a pretended GPU, calls are given the CPU."""
     asked = op.kwargs.get("device")
     if isinstance(asked, Constant) and op.produced:
         made = op.produced[0].device
@@ -179,7 +179,7 @@ def _ask_for_where_it_is(op: Op) -> None:
 
 
 def op_name(func: Any) -> tuple[str, str]:
-    """Name and overload of what is called: ('aten::add', 'Tensor')."""
+    """Name and overload of an operator: ('aten::add', 'Tensor')."""
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator
         return f"higher_order::{func.name()}", ""
@@ -187,7 +187,7 @@ def op_name(func: Any) -> tuple[str, str]:
 
 
 def desugars(kind: Any) -> bool:
-    """Whether a tensor type answers calls by making others: DTensor, AsyncCollectiveTensor, and users' own."""
+    """Whether a tensor subclass decomposes calls into others: DTensor, AsyncCollectiveTensor, and custom ones."""
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return False
     if kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:
