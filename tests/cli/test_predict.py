@@ -94,7 +94,7 @@ def test_a_profiled_job_keeps_its_own_machine(foretrace, shared, tmp_path):
     words = json.loads(ran.out)
     assert (words["platform"], words["fabric"]) == ("its own machine", "v100-2x-pcie")
     assert set(words["wait_ms"]) == {"0", "1"} and len(words["ranks"]) == 2
-    assert any("was not measured" in note for note in words["notes"])
+    assert any("assumed, not measured" in note for note in words["notes"])
     assert "rank 1" in out.read_text()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -20,10 +22,12 @@ def progress_bar(hidden: bool = False) -> Iterator[OnProgress]:
 
         def show(progress: Progress) -> None:
             nonlocal bar
+            if hidden or not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):
+                return  # before rich is imported
             from rich.markup import escape
 
             if bar is None:
-                bar = shown.enter_context(_bar(hidden))
+                bar = shown.enter_context(_bar())
                 bar.add_task("")
             text, done, of = progress
             bar.update(bar.task_ids[0], description=escape(text), completed=done, total=of or None)
@@ -31,9 +35,9 @@ def progress_bar(hidden: bool = False) -> Iterator[OnProgress]:
         yield show
 
 
-def _bar(hidden: bool) -> Bar:
+def _bar() -> Bar:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    return Bar(console=console, transient=True, disable=hidden or not console.is_terminal)
+    return Bar(console=console, transient=True, disable=not console.is_terminal)
