@@ -179,10 +179,10 @@ def storage_lifetimes(ops: Sequence[Op], known: dict[int, Storage]) -> dict[int,
                     continue
                 entry = found.setdefault(tensor.storage, Storage(tensor.storage, 0, tensor.device, birth))
                 entry.nbytes, entry.device = max(entry.nbytes, end_in_storage(tensor)), tensor.device
-    for number, storage in known.items():
+    for number, was in known.items():
         # What no call of the step touches stays allocated: momenta of frozen weights, buffers.
-        if number not in found and storage.birth < 0:
-            found[number] = replace(storage)
+        if number not in found and was.birth < 0:
+            found[number] = replace(was)
     return found
 
 

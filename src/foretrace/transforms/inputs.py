@@ -228,5 +228,5 @@ def foreach_lists(call: Call) -> list[list[Any]] | None:
     """The tensor lists of a foreach or fused optimizer call; None for other calls."""
     if not call.op.name.startswith(("aten::_foreach_", "aten::_fused_")):
         return None
-    values = (*call.args, *call.kwargs.values(), *call.results)
+    values: list[Any] = [*call.args, *call.kwargs.values(), *call.results]
     return [value for value in values if is_sequence(value) and any(isinstance(v, Slot) for v in value)]

@@ -36,7 +36,7 @@ class MetaDevice:
 
     >>> a, b = Tensor((2, 3), "float32"), Tensor((3, 4), "float32")
     >>> MetaDevice().call("aten::mm", "default", (a, b), {})
-    Made(shape=(2, 4), stride=(4, 1), offset=0, dtype='float32')
+    MetaTensor(shape=(2, 4), stride=(4, 1), offset=0, dtype='float32')
     """
 
     def __init__(self) -> None:

@@ -13,6 +13,17 @@ from tests.transforms.parallel.steps import trained
 EXPERTS, TOKENS, WIDTH = 8, 512, 64
 
 
+class ExpertsOnly(nn.Module):
+    """A model without any other weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, self.up).sum(0)
+
+
 class Mixture(nn.Module):
     """Experts choose their tokens."""
 
@@ -91,3 +102,10 @@ def test_a_model_without_experts_is_refused() -> None:
     step = sketch(trained(lambda: (nn.Linear(8, 8), torch.randn(4, 8))), device="cuda")
     with pytest.raises(ForetraceError, match="has no experts"):
         expert_parallel(step, 2)
+
+
+def test_a_model_of_experts_alone_shards_them_over_the_ranks_that_hold_the_same() -> None:
+    step = sketch(trained(lambda: (ExpertsOnly(), torch.randn(EXPERTS, 4, WIDTH))), device="cuda")
+    kinds = {c.kind: c.ranks for c in parallelize(step, data=4, experts=2, sharded=True).graphs[0].collectives}
+    assert kinds["all_gather"] == kinds["reduce_scatter"] == (0, 2)
+    assert {c.kind for c in parallelize(step, data=4, experts=4, sharded=True).graphs[0].collectives} == {"all_to_all"}

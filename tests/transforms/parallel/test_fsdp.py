@@ -13,7 +13,7 @@ from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Job
 from foretrace.prediction.waits import step_waits
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.draft import ProcessGroup, draft_of
 from foretrace.transforms.parallel.fsdp import COMPUTE, fully_sharded_data_parallel, shard_weights
 from foretrace.transforms.parallel.parallelize import parallelize
@@ -68,7 +68,7 @@ def test_mixed_precision_gathers_halves_of_float32_shards_as_fsdp2_does() -> Non
 
 
 def test_mixed_precision_of_a_step_in_float32_is_refused() -> None:
-    with pytest.raises(ForetraceError, match=r"starts from a step in half precision, .* in float32 in GPT.words"):
+    with pytest.raises(ForetraceError, match=r"needs a step in half precision, .* in float32 in GPT.words"):
         fully_sharded_data_parallel(gpt_step(), 8, mixed=True)
 
 
@@ -115,7 +115,7 @@ def test_units_can_be_named() -> None:
 
 
 def test_a_unit_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ForetraceError, match=r"no module is called 'GPT.layers'"):
+    with pytest.raises(ForetraceError, match=r"there is no module 'GPT.layers'"):
         fully_sharded_data_parallel(gpt_step(), 8, ["GPT.layers"])
 
 

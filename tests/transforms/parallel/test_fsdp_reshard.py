@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.fsdp_reshard import shards
 from tests.transforms.agreement import assert_same
 from tests.transforms.parallel.steps import exchanged, gpt_step
@@ -59,5 +59,5 @@ def half(world: int, mixed: bool):
 
 
 def test_a_step_without_shards_is_refused() -> None:
-    with pytest.raises(ForetraceError, match="no weights in shards"):
+    with pytest.raises(ForetraceError, match="no sharded weights"):
         shards(gpt_step(), 8)

@@ -73,7 +73,7 @@ def test_no_two_parts_of_the_batch_share_a_tensor(job: Job) -> None:
 def test_all_ways_together_can_be_predicted(job: Job) -> None:
     forecast = ft.predict(job, on="h200")
     assert forecast.world == 16
-    assert [row["stands_for"] for row in forecast.ranks] == [8, 8]
+    assert [row.stands_for for row in forecast.ranks] == [8, 8]
     assert forecast.step_ms > 0
 
 
@@ -96,20 +96,20 @@ def test_notes_tell_that_nobody_ran_it(job: Job) -> None:
     "ways, message",
     [
         ({"data": 0}, "data can't be 0"),
-        ({"sharded": True}, "can't be in shards on one rank"),
-        ({"data": 2, "sharded": ["nowhere"], "pipeline": 2}, "no module is called 'nowhere'"),
-        ({"data": 2, "mixed": True}, "mixed says how shards are kept"),
-        ({"data": 2, "overlap": True}, "overlap is about tensor parallel ranks"),
+        ({"sharded": True}, "can't be sharded on one rank"),
+        ({"data": 2, "sharded": ["nowhere"], "pipeline": 2}, "there is no module 'nowhere'"),
+        ({"data": 2, "mixed": True}, "mixed is about sharded weights"),
+        ({"data": 2, "overlap": True}, "overlap needs tensor parallel ranks"),
         ({"chunks": 0}, "chunks can't be 0"),
         ({"data": 99_999_999_999}, "data can't be 99999999999"),
         ({"data": 2**19, "tensor": 4}, "a job can't have 2,097,152 ranks"),
-        ({"schedule": "zigzag"}, "no schedule is called 'zigzag'"),
+        ({"schedule": "zigzag"}, "there is no schedule 'zigzag'"),
         ({"data": 2, "bucket_mb": 0.0}, "bucket_mb can't be 0"),
-        ({"data": 4, "experts": 3}, "3 ranks that share experts"),
-        ({"tables": True}, "tables need several ranks"),
-        ({"data": 2, "tables": True, "tensor": 2}, "go together with data parallel only"),
+        ({"data": 4, "experts": 3}, "into groups of 3 for experts"),
+        ({"tables": True}, "tables can't be distributed on one rank"),
+        ({"data": 2, "tables": True, "tensor": 2}, "can be combined with data parallel only"),
         ({"tensor": 3}, "not divisible by 3"),
-        ({"pipeline": 2, "microbatches": 3}, "a batch of 8 can't be divided into 3 microbatches"),
+        ({"pipeline": 2, "microbatches": 3}, "a batch of 8 can't be split into 3 microbatches"),
     ],
 )
 def test_what_can_not_be_done_is_refused(ways: dict[str, Any], message: str) -> None:
@@ -162,5 +162,5 @@ def test_a_group_of_neighbours_shares_tensors() -> None:
 def test_a_loaded_job_of_one_rank_is_shared_and_one_of_several_refused() -> None:
     step = gpt_step()
     assert parallelize(Job([step], "run"), data=2).world == 2
-    with pytest.raises(ForetraceError, match="run has 2 ranks, and shares its step already"):
+    with pytest.raises(ForetraceError, match="run has 2 ranks: it is parallel already"):
         parallelize(Job([step, step], "run"), data=2)

@@ -82,5 +82,5 @@ def test_more_stages_than_blocks_are_refused() -> None:
 
 
 def test_blocks_that_can_not_be_divided_evenly_are_refused() -> None:
-    with pytest.raises(ForetraceError, match=r"3 blocks .* can't be divided evenly over 2 stages"):
+    with pytest.raises(ForetraceError, match=r"3 blocks .* can't be divided evenly into 2 stages"):
         pipeline_parallel(equal_blocks(3, 64, 8), 2, 2)

@@ -11,7 +11,7 @@ import torch
 import bert
 import resnet
 from foretrace.graph import ForetraceError, Graph, Op
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.schedules import ScheduledPass, check_schedule, microbatch_of, stage_schedule
 from tests.transforms.parallel.steps import gpt_step, trained
 
@@ -62,10 +62,10 @@ def test_the_first_stage_of_1f1b_keeps_no_more_activations_than_there_are_stages
 @pytest.mark.parametrize(
     "case, message",
     [
-        (("2f2b", 4, 8, 1), "no schedule is called '2f2b'"),
-        (("interleaved", 4, 6, 2), "rounds of 4 microbatches, and 6 is not divisible"),
+        (("2f2b", 4, 8, 1), "there is no schedule '2f2b'"),
+        (("interleaved", 4, 6, 2), "a multiple of 4 microbatches, not 6"),
         (("interleaved", 4, 8, 1), "needs several chunks"),
-        (("1f1b", 4, 8, 2), "knows no chunks"),
+        (("1f1b", 4, 8, 2), "has no chunks"),
     ],
 )
 def test_schedules_that_make_no_sense_are_refused(case: tuple[str, int, int, int], message: str) -> None:
@@ -116,7 +116,7 @@ def test_a_mask_as_long_as_the_sequences_is_not_taken_for_the_batch() -> None:
         return sketch(trained(lambda: (SequencesFirst(), torch.zeros(batch, 16, dtype=torch.int64)), "cpu"))
 
     assert shapes(microbatch_of(list(at(8).ops), 4)) == shapes(list(at(2).ops))
-    with pytest.raises(ForetraceError, match="a batch of 8 can't be divided into 16"):
+    with pytest.raises(ForetraceError, match="a batch of 8 can't be split into 16"):
         microbatch_of(list(at(8).ops), 16)
 
 
@@ -149,5 +149,5 @@ def test_the_gradient_of_a_plain_mean_or_sum_is_divided_like_its_samples(
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(ForetraceError, match="a batch of 8 can't be divided into 3 microbatches"):
+    with pytest.raises(ForetraceError, match="a batch of 8 can't be split into 3 microbatches"):
         microbatch_of(list(gpt_step().ops), 3)

@@ -12,9 +12,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.parallelize import parallelize
-from foretrace.transforms.parallel.split_rules import join
+from foretrace.transforms.parallel.split_rules import concat
 from foretrace.transforms.parallel.splitting import Splitting, key_of
 from foretrace.transforms.parallel.tensor import tensor_parallel
 from tests.transforms.parallel.steps import LOOKS, exchanged, gpt_step, neighbours, told, trained
@@ -127,7 +127,7 @@ def test_along_the_sequence_products_are_the_same_and_less_is_kept() -> None:
 
 def test_a_sequence_that_does_not_divide_is_named() -> None:
     odd = sketch(trained(lambda: (nn.Sequential(Block(), Block()), torch.randn(8, 31, 64)), "cpu"))
-    with pytest.raises(ForetraceError, match=r"reads \[8, 31, 64\], which has no sequence that 2 ranks"):
+    with pytest.raises(ForetraceError, match=r"reads \[8, 31, 64\], without a sequence that is divisible by 2"):
         tensor_parallel(odd, 2, sequence=True)
 
 
@@ -163,7 +163,7 @@ def test_a_view_into_divided_queries_steps_over_its_own_part_only() -> None:
 
 
 def test_heads_that_do_not_divide_are_named() -> None:
-    with pytest.raises(ForetraceError, match=r"aten::view in GPT.blocks.0.attention can't be divided by 8"):
+    with pytest.raises(ForetraceError, match=r"aten::view in GPT.blocks.0.attention can't be split 8"):
         tensor_parallel(gpt_step(), 8)
 
 
@@ -174,7 +174,7 @@ def test_a_width_that_does_not_divide_is_named() -> None:
 
 def test_a_model_without_blocks_is_refused() -> None:
     graph = sketch(trained(lambda: (nn.Linear(8, 8), torch.randn(4, 8)), "cpu"))
-    with pytest.raises(ForetraceError, match="repeats no block"):
+    with pytest.raises(ForetraceError, match="no repeated blocks"):
         tensor_parallel(graph, 2)
 
 
@@ -186,11 +186,11 @@ def test_blocks_without_linear_layers_are_refused() -> None:
         tensor_parallel(sketch(trained(build, "cpu")), 2)
 
 
-def test_an_empty_vector_that_is_joined_with_anything_is_no_part_to_divide() -> None:
+def test_an_empty_vector_that_is_concatenated_with_anything_is_not_split() -> None:
     """As caches of keys begin: cat([], keys)."""
-    rules = Splitting(2, {}, join)
+    rules = Splitting(2, {}, concat)
     keys, nothing = Tensor((4, 8, 16), "float32", id=0, storage=0), Tensor((0,), "float32", id=1, storage=1)
     joined = Tensor((4, 8, 16), "float32", id=2, storage=2)
     rules.states[key_of(keys)] = 1
-    join(rules, Op("aten::cat", ([nothing, keys], -2), outputs=(joined,)))
-    assert rules.split(joined) == 1
+    concat(rules, Op("aten::cat", ([nothing, keys], -2), outputs=(joined,)))
+    assert rules.split_dim(joined) == 1

@@ -4,7 +4,6 @@ from foretrace.cost_models.kernels.family import CallContext as CallContext
 from foretrace.cost_models.kernels.family import Description as Description
 from foretrace.cost_models.kernels.family import Family as Family
 from foretrace.cost_models.kernels.fitting import fit_models as fit_models
-from foretrace.graph.operators import launches_nothing as launches_nothing
 from foretrace.cost_models.kernels.model import DeviceModels as DeviceModels
 from foretrace.cost_models.kernels.model import FamilyModel as FamilyModel
 from foretrace.cost_models.kernels.model import device_models as device_models
@@ -13,3 +12,4 @@ from foretrace.cost_models.kernels.pricing import price_kernels as price_kernels
 from foretrace.cost_models.kernels.roofline import RooflineFallback as RooflineFallback
 from foretrace.cost_models.kernels.roofline import Work as Work
 from foretrace.cost_models.kernels.selection import KernelSelection as KernelSelection
+from foretrace.graph.operators import launches_nothing as launches_nothing

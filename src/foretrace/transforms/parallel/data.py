@@ -1,7 +1,7 @@
-"""Data parallel: each rank has the whole model, and all share their gradients, as DistributedDataParallel does it.
+"""Data parallel: every rank has the whole model, and all reduce their gradients, as DistributedDataParallel does.
 
-Gradients are scaled into buckets as backward finishes them. A full bucket goes out at once, beside the backward that
-goes on; when backward is done, the sums are copied back.
+Gradients are scaled into buckets as backward completes them. A full bucket is reduced at once, overlapping with the
+rest of backward; after backward the reduced gradients are copied back.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from foretrace.transforms.weights import Gradient, reject_sparse_gradients, weig
 
 MIB = 2**20
 DEFAULT_BUCKET_MB = 25.0
-"""Size of DDP's buckets where a script does not say."""
-FIRST_BUCKET = MIB
-"""Bytes after which DDP then sends the first one: early, so that the links have something to do."""
+"""DDP's default ``bucket_cap_mb``."""
+FIRST_BUCKET_BYTES = MIB
+"""Size of DDP's first bucket by default: small, so that communication starts early."""
 
 
 def data_parallel(graph: Graph, ways: int, bucket_mb: float = DEFAULT_BUCKET_MB) -> Graph:
-    """The step of one of so many ranks that train the same model, each on its own batch.
+    """The step of one of several data parallel ranks, each with its own batch.
 
     Parameters
     ----------
     graph
         The step of one rank.
     ways
-        How many ranks.
+        Number of ranks.
     bucket_mb
         Size of DDP's buckets; infinity for one all_reduce of everything, after backward.
 
@@ -44,92 +44,91 @@ def data_parallel(graph: Graph, ways: int, bucket_mb: float = DEFAULT_BUCKET_MB)
     draft = draft_of(graph, "data parallel")
     reject_sparse_gradients(draft.ops, graph.source)
     group = ProcessGroup("data", tuple(range(ways)))
-    note = f"data parallel over {ways} ranks, in buckets of {bucket_mb:g} MB, was not in the step that was given"
+    note = f"data parallel over {ways} ranks, in buckets of {bucket_mb:g} MB, was added to the step"
     return draft.graph_of(share_gradients(draft, draft.calls, group, bucket_mb), 0, ways, note)
 
 
 def gradient_buckets(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gradient]]:
-    """Gradients by bucket, in the order in which they become ready; a bucket is closed when it is full.
+    """Gradients by bucket, in the order in which they are ready; a bucket is closed when it is full.
 
-    >>> one = [Gradient(Tensor((2**18,), "float32"), row, "") for row in range(4)]
-    >>> [len(bucket) for bucket in gradient_buckets(one, 25.0)], [len(bucket) for bucket in gradient_buckets(one, float("inf"))]
-    ([1, 3], [4])
+    >>> gradients = [Gradient(Tensor((2**18,), "float32"), row, "") for row in range(4)]
+    >>> [[len(bucket) for bucket in gradient_buckets(gradients, size)] for size in (25.0, float("inf"))]
+    [[1, 3], [4]]
     """
-    limits = [FIRST_BUCKET, DEFAULT_BUCKET_MB * MIB] if bucket_mb == DEFAULT_BUCKET_MB else [bucket_mb * MIB]
+    is_default = bucket_mb == DEFAULT_BUCKET_MB
+    limits = [FIRST_BUCKET_BYTES, DEFAULT_BUCKET_MB * MIB] if is_default else [bucket_mb * MIB]
     buckets: list[list[Gradient]] = []
     by_dtype: dict[str, list[Gradient]] = {}
-    sent: dict[str, int] = {}
+    closed: dict[str, int] = {}
     for gradient in gradients:
         dtype = gradient.tensor.dtype
-        filling = by_dtype.setdefault(dtype, [])
-        filling.append(gradient)
-        limit = limits[min(sent.get(dtype, 0), len(limits) - 1)]
-        if sum(g.tensor.nbytes for g in filling) >= limit:
+        bucket = by_dtype.setdefault(dtype, [])
+        bucket.append(gradient)
+        limit = limits[min(closed.get(dtype, 0), len(limits) - 1)]
+        if sum(g.tensor.nbytes for g in bucket) >= limit:
             buckets.append(by_dtype.pop(dtype))
-            sent[dtype] = sent.get(dtype, 0) + 1
+            closed[dtype] = closed.get(dtype, 0) + 1
     buckets += by_dtype.values()
     return sorted(buckets, key=lambda bucket: max(g.ready for g in bucket))
 
 
 def share_gradients(
-    draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup, bucket_mb: float, alone: Collection[int] = ()
+    draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup, bucket_mb: float, local: Collection[int] = ()
 ) -> list[EditedCall]:
-    """The calls of a step with what it takes to share its gradients in a group.
+    """The calls of a step with its gradients reduced over a group, in buckets.
 
     Parameters
     ----------
     draft, calls
         The step.
     group
-        Who shares them.
+        The ranks that reduce them.
     bucket_mb
         Size of a bucket.
-    alone
-        Storages of gradients that are this rank's own.
+    local
+        Storages of gradients that are not reduced.
     """
     ops = [call.op for call in calls]
-    gradients = [g for g in weights_of(ops, draft.graph.source).gradients if g.tensor.storage not in alone]
-    behind: dict[int, list[EditedCall]] = {}
-    back: list[EditedCall] = []
+    gradients = [g for g in weights_of(ops, draft.graph.source).gradients if g.tensor.storage not in local]
+    after: dict[int, list[EditedCall]] = {}
+    copies: list[EditedCall] = []
     last = max(row for row, op in enumerate(ops) if op.phase == "backward")
     for bucket in gradient_buckets(gradients, bucket_mb):
         first = bucket[0].tensor
-        room = draft.tensor((sum(g.tensor.numel for g in bucket),), first.dtype, first.device)
+        buffer = draft.tensor((sum(g.tensor.numel for g in bucket),), first.dtype, first.device)
         offset = 0
         parts = []
         for gradient in bucket:
-            part = draft.view(room, gradient.tensor.shape, offset)
+            part = draft.view(buffer, gradient.tensor.shape, offset)
             offset += gradient.tensor.numel
             parts.append(part)
-            like = accumulating(ops[gradient.ready])
+            like = _in_grad_hook(ops[gradient.ready])
             scale = call_like("aten::mul", (gradient.tensor, 1 / group.size), (part,), like, out=part)
             scale.overload = "out"
-            behind.setdefault(gradient.ready, []).append(EditedCall(scale))
+            after.setdefault(gradient.ready, []).append(EditedCall(scale))
         full = max(g.ready for g in bucket)
-        behind[full].append(draft.collective("all_reduce", group, room, room, accumulating(ops[full])))
-        back += _copied_back(draft, room, parts, bucket, ops[last])
-    behind.setdefault(last, []).extend(back)
-    return [call for row, kept in enumerate(calls) for call in (kept, *behind.get(row, ()))]
+        after[full].append(draft.collective("all_reduce", group, buffer, buffer, _in_grad_hook(ops[full])))
+        copies += _copied_back(draft, buffer, parts, bucket, ops[last])
+    after.setdefault(last, []).extend(copies)
+    return [one for row, call in enumerate(calls) for one in (call, *after.get(row, ()))]
 
 
 def _copied_back(
-    draft: Draft, room: Tensor, parts: Sequence[Tensor], bucket: Sequence[Gradient], like: Op
+    draft: Draft, buffer: Tensor, parts: Sequence[Tensor], bucket: Sequence[Gradient], like: Op
 ) -> list[EditedCall]:
-    where = call_like("", (), (), like)
-    where.module = where.node = ""
-    looks, copies = [], []
+    like = call_like("", (), (), like)
+    like.module = like.node = ""
+    views, copies = [], []
     for part, gradient in zip(parts, bucket):
-        seen = draft.view(room, part.shape, part.offset)
-        strides = list(seen.stride or ())
-        looks.append(
-            EditedCall(call_like("aten::as_strided", (room, list(part.shape), strides, part.offset), (seen,), where))
-        )
-        copies.append(EditedCall(call_like("aten::copy_", (gradient.tensor, seen), (gradient.tensor,), where)))
-    return looks + copies
+        view = draft.view(buffer, part.shape, part.offset)
+        args = (buffer, list(part.shape), list(view.stride or ()), part.offset)
+        views.append(EditedCall(call_like("aten::as_strided", args, (view,), like)))
+        copies.append(EditedCall(call_like("aten::copy_", (gradient.tensor, view), (gradient.tensor,), like)))
+    return views + copies
 
 
-def accumulating(op: Op) -> Op:
-    """Where autograd's hooks are called: when a gradient is the weight's own."""
-    where = call_like("", (), (), op)
-    where.module, where.node = "", "torch::autograd::AccumulateGrad"
-    return where
+def _in_grad_hook(op: Op) -> Op:
+    """A call as DDP's gradient hooks make it: inside AccumulateGrad, in no module."""
+    like = call_like("", (), (), op)
+    like.module, like.node = "", "torch::autograd::AccumulateGrad"
+    return like

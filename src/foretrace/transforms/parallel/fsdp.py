@@ -1,15 +1,14 @@
-"""Sharded data parallel: each rank keeps a part of every weight, as FSDP2's ``fully_shard`` does it.
+"""Fully sharded data parallel: each rank holds a shard of every weight, as FSDP2's ``fully_shard`` does.
 
-The model is cut into units: its repeated blocks, and the rest. A unit's weights are gathered before it runs, in forward
-and again in backward, and given back after it; its gradients are summed and scattered when its backward is done. In
-backward the unit that comes next is gathered beside the one that runs; in forward the host runs ahead, with the same
-effect.
+The model is divided into units: its repeated blocks, and everything else (the root). A unit's weights are gathered
+before it runs, in forward and again in backward, and freed after it; its gradients are reduced and scattered after its
+backward. In backward the next unit is prefetched while one runs; in forward the host runs ahead, with the same effect.
 
-Where weights stay gathered (``reshard_after_forward=False``, as stages of a pipeline have it), each unit is gathered
-once, before it runs first, and its gradients are scattered once, after the last part of the batch.
+Where weights stay gathered (``reshard_after_forward=False``, as in pipeline stages), each unit is gathered once, before
+it first runs, and its gradients are scattered once, after the last microbatch.
 
 In mixed precision (`MixedPrecisionPolicy`) the shards are float32: they are cast before they are gathered, and
-gradients are summed in float32.
+gradients are reduced in float32.
 """
 
 from __future__ import annotations
@@ -31,33 +30,21 @@ COMPUTE, COPY_IN, GATHER, SCATTER = range(4)
 HALF, FULL = ("bfloat16", "float16"), "float32"
 
 
-@dataclass
-class Unit:
-    """Weights that are gathered together."""
-
-    name: str
-    weights: list[Tensor] = field(default_factory=list)
-    gradients: list[Gradient] = field(default_factory=list)
-    forward: tuple[int, int] = (-1, -1)
-    """First and last row that belong to it."""
-    backward: tuple[int, int] = (-1, -1)
-
-
 def fully_sharded_data_parallel(
     graph: Graph, ways: int, units: Sequence[str] | None = None, mixed: bool = False
 ) -> Graph:
-    """The step of one of so many ranks that share a model's weights, each with its own batch.
+    """The step of one of several FSDP ranks, each with its own batch.
 
     Parameters
     ----------
     graph
         The step of one rank.
     ways
-        How many ranks.
+        Number of ranks.
     units
-        Names of the modules whose weights are gathered together; the repeated blocks where left out.
+        Names of the modules whose weights are gathered together; the repeated blocks if None.
     mixed
-        Whether shards, sums of gradients and the optimizer are float32, for a step in half precision.
+        Whether shards, reductions of gradients and the optimizer are float32, for a step in half precision.
 
     >>> from foretrace.graph import OpTable
     >>> weight, given, gradient = (Tensor((8, 8), "float32", "cuda:0", id=n, storage=n) for n in range(3))
@@ -69,7 +56,7 @@ def fully_sharded_data_parallel(
     """
     draft = draft_of(graph, "sharded data parallel")
     group = ProcessGroup("sharded", tuple(range(ways)))
-    note = f"weights in shards on {ways} ranks (FSDP2) were not in the step that was given"
+    note = f"weights sharded over {ways} ranks (FSDP2) were added to the step"
     return draft.graph_of(shard_weights(draft, draft.calls, group, units, mixed), 0, ways, note)
 
 
@@ -80,44 +67,46 @@ def shard_weights(
     units: Sequence[str] | None = None,
     mixed: bool = False,
     stays: bool = False,
-    others: Collection[int] = (),
+    excluded: Collection[int] = (),
 ) -> list[EditedCall]:
-    """The calls of a step with its weights in shards over a group.
+    """The calls of a step with its weights sharded over a group.
 
     Parameters
     ----------
     draft, calls
         The step.
     group
-        Who has a shard each.
+        The ranks that hold a shard each.
     units, mixed
         As in `fully_sharded_data_parallel`.
     stays
-        Whether a unit that was gathered stays so until its last backward.
-    others
-        Storages of weights, gradients and the optimizer's states that are in no shards of this group.
+        Whether a unit stays gathered until its last backward.
+    excluded
+        Storages of weights, gradients and optimizer states that this group does not shard.
     """
     ops = [call.op for call in calls]
-    found = weights_of(ops, draft.graph.source).without(others)
+    found = weights_of(ops, draft.graph.source).without(excluded)
+    if not found.weights:
+        return list(calls)
     if mixed:
-        _check_half(found, draft.graph.source)
-    cut = _units(ops, found, unit_modules(ops, units))
-    return _Sharding(draft, ops, group, found, cut, mixed, stays, others).written(calls)
+        _check_half_precision(found, draft.graph.source)
+    divided = _find_units(ops, found, unit_modules(ops, units))
+    return _ShardedStep(draft, ops, group, found, divided, mixed, stays, excluded).calls(calls)
 
 
-def _check_half(found: Weights, source: str) -> None:
-    whole = next((weight for weight in found.weights.values() if weight.dtype not in HALF), None)
-    if whole is not None:
-        module = found.modules[whole.storage][0]
+def _check_half_precision(found: Weights, source: str) -> None:
+    full = next((weight for weight in found.weights.values() if weight.dtype not in HALF), None)
+    if full is not None:
+        module = found.modules[full.storage][0]
         raise ForetraceError(
-            f"mixed precision starts from a step in half precision, and {source or 'the graph'} has a weight in "
-            f"{whole.dtype} in {module or 'its forward'}",
+            f"mixed needs a step in half precision, and {source or 'the graph'} has a weight in "
+            f"{full.dtype} in {module or 'its forward'}",
             "Sketch the step with model.bfloat16() and no autocast, or leave out mixed.",
         )
 
 
 def unit_modules(ops: Sequence[Op], units: Sequence[str] | None) -> list[str]:
-    """The modules that are gathered together: those named, which there must be, or the repeated blocks.
+    """The modules that are gathered together: the named ones, which must exist, or the repeated blocks.
 
     >>> unit_modules([Op("aten::mm", module="net.head")], ["net.head"])
     ['net.head']
@@ -127,13 +116,25 @@ def unit_modules(ops: Sequence[Op], units: Sequence[str] | None) -> list[str]:
     modules = {op.module for op in ops}
     for unit in units:
         if not any(block_index(module, [unit]) == 0 for module in modules):
-            near = ", ".join(sorted({m for m in modules if m})[:5]) or "none, since the graph names no modules"
-            raise ForetraceError(f"no module is called {unit!r}", f"There are, for instance: {near}.")
+            known = ", ".join(sorted({m for m in modules if m})[:5]) or "none, since the graph has no modules"
+            raise ForetraceError(f"there is no module {unit!r}", f"There are, for instance: {known}.")
     return list(units)
 
 
-def _units(ops: Sequence[Op], found: Weights, blocks: Sequence[str]) -> list[Unit]:
-    """The units in the order of forward; the first is the root, which holds what is in no block."""
+@dataclass
+class Unit:
+    """Weights that are gathered together."""
+
+    name: str
+    weights: list[Tensor] = field(default_factory=list)
+    gradients: list[Gradient] = field(default_factory=list)
+    forward: tuple[int, int] = (-1, -1)
+    """Its first and last row."""
+    backward: tuple[int, int] = (-1, -1)
+
+
+def _find_units(ops: Sequence[Op], found: Weights, blocks: Sequence[str]) -> list[Unit]:
+    """The units in the order of forward; the first is the root, with everything that is in no block."""
     root, *rest = units = [Unit(""), *(Unit(block) for block in blocks)]
     for storage, weight in found.weights.items():
         at = {block_index(module, blocks) for module in found.modules[storage]}
@@ -141,27 +142,27 @@ def _units(ops: Sequence[Op], found: Weights, blocks: Sequence[str]) -> list[Uni
     for gradient in found.in_model_order:
         units[block_index(gradient.module, blocks) + 1].gradients.append(gradient)
     for phase in ("forward", "backward"):
-        place = [block_index(op.module, blocks) if op.phase == phase else -1 for op in ops]
+        block = [block_index(op.module, blocks) if op.phase == phase else -1 for op in ops]
         for number, unit in enumerate(rest):
-            rows = [row for row, at in enumerate(place) if at == number]
+            rows = [row for row, at in enumerate(block) if at == number]
             if rows:
                 setattr(unit, phase, (rows[0], _with_accumulation(ops, rows[-1]) if phase == "backward" else rows[-1]))
         all_rows = [row for row, op in enumerate(ops) if op.phase == phase]
-        inside = [row for row in all_rows if ops[row].module] or all_rows  # traces may not name modules
+        inside = [row for row in all_rows if ops[row].module] or all_rows  # traces may lack modules
         setattr(root, phase, (inside[0], inside[-1]))
     root.backward = root.backward[0], max(row for row, op in enumerate(ops) if op.phase == "backward")
     return [unit for unit in units if unit.weights]
 
 
 def _with_accumulation(ops: Sequence[Op], row: int) -> int:
-    """The last of the calls right behind one that hand its gradients over."""
+    """The last of the AccumulateGrad calls right after a row."""
     while row + 1 < len(ops) and ops[row + 1].node.endswith("AccumulateGrad"):
         row += 1
     return row
 
 
-class _Sharding:
-    """What FSDP2 calls around the units of a step."""
+class _ShardedStep:
+    """Inserts FSDP2's calls around the units of a step."""
 
     def __init__(
         self,
@@ -172,26 +173,28 @@ class _Sharding:
         units: list[Unit],
         mixed: bool,
         stays: bool,
-        others: Collection[int],
+        excluded: Collection[int],
     ) -> None:
         self.draft, self.ops, self.group, self.units, self.mixed = draft, ops, group, units, mixed
-        self.stays, self.others = stays, others
+        self.stays, self.excluded = stays, excluded
         self.before: dict[int, list[EditedCall]] = {}
-        self.behind: dict[int, list[EditedCall]] = {}
-        self.whole: dict[int, int] = {}
+        self.after: dict[int, list[EditedCall]] = {}
+        self.unsharded: dict[int, int] = {}
         """Storage of each weight while it is gathered, by its own."""
         self.gathered: dict[str, tuple[Tensor, EditedCall]] = {}
+        """The buffer and the all_gather of each unit."""
         self.shards = {storage: self._shard(weight) for storage, weight in found.weights.items()}
         self.scattered: dict[int, Tensor] = {}
-        """A gradient's part of this rank, by the storage of the whole."""
-        self.copied: EditedCall | None = None
-        """The event that the unit before was copied out."""
+        """This rank's shard of each gradient, by the storage of the whole."""
+        self.copied_out: EditedCall | None = None
+        """The event after the previous unit was copied out."""
         self.spans: list[tuple[range, dict[int, int]]] = []
+        """Rows in which a unit is gathered, with its storages."""
         self.frees: dict[int, list[int]] = {}
-        self.dying = found.storages
+        self.gradients = found.storages
 
-    def written(self, calls: Sequence[EditedCall]) -> list[EditedCall]:
-        """The calls with all of it."""
+    def calls(self, calls: Sequence[EditedCall]) -> list[EditedCall]:
+        """All calls of the sharded step."""
         root = self.units[0] if not self.units[0].name else None
         if root is None:
             self.units.insert(0, root := Unit("", forward=(0, 0), backward=self._backward_span()))
@@ -202,7 +205,7 @@ class _Sharding:
         return [
             one
             for row, call in enumerate(changed)
-            for one in (*self.before.get(row, ()), call, *self.behind.get(row, ()))
+            for one in (*self.before.get(row, ()), call, *self.after.get(row, ()))
         ]
 
     def _backward_span(self) -> tuple[int, int]:
@@ -211,7 +214,7 @@ class _Sharding:
 
     def _forward(self, root: Unit, blocks: list[Unit]) -> None:
         start, first = root.forward[0], self.ops[root.forward[0]]
-        # What the optimizer changed must be there before it is gathered.
+        # The optimizer's update must be complete before weights are gathered.
         for stream in (COPY_IN, GATHER):
             self.before.setdefault(start, []).extend(self.draft.wait_stream(stream, COMPUTE, first))
         for unit in (root, *blocks):
@@ -219,151 +222,146 @@ class _Sharding:
             if unit.weights:
                 self.before.setdefault(row, []).extend([*self._gather(unit, row), *self._copy_out(unit, row)])
             if unit is not root:
-                self._give_back(unit, (unit.forward[0], unit.backward[1]) if self.stays else unit.forward)
+                self._reshard_after(unit, (unit.forward[0], unit.backward[1]) if self.stays else unit.forward)
         if root.weights:
             self.spans.append((range(root.forward[0], root.backward[1] + 1), self._storages(root)))
 
     def _backward(self, root: Unit, blocks: list[Unit]) -> None:
         order = sorted(blocks, key=lambda unit: unit.backward[0])
-        turns = [root, *order]
-        for place, unit in enumerate(() if self.stays else turns):
+        units = [root, *order]
+        for place, unit in enumerate(() if self.stays else units):
             row = unit.backward[0]
             before = self.before.setdefault(row, [])
             if unit is not root:
                 before += self._copy_out(unit, row)
-            if place + 1 < len(turns):
-                before += self._gather(turns[place + 1], row)
+            if place + 1 < len(units):
+                before += self._gather(units[place + 1], row)
             if unit is not root:
-                self._give_back(unit, unit.backward)
+                self._reshard_after(unit, unit.backward)
         for unit in (*order, root):
             if unit.gradients:
                 row = unit.backward[1]
-                self.behind.setdefault(row, []).extend(self._scatter(unit, row))
+                self.after.setdefault(row, []).extend(self._scatter(unit, row))
 
     def _shard(self, weight: Tensor) -> Tensor:
-        """This rank's part, along the first dimension."""
+        """This rank's shard, along the first dimension."""
         shape = (-(-weight.shape[0] // self.group.size), *weight.shape[1:]) if weight.shape else weight.shape
-        return replace(weight, shape=shape, stride=contiguous_strides(shape), dtype=self._kept(weight.dtype))
-
-    def _kept(self, dtype: str) -> str:
-        """In what type shards of one are kept."""
-        return FULL if self.mixed and dtype in HALF else dtype
+        dtype = FULL if self.mixed and weight.dtype in HALF else weight.dtype
+        return replace(weight, shape=shape, stride=contiguous_strides(shape), dtype=dtype)
 
     def _gather(self, unit: Unit, row: int) -> list[EditedCall]:
-        """Copy the shards together and gather those of all ranks, on streams of their own."""
+        """Copy the shards into a buffer and gather those of all ranks, on streams of their own."""
         like = replace(self.ops[row], module=unit.name or self.ops[row].module)
         shards = [self.shards[w.storage] for w in unit.weights]
         first = unit.weights[0]
         each = sum(s.numel for s in shards)
-        room = self.draft.tensor((each * self.group.size,), first.dtype, first.device)
-        mine = self.draft.view(room, (each,), 0)
+        buffer = self.draft.tensor((each * self.group.size,), first.dtype, first.device)
+        own = self.draft.view(buffer, (each,), 0)
         flat = [replace(s, shape=(s.numel,), stride=(1,)) for s in shards]
-        copied = replace(like, stream=COPY_IN)
-        cast, flat = self._cast(flat, first.dtype, copied) if self.mixed else ([], flat)
+        copying = replace(like, stream=COPY_IN)
+        cast, flat = self._cast(flat, first.dtype, copying) if self.mixed else ([], flat)
         sizes: list[object] = [s.numel for s in shards]
-        copy = call_like("fsdp::all_gather_copy_in", (flat, room, sizes, each, 0), (mine, room), copied)
-        there = replace(like, stream=GATHER)
-        gather = self.draft.collective("all_gather", self.group, room, mine, there)
-        self.gathered[unit.name] = (room, gather)
+        copy = call_like("fsdp::all_gather_copy_in", (flat, buffer, sizes, each, 0), (own, buffer), copying)
+        gather = self.draft.collective("all_gather", self.group, buffer, own, replace(like, stream=GATHER))
+        self.gathered[unit.name] = (buffer, gather)
         wait = self.draft.wait_stream(GATHER, COPY_IN, like)
-        return [*cast, EditedCall(allocation(room, like)), EditedCall(copy), *wait, gather]
+        return [*cast, EditedCall(allocation(buffer, like)), EditedCall(copy), *wait, gather]
 
     def _cast(self, flat: list[Tensor], dtype: str, like: Op) -> tuple[list[EditedCall], list[Tensor]]:
-        """Shards in the type that they are gathered in, all in one room."""
+        """Shards in the dtype that they are gathered in, in one buffer."""
         sizes = [shard.numel for shard in flat]
-        room = self.draft.tensor((sum(sizes),), dtype, flat[0].device)
-        parts = [self.draft.view(room, (size,), sum(sizes[:place])) for place, size in enumerate(sizes)]
+        buffer = self.draft.tensor((sum(sizes),), dtype, flat[0].device)
+        parts = [self.draft.view(buffer, (size,), sum(sizes[:place])) for place, size in enumerate(sizes)]
         calls = [
-            EditedCall(allocation(room, like)),
-            EditedCall(call_like("aten::split_with_sizes", (room, sizes), (parts,), like)),
+            EditedCall(allocation(buffer, like)),
+            EditedCall(call_like("aten::split_with_sizes", (buffer, sizes), (parts,), like)),
             EditedCall(call_like("aten::_foreach_copy_", (parts, flat), (None,), like)),
         ]
         return calls, parts
 
     def _copy_out(self, unit: Unit, row: int) -> list[EditedCall]:
-        """Wait for what was gathered, and take it apart into the weights."""
+        """Wait for a gathered unit, and copy it out into its weights."""
         like = replace(self.ops[row], module=unit.name or self.ops[row].module)
-        room, gather = self.gathered[unit.name]
-        self.whole |= {w.storage: self.draft.copy(w).storage for w in unit.weights}
+        buffer, gather = self.gathered[unit.name]
+        self.unsharded |= {w.storage: self.draft.copy(w).storage for w in unit.weights}
         ways, parts = self.group.size, [self.shards[w.storage].numel for w in unit.weights]
         outs = []
-        grown = [
-            EditedCall(call_like(RESIZE, (w.storage, self.whole[w.storage], w.nbytes), (), like)) for w in unit.weights
+        resizes = [
+            EditedCall(call_like(RESIZE, (w.storage, self.unsharded[w.storage], w.nbytes), (), like))
+            for w in unit.weights
         ]
-        looks = [
-            EditedCall(call_like("aten::view", (room, [ways, -1]), (self.draft.view(room, (ways, sum(parts))),), like))
-        ]
+        view = self.draft.view(buffer, (ways, sum(parts)))
+        views = [EditedCall(call_like("aten::view", (buffer, [ways, -1]), (view,), like))]
         for weight, part in zip(unit.weights, parts):
-            whole = replace(weight, storage=self.whole[weight.storage])
+            whole = replace(weight, storage=self.unsharded[weight.storage])
             out = self.draft.view(whole, (ways, part))
             outs.append(out)
-            looks.append(EditedCall(call_like("aten::view", (whole, [ways, -1]), (out,), like)))
+            views.append(EditedCall(call_like("aten::view", (whole, [ways, -1]), (out,), like)))
         sizes: list[object] = list(parts)
-        copy = call_like("fsdp::split_with_sizes_copy", (looks[0].op.outputs[0], sizes, 1), (None,), like, out=outs)
-        self.frees.setdefault(row, []).append(room.storage)
-        # No more than one gathered unit waits to be copied out: its room is used again.
-        ahead = (
-            [self.draft.wait_event(stream, self.copied, like) for stream in (COPY_IN, GATHER)] if self.copied else []
-        )
-        self.copied = self.draft.record_event(COMPUTE, like)
-        return [self.draft.wait_for(gather, like), *ahead, *grown, *looks, EditedCall(copy), self.copied]
+        copy = call_like("fsdp::split_with_sizes_copy", (view, sizes, 1), (None,), like, out=outs)
+        self.frees.setdefault(row, []).append(buffer.storage)
+        # At most one gathered unit waits to be copied out: its buffer is reused.
+        previous = self.copied_out
+        waits = [self.draft.wait_event(stream, previous, like) for stream in (COPY_IN, GATHER)] if previous else []
+        self.copied_out = self.draft.record_event(COMPUTE, like)
+        return [self.draft.wait_for(gather, like), *waits, *resizes, *views, EditedCall(copy), self.copied_out]
 
     def _storages(self, unit: Unit) -> dict[int, int]:
-        return {w.storage: self.whole[w.storage] for w in unit.weights}
+        return {w.storage: self.unsharded[w.storage] for w in unit.weights}
 
-    def _give_back(self, unit: Unit, span: tuple[int, int]) -> None:
-        """Between gathering and giving back, calls see the whole weights; afterwards these are freed."""
+    def _reshard_after(self, unit: Unit, span: tuple[int, int]) -> None:
+        """Calls of a span use the gathered weights, which are freed after it."""
         storages = self._storages(unit)
         self.spans.append((range(span[0], span[1] + 1), storages))
         self.frees.setdefault(span[1] + 1, []).extend(storages.values())
 
     def _scatter(self, unit: Unit, row: int) -> list[EditedCall]:
-        """Sum the gradients of a unit over all ranks, and keep a part of them."""
+        """Reduce the gradients of a unit over all ranks, and keep a shard of them."""
         like = replace(self.ops[row], module=unit.name, node="RegisterPostBackwardFunctionBackward")
         ways, device = self.group.size, unit.gradients[0].tensor.device
         shards = [self._shard(g.tensor) for g in unit.gradients]
         each = sum(s.numel for s in shards)
-        room = self.draft.tensor((each * ways,), shards[0].dtype, device)
-        rows = self.draft.view(room, (ways, each))
-        kept = self.draft.tensor((each,), shards[0].dtype, device)
-        grads: list[object] = [g.tensor for g in unit.gradients]
-        there = replace(like, stream=SCATTER)
-        scatter = self.draft.collective("reduce_scatter", self.group, kept, room, there)
+        buffer = self.draft.tensor((each * ways,), shards[0].dtype, device)
+        by_rank = self.draft.view(buffer, (ways, each))
+        own = self.draft.tensor((each,), shards[0].dtype, device)
+        gradients: list[object] = [g.tensor for g in unit.gradients]
+        on_stream = replace(like, stream=SCATTER)
+        scatter = self.draft.collective("reduce_scatter", self.group, own, buffer, on_stream)
         calls = [
-            EditedCall(allocation(room, like)),
-            EditedCall(call_like("aten::view", (room, [ways, -1]), (rows,), like)),
-            EditedCall(call_like("fsdp::chunk_cat", (grads, 0, ways), (None,), like, out=rows)),
-            EditedCall(allocation(kept, like)),
+            EditedCall(allocation(buffer, like)),
+            EditedCall(call_like("aten::view", (buffer, [ways, -1]), (by_rank,), like)),
+            EditedCall(call_like("fsdp::chunk_cat", (gradients, 0, ways), (None,), like, out=by_rank)),
+            EditedCall(allocation(own, like)),
             *self.draft.wait_stream(SCATTER, COMPUTE, like),
             scatter,
         ]
         offset = 0
         for gradient, shard in zip(unit.gradients, shards):
-            part = self.draft.view(kept, shard.shape, offset)
+            part = self.draft.view(own, shard.shape, offset)
             self.scattered[gradient.tensor.storage] = part
-            asked = (kept, list(part.shape), list(part.stride or ()), offset)
-            calls.append(EditedCall(call_like("aten::as_strided", asked, (part,), there)))
+            args = (own, list(part.shape), list(part.stride or ()), offset)
+            calls.append(EditedCall(call_like("aten::as_strided", args, (part,), on_stream)))
             offset += shard.numel
-        self.frees.setdefault(row + 1, []).extend([room.storage, *(g.tensor.storage for g in unit.gradients)])
+        self.frees.setdefault(row + 1, []).extend([buffer.storage, *(g.tensor.storage for g in unit.gradients)])
         return calls
 
     def _changed(self, row: int, op: Op) -> Op:
-        """A call with the whole weights where it runs between gathering and giving back, and shards in the update."""
-        frees = tuple(s for s in op.frees if s not in self.dying) + tuple(self.frees.get(row, ()))
+        """A call on gathered weights where its unit is gathered, and on shards in the optimizer."""
+        frees = tuple(s for s in op.frees if s not in self.gradients) + tuple(self.frees.get(row, ()))
         op = replace(op, frees=frees)
         if op.phase == "optimizer":
-            return with_tensors(op, self._updated) if not op.name.startswith("c10d::") else op
+            return with_tensors(op, self._in_optimizer) if not op.name.startswith("c10d::") else op
         for span, storages in self.spans:
             if row in span and any(t.storage in storages for t in (*op.tensors, *op.produced)):
-                op = with_tensors(op, partial(_stored, storages))
+                op = with_tensors(op, partial(_with_storage, storages))
         return op
 
-    def _updated(self, tensor: Tensor) -> Tensor:
+    def _in_optimizer(self, tensor: Tensor) -> Tensor:
         scattered = self.scattered.get(tensor.storage)
         if scattered is not None:
             return replace(scattered, id=tensor.id)
-        return tensor if tensor.storage in self.others else self._shard(tensor)
+        return tensor if tensor.storage in self.excluded else self._shard(tensor)
 
 
-def _stored(storages: dict[int, int], tensor: Tensor) -> Tensor:
+def _with_storage(storages: dict[int, int], tensor: Tensor) -> Tensor:
     return replace(tensor, storage=storages.get(tensor.storage, tensor.storage))

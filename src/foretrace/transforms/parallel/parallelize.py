@@ -1,4 +1,4 @@
-"""How ranks are to share a step, checked before there is a step."""
+"""parallelize: the step of one rank as a job of many; and the parallelism that it is configured by."""
 
 from __future__ import annotations
 
@@ -10,23 +10,101 @@ from foretrace.errors import check_count
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
 from foretrace.transforms.blocks import block_index
 from foretrace.transforms.draft import Draft, ProcessGroup, draft_of
-from foretrace.transforms.parallel import schedules
 from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, share_gradients
 from foretrace.transforms.parallel.experts import with_experts
-from foretrace.transforms.parallel.fsdp import shard_weights as in_shards
-from foretrace.transforms.parallel.fsdp import unit_modules
+from foretrace.transforms.parallel.fsdp import shard_weights, unit_modules
 from foretrace.transforms.parallel.hybrid import tables_on_ranks
 from foretrace.transforms.parallel.pipeline import microbatch_calls, pipeline_note, split_stages
+from foretrace.transforms.parallel.schedules import check_schedule
 from foretrace.transforms.parallel.tensor import split_blocks
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import propagate_owners, reject_sparse_gradients, weights_of
 
-COUNTS = ("data", "tensor", "pipeline", "microbatches", "experts", "chunks")
+TENSOR, DATA, EXPERTS = "tensor", "data", "experts"
+
+
+def parallelize(
+    graph: Graph | Job,
+    data: int = 1,
+    tensor: int = 1,
+    pipeline: int = 1,
+    *,
+    overlap: bool = False,
+    sequence: bool = False,
+    sharded: bool | Sequence[str] = False,
+    mixed: bool = False,
+    experts: int = 1,
+    tables: bool = False,
+    microbatches: int = 1,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    bucket_mb: float = DEFAULT_BUCKET_MB,
+) -> Job:
+    """The job of many ranks made from the step of one: nothing runs, and no cluster is needed.
+
+    Parameters
+    ----------
+    graph
+        The step of one rank: a sketch, or a recording of one rank as `foretrace.load` returns it.
+    data
+        Data parallel ranks, each with a batch like the given one. They reduce gradients as DDP does.
+    tensor
+        Tensor parallel ranks, which split the linear layers of every block by columns and rows, as Megatron does.
+    pipeline
+        Stages that the blocks are divided into.
+    overlap
+        Whether tensor parallel reductions of backward overlap with the GEMMs of weight gradients, as in Megatron; else
+        they come after them.
+    sequence
+        Whether tensor parallel ranks split activations along the sequence between the linear layers of a block:
+        Megatron's sequence parallel.
+    sharded
+        Whether data parallel ranks hold a shard of the weights each, as in FSDP2; or the names of the modules that are
+        gathered together. Pipeline stages gather theirs once per step, and experts are sharded over the ranks that hold
+        the same ones.
+    mixed
+        Whether shards, reductions of gradients and the optimizer are float32 although the step computes in half
+        precision: FSDP2's ``MixedPrecisionPolicy``.
+    experts
+        Expert parallel ranks among the data parallel ones: each holds some experts of every mixture.
+    tables
+        Whether data parallel ranks hold some embedding tables each, whole, and everything else, as DLRM is trained.
+    microbatches
+        Microbatches that the batch of a rank is split into.
+    schedule
+        Pipeline schedule: ``1f1b``, ``gpipe`` or ``interleaved``.
+    chunks
+        Groups of blocks on each stage, for ``interleaved``.
+    bucket_mb
+        Size of DDP's buckets; infinity for one all_reduce after backward.
+
+    Returns
+    -------
+    A job with a graph for each stage; ``alike`` maps the other ranks to them. Ranks are numbered as in Megatron: tensor
+    parallel ranks are adjacent, then come data parallel ones, then stages.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> w, x, g = (Tensor((8, 8), "float32", "cuda:0", id=n, storage=n) for n in range(3))
+    >>> step = OpTable.of([
+    ...     Op("aten::mm", (x, w), phase="forward"), Op("aten::mm", (x, x), outputs=(g,), phase="backward"),
+    ...     Op("aten::add_", (w, g), outputs=(w,), phase="optimizer")])
+    >>> job = parallelize(Graph(step), data=4)
+    >>> job.world, [c.kind for c in job.graphs[0].collectives]
+    (4, ['all_reduce'])
+    """
+    config = ParallelConfig(
+        data, tensor, pipeline, overlap, sequence, sharded, mixed, experts, tables, microbatches, schedule, chunks,
+        bucket_mb,
+    )  # fmt: skip
+    graph = _single_rank(graph)
+    if tables:
+        return tables_on_ranks(graph, data, bucket_mb=bucket_mb)
+    return _ParallelJob(graph, config).job()
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """What `foretrace.parallelize` is asked for; what contradicts itself is refused.
+    """The options of `parallelize`; combinations that contradict each other raise.
 
     >>> ParallelConfig(data=4, tensor=2).world
     8
@@ -48,15 +126,11 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         self._check_counts()
-        self._check_shards()
-        self._check_experts()
-        self._check_tables()
-        schedules.check_schedule(self.schedule, self.pipeline, self.microbatches, self.chunks)
+        self._check_combinations()
+        check_schedule(self.schedule, self.pipeline, self.microbatches, self.chunks)
         if (self.overlap or self.sequence) and self.tensor == 1:
-            asked = "overlap" if self.overlap else "sequence"
-            raise ForetraceError(
-                f"{asked} is about tensor parallel ranks, and there is one", "Give tensor, or leave it out."
-            )
+            option = "overlap" if self.overlap else "sequence"
+            raise ForetraceError(f"{option} needs tensor parallel ranks", "Give tensor, or leave it out.")
         if not isinstance(self.bucket_mb, (int, float)) or not self.bucket_mb > 0:
             raise ForetraceError(
                 f"bucket_mb can't be {self.bucket_mb!r}", "Give a size in MB, or infinity for one bucket."
@@ -64,53 +138,36 @@ class ParallelConfig:
 
     @property
     def world(self) -> int:
-        """How many ranks that takes."""
+        """Number of ranks."""
         return self.data * self.tensor * self.pipeline
 
     def _check_counts(self) -> None:
-        for name in COUNTS:
+        for name in ("data", "tensor", "pipeline", "microbatches", "experts", "chunks"):
             check_count(getattr(self, name), name, MAX_RANKS)
         if self.world > MAX_RANKS:
             raise ForetraceError(f"a job can't have {self.world:,} ranks", f"At most {MAX_RANKS:,} are simulated.")
 
-    def _check_shards(self) -> None:
+    def _check_combinations(self) -> None:
         if self.mixed and not self.sharded:
-            raise ForetraceError(
-                "mixed says how shards are kept, and there are none", "Give sharded too, or leave it out."
-            )
+            raise ForetraceError("mixed is about sharded weights", "Give sharded too, or leave it out.")
         if self.sharded and self.data == 1:
-            raise ForetraceError(
-                "weights can't be in shards on one rank", "Give data, the number of ranks to share them."
-            )
-
-    def _check_experts(self) -> None:
-        if self.experts == 1:
-            return
+            raise ForetraceError("weights can't be sharded on one rank", "Give data, the number of ranks.")
         if self.data % self.experts:
             raise ForetraceError(
-                f"{self.experts} ranks that share experts can't be made of {self.data} data parallel ones",
-                "Give a data they divide.",
+                f"{self.data} data parallel ranks can't be divided into groups of {self.experts} for experts",
+                "Give a multiple of experts as data.",
             )
-
-    def _check_tables(self) -> None:
         if not self.tables:
             return
         if self.data == 1:
-            raise ForetraceError("tables need several ranks to lie on", "Give data, the number of ranks.")
+            raise ForetraceError("tables can't be distributed on one rank", "Give data, the number of ranks.")
         if self.sharded or max(self.tensor, self.pipeline, self.microbatches, self.experts) > 1:
-            raise ForetraceError(
-                "tables on ranks of their own go together with data parallel only", "Leave out everything but data."
-            )
-
-
-# --- was transforms.parallel.parallelize: A step of one rank as a job of many.
-
-TENSOR, DATA, EXPERTS = "tensor", "data", "experts"
+            raise ForetraceError("tables can be combined with data parallel only", "Leave out everything but data.")
 
 
 @dataclass(frozen=True)
 class RankMesh:
-    """Where each rank stands: ranks of one tensor group are neighbours, then come data parallel ones, then stages.
+    """The numbering of ranks: tensor parallel ones are adjacent, then come data parallel ones, then stages.
 
     >>> RankMesh(tensor=2, data=4, pipeline=2).at(stage=1, data=3, tensor=1)
     15
@@ -122,22 +179,22 @@ class RankMesh:
 
     @property
     def world(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self.tensor * self.data * self.pipeline
 
     def at(self, stage: int = 0, data: int = 0, tensor: int = 0) -> int:
-        """The rank at a place."""
+        """The rank at a position."""
         return (stage * self.data + data) * self.tensor + tensor
 
     def group(self, name: str, stage: int, experts: int = 1) -> ProcessGroup:
-        """The group of that name in which the first rank of a stage is."""
+        """The process group of that name with the first rank of a stage."""
         if name == TENSOR:
             return ProcessGroup(name, tuple(self.at(stage, 0, t) for t in range(self.tensor)))
         count = experts if name == EXPERTS else self.data
         return ProcessGroup(name, tuple(self.at(stage, d, 0) for d in range(count)))
 
     def replicas(self, stage: int, experts: int) -> ProcessGroup:
-        """The ranks that keep the same experts as the first one of a stage."""
+        """The ranks that hold the same experts as the first one of a stage."""
         return ProcessGroup("expert replicas", self.group(DATA, stage).ranks[::experts])
 
     @property
@@ -147,195 +204,124 @@ class RankMesh:
         return {rank: rank - rank % each for rank in range(self.world) if rank % each}
 
 
-def parallelize(
-    graph: Graph | Job,
-    data: int = 1,
-    tensor: int = 1,
-    pipeline: int = 1,
-    *,
-    overlap: bool = False,
-    sequence: bool = False,
-    sharded: bool | Sequence[str] = False,
-    mixed: bool = False,
-    experts: int = 1,
-    tables: bool = False,
-    microbatches: int = 1,
-    schedule: str = "1f1b",
-    chunks: int = 1,
-    bucket_mb: float = DEFAULT_BUCKET_MB,
-) -> Job:
-    """The job that many ranks make of the step of one: nothing runs, and no cluster is needed.
-
-    Parameters
-    ----------
-    graph
-        The step of one rank: a sketch, or a recording of one as `foretrace.load` gives it.
-    data
-        How many ranks train the same, each on a batch like the one given. They share gradients as DDP does it.
-    tensor
-        How many ranks share the work of every block, by columns and rows as Megatron has it.
-    pipeline
-        How many stages the blocks are cut into.
-    overlap
-        Whether sums of tensor parallel ranks in backward go out beside the products of the weights' gradients, as
-        Megatron does it; else after them.
-    sequence
-        Whether tensor parallel ranks have a part of every sequence each between the products of a block: Megatron's
-        sequence parallel.
-    sharded
-        Whether data parallel ranks keep a shard of the weights each, as FSDP2 does it; or the names of the modules that
-        are gathered together. Stages of a pipeline gather theirs once a step, and experts are in shards over the ranks
-        that keep the same ones.
-    mixed
-        Whether the shards, the sums of gradients and the optimizer are float32 although the step computes in half
-        precision: FSDP2's ``MixedPrecisionPolicy``.
-    experts
-        How many of the data parallel ranks share the experts of every mixture; each keeps some of them.
-    tables
-        Whether data parallel ranks keep some of the embedding tables each, whole, and all the rest, as DLRM is trained.
-    microbatches
-        Parts that the batch of a rank is cut into.
-    schedule
-        In which order stages work on them: ``1f1b``, ``gpipe`` or ``interleaved``.
-    chunks
-        Groups of blocks on each stage, for ``interleaved``.
-    bucket_mb
-        Size of DDP's buckets; infinity for one all_reduce after backward.
-
-    Returns
-    -------
-    A job with a graph for each stage, and who is like them. Ranks are numbered as in Megatron: those of a tensor group
-    are neighbours, then come the data parallel ones, then the stages.
-
-    >>> from foretrace.graph import Op, OpTable, Tensor
-    >>> w, x, g = (Tensor((8, 8), "float32", "cuda:0", id=n, storage=n) for n in range(3))
-    >>> step = OpTable.of([
-    ...     Op("aten::mm", (x, w), phase="forward"), Op("aten::mm", (x, x), outputs=(g,), phase="backward"),
-    ...     Op("aten::add_", (w, g), outputs=(w,), phase="optimizer")])
-    >>> job = parallelize(Graph(step), data=4)
-    >>> job.world, [c.kind for c in job.graphs[0].collectives]
-    (4, ['all_reduce'])
-    """
-    ParallelConfig(
-        data, tensor, pipeline, overlap, sequence, sharded, mixed, experts, tables, microbatches, schedule, chunks,
-        bucket_mb,
-    )  # fmt: skip
-    graph = _alone(graph)
-    if tables:
-        return tables_on_ranks(graph, data, bucket_mb=bucket_mb)
-    ranks = RankMesh(tensor, data, pipeline)
-    draft = draft_of(graph, "parallelize")
-    if data > 1:
-        reject_sparse_gradients(draft.ops, graph.source)
-    notes = _told(ranks, overlap, sequence, sharded, bucket_mb)
-    calls, own = draft.calls, set[int]()
-    in_parts = pipeline > 1 or microbatches > 1
-    if in_parts:
-        calls = microbatch_calls(draft, calls, microbatches)
-        notes.append(pipeline_note(pipeline, microbatches, schedule, chunks))
-    if tensor > 1:
-        calls = split_blocks(draft, calls, ranks.group(TENSOR, 0), overlap, sequence)
-    if experts > 1:
-        calls, own = with_experts(draft, calls, ranks.group(EXPERTS, 0, experts))
-    units = unit_modules(draft.ops, None if isinstance(sharded, bool) else sharded) if sharded else []
-    shards = _Shards(draft, ranks, experts, own, units, mixed)
-    if sharded and pipeline == 1:  # each part of the batch gathers and scatters anew
-        calls = shards.of(calls, 0, stays=False)
-    firsts = tuple(ranks.at(stage) for stage in range(pipeline))
-    staged = split_stages(draft, calls, firsts, microbatches, schedule, chunks) if in_parts else [calls]
-    graphs = []
-    for stage, ours in enumerate(staged):
-        ours = [_moved(call, ranks, stage, experts) for call in ours]
-        if data > 1 and not sharded:
-            ours = _with_gradients(draft, ours, ranks, stage, own, experts, bucket_mb)
-        if sharded and pipeline > 1:
-            ours = shards.of(ours, stage, stays=True)
-        graphs.append(draft.graph_of(ours, ranks.at(stage), ranks.world, "; ".join(notes)))
-    return Job(graphs, graph.source, alike=ranks.alike)
-
-
-def _alone(step: Graph | Job) -> Graph:
-    """The one rank whose step is to be shared."""
+def _single_rank(step: Graph | Job) -> Graph:
+    """The one rank whose step is to be parallelized."""
     if isinstance(step, Graph):
         return step
     if len(step.graphs) != 1:
         raise ForetraceError(
-            f"{step.source or 'the job'} has {len(step.graphs)} ranks, and shares its step already",
+            f"{step.source or 'the job'} has {len(step.graphs)} ranks: it is parallel already",
             "Give the step of one rank; world, buckets and overlap of such a job can be set.",
         )
     return step.graphs[0]
 
 
-def _with_gradients(
-    draft: Draft, calls: list[EditedCall], ranks: RankMesh, stage: int, own: set[int], experts: int, bucket_mb: float
-) -> list[EditedCall]:
-    """The calls with gradients shared: those of experts among the ranks that keep the same ones."""
-    calls = share_gradients(draft, calls, ranks.group(DATA, stage), bucket_mb, own)
-    replicas = ranks.replicas(stage, experts)
-    if not own or replicas.size == 1:
-        return calls
-    others = weights_of([call.op for call in calls]).storages - own
-    return share_gradients(draft, calls, replicas, bucket_mb, others)
+class _ParallelJob:
+    """Applies the kinds of parallelism one after the other: to the whole step, then to each stage."""
+
+    def __init__(self, graph: Graph, config: ParallelConfig) -> None:
+        self._config = config
+        self._mesh = RankMesh(config.tensor, config.data, config.pipeline)
+        self._draft = draft_of(graph, "parallelize")
+        if config.data > 1:
+            reject_sparse_gradients(self._draft.ops, graph.source)
+
+    def job(self) -> Job:
+        """The job."""
+        config, mesh, draft = self._config, self._mesh, self._draft
+        calls, experts = draft.calls, set[int]()
+        splits_batch = config.pipeline > 1 or config.microbatches > 1
+        if splits_batch:
+            calls = microbatch_calls(draft, calls, config.microbatches)
+        if config.tensor > 1:
+            calls = split_blocks(draft, calls, mesh.group(TENSOR, 0), config.overlap, config.sequence)
+        if config.experts > 1:
+            calls, experts = with_experts(draft, calls, mesh.group(EXPERTS, 0, config.experts))
+        fsdp = _Fsdp(draft, mesh, config, experts) if config.sharded else None
+        if fsdp and config.pipeline == 1:  # each microbatch gathers and scatters again
+            calls = fsdp.shard(calls, 0, stays=False)
+        staged = [calls]
+        if splits_batch:
+            firsts = tuple(mesh.at(stage) for stage in range(config.pipeline))
+            staged = split_stages(draft, calls, firsts, config.microbatches, config.schedule, config.chunks)
+        graphs = []
+        for stage, ours in enumerate(staged):
+            ours = [self._with_stage_group(call, stage) for call in ours]
+            if config.data > 1 and not fsdp:
+                ours = self._with_ddp(ours, stage, experts)
+            if fsdp and config.pipeline > 1:
+                ours = fsdp.shard(ours, stage, stays=True)
+            graphs.append(draft.graph_of(ours, mesh.at(stage), mesh.world, "; ".join(self._notes())))
+        return Job(graphs, draft.graph.source, alike=mesh.alike)
+
+    def _with_stage_group(self, call: EditedCall, stage: int) -> EditedCall:
+        """A call with the process group of its stage."""
+        if call.collective is None or call.collective.group not in (TENSOR, EXPERTS):
+            return call
+        group = self._mesh.group(call.collective.group, stage, self._config.experts)
+        return replace(call, collective=replace(call.collective, ranks=group.ranks))
+
+    def _with_ddp(self, calls: list[EditedCall], stage: int, experts: set[int]) -> list[EditedCall]:
+        """The calls with gradients reduced: those of experts over the ranks that hold the same ones."""
+        bucket_mb = self._config.bucket_mb
+        calls = share_gradients(self._draft, calls, self._mesh.group(DATA, stage), bucket_mb, experts)
+        replicas = self._mesh.replicas(stage, self._config.experts)
+        if not experts or replicas.size == 1:
+            return calls
+        others = weights_of([call.op for call in calls]).storages - experts
+        return share_gradients(self._draft, calls, replicas, bucket_mb, others)
+
+    def _notes(self) -> list[str]:
+        config = self._config
+        notes = []
+        degrees = [f"{n} {name}" for n, name in ((config.tensor, "tensor"), (config.data, "data")) if n > 1]
+        if degrees:
+            parts = [f"parallel over {' x '.join(degrees)} ranks"]
+            if config.sequence:
+                parts.append("activations split along the sequence")
+            if config.overlap:
+                parts.append("reductions of input gradients overlapping with GEMMs")
+            if config.sharded:
+                parts.append("weights sharded")
+            elif config.data > 1:
+                parts.append("one bucket" if config.bucket_mb == inf else f"buckets of {config.bucket_mb:g} MB")
+            notes.append(", ".join([*parts, "made from the step of one rank"]))
+        if config.pipeline > 1 or config.microbatches > 1:
+            notes.append(pipeline_note(config.pipeline, config.microbatches, config.schedule, config.chunks))
+        return notes
 
 
-@dataclass(frozen=True)
-class _Shards:
-    """Weights in shards over data parallel ranks, those of experts over the ranks that keep the same ones."""
+class _Fsdp:
+    """Weights sharded over data parallel ranks; those of experts over the ranks that hold the same ones.
 
-    draft: Draft
-    ranks: RankMesh
-    experts: int
-    own: set[int]
-    """Storages of experts' gradients."""
-    units: list[str]
-    """Modules that are gathered together, of all stages."""
-    mixed: bool
+    ``experts`` are the storages of the experts' gradients.
+    """
 
-    def of(self, calls: list[EditedCall], stage: int, stays: bool) -> list[EditedCall]:
-        """The calls of a stage with its weights in shards."""
+    def __init__(self, draft: Draft, mesh: RankMesh, config: ParallelConfig, experts: set[int]) -> None:
+        self._draft, self._mesh, self._config, self._experts = draft, mesh, config, experts
+        self._units = unit_modules(draft.ops, None if isinstance(config.sharded, bool) else config.sharded)
+        """Modules that are gathered together, of all stages."""
+
+    def shard(self, calls: list[EditedCall], stage: int, stays: bool) -> list[EditedCall]:
+        """The calls of a stage with its weights sharded."""
         modules = {call.op.module for call in calls}
-        units = [unit for unit in self.units if any(block_index(module, [unit]) == 0 for module in modules)]
-        theirs, ours = self._experts_apart(calls)
-        calls = in_shards(self.draft, calls, self.ranks.group(DATA, stage), units, self.mixed, stays, theirs)
-        replicas = self.ranks.replicas(stage, self.experts)
-        if theirs and replicas.size > 1:
-            ours |= weights_of([call.op for call in calls]).storages - theirs
-            calls = in_shards(self.draft, calls, replicas, units, self.mixed, stays, ours)
+        units = [unit for unit in self._units if any(block_index(module, [unit]) == 0 for module in modules)]
+        experts, others = self._separate_experts(calls)
+        group, mixed = self._mesh.group(DATA, stage), self._config.mixed
+        calls = shard_weights(self._draft, calls, group, units, mixed, stays, experts)
+        replicas = self._mesh.replicas(stage, self._config.experts)
+        if experts and replicas.size > 1:
+            others |= weights_of([call.op for call in calls]).storages - experts
+            calls = shard_weights(self._draft, calls, replicas, units, mixed, stays, others)
         return calls
 
-    def _experts_apart(self, calls: list[EditedCall]) -> tuple[set[int], set[int]]:
-        """What the optimizer knows of experts, and of all the rest: weights, gradients and states."""
-        if not self.own:
+    def _separate_experts(self, calls: list[EditedCall]) -> tuple[set[int], set[int]]:
+        """Storages of weights, gradients and optimizer states: of experts, and of everything else."""
+        if not self._experts:
             return set(), set()
         ops = [call.op for call in calls]
-        of_expert = {storage: storage in self.own for storage in weights_of(ops).storages}
-        propagate_owners(
-            [call.op for call in calls if call.op.phase == "optimizer" and call.collective is None], of_expert
-        )
-        known = set(of_expert)
-        theirs = {storage for storage in known if of_expert[storage]}
-        return theirs, known - theirs
-
-
-def _moved(call: EditedCall, ranks: RankMesh, stage: int, experts: int) -> EditedCall:
-    """A call with the groups of its stage."""
-    if call.collective is None or call.collective.group not in (TENSOR, EXPERTS):
-        return call
-    group = ranks.group(call.collective.group, stage, experts)
-    return replace(call, collective=replace(call.collective, ranks=group.ranks))
-
-
-def _told(ranks: RankMesh, overlap: bool, sequence: bool, sharded: bool | Sequence[str], bucket_mb: float) -> list[str]:
-    ways = [f"{n} {word}" for n, word in ((ranks.tensor, "tensor"), (ranks.data, "data")) if n > 1]
-    if not ways:
-        return []
-    said = [f"parallel over {' x '.join(ways)} ranks"]
-    if sequence:
-        said.append("sequences divided")
-    if overlap:
-        said.append("gradients of inputs summed beside products")
-    if sharded:
-        said.append("weights in shards")
-    elif ranks.data > 1:
-        said.append("one bucket" if bucket_mb == inf else f"buckets of {bucket_mb:g} MB")
-    return [", ".join([*said, "made from the step of one rank"])]
+        is_expert = {storage: storage in self._experts for storage in weights_of(ops).storages}
+        update = [call.op for call in calls if call.op.phase == "optimizer" and call.collective is None]
+        propagate_owners(update, is_expert)
+        experts = {storage for storage, of_expert in is_expert.items() if of_expert}
+        return experts, is_expert.keys() - experts

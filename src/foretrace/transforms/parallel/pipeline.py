@@ -1,8 +1,8 @@
-"""Pipeline parallel: each rank has some of the blocks, and the parts of a batch go from one to the next.
+"""Pipeline parallel: each rank holds some of the blocks, and microbatches go from one stage to the next.
 
-A stage receives what its first block reads, does its forward, sends it on; in backward the gradients come the other
-way. Gradients are added up over the parts of the batch; the optimizer changes the stage's own weights. A weight that
-the first and the last stage share has its gradients summed between the two, as Megatron does with embeddings.
+A stage receives the input of its first block, does its forward, and sends its output on; in backward gradients go the
+other way. Gradients are accumulated over the microbatches, and the optimizer updates the stage's own weights. Gradients
+of a weight that the first and last stage share are reduced between the two, as Megatron does with tied embeddings.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from foretrace.graph import ForetraceError, Graph, Job, Op, Tensor
 from foretrace.graph.op import RESIZE, with_tensors
 from foretrace.transforms.blocks import block_index, repeated_blocks
 from foretrace.transforms.draft import Draft, ProcessGroup, call_like, draft_of
-from foretrace.transforms.parallel.schedules import check_schedule, microbatch_of, stage_schedule
+from foretrace.transforms.parallel.schedules import ScheduledPass, check_schedule, microbatch_of, stage_schedule
 from foretrace.transforms.parallel.splitting import preexisting_tensors
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import Gradient, Weights, propagate_owners, restrict_update, weights_of
 
 
 def pipeline_parallel(graph: Graph, stages: int, microbatches: int, schedule: str = "1f1b", chunks: int = 1) -> Job:
-    """The steps of so many ranks, each with a stage of the model.
+    """The steps of several ranks, each with a stage of the model.
 
     Parameters
     ----------
     graph
         The step of one rank.
     stages
-        How many ranks.
+        Number of ranks.
     microbatches
-        Parts of the step's batch.
+        Microbatches that the step's batch is split into.
     schedule
         ``1f1b``, ``gpipe`` or ``interleaved``.
     chunks
@@ -45,293 +45,169 @@ def pipeline_parallel(graph: Graph, stages: int, microbatches: int, schedule: st
 
 
 def pipeline_note(stages: int, microbatches: int, schedule: str, chunks: int) -> str:
-    """What the reader should know of it.
+    """The note of a step that was split into stages or microbatches.
 
     >>> pipeline_note(1, 4, "1f1b", 1)
-    'adding up gradients over 4 microbatches was not in the step that was given'
+    'gradient accumulation over 4 microbatches was added to the step'
     """
     if stages == 1:
-        return f"adding up gradients over {microbatches} microbatches was not in the step that was given"
+        return f"gradient accumulation over {microbatches} microbatches was added to the step"
     several = f", {chunks} chunks of blocks each" if chunks > 1 else ""
-    return (
-        f"a pipeline of {stages} stages ({schedule}{several}) over {microbatches} microbatches was not in the step "
-        "that was given"
-    )
+    return f"a pipeline of {stages} stages ({schedule}{several}) over {microbatches} microbatches was added to the step"
 
 
 def microbatch_calls(draft: Draft, calls: Sequence[EditedCall], microbatches: int) -> list[EditedCall]:
-    """The calls of a step on one of the parts of its batch."""
-    part = microbatch_of([call.op for call in calls], microbatches, draft.graph.source)
-    return [replace(call, op=op) for call, op in zip(calls, part)]
+    """The calls of a step on one of its microbatches."""
+    ops = microbatch_of([call.op for call in calls], microbatches, draft.graph.source)
+    return [replace(call, op=op) for call, op in zip(calls, ops)]
 
 
 def split_stages(
     draft: Draft, calls: Sequence[EditedCall], ranks: tuple[int, ...], microbatches: int, schedule: str, chunks: int
 ) -> list[list[EditedCall]]:
-    """The calls of each stage of a step, from those on one part of its batch. ``ranks`` are the stages', in order."""
+    """The calls of each stage.
+
+    Parameters
+    ----------
+    draft, calls
+        The step on one microbatch.
+    ranks
+        The rank of each stage.
+    microbatches, schedule, chunks
+        As in `pipeline_parallel`.
+    """
     check_schedule(schedule, len(ranks), microbatches, chunks)
-    cut = stages_of(calls, len(ranks) * chunks, draft.graph.source)
-    apart = draft.reserve(microbatches)
-    return [
-        _Stage(draft, calls, cut, ranks, stage, apart).written(
-            stage_schedule(schedule, stage, len(ranks), microbatches, chunks)
-        )
-        for stage in range(len(ranks))
-    ]
-
-
-class _Stage:
-    """What one stage calls."""
-
-    def __init__(
-        self, draft: Draft, calls: Sequence[EditedCall], cut: Stages, ranks: tuple[int, ...], stage: int, apart: int
-    ) -> None:
-        self.draft, self.calls, self.cut, self.ranks, self.stage = draft, calls, cut, ranks, stage
-        self.apart = apart
-        """So far from each other are the numbers of one part of the batch and the next."""
-        self.ours = [c for c in range(len(cut.chunks)) if c % len(ranks) == stage]
-        self.skipped = {t.row for t in cut.tied}
-        self.dead: list[int] = []
-        self.written_calls: list[EditedCall] = []
-
-    def written(self, order: Sequence[Any]) -> list[EditedCall]:
-        """All its calls."""
-        for turn in order:
-            chunk = turn.chunk * len(self.ranks) + self.stage
-            self._forward(chunk, turn.microbatch) if turn.forward else self._backward(chunk, turn.microbatch)
-        self._share_tied()
-        self._update()
-        return self.written_calls
-
-    def _forward(self, chunk: int, part: int) -> None:
-        ours, last = self.cut.chunks[chunk], len(self.cut.chunks) - 1
-        self._pass("recv", ours.takes if chunk else [], chunk - 1, chunk, part)
-        self._call(ours, ours.forward, part)
-        self._pass("send", self.cut.chunks[chunk + 1].takes if chunk < last else [], chunk, chunk + 1, part)
-
-    def _backward(self, chunk: int, part: int) -> None:
-        ours, last = self.cut.chunks[chunk], len(self.cut.chunks) - 1
-        after = self.cut.chunks[chunk + 1].returns if chunk < last else []
-        self._pass("recv", after, chunk + 1, chunk, part)
-        self._call(ours, ours.backward, part)
-        self._pass("send", ours.returns if chunk else [], chunk, chunk - 1, part)
-
-    def _pass(self, kind: str, tensors: Sequence[Tensor], source: int, target: int, part: int) -> None:
-        """Send tensors from one chunk to another, or receive them, as part of the stream between just these two."""
-        ends = tuple(self.ranks[chunk % len(self.ranks)] for chunk in (source, target))
-        if ends[0] == ends[1]:
-            return
-        forward = source < target
-        group = ProcessGroup(f"{'forward' if forward else 'backward'} to chunk {target}", ends)
-        ours = self.cut.chunks[source if kind == "send" else target]
-        rows = ours.forward if forward else ours.backward
-        like = self.calls[rows[-1] if kind == "send" else rows[0]].op
-        for tensor in tensors:
-            moved = self._numbered(tensor, part)
-            self._emit(self.draft.collective(kind, group, moved, moved, like, ends[kind == "send"]))
-
-    def _call(self, chunk: Chunk, rows: Sequence[int], part: int) -> None:
-        ready: dict[int, list[Tensor]] = {}
-        for gradient in chunk.gradients if part else ():
-            ready.setdefault(gradient.ready, []).append(gradient.tensor)
-
-        def numbered(tensor: Tensor) -> Tensor:
-            return self._numbered(tensor, part)
-
-        for row in rows:
-            if row in self.skipped:
-                continue
-            call = self.calls[row]
-            op = with_tensors(call.op, numbered) if part else call.op.__copy__()
-            op.frees = ()
-            if op.name == RESIZE:
-                op.args = (op.args[0], self._storage(op.args[1], part), *op.args[2:])
-            place = call.origin if not part else -1
-            said = replace(call.collective) if call.collective else None
-            self._emit(EditedCall(op, place, said))
-            self.dead += [s + part * self.apart for s in chunk.last_touch.get(row, ())]
-            done = []
-            for whole in ready.get(row, ()):
-                mine = self._numbered(whole, part)
-                add = call_like("aten::add_", (whole, mine), (whole,), op)
-                add.overload, add.node = "Tensor", "torch::autograd::AccumulateGrad"
-                self._emit(EditedCall(add))
-                done.append(mine.storage)
-            self.dead += dict.fromkeys(done)
-
-    def _numbered(self, tensor: Tensor, part: int) -> Tensor:
-        if tensor.storage in self.cut.before or not part:
-            return tensor
-        t, shift = tensor, part * self.apart
-        # As replace() would, several times as fast: there is one for each tensor of each call and part.
-        return Tensor(t.shape, t.dtype, t.device, t.stride, t.offset, t.id + shift, t.storage + shift, t.layout)
-
-    def _storage(self, storage: Any, part: int) -> Any:
-        return storage + part * self.apart if part and storage not in self.cut.before else storage
-
-    def _emit(self, call: EditedCall) -> None:
-        if self.dead:
-            call.op.frees = (*call.op.frees, *self.dead)
-            self.dead = []
-        self.written_calls.append(call)
-
-    def _share_tied(self) -> None:
-        for tied in self.cut.tied:
-            owners = sorted({self.ranks[c % len(self.ranks)] for c, _ in tied.parts})
-            mine = [t for c, t in tied.parts if c in self.ours]
-            if len(owners) > 1 and mine:
-                group = ProcessGroup("embeddings", tuple(owners))
-                like = self.written_calls[-1].op
-                self._emit(self.draft.collective("all_reduce", group, mine[0], mine[0], like))
-
-    def _update(self) -> None:
-        """The optimizer, over the stage's own weights."""
-        gradients = {g.tensor.storage for c in self.ours for g in self.cut.chunks[c].gradients}
-        weights = {s for c in self.ours for s in self.cut.chunks[c].weights}
-        everybodys = {s for c in self.cut.chunks for s in c.weights}
-        theirs = {g.tensor.storage for c in self.cut.chunks for g in c.gradients}
-        local = {t.gradient: p for t in self.cut.tied for c, p in t.parts if c in self.ours}
-        merged = {t.gradient for t in self.cut.tied}
-        owned = dict.fromkeys(everybodys | theirs | merged, False)
-        owned |= dict.fromkeys(weights | gradients | local.keys(), True)
-        calls = [self.calls[row] for row in self.cut.update]
-        propagate_owners([call.op for call in calls if call.collective is None], owned)
-        for call in calls:
-            kept = restrict_update(call.op, owned) if call.collective is None else call.op
-            if kept is not None:
-                kept = with_tensors(kept, lambda t: replace(local[t.storage], id=t.id) if t.storage in local else t)
-                self._emit(EditedCall(kept, call.origin, call.collective))
-
-
-# --- was transforms.parallel.stages: Which calls of a step belong to which stage of a pipeline, and what must pass between them.
+    stages = Stages.of(calls, len(ranks) * chunks, draft.graph.source)
+    id_stride = draft.reserve(microbatches)
+    staged = []
+    for stage in range(len(ranks)):
+        order = stage_schedule(schedule, stage, len(ranks), microbatches, chunks)
+        staged.append(_Stage(draft, calls, stages, ranks, stage, id_stride).made(order))
+    return staged
 
 
 @dataclass
 class Chunk:
-    """Some blocks after one another, with what comes before the first and behind the last."""
+    """Some consecutive blocks of a stage, with what comes before the first and after the last."""
 
     forward: list[int] = field(default_factory=list)
     """Rows of its calls."""
     backward: list[int] = field(default_factory=list)
-    takes: list[Tensor] = field(default_factory=list)
-    """Activations from the chunk before."""
-    returns: list[Tensor] = field(default_factory=list)
-    """Gradients to the chunk before."""
+    inputs: list[Tensor] = field(default_factory=list)
+    """Activations from the previous chunk."""
+    input_gradients: list[Tensor] = field(default_factory=list)
+    """Gradients for the previous chunk."""
     gradients: list[Gradient] = field(default_factory=list)
     weights: set[int] = field(default_factory=set)
-    last_touch: dict[int, list[int]] = field(default_factory=dict)
-    """Storages that nobody needs after a row."""
+    last_use: dict[int, list[int]] = field(default_factory=dict)
+    """Storages that are not used after a row."""
+
+
+@dataclass(frozen=True)
+class TiedWeight:
+    """A weight that several chunks use: each has a gradient of its own, and they must be reduced."""
+
+    gradient: int
+    """Storage of the sum in the step of one rank."""
+    row: int
+    """The call that makes the sum there."""
+    parts: tuple[tuple[int, Tensor], ...]
+    """Chunk and its gradient."""
 
 
 @dataclass
 class Stages:
-    """A step cut into chunks, and what belongs to none of them."""
+    """A step divided into chunks, and what belongs to none of them."""
 
     chunks: list[Chunk]
     update: list[int]
-    """Rows of the optimizer, and of what comes behind it."""
-    before: set[int]
-    """Storages that were there before the step."""
-    tied: list[Tied]
+    """Rows of the optimizer, and of what comes after it."""
+    preexisting: set[int]
+    """Storages that existed before the step."""
+    tied: list[TiedWeight]
+
+    @classmethod
+    def of(cls, calls: Sequence[EditedCall], count: int, source: str) -> Stages:
+        """Divide a step into chunks of equally many blocks; ``source`` names it in messages."""
+        ops = [call.op for call in calls]
+        blocks = repeated_blocks(ops)
+        _check_divisible(blocks, count, source)
+        found, preexisting = weights_of(ops, source), set(preexisting_tensors(ops))
+        chunk_of = _chunk_of_rows(ops, blocks, count)
+        chunks = [Chunk() for _ in range(count)]
+        last = max(row for row, op in enumerate(ops) if op.phase == "backward")
+        for row in range(last + 1):
+            chunk = chunks[chunk_of[row]]
+            (chunk.backward if ops[row].phase == "backward" else chunk.forward).append(row)
+            if ops[row].phase == "forward":
+                chunk.weights |= {t.storage for t in ops[row].tensors} & found.weights.keys()
+        tied = _assign_gradients(ops, found, chunk_of, chunks)
+        _find_transfers(ops, chunk_of, chunks, found, {t.row for t in tied}, preexisting)
+        for chunk in chunks:
+            _find_last_uses(ops, chunk, preexisting)
+        return cls(chunks, list(range(last + 1, len(ops))), preexisting, tied)
 
 
-@dataclass(frozen=True)
-class Tied:
-    """A weight that several chunks use: each has a gradient of its own, and they must be summed."""
-
-    gradient: int
-    """Storage of the sum, where one rank has the whole model."""
-    row: int
-    """The call that makes it there."""
-    parts: tuple[tuple[int, Tensor], ...]
-    """Chunk and gradient."""
-
-
-def stages_of(calls: Sequence[EditedCall], count: int, source: str) -> Stages:
-    """Cut a step into so many chunks of equally many blocks.
-
-    Parameters
-    ----------
-    calls
-        The step.
-    count
-        How many chunks.
-    source
-        What to call the step in messages.
-    """
-    ops = [call.op for call in calls]
-    blocks = repeated_blocks(ops)
+def _check_divisible(blocks: Sequence[str], count: int, source: str) -> None:
     if count > 1 and len(blocks) < count:
         named = f": {', '.join(blocks[:3])}, …" if blocks else ""
         raise ForetraceError(
             f"{source or 'the graph'} repeats {len(blocks)} blocks{named}, too few for {count} stages",
-            "A stage needs a block at least: give fewer stages, or fewer chunks."
+            "A stage needs at least one block: give fewer stages, or fewer chunks."
             if blocks
             else "Record it, or sketch it: traces lack modules.",
         )
     if count > 1 and len(blocks) % count:
         raise ForetraceError(
-            f"{len(blocks)} blocks ({blocks[0]}, …) can't be divided evenly over {count} stages",
+            f"{len(blocks)} blocks ({blocks[0]}, …) can't be divided evenly into {count} stages",
             "Give a number of stages and chunks that divides the blocks.",
         )
-    found, before = weights_of(ops, source), set(preexisting_tensors(ops))
-    place = _places(ops, blocks, count)
-    chunks = [Chunk() for _ in range(count)]
-    last = max(row for row, op in enumerate(ops) if op.phase == "backward")
-    for row in range(last + 1):
-        chunk = chunks[place[row]]
-        (chunk.backward if ops[row].phase == "backward" else chunk.forward).append(row)
-        if ops[row].phase == "forward":
-            chunk.weights |= {t.storage for t in ops[row].tensors} & found.weights.keys()
-    tied = _gradients(ops, found, place, chunks)
-    _crossings(ops, place, chunks, found, {t.row for t in tied}, before)
-    for chunk in chunks:
-        _deaths(ops, chunk, before)
-    return Stages(chunks, list(range(last + 1, len(ops))), before, tied)
 
 
-def _places(ops: Sequence[Op], blocks: Sequence[str], count: int) -> list[int]:
-    """The chunk of each call: that of its block, else of the block before it; in backward the last one comes first."""
+def _chunk_of_rows(ops: Sequence[Op], blocks: Sequence[str], count: int) -> list[int]:
+    """The chunk of each call: that of its block, else of the previous block; in backward the last one comes first."""
     block_of_module = {module: block_index(module, blocks) for module in {op.module for op in ops}}
     block = [block_of_module[op.module] for op in ops]
-    behind = max((row for row, op in enumerate(ops) if op.phase == "forward" and block[row] >= 0), default=len(ops))
-    places: list[int] = []
+    end = max((row for row, op in enumerate(ops) if op.phase == "forward" and block[row] >= 0), default=len(ops))
+    chunks: list[int] = []
     at, backward = 0, False
     for row, op in enumerate(ops):
         if op.phase == "backward" and not backward:
             at, backward = count - 1, True
         if block[row] >= 0:
             at = block[row] * count // len(blocks)
-        elif row > behind and not backward:
+        elif row > end and not backward:
             at = count - 1
-        places.append(at)
-    return places
+        chunks.append(at)
+    return chunks
 
 
-def _gradients(ops: Sequence[Op], found: Weights, place: Sequence[int], chunks: Sequence[Chunk]) -> list[Tied]:
-    """Give each chunk the gradients that it makes; those that several make parts of are told."""
-    first, last = _writers(ops)
+def _assign_gradients(
+    ops: Sequence[Op], found: Weights, chunk_of: Sequence[int], chunks: Sequence[Chunk]
+) -> list[TiedWeight]:
+    """Give each chunk the gradients that it makes; returns the weights of which several make a gradient."""
+    first, last = _backward_writers(ops)
     tied = []
     for gradient in found.gradients:
         row = first[gradient.tensor.storage]
         merge = ops[row]
         parts = tuple(
-            (place[first[t.storage]], t)
+            (chunk_of[first[t.storage]], t)
             for t in merge.tensors
             if merge.name == "aten::add" and t.shape == gradient.tensor.shape and t.storage in first
         )
         if len({chunk for chunk, _ in parts}) < 2:
-            chunks[place[gradient.ready]].gradients.append(gradient)
+            chunks[chunk_of[gradient.ready]].gradients.append(gradient)
             continue
-        tied.append(Tied(gradient.tensor.storage, row, parts))
+        tied.append(TiedWeight(gradient.tensor.storage, row, parts))
         for chunk, part in parts:
             ready = last[part.storage]
             chunks[chunk].gradients.append(Gradient(part, ready, ops[ready].module))
     return tied
 
 
-def _writers(ops: Sequence[Op]) -> tuple[dict[int, int], dict[int, int]]:
-    """For each storage, the first call of backward that makes something of it, and the last."""
+def _backward_writers(ops: Sequence[Op]) -> tuple[dict[int, int], dict[int, int]]:
+    """For each storage, the first backward call that makes something in it, and the last."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for row, op in enumerate(ops):
@@ -342,32 +218,35 @@ def _writers(ops: Sequence[Op]) -> tuple[dict[int, int], dict[int, int]]:
     return first, last
 
 
-def _crossings(
+def _find_transfers(
     ops: Sequence[Op],
-    place: Sequence[int],
+    chunk_of: Sequence[int],
     chunks: Sequence[Chunk],
     found: Weights,
     merges: set[int],
-    before: set[int],
+    preexisting: set[int],
 ) -> None:
-    """What each chunk takes from the one before, and gives back to it. What depends on no weight, each makes itself."""
-    learned = set(found.weights)
+    """Set what each chunk receives from the previous one, and returns to it.
+
+    What depends on no weight (masks, positions) is computed by each chunk itself.
+    """
+    trained = set(found.weights)
     made: dict[int, tuple[int, bool]] = {}
     for row in range(max(chunk.backward[-1] for chunk in chunks if chunk.backward) + 1):
-        op, here = ops[row], place[row]
+        op, here = ops[row], chunk_of[row]
         forward = op.phase != "backward"
         if row in merges:
             continue
         for tensor in op.tensors:
-            if tensor.storage in before or tensor.storage not in learned or tensor.storage not in made:
+            if tensor.storage in preexisting or tensor.storage not in trained or tensor.storage not in made:
                 continue
             there, in_forward = made[tensor.storage]
             if in_forward and there < here:
-                _add(tensor, (chunks[c].takes for c in range(there + 1, here + 1)))
+                _add(tensor, (chunks[c].inputs for c in range(there + 1, here + 1)))
             elif not in_forward and not forward and there > here:
-                _add(tensor, (chunks[c].returns for c in range(here + 1, there + 1)))
-        if any(t.storage in learned for t in op.tensors):
-            learned |= {t.storage for t in op.produced}
+                _add(tensor, (chunks[c].input_gradients for c in range(here + 1, there + 1)))
+        if any(t.storage in trained for t in op.tensors):
+            trained |= {t.storage for t in op.produced}
         for tensor in op.produced:
             made.setdefault(tensor.storage, (here, forward))
 
@@ -378,11 +257,144 @@ def _add(tensor: Tensor, lists: Iterable[list[Tensor]]) -> None:
             tensors.append(tensor)
 
 
-def _deaths(ops: Sequence[Op], chunk: Chunk, before: set[int]) -> None:
-    """What a chunk may free after which of its calls: all that it does not keep for the optimizer."""
-    kept = before | {g.tensor.storage for g in chunk.gradients}
+def _find_last_uses(ops: Sequence[Op], chunk: Chunk, preexisting: set[int]) -> None:
+    """Set after which call a chunk may free each storage that the optimizer does not need."""
+    kept = preexisting | {g.tensor.storage for g in chunk.gradients}
     last: dict[int, int] = {}
     for row in (*chunk.forward, *chunk.backward):
         last |= {t.storage: row for t in (*ops[row].tensors, *ops[row].produced) if t.storage not in kept}
     for storage, row in last.items():
-        chunk.last_touch.setdefault(row, []).append(storage)
+        chunk.last_use.setdefault(row, []).append(storage)
+
+
+class _Stage:
+    """Makes the calls of one stage.
+
+    Tensors of microbatch ``m`` have the ids of the first one plus ``m`` times ``id_stride``.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        calls: Sequence[EditedCall],
+        stages: Stages,
+        ranks: tuple[int, ...],
+        stage: int,
+        id_stride: int,
+    ) -> None:
+        self.draft, self.calls, self.stages, self.ranks, self.stage = draft, calls, stages, ranks, stage
+        self.id_stride = id_stride
+        self.chunks = [c for c in range(len(stages.chunks)) if c % len(ranks) == stage]
+        self.skipped = {tied.row for tied in stages.tied}
+        self.output: list[EditedCall] = []
+        self.to_free: list[int] = []
+
+    def made(self, order: Sequence[ScheduledPass]) -> list[EditedCall]:
+        """The calls, in the order of a schedule."""
+        for one in order:
+            chunk = one.chunk * len(self.ranks) + self.stage
+            self._forward(chunk, one.microbatch) if one.forward else self._backward(chunk, one.microbatch)
+        self._reduce_tied()
+        self._update()
+        return self.output
+
+    def _forward(self, chunk: int, microbatch: int) -> None:
+        ours, last = self.stages.chunks[chunk], len(self.stages.chunks) - 1
+        self._transfer("recv", ours.inputs if chunk else [], chunk - 1, chunk, microbatch)
+        self._call(ours, ours.forward, microbatch)
+        sent = self.stages.chunks[chunk + 1].inputs if chunk < last else []
+        self._transfer("send", sent, chunk, chunk + 1, microbatch)
+
+    def _backward(self, chunk: int, microbatch: int) -> None:
+        ours, last = self.stages.chunks[chunk], len(self.stages.chunks) - 1
+        received = self.stages.chunks[chunk + 1].input_gradients if chunk < last else []
+        self._transfer("recv", received, chunk + 1, chunk, microbatch)
+        self._call(ours, ours.backward, microbatch)
+        self._transfer("send", ours.input_gradients if chunk else [], chunk, chunk - 1, microbatch)
+
+    def _transfer(self, kind: str, tensors: Sequence[Tensor], source: int, target: int, microbatch: int) -> None:
+        """Send tensors from one chunk to another, or receive them, in a process group of the two ranks."""
+        ends = tuple(self.ranks[chunk % len(self.ranks)] for chunk in (source, target))
+        if ends[0] == ends[1]:
+            return
+        forward = source < target
+        group = ProcessGroup(f"{'forward' if forward else 'backward'} to chunk {target}", ends)
+        ours = self.stages.chunks[source if kind == "send" else target]
+        rows = ours.forward if forward else ours.backward
+        like = self.calls[rows[-1] if kind == "send" else rows[0]].op
+        for tensor in tensors:
+            moved = self._of_microbatch(tensor, microbatch)
+            self._emit(self.draft.collective(kind, group, moved, moved, like, ends[kind == "send"]))
+
+    def _call(self, chunk: Chunk, rows: Sequence[int], microbatch: int) -> None:
+        ready: dict[int, list[Tensor]] = {}
+        for gradient in chunk.gradients if microbatch else ():
+            ready.setdefault(gradient.ready, []).append(gradient.tensor)
+
+        def renamed(tensor: Tensor) -> Tensor:
+            return self._of_microbatch(tensor, microbatch)
+
+        for row in rows:
+            if row in self.skipped:
+                continue
+            call = self.calls[row]
+            op = with_tensors(call.op, renamed) if microbatch else call.op.__copy__()
+            op.frees = ()
+            if op.name == RESIZE:
+                op.args = (op.args[0], self._storage(op.args[1], microbatch), *op.args[2:])
+            collective = replace(call.collective) if call.collective else None
+            self._emit(EditedCall(op, call.origin if not microbatch else -1, collective))
+            self.to_free += [s + microbatch * self.id_stride for s in chunk.last_use.get(row, ())]
+            accumulated = []
+            for whole in ready.get(row, ()):
+                own = self._of_microbatch(whole, microbatch)
+                add = call_like("aten::add_", (whole, own), (whole,), op)
+                add.overload, add.node = "Tensor", "torch::autograd::AccumulateGrad"
+                self._emit(EditedCall(add))
+                accumulated.append(own.storage)
+            self.to_free += dict.fromkeys(accumulated)
+
+    def _of_microbatch(self, tensor: Tensor, microbatch: int) -> Tensor:
+        if tensor.storage in self.stages.preexisting or not microbatch:
+            return tensor
+        t, shift = tensor, microbatch * self.id_stride
+        # Several times as fast as replace(): there is one per tensor of each call and microbatch.
+        return Tensor(t.shape, t.dtype, t.device, t.stride, t.offset, t.id + shift, t.storage + shift, t.layout)
+
+    def _storage(self, storage: Any, microbatch: int) -> Any:
+        if not microbatch or storage in self.stages.preexisting:
+            return storage
+        return storage + microbatch * self.id_stride
+
+    def _emit(self, call: EditedCall) -> None:
+        if self.to_free:
+            call.op.frees = (*call.op.frees, *self.to_free)
+            self.to_free = []
+        self.output.append(call)
+
+    def _reduce_tied(self) -> None:
+        """Reduce the gradients of weights that several stages share."""
+        for tied in self.stages.tied:
+            owners = sorted({self.ranks[c % len(self.ranks)] for c, _ in tied.parts})
+            ours = [t for c, t in tied.parts if c in self.chunks]
+            if len(owners) > 1 and ours:
+                group = ProcessGroup("embeddings", tuple(owners))
+                self._emit(self.draft.collective("all_reduce", group, ours[0], ours[0], self.output[-1].op))
+
+    def _update(self) -> None:
+        """The optimizer, over the stage's own weights."""
+        chunks = self.stages.chunks
+        own, of_all = (
+            {s for c in some for s in (*c.weights, *(g.tensor.storage for g in c.gradients))}
+            for some in ([chunks[c] for c in self.chunks], chunks)
+        )
+        local = {t.gradient: part for t in self.stages.tied for c, part in t.parts if c in self.chunks}
+        owned = dict.fromkeys(of_all | {t.gradient for t in self.stages.tied}, False)
+        owned |= dict.fromkeys(own | local.keys(), True)
+        calls = [self.calls[row] for row in self.stages.update]
+        propagate_owners([call.op for call in calls if call.collective is None], owned)
+        for call in calls:
+            op = restrict_update(call.op, owned) if call.collective is None else call.op
+            if op is not None:
+                op = with_tensors(op, lambda t: replace(local[t.storage], id=t.id) if t.storage in local else t)
+                self._emit(EditedCall(op, call.origin, call.collective))

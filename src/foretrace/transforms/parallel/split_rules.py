@@ -1,4 +1,8 @@
-"""How each call hands on the division of a dimension: from its arguments to its results."""
+"""Rules by which a split dimension goes through each kind of call, from its arguments to its results.
+
+A rule sets the states of the results (`Splitting.set`) and returns the call if its sizes change with the split. To
+support an op, write a rule and add it to `RULES`.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,12 @@ from typing import Any
 from foretrace.graph import Op, Tensor, tensors_in
 from foretrace.transforms.parallel.splitting import PARTIAL, ConflictError, Rule, Splitting, key_of, part_size
 
-FUSED = (2, 3)
-"""Sizes of a dimension that only says what is what: gate and value; query, key and value. It is not divided."""
+FUSED_SIZES = (2, 3)
+"""Sizes of a dimension over fused projections: gate and up; query, key and value. It is never split."""
 
 
 def first(op: Op) -> Tensor:
-    """The tensor a call is about.
+    """The first argument, a tensor.
 
     >>> first(Op("aten::relu", (Tensor((4,), "float32"),))).shape
     (4,)
@@ -26,19 +30,19 @@ def first(op: Op) -> Tensor:
 
 
 def out(op: Op) -> Tensor:
-    """Its first result.
+    """The first result.
 
     >>> small = Tensor((4,), "float32")
     >>> out(Op("aten::relu", (small,), outputs=(small,))).shape
     (4,)
     """
     if not op.produced:
-        raise ConflictError(op, op.tensors[0], "nothing tells what it makes")
+        raise ConflictError(op, op.tensors[0], "its results are unknown")
     return op.produced[0]
 
 
 def positive(dim: Any, tensor: Tensor) -> int:
-    """A dimension counted from the front.
+    """A dimension as a non-negative index.
 
     >>> positive(-1, Tensor((4, 8), "float32"))
     1
@@ -47,7 +51,7 @@ def positive(dim: Any, tensor: Tensor) -> int:
 
 
 def with_arg(op: Op, place: int, value: Any) -> Op:
-    """A call with another argument at a place.
+    """A call with another argument at a position.
 
     >>> with_arg(Op("aten::sum", (Tensor((4, 8), "float32"), [0])), 1, [1]).args[1]
     [1]
@@ -55,14 +59,14 @@ def with_arg(op: Op, place: int, value: Any) -> Op:
     return replace(op, args=(*op.args[:place], value, *op.args[place + 1 :]))
 
 
-def mapped(old: Sequence[int], new: Sequence[int], dim: int, lead: int, ways: int) -> tuple[int, int] | None:
-    """Where a divided dimension goes in a view of another shape, and how many places there stand before it in one.
+def view_dim(old: Sequence[int], new: Sequence[int], dim: int, lead: int, ways: int) -> tuple[int, int] | None:
+    """The dimension of a view that a split dimension becomes, and the size of what is merged into it before that.
 
-    None where no dimension can be divided.
+    None if no dimension can be split.
 
-    >>> mapped((8, 32, 64), (8, 32, 4, 16), 2, 1, 2), mapped((8, 4, 32, 16), (32, 32, 16), 1, 1, 2)
+    >>> view_dim((8, 32, 64), (8, 32, 4, 16), 2, 1, 2), view_dim((8, 4, 32, 16), (32, 32, 16), 1, 1, 2)
     ((2, 1), (0, 8))
-    >>> mapped((32, 32, 16), (8, 4, 32, 16), 0, 8, 2), mapped((6,), (3, 2), 0, 1, 2)
+    >>> view_dim((32, 32, 16), (8, 4, 32, 16), 0, 8, 2), view_dim((6,), (3, 2), 0, 1, 2)
     ((1, 1), (1, 1))
     """
     start, end = math.prod(old[:dim]) * lead, math.prod(old[: dim + 1])
@@ -72,20 +76,20 @@ def mapped(old: Sequence[int], new: Sequence[int], dim: int, lead: int, ways: in
             before = max(start // at, 1)
             if (size // before) % ways == 0:
                 return place, before
-            if size not in FUSED:
+            if size not in FUSED_SIZES:
                 return None
         at *= size
     return None
 
 
 def view(s: Splitting, op: Op) -> Op | None:
-    """Other shapes for the same elements."""
+    """Views: another shape for the same elements."""
     given, made = first(op), out(op)
     state = s.state(given)
     if state is None or state == PARTIAL:
         s.set(made, state, op)
         return None
-    found = mapped(given.shape, made.shape, state, s.lead.get(key_of(given), 1), s.ways)
+    found = view_dim(given.shape, made.shape, state, s.lead.get(key_of(given), 1), s.ways)
     if found is None:
         raise ConflictError(op, made, f"dimension {state} of {list(given.shape)} can't be followed")
     dim, lead = found
@@ -96,7 +100,7 @@ def view(s: Splitting, op: Op) -> Op | None:
 
 
 def expand(s: Splitting, op: Op) -> Op | None:
-    """More dimensions in front, and repeated ones; one number is repeated as often as somebody wants it."""
+    """Expand: new and repeated dimensions; a scalar is repeated as wanted."""
     given, made = first(op), out(op)
     state = s.state(given) if given.shape else s.wanted.get(key_of(made), s.state(given))
     if state is None or state == PARTIAL:
@@ -110,7 +114,7 @@ def expand(s: Splitting, op: Op) -> Op | None:
 
 
 def transpose(s: Splitting, op: Op) -> Op | None:
-    """Dimensions in another order."""
+    """Transpositions: dimensions in another order."""
     given, made = first(op), out(op)
     dims = list(range(len(given.shape)))
     if op.name == "aten::permute":
@@ -124,14 +128,14 @@ def transpose(s: Splitting, op: Op) -> Op | None:
 
 
 def unsqueeze(s: Splitting, op: Op) -> Op | None:
-    """One dimension more."""
+    """Unsqueeze: a new dimension of size one."""
     state, at = s.state(first(op)), positive(op.args[1], out(op))
     s.set(out(op), state + (at <= state) if state is not None and state >= 0 else state, op)
     return None
 
 
 def squeeze(s: Splitting, op: Op) -> Op | None:
-    """Without the dimensions of size one, or one of them; ``select`` takes one of any size away."""
+    """Squeeze removes dimensions of size one; ``select`` removes one of any size."""
     given = first(op)
     state = s.state(given)
     if state is None or state == PARTIAL:
@@ -145,17 +149,17 @@ def squeeze(s: Splitting, op: Op) -> Op | None:
     else:
         gone = [d for d, size in enumerate(given.shape) if size == 1]
     if state in gone:
-        raise ConflictError(op, given, "it takes one place of the divided dimension")
+        raise ConflictError(op, given, "it selects one index of the split dimension")
     s.set(out(op), state - sum(d < state for d in gone), op)
     return None
 
 
 def cut(s: Splitting, op: Op) -> Op | None:
-    """Pieces along a dimension: split, split_with_sizes, slice, unbind."""
+    """Pieces along a dimension: split, split_with_sizes, slice, unbind, chunk."""
     given = first(op)
     state = s.state(given)
-    plain = op.name in ("aten::slice", "aten::unbind")
-    place = 1 if plain else 2
+    without_sizes = op.name in ("aten::slice", "aten::unbind")
+    place = 1 if without_sizes else 2
     along = positive(op.args[place] if len(op.args) > place else 0, given)
     for made in op.produced:
         gone = op.name == "aten::unbind" and state is not None and along < state
@@ -163,8 +167,8 @@ def cut(s: Splitting, op: Op) -> Op | None:
     if state != along:
         return None
     if op.name == "aten::unbind":
-        raise ConflictError(op, given, "it takes the divided dimension apart")
-    if plain:
+        raise ConflictError(op, given, "it unbinds the split dimension")
+    if without_sizes:
         bounds = [part_size(a, s.ways) if isinstance(a, int) and 0 < a < 1 << 62 else a for a in op.args[2:4]]
         return replace(op, args=(*op.args[:2], *bounds, *op.args[4:]))
     sizes = op.args[1]
@@ -173,17 +177,17 @@ def cut(s: Splitting, op: Op) -> Op | None:
     )
 
 
-def join(s: Splitting, op: Op) -> Op | None:
-    """cat and stack."""
+def concat(s: Splitting, op: Op) -> Op | None:
+    """Cat and stack."""
     parts = tensors_in(op.args[0])
-    dims = [d for d in (s.split(t) for t in parts) if d is not None]
+    dims = [d for d in (s.split_dim(t) for t in parts) if d is not None]
     if not dims:
         s.set(out(op), None, op)
         return None
-    whole = max(len(part.shape) for part in parts)  # cat takes an empty vector beside anything
+    whole = max(len(part.shape) for part in parts)  # cat accepts an empty vector among any tensors
     for part in parts:
         if len(part.shape) == whole:
-            s.want(part, dims[0], op)
+            s.require(part, dims[0], op)
     shift = op.name == "aten::stack" and positive(op.args[1] if len(op.args) > 1 else 0, out(op)) <= dims[0]
     s.set(out(op), dims[0] + shift, op)
     return None
@@ -197,18 +201,18 @@ ATTENTION = (
 BATCH_NORMS = (
     "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update",
 )  # fmt: skip
-READS_STATISTICS = frozenset(f"aten::{name}" for name in BATCH_NORMS)
-"""Calls that keep something of earlier batches, beside what they are given of this one."""
-BATCHED = 2
-"""Dimensions of something that holds samples, at least: less, and it is a statistic."""
+KEEPS_STATISTICS = frozenset(f"aten::{name}" for name in BATCH_NORMS)
+"""Calls that read and update running statistics."""
+MIN_SAMPLE_DIMS = 2
+"""Fewest dimensions of a tensor that holds samples: statistics have one."""
 
 
-def product(s: Splitting, op: Op) -> Op | None:
-    """Matrix products, with or without a bias, one or many at once.
+def gemm(s: Splitting, op: Op) -> Op | None:
+    """Matrix products, with or without bias, batched or not.
 
     >>> x, w, y = (Tensor((8, 8), "float32", stride=(8, 1), id=number, storage=number) for number in range(3))
     >>> rows = Splitting(2, {}, elementwise, wanted={key_of(x): 1, key_of(w): 0})
-    >>> product(rows, Op("aten::mm", (x, w), outputs=(y,)))
+    >>> gemm(rows, Op("aten::mm", (x, w), outputs=(y,)))
     >>> rows.state(y) == PARTIAL
     True
     """
@@ -216,35 +220,35 @@ def product(s: Splitting, op: Op) -> Op | None:
     a, b = op.args[bias : bias + 2]
     assert isinstance(a, Tensor) and isinstance(b, Tensor)
     batch = len(a.shape) - 2
-    left, right = s.split(a), s.split(b)
+    left, right = s.split_dim(a), s.split_dim(b)
     if left is None and right is None:
         s.set(out(op), None, op)
         return None
     if batch and 0 in (left, right):
-        s.want(a, 0, op)
-        s.want(b, 0, op)
+        s.require(a, 0, op)
+        s.require(b, 0, op)
         s.set(out(op), 0, op)
         return None
     inner = left == batch + 1 or right == batch
     if inner:
-        s.want(a, batch + 1, op)
-        s.want(b, batch, op)
+        s.require(a, batch + 1, op)
+        s.require(b, batch, op)
         s.set(out(op), PARTIAL, op)
         return None
     if left is not None and right is not None:
-        raise ConflictError(op, out(op), "both of its sides are divided")
+        raise ConflictError(op, out(op), "both of its matrices are split")
     s.set(out(op), left if left is not None else right, op)
     if bias and right == batch + 1:
-        s.want(first(op), len(first(op).shape) - 1, op)
+        s.require(first(op), len(first(op).shape) - 1, op)
     return None
 
 
 def attention(s: Splitting, op: Op) -> Op | None:
-    """Scaled dot product attention, forward and backward: samples and heads are apart from each other."""
-    dim = next((d for d in (s.split(t) for t in op.tensors) if d is not None), None)
+    """Scaled dot product attention, forward and backward: samples and heads are independent."""
+    dim = next((d for d in (s.split_dim(t) for t in op.tensors) if d is not None), None)
     for tensor in op.tensors:
         if dim is not None and len(tensor.shape) == 4:
-            s.want(tensor, dim, op)
+            s.require(tensor, dim, op)
     for made in op.produced:
         s.set(made, dim if len(made.shape) >= 3 else None, op)
     return None
@@ -267,35 +271,35 @@ def reduction(s: Splitting, op: Op) -> Op | None:
 
 def norm(s: Splitting, op: Op) -> Op | None:
     """Layer and root-mean-square norms, forward and backward."""
-    dim = next((d for d in (s.split(t) for t in op.tensors) if d is not None), None)
+    dim = next((d for d in (s.split_dim(t) for t in op.tensors) if d is not None), None)
     whole = out(op)
     if dim is not None and dim >= len(whole.shape) - 1:
-        raise ConflictError(op, whole, "it norms over the divided dimension")
+        raise ConflictError(op, whole, "it normalizes over the split dimension")
     for made in op.produced:
         inside = dim is not None and len(made.shape) == len(whole.shape)
         s.set(made, dim if inside else None if dim is None else PARTIAL, op)
     return None
 
 
-def apart_by_sample(s: Splitting, op: Op) -> Op | None:
-    """Convolutions and batch norms: samples may be divided, weights are everybody's and their gradients are sums."""
-    divided = next((t for t in op.tensors if s.split(t) is not None), None)
-    if divided is None:
-        return silent(s, op)
-    if s.split(divided) != 0 or len(divided.shape) < BATCHED:
-        raise ConflictError(op, divided, "only its samples are apart from each other")
-    whole = PARTIAL if op.name.endswith("_backward") else None
+def sample_independent(s: Splitting, op: Op) -> Op | None:
+    """Convolutions and batch norms: samples may be split; weights are shared, and their gradients are partial sums."""
+    split = next((t for t in op.tensors if s.split_dim(t) is not None), None)
+    if split is None:
+        return unsplit(s, op)
+    if s.split_dim(split) != 0 or len(split.shape) < MIN_SAMPLE_DIMS:
+        raise ConflictError(op, split, "only its samples are independent")
+    others = PARTIAL if op.name.endswith("_backward") else None
     for made in op.produced:
-        s.set(made, 0 if len(made.shape) >= BATCHED and made.shape[0] == divided.shape[0] else whole, op)
+        s.set(made, 0 if len(made.shape) >= MIN_SAMPLE_DIMS and made.shape[0] == split.shape[0] else others, op)
     return None
 
 
 def convolution_backward(s: Splitting, op: Op) -> Op | None:
-    """Gradients of the input, the weight and the bias, as far as they were asked for."""
+    """Gradients of the input, the weight and the bias, as far as they were requested."""
     of_input, of_weight, of_bias = op.outputs[:3]
-    dim = s.split(first(op))
+    dim = s.split_dim(first(op))
     if dim not in (None, 0):
-        raise ConflictError(op, first(op), "only its samples are apart from each other")
+        raise ConflictError(op, first(op), "only its samples are independent")
     for made, state in ((of_input, dim), (of_weight, PARTIAL), (of_bias, PARTIAL)):
         if isinstance(made, Tensor):
             s.set(made, None if dim is None else state, op)
@@ -303,29 +307,29 @@ def convolution_backward(s: Splitting, op: Op) -> Op | None:
 
 
 def embedding(s: Splitting, op: Op) -> Op | None:
-    """Rows of a table by number: of a divided table, each part gives what it has."""
+    """Embedding lookups: each part of a split table returns the rows that it has."""
     table, ids = op.args[:2]
     assert isinstance(table, Tensor) and isinstance(ids, Tensor)
-    s.set(out(op), PARTIAL if s.split(table) == 0 else s.split(ids), op)
+    s.set(out(op), PARTIAL if s.split_dim(table) == 0 else s.split_dim(ids), op)
     return None
 
 
 def embedding_backward(s: Splitting, op: Op) -> Op | None:
-    """The gradient of a table."""
+    """The gradient of an embedding table."""
     if s.wanted.get(key_of(out(op))) == 0:
         return with_arg(op, 2, part_size(op.args[2], s.ways))
-    s.made_free.add(key_of(out(op)))
-    s.set(out(op), None if s.split(first(op)) is None else PARTIAL, op)
+    s.splittable.add(key_of(out(op)))
+    s.set(out(op), None if s.split_dim(first(op)) is None else PARTIAL, op)
     return None
 
 
 def class_loss(s: Splitting, op: Op) -> Op | None:
-    """The loss of the right class: divided over samples it is partial; over classes, every part knows all of it."""
+    """Negative log likelihood: partial if samples are split; if classes are, every part has all of it."""
     scores, target = (op.args[:2] if op.name.endswith("forward") else op.args[1:3])[:2]
     assert isinstance(scores, Tensor) and isinstance(target, Tensor)
-    dim = s.split(scores)
+    dim = s.split_dim(scores)
     if dim == 0:
-        s.want(target, 0, op)
+        s.require(target, 0, op)
     for made in op.produced:
         backward = made.shape == scores.shape
         s.set(made, dim if backward else PARTIAL if dim == 0 else None, op)
@@ -333,9 +337,9 @@ def class_loss(s: Splitting, op: Op) -> Op | None:
 
 
 def factory(s: Splitting, op: Op) -> Op | None:
-    """Something from nothing: divided where somebody wants it so."""
+    """Factories: the result is split on demand."""
     made = out(op)
-    s.made_free.add(key_of(made))
+    s.splittable.add(key_of(made))
     dim = s.wanted.get(key_of(made))
     if dim is None:
         return None
@@ -345,7 +349,7 @@ def factory(s: Splitting, op: Op) -> Op | None:
 
 
 def elementwise(s: Splitting, op: Op) -> Op | None:
-    """Each element from those at its place: sides are aligned from the right, as PyTorch broadcasts."""
+    """Element-wise calls: dimensions are aligned from the right, as in broadcasting."""
     if any(isinstance(a, list) and any(isinstance(t, Tensor) for t in a) for a in op.args):
         return _by_position(s, op)
     _aligned(s, op, op.tensors, op.produced)
@@ -353,7 +357,7 @@ def elementwise(s: Splitting, op: Op) -> Op | None:
 
 
 def _by_position(s: Splitting, op: Op) -> Op | None:
-    """Lists of tensors, as foreach and fused optimizers take them: each place is a call of its own."""
+    """Lists of tensors, as in foreach and fused optimizers: each position is a call of its own."""
     lists = [[t for t in a if isinstance(t, Tensor)] for a in op.args if isinstance(a, list)]
     lists = [tensors for tensors in lists if tensors]
     made = [[t for t in o if isinstance(t, Tensor)] for o in op.outputs if isinstance(o, list)]
@@ -363,19 +367,19 @@ def _by_position(s: Splitting, op: Op) -> Op | None:
 
 
 def _aligned(s: Splitting, op: Op, tensors: Sequence[Tensor], made: Sequence[Tensor]) -> None:
-    dims = {len(t.shape) - d for t in tensors if (d := s.split(t)) is not None}
+    dims = {len(t.shape) - d for t in tensors if (d := s.split_dim(t)) is not None}
     if not dims:
         partial = any(s.state(t) == PARTIAL for t in tensors)
         for result in made:
             s.set(result, PARTIAL if partial else None, op)
         return
     if len(dims) > 1:
-        raise ConflictError(op, tensors[0], "its arguments are divided in several dimensions")
+        raise ConflictError(op, tensors[0], "its arguments are split along different dimensions")
     back = dims.pop()
-    full = max(t.shape[len(t.shape) - back] for t in tensors if s.split(t) is not None)
+    full = max(t.shape[len(t.shape) - back] for t in tensors if s.split_dim(t) is not None)
     for tensor in tensors:
         if len(tensor.shape) >= back and tensor.shape[len(tensor.shape) - back] == full:
-            s.want(tensor, len(tensor.shape) - back, op)
+            s.require(tensor, len(tensor.shape) - back, op)
     for result in made:
         alike = len(result.shape) >= back and result.shape[len(result.shape) - back] == full
         if not alike:
@@ -383,8 +387,8 @@ def _aligned(s: Splitting, op: Op, tensors: Sequence[Tensor], made: Sequence[Ten
         s.set(result, len(result.shape) - back, op)
 
 
-def silent(s: Splitting, op: Op) -> Op | None:
-    """A call whose results are whole whatever it is given: a value for the host."""
+def unsplit(s: Splitting, op: Op) -> Op | None:
+    """Calls whose results are always whole: values for the host."""
     for made in op.produced:
         s.set(made, None, op)
     return None
@@ -401,29 +405,29 @@ RULES: dict[str, Rule] = _table(
     (unsqueeze, ("unsqueeze",)),
     (squeeze, ("squeeze", "select")),
     (cut, ("split", "split_with_sizes", "slice", "unbind", "chunk")),
-    (join, ("cat", "stack")),
-    (product, ("mm", "addmm", "bmm", "baddbmm")),
+    (concat, ("cat", "stack")),
+    (gemm, ("mm", "addmm", "bmm", "baddbmm")),
     (reduction, ("sum", "mean", "amax", "amin")),
     (norm, ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward")),
-    (apart_by_sample, ("convolution", *BATCH_NORMS, *(f"{kind}_backward" for kind in BATCH_NORMS))),
+    (sample_independent, ("convolution", *BATCH_NORMS, *(f"{kind}_backward" for kind in BATCH_NORMS))),
     (convolution_backward, ("convolution_backward",)),
     (embedding, ("embedding",)),
     (embedding_backward, ("embedding_dense_backward",)),
     (class_loss, ("nll_loss_forward", "nll_loss_backward")),
     (factory, ("empty", "zeros", "ones", "full", "randn", "rand")),
-    (silent, ("_local_scalar_dense", "item")),
-    (attention, [f"_scaled_dot_product_{kind}{way}" for kind in ATTENTION for way in ("", "_backward")]),
+    (unsplit, ("_local_scalar_dense", "item")),
+    (attention, [f"_scaled_dot_product_{kind}{suffix}" for kind in ATTENTION for suffix in ("", "_backward")]),
 )
-MOVES = frozenset(name for name, rule in RULES.items() if rule in (view, expand, transpose, unsqueeze, squeeze, cut))
-"""Calls that only look at what they are given: a sum that is due may wait till after them."""
+VIEWS = frozenset(name for name, rule in RULES.items() if rule in (view, expand, transpose, unsqueeze, squeeze, cut))
+"""Calls that only view their argument: a pending reduction may come after them."""
 
 
 def by_sample(s: Splitting, op: Op) -> Op | None:
-    """A call of which no more is known than that it treats each sample apart: what has no samples is their sum."""
+    """Calls without a rule, assumed to treat samples independently: results without samples are partial sums."""
     try:
         return elementwise(s, op)
     except ConflictError:
-        sizes = {t.shape[0] for t in op.tensors if s.split(t) == 0}
+        sizes = {t.shape[0] for t in op.tensors if s.split_dim(t) == 0}
         if len(sizes) != 1:
             raise
     for made in op.produced:
