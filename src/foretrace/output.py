@@ -1,4 +1,4 @@
-"""Writing files and folders named by users: complete or not at all, and never over a file that Foretrace did not write."""
+"""Writing files and folders named by users: complete or not at all, and never over a file of another program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import shutil
 import stat
 import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -98,6 +97,7 @@ def open_output(path: Path, kind: OutputKind) -> Iterator[BinaryIO]:
     kind
         What is written: files of other kinds, and files that Foretrace did not write, are not replaced.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with open_output(Path(folder) / "new" / "page.html", PAGE) as file:
     ...         _ = file.write(b"whole")
@@ -122,6 +122,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     A link stays, and its target is written. A file that is replaced keeps its owner and permissions. Raises the
     system's errors; `open_output` explains them to users.
 
+    >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with atomic_write(folder / "new" / "a.txt") as file:
     ...     _ = file.write(b"whole")
@@ -146,6 +147,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """A new folder to fill; it has a temporary name until it is complete, and on a full disk nothing of it is left.
 
+    >>> import tempfile
     >>> place = Path(tempfile.mkdtemp()) / "made"
     >>> with atomic_folder(place) as folder:
     ...     _ = (folder / "run.py").write_text("")

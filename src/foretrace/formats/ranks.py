@@ -39,7 +39,7 @@ class _Spans(NamedTuple):
 
 
 def align_ranks(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
-    """The graphs of one job's ranks on one clock, and notes on what was assumed; refused if they are of several jobs."""
+    """The ranks of a job on one clock, and notes on what was assumed; ranks of several jobs are refused."""
     _check_one_job(graphs)
     graphs, notes = infer_groups(graphs)
     graphs, clock_notes = align_clocks(graphs)

@@ -1,7 +1,7 @@
-"""Arguments and results as PyTorch's execution trace writes them, made into our values.
+"""Values as PyTorch's traces write them: dtypes, operator schemas, and the arguments and results of ops.
 
-The trace keeps four lists side by side: values, shapes, types and, since schema 1.1.1, strides. A tensor's value is
-``[tensor id, storage id, offset, elements, bytes of one, device]``.
+An execution trace keeps four parallel lists: values, shapes, types and, since schema 1.1.1, strides. A tensor's value
+is ``[tensor id, storage id, offset, elements, bytes per element, device]``.
 """
 
 from __future__ import annotations
@@ -12,31 +12,113 @@ from typing import Any, NamedTuple, TypeAlias
 
 from foretrace.graph import Constant, Tensor, Value
 
+DTYPES = {
+    "float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16", "bool": "bool",
+    "long int": "int64", "long": "int64", "long long": "int64", "int": "int32", "short int": "int16", "short": "int16",
+    "signed char": "int8", "char": "int8", "unsigned char": "uint8", "unsigned short": "uint16",
+    "short unsigned int": "uint16", "unsigned int": "uint32", "unsigned long": "uint64", "long unsigned int": "uint64",
+    "c10::complex<c10::Half>": "complex32", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+    "c10::qint8": "qint8", "c10::quint8": "quint8", "c10::qint32": "qint32",
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
+    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+}  # fmt: skip
+"""Names of dtypes by their names in C++ and c10."""
+CPP_NAMES = {name: cpp for cpp, name in reversed(DTYPES.items())}
+"""The first C++ name of each dtype."""
 SCALAR_TYPES = (
     "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64",
     "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16", "quint4x2", "quint2x4", "bits1x8", "bits2x4",
     "bits4x2", "bits8", "bits16", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16",
     "uint32", "uint64",
 )  # fmt: skip
+"""Dtypes by their number in c10::ScalarType."""
 LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
-_NUMBERED = {
+_ENUMERATIONS = {
     "ScalarType": ("dtype", SCALAR_TYPES),
     "Layout": ("layout", LAYOUTS),
     "MemoryFormat": ("memory_format", MEMORY_FORMATS),
 }
 _OPAQUE = {"ProcessGroup": "group", "ReduceOp": "reduce_op", "Work": "work", "Generator": "generator"}
 
-Naming: TypeAlias = Callable[[int], int]
-"""Gives the storage behind a storage id its own number: the trace uses ids again once they are free."""
-Reading: TypeAlias = Callable[[Any, Naming], Value]
-"""Makes a value of what a trace writes for it."""
+StorageNumber: TypeAlias = Callable[[int], int]
+"""The number of the storage that a trace's storage id refers to: the trace reuses ids after a free."""
+Decoder: TypeAlias = Callable[[Any, StorageNumber], Value]
+"""Turns what a trace writes into a value."""
 
 
-def tensors_among(values: list[Any]) -> list[list[Any]]:
-    """The tensors among values, those in lists included.
+class Parameter(NamedTuple):
+    """One parameter of an operator: its name, its type without alias marks, and whether it is keyword-only."""
 
-    >>> [t[0] for t in tensors_among([[1, 2, 0, 8, 4, "cpu"], 7, [[5, 6, 0, 8, 4, "cpu"]]])]
+    name: str
+    type: str
+    keyword: bool
+
+
+class Signature(NamedTuple):
+    """Overload name and parameters of an operator."""
+
+    overload: str
+    parameters: tuple[Parameter, ...]
+
+
+def dtype_name(name: str) -> str:
+    """PyTorch's Python name of a dtype; empty for what is not a dtype.
+
+    >>> dtype_name("c10::BFloat16"), dtype_name("c10::Float8_e4m3fn"), dtype_name("TensorList")
+    ('bfloat16', 'float8_e4m3fn', '')
+    """
+    if "Float8" in name or "Float4" in name:
+        return name.removeprefix("c10::").lower()
+    return DTYPES.get(name, "")
+
+
+@lru_cache(maxsize=4096)
+def signature(schema: str) -> Signature:
+    """The signature that a schema text describes; an empty one for an empty text.
+
+    >>> s = signature("aten::sum.dim_IntList(Tensor self, int[1]? dim, *, ScalarType? dtype=None) -> Tensor")
+    >>> s.overload, [p.name for p in s.parameters], s.parameters[2]
+    ('dim_IntList', ['self', 'dim', 'dtype'], Parameter(name='dtype', type='ScalarType?', keyword=True))
+    """
+    head, _, rest = schema.partition("(")
+    parameters: list[Parameter] = []
+    keyword = False
+    for text in _split_outside_brackets(rest):
+        declared = text.partition("=")[0].strip()
+        if declared == "*":
+            keyword = True
+        elif declared:
+            kind, _, name = declared.rpartition(" ")
+            parameters.append(Parameter(name, kind, keyword))
+    return Signature(head.partition(".")[2], tuple(parameters))
+
+
+def _split_outside_brackets(text: str) -> Iterator[str]:
+    """The parts of a text between commas outside brackets, up to a bracket that closes nothing.
+
+    >>> list(_split_outside_brackets("Int,Tuple[Int,Tensor(float)]"))
+    ['Int', 'Tuple[Int,Tensor(float)]']
+    """
+    depth = start = 0
+    for at, letter in enumerate(text):
+        if letter in "([":
+            depth += 1
+        elif letter in ")]":
+            depth -= 1
+            if depth < 0:
+                yield text[start:at]
+                return
+        elif letter == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]
+
+
+def find_tensors(values: list[Any]) -> list[list[Any]]:
+    """The tensors among a trace's values, including those in lists.
+
+    >>> [t[0] for t in find_tensors([[1, 2, 0, 8, 4, "cpu"], 7, [[5, 6, 0, 8, 4, "cpu"]]])]
     [1, 5]
     """
     found: list[list[Any]] = []
@@ -45,12 +127,14 @@ def tensors_among(values: list[Any]) -> list[list[Any]]:
             if len(value) == 6 and value[5].__class__ is str:
                 found.append(value)
             elif value[0].__class__ is list:
-                found += tensors_among(value)
+                found += find_tensors(value)
     return found
 
 
-def decoded(value: Any, shape: Any, kind: str, stride: Any, parameter: Parameter | None, storage: Naming) -> Value:
-    """One argument or result.
+def decoded(
+    value: Any, shape: Any, kind: str, stride: Any, parameter: Parameter | None, storage: StorageNumber
+) -> Value:
+    """An argument or result from what a trace writes for it.
 
     >>> decoded("-inf", [], "Double", [], None, lambda i: i)
     Constant(kind='float', value='-inf')
@@ -59,27 +143,27 @@ def decoded(value: Any, shape: Any, kind: str, stride: Any, parameter: Parameter
     >>> decoded([7, 0, 0, 0, 0, ""], [4, 2], "Tensor(float)", [0, 0], None, lambda i: i).layout
     'sparse_coo'
     """
-    return reading(shape, kind, stride, parameter)(value, storage)
+    return decoder(shape, kind, stride, parameter)(value, storage)
 
 
-def reading(shape: Any, kind: str, stride: Any, parameter: Parameter | None) -> Reading:
-    """How an argument or a result of this shape, type and stride is decoded.
+def decoder(shape: Any, kind: str, stride: Any, parameter: Parameter | None) -> Decoder:
+    """The decoder of an argument or result of this shape, type and stride.
 
-    >>> read = reading([4, 2], "Tensor(float)", [2, 1], None)
-    >>> [read([number, 3, 0, 8, 4, "cpu"], lambda i: i).id for number in (5, 6)]
+    >>> decode = decoder([4, 2], "Tensor(float)", [2, 1], None)
+    >>> [decode([number, 3, 0, 8, 4, "cpu"], lambda i: i).id for number in (5, 6)]
     [5, 6]
     """
     if kind.startswith("Tensor(nullptr"):
         return lambda value, storage: None
     if kind.startswith("Tensor("):
-        return _tensors(shape, kind, stride)
+        return _tensor_decoder(shape, kind, stride)
     if kind.startswith(("GenericList[", "Tuple[")):
-        return _sequences(shape, kind, stride, parameter)
-    return lambda value, storage: _single(value, kind, parameter)
+        return _sequence_decoder(shape, kind, stride, parameter)
+    return lambda value, storage: _scalar(value, kind, parameter)
 
 
-def _single(value: Any, kind: str, parameter: Parameter | None) -> Value:
-    """What is neither a tensor nor a list."""
+def _scalar(value: Any, kind: str, parameter: Parameter | None) -> Value:
+    """A value that is neither a tensor nor a list."""
     if value == "<None>" or kind == "None":
         return None
     if kind == "Int" and parameter:
@@ -95,20 +179,20 @@ def _single(value: Any, kind: str, parameter: Parameter | None) -> Value:
 
 
 def _number_or_name(value: Any, parameter: Parameter) -> Value:
-    what, names = _NUMBERED.get(parameter.type.rstrip("?"), ("", ()))
+    what, names = _ENUMERATIONS.get(parameter.type.rstrip("?"), ("", ()))
     if not what or not isinstance(value, int):
         return value  # type: ignore[no-any-return]
     return Constant(what, names[value] if 0 <= value < len(names) else str(value))
 
 
-def _tensors(shape: Any, kind: str, stride: Any) -> Reading:
+def _tensor_decoder(shape: Any, kind: str, stride: Any) -> Decoder:
     sizes, dtype, steps = tuple(map(int, shape)), _dtype_in(kind), None if stride is None else tuple(map(int, stride))
-    holds_some = all(sizes)
+    has_elements = all(sizes)
 
-    def read(value: Any, storage: Naming) -> Tensor:
+    def decode(value: Any, storage: StorageNumber) -> Tensor:
         number, storage_id, offset, elements, _, device = value
-        # The trace asks sparse tensors for their memory, which they have none of by themselves, and for nothing else.
-        sparse = holds_some and not storage_id and not elements and not device
+        # The trace asks sparse tensors only for their memory, and they have none themselves.
+        sparse = has_elements and not storage_id and not elements and not device
         return Tensor(
             sizes,
             dtype,
@@ -120,44 +204,44 @@ def _tensors(shape: Any, kind: str, stride: Any) -> Reading:
             "sparse_coo" if sparse else "strided",
         )
 
-    return read
+    return decode
 
 
 @lru_cache(maxsize=256)
 def _dtype_in(kind: str) -> str:
-    """Of a tensor's kind: a step has thousands of tensors, and few kinds of them."""
+    """The dtype in a tensor's type: a step has thousands of tensors of a few types."""
     name = kind[len("Tensor(") : -1]
     return dtype_name(name) or name
 
 
-def _sequences(shape: Any, kind: str, stride: Any, parameter: Parameter | None) -> Reading:
-    kinds, make = _kinds_in(kind), tuple if kind.startswith("Tuple") else list
+def _sequence_decoder(shape: Any, kind: str, stride: Any, parameter: Parameter | None) -> Decoder:
+    kinds, make = _item_types(kind), tuple if kind.startswith("Tuple") else list
 
     @cache
-    def items(count: int) -> list[Reading]:
+    def items(count: int) -> list[Decoder]:
         shapes = shape if isinstance(shape, list) and len(shape) == count else [[]] * count
         strides = stride if isinstance(stride, list) and len(stride) == count else [None] * count
-        return [reading(s, k, t, None) for s, k, t in zip(shapes, kinds, strides)]
+        return [decoder(s, k, t, None) for s, k, t in zip(shapes, kinds, strides)]
 
-    def read(value: Any, storage: Naming) -> Value:
+    def decode(value: Any, storage: StorageNumber) -> Value:
         if not isinstance(value, list):
-            return _single(value, kind, parameter)
+            return _scalar(value, kind, parameter)
         return make([one(item, storage) for one, item in zip(items(len(value)), value)])
 
-    return read
+    return decode
 
 
 @lru_cache(maxsize=4096)
-def _kinds_in(kind: str) -> tuple[str, ...]:
-    """Of what is in a list or a tuple: a step has the same ones over and over."""
+def _item_types(kind: str) -> tuple[str, ...]:
+    """The types of the items of a list or a tuple: a step repeats the same ones."""
     inner = kind[kind.index("[") + 1 :]
-    return tuple(split_outside_brackets(inner)) if inner != "]" else ()
+    return tuple(_split_outside_brackets(inner)) if inner != "]" else ()
 
 
 def encoded(value: Value) -> tuple[Any, Any, str]:
-    """The value, shape and type that an execution trace would write: what `decoded` reads.
+    """The value, shape and type that an execution trace would hold: what `decoded` reads.
 
-    A storage is written as its number and one, since 0 says that there is none.
+    A storage is written as its number plus one, since 0 means none.
 
     >>> encoded([2, Tensor((4,), "bfloat16", "cuda:0", id=5, storage=6)])
     ([2, [5, 7, 0, 4, 2, 'cuda:0']], [[], [4]], 'GenericList[Int,Tensor(c10::BFloat16)]')
@@ -183,96 +267,7 @@ def _encoded_constant(constant: Constant) -> tuple[Any, Any, str]:
         return constant.value, [], "Device"
     if constant.kind == "float":
         return constant.value, [], "Double"
-    for kind, names in _NUMBERED.values():
+    for kind, names in _ENUMERATIONS.values():
         if constant.kind == kind and constant.value in names:
             return names.index(constant.value), [], "Int"
     return "<Object>", [], "Object"
-
-
-# --- was formats.dtypes: Names of dtypes.
-
-DTYPES = {
-    "float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16", "bool": "bool",
-    "long int": "int64", "long": "int64", "long long": "int64", "int": "int32", "short int": "int16", "short": "int16",
-    "signed char": "int8", "char": "int8", "unsigned char": "uint8", "unsigned short": "uint16",
-    "short unsigned int": "uint16", "unsigned int": "uint32", "unsigned long": "uint64", "long unsigned int": "uint64",
-    "c10::complex<c10::Half>": "complex32", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
-    "c10::qint8": "qint8", "c10::quint8": "quint8", "c10::qint32": "qint32",
-    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
-    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
-}  # fmt: skip
-"""Names of dtypes by what C++ and c10 call them."""
-
-CPP_NAMES = {name: cpp for cpp, name in reversed(DTYPES.items())}
-"""The first of C++'s names of each dtype."""
-
-
-def dtype_name(name: str) -> str:
-    """The name PyTorch gives a dtype in Python; empty for what is none.
-
-    >>> dtype_name("c10::BFloat16"), dtype_name("c10::Float8_e4m3fn"), dtype_name("TensorList")
-    ('bfloat16', 'float8_e4m3fn', '')
-    """
-    if "Float8" in name or "Float4" in name:
-        return name.removeprefix("c10::").lower()
-    return DTYPES.get(name, "")
-
-
-# --- was formats.schema_text: Signatures of PyTorch operators, as execution traces write them.
-
-
-class Parameter(NamedTuple):
-    """One parameter of an operator: its name, its type without alias marks, and whether it goes by keyword only."""
-
-    name: str
-    type: str
-    keyword: bool
-
-
-class Signature(NamedTuple):
-    """What an operator is called and what it takes."""
-
-    overload: str
-    parameters: tuple[Parameter, ...]
-
-
-@lru_cache(maxsize=4096)
-def signature(schema: str) -> Signature:
-    """The signature a schema text describes; an empty one for an empty text.
-
-    >>> s = signature("aten::sum.dim_IntList(Tensor self, int[1]? dim, *, ScalarType? dtype=None) -> Tensor")
-    >>> s.overload, [p.name for p in s.parameters], s.parameters[2]
-    ('dim_IntList', ['self', 'dim', 'dtype'], Parameter(name='dtype', type='ScalarType?', keyword=True))
-    """
-    head, _, rest = schema.partition("(")
-    parameters: list[Parameter] = []
-    keyword = False
-    for text in split_outside_brackets(rest):
-        declared = text.partition("=")[0].strip()
-        if declared == "*":
-            keyword = True
-        elif declared:
-            kind, _, name = declared.rpartition(" ")
-            parameters.append(Parameter(name, kind, keyword))
-    return Signature(head.partition(".")[2], tuple(parameters))
-
-
-def split_outside_brackets(text: str) -> Iterator[str]:
-    """The parts of a text between its commas, those in brackets not counted, up to a bracket that closes nothing.
-
-    >>> list(split_outside_brackets("Int,Tuple[Int,Tensor(float)]"))
-    ['Int', 'Tuple[Int,Tensor(float)]']
-    """
-    depth = start = 0
-    for at, letter in enumerate(text):
-        if letter in "([":
-            depth += 1
-        elif letter in ")]":
-            depth -= 1
-            if depth < 0:
-                yield text[start:at]
-                return
-        elif letter == "," and depth == 0:
-            yield text[start:at]
-            start = at + 1
-    yield text[start:]

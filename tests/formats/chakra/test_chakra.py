@@ -163,7 +163,7 @@ def file_of(path: Path, *nodes: Any) -> Path:
     return path
 
 
-def test_a_trace_without_start_times_is_played_back(tmp_path: Path):
+def test_a_trace_without_start_times_is_simulated(tmp_path: Path):
     op = Node(id=1, name="aten::mm", type=COMP_NODE, duration_micros=10)
     add_attributes(op, is_cpu_op=True)
     kernel = Node(id=2, name="gemm", type=COMP_NODE, duration_micros=50, ctrl_deps=[1], data_deps=[1])
@@ -174,7 +174,7 @@ def test_a_trace_without_start_times_is_played_back(tmp_path: Path):
     assert graph.kernels.op.tolist() == [0, -1]
     assert graph.calls.kind.tolist() == [LAUNCH]
     assert graph.ops.kind.tolist() == [CALL]
-    assert any("played back" in note for note in graph.notes)
+    assert any("simulated" in note for note in graph.notes)
 
 
 def test_a_circle_names_a_node_in_it(tmp_path: Path):

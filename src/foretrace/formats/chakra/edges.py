@@ -1,7 +1,7 @@
-"""What waits for what in a measured step, as Chakra says it: nodes with durations, and edges that go forward in time.
+"""Dependencies of a measured step in Chakra's terms: nodes with durations, and edges that go forward in time.
 
-Played back, host nodes run one after the other on their thread. So an op has only the time that it spent outside the
-ops and calls in it; annotations have none; and the time between two outermost ops is a node of its own.
+A simulator runs the host nodes of a thread one after the other. So an op has its exclusive time only, annotations have
+none, and the time between two outermost ops is a node of its own.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from foretrace.graph import Graph
 from foretrace.graph.tables import ANNOTATION, MODULE, SYNC, WAIT_EVENT, Floats
 
 OP, CALL, KERNEL, GAP = range(4)
-"""What a planned node stands for: a row of one of the three tables, or host time between ops."""
+"""What a planned node is: a row of one of the three tables, or host time between ops."""
 
-CLOCK_US = 1.0
-"""How far the clocks of host and device may be apart."""
+CLOCK_ERROR_US = 1.0
+"""How far the clocks of host and device may differ."""
 
 Items = NDArray[np.int64]
 
 
-class Planned(NamedTuple):
-    """A node to write. Parent and deps are places in the plan, all of them before the node's own."""
+class PlannedNode(NamedTuple):
+    """A node to write. Parent and deps are positions in the plan, all before the node's own."""
 
     what: int
     row: int
     parent: int
     deps: tuple[int, ...]
     lane: tuple[int, int]
-    """0 and the thread for what runs on the host, 1 and the stream for what runs on the device."""
+    """0 and the thread for host nodes, 1 and the stream for device nodes."""
     us: float
 
 
-def plan(graph: Graph) -> list[Planned]:
-    """The nodes of a graph in an order in which none depends on a later one.
+def plan_nodes(graph: Graph) -> list[PlannedNode]:
+    """The nodes of a graph in topological order.
 
     >>> from foretrace.graph import Op, OpTable
     >>> ops = OpTable.of([Op("a", start_us=0, end_us=10), Op("b", start_us=2, end_us=5, parent=0)])
-    >>> [(node.row, node.parent, node.deps, node.us) for node in plan(Graph(ops))]
+    >>> [(node.row, node.parent, node.deps, node.us) for node in plan_nodes(Graph(ops))]
     [(0, -1, (), 7.0), (1, 0, (0,), 3.0)]
     """
     return _Planner(graph).nodes()
@@ -54,7 +54,7 @@ class _Planner:
         ops, calls, kernels = graph.ops, graph.calls, graph.kernels
         self.calls, self.kernels = calls, kernels
         self.first_call, self.first_kernel = len(ops), len(ops) + len(calls)
-        # an untimed structure happens in its order, and takes no time
+        # ops without times run in their order and take no time
         untimed = np.isnan(ops.start)
         op_start, op_end = (np.where(untimed, np.arange(len(ops)), times) for times in (ops.start, ops.end))
         self.start = np.concatenate([op_start, calls.start, kernels.start])
@@ -67,14 +67,14 @@ class _Planner:
         self.us = self._own_time()
         self.gap = np.zeros(self.count)
         self.deps: list[set[int]] = [set() for _ in range(self.count)]
-        waited = self._wait_for_device()
-        self.order = self._forward(waited)
+        waited = self._add_syncs()
+        self.order = self._topological_order(waited)
         self._chain_threads(timed=not untimed.any())
         self._chain_streams()
-        self._wait_for_events()
+        self._add_event_waits()
 
     def _own_time(self) -> Floats:
-        """Time of each item outside the items in it."""
+        """Exclusive time of each item."""
         whole: Floats = np.maximum(0.0, self.end - self.start)
         own: Floats = whole.copy()
         inner = np.flatnonzero(self.parent[: self.first_kernel] >= 0)
@@ -83,13 +83,13 @@ class _Planner:
         own[own < 0] = 0.0
         return own
 
-    def _wait_for_device(self) -> dict[int, int]:
-        """A sync ends after the last kernel that ended while it waited; all syncs that did wait, with that kernel."""
+    def _add_syncs(self) -> dict[int, int]:
+        """Let each sync depend on the last kernel that ended during it; returns these kernels by sync."""
         waited = {}
         by_end = np.argsort(self.kernels.end, kind="stable")
         ends = self.kernels.end[by_end]
         for call in np.flatnonzero(self.calls.kind == SYNC).tolist():
-            at = int(np.searchsorted(ends, self.calls.end[call] + CLOCK_US, side="right")) - 1
+            at = int(np.searchsorted(ends, self.calls.end[call] + CLOCK_ERROR_US, side="right")) - 1
             if at >= 0 and ends[at] > self.calls.start[call]:
                 item, kernel = self.first_call + call, self.first_kernel + int(by_end[at])
                 waited[item] = kernel
@@ -97,8 +97,8 @@ class _Planner:
                 self.us[item] = max(0.0, self.end[item] - self.end[kernel])
         return waited
 
-    def _forward(self, waited: dict[int, int]) -> Items:
-        """Items by start: a kernel after its launch and the one ahead on its stream, a sync after its kernel."""
+    def _topological_order(self, waited: dict[int, int]) -> Items:
+        """Items by start: a kernel after its launch and the previous one on its stream, a sync after its kernel."""
         key = self.start.copy()
         kernels = np.arange(self.first_kernel, self.count)
         launched = kernels[self.parent[kernels] >= 0]
@@ -123,14 +123,14 @@ class _Planner:
                 if ahead >= 0:
                     self.deps[item].add(ahead)
                 if item in latest:
-                    handed = latest[item]
-                    if handed >= 0 and self.thread[handed] != thread:  # what another thread did came in between
-                        self.deps[item].add(last_inside[handed])
+                    previous = latest[item]
+                    if previous >= 0 and self.thread[previous] != thread:  # another thread ran in between
+                        self.deps[item].add(last_inside[previous])
                     if timed:
-                        self.gap[item] = self.start[item] - (self.end[handed] if handed >= 0 else began)
+                        self.gap[item] = self.start[item] - (self.end[previous] if previous >= 0 else began)
 
     def _last_inside(self, host: Items) -> dict[int, int]:
-        """For each outermost item, the last item in it: played back, that is where it ends."""
+        """For each outermost item, the last item in it, which is where a simulator ends it."""
         root: dict[int, int] = {}
         last: dict[int, int] = {}
         for item in host.tolist():
@@ -149,8 +149,8 @@ class _Planner:
         for item in device[self.parent[device] >= 0].tolist():
             self.deps[item].add(int(self.parent[item]))
 
-    def _wait_for_events(self) -> None:
-        """After a wait for an event, the next kernel launched waits for what other streams had been given."""
+    def _add_event_waits(self) -> None:
+        """Let the next kernel launched after a wait for an event depend on the newest kernels of the other streams."""
         launched: dict[int, list[int]] = {}
         for row in np.flatnonzero(self.kernels.call >= 0).tolist():
             launched.setdefault(int(self.kernels.call[row]), []).append(row)
@@ -163,26 +163,26 @@ class _Planner:
             for row in launched.get(call, ()):
                 stream = int(self.kernels.stream[row])
                 for other, ahead in awaited.pop(thread, {}).items():
-                    if other != stream and self.kernels.end[ahead] <= self.kernels.start[row] + CLOCK_US:
+                    if other != stream and self.kernels.end[ahead] <= self.kernels.start[row] + CLOCK_ERROR_US:
                         self.deps[self.first_kernel + row].add(self.first_kernel + ahead)
                 newest[stream] = row
 
-    def nodes(self) -> list[Planned]:
-        planned: list[Planned] = []
+    def nodes(self) -> list[PlannedNode]:
+        planned: list[PlannedNode] = []
         node_of: dict[int, int] = {}
         for item in self.order.tolist():
-            what, row, lane = self._tell(item)
-            # clocks are not perfect: an edge that would go back in time is left out
+            what, row, lane = self._row_of(item)
+            # clocks are not exact: an edge that would go back in time is left out
             deps = tuple(sorted(node_of[dep] for dep in self.deps[item] if dep in node_of))
             if self.gap[item] > 0:
-                planned.append(Planned(GAP, row, -1, deps, lane, float(self.gap[item])))
+                planned.append(PlannedNode(GAP, row, -1, deps, lane, float(self.gap[item])))
                 deps = (len(planned) - 1,)
             node_of[item] = len(planned)
             parent = node_of.get(int(self.parent[item]), -1)
-            planned.append(Planned(what, row, parent, deps, lane, float(self.us[item])))
+            planned.append(PlannedNode(what, row, parent, deps, lane, float(self.us[item])))
         return planned
 
-    def _tell(self, item: int) -> tuple[int, int, tuple[int, int]]:
+    def _row_of(self, item: int) -> tuple[int, int, tuple[int, int]]:
         if item >= self.first_kernel:
             row = item - self.first_kernel
             return KERNEL, row, (1, int(self.kernels.stream[row]))
@@ -191,7 +191,7 @@ class _Planner:
 
 
 def _levels(graph: Graph, parent: Items) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which host items are annotations or modules around everything, and which are the outermost in them."""
+    """Which host items are annotations or modules around all calls, and which are the outermost in them."""
     marks = np.isin(graph.ops.kind, (ANNOTATION, MODULE)).tolist() + [False] * len(graph.calls)
     around: list[bool] = []
     outermost: list[bool] = []

@@ -1,4 +1,4 @@
-"""Chakra traces, ours and those that MLCommons' tools made, as graphs."""
+"""Reading Chakra traces, written by Foretrace or by MLCommons' tools."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from numpy.typing import NDArray
 
 from foretrace.files import gc_paused
 from foretrace.formats.call_tree import BACKWARD_SCOPE, kinds_by_scope, phases_by_scope
+from foretrace.formats.chakra.nodes import ChakraFile, ChakraNode, read_nodes
 from foretrace.formats.chakra.schema import (
     COLLECTIVES,
     COMM_RECV_NODE,
     COMM_SEND_NODE,
     METADATA_NODE,
-    Entries,
-    Entry,
-    read_entries,
 )
-from foretrace.formats.execution_trace.groups import INIT, process_groups, rank_in
+from foretrace.formats.execution_trace.groups import GROUPS_NODE, process_groups, rank_in
 from foretrace.formats.execution_trace.read import SCAFFOLD, LazyOps
 from foretrace.formats.values import decoded, signature
 from foretrace.graph import PHASES, CallTable, Collective, ForetraceError, Graph, KernelTable, Names, Op, OpTable, Span
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, LAUNCH, MODULE, OTHER_CALL, SET, Ints
 
-NO_TIMES = "the Chakra trace has no start times: they are played back from its durations and dependencies"
-NO_CALLS = "the Chakra trace has no runtime calls: kernels are taken to be launched as the op they depend on ends"
+NO_TIMES = "the Chakra trace has no start times: they are simulated from its durations and dependencies"
+NO_CALLS = (
+    "the Chakra trace has no runtime calls: kernels are assumed to be launched at the end of the op they depend on"
+)
 _STEP = re.compile(r"ProfilerStep#\d+$")
-_LONGEST_LITERAL = 1 << 20
+_MAX_LITERAL = 1 << 20
+"""Characters of the longest Python literal that is parsed; JSON may be longer."""
 
 
 def read_chakra(path: Path | str) -> Graph:
-    """The graph of one rank's Chakra trace; times are the file's, or played back where it has none.
+    """The graph of one rank's Chakra trace; times are the file's, or simulated if it has none.
 
     >>> import tempfile
     >>> from foretrace.formats.chakra.write import write_chakra
@@ -50,17 +51,17 @@ def read_chakra(path: Path | str) -> Graph:
     """
     path = Path(path)
     with gc_paused():
-        entries = read_entries(path)
-        nodes = [e for e in entries.nodes if "gap" not in e.said and e.type != METADATA_NODE]
-        ops, op_rows = _ops(path, [e for e in nodes if e.on_host and "runtime_call" not in e.said])
-        calls, call_rows = _calls([e for e in nodes if e.on_host and "runtime_call" in e.said], op_rows)
-        device = sorted((e for e in nodes if not e.on_host), key=lambda e: e.start)
+        file = read_nodes(path)
+        nodes = [n for n in file.nodes if "gap" not in n.attributes and n.type != METADATA_NODE]
+        ops, op_rows = _ops(path, [n for n in nodes if n.on_host and "runtime_call" not in n.attributes])
+        calls, call_rows = _calls([n for n in nodes if n.on_host and "runtime_call" in n.attributes], op_rows)
+        device = sorted((n for n in nodes if not n.on_host), key=lambda n: n.start)
         if len(calls) == 0:
             calls, call_rows = _assumed_launches(device, ops, op_rows)
         kernels = _kernels(device, calls, call_rows)
         collectives = _collectives(device, kernels) or _host_collectives(nodes, op_rows)
     graph = Graph(ops, calls, kernels, source=str(path), collectives=collectives)
-    _tell_about_file(graph, entries, nodes)
+    _set_file_attributes(graph, file, nodes)
     return graph
 
 
@@ -68,38 +69,38 @@ def _column(values: Iterable[Any], kind: type) -> NDArray[Any]:
     return np.array(list(values), kind)
 
 
-def _in_call_order(entries: list[Entry]) -> list[Entry]:
-    timed = not any(math.isnan(e.start) for e in entries)
-    return sorted(entries, key=lambda e: e.start) if timed else entries
+def _in_call_order(nodes: list[ChakraNode]) -> list[ChakraNode]:
+    timed = not any(math.isnan(n.start) for n in nodes)
+    return sorted(nodes, key=lambda n: n.start) if timed else nodes
 
 
-def _ops(path: Path, entries: list[Entry]) -> tuple[OpTable, dict[int, int]]:
-    entries = _in_call_order([e for e in entries if not e.name.startswith(SCAFFOLD)])
-    row_of = {e.id: row for row, e in enumerate(entries)}
-    above = (row_of.get(e.parent, -1) for e in entries)
+def _ops(path: Path, nodes: list[ChakraNode]) -> tuple[OpTable, dict[int, int]]:
+    nodes = _in_call_order([n for n in nodes if not n.name.startswith(SCAFFOLD)])
+    row_of = {n.id: row for row, n in enumerate(nodes)}
+    above = (row_of.get(n.parent, -1) for n in nodes)
     parent = _column((p if p < row else -1 for row, p in enumerate(above)), np.int32)
     names, modules = Names(), Names([""])
-    name = _column((names.code(e.name) for e in entries), np.int32)
-    scope = _column((min(e.number("scope", 0), 99) for e in entries), np.int32)
-    backward = (scope == BACKWARD_SCOPE) | _column((e.number("fw_parent", 0) > 0 for e in entries), np.bool_)
+    name = _column((names.code(n.name) for n in nodes), np.int32)
+    scope = _column((min(n.number("scope", 0), 99) for n in nodes), np.int32)
+    backward = (scope == BACKWARD_SCOPE) | _column((n.number("fw_parent", 0) > 0 for n in nodes), np.bool_)
     kind, phase = kinds_by_scope(names, name, scope, parent), phases_by_scope(names, name, backward, parent)
-    for row, entry in enumerate(entries):
-        kind[row] = _within(entry.number("kind", -1), MODULE, int(kind[row]))
-        phase[row] = _within(entry.number("phase", -1), len(PHASES) - 1, int(phase[row]))
+    for row, node in enumerate(nodes):
+        kind[row] = _within(node.number("kind", -1), MODULE, int(kind[row]))
+        phase[row] = _within(node.number("phase", -1), len(PHASES) - 1, int(phase[row]))
     table = OpTable(
         name=name,
-        start=_column((e.start for e in entries), np.float64),
-        end=_column((e.end for e in entries), np.float64),
-        thread=_threads(entries),
+        start=_column((n.start for n in nodes), np.float64),
+        end=_column((n.end for n in nodes), np.float64),
+        thread=_threads(nodes),
         parent=parent,
         phase=phase,
         kind=kind,
-        module=_column((modules.code(e.text("module")) for e in entries), np.int32),
+        module=_column((modules.code(n.text("module")) for n in nodes), np.int32),
         names=names,
         modules=modules,
-        source=np.arange(len(entries), dtype=np.int32),
-        detail=_Arguments(path, entries),
-        record=_column((e.number("rf_id", -1) for e in entries), np.int64),
+        source=np.arange(len(nodes), dtype=np.int32),
+        detail=_NodeOps(path, nodes),
+        record=_column((n.number("rf_id", -1) for n in nodes), np.int64),
     )
     return table, row_of
 
@@ -108,30 +109,32 @@ def _within(value: int, largest: int, default: int) -> int:
     return value if 0 <= value <= largest else default
 
 
-def _threads(entries: list[Entry]) -> Ints:
-    return _column((_within(e.number("tid", 0), 2**31 - 1, 0) for e in entries), np.int32)
+def _threads(nodes: list[ChakraNode]) -> Ints:
+    return _column((_within(n.number("tid", 0), 2**31 - 1, 0) for n in nodes), np.int32)
 
 
-def _calls(entries: list[Entry], op_rows: dict[int, int]) -> tuple[CallTable, dict[int, int]]:
-    entries = _in_call_order(entries)
+def _calls(nodes: list[ChakraNode], op_rows: dict[int, int]) -> tuple[CallTable, dict[int, int]]:
+    nodes = _in_call_order(nodes)
     names = Names()
     table = CallTable(
-        name=_column((names.code(e.name) for e in entries), np.int32),
-        start=_column((e.start for e in entries), np.float64),
-        end=_column((e.end for e in entries), np.float64),
-        thread=_threads(entries),
-        kind=_column((_within(e.number("runtime_call", -1), OTHER_CALL, OTHER_CALL) for e in entries), np.int8),
-        op=_column((op_rows.get(e.parent, -1) for e in entries), np.int32),
-        correlation=_column((e.number("correlation", 0) for e in entries), np.int64),
+        name=_column((names.code(n.name) for n in nodes), np.int32),
+        start=_column((n.start for n in nodes), np.float64),
+        end=_column((n.end for n in nodes), np.float64),
+        thread=_threads(nodes),
+        kind=_column((_within(n.number("runtime_call", -1), OTHER_CALL, OTHER_CALL) for n in nodes), np.int8),
+        op=_column((op_rows.get(n.parent, -1) for n in nodes), np.int32),
+        correlation=_column((n.number("correlation", 0) for n in nodes), np.int64),
         names=names,
     )
-    return table, {e.id: row for row, e in enumerate(entries)}
+    return table, {n.id: row for row, n in enumerate(nodes)}
 
 
-def _assumed_launches(device: list[Entry], ops: OpTable, op_rows: dict[int, int]) -> tuple[CallTable, dict[int, int]]:
-    """A launch for each kernel that depends on an op; a call has the id of the op, for kernels to find it."""
+def _assumed_launches(
+    device: list[ChakraNode], ops: OpTable, op_rows: dict[int, int]
+) -> tuple[CallTable, dict[int, int]]:
+    """A launch for each op that kernels depend on, and the row of the launch by the id of the op."""
     row_of: dict[int, int] = {}
-    launchers = [e.parent for e in device if e.parent in op_rows]
+    launchers = [n.parent for n in device if n.parent in op_rows]
     for launcher in launchers:
         row_of.setdefault(launcher, len(row_of))
     op = _column((op_rows[launcher] for launcher in row_of), np.int32)
@@ -149,72 +152,70 @@ def _assumed_launches(device: list[Entry], ops: OpTable, op_rows: dict[int, int]
     return table, row_of
 
 
-def _kernels(device: list[Entry], calls: CallTable, call_rows: dict[int, int]) -> KernelTable:
+def _kernels(device: list[ChakraNode], calls: CallTable, call_rows: dict[int, int]) -> KernelTable:
     names = Names()
-    call = _column((call_rows.get(e.parent, -1) for e in device), np.int32)
-    lane = (e.number("stream", int(e.communicates)) for e in device)
+    call = _column((call_rows.get(n.parent, -1) for n in device), np.int32)
+    lane = (n.number("stream", int(n.communicates)) for n in device)
     return KernelTable(
-        name=_column((names.code(e.name) for e in device), np.int32),
-        start=_column((e.start for e in device), np.float64),
-        end=_column((e.end for e in device), np.float64),
+        name=_column((names.code(n.name) for n in device), np.int32),
+        start=_column((n.start for n in device), np.float64),
+        end=_column((n.end for n in device), np.float64),
         stream=_column((_within(stream, 2**31 - 1, 0) for stream in lane), np.int32),
-        kind=_column((_within(e.number("kind", -1), COLLECTIVE, _kernel_kind(e)) for e in device), np.int8),
+        kind=_column((_within(n.number("kind", -1), COLLECTIVE, _kernel_kind(n)) for n in device), np.int8),
         call=call,
         op=np.where(call >= 0, calls.op[call], -1).astype(np.int32) if len(calls) else call.copy(),
-        nbytes=_column((e.number("nbytes", e.number("comm_size", 0)) for e in device), np.int64),
-        grid=_column((e.number("grid", 0) for e in device), np.int64),
-        block=_column((e.number("block", 0) for e in device), np.int64),
+        nbytes=_column((n.number("nbytes", n.number("comm_size", 0)) for n in device), np.int64),
+        grid=_column((n.number("grid", 0) for n in device), np.int64),
+        block=_column((n.number("block", 0) for n in device), np.int64),
         names=names,
     )
 
 
-def _kernel_kind(entry: Entry) -> int:
-    if entry.communicates:
+def _kernel_kind(node: ChakraNode) -> int:
+    if node.communicates:
         return COLLECTIVE
-    return COPY if entry.name.startswith("Memcpy") else SET if entry.name.startswith("Memset") else COMPUTE
+    return COPY if node.name.startswith("Memcpy") else SET if node.name.startswith("Memset") else COMPUTE
 
 
-def _collectives(device: Sequence[Entry], kernels: KernelTable) -> list[Collective]:
+def _collectives(device: Sequence[ChakraNode], kernels: KernelTable) -> list[Collective]:
     return [
-        _collective(entry, kernel=row, op=int(kernels.op[row]))
-        for row, entry in enumerate(device)
-        if entry.communicates
+        _collective(node, kernel=row, op=int(kernels.op[row])) for row, node in enumerate(device) if node.communicates
     ]
 
 
-def _host_collectives(nodes: Sequence[Entry], op_rows: dict[int, int]) -> list[Collective]:
-    said = [e for e in nodes if e.communicates and e.id in op_rows and "comm_size" in e.said]
-    return [_collective(entry, kernel=-1, op=op_rows[entry.id]) for entry in said]
+def _host_collectives(nodes: Sequence[ChakraNode], op_rows: dict[int, int]) -> list[Collective]:
+    found = [n for n in nodes if n.communicates and n.id in op_rows and "comm_size" in n.attributes]
+    return [_collective(node, kernel=-1, op=op_rows[node.id]) for node in found]
 
 
-def _collective(entry: Entry, kernel: int, op: int) -> Collective:
-    kind = {COMM_SEND_NODE: "send", COMM_RECV_NODE: "recv"}.get(entry.type, "")
-    number = entry.number("comm_type", -1)
+def _collective(node: ChakraNode, kernel: int, op: int) -> Collective:
+    kind = {COMM_SEND_NODE: "send", COMM_RECV_NODE: "recv"}.get(node.type, "")
+    number = node.number("comm_type", -1)
     if not kind and 0 <= number < len(COLLECTIVES):
         kind = COLLECTIVES[number]
-    group = entry.text("pg_name") or str(entry.said.get("pg_id", ""))
-    ranks = entry.said.get("comm_ranks", ())
+    group = node.text("pg_name") or str(node.attributes.get("pg_id", ""))
+    ranks = node.attributes.get("comm_ranks", ())
     ranks = ranks if isinstance(ranks, tuple) and all(isinstance(rank, int) for rank in ranks) else ()
-    nbytes = entry.number("comm_size", 0)
-    return Collective(kind, group, nbytes, kernel, op, ranks=ranks, dtype=entry.text("comm_dtype"))
+    nbytes = node.number("comm_size", 0)
+    return Collective(kind, group, nbytes, kernel, op, ranks=ranks, dtype=node.text("comm_dtype"))
 
 
-def _tell_about_file(graph: Graph, entries: Entries, nodes: list[Entry]) -> None:
-    said = entries.said
-    graph.groups = _typed(said.get("groups"), dict[str, tuple[int, ...]], {}) or _listed_groups(nodes)
-    whole = {name: said[name] for name in ("rank", "world", "origin_ns") if isinstance(said.get(name), int)}
+def _set_file_attributes(graph: Graph, file: ChakraFile, nodes: list[ChakraNode]) -> None:
+    attributes = file.attributes
+    graph.groups = _typed(attributes.get("groups"), dict[str, tuple[int, ...]], {}) or _listed_groups(nodes)
+    whole = {name: attributes[name] for name in ("rank", "world", "origin_ns") if isinstance(attributes.get(name), int)}
     world = whole.get("world") or max(map(len, graph.groups.values()), default=1)
     rank = whole.get("rank", rank_in(graph.groups))
     if 0 <= rank < world:
         graph.rank, graph.world = rank, world
     graph.origin_ns = whole.get("origin_ns", 0)
-    graph.device = said["device"] if isinstance(said.get("device"), str) else ""
-    for name, start, end in _typed(said.get("steps"), list[tuple[str, float, float]], []):
+    graph.device = attributes["device"] if isinstance(attributes.get("device"), str) else ""
+    for name, start, end in _typed(attributes.get("steps"), list[tuple[str, float, float]], []):
         graph.steps.append(Span(name, start, end))
     if not graph.steps:
-        marks = (e for e in nodes if e.on_host and _STEP.match(e.name) and not math.isnan(e.start))
-        graph.steps = [Span(e.name, e.start, e.end) for e in marks]
-    if not entries.is_measured:
+        marks = (n for n in nodes if n.on_host and _STEP.match(n.name) and not math.isnan(n.start))
+        graph.steps = [Span(n.name, n.start, n.end) for n in marks]
+    if not file.is_measured:
         graph.notes.append(NO_TIMES)
     if len(graph.kernels) and graph.calls.names.items == ["launch"]:
         graph.notes.append(NO_CALLS)
@@ -227,38 +228,38 @@ def _typed(text: Any, kind: Any, default: Any) -> Any:
         return default
 
 
-def _listed_groups(nodes: list[Entry]) -> dict[str, tuple[int, ...]]:
-    return process_groups(_list(e.inputs[0]) for e in nodes if e.name == INIT)
+def _listed_groups(nodes: list[ChakraNode]) -> dict[str, tuple[int, ...]]:
+    return process_groups(_list(n.inputs[0]) for n in nodes if n.name == GROUPS_NODE)
 
 
-class _Arguments:
-    """Makes the op of a row from the texts that hold its arguments: JSON, or Python's way of writing lists."""
+class _NodeOps:
+    """Creates the op of a row from the texts of its arguments: JSON, or Python literals."""
 
-    def __init__(self, path: Path, entries: list[Entry]) -> None:
-        self._path, self._entries = path, entries
+    def __init__(self, path: Path, nodes: list[ChakraNode]) -> None:
+        self._path, self._nodes = path, nodes
 
     def __reduce__(self) -> tuple[type[LazyOps], tuple[Callable[[Path], Graph], Path]]:
         return LazyOps, (read_chakra, self._path.absolute())
 
     def __call__(self, row: int) -> Op:
-        entry = self._entries[row]
-        declared = signature(entry.text("op_schema"))
+        node = self._nodes[row]
+        declared = signature(node.text("op_schema"))
         try:
-            values = _values(entry.inputs, declared.parameters)
-            outputs = _values(entry.outputs, ())
+            values = _values(node.inputs, declared.parameters)
+            outputs = _values(node.outputs, ())
         except (TypeError, ValueError, IndexError, OverflowError, RecursionError):
             raise ForetraceError(
-                f"{self._path}: arguments of node {entry.id} ({entry.name[:60]!r}) are not what a trace writes",
+                f"{self._path}: arguments of node {node.id} ({node.name[:60]!r}) are not what a trace writes",
                 "The file was damaged or edited: write it again.",
             ) from None
-        keywords = _typed(entry.said.get("kwargs"), list[str], [p.name for p in declared.parameters if p.keyword])
+        keywords = _typed(node.attributes.get("kwargs"), list[str], [p.name for p in declared.parameters if p.keyword])
         first = max(0, len(values) - len(keywords))
         return Op(
-            entry.name,
+            node.name,
             tuple(values[:first]),
             dict(zip(keywords, values[first:])),
             tuple(outputs),
-            overload=entry.text("overload") or declared.overload,
+            overload=node.text("overload") or declared.overload,
         )
 
 
@@ -273,11 +274,11 @@ def _values(texts: tuple[str, str, str], parameters: Sequence[Any]) -> list[Any]
 
 
 def _storage(number: int) -> int:
-    return number - 1  # 0 says that there is none
+    return number - 1  # 0 means none
 
 
 def _list(text: str) -> list[Any]:
-    """A list written as JSON, or as Python does.
+    """A list written as JSON, or as a Python literal.
 
     >>> _list('[1, null]'), _list("[1, 'cuda:0', False]"), _list("")
     ([1, None], [1, 'cuda:0', False], [])
@@ -287,7 +288,7 @@ def _list(text: str) -> list[Any]:
     try:
         return msgspec.json.decode(text, type=list[Any])
     except msgspec.DecodeError:
-        if len(text) > _LONGEST_LITERAL:
+        if len(text) > _MAX_LITERAL:
             raise ValueError("too long") from None
     try:
         value = ast.literal_eval(text)

@@ -1,4 +1,4 @@
-"""Jobs written as Chakra traces, one file a rank: for simulators such as ASTRA-sim."""
+"""Writing jobs as Chakra traces, one file per rank, for simulators such as ASTRA-sim."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.formats.chakra import schema
-from foretrace.formats.chakra.edges import CALL, GAP, KERNEL, OP, Planned, plan
+from foretrace.formats.chakra.edges import CALL, GAP, KERNEL, OP, PlannedNode, plan_nodes
 from foretrace.formats.chakra.schema import add_attributes, framed
 from foretrace.formats.values import encoded
 from foretrace.graph import Collective, Graph, Job, Op, Value
@@ -20,16 +20,16 @@ _NODE_TYPES = {"send": schema.COMM_SEND_NODE, "recv": schema.COMM_RECV_NODE}
 
 
 def write_chakra(job: Job, folder: Path | str) -> list[Path]:
-    """Write each rank of a job as ``chakra.RANK.et`` into a folder; nothing is left half-written.
+    """Write each rank of a job as ``chakra.RANK.et`` into a folder; each file is complete or absent.
 
-    Each host op and runtime call is a node, in the order of its thread, with the time that it spent outside what it
-    calls. The host's time between outermost ops is a node too.
+    Each host op and runtime call is a node, in the order of its thread, with its exclusive time. The host's time
+    between outermost ops is a node too.
 
-    Kernels depend on their launch, on the kernel ahead on their stream, and on kernels of other streams that they were
-    made to wait for. Syncs depend on the kernels they waited for. Ranks meet in collective nodes: the same group, in
-    the same order.
+    Kernels depend on their launch, on the previous kernel of their stream, and on kernels of other streams that they
+    waited for. Synchronizations depend on the kernels they waited for. Collective nodes of different ranks belong
+    together by group and order.
 
-    Attributes keep what Chakra has no field for: exact times, phase, stream, module.
+    Attributes hold what Chakra has no field for: exact times, phase, stream, module.
     """
     written = []
     for graph in job.graphs:
@@ -67,23 +67,23 @@ class _Messages:
         self.exact: dict[tuple[int, int], float] = {}
 
     def all(self) -> Iterator[Any]:
-        tell = {OP: self._op, CALL: self._call, KERNEL: self._kernel, GAP: self._gap}
-        for number, planned in enumerate(plan(self.graph), start=1):
+        fill = {OP: self._op, CALL: self._call, KERNEL: self._kernel, GAP: self._gap}
+        for number, planned in enumerate(plan_nodes(self.graph), start=1):
             node = schema.Node(id=number, type=schema.COMP_NODE, duration_micros=self._micros(planned))
             if planned.parent >= 0:
                 node.ctrl_deps.append(planned.parent + 1)
             node.data_deps.extend(dep + 1 for dep in planned.deps)
-            tell[planned.what](node, planned.row)
+            fill[planned.what](node, planned.row)
             yield node
 
-    def _micros(self, planned: Planned) -> int:
-        """Whole microseconds; what is rounded off goes to the next node of the lane, so that sums stay right."""
+    def _micros(self, planned: PlannedNode) -> int:
+        """Whole microseconds; the rounding error goes to the next node of the lane, so that sums are exact."""
         before = self.exact.get(planned.lane, 0.0)
         self.exact[planned.lane] = before + planned.us
         return round(before + planned.us) - round(before)
 
     def _times(self, node: Any, start: float, end: float) -> None:
-        if not math.isnan(start):  # an untimed structure has none
+        if not math.isnan(start):  # the ops of an execution trace have no times
             node.start_time_micros = max(0, round(start))
             add_attributes(node, start_us=float(start), end_us=float(end))
 

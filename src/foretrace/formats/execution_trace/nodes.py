@@ -1,7 +1,7 @@
-"""The nodes of an execution trace, read the same whatever its schema.
+"""The nodes of an execution trace, the same for all of its schemas.
 
-Schema 1.0.1 keeps everything on the node; later ones keep most of it in a list of attributes. Lists that only an op's
-arguments need (shapes, types, strides) stay undecoded.
+Schema 1.0.1 has all fields on the node; later ones have most of them in a list of attributes. Arguments and results
+stay undecoded: decoded, they would take more memory than all the rest.
 """
 
 from __future__ import annotations
@@ -24,59 +24,56 @@ NESTED = ("1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1")
 _NOTHING, _UNKNOWN = Raw(b"[]"), Raw(b"null")
 
 
-class Marks(Struct, gc=False, kw_only=True):
-    """What a node says about itself beside its name and arguments."""
+class Node(Struct, gc=False, kw_only=True):
+    """One call, annotation or thread.
 
+    Fields are in the order of the files, where the decoder looks for them first.
+    """
+
+    name: str
+    id: Count
     rf_id: Count = 0
-    """Number of the record function, which a profiler trace of the same run has too."""
+    """Number of the record function, the same in a profiler trace of the same run."""
+    parent: Count
     fw_parent: Count = 0
     scope: Small = 0
     tid: Small = 0
     op_schema: str = ""
+    inputs: Raw = _NOTHING
+    input_shapes: Raw = _NOTHING
+    input_types: Raw = _NOTHING
+    input_strides: Raw = _UNKNOWN
+    outputs: Raw = _NOTHING
+    output_shapes: Raw = _NOTHING
+    output_types: Raw = _NOTHING
+    output_strides: Raw = _UNKNOWN
     kernel_backend: str = ""
     kernel_file: str = ""
     collective_name: str = ""
-    pg_name: str = ""
-    pg_size: Count = 0
     dtype: str = ""
     in_msg_nelems: Count = 0
     out_msg_nelems: Count = 0
     global_rank_start: int = 0
     global_rank_stride: int = 0
+    pg_name: str = ""
+    pg_size: Count = 0
+
+    @property
+    def input_values(self) -> list[Any]:
+        """The values of its arguments."""
+        return decode_list(self.inputs)
+
+    @property
+    def output_values(self) -> list[Any]:
+        """The values of its results."""
+        return decode_list(self.outputs)
 
 
-class Side(Struct, gc=False):
-    """What went into a node, or came out of it."""
-
-    values: list[Any]
+class _Side(Struct, gc=False):
+    values: Raw
     shapes: Raw = _NOTHING
     types: Raw = _NOTHING
     strides: Raw = _UNKNOWN
-
-
-class Node(Struct, gc=False):
-    """One call, annotation or thread."""
-
-    id: Count
-    name: str
-    parent: Count
-    inputs: Side
-    outputs: Side
-    marks: Marks
-
-
-class _FlatNode(Marks, gc=False, kw_only=True):
-    id: Count
-    name: str
-    parent: Count
-    inputs: list[Any] = []
-    input_shapes: Raw = _NOTHING
-    input_types: Raw = _NOTHING
-    input_strides: Raw = _UNKNOWN
-    outputs: list[Any] = []
-    output_shapes: Raw = _NOTHING
-    output_types: Raw = _NOTHING
-    output_strides: Raw = _UNKNOWN
 
 
 class _Attribute(Struct, gc=False):
@@ -88,20 +85,20 @@ class _NestedNode(Struct, gc=False):
     id: Count
     name: str
     ctrl_deps: Count
-    inputs: Side
-    outputs: Side
+    inputs: _Side
+    outputs: _Side
     attrs: list[_Attribute]
 
 
-class _Head(Struct):
+class _Header(Struct):
     schema: str
 
 
-class _FlatFile(_Head):
-    nodes: list[_FlatNode]
+class _FlatFile(_Header):
+    nodes: list[Node]
 
 
-class _NestedFile(_Head):
+class _NestedFile(_Header):
     nodes: list[_NestedNode]
 
 
@@ -109,6 +106,8 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     **dict.fromkeys(FLAT, msgspec.json.Decoder(_FlatFile)),
     **dict.fromkeys(NESTED, msgspec.json.Decoder(_NestedFile)),
 }
+decode_list = msgspec.json.Decoder(list[Any]).decode
+"""Decodes a list of values."""
 _SCHEMA_FIRST = re.compile(rb'\{\s*"schema"\s*:\s*"([^"\\]*)"')
 
 
@@ -125,10 +124,11 @@ def read_nodes(path: Path) -> list[Node]:
     text = b"".join(read_json_chunks(path))
     try:
         file = _decoder(path, _schema(text)).decode(text)
-        make = _of_flat if isinstance(file, _FlatFile) else _of_nested
-        return [make(path, node) for node in file.nodes]
+        if isinstance(file, _FlatFile):
+            return file.nodes
+        return [_flattened(path, node) for node in file.nodes]
     except msgspec.ValidationError as error:
-        raise (_wrong(path, str(error)) if "$.nodes[" in str(error) else _no_trace(path)) from None
+        raise (_invalid(path, str(error)) if "$.nodes[" in str(error) else _no_trace(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _broken(path, len(text), str(error)) from None
     except RecursionError:
@@ -136,9 +136,9 @@ def read_nodes(path: Path) -> list[Node]:
 
 
 def _schema(text: bytes) -> str:
-    """Which schema it is. PyTorch writes that first; other writers may put it anywhere."""
-    told = _SCHEMA_FIRST.match(text)
-    return told[1].decode() if told else msgspec.json.decode(text, type=_Head).schema
+    """The schema's version. PyTorch writes it first; other writers may put it anywhere."""
+    found = _SCHEMA_FIRST.match(text)
+    return found[1].decode() if found else msgspec.json.decode(text, type=_Header).schema
 
 
 def _decoder(path: Path, schema: str) -> msgspec.json.Decoder[Any]:
@@ -151,25 +151,26 @@ def _decoder(path: Path, schema: str) -> msgspec.json.Decoder[Any]:
     return decoder
 
 
-def _of_flat(path: Path, flat: _FlatNode) -> Node:
-    inputs = Side(flat.inputs, flat.input_shapes, flat.input_types, flat.input_strides)
-    outputs = Side(flat.outputs, flat.output_shapes, flat.output_types, flat.output_strides)
-    return Node(flat.id, flat.name, flat.parent, inputs, outputs, marks=flat)
-
-
-def _of_nested(path: Path, nested: _NestedNode) -> Node:
+def _flattened(path: Path, nested: _NestedNode) -> Node:
+    inputs, outputs = nested.inputs, nested.outputs
+    fields = {attribute.name: attribute.value for attribute in nested.attrs}
+    fields |= {
+        "name": nested.name, "id": nested.id, "parent": nested.ctrl_deps,
+        "inputs": inputs.values, "input_shapes": inputs.shapes, "input_types": inputs.types,
+        "input_strides": inputs.strides, "outputs": outputs.values, "output_shapes": outputs.shapes,
+        "output_types": outputs.types, "output_strides": outputs.strides,
+    }  # fmt: skip
     try:
-        marks = msgspec.convert({a.name: a.value for a in nested.attrs}, Marks)
+        return msgspec.convert(fields, Node)
     except msgspec.ValidationError as error:
-        raise _wrong(path, f"node {nested.id}: {error}") from None
-    return Node(nested.id, nested.name, nested.ctrl_deps, nested.inputs, nested.outputs, marks)
+        raise _invalid(path, f"node {nested.id}: {error}") from None
 
 
 def _no_trace(path: Path) -> ForetraceError:
     return ForetraceError(f"{path} is JSON, but no PyTorch execution trace", "Give one that has a schema and nodes.")
 
 
-def _wrong(path: Path, error: str) -> ForetraceError:
+def _invalid(path: Path, error: str) -> ForetraceError:
     what = re.sub(r" - at `\$\.nodes\[(\d+)\]\.?(\w*).*`", r" in \2 of entry \1 of its nodes", error)
     return ForetraceError(f"{path}: {what}", "The trace was damaged or edited: record it again.")
 
