@@ -79,9 +79,9 @@ def test_compiled_kernels_are_ops_of_their_own(tmp_path: Path) -> None:
 
 def test_a_sketch_is_the_recording_of_the_same_step(tmp_path: Path) -> None:
     graph = load_recording(record_step(small_step(), tmp_path / "r", plain=2, profile=2)).graphs[0]
-    paper = sketch(small_step, device="cuda")
-    told = [(op.name, [t.shape for t in op.tensors]) for op in graph.ops]
-    assert told == [(op.name, [t.shape for t in op.tensors]) for op in paper.ops]
+    sketched = sketch(small_step, device="cuda")
+    reported = [(op.name, [t.shape for t in op.tensors]) for op in graph.ops]
+    assert reported == [(op.name, [t.shape for t in op.tensors]) for op in sketched.ops]
 
 
 def test_a_captured_graph_launches_many_kernels_at_once(tmp_path: Path) -> None:

@@ -113,11 +113,11 @@ def test_each_work_is_waited_for_or_left_to_c_plus_plus(job: Job) -> None:
 def test_show_tells_of_both_ranks(name: str, on_two_ranks: Callable[[str], Path]) -> None:
     done = foretrace("show", on_two_ranks(name), "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["world"] == 2 and told["missing"] == []
-    assert set(told["step_ms"]) == set(told["wait_ms"]) == {"0", "1"}
-    assert set(told["transfer_ms"]) == {collective["kind"] for collective in told["collectives"]}
-    assert sum(collective["count"] for collective in told["collectives"]) == len(
+    reported = json.loads(done.stdout)
+    assert reported["world"] == 2 and reported["missing"] == []
+    assert set(reported["step_ms"]) == set(reported["wait_ms"]) == {"0", "1"}
+    assert set(reported["transfer_ms"]) == {collective["kind"] for collective in reported["collectives"]}
+    assert sum(collective["count"] for collective in reported["collectives"]) == len(
         load_recording(on_two_ranks(name)).graphs[0].collectives
     )
     assert foretrace("show", on_two_ranks(name)).returncode == 0

@@ -1,4 +1,4 @@
-"""A recording on disk: what comes back is what was written, and damage is told with the file's name."""
+"""A recording on disk: what comes back is what was written, and damage is reported with the file's name."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def test_the_same_step_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_another_version_is_refused_by_number(copy: Path, place: str) -> None:
     facts = json.loads((copy / place).read_text())
     (copy / place).write_text(json.dumps({**facts, "version": 99}))
-    with pytest.raises(ForetraceError, match=r"version 99, .* reads version 1") as told:
+    with pytest.raises(ForetraceError, match=r"version 99, .* reads version 1") as raised:
         load_recording(copy)
-    assert str(copy / place) in str(told.value)
+    assert str(copy / place) in str(raised.value)
 
 
 OPTIONAL = ("rank-0/indices.json", "rank-0/contents.json.gz", "rank-0/profile.json.gz")
@@ -95,9 +95,9 @@ OPTIONAL = ("rank-0/indices.json", "rank-0/contents.json.gz", "rank-0/profile.js
 @pytest.mark.parametrize("place", [place for place in PLACES if place not in OPTIONAL])
 def test_a_missing_file_is_named(copy: Path, place: str) -> None:
     (copy / place).unlink()
-    with pytest.raises(ForetraceError, match="does not exist") as told:
+    with pytest.raises(ForetraceError, match="does not exist") as raised:
         load_recording(copy)
-    assert str(copy / place) in str(told.value)
+    assert str(copy / place) in str(raised.value)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -105,10 +105,10 @@ def test_a_missing_file_is_named(copy: Path, place: str) -> None:
 def test_a_truncated_file_is_named(copy: Path, place: str, share: float) -> None:
     data = (copy / place).read_bytes()
     (copy / place).write_bytes(data[: int(share * len(data))])
-    with pytest.raises(ForetraceError) as told:
+    with pytest.raises(ForetraceError) as raised:
         load_recording(copy)
-    assert str(copy / place) in str(told.value)
-    assert told.value.advice
+    assert str(copy / place) in str(raised.value)
+    assert raised.value.advice
 
 
 FACTS, TABLES = ["job.json", "rank-0/rank.json"], ["rank-0/storages.json.gz", "rank-0/indices.json"]
@@ -121,9 +121,9 @@ OTHER = ["3", "null", '[{"op": []}]', "[[]]", "[[0, 1, 2, 3, 4, 5]]", '[["a"]]']
 )
 def test_a_file_that_holds_something_else_is_named(copy: Path, place: str, text: str) -> None:
     write(copy / place, text.encode())
-    with pytest.raises(ForetraceError, match="does not hold what it should") as told:
+    with pytest.raises(ForetraceError, match="does not hold what it should") as raised:
         load_recording(copy)
-    assert str(copy / place) in str(told.value)
+    assert str(copy / place) in str(raised.value)
 
 
 @pytest.mark.parametrize("row", [[0, 64, "cpu", 10**6, -1], [0, 64, "cpu", 0, 10**6], [0, 64, "cpu", -5, -1]])

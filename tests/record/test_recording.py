@@ -112,8 +112,8 @@ def test_a_compiled_kernel_takes_its_tensors_from_the_execution_trace(tmp_path: 
         for _ in range(2):
             with trace.op("triton_poi_fused_relu_0"):
                 trace.launch("triton_poi_fused_relu_0")
-    told = [Op("triton_poi_fused_relu_0", (Tensor((size,), "float32"),)) for size in (4, 8)]
-    graph = with_times(structure("aten::t"), read(trace, tmp_path), Graph(OpTable.of([Op("aten::t"), *told])))
+    reported = [Op("triton_poi_fused_relu_0", (Tensor((size,), "float32"),)) for size in (4, 8)]
+    graph = with_times(structure("aten::t"), read(trace, tmp_path), Graph(OpTable.of([Op("aten::t"), *reported])))
     assert [op.tensors[0].shape for op in graph.ops if op.name.startswith("triton")] == [(4,), (8,)]
 
 
@@ -200,7 +200,7 @@ def test_a_recording_of_a_gpu_is_whole() -> None:
     assert len(graph.indices) == 8 and {graph.ops[found.op].name for found in graph.indices} == {"aten::_embedding_bag"}
     (step,) = graph.steps
     assert step.name != "ProfilerStep#0", "the first one pays for the profiler's start"
-    assert step.ms > 0 and len(graph.plain.synced_ms) > 0
+    assert step.ms > 0 and len(graph.unprofiled.synced_ms) > 0
 
 
 def rank(folder: Path, number: int, steps: dict[int, float], world: int = 2) -> None:

@@ -92,8 +92,8 @@ def read_rank(path: Path, profile: Graph | None, step: str) -> Graph:
         settings=facts.settings,
         collectives=collectives_of(ops, facts.groups),
         groups=facts.groups,
-        plain=facts.plain,
-        slowdown=facts.slowdown,
+        unprofiled=facts.plain,
+        profiling_overhead=facts.slowdown,
     )
     if profile is None:
         return structure
@@ -147,7 +147,9 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
         collectives=_collectives(structure.collectives, kernels.op, place, len(structure.ops) + np.arange(len(works))),
         origin_ns=profile.origin_ns,
         steps=profile.steps,
-        marks=np.sort(np.concatenate([t for table in (profile.ops, profile.calls) for t in (table.start, table.end)])),
+        profiler_events=np.sort(
+            np.concatenate([t for table in (profile.ops, profile.calls) for t in (table.start, table.end)])
+        ),
         notes=[*structure.notes, f"{100 * matched:.1f} % of the recorded calls found in the profile"],
     )
 

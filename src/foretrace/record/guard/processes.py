@@ -27,7 +27,7 @@ from foretrace.record.guard.guard import (
 from foretrace.record.guard.side_effects import shown
 
 WAIT_S = 2.0
-"""How long a script waits for what another process would send, before it is told that there is none."""
+"""How long a script waits for what another process would send, before it gets an error."""
 NO_PID = 1 << 22
 """Numbers of processes that were never started: above all that Linux gives out."""
 _pids = itertools.count(NO_PID)

@@ -54,7 +54,7 @@ class SideEffects:
 
     def notes(self) -> list[str]:
         """What to tell the reader: nothing where nothing was tried."""
-        found = [_told(action, place, targets) for (action, place), targets in list(self._counts.items())]
+        found = [_sentence(action, place, targets) for (action, place), targets in list(self._counts.items())]
         if len(found) > MAX_NOTED:
             found = [*found[:MAX_NOTED], f"and {len(found) - MAX_NOTED} more"]
         notes = [f"not done while sketching: {'; '.join(found)}"] if found else []
@@ -69,7 +69,7 @@ def _folder() -> str:
         return ""
 
 
-def _told(action: str, place: str, targets: dict[str, int]) -> str:
+def _sentence(action: str, place: str, targets: dict[str, int]) -> str:
     names, count = list(targets), sum(targets.values())
     if len(names) > MAX_TARGETS:
         listed = f"{', '.join(names[: MAX_TARGETS - 1])} and {len(names) - MAX_TARGETS + 1:,} others"

@@ -108,7 +108,7 @@ class PretendCollectives(TorchDispatchMode):
         self._real_integers = False
 
     def with_real_integers(self, function: Any) -> Any:
-        """The function, with int32 tensors kept real while it runs."""
+        """The function, with real int32 tensors while it runs."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.reducing = self._real_integers = True

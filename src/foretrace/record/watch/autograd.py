@@ -53,24 +53,24 @@ def without_saves(ops: list[Op], storages: dict[int, Storage]) -> list[Op]:
     saves = _saves(ops)
     if not saves:
         return ops
-    kept: list[Op] = []
-    place: list[int] = []
+    remaining: list[Op] = []
+    new_row: list[int] = []
     pending: tuple[int, ...] = ()
     entered = 0
     for row, op in enumerate(ops):
-        place.append(len(kept))
+        new_row.append(len(remaining))
         if row in saves:
             pending += op.frees
             entered += op.entered
             continue
         op.frees, pending = pending + op.frees, ()
         op.entered, entered = entered + op.entered, 0
-        kept.append(op)
-    place.append(len(kept))
+        remaining.append(op)
+    new_row.append(len(remaining))
     for storage in storages.values():
-        storage.birth = place[storage.birth] if storage.birth >= 0 else -1
-        storage.death = place[storage.death] if storage.death >= 0 else -1
-    return kept
+        storage.birth = new_row[storage.birth] if storage.birth >= 0 else -1
+        storage.death = new_row[storage.death] if storage.death >= 0 else -1
+    return remaining
 
 
 def _saves(ops: list[Op]) -> set[int]:

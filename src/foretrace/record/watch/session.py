@@ -32,10 +32,11 @@ from foretrace.record.watch.schedule import SHORTEST, Schedule
 if TYPE_CHECKING:
     from foretrace.record.watch.recorder import Recorder
 
-_running: Session | None = None
 ANOTHER = "Choose another --out, or remove it first."
 NODES = ("nnodes", "num-machines")
 """Options of torchrun and accelerate that say on how many machines they are started."""
+
+_running: Session | None = None
 
 
 class Session:

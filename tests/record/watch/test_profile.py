@@ -44,8 +44,8 @@ from torch._dynamo.utils import counters
 graphs = counters["stats"]["unique_graphs"]
 ft.record_step(step, sys.argv[1], **{SHORT!r})
 import json
-told = dict(before=before, after=compiled_regions(), recompiled=counters["stats"]["unique_graphs"] - graphs)
-print(json.dumps(told))
+reported = dict(before=before, after=compiled_regions(), recompiled=counters["stats"]["unique_graphs"] - graphs)
+print(json.dumps(reported))
 """
 
 
@@ -61,9 +61,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]
 def test_a_compiled_step_is_compiled_after_it_was_recorded_and_its_trace_is_kept(
     run: tuple[Path, dict[str, int]],
 ) -> None:
-    out, told = run
-    assert told["before"] > 0 and told["after"] == told["before"]
-    assert told["recompiled"] == 0
+    out, reported = run
+    assert reported["before"] > 0 and reported["after"] == reported["before"]
+    assert reported["recompiled"] == 0
     assert (out / "rank-0" / "et.json.gz").stat().st_size > 0
     (graph,) = load_recording(out).graphs
     names = [op.name for op in graph.ops]

@@ -51,7 +51,7 @@ def batched_lookup(features: list[int]) -> tuple[Callable[[], None], torch.Tenso
     return step, ids
 
 
-def told(found: Indices) -> tuple[int, ...]:
+def reported(found: Indices) -> tuple[int, ...]:
     return found.rows, found.count, found.unique, found.bags
 
 
@@ -73,7 +73,7 @@ def test_a_batched_lookup_is_recorded_with_the_statistics_of_each_feature(featur
     (lookup,) = [row for row, name in enumerate(names) if name.startswith("fbgemm::") and "forward" in name]
     assert any(name.startswith("fbgemm::") and "backward" in name for name in names)
     assert {found.op for found in graph.indices} == {lookup}
-    assert [told(found) for found in graph.indices] == expected(features, ids)
+    assert [reported(found) for found in graph.indices] == expected(features, ids)
     assert graph.notes == ["100.0 % of the recorded calls found in the profile"]
 
 
@@ -107,5 +107,5 @@ def test_a_collection_of_torchrec_is_recorded_with_its_tables(tmp_path: Path) ->
     graph = recorded(step, tmp_path)
     lookups = {graph.ops[found.op].name for found in graph.indices}
     assert lookups == {"aten::_embedding_bag"}
-    assert [told(found) for found in graph.indices] == expected([0, 1, 2], ids)
+    assert [reported(found) for found in graph.indices] == expected([0, 1, 2], ids)
     assert any("EmbeddingBagCollection" in op.module for op in graph.ops)

@@ -13,7 +13,7 @@ from foretrace.graph import Constant, tensors_in
 from foretrace.record.watch.watch import Watch
 from tests.record.reexecution import Reexecution, watched
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "dlrm with sparse gradients": ("dlrm", {}),

@@ -110,8 +110,8 @@ def did(function, *arguments):
         function(*arguments)
     return list(heard)
 
-told = {"eager": did(own.step), "fullgraph": did(update), "whole": did(whole), "early": did(early)}
-told["breaks"] = counters["graph_break"].total()
+reported = {"eager": did(own.step), "fullgraph": did(update), "whole": did(whole), "early": did(early)}
+reported["breaks"] = counters["graph_break"].total()
 silence()
 
 @torch.compile(backend="eager", fullgraph=True)
@@ -119,13 +119,13 @@ def saying():
     weight.mul(2)
     ft.step()
 
-told["nobody records"] = did(saying)
-print(json.dumps(told))
+reported["nobody records"] = did(saying)
+print(json.dumps(reported))
 """
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What is heard of compiled code. In a process of its own: compiling leaves traces in one."""
     path = script(tmp_path_factory.mktemp("outside"), COMPILED)
     done = subprocess.run([sys.executable, path], capture_output=True, text=True)
@@ -134,18 +134,18 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return heard
 
 
-def test_a_compiled_step_is_heard_outside_of_the_compiled_call_and_breaks_no_graph(told: dict[str, Any]) -> None:
-    assert told["eager"] == [[False, False]] * 3
-    assert told["fullgraph"] == [[True, False]] * 3, "a graph break would be an error"
-    assert told["whole"] == [[True, False]] * 3
+def test_a_compiled_step_is_heard_outside_of_the_compiled_call_and_breaks_no_graph(reported: dict[str, Any]) -> None:
+    assert reported["eager"] == [[False, False]] * 3
+    assert reported["fullgraph"] == [[True, False]] * 3, "a graph break would be an error"
+    assert reported["whole"] == [[True, False]] * 3
 
 
-def test_a_step_that_was_compiled_before_the_recorder_came_is_not_heard_inside_of_it(told: dict[str, Any]) -> None:
-    assert told["early"] == []
+def test_a_step_that_was_compiled_before_the_recorder_came_is_not_heard_inside_of_it(reported: dict[str, Any]) -> None:
+    assert reported["early"] == []
 
 
-def test_saying_that_a_step_ends_costs_compiled_code_nothing_where_nobody_records(told: dict[str, Any]) -> None:
-    assert told["nobody records"] == []
+def test_saying_that_a_step_ends_costs_compiled_code_nothing_where_nobody_records(reported: dict[str, Any]) -> None:
+    assert reported["nobody records"] == []
 
 
 SAYING = f"""

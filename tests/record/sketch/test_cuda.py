@@ -22,7 +22,7 @@ from foretrace.graph.codec import from_lines
 from foretrace.record.folder import read_ops
 from foretrace.record.sketch.sketch import sketch
 
-H200 = Path(__file__).parents[1] / "data" / "h200"
+H200 = Path(__file__).parents[2] / "data" / "h200"
 
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "dlrm_mlperf": partial(dlrm.make_step, preset="mlperf", device="cuda"),
@@ -33,7 +33,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
 }
 
 
-def told(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
+def reported(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
     """What an op is, apart from who its tensors are."""
     return [
         (op.name, op.overload, op.phase, [t.shape for t in op.tensors], [(t.shape, t.dtype) for t in op.produced])
@@ -45,8 +45,8 @@ def told(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_sketched_without_a_gpu_is_what_the_h200_ran(name: str) -> None:
     path = H200 / f"{name}.ops.jsonl.gz"
-    ran = told(from_lines(b"".join(read_chunks(path)).splitlines(), str(path)))
-    drawn = told(list(sketch(EXAMPLES[name], device="cuda").ops))
+    ran = reported(from_lines(b"".join(read_chunks(path)).splitlines(), str(path)))
+    drawn = reported(list(sketch(EXAMPLES[name], device="cuda").ops))
     differing = [(r, d) for r, d in zip(ran, drawn) if r != d]
     assert not differing, differing[0]
     assert len(ran) == len(drawn)
@@ -55,7 +55,7 @@ def test_an_example_sketched_without_a_gpu_is_what_the_h200_ran(name: str) -> No
 def test_a_workload_sketched_without_a_gpu_is_what_the_h200_ran() -> None:
     ran = read_ops(H200 / "dlrm_default_b512" / "rank-0")
     drawn = list(sketch(WORKLOADS["dlrm_default_b512"], device="cuda").ops)
-    assert told(ran) == told(drawn)
+    assert reported(ran) == reported(drawn)
 
 
 def test_devices_are_told_as_they_would_be() -> None:

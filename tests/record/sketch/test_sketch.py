@@ -206,10 +206,10 @@ DEPENDS = {
 
 @pytest.mark.parametrize("name", DEPENDS)
 def test_a_result_that_depends_on_the_data_is_named_and_recording_is_offered(name: str) -> None:
-    with pytest.raises(ForetraceError) as told:
+    with pytest.raises(ForetraceError) as raised:
         sketch(lambda: DEPENDS[name](torch.randn(4)))
-    assert name in told.value.what and "depends on the data" in told.value.what
-    assert "foretrace record" in told.value.advice
+    assert name in raised.value.what and "depends on the data" in raised.value.what
+    assert "foretrace record" in raised.value.advice
 
 
 def test_sparse_gradients_that_are_summed_by_row_depend_on_the_ids() -> None:

@@ -1,0 +1,11 @@
+from foretrace.record.watch.indices import IndexWatch as IndexWatch
+from foretrace.record.watch.profile import ExecutionTrace as ExecutionTrace
+from foretrace.record.watch.profile import LightProfile as LightProfile
+from foretrace.record.watch.recorder import Recorder as Recorder
+from foretrace.record.watch.schedule import Schedule as Schedule
+from foretrace.record.watch.session import Session as Session
+from foretrace.record.watch.session import record_step as record_step
+from foretrace.record.watch.session import recording as recording
+from foretrace.record.watch.session import step as step
+from foretrace.record.watch.tensors import TensorRegistry as TensorRegistry
+from foretrace.record.watch.watch import Watch as Watch
