@@ -24,7 +24,7 @@ from torch.optim import optimizer
 from benchmarks.lib.table import keep
 from foretrace.record.watch.schedule import Schedule
 from foretrace.record.watch.session import open_session, recording
-from foretrace.record.watch.step_boundaries import _tell
+from foretrace.record.watch.step_boundaries import _after, _before
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 import dlrm
@@ -50,8 +50,8 @@ def hooks_us() -> float:
     bare = torch.optim.SGD([weight], lr=0.1)
     began = time.perf_counter()
     for _ in range(CALLS):
-        _tell(bare, 0)
-        _tell(bare, 1)
+        _before(bare, (), {})
+        _after(bare, (), {})
     return (time.perf_counter() - began) / CALLS * 1e6
 
 
