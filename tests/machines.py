@@ -8,9 +8,9 @@ from pathlib import Path
 
 from foretrace.platform.device import Device, Measured
 from foretrace.platform.fabric import Curve, Fabric
-from foretrace.platform.files import write
-from foretrace.platform.folder import About, write_about
-from foretrace.platform.host import TERMS, Before, CallCost, Host
+from foretrace.platform.host import TERMS, BetweenCalls, CallCost, Host
+from foretrace.platform.platform import About, write_about
+from foretrace.platform.typed_json import write
 
 CURVE = Curve("all_reduce", 8, 1, 20.0, 100.0, 1.0, ((1024.0, 1.0),), 0.02)
 
@@ -18,7 +18,7 @@ CURVE = Curve("all_reduce", 8, 1, 20.0, 100.0, 1.0, ((1024.0, 1.0),), 0.02)
 def host(us: float = 6.0, name: str = "mine") -> Host:
     """A host that takes so long up to a launch, and as long for everything else together."""
     cost = CallCost(to_launch=us, launch=us / 2, between=us / 2, after=us / 2, tensor=0.0, spread=0.1)
-    before = Before(*[us / 4] * len(TERMS))
+    before = BetweenCalls(*[us / 4] * len(TERMS))
     return Host(name, {"aten::mm": cost, "aten::odd": cost}, cost, cost, before, 0.1, "made up")
 
 

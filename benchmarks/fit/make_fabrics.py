@@ -20,7 +20,7 @@ from foretrace.cost_models.collectives.curves import fit_curves
 from foretrace.cost_models.collectives.topology import CONSTANTS_FILE
 from foretrace.cost_models.ranges import SIGMAS_TO_P90
 from foretrace.platform.fabric import FABRICS, Fabric
-from foretrace.platform.measurements.fabric import Exchange
+from foretrace.platform.measurements.fabric import TimedCollective
 from foretrace.platform.typed_json import write
 
 SHIPPED = {
@@ -50,7 +50,7 @@ def write_constants(found: list[Table]) -> None:
     print(CONSTANTS_FILE, whole.driven)
 
 
-def shown(table: Table) -> list[Exchange]:
+def shown(table: Table) -> list[TimedCollective]:
     """A table's rows, without those that show launches."""
     if table.machine.gpus_per_process == 1:
         return table.exchanges

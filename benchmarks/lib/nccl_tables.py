@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from foretrace.cost_models.collectives.topology import LinkConstants, Placement, link_time
 from foretrace.platform.fabric import Links
-from foretrace.platform.measurements.fabric import Exchange
+from foretrace.platform.measurements.fabric import TimedCollective
 
 Floats = NDArray[np.float64]
 
@@ -73,10 +73,10 @@ class Table:
     source: str
 
     @property
-    def exchanges(self) -> list[Exchange]:
+    def exchanges(self) -> list[TimedCollective]:
         """Its rows, as they are measured."""
         return [
-            Exchange(self.kind, self.ranks, self.nodes, int(size), (us,))
+            TimedCollective(self.kind, self.ranks, self.nodes, int(size), (us,))
             for size, us in zip(self.sizes.tolist(), self.us.tolist())
         ]
 

@@ -9,11 +9,9 @@ from pathlib import Path
 from benchmarks.truth.sharding_gloo_jobs import BATCH, Spec
 from benchmarks.truth.sharding_gloo_machine import table_of
 from foretrace.calibration.fitting import fit
-from foretrace.platform.folder import RAW
 from foretrace.platform.measurements.cases import EXACT, case_key
-from foretrace.platform.measurements.kernels import SUFFIX, Batch, Measurement, close_batch, open_batch
-from foretrace.platform.platform import Platform, read_fabric
-from foretrace.platform.rates import read_all
+from foretrace.platform.measurements.kernels import SUFFIX, Batch, Measurement, close_batch, open_batch, read_all
+from foretrace.platform.platform import RAW, Platform, read_fabric
 from foretrace.sharding.costing import Communication, Costing
 from foretrace.sharding.lookups import Single
 from foretrace.sharding.options import Ranks

@@ -18,7 +18,7 @@ from foretrace.cost_models.kernels.exact import ExactTimes, TimedCall
 from foretrace.graph import Job
 from foretrace.platform.host import Host
 from foretrace.platform.measurements.cases import EXACT, case_key
-from foretrace.platform.measurements.host import HOST_FILE, read_runs
+from foretrace.platform.measurements.host import HOST_FILE, read_host_runs
 from foretrace.platform.measurements.kernels import SUFFIX, read_batches
 from foretrace.platform.platform import Platform
 
@@ -35,7 +35,7 @@ class Truth:
     @cached_property
     def host(self) -> Host:
         """The host that the steps ran on."""
-        return fit_host(read_runs(self.folder / HOST_FILE), "h200")
+        return fit_host(read_host_runs(self.folder / HOST_FILE), "h200")
 
     @cached_property
     def platform(self) -> Platform:
@@ -55,7 +55,7 @@ class Truth:
     def recording(self, step: str) -> Job:
         """The step as it ran: timed in several turns, with nothing else of the process in its peak memory."""
         job, beside = load(self.folder / "recordings" / step), self.beside[step]
-        plain = job.graphs[0].plain
+        plain = job.graphs[0].unprofiled
         if plain.peak_memory_bytes:
             plain.peak_memory_bytes -= beside["others_bytes"]
         plain.synced_ms = tuple(map(median, [plain.synced_ms, *beside.get("synced_ms", [])]))

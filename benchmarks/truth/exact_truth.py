@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from foretrace._progress import Progress
 from foretrace.calibration.step_calls import measure_cases
 from foretrace.calibration.timing.device import find_device
-from foretrace.calibration.timing.kernels import Progress
 from foretrace.platform.measurements.cases import Case, case_key, recorded_cases
 from foretrace.record import folder as files
 
@@ -35,8 +35,8 @@ def main() -> int:
     distinct = {case_key(case): case for recording in recordings for case in cases_of(recording)}
     print(f"{len(distinct)} calls", flush=True)
 
-    def report(done: Progress) -> None:
-        print(f"{done.cases} timed, {done.failed} failed, {done.seconds:.0f} s", flush=True)
+    def report(progress: Progress) -> None:
+        print(f"{progress.text}, {progress.done:.0f} s", flush=True)
 
     measure_cases(distinct.values(), chosen.folder, find_device(), chosen.minutes, report)
     return 0

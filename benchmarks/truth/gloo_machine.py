@@ -17,11 +17,11 @@ from pathlib import Path
 
 from benchmarks.truth.gloo_jobs import JOBS
 from benchmarks.truth.gloo_turns import turns
-from foretrace.calibration.calibrate import Outcome, calibrate, describe_device, measure_like
-from foretrace.calibration.host.measure import measure_around
+from foretrace.calibration.calibrate import Outcome, calibrate, measure_device, measure_step_calls
+from foretrace.calibration.host.measure import measure_around_calls
 from foretrace.calibration.timing.device import find_device
-from foretrace.platform.folder import RAW
-from foretrace.record.sketch import sketch
+from foretrace.platform.platform import RAW
+from foretrace.record.sketch.sketch import sketch
 
 HOST_MINUTES = 0.05
 CALLS_SECONDS = 2.0
@@ -35,11 +35,11 @@ def main() -> int:
         if what == "host":
             calibrate(out, ("host",), HOST_MINUTES, ON)
         elif what == "device":
-            describe_device(out / RAW, ON, Outcome(), told=lambda stage: None)
+            measure_device(out / RAW, ON, Outcome(), on_progress=lambda progress: None)
         elif what == "around":
-            measure_around(out / RAW, find_device(ON))
+            measure_around_calls(out / RAW, find_device(ON))
         elif what == "calls":
-            measure_like(out / RAW, ON, CALLS_SECONDS, graphs[which[0]], Outcome(), told=lambda stage: None)
+            measure_step_calls(out / RAW, ON, CALLS_SECONDS, graphs[which[0]], Outcome(), on_progress=lambda progress: None)
     return 0
 
 

@@ -28,10 +28,10 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.truth.gloo_turns import Command, Crew, shares
-from foretrace.platform.folder import RAW
 from foretrace.platform.measurements.cases import EXACT
 from foretrace.platform.measurements.host import HOST_FILE
 from foretrace.platform.measurements.kernels import SUFFIX
+from foretrace.platform.platform import RAW
 
 JOBS = ("dlrm", "ddp", "fsdp")
 """As in `benchmarks.truth.gloo_jobs`, which brings torch and the examples."""

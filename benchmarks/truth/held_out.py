@@ -9,8 +9,8 @@ import argparse
 from pathlib import Path
 
 from foretrace.calibration.timing.device import find_device
-from foretrace.calibration.timing.kernels import calibrate, slowed
-from foretrace.calibration.timing.workers import Crew, workers_for
+from foretrace.calibration.timing.kernels import measure_families, reference_drift
+from foretrace.calibration.timing.workers import Workers, workers_for
 from foretrace.cost_models.kernels.families import HELD_OUT
 
 
@@ -23,11 +23,11 @@ def main() -> None:
     parser.add_argument("--on")
     given = parser.parse_args()
     device = find_device(given.on)
-    with Crew(device, workers_for(device, 60 * given.minutes)) as crew:
-        done = calibrate(given.out, device, given.minutes, given.families, series=HELD_OUT, crew=crew)
+    with Workers(device, workers_for(device, 60 * given.minutes)) as workers:
+        done = measure_families(given.out, device, given.minutes, given.families, series=HELD_OUT, workers=workers)
     for family in done:
         print(f"{family.family:<14}{family.cases:>7,} cases{family.failed:>5,} failed{family.spread:>7.1%} spread")
-    print(f"one and the same product took up to {slowed(done):.1%} longer")
+    print(f"one and the same product took up to {reference_drift(done):.1%} longer")
 
 
 if __name__ == "__main__":

@@ -24,12 +24,13 @@ import torch
 
 from benchmarks.lib import workloads
 from benchmarks.lib.table import machine
+from foretrace._progress import Progress
 from foretrace.api import load
-from foretrace.calibration.host.measure import HostProgress, calibrate_host
+from foretrace.calibration.host.measure import measure_host
 from foretrace.cost_models.host.pricing import longest_list
 from foretrace.graph import PHASES
-from foretrace.platform.measurements.host import HOST_FILE, read_runs
-from foretrace.record.session import record
+from foretrace.platform.measurements.host import HOST_FILE, read_host_runs
+from foretrace.record.watch.session import record_step
 
 Step = Callable[[], None]
 IN_A_ROW = 3
@@ -93,20 +94,20 @@ def main() -> int:
     chosen.out.mkdir(parents=True, exist_ok=True)
     truth: dict[str, Any] = {}
     for name, step in steps.items():
-        recording = record(step, chosen.out / "recordings" / name, plain=2, profile=1, warmup=3)
+        recording = record_step(step, chosen.out / "recordings" / name, plain=2, profile=1, warmup=3)
         truth[name] = {**columns(recording), "host_us": []}
         print(name, len(truth[name]["name"]), flush=True)
 
-    def between(done: HostProgress) -> None:
+    def between(progress: Progress) -> None:
         for name, step in steps.items():
             host_us(step)
             truth[name]["host_us"].append([round(host_us(step), 1) for _ in range(IN_A_ROW)])
-        calibration = read_runs(chosen.out / HOST_FILE)[-1].machine["made"]
+        calibration = read_host_runs(chosen.out / HOST_FILE)[-1].machine["made"]
         kept = {"machine": machine(), "calibration": calibration, "steps": truth}
         (chosen.out / "host_truth.json.gz").write_bytes(gzip.compress(json.dumps(kept).encode(), 9, mtime=0))
-        print(f"{done.rounds} rounds, {done.seconds:.0f} s, spread {done.spread:.0%}", flush=True)
+        print(f"{progress.text}, {progress.done:.0f} s", flush=True)
 
-    calibrate_host(chosen.out, chosen.minutes, between)
+    measure_host(chosen.out, chosen.minutes, between)
     return 0
 
 

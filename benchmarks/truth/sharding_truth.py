@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +23,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import id_statistics
 import torch
 
 from foretrace.calibration.timing.arguments import draw_ids
-from foretrace.calibration.timing.arguments import statistics as spread_of
+from foretrace.calibration.timing.arguments import id_statistics as spread_of
 from foretrace.platform.measurements.cases import Ids
 
 aten = torch.ops.aten
@@ -64,7 +64,7 @@ class Timer:
     def phases(self, *calls: Callable[[], None]) -> list[float]:
         """Microseconds of each of some calls that follow each other; medians of repeats."""
         times = [self._once(calls) for _ in range(REPEATS + 1)][1:]
-        return [round(statistics.median(column), 2) for column in zip(*times)]
+        return [round(id_statistics.median(column), 2) for column in zip(*times)]
 
     def _once(self, calls: tuple[Callable[[], None], ...]) -> list[float]:
         if self.device == "cpu":

@@ -22,8 +22,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.lib.workloads import ALL, Step, built
-from foretrace.calibration.host.measure import HostProgress, calibrate_host
-from foretrace.record.watch.session import record
+from foretrace._progress import Progress
+from foretrace.calibration.host.measure import measure_host
+from foretrace.record.watch.session import record_step
 
 IN_A_ROW = 2
 """Recordings between two rounds of the calibration."""
@@ -79,7 +80,7 @@ def recorded(name: str, out: Path) -> None:
     begun, others = time.monotonic(), others_bytes()
     try:
         step = built(ALL[name])
-        record(step, out / "recordings" / name, plain=12, profile=2, warmup=4)
+        record_step(step, out / "recordings" / name, plain=12, profile=2, warmup=4)
         times = {"warm_ms": [host_ms(step) for _ in range(6)][1:], "synced_ms": [synced_ms(step) for _ in range(TURNS)]}
         with (out / BESIDE).open("a") as file:
             file.write(json.dumps({"step": name, "others_bytes": others, **times}) + "\n")
@@ -98,15 +99,15 @@ def main() -> int:
     (chosen.out / "recordings").mkdir(parents=True, exist_ok=True)
     left = [name for name in chosen.steps if not (chosen.out / "recordings" / name).exists()]
 
-    def between(done: HostProgress) -> None:
+    def between(progress: Progress) -> None:
         for _ in range(min(IN_A_ROW, len(left))):
             recorded(left.pop(0), chosen.out)
-        print(f"host: {done.rounds} rounds, {done.seconds:.0f} s, spread {done.spread:.0%}", flush=True)
+        print(f"{progress.text}, {progress.done:.0f} s", flush=True)
         if not left:
             raise NothingLeftError
 
     try:
-        calibrate_host(chosen.out, chosen.minutes, between)
+        measure_host(chosen.out, chosen.minutes, between)
     except NothingLeftError:
         return 0
     print(f"not recorded: {', '.join(left)}")

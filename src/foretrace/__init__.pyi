@@ -1,24 +1,24 @@
 from foretrace import edits as edits
 from foretrace import transforms as transforms
 from foretrace.analysis.report import StepReport as StepReport
+from foretrace.api import benchmark as benchmark
 from foretrace.api import difference as difference
 from foretrace.api import load as load
-from foretrace.api import load_platform as load_platform
 from foretrace.api import observe as observe
 from foretrace.api import predict as predict
+from foretrace.api import replay_step as replay_step
 from foretrace.api import scaling as scaling
-from foretrace.calibrating import calibrate_host as calibrate_host
+from foretrace.calibration.calibrate import calibrate_host as calibrate_host
 from foretrace.errors import ForetraceError as ForetraceError
-from foretrace.whatif.sweep import sweep as sweep
-from foretrace.whatif.what_if import what_if as what_if
-from foretrace.record.session import record as record_step
-from foretrace.record.session import recording as recording
-from foretrace.record.session import step as step
-from foretrace.record.sketch import sketch as sketch
-from foretrace.replaying import benchmark as benchmark
-from foretrace.replaying import replay as replay_step
+from foretrace.platform.registry import load_platform as load_platform
+from foretrace.record.sketch.sketch import sketch as sketch
+from foretrace.record.watch.session import record_step as record_step
+from foretrace.record.watch.session import recording as recording
+from foretrace.record.watch.session import step as step
 from foretrace.report.notebook import as_html as as_html
 from foretrace.sharding.planner import shard as shard
 from foretrace.transforms.parallel.parallelize import parallelize as parallelize
+from foretrace.whatif.sweep import sweep as sweep
+from foretrace.whatif.what_if import what_if as what_if
 
 __version__: str

@@ -1,4 +1,4 @@
-"""The public functions that join the packages: reading a job, reporting a measured step, predicting one.
+"""The public functions that join the packages: reading a job, reporting a measured step, replaying and predicting one.
 
 ``import foretrace as ft`` re-exports these, and the public functions of the packages, lazily.
 """
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from foretrace.platform.platform import Platform
     from foretrace.prediction.overrides import RankOverrides
     from foretrace.prediction.scaling import Scaling
+    from foretrace.replay import Choices, How, Member, Replay, Suite
 
 DEFAULT_PLATFORM = "h200"
 """Where a step is predicted if no platform is named and it was not measured on all ranks of a job."""
@@ -59,7 +60,7 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
 
         job = load_recording(recordings[0], wanted)
     else:
-        from foretrace.formats.load import load as load_traces
+        from foretrace.formats.load import load_traces
 
         if any(any(Path(path).glob("rank-*")) for path in paths):
             from foretrace.record.folder import refuse_headless
@@ -110,6 +111,104 @@ def difference(before: StepReport, after: StepReport) -> StepDifference:
     from foretrace.analysis.compare import compare_steps
 
     return compare_steps(before, after)
+
+
+def benchmark(what: Graph | Job | str | Path, out: str | Path, choices: Choices | None = None) -> Path:
+    """Write a benchmark of a training step: a folder that runs anywhere, with neither the model's code nor its data.
+
+    Parameters
+    ----------
+    what
+        A loaded recording or trace, or its path. Of a job of several ranks, all of them.
+    out
+        The folder to write; must not be there yet.
+    choices
+        Which calls to take, and how they are written; all of them, readably, where it is left out.
+
+    Returns
+    -------
+    The folder.
+    """
+    from foretrace.output import check_new_folder
+    from foretrace.replay import Choices, is_benchmark, write_job
+
+    if isinstance(what, (str, Path)) and is_benchmark(Path(what)):
+        raise ForetraceError(f"{what} is a benchmark already", f"Run it with: python {what}/run.py")
+    check_new_folder(Path(out))
+    return write_job(_loaded(what), Path(out), choices or Choices())
+
+
+def replay_step(
+    what: Graph | Job | str | Path,
+    choices: Choices | None = None,
+    how: How | None = None,
+    keep: str | Path | None = None,
+) -> Replay:
+    """Run a training step again from its recording alone, and compare it with the original.
+
+    Parameters
+    ----------
+    what
+        A loaded recording or trace, its path, or the folder of a benchmark.
+    choices
+        Which calls to take; all where it is left out. Those of a benchmark were chosen when it was written.
+    how
+        How many steps to time, where, and whether to spend the original's host time between calls.
+    keep
+        Folder to leave the benchmark in.
+    """
+    from foretrace.output import check_new_folder
+    from foretrace.processes import temporary_folder
+    from foretrace.replay.running import How, is_benchmark, run_benchmark, run_written
+
+    how = how or How()
+    how.check_device()
+    if isinstance(what, (str, Path)) and is_benchmark(Path(what)):
+        return run_written(Path(what), how, choices, keep)
+    if keep is not None:
+        check_new_folder(Path(keep))
+    job = _loaded(what)
+    how.check_delay(job.world, job.source)
+    with temporary_folder() as folder:
+        return run_benchmark(benchmark(job, keep or folder / "benchmark", choices), how)
+
+
+def replay_suite(
+    members: Sequence[Member],
+    choices: Choices | None = None,
+    how: How | None = None,
+    keep: str | Path | None = None,
+) -> Suite:
+    """Replay several recordings, one after the other. One that can't be replayed does not end the others.
+
+    Parameters
+    ----------
+    members
+        The recordings, benchmarks or traces, with their weights.
+    choices, how
+        As for `replay_step`, the same for all.
+    keep
+        Folder to leave the benchmarks in, each in a folder of its own.
+    """
+    from foretrace.replay import Suite
+
+    if how is not None:
+        how.check_device()
+    results: list[Replay | ForetraceError] = []
+    for number, member in enumerate(members):
+        folder = None if keep is None else Path(keep) / f"{number}-{member.name}"
+        try:
+            results.append(replay_step(member.what, choices, how, folder))
+        except ForetraceError as problem:
+            results.append(problem)
+    return Suite(tuple(members), tuple(results))
+
+
+def _loaded(what: Graph | Job | str | Path) -> Job:
+    """A job as it is, a graph as a job of one rank, a path as `load` reads it."""
+    if isinstance(what, Graph):
+        return Job([what], what.source)
+    return what if isinstance(what, Job) else load(what)
 
 
 def predict(

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import errno
+import math
 import re
 
 import pytest
 
-from foretrace.calibration.calibrate import Outcome, alone_in
+from foretrace.calibration.calibrate import Outcome, exclusive
 from foretrace.calibration.timing import kernels as measuring
-from foretrace.calibration.timing.timer import HostClock
+from foretrace.calibration.timing.timer import HostTimer
 from foretrace.platform.measurements.kernels import read_batches
 from tests.machines import platform_folder
 
@@ -17,7 +18,7 @@ def asked(monkeypatch):
     """What `foretrace calibrate` would have measured."""
     calls = []
 
-    def calibrate(out, parts, minutes, on, families, like, told):
+    def calibrate(out, parts, minutes, on, families, like, on_progress):
         calls.append((out, parts, minutes, on, tuple(families), like))
         return Outcome(notes=["it was warm"])
 
@@ -27,7 +28,8 @@ def asked(monkeypatch):
 
 def test_it_measures_says_what_and_can_be_gone_on_with(foretrace, tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "BATCH", 4)
-    monkeypatch.setattr(HostClock, "flush", lambda clock: None)
+    monkeypatch.setattr("foretrace.calibration.calibrate.SPOILT", math.inf)  # these machines are busy
+    monkeypatch.setattr(HostTimer, "flush_cache", lambda clock: None)
     words = ("calibrate", "device", "--out", tmp_path, "--minutes", "0.01", "--family", "fills", "--on", "cpu")
     first, second = foretrace(*words), foretrace(*words)
     assert first.code == second.code == 0, first.err
@@ -43,7 +45,7 @@ def test_a_platform_without_any_model_is_not_ready(foretrace, tmp_path, monkeypa
 
 
 def test_what_is_being_measured_is_not_fitted(foretrace, tmp_path):
-    with alone_in(tmp_path):
+    with exclusive(tmp_path):
         ran = foretrace("calibrate", "fit", "--out", tmp_path)
     assert ran.code == 2 and "another calibration is at work in" in ran.err
 
@@ -56,6 +58,29 @@ def test_no_word_means_all(foretrace, tmp_path, asked):
         (tmp_path, ("fabric", "device", "host"), 3.0, None, (), None),
         (tmp_path, ("host",), 10.0, "cpu", (), None),
     ]
+
+
+def test_the_cpu_of_this_machine_is_a_platform_of_the_user_s_own(foretrace, tmp_path, asked, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr("foretrace.calibration.fitting.can_fit", lambda: True)
+    assert foretrace("calibrate", "cpu").code == 0
+    assert foretrace("calibrate", "cpu", "--minutes", 1, "--out", tmp_path / "mine").code == 0
+    assert asked == [
+        (tmp_path / "foretrace" / "platforms" / "cpu", ("device", "host"), 3.0, "cpu", (), None),
+        (tmp_path / "mine", ("device", "host"), 1.0, "cpu", (), None),
+    ]
+
+
+def test_a_cpu_whose_models_can_t_be_fitted_is_not_measured(foretrace, tmp_path, asked, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr("foretrace.calibration.fitting.can_fit", lambda: False)
+    ran = foretrace("calibrate", "cpu")
+    assert ran.code == 2 and "not installed. `pip install 'foretrace[fit]'`" in ran.err and not asked
+
+
+def test_all_but_the_cpu_of_this_machine_need_a_folder(foretrace, asked):
+    ran = foretrace("calibrate", "--minutes", 1)
+    assert ran.code == 2 and "--out is missing. Name the platform's folder" in ran.err and not asked
 
 
 def test_exactly_the_calls_of_a_step_can_be_asked_for(foretrace, tmp_path, asked, trace):
@@ -116,7 +141,9 @@ def test_of_the_ranks_of_a_torchrun_one_speaks(foretrace, tmp_path, asked, monke
 
 def test_measurements_are_fitted_anew_without_the_machine(foretrace, tmp_path, monkeypatch):
     fitted = []
-    monkeypatch.setattr("foretrace.calibration.fitting.fit", lambda out, raw, told: fitted.append((out, raw)) or [])
+    monkeypatch.setattr(
+        "foretrace.calibration.fitting.fit", lambda out, raw, on_progress: fitted.append((out, raw)) or []
+    )
     assert foretrace("calibrate", "fit", "--out", tmp_path, "--raw", tmp_path / "kept").code == 0
     assert fitted == [(tmp_path, tmp_path / "kept")]
 

@@ -7,7 +7,7 @@ import pytest
 
 from foretrace.cost_models.kernels.exact import ExactTimes, TimedCall
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.folder import VERSION
+from foretrace.platform.platform import VERSION
 from tests.machines import platform_folder
 
 LOG = """# Collective test starting: all_reduce_perf
@@ -29,7 +29,7 @@ def mine(tmp_path, monkeypatch):
 def test_the_list_holds_the_shipped_ones_the_user_s_own_and_the_machine_at_hand(foretrace, mine):
     platform_folder(mine.parent / "broken").joinpath("platform.json").write_text('{"version": 1}')
     shown = foretrace("platform", "list").out
-    assert re.search(r"cpu .*measured on first use", shown) and "h200" in shown and "mine" in shown
+    assert re.search(r"cpu .*the CPU of this machine, not calibrated", shown) and "h200" in shown and "mine" in shown
     assert re.search(r"broken .*the field 'name' is missing", shown)
     found = json.loads(foretrace("platform", "list", "--json").out)["platforms"]
     assert [one["name"] for one in found] == ["broken", "cpu", "h200", "mine"]
@@ -139,12 +139,11 @@ def test_an_unknown_platform_is_answered_with_the_known_ones(foretrace, words):
     assert ran.code == 2 and "no platform is called 'nothing'" in ran.err and "h200" in ran.err
 
 
-def test_the_machine_at_hand_is_measured_at_first_use(foretrace, tmp_path, monkeypatch):
+def test_the_cpu_of_this_machine_is_shown_once_it_is_calibrated(foretrace, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     ran = foretrace("platform", "show", "cpu")
-    assert ran.code == 2 and "was not measured yet" in ran.err and "no platform is called" not in ran.err
-    assert "`foretrace predict … --on cpu`" in ran.err and "foretrace calibrate all" in ran.err
+    assert ran.code == 2 and "the CPU of this machine was not calibrated. `foretrace calibrate cpu`" in ran.err
 
 
 def test_a_platform_of_an_older_version_is_refused_with_the_way_to_refit_it(foretrace, mine):
@@ -173,14 +172,14 @@ def test_every_word_and_option_is_in_its_page(foretrace, request):
 def test_a_gpu_by_its_description_is_listed_and_shown(foretrace):
     assert re.search(r"^a100 +108 +1,410 +80 +2,039 +40 +19.5 +312$", foretrace("platform", "list").out, re.MULTILINE)
     shown = foretrace("platform", "show", "a100").out
-    assert "nobody calibrated it: kernel times are carried over from h200" in shown.replace("\n", " ")
+    assert "not calibrated: kernel times are scaled from h200" in shown.replace("\n", " ")
     words = json.loads(foretrace("platform", "show", "a100", "--json").out)
     assert (words["device"]["sms"], words["carried_from"], words["made"]) == (108, "h200", "")
     assert len(json.loads(foretrace("platform", "list", "--json").out)["devices"]) >= 19
 
 
 def test_a_scaled_platform_is_shown_and_compared(foretrace):
-    assert "on paper with hbm=1.5" in foretrace("platform", "show", "h200:hbm=1.5").out
+    assert "hypothetical, with hbm=1.5" in foretrace("platform", "show", "h200:hbm=1.5").out
     words = json.loads(foretrace("platform", "compare", "h200", "h200:hbm=1.5", "--json").out)
     changed = {row["name"]: row["ratio"] for row in words["figures"] if row["ratio"] != 1.0}
     assert changed == {"memory rate, peak": 1.5, "memory rate, reached": 1.5}

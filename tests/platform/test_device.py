@@ -5,15 +5,15 @@ import json
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.platform.device import MACHINES, Device
+from foretrace.platform.device import DEVICES, Device
 
 
 @pytest.fixture
 def facts():
-    return json.loads((MACHINES / "h200.json").read_text())
+    return json.loads((DEVICES / "h200.json").read_text())
 
 
-@pytest.mark.parametrize("path", sorted(MACHINES.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(DEVICES.glob("*.json")), ids=lambda path: path.stem)
 def test_every_shipped_machine_can_be_read_and_is_named_after_its_file(path):
     device = Device.named(path.stem)
     assert device.name == path.stem and device.provenance
@@ -22,7 +22,7 @@ def test_every_shipped_machine_can_be_read_and_is_named_after_its_file(path):
 
 
 def test_matrix_units_know_bfloat16_since_ampere_and_float8_since_hopper_and_ada():
-    known = {path.stem: Device.named(path.stem).peak_tflops for path in MACHINES.glob("*.json")}
+    known = {path.stem: Device.named(path.stem).peak_tflops for path in DEVICES.glob("*.json")}
     old = {"p4", "p100", "v100", "v100-pcie", "t4"}
     assert {name for name, rates in known.items() if "bfloat16" not in rates} == old
     eight = {"l4", "l40s", "h100", "h100-pcie", "h200", "b200", "mi300x"}

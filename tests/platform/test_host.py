@@ -8,12 +8,12 @@ from dataclasses import astuple
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.platform.folder import SHIPPED
-from foretrace.platform.host import TERMS, Before, CallCost, Host
+from foretrace.platform.host import TERMS, BetweenCalls, CallCost, Host
+from foretrace.platform.registry import SHIPPED
 
 COST = CallCost(to_launch=6.0, launch=4.0, between=3.0, after=1.0, tensor=0.0, spread=0.1)
 VIEW = CallCost(to_launch=2.0, launch=4.0, between=3.0, after=0.0, tensor=0.0, spread=0.1)
-HOST = Host("mine", {"aten::mm": COST}, COST, VIEW, Before(*[1.0] * len(TERMS)), common=0.1, provenance="made up")
+HOST = Host("mine", {"aten::mm": COST}, COST, VIEW, BetweenCalls(*[1.0] * len(TERMS)), common=0.1, provenance="made up")
 
 
 @pytest.fixture

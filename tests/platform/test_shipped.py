@@ -9,7 +9,7 @@ import pytest
 
 from foretrace.cost_models.kernels.families import DRAWN
 from foretrace.platform.device import Device
-from foretrace.platform.measurements import SUFFIX, read_batches
+from foretrace.platform.measurements.kernels import SUFFIX, read_batches
 
 H200 = Path(__file__).resolve().parents[2] / "measurements" / "h200"
 

@@ -16,8 +16,8 @@ def recording() -> Graph:
         Call("aten::mm", 0, 20), launch(2, 6, (10, 22)), Call("aten::mm", 30, 50), launch(32, 36, (40, 52)),
         Call("aten::relu", 60, 70), launch(62, 66, (68, 78)),
     )  # fmt: skip
-    graph.plain = Timings(synced_ms=(0.03, 0.04, 0.02), back_to_back_ms=(0.025,), peak_memory_bytes=4096)
-    graph.slowdown = 2.0
+    graph.unprofiled = Timings(synced_ms=(0.03, 0.04, 0.02), back_to_back_ms=(0.025,), peak_memory_bytes=4096)
+    graph.profiling_overhead = 2.0
     return graph
 
 
@@ -43,7 +43,7 @@ def test_the_largest_miss_comes_first_and_profiled_host_time_is_taken_down(recor
 def test_what_processors_do_is_counted_once(recording: Graph, platform: Any) -> None:
     forecast = predict_on_platform(recording, platform, "model")
     bare = rank(Call("aten::mm", 0, 20), Call("aten::mm", 30, 50))
-    bare.plain = recording.plain
+    bare.unprofiled = recording.unprofiled
     product = next(row for row in check_prediction(forecast, bare).by_op if row.name == "aten::mm")
     assert product.device_ms == (0.0, 0.0)
     assert product.miss_ms == pytest.approx(product.host_ms[0] - 0.040)
@@ -51,7 +51,7 @@ def test_what_processors_do_is_counted_once(recording: Graph, platform: Any) -> 
 
 def test_a_trace_without_plain_steps_has_nothing_to_check_against(recording: Graph, platform: Any) -> None:
     forecast = predict_on_platform(recording, platform, "model")
-    recording.plain = Timings()
+    recording.unprofiled = Timings()
     with pytest.raises(ForetraceError, match="no unprofiled steps"):
         check_prediction(forecast, recording)
 

@@ -70,7 +70,7 @@ def test_a_rank_waits_for_the_one_that_asks_later(fabric: Fabric) -> None:
 def test_what_profiling_added_is_taken_off_the_host(fabric: Fabric) -> None:
     graphs = [rank(0), rank(1)]
     for graph in graphs:
-        graph.slowdown = 2.0
+        graph.profiling_overhead = 2.0
     forecast = predict_on_own_machine(Job(graphs), fabric)
     assert forecast.step_ms == pytest.approx((105 / 2 + TAKES + 40 / 2) / 1e3, rel=0.02)
     assert any("scaled to those of unprofiled steps" in note for note in forecast.notes)

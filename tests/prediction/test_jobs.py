@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import PairWait, StepReport
 from foretrace.api import predict
-from foretrace.formats.load import load
+from foretrace.formats.load import load_traces
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Span, Tensor
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.prediction.fabric_choice import fabric_of
@@ -267,7 +267,7 @@ def test_no_rank_ends_a_collective_before_the_slowest_has_arrived(hosts: list[in
 
 @pytest.mark.parametrize(("name", "ranks"), [("dlrm_8xV100", 8), ("megatron_tp2_2xV100", 2)])
 def test_public_jobs_are_simulated_to_what_they_took(shared: Any, name: str, ranks: int) -> None:
-    measured = load(shared / "public" / name)
+    measured = load_traces(shared / "public" / name)
     seen = measure_step(measured)
     forecast = predict_on_own_machine(measured, fabric_of(measured.graphs[0].device, measured.world))
     assert forecast.device_span_ms == pytest.approx(seen.device_span_ms, rel=0.03)
@@ -297,7 +297,10 @@ def test_one_rank_of_a_job_and_the_job_agree(platform: Any) -> None:
     reduce = Collective("all_reduce", "0", 1 << 26, -1, 1, (0, 1))
     graph = Graph(OpTable.of(ops), world=2, collectives=[reduce])
     platform.fabric = Fabric.named("h100-8x")
-    one, all_of_them = predict_on_platform(Job([graph]), platform), predict_on_platform(at_world(Job([graph]), 2), platform)
+    one, all_of_them = (
+        predict_on_platform(Job([graph]), platform),
+        predict_on_platform(at_world(Job([graph]), 2), platform),
+    )
     assert one.step_ms == pytest.approx(all_of_them.step_ms)
     assert one.kernel_ms == pytest.approx(all_of_them.kernel_ms, rel=1e-3)
     assert one.step_ms_back_to_back == pytest.approx(all_of_them.step_ms_back_to_back)

@@ -13,7 +13,7 @@ def recorded(*plain_ms: float) -> Graph:
     """A step of 300 us that holds a kernel of 50, of a recording in which profiled steps took 1.2 times as long."""
     call, kernel = Call("aten::mm", 0.0, 300.0), launch(90.0, 100.0, (200.0, 250.0))
     graph = rank(call, kernel, steps=[Span("ProfilerStep#3", 0.0, 300.0)])
-    graph.slowdown, graph.plain = 1.2, Timings(synced_ms=plain_ms)
+    graph.profiling_overhead, graph.unprofiled = 1.2, Timings(synced_ms=plain_ms)
     return graph
 
 

@@ -49,7 +49,7 @@ def test_ranks_that_all_have_a_graph_are_as_late_as_they_are() -> None:
 
 def recorded(number: int) -> Graph:
     graph = rank(number)
-    graph.plain = Timings(synced_ms=tuple(0.3 * (1 + 0.02 * turn) for turn in range(-5, 6)))
+    graph.unprofiled = Timings(synced_ms=tuple(0.3 * (1 + 0.02 * turn) for turn in range(-5, 6)))
     return graph
 
 

@@ -9,7 +9,7 @@ import pytest
 import dlrm
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.platform.platform import Platform
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
 from foretrace.sharding.training_step import dense_bytes
@@ -52,25 +52,20 @@ def test_ranks_send_the_sums_of_tables_by_rows():
 
 
 @pytest.fixture
-def unmeasured(monkeypatch, tmp_path):
-    """A machine that nobody measured, and that must not be now."""
+def uncalibrated(monkeypatch, tmp_path):
+    """A machine whose CPU was not calibrated."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-
-    def measured(*_, **__):
-        raise AssertionError("the machine is measured")
-
-    monkeypatch.setattr("foretrace.calibrating.calibrate", measured)
 
 
 @pytest.mark.parametrize(
     ("on", "fabric", "said"),
     [
-        ("cpu", None, "nobody measured what joins the processes.*calibrate fabric --out DIR.*--fabric"),
-        ("cpu:host=2", None, "nobody measured what joins the processes"),
+        ("cpu", None, "collectives between processes .* were not measured.*calibrate fabric --out DIR.*--fabric"),
+        ("cpu:host=2", None, "collectives between processes of this machine were not measured"),
         ("cpu", "nowhere", "no fabric is called 'nowhere'"),
     ],
 )
-def test_ranks_that_nothing_joins_are_refused_before_anything_is_measured(unmeasured, on, fabric, said):
+def test_ranks_on_a_cpu_without_a_fabric_are_refused(uncalibrated, on, fabric, said):
     with pytest.raises(ForetraceError, match=said):
         shard([Table("t", 1000, 64)], world=2, on=on, fabric=fabric)
 

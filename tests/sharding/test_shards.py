@@ -13,11 +13,11 @@ torch = pytest.importorskip("torch")
     ("rows", "zipf", "count"), [(50_000, 1.05, 40_000), (5_000, 0.7, 60_000), (80_000, 0.0, 20_000)]
 )
 def test_a_power_law_says_what_drawing_ids_shows(rows, zipf, count):
-    from foretrace.platform.cases import Ids
-    from foretrace.platform.measure.ids import draw_ids, statistics
+    from foretrace.calibration.timing.arguments import draw_ids, id_statistics
+    from foretrace.platform.measurements.cases import Ids
 
     torch.manual_seed(0)
-    seen = statistics(draw_ids(Ids(count, skew=zipf), rows, "cpu"), rows, count)
+    seen = id_statistics(draw_ids(Ids(count, skew=zipf), rows, "cpu"), rows, count)
     told = accesses(Table("t", rows, 8, zipf=zipf), count)
     assert told.unique == pytest.approx(seen.unique, rel=0.02)
     assert told.histogram[0] == pytest.approx(seen.reuse[0], rel=0.05)

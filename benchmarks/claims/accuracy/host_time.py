@@ -26,7 +26,7 @@ from foretrace.cost_models.host.fitting import fit_host
 from foretrace.cost_models.host.pricing import price_host
 from foretrace.graph import PHASES, Graph, Op, OpTable, Tensor
 from foretrace.platform.host import Host
-from foretrace.platform.measurements.host import HOST_FILE, HostRun, read_runs
+from foretrace.platform.measurements.host import HOST_FILE, HostRun, read_host_runs
 
 MEASURED_ON = H200
 TRUTH = "host_truth.json.gz"
@@ -96,7 +96,7 @@ def main() -> int:
     else:
         raw, truth = here / "measurements" / "h200" / HOST_FILE, here / "benchmarks" / "data" / TRUTH
     measured = json.loads(gzip.decompress(truth.read_bytes()))
-    runs = [run for run in read_runs(raw) if run.machine["made"] == measured["calibration"]]
+    runs = [run for run in read_host_runs(raw) if run.machine["made"] == measured["calibration"]]
     host, per_call = fit_host(runs, "h200"), per_call_us(runs)
     rows = [row_of(name, step, host, per_call) for name, step in measured["steps"].items()]
     middle = {key: geomean(rows, key) for key in ("error", "by calls alone")}

@@ -28,9 +28,8 @@ from foretrace.cost_models.kernels.estimators.residual import ScaledRoofline
 from foretrace.cost_models.kernels.families import FAMILIES, CallContext, Description, family_of
 from foretrace.cost_models.kernels.fitting import errors
 from foretrace.cost_models.kernels.model import device_models
-from foretrace.platform.measurements.kernels import Measurement
+from foretrace.platform.measurements.kernels import Measurement, read_all
 from foretrace.platform.platform import Platform
-from foretrace.platform.rates import read_all
 
 MEASURED_ON = H200
 MEASURED = Path(__file__).resolve().parents[3] / "measurements" / "h200"

@@ -33,16 +33,16 @@ from benchmarks.lib.eager_transformers import SIZES, make
 from benchmarks.lib.process import shared
 from benchmarks.lib.table import keep
 from foretrace.analysis.dispatched import dispatched_calls
-from foretrace.cost_models.kernels.launches import launches_nothing
 from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.graph import Graph
+from foretrace.graph.operators import launches_nothing
 from foretrace.platform.device import Device
-from foretrace.platform.hypothetical import CONSTANTS, Carry, Constants, budget_pj
+from foretrace.platform.hypothetical import CONSTANTS, CrossDeviceConstants, CrossDeviceScaling, power_budget_pj
 from foretrace.platform.platform import Platform
 from foretrace.platform.typed_json import write
 from foretrace.prediction.predict import predict_on_platform
 from foretrace.prediction.rates import works
-from foretrace.record.sketch import sketch
+from foretrace.record.sketch.sketch import sketch
 
 MEAN = 10.0
 """Percent off, over all rows."""
@@ -108,11 +108,11 @@ def sketched(case: str) -> Graph | None:
 
 def curve(calls: Graph, platform: Platform) -> Any:
     """The device time of a model over the share that products keep; these models keep every GPU busy."""
-    assert platform.carry
+    assert platform.cross_device
     rows, times = np.arange(len(calls.ops), dtype=np.int32), []
     for share in SHARES:
-        carry = replace(platform.carry, products=float(share))
-        costs = price_kernels(calls, rows, replace(platform, carry=carry))
+        scaling = replace(platform.cross_device, gemm=float(share))
+        costs = price_kernels(calls, rows, replace(platform, cross_device=scaling))
         times.append(float((costs.typical + platform.device.measured.kernel_gap_us).sum()) / 1e3)
     return np.polyfit(np.log(SHARES), np.log(times), len(SHARES) - 1)
 
@@ -133,15 +133,15 @@ def read_rows(graphs: dict[str, Graph]) -> list[Row]:
     ]
 
 
-def fitted(rows: Sequence[Row]) -> Constants:
+def fitted(rows: Sequence[Row]) -> CrossDeviceConstants:
     """What descriptions do not tell, from the share that meets most rows of each chip."""
     gpus = {row.published: row.platform.device for row in rows}
     shares = {gpu: float(np.median([row.best_share() for row in rows if row.published == gpu])) for gpu in gpus}
     ours = {gpu: device for gpu, device in gpus.items() if device.maker == H200.device.maker}
     slots = {gpu: device for gpu, device in ours.items() if device.power_w and device.power_w <= SLOT_W}
     others = _mean([share for gpu, share in shares.items() if gpu not in ours])
-    energy = _mean([budget_pj(device) / shares[gpu] for gpu, device in slots.items()])
-    return replace(Constants.shipped(), narrow=narrow(), other_maker=others, energy_pj=energy)
+    energy = _mean([power_budget_pj(device) / shares[gpu] for gpu, device in slots.items()])
+    return replace(CrossDeviceConstants.shipped(), narrow=narrow(), other_maker=others, energy_pj=energy)
 
 
 def narrow() -> float:
@@ -154,9 +154,11 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def scored(row: Row, graph: Graph, constants: Constants) -> dict[str, Any]:
+def scored(row: Row, graph: Graph, constants: CrossDeviceConstants) -> dict[str, Any]:
     """A model on a GPU: what is predicted with these constants, and by the roofline."""
-    platform = replace(row.platform, carry=Carry.over(H200.device, row.platform.device, constants))
+    platform = replace(
+        row.platform, cross_device=CrossDeviceScaling.between(H200.device, row.platform.device, constants)
+    )
     forecast = predict_on_platform(graph, platform)
     calls, device = dispatched_calls(graph).calls, platform.device
     busy = [number for number, op in enumerate(calls.ops) if not launches_nothing(op, device.kind)]

@@ -19,7 +19,7 @@ from foretrace.cost_models.collectives.contention import Contention
 from foretrace.graph import Graph, Job, Op, OpTable, Tensor
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.platform.platform import Platform
-from foretrace.platforms import platform
+from foretrace.platform.registry import load_platform
 from foretrace.prediction.predict import predict_on_platform
 from foretrace.transforms.parallel.parallelize import parallelize
 
@@ -75,7 +75,7 @@ def equal_blocks(blocks: int, samples: int, width: int = WIDTH) -> Graph:
 def without_cost() -> Platform:
     """An H200 whose links take no time."""
     curves = [Curve(kind, MOST_STAGES, 1, 1e-6, 1e12, 1.0, ((1.0, 1.0),), 0.0) for kind in ("send", "all_reduce")]
-    return replace(platform("h200"), fabric=Fabric("free", tuple(curves), "made up"))
+    return replace(load_platform("h200"), fabric=Fabric("free", tuple(curves), "made up"))
 
 
 def span_ms(job: Job, on: Platform) -> float:

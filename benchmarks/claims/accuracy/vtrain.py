@@ -33,7 +33,7 @@ from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.graph import Graph
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
-from foretrace.platforms import platform
+from foretrace.platform.registry import load_platform
 from foretrace.simulation.engine import simulate
 from foretrace.simulation.task_graph import TaskGraph
 from foretrace.transforms.parallel.parallelize import RankMesh, parallelize
@@ -112,7 +112,7 @@ def runs(table: str) -> list[Run]:
 
 @cache
 def a100() -> Platform:
-    return platform("a100")
+    return load_platform("a100")
 
 
 @cache

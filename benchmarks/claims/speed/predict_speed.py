@@ -35,7 +35,7 @@ PREDICT_S, PRICE_S = 0.2, 0.05
 
 
 def main() -> int:
-    platform = ft.platform("h200")
+    platform = ft.load_platform("h200")
     bert = recorded("bert_bf16")
     step = Graph(OpTable.of(bert), source="bert_bf16")
     many = dispatched_calls(Graph(OpTable.of([*bert, *recorded("gpt2_bf16")][:CALLS]))).calls

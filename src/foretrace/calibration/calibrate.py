@@ -1,68 +1,69 @@
-"""Measures the machine at hand, part by part, mostly where its models are worst; then fits the models."""
+"""Calibrating this machine: measure its parts into a platform's folder, mostly where models are worst, and fit them."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from foretrace._progress import OnProgress as Told
-from foretrace._progress import Progress as Stage
+from foretrace._progress import OnProgress, Progress
+from foretrace.calibration.device_facts import CEILINGS, DEVICE_FILE, DeviceFacts, describe_device
+from foretrace.calibration.fitting import can_fit, fit
 from foretrace.cost_models.kernels.families import DRAWN
 from foretrace.cost_models.kernels.families.compiled import COMPILED
-from foretrace.cost_models.kernels.launches import launches_nothing
-from foretrace.fitting import can_fit, fit
-from foretrace.graph import Graph
-from foretrace.graph.calls import dispatched
-from foretrace.platform.alone import alone_in
-from foretrace.platform.cases import EXACT, Case, case_key, case_of_each
-from foretrace.platform.device_facts import DeviceFacts, describe
-from foretrace.platform.fabric_measurements import FABRIC_FILE
-from foretrace.platform.folder import RAW
+from foretrace.errors import ForetraceError
 from foretrace.platform.host import Host
-from foretrace.platform.platform import read_host
-from foretrace.platform.rates import CEILINGS, read_all
+from foretrace.platform.measurements.cases import EXACT, case_key
+from foretrace.platform.measurements.fabric import FABRIC_FILE
+from foretrace.platform.measurements.kernels import read_all
+from foretrace.platform.platform import RAW, read_host
 from foretrace.processes import temporary_folder
 
 if TYPE_CHECKING:
-    from foretrace.platform.measure.calibrate import Progress
-    from foretrace.platform.measure.fabric import FabricProgress
-    from foretrace.platform.measure.host import HostProgress
+    from foretrace.calibration.timing.kernels import MeasuredFamily
+    from foretrace.graph import Graph
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 SHARES = {"fabric": 1.0, "device": 8.0, "host": 2.0}
 """The parts in the order they are measured, and how the minutes are split among them."""
 ROUND_SECONDS = 120.0
 """After so long the models are fitted in between, to see where the next minutes are spent best."""
 FIRST_SHARES = {name: math.sqrt(family.share) for name, family in DRAWN.items()}
-"""Parts of the time before anything is known of errors: more even than families matter, since none fits on nothing."""
+"""Shares of the time before errors are known: more even than the families' own, so that each can be fitted."""
 UNFITTED = 3.0
-"""A family that has too few measurements to be fitted counts as if it were off by so many times the usual."""
-COMPILED_PART = 0.05
-"""Of the time, for kernels that torch.compile makes."""
-COMPILED_LEAST = 200.0
-"""Seconds that it takes to compile and measure as many of them as a model needs: with less, none is."""
-REHEARSED = 0.5
-"""Of the time for the calls of a step, the part in which they are timed in its order."""
-PROBLEM = 120
-"""Characters of what a call says that can't be made: PyTorch goes on for pages."""
-AGAIN = "Measure again when it is idle, with another --out"
-"""For what was measured when it was not: it is kept like all else."""
-APART = 0.5
-"""How far repeats of a step's calls may lie apart, as a share of their time, before the measurements are in doubt."""
+"""A family with too few measurements to be fitted counts as if its error were so many times the mean."""
+COMPILED_SHARE = 0.05
+"""Share of the time for kernels that torch.compile makes."""
+COMPILED_SECONDS = 200.0
+"""What it takes to compile and measure as many of them as a model needs: with less, none is."""
+REPLAY_SHARE = 0.5
+"""Of the time for the calls of a step, the share in which they are timed in its order."""
+ERROR_WIDTH = 120
+"""Characters of a call's error in a note: PyTorch writes pages."""
+NOISY_REPEATS = 0.5
+"""Range of the repeats of a step's calls, as a share of their time, from which a note says so."""
 THROTTLED = 0.1
-"""Drift of the reference call from which on the measurements are in doubt."""
+"""Drift of the reference GEMM from which a note says so."""
+SPOILT = 2.0
+"""Drift of the reference GEMM, without its slowest and fastest tenth, from which nothing is kept: the times depend
+more on other load than on the device."""
 
 
 @dataclass
 class Outcome:
-    """What was measured, and what the reader should know of it."""
+    """What was measured, and notes for the user."""
 
-    families: list[Progress] = field(default_factory=list)
+    families: list[MeasuredFamily] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -73,11 +74,11 @@ def calibrate(
     on: str | None = None,
     families: Sequence[str] = (),
     like: Graph | None = None,
-    told: Told = lambda stage: None,
+    on_progress: OnProgress = lambda progress: None,
 ) -> Outcome:
-    """Measure parts of the machine at hand into a platform's folder, and fit them.
+    """Measure parts of this machine into a platform's folder, and fit them.
 
-    Stopped and begun again, it goes on with what is there.
+    Stopped and begun again, it goes on with what is there. What is measured while other load spoils it is not kept.
 
     Parameters
     ----------
@@ -86,228 +87,48 @@ def calibrate(
     parts
         ``device``, ``host``, ``fabric``. Where no torchrun started this process, a fabric among others is left out.
     minutes
-        How long to measure, all parts together.
+        How long to measure, over all parts.
     on
         The device, like ``cuda:1`` or ``cpu``; the first GPU where there is one.
     families
         Of kernels; all where none is named.
     like
         Measure exactly the calls of this step on the device, and no families.
-    told
-        Told how far it is.
+    on_progress
+        Called with how far it is.
     """
     ours = [part for part in SHARES if part in parts and (part != "fabric" or _rank() is not None or len(parts) == 1)]
     seconds = {part: 60 * minutes * SHARES[part] / sum(SHARES[one] for one in ours) for part in ours}
     outcome, raw = Outcome(), out / RAW
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler says when it starts and stops, thousands of times
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler logs each of its thousands of starts and stops
     if "fabric" in ours:
-        measure_fabric(raw, seconds["fabric"], told)
+        from foretrace.calibration.timing.collectives import measure_collectives
+
+        measure_collectives(raw / FABRIC_FILE, seconds["fabric"], on_progress)
     if not is_first_rank():
         return outcome  # the other ranks were needed for the fabric only
-    with alone_in(out):
+    with exclusive(out):
         if "device" in ours:
-            describe_device(raw, on, outcome, told)
-            if like:
-                measure_like(raw, on, seconds["device"], like, outcome, told)
-            else:
-                measure_kernels(raw, on, seconds["device"], families, outcome, told)
-            outcome.notes += _disturbed(outcome)
+            with _undone_if_spoilt(raw, outcome):
+                measure_device(raw, on, outcome, on_progress)
+                if like:
+                    measure_step_calls(raw, on, seconds["device"], like, outcome, on_progress)
+                else:
+                    measure_kernels(raw, on, seconds["device"], families, outcome, on_progress)
+            outcome.notes += _disturbances(outcome, out)
         if "host" in ours:
-            measure_host(raw, on, seconds["host"], outcome, told)
-        outcome.notes += fit(out, parts=ours, told=lambda words: told(Stage(words)), anew=False)
+            measure_host(raw, on, seconds["host"], outcome, on_progress)
+        outcome.notes += fit(out, parts=ours, on_progress=on_progress, anew=False)
     return outcome
 
 
-def is_first_rank() -> bool:
-    """Whether this process is the one of a torchrun that speaks; it is where there is no torchrun."""
-    return not _rank()
-
-
-def _rank() -> int | None:
-    """Which of the processes of a torchrun this is; None where there is no torchrun."""
-    rank = os.environ.get("RANK", "")
-    return int(rank) if rank.isdecimal() else None
-
-
-def describe_device(raw: Path, on: str | None, outcome: Outcome, told: Told) -> None:
-    """Keep what the device says of itself and can do at best; whether it is fit to be measured is noted."""
-    from foretrace.platform.measure.ceilings import measure_ceilings
-    from foretrace.platform.measure.describe import device_facts
-    from foretrace.platform.measure.health import complaints
-    from foretrace.platform.measure.machine import find_device
-
-    device = find_device(on)
-    outcome.notes += complaints(device)
-    told(Stage("warming up"))
-    measure_ceilings(raw, device)
-    device_facts(device).write(raw)
-
-
-def measure_kernels(
-    raw: Path, on: str | None, seconds: float, families: Sequence[str], outcome: Outcome, told: Told
-) -> None:
-    """Measure families of kernels, and what a compiler makes."""
-    from foretrace.platform.measure.compiled import can_compile, measure_compiled
-    from foretrace.platform.measure.machine import find_device
-
-    device = find_device(on)
-    drawn = [name for name in families or DRAWN if name != COMPILED]
-    compiled = seconds * COMPILED_PART if drawn else seconds
-    if not (COMPILED in families or (not families and compiled > COMPILED_LEAST and can_compile(device))):
-        compiled = 0.0
-    if drawn:
-        measure_families(raw, device, seconds - compiled, drawn, outcome, told)
-    if compiled:
-        told(Stage("compiling", 0.0, compiled))
-        report = _reporter(told, time.monotonic(), compiled)
-        outcome.families.append(measure_compiled(raw, device, compiled / 60, report))
-
-
-def measure_families(
-    raw: Path, device: Any, seconds: float, families: Sequence[str], outcome: Outcome, told: Told
-) -> None:
-    """Measure families of kernels in rounds: after each, those with large errors get more of the time."""
-    from foretrace.platform.measure.calibrate import calibrate as measure
-    from foretrace.platform.measure.crew import Crew, workers_for
-
-    rounds = max(1, round(seconds / ROUND_SECONDS)) if can_fit() else 1
-    begun = time.monotonic()
-    report = _reporter(told, begun, seconds)
-    shares = FIRST_SHARES
-    with Crew(device, workers_for(device, _seconds_planned(families, seconds))) as crew:
-        for left in range(rounds, 0, -1):
-            if left < rounds:
-                told(Stage("looking where the models are worst", time.monotonic() - begun, seconds))
-                shares = shares_by_error(held_out_errors(raw))
-            length = max(0.0, seconds - (time.monotonic() - begun)) / left
-            _add(outcome.families, measure(raw, device, length / 60, families, report, shares=shares, crew=crew))
-    unmeasured = [progress.family for progress in outcome.families if not progress.cases + progress.failed]
-    if unmeasured:
-        which = ", ".join(unmeasured) if len(unmeasured) < len(families) else "any family"
-        outcome.notes.append(f"the time did not do for {which}: measure longer")
-
-
-def _seconds_planned(families: Sequence[str], seconds: float) -> float:
-    """How many of the seconds go to families whose kernels are planned slowly."""
-    planned = sum(FIRST_SHARES[name] for name in families if DRAWN[name].slow_to_plan)
-    return seconds * planned / sum(FIRST_SHARES[name] for name in families)
-
-
-def measure_like(raw: Path, on: str | None, seconds: float, like: Graph, outcome: Outcome, told: Told) -> None:
-    """Measure each distinct call of a step that does something: on processors in the order of the step, all others
-    one by one. Of these, what was measured before is left out."""
-    from foretrace.platform.measure.exact import add_measured, measure_cases
-    from foretrace.platform.measure.machine import find_device
-    from foretrace.platform.measure.timed import REFUSALS, problem_of
-
-    device, began = find_device(on), time.monotonic()
-    cases = cases_of(like, device.type)
-    if device.type == "cpu":
-        told(Stage("rehearsing the step", 0.0, seconds))
-        from foretrace.rehearsing import by_case, rehearse
-
-        try:
-            found = by_case(rehearse(like, seconds * REHEARSED), cases)
-            rehearsed = add_measured(found, raw, device)
-            rehearsed.seconds = time.monotonic() - began
-            outcome.families.append(rehearsed)
-        except REFUSALS as problem:  # it does not hold what a replay needs, or does not fit into memory
-            outcome.notes.append(f"calls are timed one by one: {_short(problem_of(problem))}")
-    left = max(seconds - (time.monotonic() - began), 1.0)
-    report = _reporter(told, time.monotonic(), left)
-    each = {case_key(case): case for case in {id(case): case for case in cases.values()}.values()}
-    alone = measure_cases(each.values(), raw, device, left / 60, report)
-    _add(outcome.families, [alone])
-    if alone.failed:
-        outcome.notes.append(f"calls that can't be made here: {alone.failed:,}, as {_short(alone.problem)}")
-
-
-def _short(problem: str) -> str:
-    return shorten(problem, PROBLEM, placeholder=" …")
-
-
-def cases_of(like: Graph, kind: str) -> dict[int, Case]:
-    """The case of each op of a step that does something on a kind of device, by its row."""
-    rows = dispatched(like)
-    ops = [like.ops[int(row)] for row in rows]
-    places = {int(row): place for place, row in enumerate(rows)}
-    indices = [replace(found, op=places[found.op]) for found in like.indices if found.op in places]
-    # All calls are looked at: one that does nothing itself may tell what ids a later one is given.
-    each = zip(rows.tolist(), ops, case_of_each(ops, indices, like.tf32))
-    return {row: case for row, op, case in each if case and not launches_nothing(op, kind)}
-
-
-def _reporter(told: Told, begun: float, seconds: float) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
-        told(Stage(f"{progress.family}: {progress.cases:,} cases", time.monotonic() - begun, seconds))
-
-    return report
-
-
-def _disturbed(outcome: Outcome) -> list[str]:
-    """What speaks for it that something else used the device: calls that took longer at one time than at another."""
-    from foretrace.platform.measure.calibrate import slowed
-
-    found = []
-    if (drift := slowed(outcome.families)) > THROTTLED:
-        found.append(f"one and the same product took up to {1 + drift:,.1f} times as long")
-    spread = max((done.spread or 0.0 for done in outcome.families if done.family == EXACT), default=0.0)
-    if spread > APART:
-        found.append(f"repeats of a call lie {100 * spread:.0f} % apart")
-    return [f"the device was busy or throttled: {said}. {AGAIN}" for said in found]
-
-
-def _add(total: list[Progress], more: list[Progress]) -> None:
-    """Count a round in."""
-    known = {progress.family: progress for progress in total}
-    for progress in more:
-        if progress.family in known:
-            known[progress.family].join(progress)
-        else:
-            total.append(progress)
-
-
-def held_out_errors(raw: Path) -> dict[str, float]:
-    """How far models that are fitted on what is measured so far miss measurements they have not seen, by family."""
-    from foretrace.cost_models.kernels.fitting import estimated_errors
-
-    return estimated_errors(raw, describe(DeviceFacts.read(raw), read_all(raw, CEILINGS), "here"))
-
-
-def shares_by_error(errors: Mapping[str, float]) -> dict[str, float]:
-    """Parts of the time that go with how much a family matters and how large its error is.
-
-    >>> shares = shares_by_error({name: 0.03 if name == "matrix" else 0.02 for name in DRAWN})
-    >>> round(shares["matrix"] / DRAWN["matrix"].share / (shares["attention"] / DRAWN["attention"].share), 6)
-    1.5
-    """
-    usual = sum(errors.values()) / len(errors) if errors else 1.0
-    return {name: family.share * errors.get(name, UNFITTED * usual) for name, family in DRAWN.items()}
-
-
-def measure_host(raw: Path, on: str | None, seconds: float, outcome: Outcome, told: Told) -> None:
-    """Measure what calls cost on the host."""
-    from foretrace.platform.measure import host as measuring
-    from foretrace.platform.measure.machine import find_device
-
-    def report(progress: HostProgress) -> None:
-        told(Stage(f"host: {progress.rounds} rounds", progress.seconds, seconds))
-
-    told(Stage("host", 0.0, seconds))
-    done = measuring.calibrate_host(raw, seconds / 60, report, find_device(on))
-    if done.noisy:
-        outcome.notes.append(
-            f"something else kept the host busy: repeats of a step lie {100 * done.spread:.0f} % apart. {AGAIN}"
-        )
-
-
 def calibrate_host(seconds: float = 60.0, on: str | None = None) -> Host:
-    """The host that this runs on, measured for so long: ``ft.platform("h200", host=ft.calibrate_host())``.
+    """The host of this machine, measured for some seconds: ``ft.load_platform("h200", host=ft.calibrate_host())``.
 
     Parameters
     ----------
     seconds
-        How long; a round over all small steps is made at least.
+        How long; at least one round over all small steps is made.
     on
         The device that the host drives, like ``cuda:1`` or ``cpu``; the first GPU where there is one.
     """
@@ -316,12 +137,227 @@ def calibrate_host(seconds: float = 60.0, on: str | None = None) -> Host:
         return read_host(folder / "this host")
 
 
-def measure_fabric(raw: Path, seconds: float, told: Told) -> None:
-    """Measure what collectives take between the ranks of this torchrun."""
-    from foretrace.platform.measure.fabric import calibrate_fabric
+def is_first_rank() -> bool:
+    """Whether this process is the first rank of a torchrun, or was not started by one."""
+    return not _rank()
 
-    def report(progress: FabricProgress) -> None:
-        seen = progress.exchange
-        told(Stage(f"{seen.kind} of {seen.ranks} ranks, {seen.nbytes:,} bytes", progress.seconds, seconds))
 
-    calibrate_fabric(raw / FABRIC_FILE, seconds, report)
+def _rank() -> int | None:
+    """The rank of this process in a torchrun; None where there is no torchrun."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else None
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Lock a folder, which is made if needed: two calibrations at once would disturb each other, and repeat cases.
+
+    >>> import tempfile; folder = Path(tempfile.mkdtemp())
+    >>> with exclusive(folder), exclusive(folder):
+    ...     pass
+    Traceback (most recent call last):
+    ...
+    foretrace.errors.ForetraceError: ...
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise ForetraceError(
+            f"another calibration is at work in {folder}", "Wait until it is done, or give another --out folder."
+        ) from None
+    except OSError:  # some file systems have no locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
+@contextmanager
+def _undone_if_spoilt(raw: Path, outcome: Outcome) -> Iterator[None]:
+    """Remove from the measurements what is measured meanwhile, where other load spoils it."""
+    from foretrace.calibration.timing.kernels import reference_drift, typical_drift
+
+    facts = raw / DEVICE_FILE
+    sizes, known = {path: path.stat().st_size for path in raw.glob("*")}, facts.read_bytes() if facts.exists() else b""
+    yield
+    if typical_drift(outcome.families) <= SPOILT:
+        return
+    for path in raw.glob("*"):
+        if path not in sizes:
+            path.unlink()
+        elif path.suffix == ".gz":
+            os.truncate(path, sizes[path])
+    if known:
+        facts.write_bytes(known)
+    worst = 1 + reference_drift(outcome.families)
+    raise ForetraceError(
+        f"the device was busy or throttled: one and the same product took up to {worst:,.1f} times as long; "
+        "nothing that was measured now is kept",
+        "Run the same command again when it is idle.",
+    )
+
+
+def measure_device(raw: Path, on: str | None, outcome: Outcome, on_progress: OnProgress) -> None:
+    """Measure the ceilings of the device and write its facts; note why it should not be measured now."""
+    from foretrace.calibration.timing.device import device_facts, find_device, health_problems
+    from foretrace.calibration.timing.kernels import measure_ceilings
+
+    device = find_device(on)
+    outcome.notes += health_problems(device)
+    on_progress(Progress("warming up"))
+    measure_ceilings(raw, device)
+    device_facts(device).write(raw)
+
+
+def measure_kernels(
+    raw: Path, on: str | None, seconds: float, families: Sequence[str], outcome: Outcome, on_progress: OnProgress
+) -> None:
+    """Measure kernel families, and kernels that torch.compile makes."""
+    from foretrace.calibration.timing.compiled_kernels import can_compile, measure_compiled
+    from foretrace.calibration.timing.device import find_device
+
+    device = find_device(on)
+    drawn = [name for name in families or DRAWN if name != COMPILED]
+    compiled = seconds * COMPILED_SHARE if drawn else seconds
+    if not (COMPILED in families or (not families and compiled > COMPILED_SECONDS and can_compile(device))):
+        compiled = 0.0
+    if drawn:
+        _measure_in_rounds(raw, device, seconds - compiled, drawn, outcome, on_progress)
+    if compiled:
+        on_progress(Progress("compiling", 0.0, compiled))
+        outcome.families.append(measure_compiled(raw, device, compiled / 60, on_progress))
+
+
+def _measure_in_rounds(
+    raw: Path, device: Any, seconds: float, families: Sequence[str], outcome: Outcome, on_progress: OnProgress
+) -> None:
+    """Measure kernel families in rounds: after each, those with large errors get more of the time."""
+    from foretrace.calibration.timing.kernels import measure_families
+    from foretrace.calibration.timing.workers import Workers, workers_for
+
+    rounds = max(1, round(seconds / ROUND_SECONDS)) if can_fit() else 1
+    begun = time.monotonic()
+
+    def over_all_rounds(progress: Progress) -> None:
+        on_progress(progress._replace(done=time.monotonic() - begun, of=seconds))
+
+    shares = FIRST_SHARES
+    with Workers(device, workers_for(device, _slowly_planned_seconds(families, seconds))) as workers:
+        for left in range(rounds, 0, -1):
+            if left < rounds:
+                over_all_rounds(Progress("looking where the models are worst"))
+                shares = shares_by_error(held_out_errors(raw))
+            minutes = max(0.0, seconds - (time.monotonic() - begun)) / left / 60
+            found = measure_families(raw, device, minutes, families, over_all_rounds, shares=shares, workers=workers)
+            _add(outcome.families, found)
+    unmeasured = [one.family for one in outcome.families if not one.cases + one.failed]
+    if unmeasured:
+        which = ", ".join(unmeasured) if len(unmeasured) < len(families) else "any family"
+        outcome.notes.append(f"there was no time for {which}: measure longer")
+
+
+def _slowly_planned_seconds(families: Sequence[str], seconds: float) -> float:
+    """How many of the seconds go to families whose kernels libraries plan slowly."""
+    planned = sum(FIRST_SHARES[name] for name in families if DRAWN[name].slow_to_plan)
+    return seconds * planned / sum(FIRST_SHARES[name] for name in families)
+
+
+def _add(total: list[MeasuredFamily], more: list[MeasuredFamily]) -> None:
+    """Count a round in."""
+    known = {one.family: one for one in total}
+    for one in more:
+        if one.family in known:
+            known[one.family].add(one)
+        else:
+            total.append(one)
+
+
+def held_out_errors(raw: Path) -> dict[str, float]:
+    """Errors by family on held-out measurements, of models fitted on what is measured so far."""
+    from foretrace.cost_models.kernels.fitting import estimated_errors
+
+    return estimated_errors(raw, describe_device(DeviceFacts.read(raw), read_all(raw, CEILINGS), "here"))
+
+
+def shares_by_error(errors: Mapping[str, float]) -> dict[str, float]:
+    """Shares of the time in proportion to the families' own shares and their errors.
+
+    >>> shares = shares_by_error({name: 0.03 if name == "matrix" else 0.02 for name in DRAWN})
+    >>> round(shares["matrix"] / DRAWN["matrix"].share / (shares["attention"] / DRAWN["attention"].share), 6)
+    1.5
+    """
+    average = sum(errors.values()) / len(errors) if errors else 1.0
+    return {name: family.share * errors.get(name, UNFITTED * average) for name, family in DRAWN.items()}
+
+
+def measure_step_calls(
+    raw: Path, on: str | None, seconds: float, step: Graph, outcome: Outcome, on_progress: OnProgress
+) -> None:
+    """Measure each distinct call of a step that does something: on a CPU in the order of the step, then one by one.
+
+    Calls that were measured one by one before are left out.
+    """
+    from foretrace.calibration import step_calls
+    from foretrace.calibration.timing.device import find_device, is_gpu
+    from foretrace.calibration.timing.timer import REFUSALS, error_line
+
+    device, began = find_device(on), time.monotonic()
+    cases = step_calls.step_cases(step, device.type)
+    if not is_gpu(device):
+        on_progress(Progress("replaying the step", 0.0, seconds))
+        try:
+            times = step_calls.time_replay(step, seconds * REPLAY_SHARE)
+            replayed = step_calls.add_measurements(step_calls.measurements_by_case(times, cases), raw, device)
+            replayed.seconds = time.monotonic() - began
+            outcome.families.append(replayed)
+        except REFUSALS as error:  # the step does not hold what a replay needs, or does not fit into memory
+            outcome.notes.append(f"calls are timed one by one: {_short(error_line(error))}")
+    left = max(seconds - (time.monotonic() - began), 1.0)
+    each = {case_key(case): case for case in {id(case): case for case in cases.values()}.values()}
+    alone = step_calls.measure_cases(each.values(), raw, device, left / 60, on_progress)
+    _add(outcome.families, [alone])
+    if alone.failed:
+        outcome.notes.append(f"calls that can't be made here: {alone.failed:,}, as {_short(alone.problem)}")
+
+
+def _short(problem: str) -> str:
+    return shorten(problem, ERROR_WIDTH, placeholder=" …")
+
+
+def _disturbances(outcome: Outcome, out: Path) -> list[str]:
+    """Notes where other load may have used the device: calls took longer at one time than at another."""
+    from foretrace.calibration.timing.kernels import reference_drift
+
+    found = []
+    if (drift := reference_drift(outcome.families)) > THROTTLED:
+        found.append(f"one and the same product took up to {1 + drift:,.1f} times as long")
+    spread = max((done.spread or 0.0 for done in outcome.families if done.family == EXACT), default=0.0)
+    if spread > NOISY_REPEATS:
+        found.append(f"repeats of a call lie {100 * spread:.0f} % apart")
+    return [f"the device was busy or throttled: {what}. {_measure_again(out)}" for what in found]
+
+
+def _measure_again(out: Path) -> str:
+    """Advice on measurements that are kept, and not as good as they could be: new ones would be added to them."""
+    return f"To measure it again when it is idle, remove {out} first, or give another --out"
+
+
+def measure_host(raw: Path, on: str | None, seconds: float, outcome: Outcome, on_progress: OnProgress) -> None:
+    """Measure the host time of calls."""
+    from foretrace.calibration.host import measure
+    from foretrace.calibration.timing.device import find_device
+
+    on_progress(Progress("host", 0.0, seconds))
+    done = measure.measure_host(raw, seconds / 60, on_progress, find_device(on))
+    if done.noisy:
+        outcome.notes.append(
+            f"other load kept the host busy: repeats of a step lie {100 * done.spread:.0f} % apart. "
+            f"{_measure_again(raw.parent)}"
+        )

@@ -1,23 +1,33 @@
-"""What a device says of itself, kept beside the measurements of its kernels, and the description made from both."""
+"""What driver and system report of a device, kept with its measurements; and the description made from both.
+
+A device that is shipped with Foretrace is described by its maker; any other by its driver, with the best measured rates
+as its peaks.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from foretrace.graph import ForetraceError
+from foretrace.errors import ForetraceError
+from foretrace.graph import Op, Tensor
 from foretrace.platform.device import Device, Measured
-from foretrace.platform.files import Positive, PositiveInt, read_as, write
-from foretrace.platform.measurements import Measurement
-from foretrace.platform.rates import best_gbps, best_tflops
+from foretrace.platform.measurements.kernels import Measurement
+from foretrace.platform.typed_json import Positive, PositiveInt, read_as, write
 
 DEVICE_FILE = "device.json"
+CEILINGS = "ceilings"
+"""The file of calls that come close to a device's peaks, next to those of the families."""
+GEMMS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+LARGE_BYTES = 2**28
+"""A copy of this many bytes fits into no cache."""
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """The device as its driver or system describes it, and how work passes through its streams."""
+    """A device as its driver or system describes it, and how its streams work."""
 
     kind: str
     matches: str
@@ -27,20 +37,20 @@ class DeviceFacts:
     memory_gb: Positive
     l2_mb: Positive
     machine: dict[str, str] = field(default_factory=dict)
-    """Versions and the date, as `foretrace.platform.measure.machine.facts` gives them."""
+    """Versions and the date, from `foretrace.calibration.timing.device.machine_facts`."""
     kernel_gap_us: float = 0.0
     launch_latency_us: float = 0.0
     queue_depth: PositiveInt | None = None
     provenance: str = ""
-    """How the three figures before were found."""
+    """How the three figures before were measured."""
 
     @classmethod
     def read(cls, raw: Path) -> DeviceFacts:
-        """The facts in a folder of measurements."""
+        """Read them from a folder of measurements."""
         return read_as(cls, raw / DEVICE_FILE, "Measure the device again, with the same --out.")
 
     def write(self, raw: Path) -> None:
-        """Keep them in a folder of measurements.
+        """Write them to a folder of measurements.
 
         >>> import tempfile; raw = Path(tempfile.mkdtemp())
         >>> facts = DeviceFacts("cpu", "x86_64 CPU", 2, 2000.0, 2000.0, 16.0, 32.0)
@@ -50,22 +60,22 @@ class DeviceFacts:
         write(raw / DEVICE_FILE, asdict(self))
 
 
-def describe(facts: DeviceFacts, found: Iterable[Measurement], name: str) -> Device:
-    """The description of a device, with its maker's figures where they are known, else with the best it was seen to do.
+def describe_device(facts: DeviceFacts, found: Iterable[Measurement], name: str) -> Device:
+    """The description of a device: its maker's where it is shipped, else its driver's with the best measured rates.
 
     Parameters
     ----------
     facts
-        What it says of itself.
+        What its driver reports.
     found
-        Measurements of products and copies, `foretrace.platform.measure.ceilings` among them.
+        Measurements of GEMMs and copies, those of `CEILINGS` among them.
     name
-        What to call it where it has no name yet.
+        Its name, where its description is not shipped.
     """
     found = list(found)
     tflops, gbps = best_tflops(found), best_gbps(found)
     if facts.kind == "cpu":
-        tflops.pop("tf32", None)  # there it is float32 like any other
+        tflops.pop("tf32", None)  # a CPU has no Tensor Cores: it is float32 there
     rates = f"rates: the best of the products and copies measured up to {facts.machine.get('made', '?')[:10]}"
     measured = Measured(
         kernel_gap_us=facts.kernel_gap_us,
@@ -80,7 +90,7 @@ def describe(facts: DeviceFacts, found: Iterable[Measurement], name: str) -> Dev
         return replace(known, measured=measured)
     if "float32" not in tflops or gbps is None:
         raise ForetraceError(
-            f"the measurements hold no product of float32 or no large copy on {facts.matches}, which nobody described",
+            f"the measurements hold no float32 GEMM or no large copy on {facts.matches}, which has no description",
             "Measure its ceilings: `foretrace calibrate device` with the same --out.",
         )
     return Device(
@@ -97,3 +107,56 @@ def describe(facts: DeviceFacts, found: Iterable[Measurement], name: str) -> Dev
         kind=facts.kind,
         measured=measured,
     )
+
+
+def best_tflops(found: Iterable[Measurement]) -> dict[str, float]:
+    """The best rate of GEMMs by dtype, ``tf32`` apart from float32.
+
+    >>> from foretrace.platform.measurements.cases import Case
+    >>> square = Tensor((1000, 1000), "bfloat16")
+    >>> best_tflops([Measurement(Case(Op("aten::mm", (square, square))), warm=[[("gemm", 10.0)]])])
+    {'bfloat16': 200.0}
+    """
+    best: dict[str, float] = {}
+    for one in found:
+        if one.case.op.name in GEMMS and not one.error and one.warm:
+            dtype = _factors(one.case.op)[0].dtype
+            if dtype == "float32" and one.case.tf32:
+                dtype = "tf32"
+            best[dtype] = max(best.get(dtype, 0.0), gemm_flops(one.case.op) / one.us("warm") / 1e6)
+    return {dtype: _rounded(rate) for dtype, rate in sorted(best.items())}
+
+
+def gemm_flops(op: Op) -> float:
+    """Floating-point operations of a GEMM.
+
+    >>> gemm_flops(Op("aten::mm", (Tensor((2, 3), "float32"), Tensor((3, 4), "float32"))))
+    48.0
+    """
+    first, second = _factors(op)
+    return 2.0 * math.prod(first.shape) * second.shape[-1]
+
+
+def _factors(op: Op) -> list[Tensor]:
+    """The two matrices of a GEMM: the last two tensors by position, after a bias."""
+    return [value for value in op.args if isinstance(value, Tensor)][-2:]
+
+
+def best_gbps(found: Iterable[Measurement]) -> float | None:
+    """The best rate of a copy within device memory, bytes read and written; None where no copy was large enough."""
+    rates = [
+        sum(tensor.nbytes for tensor in one.case.op.tensors) / one.us("cold") / 1e3
+        for one in found
+        if one.case.op.name == "aten::copy_" and not one.error and one.cold and _is_large(one.case.op)
+    ]
+    return _rounded(max(rates)) if rates else None
+
+
+def _is_large(op: Op) -> bool:
+    dense = all(tensor.stride is None and not tensor.device for tensor in op.tensors)
+    return dense and sum(tensor.nbytes for tensor in op.tensors) >= LARGE_BYTES
+
+
+def _rounded(rate: float) -> float:
+    """Four figures: repeats agree on no more."""
+    return float(f"{rate:.4g}")

@@ -1,4 +1,4 @@
-"""Fabrics from what is at hand: logs of nccl-tests, the collectives of a recorded job, the specification of links."""
+"""Fabrics from logs of nccl-tests, from the collectives of a recorded job, and from the specification of links."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foretrace.analysis.collectives import CollectiveTimes, collective_times
-from foretrace.api import load
+from foretrace.calibration.fitting import fit
 from foretrace.cost_models.collectives.topology import Placement
-from foretrace.fitting import fit
+from foretrace.errors import ForetraceError
 from foretrace.formats.nccl_tests import read_nccl_tests
-from foretrace.graph import ForetraceError, Job
+from foretrace.graph import Job
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.folder import FABRIC, RAW
-from foretrace.platform.measurements import fabric as fabric_measurements
-from foretrace.platform.measurements.fabric import FABRIC_FILE, Exchange
+from foretrace.platform.measurements.fabric import FABRIC_FILE, TimedCollective, add_collectives, begin_run
+from foretrace.platform.platform import FABRIC, RAW
 from foretrace.record.folder import is_recording
 
 TRACES = (".json", ".json.gz", ".et", ".et.gz")
-"""How the names of traces end; logs have other ones."""
+"""Endings of the names of traces; logs have other ones."""
 
 
-class Seen(NamedTuple):
-    """Collectives of one source."""
+class Source(NamedTuple):
+    """Collectives of a log or a job."""
 
     device: str
     provenance: str
-    exchanges: list[Exchange]
+    collectives: list[TimedCollective]
 
 
 def make_fabric(
     sources: Iterable[Path], folder: Path, links: str | Path | None = None, gpus_per_node: int | None = None
 ) -> None:
-    """Keep what logs and jobs show of collectives among a platform's measurements, and fit its fabric.
+    """Add the collectives of logs and jobs to a platform's measurements, and fit its fabric.
 
     Parameters
     ----------
@@ -43,24 +42,24 @@ def make_fabric(
     folder
         The platform's.
     links
-        The specification of the links, by name or file: by it, shapes and kinds that were not seen are carried over.
+        The specification of the links, by name or file: unmeasured shapes and kinds are scaled by it.
     gpus_per_node
         Of recorded jobs: how many ranks share a node; all of them where left out.
     """
     known = None if links is None else specification(links)
-    seen = [one for source in sources for one in _read(source, gpus_per_node)]
+    found = [one for source in sources for one in _read(source, gpus_per_node)]
     path = folder / RAW / FABRIC_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    for device, provenance, exchanges in seen:
-        fabric_measurements.open_run(path, {"device": device, "provenance": provenance})
-        fabric_measurements.add_exchanges(path, exchanges)
+    for device, provenance, collectives in found:
+        begin_run(path, {"device": device, "provenance": provenance})
+        add_collectives(path, collectives)
     fit(folder, parts=("fabric",))
     if known:
         replace(Fabric.read(folder / FABRIC), links=known.links).write(folder / FABRIC)
 
 
 def specification(links: str | Path) -> Fabric:
-    """A fabric by name or file, of which the links are known.
+    """A fabric by name or file that has links.
 
     >>> specification("h100-nvswitch").links.gpus_per_node
     8
@@ -72,26 +71,29 @@ def specification(links: str | Path) -> Fabric:
     return fabric
 
 
-def _read(source: Path, gpus_per_node: int | None) -> Iterator[Seen]:
+def _read(source: Path, gpus_per_node: int | None) -> Iterator[Source]:
     if source.is_dir() or is_recording(source) or source.name.endswith(TRACES):
+        from foretrace.api import load
+
         job = load(source)
         devices = ", ".join(dict.fromkeys(graph.device or "CPU" for graph in job.graphs))
-        yield Seen(devices, f"{source.name}: collectives of a job of {job.world} ranks", transfers(job, gpus_per_node))
+        provenance = f"{source.name}: collectives of a job of {job.world} ranks"
+        yield Source(devices, provenance, job_collectives(job, gpus_per_node))
         return
     for table in read_nccl_tests(source):
         nodes = "one node" if table.nodes == 1 else f"{table.nodes} nodes"
         where = f"{source.name}: {table.ranks} x {table.device} in {nodes}, by nccl-tests"
-        rows = [Exchange(table.kind, table.ranks, table.nodes, size, (us,)) for size, us in table.rows]
-        yield Seen(table.device, where, rows)
+        rows = [TimedCollective(table.kind, table.ranks, table.nodes, size, (us,)) for size, us in table.rows]
+        yield Source(table.device, where, rows)
 
 
-def transfers(job: Job, gpus_per_node: int | None = None) -> list[Exchange]:
-    """What the collectives of a job took without waiting: from the arrival of the last rank to the last end.
+def job_collectives(job: Job, gpus_per_node: int | None = None) -> list[TimedCollective]:
+    """The collectives of a job without waiting: from the arrival of the last rank to the last end.
 
-    Those of which a rank's trace is missing are left out: nobody knows when it arrived.
+    Those of groups with a rank that has no trace are left out: its arrival is not known.
 
     >>> from foretrace.graph import Graph, OpTable
-    >>> transfers(Job([Graph(OpTable.of([]), rank=0, world=2)]))
+    >>> job_collectives(Job([Graph(OpTable.of([]), rank=0, world=2)]))
     Traceback (most recent call last):
     ...
     foretrace.errors.ForetraceError: the job shows no collective on all of its ranks. Record every rank of it.
@@ -99,7 +101,7 @@ def transfers(job: Job, gpus_per_node: int | None = None) -> list[Exchange]:
     groups, _ = collective_times(job.graphs)
     times: dict[tuple[str, int, int, int], list[float]] = {}
     for group in groups:
-        if len(group.members) < max(2, _size(group, job)):
+        if len(group.members) < max(2, _group_size(group, job)):
             continue
         ranks = [job.graphs[member].rank for member in group.members]
         nodes = Placement.of(ranks, gpus_per_node or job.world).nodes
@@ -108,11 +110,11 @@ def transfers(job: Job, gpus_per_node: int | None = None) -> list[Exchange]:
                 times.setdefault((kind, len(ranks), nodes, nbytes), []).append(us)
     if not times:
         raise ForetraceError("the job shows no collective on all of its ranks", "Record every rank of it.")
-    return [Exchange(*shape, tuple(us)) for shape, us in sorted(times.items())]
+    return [TimedCollective(*shape, tuple(us)) for shape, us in sorted(times.items())]
 
 
-def _size(group: CollectiveTimes, job: Job) -> int:
-    """Ranks of a group, those without a trace included; all of the job where nobody says."""
+def _group_size(group: CollectiveTimes, job: Job) -> int:
+    """Ranks of a group, those without a trace included; all ranks of the job where the group is unknown."""
     graph = job.graphs[group.members[0]]
-    said = (c.ranks for c in graph.collectives if c.group == group.group)
-    return len(next(said, ())) or len(graph.groups.get(group.group, ())) or job.world
+    known = (c.ranks for c in graph.collectives if c.group == group.group)
+    return len(next(known, ())) or len(graph.groups.get(group.group, ())) or job.world

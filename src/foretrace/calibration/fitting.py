@@ -1,9 +1,9 @@
-"""From raw measurements to the files of a platform: no machine is needed, so that old measurements stay of use."""
+"""Fitting a platform: from raw measurements to its files, without the machine, so that old measurements stay of use."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -11,40 +11,37 @@ from pathlib import Path
 from typing import Any
 
 from foretrace import __version__
+from foretrace._progress import OnProgress, Progress
+from foretrace.calibration.device_facts import CEILINGS, DEVICE_FILE, DeviceFacts, describe_device
 from foretrace.cost_models.kernels.families import FAMILIES
-from foretrace.graph import ForetraceError
-from foretrace.platform import fabric_measurements, host_measurements
+from foretrace.errors import ForetraceError
 from foretrace.platform.device import Device, Measured
-from foretrace.platform.device_facts import DEVICE_FILE, DeviceFacts, describe
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.fabric_measurements import FABRIC_FILE
-from foretrace.platform.files import write
-from foretrace.platform.folder import DEVICE, FABRIC, HOST, INDEX, MODELS, RAW, About, read_about, write_about
-from foretrace.platform.host_measurements import HOST_FILE
-from foretrace.platform.journal import exists
-from foretrace.platform.measurements import SUFFIX
-from foretrace.platform.rates import CEILINGS, read_all
-
-Told = Callable[[str], None]
+from foretrace.platform.measurements.fabric import FABRIC_FILE, FabricRun, read_fabric_runs
+from foretrace.platform.measurements.host import HOST_FILE, HostRun, read_host_runs
+from foretrace.platform.measurements.journal import exists
+from foretrace.platform.measurements.kernels import SUFFIX, read_all
+from foretrace.platform.platform import DEVICE, FABRIC, HOST, INDEX, MODELS, RAW, About, read_about, write_about
+from foretrace.platform.typed_json import write
 
 RAW_FILES = {"device": DEVICE_FILE, "host": HOST_FILE, "fabric": FABRIC_FILE}
-"""Of each part, the file that is among the measurements where it was measured."""
+"""By part: the file among the measurements that shows that it was measured."""
 VERSIONS = {"torch": "torch", "cuda": "cuda", "cudnn": "cudnn", "driver": "driver_version"}
-"""Versions that a platform states, and what a machine calls them."""
+"""Versions that a platform states, and their names among the facts of a machine."""
 FITTERS = ("lightgbm", "sklearn", "scipy", "torch")
-"""What models are fitted with: an extra, since only who calibrates needs it."""
+"""Packages that models are fitted with: an extra, since only calibrations need them."""
 INSTALL = "pip install 'foretrace[fit]'"
 
 
 def can_fit() -> bool:
-    """Whether models of kernels can be fitted here."""
+    """Whether kernel models can be fitted here."""
     return all(find_spec(name) for name in FITTERS)
 
 
 def require_fitter() -> None:
-    """Say what is missing where they cannot."""
+    """Refuse where kernel models can't be fitted."""
     if not can_fit():
-        raise ForetraceError("what models are fitted with is not installed", f"`{INSTALL}`.")
+        raise ForetraceError("the packages that models are fitted with are not installed", f"`{INSTALL}`.")
 
 
 def measured_parts(raw: Path) -> list[str]:
@@ -60,29 +57,27 @@ def fit(
     folder: Path,
     raw: Path | None = None,
     parts: Collection[str] = tuple(RAW_FILES),
-    told: Told = lambda words: None,
+    on_progress: OnProgress = lambda progress: None,
     anew: bool = True,
 ) -> list[str]:
-    """Make the files of a platform from its measurements.
-
-    Stopped before it is done, it leaves the models as they were.
+    """Make the files of a platform from its measurements; stopped before it is done, it leaves the models as they were.
 
     Parameters
     ----------
     folder
         The platform's.
     raw
-        The measurements', or that of a platform which keeps some; the platform's own where it is left out.
+        The folder of the measurements, or of a platform that has some; the platform's own where it is left out.
     parts
         ``device``, ``host``, ``fabric``: those that were measured are fitted.
-    told
-        Told what is being fitted.
+    on_progress
+        Called with what is being fitted.
     anew
-        Whether all is fitted; else models that nothing was measured for since they were fitted are left as they are.
+        Whether to fit all models; else those without new measurements are left as they are.
 
     Returns
     -------
-    What is left to do, for the reader.
+    Notes for the user.
     """
     raw = raw or folder / RAW
     raw = raw / RAW if (raw / RAW).is_dir() else raw
@@ -92,9 +87,9 @@ def fit(
     folder.mkdir(parents=True, exist_ok=True)
     notes: list[str] = []
     for part in (part for part in measured if part in parts):
-        told(f"fitting the {part}")
+        on_progress(Progress(f"fitting the {part}"))
         if part == "device":
-            notes = fit_device(raw, folder, told, anew)
+            notes = fit_device(raw, folder, on_progress, anew)
         elif part == "host":
             fit_host(raw, folder)
         else:
@@ -115,19 +110,19 @@ def _about(folder: Path, machines: list[dict[str, Any]]) -> About:
 
 
 def _machine(raw: Path, part: str) -> dict[str, Any]:
-    """What the machine said of itself when a part was measured last."""
+    """Facts about the machine from when a part was measured last."""
     if part == "device":
         return dict(DeviceFacts.read(raw).machine)
     runs = _host_runs(raw) if part == "host" else _fabric_runs(raw)
     return runs[-1].machine
 
 
-def _host_runs(raw: Path) -> list[host_measurements.HostRun]:
-    return _some(host_measurements.read_runs(raw / HOST_FILE), raw / HOST_FILE)
+def _host_runs(raw: Path) -> list[HostRun]:
+    return _some(read_host_runs(raw / HOST_FILE), raw / HOST_FILE)
 
 
-def _fabric_runs(raw: Path) -> list[fabric_measurements.FabricRun]:
-    return _some(fabric_measurements.read_runs(raw / FABRIC_FILE), raw / FABRIC_FILE)
+def _fabric_runs(raw: Path) -> list[FabricRun]:
+    return _some(read_fabric_runs(raw / FABRIC_FILE), raw / FABRIC_FILE)
 
 
 def _some(runs: list[Any], path: Path) -> list[Any]:
@@ -136,32 +131,34 @@ def _some(runs: list[Any], path: Path) -> list[Any]:
     return runs
 
 
-def fit_device(raw: Path, folder: Path, told: Told, anew: bool) -> list[str]:
-    """Describe a device by what it says of itself and by the best it was seen to do; fit the models of its kernels."""
-    device = describe(DeviceFacts.read(raw), read_all(raw, CEILINGS, "matrix", "copies"), folder.resolve().name)
-    notes = _fit_kernels(raw, folder, device, told, anew) if can_fit() else [_how_to_fit_later(folder)]
+def fit_device(raw: Path, folder: Path, on_progress: OnProgress, anew: bool) -> list[str]:
+    """Describe a device by its facts and its best measured rates, and fit its kernel models."""
+    device = describe_device(DeviceFacts.read(raw), read_all(raw, CEILINGS, "matrix", "copies"), folder.resolve().name)
+    notes = _fit_kernels(raw, folder, device, on_progress, anew) if can_fit() else [_how_to_fit_later(folder)]
     write(folder / DEVICE, asdict(device))
     return notes
 
 
 def _how_to_fit_later(folder: Path) -> str:
-    way = f"`{INSTALL}`, then `foretrace calibrate fit --out {folder}`, here or elsewhere"
-    return f"the models of kernels were not fitted, since what they are fitted with is not installed: {way}"
+    return (
+        "kernel models were not fitted, since the packages for it are not installed: "
+        f"`{INSTALL}`, then `foretrace calibrate fit --out {folder}`, here or elsewhere"
+    )
 
 
-def _fit_kernels(raw: Path, folder: Path, device: Device, told: Told, anew: bool) -> list[str]:
+def _fit_kernels(raw: Path, folder: Path, device: Device, on_progress: OnProgress, anew: bool) -> list[str]:
     from foretrace.cost_models.kernels.fitting import fit_models
 
     before = None if anew else _models_for(device, folder)
     with _replaced(folder / MODELS) as models:
-        index = fit_models(raw, device, models, told, before)
+        index = fit_models(raw, device, models, on_progress, before)
         write(models / Path(INDEX).name, index)
     few = [name for name in FAMILIES if exists(raw / f"{name}{SUFFIX}") and name not in index]
     return [f"too little was measured to fit {', '.join(few)}: measure longer"] if few else []
 
 
 def _models_for(device: Device, folder: Path) -> Path | None:
-    """The models of a platform, where this Foretrace fitted them for this very device."""
+    """The models of a platform, where this version of Foretrace fitted them for the same device."""
     try:
         before, by = Device.read(folder / DEVICE), read_about(folder).versions.get("foretrace")
     except ForetraceError:
@@ -172,7 +169,7 @@ def _models_for(device: Device, folder: Path) -> Path | None:
 
 @contextmanager
 def _replaced(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill, that takes the place of another once it is complete."""
+    """An empty folder to fill; it replaces another one once it is complete."""
     unfinished = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)  # a process that was killed may have left one
     unfinished.mkdir()
@@ -185,21 +182,21 @@ def _replaced(folder: Path) -> Iterator[Path]:
 
 
 def fit_host(raw: Path, folder: Path) -> None:
-    """Fit what calls cost on the host."""
+    """Fit the host time of calls."""
     from foretrace.cost_models.host.fitting import fit_host as fit_runs
 
     fit_runs(_host_runs(raw), folder.resolve().name).write(folder / HOST)
 
 
 def fit_fabric(raw: Path, folder: Path) -> None:
-    """Fit a curve to each kind of collective, and how ranks slow each other."""
+    """Fit a curve to each kind of collective, and how ranks on a CPU slow each other down."""
     from foretrace.cost_models.collectives.contention import fit_overlap, fit_oversubscription
     from foretrace.cost_models.collectives.curves import fit_curves
 
     runs = _fabric_runs(raw)
-    exchanges = [exchange for run in runs for exchange in run.exchanges]
+    collectives = [one for run in runs for one in run.collectives]
     sources = dict.fromkeys(run.machine.get("provenance", "") for run in runs)
     before = folder / FABRIC
     links = Fabric.read(before).links if before.is_file() else None  # measuring again does not change them
-    shared = fit_oversubscription(exchanges), fit_overlap(exchanges)
-    Fabric(folder.resolve().name, fit_curves(exchanges), "; ".join(sources), links, *shared).write(folder / FABRIC)
+    shared = fit_oversubscription(collectives), fit_overlap(collectives)
+    Fabric(folder.resolve().name, fit_curves(collectives), "; ".join(sources), links, *shared).write(folder / FABRIC)

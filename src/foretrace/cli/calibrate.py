@@ -1,4 +1,4 @@
-"""`foretrace calibrate`: measure the machine at hand into a platform."""
+"""`foretrace calibrate`: measure this machine into a platform."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ class What(StrEnum):
     """What to measure, or to fit what was measured."""
 
     ALL = "all"
+    CPU = "cpu"
     DEVICE = "device"
     HOST = "host"
     FABRIC = "fabric"
     FIT = "fit"
 
 
-MINUTES = 10.0
+MINUTES, CPU_MINUTES = 10.0, 3.0
 APPLIES_TO = {
-    "--minutes": (What.ALL, What.DEVICE, What.HOST, What.FABRIC),
+    "--minutes": (What.ALL, What.CPU, What.DEVICE, What.HOST, What.FABRIC),
     "--on": (What.ALL, What.DEVICE, What.HOST),
-    "--family": (What.ALL, What.DEVICE),
-    "--for": (What.ALL, What.DEVICE),
+    "--family": (What.ALL, What.CPU, What.DEVICE),
+    "--for": (What.ALL, What.CPU, What.DEVICE),
     "--raw": (What.FIT,),
 }
 """The parts that each option applies to."""
@@ -44,13 +45,25 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES
 
 
 def calibrate(
-    out: Annotated[Path, typer.Option(help="The platform's folder; measurements in it are continued.")],
     what: Annotated[
-        What, typer.Argument(help="The part to measure; or fit, to fit the measurements again.")
+        What,
+        typer.Argument(
+            help="The part to measure; or cpu, to measure this machine's CPU as the platform `cpu`; or fit, to fit the "
+            "measurements again."
+        ),
     ] = What.ALL,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The platform's folder; measurements in it are continued. Of cpu it may be left out."),
+    ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, max=1440, help="How long to measure, all parts together.", show_default=f"{MINUTES:g}"),
+        typer.Option(
+            min=0,
+            max=1440,
+            help="How long to measure, all parts together.",
+            show_default=f"{MINUTES:g}; of cpu {CPU_MINUTES:g}",
+        ),
     ] = None,
     family: Annotated[
         list[str] | None, typer.Option(help="Measure this family of kernels only; may be given several times.")
@@ -64,33 +77,35 @@ def calibrate(
         Path | None, typer.Option(help="With fit: the folder of the measurements, if not the platform's own.")
     ] = None,
 ) -> None:
-    """Measure the machine at hand into a platform that steps can be predicted on.
+    """Measure this machine into a platform that steps can be predicted on.
 
     Kernels on its GPU or CPU, calls on its host, collectives between ranks (under torchrun). It may be stopped at any
     time: the same command continues.
     """
-    from foretrace._progress import Progress
-    from foretrace.calibration.calibrate import SHARES, Outcome, alone_in, is_first_rank
+    from foretrace.calibration.calibrate import SHARES, Outcome, exclusive, is_first_rank
     from foretrace.calibration.calibrate import calibrate as measure
     from foretrace.calibration.fitting import fit, require_fitter
     from foretrace.cost_models.kernels.families import check_families
-    from foretrace.platform.folder import check_out
+    from foretrace.platform.platform import check_out
 
     _check(what, {"--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw})
     check_families(family or ())
+    out = _folder(what, out)
     check_out(out)
-    if what is What.FIT:
+    if what in (What.FIT, What.CPU):
         require_fitter()
-    parts = tuple(SHARES) if what is What.ALL else (what.value,)
+    parts = {What.ALL: tuple(SHARES), What.CPU: ("device", "host")}.get(what, (what.value,))
+    if what is What.CPU:
+        on = "cpu"
+    if minutes is None:
+        minutes = CPU_MINUTES if what is What.CPU else MINUTES
     try:
         with _created(out), progress_bar(hidden=not is_first_rank()) as on_progress:
             if what is What.FIT:
-                with alone_in(out):
-                    outcome = Outcome(notes=fit(out, raw, told=lambda words: on_progress(Progress(words))))
+                with exclusive(out):
+                    outcome = Outcome(notes=fit(out, raw, on_progress=on_progress))
             else:
-                outcome = measure(
-                    out, parts, MINUTES if minutes is None else minutes, on, family or (), _step(like, on), on_progress
-                )
+                outcome = measure(out, parts, minutes, on, family or (), _step(like, on), on_progress)
     except KeyboardInterrupt:
         print(f"foretrace: stopped; {_how_to_continue(out)}", file=sys.stderr)
         raise
@@ -113,6 +128,16 @@ def _check(what: What, options: dict[str, object]) -> None:
         raise ForetraceError(f"--minutes {minutes:g} is no time to measure in", "Give a number above 0, up to 1440.")
     if options["--for"] and options["--family"]:
         raise ForetraceError("with --for no families are measured", "Give --for or --family, one after the other.")
+
+
+def _folder(what: What, out: Path | None) -> Path:
+    """The platform's folder; the CPU of this machine has one among the user's own platforms."""
+    from foretrace.errors import ForetraceError
+    from foretrace.platform.registry import CPU, user_platforms
+
+    if out is None and what is not What.CPU:
+        raise ForetraceError("--out is missing", "Name the platform's folder: foretrace calibrate --out my-platform.")
+    return out or user_platforms() / CPU
 
 
 @contextmanager
@@ -140,7 +165,7 @@ def _created(folder: Path) -> Iterator[None]:
 def _how_to_continue(out: Path) -> str:
     """What to do after it was stopped, if anything is measured: that takes some seconds, of a host a round."""
     from foretrace.calibration.fitting import measured_parts
-    from foretrace.platform.folder import RAW
+    from foretrace.platform.platform import RAW
 
     if not measured_parts(out / RAW):
         return "nothing was measured yet"
@@ -160,7 +185,7 @@ def _step(what: str | None, on: str | None) -> Graph | None:
 def _print_outcome(outcome: Outcome, out: Path) -> None:
     from rich.console import Console
 
-    from foretrace.platform.folder import lacks_models
+    from foretrace.platform.platform import lacks_models
     from foretrace.report.formatting import printable
     from foretrace.report.platform import measured_families
 

@@ -32,12 +32,11 @@ def show(
 ) -> None:
     """Show what a platform is, how it was measured, and how good its models are; or what a shipped fabric is."""
     from foretrace.platform.fabric import fabrics
-    from foretrace.platform.folder import platforms
-    from foretrace.platform.summary import FabricSummary
-    from foretrace.platforms import summary_of
+    from foretrace.platform.registry import platform_folders
+    from foretrace.platform.summary import FabricSummary, Summary
 
-    is_fabric = name in fabrics() and name not in platforms()
-    summary = FabricSummary(name) if is_fabric else summary_of(name)
+    is_fabric = name in fabrics() and name not in platform_folders()
+    summary = FabricSummary(name) if is_fabric else Summary.named(name)
     from foretrace.report import show as show_result
 
     show_result(summary, json, top=top)
@@ -50,10 +49,9 @@ def compare(
     json: AsJson = False,
 ) -> None:
     """Compare two platforms, figure by figure."""
-    from foretrace.platform.summary import Comparison
-    from foretrace.platforms import summary_of
+    from foretrace.platform.summary import Comparison, Summary
 
-    comparison = Comparison(summary_of(first), summary_of(second))
+    comparison = Comparison(Summary.named(first), Summary.named(second))
     from foretrace.report import show as show_result
 
     show_result(comparison, json)
@@ -75,9 +73,10 @@ def fabric(
 ) -> None:
     """Give a platform the fabric that logs of nccl-tests or rccl-tests, or a job's own collectives, show."""
     from foretrace.calibration.fabric import make_fabric
-    from foretrace.platform.folder import check_out, platforms
+    from foretrace.platform.platform import check_out
+    from foretrace.platform.registry import platform_folders
 
     check_out(out)
     make_fabric(sources, out, links, gpus_per_node)
-    shown = f"./{out}" if str(out) in platforms() else out  # a name comes before a folder
+    shown = f"./{out}" if str(out) in platform_folders() else out  # a name comes before a folder
     print(f"foretrace: {out} has a fabric: `foretrace platform show {shown}`", file=sys.stderr)

@@ -1,34 +1,36 @@
-"""A device: what its maker says of it, the ceilings that times are held against, and what was measured of it once."""
+"""A device: its maker's description with peak rates, and what was measured of it as a whole."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
-from foretrace.graph import ForetraceError
-from foretrace.platform.files import Positive, PositiveInt, read_as
+from foretrace.errors import ForetraceError
+from foretrace.platform.typed_json import Positive, PositiveInt, read_as
 
-MACHINES = Path(__file__).parent / "machines"
+DEVICES = Path(__file__).parent / "data" / "devices"
+"""Shipped descriptions, a file each: adding a device is adding a file."""
+CUDA_GRAPH = Path(__file__).parent / "data" / "cuda_graph.json"
 KINDS = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a device as a whole, by us or by who published it; where nothing is known, nothing holds
-    its work up."""
+    """What was measured of a device as a whole, by a calibration or by others; 0 or None where unknown."""
 
     kernel_gap_us: float = 0.0
-    """From the end of a kernel to the start of the next one, where that was queued behind it."""
+    """From the end of a kernel to the start of the next one in the queue."""
     launch_latency_us: float = 0.0
-    """From the end of a launch call to the start of its kernel, on a stream with nothing to do."""
+    """From the end of a launch call to the start of its kernel, on an idle stream."""
     queue_depth: PositiveInt | None = None
     """Launched kernels that may be unfinished at once: the host waits before it launches another."""
     memory_gbps: Positive | None = None
-    """The best rate a copy reached."""
+    """The best rate of a copy."""
     tflops: dict[str, Positive] = field(default_factory=dict)
-    """The best rate of matrix products by dtype; ``tf32`` as in `Device.peak_tflops`."""
+    """The best rate of GEMMs by dtype; ``tf32`` as in `Device.peak_tflops`."""
     provenance: str = ""
 
 
@@ -43,7 +45,7 @@ class Device:
 
     name: str
     matches: str
-    """What the driver calls it."""
+    """The driver's name for it."""
     sms: PositiveInt
     """Streaming multiprocessors of a GPU; of a CPU, the threads that share an op."""
     clock_mhz: Positive
@@ -53,21 +55,26 @@ class Device:
     l2_mb: Positive
     """The cache that all processors share."""
     peak_tflops: dict[str, Positive]
-    """Dense rate by dtype; ``tf32`` is float32 on the matrix units."""
+    """Dense rate by dtype; ``tf32`` is float32 on Tensor Cores."""
     provenance: str
     kind: str = "cuda"
-    """``cuda``, or ``cpu`` where ops run on the host itself."""
+    """``cuda``, or ``cpu``: see `runs_on_host`."""
     measured: Measured = field(default_factory=Measured)
     workspace_mib: float = 8.125
-    """What PyTorch gives the matrix library to work in, for each thread and stream that multiplies; more on Hopper."""
+    """Workspace that PyTorch gives the GEMM library, for each thread and stream that uses it; more on Hopper."""
     maker: str = "nvidia"
     power_w: Positive | None = None
-    """What it may draw."""
+    """Power limit."""
     process_nm: Positive | None = None
-    """What its maker calls the process it is made in."""
+    """The maker's name for the process node."""
+
+    @property
+    def runs_on_host(self) -> bool:
+        """Whether ops run on the host's own threads, as on a CPU: a call does its work itself, and launches nothing."""
+        return self.kind == "cpu"
 
     def peak(self, rate: str) -> float:
-        """Peak rate of a dtype in TFLOP/s; that of float32 where the maker says nothing of it.
+        """Peak rate of a dtype in TFLOP/s; that of float32 where the description has none.
 
         >>> Device.named("h200").peak("int8")
         67
@@ -76,7 +83,7 @@ class Device:
 
     @property
     def lanes(self) -> int:
-        """Products of float32 that a processor adds up in a clock.
+        """Multiply-adds of float32 that a processor does in a clock.
 
         >>> Device.named("a100").lanes, Device.named("h100").lanes
         (64, 128)
@@ -85,7 +92,7 @@ class Device:
 
     @classmethod
     def read(cls, path: Path) -> Device:
-        """The device that a file describes; a damaged file says which field is wrong."""
+        """Read a device's file; an error names the field that is wrong."""
         device = read_as(cls, path)
         if "float32" not in device.peak_tflops:
             raise ForetraceError(f"{path}: the field 'peak_tflops' has no rate of float32", "Add it.")
@@ -97,37 +104,64 @@ class Device:
 
     @classmethod
     def named(cls, name: str) -> Device:
-        """A device whose maker's description comes with Foretrace."""
-        path = MACHINES / f"{name}.json"
+        """A device whose description is shipped."""
+        path = DEVICES / f"{name}.json"
         if not path.is_file():
-            known = ", ".join(sorted(p.stem for p in MACHINES.glob("*.json")))
+            known = ", ".join(sorted(p.stem for p in DEVICES.glob("*.json")))
             raise ForetraceError(f"no device is called {name!r}", f"Known are: {known}.")
         return cls.read(path)
 
     @classmethod
     def matching(cls, driver_name: str) -> Device | None:
-        """The device that the driver calls so, where its maker's description comes with Foretrace.
+        """The shipped device with this driver name.
 
         >>> Device.matching("NVIDIA H200").name
         'h200'
         """
-        return next((device for device in cls._known() if device.matches == driver_name), None)
+        return next((device for device in cls._shipped() if device.matches == driver_name), None)
 
     @classmethod
     def closest(cls, driver_name: str) -> Device | None:
-        """The device that the driver calls so, or another of that model: a board with more memory, or other links.
+        """The shipped device with this driver name, or another of that model: with more memory, or other links.
 
         >>> Device.closest("Tesla V100-SXM2-16GB").name, Device.closest("NVIDIA A100-PG509-200").name
         ('v100', 'a100-40gb')
         """
-        words = _words(driver_name)
-        alike = [device for device in cls._known() if _words(device.name)[0] in words]
-        return max(alike, key=lambda device: len({*_words(device.matches)} & {*words}), default=None)
+        tokens = _tokens(driver_name)
+        alike = [device for device in cls._shipped() if _tokens(device.name)[0] in tokens]
+        return max(alike, key=lambda device: len({*_tokens(device.matches)} & {*tokens}), default=None)
 
     @classmethod
-    def _known(cls) -> Iterator[Device]:
-        return (cls.read(path) for path in sorted(MACHINES.glob("*.json")))
+    def _shipped(cls) -> Iterator[Device]:
+        return (cls.read(path) for path in sorted(DEVICES.glob("*.json")))
 
 
-def _words(name: str) -> list[str]:
+def _tokens(name: str) -> list[str]:
     return re.findall("[a-z0-9]+", name.lower())
+
+
+@dataclass(frozen=True)
+class CudaGraphCosts:
+    """Microseconds of a captured step on any NVIDIA GPU: its launch on the host, and the gaps between its kernels.
+
+    >>> CudaGraphCosts.shipped().launch(kernels=1000) > CudaGraphCosts.shipped().launch(kernels=10)
+    True
+    """
+
+    launch_us: Positive
+    """Host time of the launch call."""
+    kernel_us: Positive
+    """More host time for each kernel in the graph."""
+    gap_us: Positive
+    """From the end of a kernel to the start of the next one."""
+    provenance: str
+
+    def launch(self, kernels: int) -> float:
+        """Host time of launching a graph of so many kernels."""
+        return self.launch_us + self.kernel_us * kernels
+
+    @classmethod
+    @cache
+    def shipped(cls) -> CudaGraphCosts:
+        """The constants that come with Foretrace."""
+        return read_as(cls, CUDA_GRAPH)

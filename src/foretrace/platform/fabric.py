@@ -1,31 +1,38 @@
-"""A fabric: how long the ranks of a job take to exchange data."""
+"""A fabric: time of collectives between the ranks of a job, as measured curves, as the specification of links, or both.
+
+`foretrace.cost_models.collectives` prices collectives with it: by the curves (``curves``), and by the links
+(``topology``) where nothing like it was measured.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from foretrace.graph import ForetraceError
+from foretrace.errors import ForetraceError
 from foretrace.graph.operators import collective_kind
-from foretrace.platform.files import Positive, PositiveInt, read_as, read_object, write
-from foretrace.platform.links import LINKS, Links
+from foretrace.platform.typed_json import Positive, PositiveInt, read_as, read_object, write
 
-FABRICS = Path(__file__).parent / "fabrics"
+FABRICS = Path(__file__).parent / "data" / "fabrics"
+"""Shipped fabrics that were measured and published."""
+LINKS = Path(__file__).parent / "data" / "links"
+"""Shipped specifications of links, a file for each kind of machine: adding one is adding a file."""
+LINK_KINDS = ("nvswitch", "nvlink", "pcie")
 
 
 @dataclass(frozen=True)
 class Curve:
     """Time of one kind of collective over message sizes, for one number of ranks.
 
-    Between a latency and a bandwidth the time bends from one to the other, sharply or gently; ``knots`` say by how much
-    the measured sizes lie off that. `foretrace.cost_models.collectives.curves` fits and evaluates it.
+    Latency for small sizes, bandwidth for large ones, and a bend in between, sharp or gentle; ``knots`` say by how much
+    the measured sizes differ from that.
     """
 
     kind: str
     """As in `foretrace.graph.Collective`."""
     ranks: PositiveInt
     nodes: PositiveInt
-    """Machines that the ranks are spread over, evenly."""
+    """Nodes that the ranks are spread over, evenly."""
     latency_us: Positive
     gbps: Positive
     """Bytes of the collective (`Collective.nbytes`) a nanosecond, where it is large."""
@@ -54,43 +61,113 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """Processes that work at once on the processors of one machine, as a job without GPUs does."""
+class Oversubscription:
+    """How processes slow each other down that share the CPU of a machine, as the ranks of a job without GPUs do."""
 
     ranks: PositiveInt
     slower: Positive
-    """How many times as long each of so many takes as one that is alone."""
+    """Time of each of so many processes, over that of one that is alone."""
     behind: float
-    """By what part of the mean the last of them is later than it, on average."""
+    """By what share of their mean the last of them is later than it, on average."""
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What ranks do on processors while threads of theirs exchange something, as gloo's do: each takes longer."""
+class Overlap:
+    """Slowdown of a rank on a CPU while its threads communicate, as gloo's do."""
 
     work: Positive
-    """How many times as long the work takes."""
+    """Time of the work, over that without communication."""
     transfer: Positive
-    """How many times as long the exchange takes."""
+    """Time of the communication, over that without work."""
+
+
+@dataclass(frozen=True)
+class IntraNode:
+    """Links between the GPUs of one node."""
+
+    kind: str
+    """``nvswitch``; ``nvlink``, from GPU to GPU; or ``pcie``, through host memory."""
+    gbps: Positive
+    """GB a second that leave one GPU; as many come in at the same time."""
+    pair_gbps: Positive
+    """The part of it that goes to one neighbour; on a switch, all."""
+    reduces: bool
+    """Whether the switch reduces in the network (NVLink SHARP)."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Links between nodes."""
+
+    kind: str
+    nics: PositiveInt
+    """Network cards of a node."""
+    gbit: Positive
+    """Gb a second of a card, each way."""
+    latency_us: float
+    """Of a message from one node to another, driver included."""
+
+    @property
+    def gbps(self) -> float:
+        """GB a second that leave one node.
+
+        >>> Network("InfiniBand", nics=8, gbit=400, latency_us=5).gbps
+        400.0
+        """
+        return self.nics * self.gbit / 8
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of a kind of machine, as its maker specifies them: inside a node, and between nodes.
+
+    >>> Links.named("h100-nvswitch").inside.gbps
+    450
+    """
+
+    name: str
+    gpu: str
+    gpus_per_node: PositiveInt
+    inside: IntraNode
+    provenance: str
+    network: Network | None = None
+    """None where nodes are not connected."""
+
+    @classmethod
+    def read(cls, path: Path) -> Links:
+        """Read a file of links; an error names the field that is wrong."""
+        links = read_as(cls, path)
+        if links.inside.kind not in LINK_KINDS:
+            raise ForetraceError(
+                f"{path}: the field 'inside.kind' holds {links.inside.kind!r}; "
+                f"it should be one of {', '.join(LINK_KINDS)}",
+                "Restore it.",
+            )
+        return links
+
+    @classmethod
+    def named(cls, name: str) -> Links:
+        """Shipped links."""
+        return cls.read(LINKS / f"{name}.json")
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """The links between ranks, as collectives feel them: measured, or known from their specification, or both."""
+    """What collectives between ranks take: measured curves, the specification of the links, or both."""
 
     name: str
     curves: tuple[Curve, ...]
     provenance: str
     links: Links | None = None
-    """None where nothing is known of them but what was measured."""
-    crowd: tuple[Crowd, ...] = ()
-    """Of rising numbers of ranks; none where ranks have devices that do their work."""
-    beside: Beside | None = None
-    """None where nobody measured it, or ranks have devices."""
+    """None where they are not known."""
+    crowd: tuple[Oversubscription, ...] = ()
+    """By rising number of ranks; empty where ranks have devices of their own."""
+    beside: Overlap | None = None
+    """None where it was not measured, or ranks have devices of their own."""
 
     @property
     def gpus_per_node(self) -> int:
-        """Of its links; or else the most that were measured together in a node.
+        """Of the links; or else the most ranks of a node that were measured.
 
         >>> Fabric.named("h100-8x").gpus_per_node
         8
@@ -101,7 +178,7 @@ class Fabric:
 
     @classmethod
     def of(cls, links: Links) -> Fabric:
-        """The fabric that a specification makes, with nothing measured.
+        """The fabric of specified links, with nothing measured.
 
         >>> Fabric.of(Links.named("h100-nvswitch")).curves
         ()
@@ -110,7 +187,7 @@ class Fabric:
 
     @classmethod
     def named(cls, name: str) -> Fabric:
-        """A fabric that comes with Foretrace: one that was measured, or one by the specification of its links.
+        """A shipped fabric: one that was measured, or one by the specification of its links.
 
         >>> len(Fabric.named("a100-8x-nvswitch").curves)
         5
@@ -122,7 +199,7 @@ class Fabric:
 
     @classmethod
     def read(cls, path: Path) -> Fabric:
-        """The fabric, or the links, that a file describes; a damaged file says which field is wrong."""
+        """Read a file of a fabric, or of links; an error names the field that is wrong."""
         if "inside" in read_object(path):
             return cls.of(Links.read(path))
         fabric = read_as(cls, path)
@@ -144,7 +221,7 @@ class Fabric:
 
 
 def fabrics() -> dict[str, Path]:
-    """The files of all fabrics that come with Foretrace, by name.
+    """The files of all shipped fabrics, by name.
 
     >>> {"h100-8x", "h100-nvswitch"} <= fabrics().keys()
     True

@@ -1,28 +1,56 @@
-"""A platform: a host, a device and a fabric, measured apart and combined freely."""
+"""A platform: a device, a host and a fabric, measured apart and combined freely; on disk, a folder.
+
+| file | holds |
+| --- | --- |
+| ``platform.json`` | name, date, provenance and versions (`About`) |
+| ``device.json``, ``host.json``, ``fabric.json`` | the parts, as many as were measured |
+| ``models/`` | fitted kernel models |
+| ``raw/`` | the measurements that the parts were fitted on (`foretrace.platform.measurements`) |
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foretrace.graph import ForetraceError
-from foretrace.platform import folder as files
+from foretrace.errors import ForetraceError
+from foretrace.output import check_writable
 from foretrace.platform.device import Device
-from foretrace.platform.folder import About
 from foretrace.platform.host import Host
+from foretrace.platform.typed_json import PositiveInt, read_as, read_object, write
 
 if TYPE_CHECKING:
-    from foretrace.platform.carry import Carry
     from foretrace.platform.fabric import Fabric
+    from foretrace.platform.hypothetical import CrossDeviceScaling
 
-MEASURED = "h200"
-"""The platform whose times are carried over to devices that nobody measured."""
+FORMAT = "foretrace platform"
+VERSION = 3
+"""Of all files but ``raw/``; it counts up when files or models of earlier versions can't be read any more."""
+ABOUT, DEVICE, HOST, FABRIC, MODELS, RAW = "platform.json", "device.json", "host.json", "fabric.json", "models", "raw"
+INDEX = f"{MODELS}/index.json"
+"""By kernel family: number of measurements, kind of model, errors on held-out calls."""
+EXACT = f"{MODELS}/exact.json.gz"
+"""Calls of steps that were timed exactly as the step makes them."""
+
+
+@dataclass(frozen=True)
+class About:
+    """Name, date, provenance and versions of a platform: its ``platform.json``."""
+
+    name: str
+    made: str
+    """Day of the latest measurement."""
+    provenance: str
+    versions: dict[str, str]
+    """Of torch, CUDA, the driver and whatever else the times depend on."""
+    format: str = FORMAT
+    version: PositiveInt = VERSION
 
 
 @dataclass(frozen=True)
 class Platform:
-    """What a step costs on a machine: the time of ops on the host, of kernels on the device, of exchanges in between.
+    """What a step costs on a machine: host time of ops, device time of kernels, time of collectives.
 
     >>> h200 = Platform.named("h200")
     >>> h200.device.sms, h200.fabric is None
@@ -33,102 +61,66 @@ class Platform:
     device: Device
     host: Host
     fabric: Fabric | None
-    """None where nothing was measured between ranks."""
+    """None where no collective was measured."""
     folder: Path
-    """Where the device's fitted models are."""
+    """Folder of the fitted kernel models."""
     about: About
-    carry: Carry | None = None
-    """How the models' times become the device's, where they were fitted on another one."""
+    cross_device: CrossDeviceScaling | None = None
+    """How times of the kernel models are scaled to the device, where they were fitted on another one."""
 
     @property
     def models(self) -> Path:
-        """The folder of the device's fitted models."""
-        return self.folder / files.MODELS
+        """The folder of the fitted kernel models."""
+        return self.folder / MODELS
 
     @classmethod
     def read(cls, path: str | Path, host: Host | None = None) -> Platform:
-        """The platform in a folder; what is damaged, missing or of another version is named, with what to do.
+        """Read a platform's folder; an error names what is missing, damaged or of another version, and what to do.
 
         Parameters
         ----------
         path
             The folder.
         host
-            Taken in the place of the folder's own, which then need not have one.
+            Replaces the folder's own host, which may then be missing.
         """
         folder = Path(path)
-        about = files.read_about(folder)
+        about = read_about(folder)
         return cls(
             name=about.name,
             device=read_device(folder),
             host=host or read_host(folder),
-            fabric=read_fabric(folder) if (folder / files.FABRIC).exists() else None,
+            fabric=read_fabric(folder) if (folder / FABRIC).exists() else None,
             folder=folder,
             about=about,
         )
 
     @classmethod
     def named(cls, name: str | Path) -> Platform:
-        """A platform that comes with Foretrace, one of the user's own, or one in a folder; or a GPU by its description.
+        """A platform by name or folder, as `foretrace.platform.registry.load_platform` finds it.
 
-        >>> Platform.named("a100").carry.source.name
+        >>> Platform.named("a100").cross_device.source.name
         'h200'
         """
-        if files.is_described_only(name):
-            return cls.carried(Device.named(str(name)), cls.read(files.find(MEASURED)))
-        return cls.read(files.find(name))
+        from foretrace.platform.registry import load_platform  # which imports this module
 
-    @classmethod
-    def carried(cls, device: Device, measured: Platform) -> Platform:
-        """A device that nobody measured, with the models and the host of a platform that was.
-
-        Parameters
-        ----------
-        device
-            As its maker describes it, with what others published of it.
-        measured
-            Whose times are carried over.
-        """
-        from foretrace.platform.carry import Carry
-
-        about = replace(
-            measured.about,
-            name=device.name,
-            made="",
-            provenance=f"nobody calibrated it: kernel times are carried over from {measured.name}, so is the host",
-        )
-        published = device.measured
-        known = replace(
-            measured.device.measured,
-            memory_gbps=published.memory_gbps,
-            tflops=published.tflops,
-            provenance="; ".join(filter(None, [published.provenance, f"gap, latency and queue as on {measured.name}"])),
-        )
-        return replace(
-            measured,
-            name=device.name,
-            device=replace(device, measured=known),
-            fabric=None,
-            about=about,
-            carry=Carry.over(measured.device, device),
-        )
+        return load_platform(name)
 
     def scaled(self, **factors: float) -> Platform:
-        """The same platform with parts of it so many times as fast, or as large.
+        """A hypothetical platform: this one with parts of it several times as fast, or as large.
 
         Parameters
         ----------
         factors
-            By part: ``hbm``, the rate of its memory; ``compute``, its peak rates; ``clock``, those and the clock;
-            ``cache`` and ``memory``, their sizes; ``host``; ``nvlink``, links inside a node; ``network``, those
-            between nodes.
+            By part: ``hbm``, memory bandwidth; ``compute``, peak rates; ``clock``, peak rates and clock; ``cache`` and
+            ``memory``, their sizes; ``host``; ``nvlink``, links inside a node; ``network``, links between nodes.
 
         >>> Platform.named("h200").scaled(hbm=1.5).device.memory_gbps
         7200.0
         """
-        from foretrace.platform.scaling import scaled  # here, since scaling is about platforms
+        from foretrace.platform.hypothetical import scaled_platform  # which imports this module
 
-        return scaled(self, factors)
+        return scaled_platform(self, factors)
 
     def having(self, host: Host | None = None, fabric: Fabric | None = None) -> Platform:
         """The same device with another host or fabric.
@@ -142,42 +134,108 @@ class Platform:
 
 
 def read_device(folder: Path) -> Device:
-    """The device of a platform, with its models."""
-    if not (folder / files.DEVICE).exists():
-        raise _unmeasured(folder, "device")
-    if not (folder / files.MODELS).is_dir():
+    """The device of a platform, which must have kernel models."""
+    path = _part(folder, "device")
+    if not (folder / MODELS).is_dir():
         raise ForetraceError(
-            f"{folder} has no {files.MODELS}/: its measurements were not fitted",
+            f"{folder} has no {MODELS}/: its measurements were not fitted",
             f"`foretrace calibrate fit --out {folder}` does that; it needs `pip install 'foretrace[fit]'`.",
         )
-    return Device.read(folder / files.DEVICE)
+    return Device.read(path)
 
 
 def read_host(folder: Path) -> Host:
     """The host of a platform."""
-    if not (folder / files.HOST).exists():
-        raise _unmeasured(folder, "host")
-    return Host.read(folder / files.HOST)
+    return Host.read(_part(folder, "host", "; or take another platform's (--host)"))
 
 
 def read_fabric(folder: Path) -> Fabric:
-    """The fabric of a platform that must have one."""
-    if not (folder / files.FABRIC).exists():
-        raise _unmeasured(folder, "fabric")
-    from foretrace.platform.fabric import Fabric  # who predicts one rank does without
+    """The fabric of a platform."""
+    path = _part(folder, "fabric", "; or take another platform's, or a shipped one (--fabric)")
+    from foretrace.platform.fabric import Fabric  # here: a step of one rank needs none
 
-    return Fabric.read(folder / files.FABRIC)
-
-
-_INSTEAD = {
-    "device": "",
-    "host": "; or take another platform's (--host)",
-    "fabric": "; or take another platform's, or a shipped one (--fabric)",
-}
+    return Fabric.read(path)
 
 
-def _unmeasured(folder: Path, part: str) -> ForetraceError:
-    return ForetraceError(
-        f"{folder} has no {part}.json: its {part} was not measured",
-        f"`foretrace calibrate {part} --out {folder}` on its machine does that{_INSTEAD[part]}.",
-    )
+def _part(folder: Path, part: str, instead: str = "") -> Path:
+    """The file of a part, which must be there."""
+    path = folder / f"{part}.json"
+    if not path.exists():
+        raise ForetraceError(
+            f"{folder} has no {part}.json: its {part} was not measured",
+            f"`foretrace calibrate {part} --out {folder}` on its machine does that{instead}.",
+        )
+    return path
+
+
+def read_about(folder: Path) -> About:
+    """Read ``platform.json``; another format version is refused, with the command that makes the platform anew."""
+    path = folder / ABOUT
+    if not path.is_file() and any((folder / RAW).glob("*")):
+        raise ForetraceError(
+            f"{folder} was measured, and not fitted yet",
+            f"`foretrace calibrate fit --out {folder}` fits what is there.",
+        )
+    if not path.is_file():
+        raise ForetraceError(
+            f"{folder} is not a platform: it has no {ABOUT}",
+            "Name one that `foretrace platform list` shows, or a folder that `foretrace calibrate --out` wrote.",
+        )
+    fields = read_object(path)
+    version = fields.get("version")
+    if fields.get("format") == FORMAT and isinstance(version, int) and version != VERSION:
+        newer = "A newer Foretrace made it: `pip install --upgrade foretrace`."
+        raise ForetraceError(
+            f"{folder} is of format version {version}, this Foretrace reads version {VERSION}",
+            newer if version > VERSION else _how_to_remake(folder),
+        )
+    about = read_as(About, path, f"Restore it. {_how_to_remake(folder)}")
+    if about.format != FORMAT:
+        raise ForetraceError(f"{path}: the field 'format' holds {about.format!r}", f"It should be {FORMAT!r}.")
+    return about
+
+
+def write_about(folder: Path, about: About) -> None:
+    """Write ``platform.json``.
+
+    >>> import tempfile; folder = Path(tempfile.mkdtemp())
+    >>> write_about(folder, About("mine", "2026-11-15", "measured here", {"torch": "2.11"}))
+    >>> read_about(folder).name
+    'mine'
+    """
+    write(folder / ABOUT, asdict(about))
+
+
+def _how_to_remake(folder: Path) -> str:
+    """How to make a platform's files anew: from its measurements where it has them, else on its machine."""
+    if (folder / RAW).is_dir():
+        return f"`foretrace calibrate fit --out {folder}` makes it anew from its measurements, without the machine."
+    return f"It keeps no measurements: `foretrace calibrate --out {folder}` on its machine measures it again."
+
+
+def check_out(folder: Path) -> None:
+    """Refuse to write a platform into a folder of other files, or where no folder can be made.
+
+    >>> import tempfile; folder = Path(tempfile.mkdtemp())
+    >>> check_out(folder); _ = (folder / "job.json").write_text("{}"); check_out(folder)
+    Traceback (most recent call last):
+    ...
+    foretrace.errors.ForetraceError: ...
+    """
+    if not folder.is_dir():
+        if folder.exists():
+            raise ForetraceError(f"{folder} is no folder", "Give an empty or a new folder as --out.")
+        check_writable(folder)
+        return
+    here = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    if here and not here & {ABOUT, RAW}:
+        raise ForetraceError(
+            f"{folder.resolve()} holds something else than a platform ({sorted(here)[0]})",
+            "Give an empty or a new folder as --out, or one that an earlier calibration wrote.",
+        )
+
+
+def lacks_models(folder: Path) -> bool:
+    """Whether a platform has a device, but neither kernel models nor exactly timed calls."""
+    has_models = any((folder / MODELS).glob("*.npz")) or (folder / EXACT).is_file()
+    return (folder / DEVICE).is_file() and not has_models

@@ -1,23 +1,36 @@
-"""A platform in words and figures, of as many parts as were measured: what `foretrace platform show` shows."""
+"""Summaries of platforms: what `foretrace platform show`, `compare` and `list` print and write as JSON.
+
+The fields of the JSON are documented in docs/platform.md.
+"""
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded
-from foretrace.graph import ForetraceError
-from foretrace.platform import folder as files
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric, fabrics
-from foretrace.platform.files import MAX_TIMED_BYTES, read_as
 from foretrace.platform.host import Host
-from foretrace.platform.platform import Platform
+from foretrace.platform.platform import ABOUT, DEVICE, EXACT, FABRIC, HOST, INDEX, About, Platform, read_about
+from foretrace.platform.registry import (
+    CPU,
+    device_files,
+    find_platform,
+    is_described_only,
+    load_platform,
+    platform_folders,
+    split_factors,
+    user_platforms,
+)
+from foretrace.platform.typed_json import MAX_TIMED_BYTES, read_as
 
-COMMON = (
+COMMON_CALLS = (
     "aten::mm", "aten::addmm", "aten::bmm", "aten::add", "aten::add_", "aten::mul", "aten::copy_", "aten::_to_copy",
     "aten::cat", "aten::sum", "aten::gelu", "aten::relu", "aten::_softmax", "aten::native_layer_norm",
     "aten::cudnn_batch_norm", "aten::convolution", "aten::convolution_backward", "aten::embedding",
@@ -25,109 +38,105 @@ COMMON = (
     "aten::view", "aten::transpose",
 )  # fmt: skip
 """Calls that most steps are made of."""
+Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """What is known of a family's model."""
+class FittedModel:
+    """A kernel family in the index of a platform's models."""
 
     measurements: int
     kind: str
     gmae: float
-    """Geometric mean of the relative error on calls it was not fitted on; then their mean, their 90th percentile."""
+    """Geometric mean of the relative error on held-out calls; then their mean and their 90th percentile."""
     mean: float
     p90: float
     others: dict[str, float] = field(default_factory=dict)
-    """The geometric mean of the kinds of models that were not chosen."""
+    """The geometric mean of the estimators that were not chosen."""
 
 
+@dataclass(frozen=True)
 class Summary:
-    """What is known of the platform in a folder.
+    """A platform with as many parts as were measured; or a hypothetical one.
 
-    >>> words = Summary.named("h200").to_dict()
-    >>> words["device"]["sms"], words["fabric"]
+    >>> fields = Summary.named("h200").to_dict()
+    >>> fields["device"]["sms"], fields["fabric"]
     (132, None)
+    >>> fields = Summary.named("a100").to_dict()
+    >>> fields["device"]["sms"], fields["carried_from"]
+    (108, 'h200')
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.about = files.read_about(folder)
-        self.folder = folder
+    about: About
+    name: str
+    folder: Path
+    device: Device | None
+    host: Host | None
+    fabric: Fabric | None
+    exact: int = 0
+    """Number of exactly timed calls."""
+    scaled_from: str | None = None
+    """The device that kernel times are scaled from."""
 
     @classmethod
     def named(cls, name: str | Path) -> Summary:
-        """Of a platform by its name or its folder."""
-        return cls(files.find(name))
+        """Of a platform by name or folder, as in `foretrace.platform.registry.load_platform`."""
+        base, factors = split_factors(str(name))
+        if factors or is_described_only(base):
+            return cls.of(load_platform(name))
+        folder = find_platform(name)
+        about = read_about(folder)
+        device, host, fabric, exact = (folder / part for part in (DEVICE, HOST, FABRIC, EXACT))
+        return cls(
+            about,
+            about.name,
+            folder,
+            Device.read(device) if device.exists() else None,
+            Host.read(host) if host.exists() else None,
+            Fabric.read(fabric) if fabric.exists() else None,
+            _timed_calls(exact) if exact.exists() else 0,
+        )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Its words, as documented in docs/platform.md; null for a part that was not measured."""
+    @classmethod
+    def of(cls, platform: Platform) -> Summary:
+        """Of a hypothetical platform."""
+        scaled_from = platform.cross_device.source.name if platform.cross_device else None
+        parts = platform.device, platform.host, platform.fabric
+        return cls(platform.about, platform.name, platform.folder, *parts, scaled_from=scaled_from)
+
+    def to_dict(self) -> Fields:
+        """The fields of its JSON; null for a part that was not measured."""
+        index = self.folder / INDEX
         return {
-            "name": self.about.name,
+            "name": self.name,
             "folder": str(self.folder),
             "made": self.about.made,
             "provenance": self.about.provenance,
             "versions": self.about.versions,
-            "device": self._part(files.DEVICE, lambda path: device_words(Device.read(path))),
-            "host": self._part(files.HOST, lambda path: host_words(Host.read(path))),
-            "fabric": self._part(files.FABRIC, lambda path: fabric_words(Fabric.read(path))),
-            "families": self._part(files.INDEX, family_words) or {},
-            "exact": self._part(files.EXACT, timed_calls) or 0,
-            "carried_from": None,
-        }
-
-    def _part(self, name: str, words: Any) -> Any:
-        path = self.folder / name
-        return words(path) if path.exists() else None
-
-
-class OnPaper:
-    """What is known of a platform that stands nowhere: a GPU by its description, or one with parts of it scaled.
-
-    >>> words = OnPaper(Platform.named("a100")).to_dict()
-    >>> words["device"]["sms"], words["carried_from"]
-    (108, 'h200')
-    """
-
-    def __init__(self, platform: Platform) -> None:
-        self.platform = platform
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its words, as `Summary.to_dict` gives them; the models are those of the device that was measured."""
-        platform = self.platform
-        return {
-            "name": platform.name,
-            "folder": str(platform.folder),
-            "made": platform.about.made,
-            "provenance": platform.about.provenance,
-            "versions": platform.about.versions,
-            "device": device_words(platform.device),
-            "host": host_words(platform.host),
-            "fabric": fabric_words(platform.fabric) if platform.fabric else None,
-            "families": family_words(platform.folder / files.INDEX),
-            "exact": 0,
-            "carried_from": platform.carry.source.name if platform.carry else None,
+            "device": self.device and device_fields(self.device),
+            "host": self.host and host_fields(self.host),
+            "fabric": self.fabric and fabric_fields(self.fabric),
+            "families": family_fields(index) if index.exists() else {},
+            "exact": self.exact,
+            "carried_from": self.scaled_from,
         }
 
 
-class FabricSummary:
-    """What is known of a fabric that comes with Foretrace.
-
-    >>> FabricSummary("h100-8x").to_dict()["links"]["gpus_per_node"]
-    8
-    """
-
-    def __init__(self, name: str) -> None:
-        self.fabric = Fabric.named(name)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its words, as documented in docs/platform.md."""
-        return fabric_words(self.fabric)
+def _timed_calls(path: Path) -> int:
+    try:
+        return len(json.loads(read_bounded(path, MAX_TIMED_BYTES, "timed calls")))
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, RecursionError) as error:
+        raise ForetraceError(
+            f"{path} does not hold timed calls ({error})", "Restore it, or fit it again: foretrace calibrate fit."
+        ) from None
 
 
-def device_words(device: Device) -> dict[str, Any]:
-    """A device, and what share of its peaks was reached.
+def device_fields(device: Device) -> Fields:
+    """A device, and the share of each of its peaks that was reached.
 
-    >>> words = device_words(Device.read(files.SHIPPED / "h200" / files.DEVICE))
-    >>> 0.5 < words["reached"]["memory"] < 1
+    >>> from foretrace.platform.registry import SHIPPED
+    >>> fields = device_fields(Device.read(SHIPPED / "h200" / DEVICE))
+    >>> 0.5 < fields["reached"]["memory"] < 1
     True
     """
     peaks = {**device.peak_tflops, "memory": device.memory_gbps}
@@ -137,31 +146,8 @@ def device_words(device: Device) -> dict[str, Any]:
     return {**asdict(device), "reached": {name: rate / peaks[name] for name, rate in best.items() if name in peaks}}
 
 
-def fabric_words(fabric: Fabric) -> dict[str, Any]:
-    """A fabric: its curves without their knots."""
-    curves = [{key: value for key, value in asdict(curve).items() if key != "knots"} for curve in fabric.curves]
-    links = asdict(fabric.links) if fabric.links else None
-    shared = {"crowd": [asdict(one) for one in fabric.crowd], "beside": fabric.beside and asdict(fabric.beside)}
-    return {"name": fabric.name, "provenance": fabric.provenance, "curves": curves, "links": links, **shared}
-
-
-def family_words(path: Path) -> dict[str, Any]:
-    """The index of a device's models."""
-    return {name: asdict(fitted) for name, fitted in read_as(dict[str, Fitted], path).items()}
-
-
-def timed_calls(path: Path) -> int:
-    """How many calls of steps were timed as they are."""
-    try:
-        return len(json.loads(read_bounded(path, MAX_TIMED_BYTES, "timed calls")))
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, RecursionError) as error:
-        raise ForetraceError(
-            f"{path} does not hold timed calls ({error})", "Restore it, or fit it again: foretrace calibrate fit."
-        ) from None
-
-
-def host_words(host: Host) -> dict[str, Any]:
-    """A host: what it takes for a call with one launch, and between calls."""
+def host_fields(host: Host) -> Fields:
+    """A host: time of a call with one launch, and between calls."""
     calls = {name: cost.to_launch + cost.launch + cost.after for name, cost in sorted(host.calls.items())}
     return {
         "name": host.name,
@@ -172,36 +158,145 @@ def host_words(host: Host) -> dict[str, Any]:
     }
 
 
+def fabric_fields(fabric: Fabric) -> Fields:
+    """A fabric: its curves without their knots."""
+    curves = [{key: value for key, value in asdict(curve).items() if key != "knots"} for curve in fabric.curves]
+    links = asdict(fabric.links) if fabric.links else None
+    shared = {"crowd": [asdict(one) for one in fabric.crowd], "beside": fabric.beside and asdict(fabric.beside)}
+    return {"name": fabric.name, "provenance": fabric.provenance, "curves": curves, "links": links, **shared}
+
+
+def family_fields(path: Path) -> Fields:
+    """The index of a device's kernel models."""
+    return {name: asdict(fitted) for name, fitted in read_as(dict[str, FittedModel], path).items()}
+
+
+class FabricSummary:
+    """A shipped fabric.
+
+    >>> FabricSummary("h100-8x").to_dict()["links"]["gpus_per_node"]
+    8
+    """
+
+    def __init__(self, name: str) -> None:
+        self.fabric = Fabric.named(name)
+
+    def to_dict(self) -> Fields:
+        """The fields of its JSON."""
+        return fabric_fields(self.fabric)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two platforms, figure by figure: every figure that both have, and its ratio.
+
+    >>> same = Comparison(Summary.named("h200"), Summary.named("h200")).to_dict()
+    >>> {row["ratio"] for row in same["figures"]}
+    {1.0}
+    """
+
+    first: Summary
+    second: Summary
+
+    def to_dict(self) -> Fields:
+        """The fields of its JSON."""
+        one, other = self.first.to_dict(), self.second.to_dict()
+        values = {(part, name, unit): value for part, name, unit, value in _figures(other)}
+        rows = [
+            {
+                "part": part,
+                "name": name,
+                "unit": unit,
+                "values": [value, values[part, name, unit]],
+                "ratio": values[part, name, unit] / value if value else None,
+            }
+            for part, name, unit, value in _figures(one)
+            if values.get((part, name, unit), 0.0) or (value and (part, name, unit) in values)
+        ]
+        return {"platforms": [one["name"], other["name"]], "figures": rows}
+
+
+def _figures(fields: Fields) -> Iterator[tuple[str, str, str, float]]:
+    """Part, name, unit and value of each figure of a platform that is worth comparing."""
+    parts = {"device": _device_figures, "host": _host_figures, "fabric": _fabric_figures}
+    for part, of in parts.items():
+        if fields[part]:
+            for name, unit, value in of(fields[part]):
+                if value is not None:
+                    yield part, name, unit, float(value)
+
+
+def _device_figures(device: Fields) -> Iterator[tuple[str, str, float | None]]:
+    yield "processors", "", device["sms"]
+    yield "clock", "MHz", device["clock_mhz"]
+    yield "memory", "GB", device["memory_gb"]
+    yield "cache", "MB", device["l2_mb"]
+    yield "memory rate, peak", "GB/s", device["memory_gbps"]
+    yield "memory rate, reached", "GB/s", device["measured"]["memory_gbps"]
+    for dtype, rate in device["peak_tflops"].items():
+        yield f"{dtype} products, peak", "TFLOP/s", rate
+    for dtype, rate in device["measured"]["tflops"].items():
+        yield f"{dtype} products, reached", "TFLOP/s", rate
+    yield "gap between kernels", "us", device["measured"]["kernel_gap_us"]
+    yield "launch to kernel", "us", device["measured"]["launch_latency_us"]
+
+
+def _host_figures(host: Fields) -> Iterator[tuple[str, str, float | None]]:
+    for phase in ("forward", "backward", "optimizer"):
+        yield f"between {phase} calls", "us", host["between"][f"{phase}_call"]
+    for name, us in host["calls"].items():
+        if name in COMMON_CALLS:
+            yield name, "us", us
+
+
+def _fabric_figures(fabric: Fields) -> Iterator[tuple[str, str, float | None]]:
+    for curve in fabric["curves"]:
+        where = f"{curve['kind']}, {curve['ranks']} ranks on {curve['nodes']} nodes"
+        yield f"{where}: latency", "us", curve["latency_us"]
+        yield f"{where}: bandwidth", "GB/s", curve["gbps"]
+
+
 class Listing:
-    """The platforms, the GPUs and the fabrics that have a name.
+    """The platforms, the devices and the fabrics that have a name.
 
     >>> [one["name"] for one in Listing().to_dict()["platforms"]][-1]
     'h200'
     """
 
-    def to_dict(self) -> dict[str, Any]:
-        """Their words, as documented in docs/platform.md."""
-        found = {files.HERE: files.user_folder() / files.HERE, **files.platforms()}
+    def to_dict(self) -> Fields:
+        """The fields of its JSON."""
+        found = {CPU: user_platforms() / CPU, **platform_folders()}
         return {
-            "platforms": [_entry(name, folder) for name, folder in sorted(found.items())],
-            "devices": [device_entry(Device.named(name)) for name in files.machines() if name not in found],
+            "platforms": [_platform_entry(name, folder) for name, folder in sorted(found.items())],
+            "devices": [device_entry(Device.named(name)) for name in device_files() if name not in found],
             "fabrics": [fabric_entry(Fabric.read(path)) for _, path in sorted(fabrics().items())],
         }
 
 
-def device_entry(device: Device) -> dict[str, Any]:
+def _platform_entry(name: str, folder: Path) -> Fields:
+    made, provenance = "", "the CPU of this machine, not calibrated: `foretrace calibrate cpu` measures it"
+    if (folder / ABOUT).exists():
+        try:
+            about = read_about(folder)
+            made, provenance = about.made, about.provenance
+        except ForetraceError as error:
+            provenance = error.what.replace(f"{folder}/", "")
+    return {"name": name, "folder": str(folder), "made": made, "provenance": provenance}
+
+
+def device_entry(device: Device) -> Fields:
     """A GPU by its description.
 
     >>> entry = device_entry(Device.named("a100"))
     >>> entry["name"], entry["memory_gb"]
     ('a100', 80)
     """
-    words = ("name", "sms", "clock_mhz", "memory_gb", "memory_gbps", "l2_mb", "peak_tflops", "provenance")
-    return {word: getattr(device, word) for word in words}
+    shown = ("name", "sms", "clock_mhz", "memory_gb", "memory_gbps", "l2_mb", "peak_tflops", "provenance")
+    return {name: getattr(device, name) for name in shown}
 
 
-def fabric_entry(fabric: Fabric) -> dict[str, Any]:
-    """A fabric that can be combined with any platform: on how many GPUs it was measured, and whence.
+def fabric_entry(fabric: Fabric) -> Fields:
+    """A fabric: how many ranks and nodes it was measured on, and its provenance.
 
     >>> entry = fabric_entry(Fabric.named("h100-2x8-p5"))
     >>> entry["name"], entry["ranks"], entry["nodes"], entry["gpus_per_node"]
@@ -214,13 +309,3 @@ def fabric_entry(fabric: Fabric) -> dict[str, Any]:
         "gpus_per_node": fabric.gpus_per_node,
         "provenance": fabric.provenance,
     }
-
-
-def _entry(name: str, folder: Path) -> dict[str, Any]:
-    if not (folder / files.ABOUT).exists():
-        return {"name": name, "folder": str(folder), "made": "", "provenance": "this machine, measured on first use"}
-    try:
-        about = files.read_about(folder)
-    except ForetraceError as error:
-        return {"name": name, "folder": str(folder), "made": "", "provenance": error.what.replace(f"{folder}/", "")}
-    return {"name": name, "folder": str(folder), "made": about.made, "provenance": about.provenance}

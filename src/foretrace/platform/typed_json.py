@@ -1,6 +1,6 @@
-"""The facts of a platform as JSON files: read into dataclasses, with the field named that is wrong.
+"""JSON files read into dataclasses, with checked types: an error names the field that is wrong.
 
-What runs inside training images writes and reads them too, so the standard library must do.
+Needs the standard library only: calibrations write and read such files inside training images.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from foretrace.files import read_bounded, written_whole
-from foretrace.graph import ForetraceError
+from foretrace.errors import ForetraceError
+from foretrace.files import read_bounded
+from foretrace.output import atomic_write
 
 T = TypeVar("T")
 
@@ -25,16 +26,16 @@ PositiveInt = Annotated[int, "above 0"]
 LARGEST = 2**53
 """JSON has whole numbers of any size; arrays do not."""
 MAX_FILE_BYTES = 64 << 20
-"""The largest that is shipped, a host, has 32 kB."""
+"""The largest shipped file, a host, has 32 kB."""
 MAX_TIMED_BYTES = 512 << 20
-"""Of calls that were timed as they are: a million of them take less."""
+"""Of exactly timed calls: a million of them take less."""
 
 
 def read_as(kind: type[T], path: Path, advice: str = "Restore it.") -> T:
-    """The dataclass, or the dict of dataclasses, that a file of JSON holds.
+    """Read a JSON file into a dataclass, or a dict of dataclasses.
 
-    Fields may be text, truth values, numbers (finite and not negative), dataclasses, and tuples, lists and dicts of
-    those; one with a default may be absent, and ``null`` where its type allows None.
+    Fields may be text, booleans, numbers (finite and not negative), dataclasses, and tuples, lists and dicts of
+    those; a field with a default may be absent, and ``null`` where its type allows None.
 
     Parameters
     ----------
@@ -43,7 +44,7 @@ def read_as(kind: type[T], path: Path, advice: str = "Restore it.") -> T:
     path
         The file.
     advice
-        What to do about a damaged one.
+        What to do about a damaged file.
 
     >>> import tempfile
     >>> from dataclasses import dataclass
@@ -56,42 +57,42 @@ def read_as(kind: type[T], path: Path, advice: str = "Restore it.") -> T:
     >>> read_as(Wheel, path)
     Wheel(spokes=32, name='front')
     """
-    facts = read_object(path, advice)
+    values = read_object(path, advice)
     try:
-        return decoded(kind, facts)
+        return decoded(kind, values)
     except FieldError as error:
         raise ForetraceError(f"{path}: {error}", advice) from None
 
 
 def read_object(path: Path, advice: str = "Restore it.") -> dict[str, Any]:
-    """The object that a file of JSON holds."""
+    """The object in a JSON file."""
     try:
-        facts = json.loads(read_bounded(path, MAX_FILE_BYTES, "facts of a platform"))
+        values = json.loads(read_bounded(path, MAX_FILE_BYTES, "a platform"))
     except FileNotFoundError:
         raise ForetraceError(f"{path} does not exist", advice) from None
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise ForetraceError(f"{path} is not readable as JSON ({error})", advice) from None
-    if not isinstance(facts, dict):
+    if not isinstance(values, dict):
         raise ForetraceError(f"{path} holds no JSON object", advice)
-    return facts
+    return values
 
 
-def write(path: Path, facts: dict[str, Any]) -> None:
-    """Write facts as JSON: under another name first, so that no reader sees half a file."""
-    text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
-    with written_whole(path) as file:
+def write(path: Path, values: dict[str, Any]) -> None:
+    """Write a JSON file, atomically."""
+    text = json.dumps(values, indent=1, allow_nan=False) + "\n"
+    with atomic_write(path) as file:
         file.write(text.encode())
 
 
 class FieldError(ValueError):
-    """Which field is wrong, and how."""
+    """A field that is wrong, and how."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"the field {where!r} {what}")
 
 
-def decoded(kind: type[T], facts: dict[str, Any]) -> T:
-    """The dataclass that plain facts stand for; raises `FieldError`.
+def decoded(kind: type[T], values: dict[str, Any]) -> T:
+    """Make a dataclass from the object of a JSON file; raises `FieldError`.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -100,28 +101,28 @@ def decoded(kind: type[T], facts: dict[str, Any]) -> T:
     >>> decoded(Wheel, {"spokes": "many"})
     Traceback (most recent call last):
     ...
-    foretrace.platform.files.FieldError: the field 'spokes' holds 'many'; it should be a whole number
+    foretrace.platform.typed_json.FieldError: the field 'spokes' holds 'many'; it should be a whole number
     """
-    made: T = _value(kind, facts, "")
+    made: T = _value(kind, values, "")
     return made
 
 
-def _dataclass(kind: Any, facts: Any, where: str) -> Any:
-    if not isinstance(facts, dict):
-        raise _wrong(where, facts, "an object")
+def _dataclass(kind: Any, values: Any, where: str) -> Any:
+    if not isinstance(values, dict):
+        raise _wrong(where, values, "an object")
     known = {field.name: field for field in fields(kind)}
-    for unknown in sorted(facts.keys() - known.keys()):
+    for unknown in sorted(values.keys() - known.keys()):
         raise FieldError(_inside(where, unknown), "means nothing")
     for name, field in known.items():
-        if name not in facts and _needed(field):
+        if name not in values and _needed(field):
             raise FieldError(_inside(where, name), "is missing")
     hints = _hints(kind)
-    return kind(**{name: _value(hints[name], value, _inside(where, name)) for name, value in facts.items()})
+    return kind(**{name: _value(hints[name], value, _inside(where, name)) for name, value in values.items()})
 
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields: slow to find out, and the same every time."""
+    """The types of a dataclass's fields, cached: they are slow to resolve."""
     return get_type_hints(kind, include_extras=True)
 
 
@@ -134,8 +135,8 @@ def _needed(field: Field[Any]) -> bool:
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
-    """The value of a field, in the type that the field has."""
-    if kind is float or kind is int:  # as most are
+    """The value of a field, converted to the type of the field."""
+    if kind is float or kind is int:  # most fields
         return _number(kind, value, where)
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -160,7 +161,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
 
 
 def _items(kinds: tuple[Any, ...], value: Any, where: str) -> list[Any]:
-    """The items of a list; of a tuple with so many types, exactly as many."""
+    """The items of a list; of a tuple with fixed types, exactly as many."""
     if not isinstance(value, list):
         raise _wrong(where, value, "a list")
     any_number = len(kinds) == 1 or kinds[-1] is Ellipsis
@@ -173,7 +174,7 @@ def _items(kinds: tuple[Any, ...], value: Any, where: str) -> list[Any]:
 def _number(kind: Any, value: Any, where: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and not isinstance(value, int)):
         raise _wrong(where, value, "a whole number" if kind is int else "a number")
-    if not 0 <= value < math.inf:  # what is not a number is neither
+    if not 0 <= value < math.inf:  # NaN is neither
         raise _wrong(where, value, "finite and not negative")
     if isinstance(value, int) and value > LARGEST:
         raise _wrong(where, value, f"at most {LARGEST:,}")

@@ -146,7 +146,7 @@ def device_work(step: DispatchedCalls, platform: Platform, kernels: str | None =
     from foretrace.prediction.modelled_work import modelled_work  # a step with measured kernels does without models
 
     if kernels == "model":
-        return modelled_work(step._replace(calls=replace(calls, seen={})), platform, recorded=False)
+        return modelled_work(step._replace(calls=replace(calls, recorded_kernels={})), platform, recorded=False)
     work, notes = modelled_work(step, platform, recorded=True)
     return work, [*notes, *_unchanged_calls(calls, platform)]
 
@@ -159,7 +159,7 @@ def keeps_measured_kernels(calls: Graph, platform: Platform, kernels: str | None
 
 def _unchanged_calls(calls: Graph, platform: Platform) -> list[str]:
     """A note on calls that a transform left as they were recorded."""
-    if not calls.seen or calls.device != platform.device.matches or platform.cross_device:
+    if not calls.recorded_kernels or calls.device != platform.device.matches or platform.cross_device:
         return []
     return ["calls that are still as they were recorded keep their measured kernel times; the others are modelled"]
 

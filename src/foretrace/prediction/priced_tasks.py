@@ -199,7 +199,7 @@ def at_predicted_times(calls: Graph, step: PricedStep, tasks: TaskGraph, timelin
         steps=[Span(STEP, 0.0, timeline.span)],
         collectives=[],
         allocated=(),
-        slowdown=1.0,
+        profiling_overhead=1.0,
         origin_ns=0,
     )
     return graph, segments

@@ -157,9 +157,9 @@ class MeasuredRank:
 def _profiling_overhead(graph: Graph, step: str | None) -> float:
     """That of this very step, where unprofiled ones were timed as well; else that of all of them."""
     ours = [span for span in graph.steps if span.name == step or len(graph.steps) == 1]
-    if not ours or not graph.plain.synced_ms:
-        return graph.slowdown
-    return ours[0].ms / float(np.median(graph.plain.synced_ms))
+    if not ours or not graph.unprofiled.synced_ms:
+        return graph.profiling_overhead
+    return ours[0].ms / float(np.median(graph.unprofiled.synced_ms))
 
 
 class MeasuredRankTasks(NamedTuple):
@@ -250,7 +250,7 @@ def _at_simulated_times(graph: Graph, segments: Segments, tasks: TaskGraph, time
         one.start = _warped(one.start, one.thread, segments, moved)
         one.end = _warped(one.end, one.thread, segments, moved)
     span = Span(STEP, float(times.start.min(initial=np.inf)), float(times.end.max(initial=-np.inf)))
-    return replace(graph, kernels=table, ops=ops, calls=calls, steps=[span], allocated=(), slowdown=1.0), moved
+    return replace(graph, kernels=table, ops=ops, calls=calls, steps=[span], allocated=(), profiling_overhead=1.0), moved
 
 
 def _warped(time: Floats, thread: Ints, old: Segments, new: Segments) -> Floats:

@@ -150,11 +150,11 @@ def host_spread(graph: Graph) -> float:
     """Spread of a factor that all host time of a step shares: that of its unprofiled steps, or else of a typical host.
 
     >>> from foretrace.graph import OpTable, Timings
-    >>> step = Graph(OpTable.of([]), plain=Timings(synced_ms=(90.0, 100.0, 100.0, 100.0, 110.0)))
+    >>> step = Graph(OpTable.of([]), unprofiled=Timings(synced_ms=(90.0, 100.0, 100.0, 100.0, 110.0)))
     >>> round(host_spread(step), 2)
     0.05
     """
-    times = graph.plain.synced_ms
+    times = graph.unprofiled.synced_ms
     return log_spread(times) if len(times) >= MIN_FOR_SPREAD else typical_host_spread()
 
 
@@ -188,11 +188,11 @@ def measured_range_note(graphs: Sequence[Graph]) -> str:
     """What the range of a job on its own machine is made of.
 
     >>> from foretrace.graph import OpTable, Timings
-    >>> step = Graph(OpTable.of([]), plain=Timings(synced_ms=(90.0, 100.0, 100.0, 100.0, 110.0)))
+    >>> step = Graph(OpTable.of([]), unprofiled=Timings(synced_ms=(90.0, 100.0, 100.0, 100.0, 110.0)))
     >>> measured_range_note([step]).partition(";")[0]
     'in the range the host varies by 5 %, as the unprofiled steps did'
     """
-    timed = all(len(graph.plain.synced_ms) >= MIN_FOR_SPREAD for graph in graphs)
+    timed = all(len(graph.unprofiled.synced_ms) >= MIN_FOR_SPREAD for graph in graphs)
     how = (
         "as the unprofiled steps did"
         if timed

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from foretrace.platform.summary import COMMON
+from foretrace.platform.summary import COMMON_CALLS
 from foretrace.report.formatting import UNKNOWN, percent, plural
 from foretrace.report.json import Document
 from foretrace.report.terminal import Blocks, Fact, fact_lines, table
 
 if TYPE_CHECKING:
-    from foretrace.calibration.timing.kernels import Progress
+    from foretrace.calibration.timing.kernels import MeasuredFamily
 
 Fields = dict[str, Any]
 """Fields of the JSON that describes a platform, as documented in docs/platform.md."""
@@ -104,7 +104,7 @@ def _families(families: Fields) -> RenderableType:
 
 
 def _host(host: Fields, top: int | None) -> RenderableType:
-    known = [name for name in COMMON if name in host["calls"]]
+    known = [name for name in COMMON_CALLS if name in host["calls"]]
     rows = [[f"between {kind} calls", figure(host["between"][f"{kind}_call"])] for kind in PHASES]
     rows += [[name, figure(host["calls"][name])] for name in known]
     title = f"Host time of common calls, with one launch where they launch any; {len(host['calls']):,} are known"
@@ -201,7 +201,7 @@ def figure(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def measured_families(done: Sequence[Progress]) -> RenderableType:
+def measured_families(done: Sequence[MeasuredFamily]) -> RenderableType:
     """What a calibration measured: for each family calls, failures, seconds, and the spread of repeats."""
     rows = [
         [one.family, f"{one.cases:,}", f"{one.failed:,}", f"{one.seconds:.1f}", percent(one.spread)]

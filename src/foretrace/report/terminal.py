@@ -39,7 +39,6 @@ BLOCKS = {
     "Replay": "replay.replay_blocks",
     "Suite": "replay.suite_blocks",
     "Summary": "platform.platform_blocks",
-    "OnPaper": "platform.platform_blocks",
     "FabricSummary": "platform.fabric_blocks",
     "Listing": "platform.listing_blocks",
     "Comparison": "platform.comparison_blocks",

@@ -217,7 +217,7 @@ class Fused(LookupKernels):
     @cached_property
     def _model(self) -> FusedModel | None:
         # On a hypothetical device, with another memory or clock, only the platform's own models say what changes.
-        return None if self.platform.carry else FusedModel.of(self.platform.device)
+        return None if self.platform.cross_device else FusedModel.of(self.platform.device)
 
     def marginal(self, shards: Shards, ids: float) -> Floats:
         """Its part of a call that looks up as many like it as a rank may have."""

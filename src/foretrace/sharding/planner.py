@@ -11,9 +11,8 @@ from foretrace.cost_models.collectives.pricing import assumptions
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.folder import HERE
 from foretrace.platform.platform import Platform
-from foretrace.platforms import fabric_named, platform
+from foretrace.platform.registry import CPU, find_fabric, load_platform
 from foretrace.prediction.fabric_choice import choose_fabric
 from foretrace.sharding.costing import Communication, Costing
 from foretrace.sharding.lookups import KERNELS, Batched
@@ -112,7 +111,7 @@ def shard(
     if not seconds > 0:
         raise ForetraceError(f"a search can't take {seconds} seconds", "Give a positive number.")
     named = _named_fabric(on, fabric, world)
-    where = platform(on)
+    where = load_platform(on)
     model, batch_notes = _at_batch(_model(tables, where.device.kind), batch)
     chosen, notes = choose_fabric(named, where.fabric, where.device.matches, world, ranks_per_node)
     ranks = Ranks(world, ranks_per_node or chosen.gpus_per_node, model.batch, sent_as)
@@ -178,16 +177,13 @@ def _at_batch(model: _Model, batch: int | None) -> tuple[_Model, list[str]]:
 
 
 def _named_fabric(on: Platform | str | Path, named: Fabric | Platform | str | Path | None, world: int) -> Fabric | None:
-    """The fabric, if one is named or none is needed; else None.
-
-    Decided before the platform is, so that a machine without a fabric is refused before it is calibrated for minutes.
-    """
+    """The fabric, if one is named or none is needed; else None. No shipped fabric fits a CPU: it needs its own."""
     if named is not None:
-        return fabric_named(named)
+        return find_fabric(named)
     if world == 1:
         return NO_FABRIC
-    here = not isinstance(on, Platform) and str(on).partition(":")[0] == HERE
-    return fabric_named(HERE) if here else None
+    here = not isinstance(on, Platform) and str(on).partition(":")[0] == CPU
+    return find_fabric(CPU) if here else None
 
 
 def _check_nodes(ranks: Ranks, fabric: Fabric) -> None:

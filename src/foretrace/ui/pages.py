@@ -12,7 +12,7 @@ from foretrace.analysis.report import StepReport
 from foretrace.api import load, observe, predict
 from foretrace.errors import ForetraceError
 from foretrace.graph import Job
-from foretrace.platform.folder import HERE, machines, platforms
+from foretrace.platform.registry import CPU, device_files, platform_folders
 from foretrace.report.pages.comparisons import comparison_page
 from foretrace.report.pages.page import Page
 from foretrace.report.pages.step import measured_with, step_page
@@ -36,7 +36,7 @@ JOBS_CACHED = 4
 DEFAULT_PLATFORM = "h200"
 OWN_MACHINE = "its own machine"
 """Where a job was measured: hosts and kernels stay as they were."""
-MEASURE_FIRST = f"Measure it first: `foretrace predict RUN --on {HERE}` does, once, in a few minutes."
+MEASURE_FIRST = f"Measure it first: `foretrace predict RUN --on {CPU}` does, once, in a few minutes."
 
 
 class Work:
@@ -193,7 +193,7 @@ def known_platforms() -> list[str]:
     >>> "h200" in known_platforms()
     True
     """
-    return sorted({*platforms(), *machines()})
+    return sorted({*platform_folders(), *device_files()})
 
 
 def _prediction(folder: Folder, name: str, on: str | None) -> StepReport:
@@ -225,7 +225,7 @@ def _platform(fields: Fields, name: str) -> str:
     on = fields.get(name, "").strip() or DEFAULT_PLATFORM
     if on.partition(":")[0] not in known_platforms():
         near = f"Known are: {', '.join(known_platforms())}."
-        raise ForetraceError(f"no platform is called {on!r}", near if on != HERE else MEASURE_FIRST)
+        raise ForetraceError(f"no platform is called {on!r}", near if on != CPU else MEASURE_FIRST)
     return on
 
 

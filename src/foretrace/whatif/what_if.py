@@ -121,7 +121,7 @@ def what_if(
     where = load_platform(on, fabric=fabric)
     on_progress(Progress("reading"))
     job = one_step(as_job(what, where.device.kind, None if shared else world), step)
-    notes = [COMPARED] if any(graph.plain.synced_ms or len(graph.kernels) for graph in job.graphs) else []
+    notes = [COMPARED] if any(graph.unprofiled.synced_ms or len(graph.kernels) for graph in job.graphs) else []
     if any(change.name not in JOB_CHANGES for change in read):
         notes += [UNSEEN] if any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs) else []
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.

@@ -14,7 +14,7 @@ from foretrace.cost_models.collectives.pricing import TRAFFIC, assumptions, pric
 from foretrace.cost_models.ranges import Range
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.measurements.fabric import Exchange
+from foretrace.platform.measurements.fabric import TimedCollective
 
 SIZES = [4**power for power in range(3, 15)]
 
@@ -29,7 +29,9 @@ def line(size, latency=20.0, gbps=100.0):
 
 
 def fabric(kind="all_reduce", ranks=8, nodes=1, sizes=SIZES, time=line):
-    return Fabric("ours", fit_curves(Exchange(kind, ranks, nodes, size, (time(size),)) for size in sizes), "made up")
+    return Fabric(
+        "ours", fit_curves(TimedCollective(kind, ranks, nodes, size, (time(size),)) for size in sizes), "made up"
+    )
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 64, 1000, 3 * 2**20, 2**30, 2**36])
@@ -47,7 +49,7 @@ def test_between_sizes_that_were_measured_the_measurements_lead():
 
 def test_what_lies_apart_by_noise_alone_leaves_the_curve_smooth():
     noise = np.random.default_rng(0)
-    rows = [Exchange("all_reduce", 2, 1, size, tuple(line(size) * noise.lognormal(0, 0.3, 5))) for size in SIZES]
+    rows = [TimedCollective("all_reduce", 2, 1, size, tuple(line(size) * noise.lognormal(0, 0.3, 5))) for size in SIZES]
     (curve,) = fit_curves(rows)
     times = [predict(Fabric("ours", (curve,), ""), "all_reduce", size, 2) for size in SIZES]
     assert 0.15 < curve.spread < 0.6
@@ -195,7 +197,10 @@ def test_times_that_do_not_grow_make_a_curve_too():
 
 
 def test_zeros_are_no_measurements():
-    assert fit_curves([Exchange("all_reduce", 2, 1, 0, (5.0,)), Exchange("all_reduce", 2, 1, 64, (0.0,))]) == ()
+    assert (
+        fit_curves([TimedCollective("all_reduce", 2, 1, 0, (5.0,)), TimedCollective("all_reduce", 2, 1, 64, (0.0,))])
+        == ()
+    )
 
 
 def test_published_tables_are_met_at_the_sizes_that_were_left_out(shared):
@@ -204,7 +209,7 @@ def test_published_tables_are_met_at_the_sizes_that_were_left_out(shared):
         lines = [text for text in (folder / entry["file"]).open() if not text.startswith("#")]
         ranks, nodes = int(entry["nranks"]), int(entry["nodes"])
         rows = [
-            Exchange(entry["collective"], ranks, nodes, int(row["size_bytes"]), (float(row["time_us"]),))
+            TimedCollective(entry["collective"], ranks, nodes, int(row["size_bytes"]), (float(row["time_us"]),))
             for row in csv.DictReader(lines)
         ]
         ours = Fabric("ours", fit_curves(rows[::2]), "")
@@ -217,7 +222,9 @@ def test_published_tables_are_met_at_the_sizes_that_were_left_out(shared):
 
 
 def test_small_messages_alone_show_no_endless_bandwidth():
-    small = [Exchange("all_to_all", 8, 1, nbytes, (us,)) for nbytes, us in ((192, 8.0), (1536, 8.0), (24576, 11.0))]
+    small = [
+        TimedCollective("all_to_all", 8, 1, nbytes, (us,)) for nbytes, us in ((192, 8.0), (1536, 8.0), (24576, 11.0))
+    ]
     (curve,) = fit_curves(small)
     assert time_at(curve, 24576) == pytest.approx(11.0, rel=0.05)
     assert time_at(curve, 24576 * 1000) > 2000.0

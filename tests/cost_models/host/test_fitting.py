@@ -11,8 +11,8 @@ from foretrace.cost_models.host.fitting import fit_host, inside_us, nonnegative,
 from foretrace.cost_models.host.inside_ops import MeasuredStep
 from foretrace.cost_models.host.pricing import HostCalls, t1_terms
 from foretrace.graph import ForetraceError
-from foretrace.platform.host import Before, CallCost, Host, Rested
-from foretrace.platform.measurements.host import Calls, HostRun, Profiled, StepTimes, Waited
+from foretrace.platform.host import BetweenCalls, CallCost, ColdHost, Host
+from foretrace.platform.measurements.host import Calls, HostRun, Profiled, StepAfterWait, StepTimes
 
 WEIGHT = 3.0
 """What the made-up profiler puts on each launch."""
@@ -24,12 +24,12 @@ COSTS = {
     "aten::view": CallCost(2.0, 5.0, 4.0, 0.0, 0.0, 0.1),
     LIST: CallCost(9.0, 5.0, 4.0, 1.0, 0.4, 0.1),
 }
-BEFORE = Before(
+BEFORE = BetweenCalls(
     clearing=50.0, cleared=2.0, forward=100.0, forward_call=4.0, forward_view=6.0, forward_cast=7.0, backward=200.0,
     backward_call=3.0, backward_view=1.0, backward_parameter=5.0, optimizer=80.0, optimizer_call=1.0,
     optimizer_parameter=6.0, released=0.5, recomputed_forward=20.0, recomputed_backward=30.0, new_name=12.0,
 )  # fmt: skip
-RESTED = Rested(40.0, 80.0, 100.0, 20.0)
+RESTED = ColdHost(40.0, 80.0, 100.0, 20.0)
 TRUE = Host(
     "true", COSTS, COSTS["aten::relu"], COSTS["aten::view"], BEFORE, 0.05, "made up", first=1.5, rested=RESTED
 )  # fmt: skip
@@ -68,7 +68,9 @@ def made_up_step(random: np.random.Generator) -> StepTimes:
     phases = np.array([clearing, *(each[columns.phase == phase].sum() for phase in range(3))])
     phases[1] -= clearing
     plain = [(phases * factor).tolist() for factor in random.normal(1, 0.03, 9)]
-    rested = [Waited(ms, (phases + np.log2(1 + ms) * np.array(astuple(RESTED))).tolist()) for ms in (1.0, 4.0, 60.0)]
+    rested = [
+        StepAfterWait(ms, (phases + np.log2(1 + ms) * np.array(astuple(RESTED))).tolist()) for ms in (1.0, 4.0, 60.0)
+    ]
     return StepTimes(calls, plain, rested, [profile_of(calls, launches)] * 2)
 
 

@@ -11,10 +11,10 @@ from foretrace.api import load
 from foretrace.cost_models.host.pricing import HostCalls, price_host
 from foretrace.graph import Graph, Op, OpTable, Tensor
 from foretrace.graph.calls import dispatched
-from foretrace.platform.folder import SHIPPED
-from foretrace.platform.host import TERMS, Before, CallCost, Host, Rested
+from foretrace.platform.host import TERMS, BetweenCalls, CallCost, ColdHost, Host
+from foretrace.platform.registry import SHIPPED
 
-NOTHING = Before(*[0.0] * len(TERMS))
+NOTHING = BetweenCalls(*[0.0] * len(TERMS))
 CALL = CallCost(to_launch=6.0, launch=4.0, between=3.0, after=1.0, tensor=0.5, spread=0.2)
 VIEW = CallCost(to_launch=2.0, launch=4.0, between=3.0, after=0.0, tensor=0.0, spread=0.1)
 HOST = Host("made up", {"aten::mm": CALL}, CALL, VIEW, NOTHING, common=0.12, provenance="")
@@ -62,7 +62,7 @@ def test_what_a_wait_adds_falls_on_names_that_are_new_to_a_phase():
     ops = [Op(name, phase="forward") for name in ("aten::mm", "aten::mm", "aten::relu")] + [
         Op("aten::mm", phase="backward")
     ]
-    costs = priced(ops, [1] * 4, replace(HOST, rested=Rested(clearing=1.0, forward=10.0, backward=20.0)))
+    costs = priced(ops, [1] * 4, replace(HOST, rested=ColdHost(clearing=1.0, forward=10.0, backward=20.0)))
     assert costs.cold_penalty.tolist() == [6.0, 0.0, 5.0, 20.0]
 
 

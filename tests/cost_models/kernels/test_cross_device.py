@@ -10,7 +10,7 @@ from foretrace.cost_models.kernels.cross_device import CallRoofline, achieved_ra
 from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.graph import Graph, Op, OpTable, Tensor, Tf32
 from foretrace.platform.device import Device
-from foretrace.platform.hypothetical import Carry
+from foretrace.platform.hypothetical import CrossDeviceScaling
 from foretrace.platform.platform import Platform
 
 H200 = Platform.named("h200")
@@ -53,7 +53,7 @@ def test_more_memory_bandwidth_leaves_gemms_alone_and_speeds_up_copies():
 def test_scaling_by_one_changes_nothing():
     for op in (product(4096), product(777, "float32"), addition(10**6), addition(3)):
         assert us(op, H200.scaled(hbm=1.0)) == us(op, H200)
-        scaled = replace(H200, carry=Carry(H200.device))
+        scaled = replace(H200, cross_device=CrossDeviceScaling(H200.device))
         assert us(op, scaled) == pytest.approx(us(op, H200))
 
 
@@ -93,8 +93,8 @@ def test_a_scaled_platform_says_that_it_is_hypothetical():
 
 def test_the_constants_of_a_device_can_be_replaced():
     a100 = Platform.named("a100")
-    assert a100.carry
-    half = replace(a100, carry=replace(a100.carry, products=a100.carry.products / 2))
+    assert a100.cross_device
+    half = replace(a100, cross_device=replace(a100.cross_device, gemm=a100.cross_device.gemm / 2))
     assert us(product(8192), half) == pytest.approx(2 * us(product(8192), a100), rel=0.05)
     assert us(addition(2**28), half) == pytest.approx(us(addition(2**28), a100), rel=0.001)
 
@@ -110,7 +110,7 @@ def test_the_further_a_time_is_scaled_the_wider_is_its_range():
 
 def test_a_device_reaches_what_the_measured_one_does_of_its_peaks():
     l4 = Device.named("l4")
-    tflops, gbps = achieved_rates(l4, "bfloat16", Carry(H200.device))
+    tflops, gbps = achieved_rates(l4, "bfloat16", CrossDeviceScaling(H200.device))
     best = H200.device.measured
     assert tflops / 121 == pytest.approx(best.tflops["bfloat16"] / 989)
     assert best.memory_gbps and gbps / 300 == pytest.approx(best.memory_gbps / 4800)
@@ -118,10 +118,12 @@ def test_a_device_reaches_what_the_measured_one_does_of_its_peaks():
 
 def test_what_others_published_of_a_device_counts_for_more():
     mi300x = Device.named("mi300x")
-    tflops, gbps = achieved_rates(mi300x, "bfloat16", Carry(H200.device, products=0.5, memory=0.5))
+    tflops, gbps = achieved_rates(mi300x, "bfloat16", CrossDeviceScaling(H200.device, gemm=0.5, memory=0.5))
     published = mi300x.measured
     assert (tflops, gbps) == (published.tflops["bfloat16"] / 2, published.memory_gbps / 2)
-    assert achieved_rates(mi300x, "float16", Carry(H200.device))[0] > tflops  # no rate was published for that dtype
+    assert (
+        achieved_rates(mi300x, "float16", CrossDeviceScaling(H200.device))[0] > tflops
+    )  # no rate was published for that dtype
 
 
 def test_a_described_gpu_keeps_what_was_published_and_takes_the_rest_from_the_measured_one():
@@ -134,5 +136,7 @@ def test_calls_of_no_family_are_scaled_by_their_bytes():
     numbers = Tensor((2**26,), "float32", "cuda:0")
     odd = Op("aten::cholesky", (numbers,), outputs=(numbers,))
     took = np.array([1000.0])
-    (factor,) = scale_factors([odd], took, [], Tf32(), np.zeros(1), Device.named("a100"), Carry(H200.device))
+    (factor,) = scale_factors(
+        [odd], took, [], Tf32(), np.zeros(1), Device.named("a100"), CrossDeviceScaling(H200.device)
+    )
     assert 1.5 < factor < 4800 / 2039 * 1.1

@@ -1,8 +1,8 @@
-"""What it costs the host that parameters are in shards: much Python, around calls that are the same as ever.
+"""Measuring FSDP's host time: Python around calls on sharded parameters, which themselves stay the same.
 
-FSDP leaves its parameters as `DTensor`. A call on some of them is taken apart in Python, call by call; and a call that
-is given a number which changes with each step, as Adam's update is, is planned anew each time, once for each shape.
-And before a group of parameters is gathered, and after it was used, hooks see to each of them.
+FSDP's parameters are `DTensor`. Each call on them is unwrapped in Python; a call with a number that changes every step,
+as in Adam's update, is planned again each time, once for each shape. Hooks run for each parameter of a group before it
+is gathered and after it was used.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 WORLD = 2
 COUNT, SIZES = 12, (2**16, 2**8)
-"""Parameters of an optimizer, and elements of them in turns: weights and biases. Work on large ones leaves little in
-the caches of what Python needs for the next call, as in a job."""
+"""Parameters of an optimizer, and their elements in turn: weights and biases. Large ones evict from the caches
+what Python needs for the next call, as in a job."""
 GROUPS, LAYERS, SIDE = 3, (1, 5), 8
-"""Groups of linear layers of this side, each group so many of them: few, and as many as in a block."""
+"""Groups, linear layers of a group (few, and as many as in a block), and their side."""
 GATHER = "all_gather_copy_in"
-"""The call that a gather begins with."""
+"""The first call of a gather."""
 REPEATS, WARM_UP, ENDS = 16, 4, 2
-"""Repeats that count, those that do not, and how many of the longest and of the shortest ones are left out."""
+"""Repeats that count, those that do not, and how many of the longest and of the shortest are left out."""
 
 
 def sharded_costs(device: Any) -> tuple[float, float] | None:
-    """Microseconds that a call of an optimizer on shards takes longer, and that planning one takes.
+    """Extra microseconds of an optimizer's call on shards, and of planning one.
 
-    None where this PyTorch has no shards, or this process is one of a group.
+    None where this PyTorch has no DTensor, or this process is in a process group.
 
     >>> call, planned = sharded_costs(torch.device("cpu"))
     >>> call > 0, planned >= 0
@@ -72,22 +72,22 @@ def gather_costs(device: Any) -> tuple[float, float] | None:
 
 
 def _on_shards(device: Any, measured: Callable[[Any], tuple[float, float]]) -> tuple[float, float] | None:
-    """What is measured on a pretended mesh; None where PyTorch has no shards, or this process is one of a group."""
+    """Measure on a fake mesh; None where PyTorch has no DTensor, or this process is in a process group."""
     if not dist.is_available() or dist.is_initialized():
         return None
     try:
-        with _pretended_mesh(device) as mesh:
+        with _fake_mesh(device) as mesh:
             return measured(mesh)
     except (ImportError, AttributeError, RuntimeError, NotImplementedError):
         return None
 
 
 def _around_gather_us(layers: int, device: Any, mesh: Any) -> float:
-    """What gathering takes longer than the calls it makes, each as long as those of the same step without shards."""
+    """Time of a gather beyond its calls, each taken to be as long as those of the same step without shards."""
     from torch.distributed.fsdp import fully_shard
 
     plain, sharded = (_groups(layers, device) for _ in range(2))
-    for group in (*sharded, sharded):  # the whole of them last, so that each is gathered again for its backward
+    for group in (*sharded, sharded):  # the whole last, so that each is gathered again for its backward
         fully_shard(group, mesh=mesh)
     given = torch.ones(SIDE, SIDE, device=device)
 
@@ -95,10 +95,10 @@ def _around_gather_us(layers: int, device: Any, mesh: Any) -> float:
         return lambda: model(given).sum().backward()
 
     took, longer = _times_us([run(plain), run(sharded)])
-    usual, all_calls = _counted(run(plain)), _counted(run(sharded))
-    more = all_calls.total() - usual.total()
+    unsharded, all_calls = _counted(run(plain)), _counted(run(sharded))
+    more = all_calls.total() - unsharded.total()
     gathers = sum(count for name, count in all_calls.items() if GATHER in name)
-    return (longer - took - more * took / usual.total()) / gathers
+    return (longer - took - more * took / unsharded.total()) / gathers
 
 
 def _groups(layers: int, device: Any) -> Any:
@@ -107,8 +107,8 @@ def _groups(layers: int, device: Any) -> Any:
 
 
 @contextmanager
-def _pretended_mesh(device: Any) -> Iterator[Any]:
-    """A mesh of ranks that are not there: nothing is exchanged."""
+def _fake_mesh(device: Any) -> Iterator[Any]:
+    """A mesh of the fake process group: nothing is sent."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -120,7 +120,7 @@ def _pretended_mesh(device: Any) -> Iterator[Any]:
 
 
 def _parameter(elements: int, device: Any, mesh: Any) -> Any:
-    """A parameter with its gradient: a shard where there is a mesh."""
+    """A parameter with its gradient; a shard where there is a mesh."""
     from torch.distributed.tensor import DTensor, Shard
 
     def tensor() -> Any:
@@ -133,7 +133,7 @@ def _parameter(elements: int, device: Any, mesh: Any) -> Any:
 
 
 def _times_us(steps: Sequence[Callable[[], Any]]) -> list[float]:
-    """What the host takes for each, in turns: it may be faster at one time than at another."""
+    """Host time of each, measured in turns: the host may be faster at one time than at another."""
     times: list[list[float]] = [[] for _ in steps]
     for _ in range(WARM_UP + REPEATS):
         for step, taken in zip(steps, times):
@@ -144,7 +144,7 @@ def _times_us(steps: Sequence[Callable[[], Any]]) -> list[float]:
 
 
 def _optimizer(parameters: Sequence[Any]) -> Any:
-    """One that sees to its parameters one after the other, with numbers that this process has not seen yet."""
+    """An optimizer that updates one parameter at a time, with numbers that this process has not seen yet."""
     return torch.optim.AdamW(parameters, lr=random.uniform(1e-4, 1e-3), foreach=False)
 
 
@@ -163,6 +163,6 @@ class _Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(not issubclass(kind, torch.nn.Parameter) and kind is not torch.Tensor for kind in types):
-            return NotImplemented  # what a shard makes of it is counted
+            return NotImplemented  # the calls that a shard makes of it are counted
         self.calls[str(func)] += 1
         return func(*args, **(kwargs or {}))

@@ -1,58 +1,70 @@
-"""A light profile of a step, cut at each call's launches; the profiler's own weight is still on it."""
+"""Light profiles of a step: each call cut at its launches, and on a CPU the gaps between calls.
+
+On a CPU a call is its work, and small steps leave nothing to explain between calls; besides, all that Python and
+autograd need is in the caches there, while in a job each GEMM has evicted it. So gaps are taken from a step with larger
+GEMMs.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from foretrace.platform.host_measurements import Calls, Profiled
-from foretrace.platform.measure.host_training import Training
+from foretrace.calibration.host.training import BACKWARD, FORWARD, OPTIMIZER, Training, calls_of, trained
+from foretrace.platform.measurements.host import Calls, Profiled
 
 LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaMemcpyAsync", "cudaMemsetAsync", "hipLaunch", "hipExtLaunch", "hipMemcpy")
-"""How the names of runtime calls begin that start work on the device."""
+"""Prefixes of the runtime calls that start work on the device."""
 LOOK_AHEAD = 8
-"""Calls that the profile may leave out in a row."""
+"""Calls in a row that may be missing in a profile."""
 MARK = "foretrace::mark"
-"""The annotation around what is looked for in a profile."""
+"""The annotation around a profiled call or step."""
 NOT_SHOWN = (-1.0, -1.0, -1.0, -1.0, 0)
+BLOCKS, SIDE, ROWS = 3, 256, 256
+"""Of the step whose gaps are taken: GEMMs of some tenths of a millisecond, on some megabytes."""
+REPEATS = 5
+"""Profiles of that step."""
 
 
 class Event(NamedTuple):
-    """A stretch of host time, in nanoseconds."""
+    """An event on the host, in nanoseconds."""
 
     start: int
     end: int
     name: str
 
 
-def profiled(training: Training, calls: Calls) -> Profiled:
-    """Profile two steps, the first of which pays for the profiler's start, and find each call of the second.
+def profile_step(training: Training, calls: Calls) -> Profiled:
+    """Profile two steps, the first of which includes the profiler's start, and find each call of the second.
 
-    >>> from foretrace.platform.measure.host_watch import calls_of
+    >>> from foretrace.calibration.host.training import calls_of
     >>> weight = torch.ones(3, requires_grad=True)
     >>> training = Training(lambda: weight.sum(), torch.optim.SGD([weight], lr=0.5))
     >>> calls = calls_of(training)
-    >>> found = profiled(training, calls)
+    >>> found = profile_step(training, calls)
     >>> len(found.to_launch) == len(calls), found.launches[0]
     (True, 0)
     """
-    (step,) = profiled_steps(training, 1)
+    (step,) = profile_steps(training, 1)
     return cut_at_launches(step, calls.name)
 
 
-def profiled_steps(training: Training, repeats: int) -> list[list[Event]]:
-    """The events of some steps under one profile, but for a first one.
+def profile_steps(training: Training, repeats: int) -> list[list[Event]]:
+    """The events of some steps under one profile, after a first one.
 
     >>> weight = torch.ones(3, requires_grad=True)
     >>> training = Training(lambda: weight.sum(), torch.optim.SGD([weight], lr=0.5))
-    >>> [any(event.name == "aten::sum" for event in step) for step in profiled_steps(training, 2)]
+    >>> [any(event.name == "aten::sum" for event in step) for step in profile_steps(training, 2)]
     [True, True]
     """
-    return _marked([training.timed_step] * repeats, first=training.timed_step)
+    return _profile_marked([training.timed_step] * repeats, first=training.timed_step)
 
 
 def launches_of(calls: Sequence[Callable[[], Any]]) -> list[int]:
@@ -61,11 +73,11 @@ def launches_of(calls: Sequence[Callable[[], Any]]) -> list[int]:
     >>> launches_of([lambda: torch.ones(3), lambda: torch.ones(3).sum()])
     [0, 0]
     """
-    return [sum(event.name.startswith(LAUNCHES) for event in inside) for inside in _marked(calls)]
+    return [sum(event.name.startswith(LAUNCHES) for event in inside) for inside in _profile_marked(calls)]
 
 
-def _marked(calls: Sequence[Callable[[], Any]], first: Callable[[], Any] = lambda: None) -> list[list[Event]]:
-    """Run calls under one profile; the events inside each, on whatever thread, in order."""
+def _profile_marked(calls: Sequence[Callable[[], Any]], first: Callable[[], Any] = lambda: None) -> list[list[Event]]:
+    """Run calls under one profile; the events inside each, on any thread, in order."""
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
@@ -88,7 +100,7 @@ def _marked(calls: Sequence[Callable[[], Any]], first: Callable[[], Any] = lambd
 
 
 def cut_at_launches(events: list[Event], names: list[str]) -> Profiled:
-    """For each call, the time up to its first launch, in launches, between them, and after the last.
+    """For each call, the time to its first launch, in launches, between them, and after the last.
 
     >>> events = [Event(0, 9000, "aten::linear"), Event(1000, 8000, "aten::mm"), Event(3000, 5000, "cudaLaunchKernel")]
     >>> found = cut_at_launches(events, ["aten::mm"])
@@ -137,3 +149,50 @@ def _parts(call: Event, launches: list[Event]) -> tuple[Any, ...]:
     first, last = launches[0].start, launches[-1].end
     parts = (first - call.start, launching, last - first - launching, call.end - last)
     return *(round(part / 1e3, 2) for part in parts), len(launches)
+
+
+class MlpBlock(nn.Module):
+    """A transformer's block without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.widen, self.narrow = nn.LayerNorm(SIDE), nn.Linear(SIDE, 4 * SIDE), nn.Linear(4 * SIDE, SIDE)
+
+    def forward(self, rows: Any) -> Any:
+        """The block's output for some rows."""
+        return rows + self.narrow(nn.functional.gelu(self.widen(self.norm(rows))))
+
+
+def gaps_us() -> tuple[float, float, float]:
+    """Mean microseconds between two calls on a CPU: in forward, backward and optimizer.
+
+    >>> min(gaps_us()) > 0
+    True
+    """
+    model, given = nn.Sequential(*(MlpBlock() for _ in range(BLOCKS))), torch.ones(ROWS, SIDE)
+    training: Training = trained(model, lambda: model(given).square().sum(), "adamw one by one")
+    for _ in range(2):
+        training.timed_step()
+    calls = calls_of(training)
+    forward, backward, optimizer = mean_gaps(profile_steps(training, REPEATS), calls)
+    return forward, backward, optimizer
+
+
+def mean_gaps(steps: Sequence[Sequence[Event]], calls: Calls) -> list[float]:
+    """The mean gap before a call of each phase; each gap the median over some repeats of the step.
+
+    >>> events = [Event(0, 9000, "aten::linear"), Event(1000, 2000, "aten::t"), Event(5000, 8000, "aten::addmm")]
+    >>> mean_gaps([events], Calls(["aten::t", "aten::addmm"], [0, 0], [0, 0], [0, 0]))
+    [3.0, 0.0, 0.0]
+    """
+    each = np.full((len(steps), len(calls)), np.nan)
+    for repeat, events in enumerate(steps):
+        found = found_calls(events, calls.name)
+        for row, (before, after) in enumerate(pairwise(found), 1):
+            if before and after and calls.phase[row] == calls.phase[row - 1]:
+                each[repeat, row] = (after.start - before.end) / 1e3
+    seen = np.flatnonzero(np.isfinite(each).any(axis=0))
+    typical, phase = np.nanmedian(each[:, seen], axis=0), np.array(calls.phase)[seen]
+    return [
+        float(typical[phase == one].mean()) if (phase == one).any() else 0.0 for one in (FORWARD, BACKWARD, OPTIMIZER)
+    ]

@@ -1,4 +1,4 @@
-"""Small steps over sequences: attention of several kinds, terse and verbose code around it, PyTorch's own layers."""
+"""Small training steps of transformers: several kinds of attention, terse and verbose code, PyTorch's own layers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from foretrace.platform.measure.host_training import Training, trained
+from foretrace.calibration.host.training import Training, trained
 
 WIDTH, HEADS, LENGTH, SEQUENCES, WORDS = 64, 4, 16, 2, 512
 
 
-class _RootMeanSquare(nn.Module):
-    """Norm without a mean, step by step."""
+class _RmsNorm(nn.Module):
+    """RMS norm from single calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,42 +28,42 @@ class _RootMeanSquare(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = x.shape[-1] // 2
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
 
 
-class _TurningBlock(nn.Module):
-    """Positions as angles, gated linear units, three products for query, key and value."""
+class _RotaryBlock(nn.Module):
+    """Rotary positions, gated linear units, three GEMMs for query, key and value."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.before_attention, self.before_gate = _RootMeanSquare(), _RootMeanSquare()
+        self.before_attention, self.before_gate = _RmsNorm(), _RmsNorm()
         self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
         self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         y = self.before_attention(x)
         q, k, v = (made(y).view(*y.shape[:2], HEADS, -1).transpose(1, 2) for made in (self.query, self.key, self.value))
-        y = F.scaled_dot_product_attention(_turned(q, cos, sin), _turned(k, cos, sin), v, is_causal=True)
+        y = F.scaled_dot_product_attention(_rotary(q, cos, sin), _rotary(k, cos, sin), v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(x.shape))
         y = self.before_gate(x)
         narrow: torch.Tensor = self.down(F.silu(self.gate(y)) * self.up(y))
         return x + narrow
 
 
-class _JoinedBlock(nn.Module):
-    """One product for query, key and value; dropout; norm before."""
+class _FusedQkvBlock(nn.Module):
+    """One GEMM for query, key and value; dropout; pre-norm."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
-        self.joined, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.wide, self.narrow = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.joined(self.norms[0](x)).split(WIDTH, dim=2)
+        parts = self.qkv(self.norms[0](x)).split(WIDTH, dim=2)
         q, k, v = (part.view(*x.shape[:2], HEADS, -1).transpose(1, 2) for part in parts)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.out(y.transpose(1, 2).contiguous().view(x.shape)))
@@ -71,8 +71,8 @@ class _JoinedBlock(nn.Module):
         return x + torch.as_tensor(self.dropout(self.narrow(wide)))
 
 
-class _SpelledOutBlock(nn.Module):
-    """Attention from products and a softmax, with a bias by distance and a mask; norm after."""
+class _UnfusedAttentionBlock(nn.Module):
+    """Attention from GEMMs and a softmax, with a relative position bias and a mask; post-norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _SpelledOutBlock(nn.Module):
 
 @dataclass
 class _Settings:
-    """What a verbose model looks up wherever it goes."""
+    """The configuration object of a verbose model."""
 
     width: int = WIDTH
     heads: int = HEADS
@@ -107,7 +107,7 @@ class _Settings:
 
 @dataclass
 class _Result:
-    """What a verbose model hands from layer to layer."""
+    """The output object of a verbose model."""
 
     hidden: torch.Tensor
     all_hidden: tuple[torch.Tensor, ...] | None = None
@@ -122,7 +122,7 @@ def _fused_attention(
     return mixed.transpose(1, 2).contiguous(), None
 
 
-KINDS = {"fused": _fused_attention}
+ATTENTIONS = {"fused": _fused_attention}
 
 
 class _VerboseSelf(nn.Module):
@@ -139,7 +139,7 @@ class _VerboseSelf(nn.Module):
         q = self.query(hidden).view(shape).transpose(1, 2)
         k = self.key(hidden).view(shape).transpose(1, 2)
         v = self.value(hidden).view(shape).transpose(1, 2)
-        attend = KINDS.get(self.settings.attention, _fused_attention)
+        attend = ATTENTIONS.get(self.settings.attention, _fused_attention)
         mixed, weights = attend(self, q, k, v, mask, dropout=self.settings.dropout, scale=self.size**-0.5, **options)
         return mixed.reshape(*hidden.shape[:-1], -1).contiguous(), weights
 
@@ -169,7 +169,7 @@ class _VerboseLayer(nn.Module):
 
 
 class _VerboseModel(nn.Module):
-    """Settings, options passed all the way down, results as objects: how libraries of models are written."""
+    """Configuration objects, options passed all the way down, results as objects: how model libraries are written."""
 
     def __init__(self, settings: _Settings, layers: int) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class _VerboseModel(nn.Module):
 
 
 def _blocks(kind: str, layers: int) -> nn.ModuleList:
-    makers = {"turning": _TurningBlock, "joined": _JoinedBlock, "spelled out": _SpelledOutBlock}
+    makers = {"turning": _RotaryBlock, "joined": _FusedQkvBlock, "spelled out": _UnfusedAttentionBlock}
     return nn.ModuleList(makers[kind]() for _ in range(layers))
 
 
@@ -222,7 +222,7 @@ def attention(
 
 
 def _extra(kind: str, device: Any) -> tuple[torch.Tensor, ...]:
-    """What the blocks of a kind are given besides the sequence."""
+    """Arguments of the blocks of a kind besides the sequence."""
     if kind == "turning":
         size = WIDTH // HEADS
         angles = torch.outer(torch.arange(LENGTH), 100.0 ** (-torch.arange(0, size, 2) / size)).repeat(1, 2)
@@ -231,7 +231,7 @@ def _extra(kind: str, device: Any) -> tuple[torch.Tensor, ...]:
 
 
 def verbose(device: Any, autocast: bool, optimizer: str = "adamw") -> Training:
-    """A language model written as libraries write them."""
+    """A language model written like those of model libraries."""
     model = _VerboseModel(_Settings(), layers=4).to(device).train()
     text = torch.randint(WORDS, (SEQUENCES, LENGTH), device=device)
 

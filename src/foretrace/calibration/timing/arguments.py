@@ -1,7 +1,7 @@
-"""Arguments that depend on each other: ids inside their table, offsets, masks, what a forward leaves to its backward.
+"""Arguments that depend on each other: ids within their table, offsets, masks, results of a forward for its backward.
 
-Each function takes a call whose arguments are of the right shape but know nothing of each other, and puts that right.
-Forward calls run once, outside of what is timed.
+Each function takes a call whose arguments have the right shapes but unrelated values, and makes them consistent.
+Forward calls run once, untimed.
 """
 
 from __future__ import annotations
@@ -9,25 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretrace.platform.cases import Ids
-from foretrace.platform.measure.ids import draw_ids, statistics
+from foretrace.graph import Indices
+from foretrace.platform.measurements.cases import Ids
 
 if TYPE_CHECKING:
-    from foretrace.platform.measure.call import Call
+    from foretrace.calibration.timing.call import Call
 
 aten = torch.ops.aten
 
+SCATTER = 2654435761
+"""Multiplied with a rank to place it somewhere in the table: popular rows are not neighbours."""
+
 
 def _draw(call: Call, count: int, rows: int, bags: int | None = None) -> torch.Tensor:
-    """Ids of the case's own spread, uniform where it gives none; their statistics are kept with the call."""
+    """Ids of the case's distribution, uniform where it has none; their statistics are kept with the call."""
     given = call.case.ids
-    spread = replace(given, count=count) if given else Ids(count)
-    ids = draw_ids(spread, rows, call.device)
-    call.indices = statistics(ids, rows, count if bags is None else bags)
+    distribution = replace(given, count=count) if given else Ids(count)
+    ids = draw_ids(distribution, rows, call.device)
+    call.indices = id_statistics(ids, rows, count if bags is None else bags)
     return ids
 
 
@@ -36,7 +40,7 @@ def _fill(tensor: torch.Tensor, ids: torch.Tensor) -> None:
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that the rest of it repeats: one position along each dimension with no step."""
+    """One copy of the elements of a broadcast tensor: one position along each dimension with stride 0."""
     for dim, step in enumerate(tensor.stride()):
         if step == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -57,7 +61,7 @@ def bag(call: Call) -> None:
 
 
 def bag_backward(call: Call) -> None:
-    """The same, and for each id the bag it is in."""
+    """The same, and the bag of each id."""
     ids, bags = call["indices"], call["bag_size"].numel()
     _fill(ids, _draw(call, ids.numel(), call["num_weights"], bags))
     starts = _even_offsets(ids.numel(), bags, ids.device)
@@ -70,22 +74,22 @@ def bag_backward(call: Call) -> None:
 
 
 def rows_of(table: str, places: str) -> Callable[[Call], None]:
-    """Ids of rows along a dimension of a table; a table given as a number is that many rows."""
+    """Ids of rows along a dimension of a table; a table may be given by its number of rows."""
 
     def prepare(call: Call) -> None:
         whole, ids = call[table], call[places]
         dim = call["dim"] if "dim" in call.names else 0
         rows = whole if isinstance(whole, int) else whole.shape[dim]
-        held = _once(ids)
-        _fill(held, _draw(call, held.numel(), rows))
-        if held is not ids:
-            call.indices = statistics(ids, rows, ids.numel())
+        once = _once(ids)
+        _fill(once, _draw(call, once.numel(), rows))
+        if once is not ids:
+            call.indices = id_statistics(ids, rows, ids.numel())
 
     return prepare
 
 
 def positions(call: Call) -> None:
-    """One list of positions for each indexed dimension; each pair of a square once, where that is their number."""
+    """Positions for each indexed dimension; all pairs below the diagonal of a square, if their number fits."""
     table, places = call["self"], [(dim, p) for dim, p in enumerate(call["indices"]) if p is not None]
     side = table.shape[places[0][0]]
     square = len(places) == 2 and side == table.shape[places[1][0]]
@@ -99,7 +103,7 @@ def positions(call: Call) -> None:
 
 
 def sparse(name: str) -> Callable[[Call], None]:
-    """A sparse gradient with a row for each id, as an embedding's backward leaves it."""
+    """A sparse gradient with a row for each id, as the backward of an embedding returns it."""
 
     def prepare(call: Call) -> None:
         grad = call[name]
@@ -115,16 +119,16 @@ def sparse(name: str) -> Callable[[Call], None]:
 
 
 def groups(call: Call) -> None:
-    """Where each group's rows end, of uneven numbers of them."""
+    """The ends of each group's rows, of uneven numbers."""
     ends, product = call["offs"], call["self"]
     rows = product.shape[0 if call["mat2"].dim() == 3 else 1]
-    # Each group's rows begin at a whole block of memory, as the kernel wants it where they lie innermost.
+    # Groups are aligned to 8 rows, as the kernel requires where rows are innermost.
     blocks = torch.rand(ends.numel(), device=ends.device).add_(0.3).cumsum(0)
     _fill(ends, (blocks / blocks[-1] * (rows // 8)).round().int() * 8)
 
 
 def target(call: Call) -> None:
-    """Classes to hit; the weight they sum up to."""
+    """Classes, and the sum of their weights."""
     places, classes = call["target"], call["self"].shape[1]
     _fill(places, torch.randint(classes, places.shape, device=places.device))
     if "total_weight" in call.names:
@@ -132,30 +136,30 @@ def target(call: Call) -> None:
 
 
 def probabilities(call: Call) -> None:
-    """Guesses and targets between 0 and 1."""
+    """Predictions and targets between 0 and 1."""
     call["self"].uniform_(0.01, 0.99)
     call["target"].uniform_(0, 1)
 
 
 def keys(call: Call) -> None:
-    """Integers that are worth sorting."""
+    """Integers with many distinct values."""
     tensor = call["self"]
     if not tensor.is_floating_point() and tensor.dtype != torch.bool:
         tensor.random_(max(2, tensor.numel() // 2))
 
 
-def spread_out(call: Call) -> None:
-    """Numbers over the whole range that is counted."""
+def within_range(call: Call) -> None:
+    """Numbers over the whole range of the histogram."""
     call["self"].uniform_(call["min"], call["max"])
 
 
-def kept(call: Call) -> None:
-    """A dropout's mask keeps as many as its scale says."""
+def dropout_mask(call: Call) -> None:
+    """A mask with the share of ones that the scale implies."""
     call["mask"].bernoulli_(1 / call["scale"])
 
 
 def attention_backward(forward: str, order: tuple[str, ...]) -> Callable[[Call], None]:
-    """Run the attention forward; its output, row sums and random state go to the backward call."""
+    """Run the attention's forward; its output, row sums and random state are arguments of the backward."""
 
     def prepare(call: Call) -> None:
         query, key, value = call["query"], call["key"], call["value"]
@@ -171,14 +175,14 @@ def attention_backward(forward: str, order: tuple[str, ...]) -> Callable[[Call],
 
 
 def group_norm_backward(call: Call) -> None:
-    """Mean and deviation of each group."""
+    """Mean and reciprocal deviation of each group."""
     x, weight = call["input"], call["weight"]
     sizes = (call["N"], call["C"], call["HxW"], call["group"])
     _, call["mean"], call["rstd"] = aten.native_group_norm(x, weight, None, *sizes, 1e-5)
 
 
 def cudnn_batch_norm_backward(call: Call) -> None:
-    """Statistics of the batch, and what cuDNN keeps for itself."""
+    """Statistics of the batch, and cuDNN's reserve space."""
     x, weight = call["input"], call["weight"]
     averages = (call["running_mean"], call["running_var"])
     results = aten.cudnn_batch_norm(x, weight, torch.zeros_like(weight), *averages, True, 0.1, call["epsilon"])
@@ -194,13 +198,13 @@ def native_batch_norm_backward(call: Call) -> None:
 
 
 def layer_norm_backward(call: Call) -> None:
-    """Mean and deviation of each row."""
+    """Mean and reciprocal deviation of each row."""
     results = aten.native_layer_norm(call["input"], call["normalized_shape"], call["weight"], call["bias"], 1e-5)
     _, call["mean"], call["rstd"] = results
 
 
 def rms_norm_backward(call: Call) -> None:
-    """Deviation of each row."""
+    """Reciprocal deviation of each row."""
     _, call["rstd"] = aten._fused_rms_norm(call["input"], call["normalized_shape"], call["weight"], 1e-5)
 
 
@@ -211,7 +215,7 @@ def max_pool_backward(call: Call) -> None:
 
 
 def steps(call: Call) -> None:
-    """An optimizer that has made a step before, and second moments that have a root."""
+    """Optimizer state after a first step, with second moments that have a square root."""
     for tensor in call["state_steps"]:
         tensor.fill_(1.0)
     for tensor in call["exp_avg_sqs"]:
@@ -219,7 +223,7 @@ def steps(call: Call) -> None:
 
 
 def softmax_backward(log: bool) -> Callable[[Call], None]:
-    """An output that a softmax could have given."""
+    """An output with values that a softmax returns."""
 
     def prepare(call: Call) -> None:
         classes = call["output"].shape[call["dim"]]
@@ -250,7 +254,7 @@ PREPARE: dict[str, Callable[[Call], None]] = {
     "aten::nll_loss2d_forward": target,
     "aten::nll_loss2d_backward": target,
     "aten::bincount": keys,
-    "aten::histc": spread_out,
+    "aten::histc": within_range,
     "aten::nll_loss_forward": target,
     "aten::nll_loss_backward": target,
     "aten::binary_cross_entropy": probabilities,
@@ -258,7 +262,7 @@ PREPARE: dict[str, Callable[[Call], None]] = {
     "aten::sort": keys,
     "aten::topk": keys,
     "aten::_unique2": keys,
-    "aten::native_dropout_backward": kept,
+    "aten::native_dropout_backward": dropout_mask,
     "aten::_softmax_backward_data": softmax_backward(log=False),
     "aten::_log_softmax_backward_data": softmax_backward(log=True),
     "aten::native_layer_norm_backward": layer_norm_backward,
@@ -283,4 +287,78 @@ PREPARE: dict[str, Callable[[Call], None]] = {
         "_scaled_dot_product_flash_attention_for_cpu", ("out", "logsumexp")
     ),
 }
-"""What to do, by the op's name, before a call can be timed."""
+"""By op name: what makes a call's arguments consistent before it can be timed."""
+
+
+def draw_ids(wanted: Ids, rows: int, device: Any) -> torch.Tensor:
+    """Row ids that follow a distribution, in random order.
+
+    >>> _ = torch.manual_seed(0)
+    >>> ids = draw_ids(Ids(count=1000, skew=1.2), rows=50, device="cpu")
+    >>> len(ids), int(ids.max()) < 50, int(torch.bincount(ids).max()) > 200
+    (1000, True, True)
+    """
+    if wanted.tables > 1:
+        return _of_many_tables(wanted, rows, device)
+    if wanted.reuse:
+        return _by_histogram(wanted, rows, device)
+    if wanted.skew == 0:
+        return torch.randint(rows, (wanted.count,), device=device)
+    uniform = torch.rand(wanted.count, device=device, dtype=torch.float64)
+    flat = 1 - wanted.skew
+    if abs(flat) < 1e-3:
+        flat = 1e-3  # the power law's own formula has no value at 1
+    ranks = (uniform * (rows**flat - 1) + 1) ** (1 / flat) - 1
+    return ranks.clamp(0, rows - 1).long() * SCATTER % rows
+
+
+def _of_many_tables(wanted: Ids, rows: int, device: Any) -> torch.Tensor:
+    """The ids of each table after those of the table before, and likewise their rows."""
+    each = rows // wanted.tables
+    bounds = [wanted.count * number // wanted.tables for number in range(wanted.tables + 1)]
+    counts = [last - first for first, last in pairwise(bounds)]
+    parts = [draw_ids(replace(wanted, count=count, tables=1), each, device) for count in counts if count]
+    starts = torch.arange(wanted.tables, device=device).repeat_interleave(torch.tensor(counts, device=device)) * each
+    return torch.cat(parts) + starts
+
+
+def _by_histogram(wanted: Ids, rows: int, device: Any) -> torch.Tensor:
+    """Distinct rows, each as often as the histogram says; if the table has too few rows, all are hit more often."""
+    shares = torch.tensor(wanted.reuse, dtype=torch.float64, device=device)
+    shares /= shares.sum()
+    least = 2.0 ** torch.arange(len(shares), dtype=torch.float64, device=device)
+    typical = float((shares * (1.5 * least - 0.5)).sum())
+    distinct = max(1, min(rows, wanted.count, wanted.distinct or round(wanted.count / typical)))
+    # As many rows of each doubling as its share: drawn at random, the few rows with most hits would vary a lot.
+    bounds = (shares.cumsum(0) * distinct).round().long()
+    exponent = torch.bucketize(torch.arange(distinct, device=device), bounds, right=True).clamp(max=len(shares) - 1)
+    low = least[exponent]
+    more = low - 1
+    # Within a doubling hits are uniform around a mean, such that their sum is the number of ids.
+    mean = float(((wanted.count - low.sum()) / more.sum().clamp(min=1)).clamp(0, 1))
+    place = torch.rand(distinct, dtype=torch.float64, device=device)
+    place = place * 2 * mean if mean <= 0.5 else 1 - place * 2 * (1 - mean)
+    hits = (low + more * place + torch.rand(distinct, device=device)).long().clamp(min=1)
+    ids = _random_rows(rows, distinct, device).repeat_interleave(hits)
+    if len(ids) < wanted.count:
+        ids = torch.cat([ids, ids[torch.randint(len(ids), (wanted.count - len(ids),), device=device)]])
+    return ids[torch.randperm(len(ids), device=device)[: wanted.count]]
+
+
+def _random_rows(rows: int, distinct: int, device: Any) -> torch.Tensor:
+    """Distinct rows of a table, at random."""
+    if rows > 2**22 and distinct < rows // 64:
+        # Few rows are drawn twice there, and a permutation of all of them takes long.
+        return torch.randint(rows, (distinct,), device=device)
+    return torch.randperm(rows, device=device)[:distinct]
+
+
+def id_statistics(ids: torch.Tensor, rows: int, bags: int) -> Indices:
+    """Counts and reuse histogram of ids.
+
+    >>> id_statistics(torch.tensor([3, 3, 5]), rows=10, bags=3).reuse
+    (1, 1)
+    """
+    hits = torch.unique(ids, return_counts=True)[1]
+    reuse = torch.bincount(torch.frexp(hits.double())[1].long() - 1)
+    return Indices(op=-1, rows=rows, count=ids.numel(), unique=len(hits), bags=bags, reuse=tuple(reuse.tolist()))

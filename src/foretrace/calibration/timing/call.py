@@ -1,23 +1,40 @@
-"""A described call with real arguments, ready to be made."""
+"""Dispatcher calls made from their descriptions, with real arguments on the measured device.
+
+Profilers leave out the overload of a call and list arguments by name among the others: `resolve_overload` finds an
+overload that takes what the trace shows.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import torch
 
-from foretrace.graph import Constant, ForetraceError, Indices, Op, Tensor, Value
+from foretrace.calibration.timing.arguments import PREPARE
+from foretrace.errors import ForetraceError
+from foretrace.graph import Constant, Indices, Op, Tensor, Value
 from foretrace.graph.operators import operator_path
-from foretrace.platform.cases import Case, strides
-from foretrace.platform.measure.consistent import PREPARE
-from foretrace.platform.measure.traced import as_called
+from foretrace.platform.measurements.cases import Case, strides
 
-TORCH_WORDS = ("dtype", "layout", "memory_format")
+TORCH_CONSTANTS = ("dtype", "layout", "memory_format")
+"""Kinds of constants that are attributes of the module torch."""
+ARGUMENT_TYPES: dict[str, tuple[type, ...]] = {
+    "Tensor": (Tensor,),
+    "number": (int, float),
+    "float": (int, float),
+    "int": (int,),
+    "bool": (bool,),
+    "str": (str,),
+}
+"""By the type of an argument in a schema: what a trace may hold for it."""
+CONSTANT_TYPES = {"dtype": "int", "layout": "int", "memory_format": "int"}
+"""Types of constants in schemas; the others are numbers that JSON can't write."""
 
 
 class Call:
-    """One call, its arguments by position and by name. Calling it makes the call.
+    """A dispatcher call with its arguments by position and by name; calling it makes the call.
 
     >>> op = Op("aten::mm", (Tensor((2, 3), "float32"), Tensor((3, 4), "float32")), overload="default")
     >>> call = Call(Case(op), torch.device("cpu"))
@@ -28,10 +45,10 @@ class Call:
     def __init__(self, case: Case, device: Any) -> None:
         self.case = case
         self.device = device
-        op = case.op if case.op.overload else as_called(case.op)
+        op = case.op if case.op.overload else resolve_overload(case.op)
         self.function = overload_of(op)
         self.indices: Indices | None = None
-        """What can be said of the ids among the arguments, once they are drawn."""
+        """Statistics of the ids among the arguments, once they are drawn."""
         self._buffers: dict[int, torch.Tensor] = {}
         self._needed = _storage_sizes(op)
         self.names = [argument.name for argument in self.function._schema.arguments]
@@ -42,7 +59,7 @@ class Call:
             prepare(self)
 
     def __call__(self) -> Any:
-        """Make the call; gives what it returns."""
+        """Make the call, and return its result."""
         return self.function(*self.args, **self.kwargs)
 
     def __getitem__(self, name: str) -> Any:
@@ -60,7 +77,7 @@ class Call:
                 return torch.device(value.value) if value.value == "cpu" else self.device
             if value.kind == "float":
                 return float(value.value)
-            return getattr(torch, value.value) if value.kind in TORCH_WORDS else None
+            return getattr(torch, value.value) if value.kind in TORCH_CONSTANTS else None
         if isinstance(value, (list, tuple)):
             return [self._real(item) for item in value]
         return value
@@ -69,7 +86,7 @@ class Call:
         dtype = dtype_of(described)
         device = torch.device("cpu") if described.device == "cpu" else self.device
         if described.layout != "strided":
-            # Its elements come with the ids: see `consistent`.
+            # Its elements are filled in with the ids, by `PREPARE`.
             return torch.sparse_coo_tensor(size=described.shape, dtype=dtype, device=device, check_invariants=False)
         stride = described.stride if described.stride is not None else strides(described.shape)
         buffer = self._buffers.get(described.storage)
@@ -81,19 +98,19 @@ class Call:
         return buffer.as_strided(described.shape, stride, described.offset)
 
     def _on_host(self, elements: int, dtype: Any) -> torch.Tensor:
-        """Memory of the host that was written to, so that its pages exist; random numbers would take far longer."""
+        """Host memory that was written to, so that its pages exist; random numbers would take far longer."""
         return torch.empty(elements, dtype=dtype, pin_memory=self.case.pinned).fill_(1)
 
 
 def overload_of(op: Op) -> Any:
-    """PyTorch's function for an op; one that this PyTorch does not have is said so.
+    """PyTorch's function for an op.
 
     >>> overload_of(Op("aten::relu", overload="default"))
     <OpOverload(op='aten.relu', overload='default')>
     """
     where = operator_path(op.name, op.overload, namespaces=[op.name.partition("::")[0]])
     if not where:
-        raise ForetraceError(f"{op.name}.{op.overload} is not called on a trace's word")
+        raise ForetraceError(f"{op.name}.{op.overload} is not an operator that a trace may name")
     try:
         return attrgetter(where)(torch.ops)
     except AttributeError:
@@ -101,7 +118,7 @@ def overload_of(op: Op) -> Any:
 
 
 def dtype_of(described: Tensor) -> Any:
-    """PyTorch's word for the dtype of a tensor; of tensors in lists, profilers do not tell it.
+    """PyTorch's dtype of a tensor; profilers leave it out for tensors in lists.
 
     >>> dtype_of(Tensor((2,), "bfloat16"))
     torch.bfloat16
@@ -113,7 +130,7 @@ def dtype_of(described: Tensor) -> Any:
 
 
 def filled(elements: int, dtype: Any, device: Any) -> torch.Tensor:
-    """Fresh memory with values that are safe everywhere: normal floats, true and false, zeros as integers.
+    """New memory with values that any call takes: normal floats, random booleans, zero integers.
 
     >>> int(filled(8, torch.int64, "cpu").sum()), filled(8, torch.float32, "cpu").std() > 0
     (0, tensor(True))
@@ -126,7 +143,7 @@ def filled(elements: int, dtype: Any, device: Any) -> torch.Tensor:
 
 
 def _storage_sizes(op: Op) -> dict[int, int]:
-    """Elements that the tensors of each shared storage reach together."""
+    """Elements of each shared storage, up to the last one that any of its tensors touches."""
     sizes: dict[int, int] = {}
     for tensor in op.tensors:
         if tensor.storage >= 0:
@@ -140,3 +157,74 @@ def _reach(tensor: Tensor) -> int:
         return tensor.offset
     stride = tensor.stride if tensor.stride is not None else strides(tensor.shape)
     return tensor.offset + 1 + sum((size - 1) * step for size, step in zip(tensor.shape, stride))
+
+
+def resolve_overload(op: Op) -> Op:
+    """The call with an overload that takes its arguments, by position or by name as that overload takes them.
+
+    An argument that the trace leaves out gets its default; where it has none, the call can't be made.
+
+    >>> x = Tensor((2, 2), "float32")
+    >>> made = resolve_overload(Op("aten::addmm", (x, x, x, 1, 1)))
+    >>> made.overload, len(made.args), made.kwargs
+    ('default', 3, {'beta': 1, 'alpha': 1})
+    >>> resolve_overload(Op("aten::pow", (x, 2))).overload
+    'Tensor_Scalar'
+    """
+    for overload, schema in _schemas(op):
+        taken = _taken(op, schema.arguments)
+        if taken is not None:
+            args, kwargs = taken
+            return replace(op, overload=overload, args=args, kwargs=kwargs)
+    raise ForetraceError(f"PyTorch {torch.__version__} has no {op.name} that takes the arguments in the trace")
+
+
+def _schemas(op: Op) -> list[tuple[str, Any]]:
+    """The overloads of an operator without those with ``out`` arguments: a profiler shows the calls that these make."""
+    where = operator_path(op.name, "", namespaces=[op.name.partition("::")[0]])
+    try:
+        packet = attrgetter(where)(torch.ops) if where else None
+    except AttributeError:  # of a library that is not loaded
+        return []
+    schemas = [(name, getattr(packet, name)._schema) for name in packet.overloads()] if packet else []
+    return [(name, schema) for name, schema in schemas if not any(one.is_out for one in schema.arguments)]
+
+
+def _taken(op: Op, wanted: list[Any]) -> tuple[tuple[Value, ...], dict[str, Value]] | None:
+    """The arguments of a call as an overload takes them, by position and by name; None where it does not take them."""
+    given = {**dict(zip((one.name for one in wanted), op.args)), **op.kwargs}
+    known = {one.name: given[one.name] for one in wanted if _is_known(given.get(one.name)) and not _is_device(one)}
+    fits = all(_fits(known[one.name], str(one.type)) if one.name in known else _may_be_unknown(one) for one in wanted)
+    if len(op.args) > len(wanted) or not fits:
+        return None
+    args = tuple(known.get(one.name, one.default_value) for one in wanted if not one.kwarg_only)
+    return args, {one.name: known[one.name] for one in wanted if one.kwarg_only and one.name in known}
+
+
+def _is_known(value: Value) -> bool:
+    return value is not None and not (isinstance(value, Constant) and value.kind == "object")
+
+
+def _is_device(argument: Any) -> bool:
+    """Whether an argument is a device: the measured one is taken."""
+    return "Device" in str(argument.type)
+
+
+def _may_be_unknown(argument: Any) -> bool:
+    return argument.has_default_value() or str(argument.type).startswith("Optional[")
+
+
+def _fits(value: Value, kind: str) -> bool:
+    """Whether a value is of a type as schemas write it.
+
+    >>> _fits([1, 2], "Optional[List[int]]"), _fits(0.5, "int"), _fits(Constant("dtype", "float16"), "Optional[int]")
+    (True, False, True)
+    """
+    outer, _, inner = kind.removesuffix("]").partition("[")
+    if outer == "Optional":
+        return _fits(value, inner)
+    if outer == "List":
+        return isinstance(value, (list, tuple)) and all(item is None or _fits(item, inner) for item in value)
+    if isinstance(value, Constant):
+        return kind == CONSTANT_TYPES.get(value.kind, "number")
+    return isinstance(value, ARGUMENT_TYPES.get(kind, ()))

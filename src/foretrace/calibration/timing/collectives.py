@@ -1,4 +1,8 @@
-"""Times collectives between the processes of a torchrun, over message sizes and group sizes."""
+"""Measuring collectives between the processes of a torchrun, over message sizes and group sizes.
+
+Where ranks run on a CPU, also how they slow each other down: by the same work on so many of them at once, and by
+communication that goes on during the work, whose threads need processors too.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +13,34 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from foretrace.graph import ForetraceError
-from foretrace.platform.fabric_measurements import Exchange, add_exchanges, open_run
-from foretrace.platform.measure.crowd import crowd
-from foretrace.platform.measure.fabric_calls import FROM_ONE, KINDS, Call, prepared, supported
-from foretrace.platform.measure.machine import facts
+from foretrace._progress import OnProgress, Progress
+from foretrace.calibration.timing.device import is_gpu, machine_facts, synchronize
+from foretrace.errors import ForetraceError
+from foretrace.platform.measurements.fabric import OVERLAPPED, WORK, TimedCollective, add_collectives, begin_run
 
-LEAST = 256
-"""Bytes of the smallest messages."""
-MOST = {"nccl": 2**30, "gloo": 2**24}
-"""Bytes of the largest, by backend."""
+MIN_BYTES = 256
+"""Of the smallest messages."""
+MAX_BYTES = {"nccl": 2**30, "gloo": 2**24}
+"""Of the largest messages, by backend."""
 CHUNK_SECONDS = 2e-3
-"""What is timed at once takes about this long: calls follow each other, since a clock stops too few of them alone."""
+"""Calls are timed in a row that takes about this long: too short a time can't be measured well."""
 REPEATS = 5
+WORK_SIDE, WORK_GEMMS, WORK_ELEMENTS = 640, 6, 2**21
+"""Of the work on a CPU: GEMMs that fill some megabytes of new memory, and sums over memory that no core's cache holds.
+Some tens of milliseconds in all, as long as a rank works between two collectives."""
+OVERLAP_ELEMENTS = 2**23
+"""Of the all_reduce during the work, which takes about as long."""
 
-
-class FabricProgress(NamedTuple):
-    """What was measured last, and for how long altogether."""
-
-    exchange: Exchange
-    seconds: float
+Call = Callable[[], None]
 
 
 class World:
-    """The processes that measure together."""
+    """The processes that measure, and this one's rank among them."""
 
     def __init__(self) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -47,64 +50,64 @@ class World:
         self.per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
 
     def groups(self) -> Iterator[tuple[int, Any]]:
-        """Groups of the first 2, 4, 8, … and of all ranks; each process makes all of them, as PyTorch wants it."""
+        """Groups of the first 2, 4, 8, … and of all ranks; each process makes all of them, as PyTorch requires."""
         sizes = {2**power for power in range(1, self.ranks.bit_length()) if 2**power <= self.ranks} | {self.ranks}
         for size in sorted(sizes):
             yield size, dist.new_group(list(range(size)))
 
-    def agreed(self, number: float) -> float:
-        """The largest of what the ranks say."""
+    def largest(self, number: float) -> float:
+        """The largest of the numbers of all ranks."""
         shared = torch.tensor([number], dtype=torch.float64, device=self.device)
         dist.all_reduce(shared, dist.ReduceOp.MAX)
         return float(shared.item())
 
-    def wait(self) -> None:
-        """Until the device has done all it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def gathered(self, number: float) -> list[float]:
+        """The numbers of all ranks."""
+        each = [torch.zeros(1, dtype=torch.float64) for _ in range(self.ranks)]
+        dist.all_gather(each, torch.tensor([number], dtype=torch.float64))
+        return [one.item() for one in each]
 
 
-def calibrate_fabric(
-    path: Path, seconds: float, report: Callable[[FabricProgress], None] = lambda progress: None
-) -> int:
+def measure_collectives(path: Path, seconds: float, on_progress: OnProgress = lambda progress: None) -> int:
     """Time collectives of all kinds between the processes of this torchrun until the time is up.
 
-    Rounds over all sizes are measured again and again, at least one of them.
+    Rounds over all kinds, groups and sizes are repeated, at least one of them.
 
     Parameters
     ----------
     path
-        The file that rank 0 adds the measurements to.
+        The file that rank 0 appends the measurements to.
     seconds
         How long.
-    report
-        Told on rank 0 after each collective.
+    on_progress
+        Called on rank 0 after each collective.
 
     Returns
     -------
     How many collectives were measured.
     """
-    with joined() as world:
+    with process_group() as world:
         if world.rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            known = facts(world.device)
+            known = machine_facts(world.device)
             where = f"{world.backend} between {world.ranks} ranks on {known['device']}, {known['made'][:10]}"
-            open_run(path, {**known, "provenance": where})
+            begin_run(path, {**known, "provenance": where})
         work = [(kind, size, group) for size, group in world.groups() for kind in KINDS]
         begun = time.monotonic()
         count = 0
-        while count == 0 or world.agreed(time.monotonic() - begun) < seconds:
-            for exchange in _round(work, world):
+        while count == 0 or world.largest(time.monotonic() - begun) < seconds:
+            for one in _round(work, world):
                 count += 1
                 if world.rank == 0:
-                    add_exchanges(path, [exchange])
-                    report(FabricProgress(exchange, time.monotonic() - begun))
+                    add_collectives(path, [one])
+                    text = f"{one.kind} of {one.ranks} ranks, {one.nbytes:,} bytes"
+                    on_progress(Progress(text, time.monotonic() - begun, seconds))
         return count
 
 
 @contextmanager
-def joined() -> Iterator[World]:
-    """This process as one of those that torchrun started; where they are a group already, as one of these."""
+def process_group() -> Iterator[World]:
+    """The process group of this torchrun; or the one that this process is in already."""
     if dist.is_initialized():
         yield World()
         return
@@ -127,60 +130,184 @@ def joined() -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def _round(work: Sequence[tuple[str, int, Any]], world: World) -> Iterator[Exchange]:
-    """Each collective at all sizes; and in between, where processors do the ranks' work, that."""
+def _round(work: Sequence[tuple[str, int, Any]], world: World) -> Iterator[TimedCollective]:
+    """Each collective at all sizes; and after each, where ranks run on a CPU, how they slow each other down."""
     for kind, size, group in work:
         yield from _measured(kind, size, group, world)
-        if world.device.type == "cpu":
-            yield from crowd(world)
+        if not is_gpu(world.device):
+            yield from measure_oversubscription(world)
 
 
-def _measured(kind: str, size: int, group: Any, world: World) -> Iterator[Exchange]:
-    """One collective among the first so many ranks, at all sizes."""
+def _measured(kind: str, size: int, group: Any, world: World) -> Iterator[TimedCollective]:
+    """One kind of collective among the first so many ranks, at all sizes."""
     nodes = -(-size // world.per_node)
     ranks = size
     if kind == "send":
         if size > 2 and nodes == 1:
             return  # the same link as between the first two
         ranks, nodes = 2, min(nodes, 2)
-    nbytes = LEAST
-    while nbytes <= MOST[world.backend]:
+    nbytes = MIN_BYTES
+    while nbytes <= MAX_BYTES[world.backend]:
         times = _times(kind, nbytes, size, group, world)
         if times:
-            yield Exchange(kind, ranks, nodes, nbytes, tuple(round(us, 3) for us in times))
+            yield TimedCollective(kind, ranks, nodes, nbytes, tuple(round(us, 3) for us in times))
         nbytes *= 4
 
 
 def _times(kind: str, nbytes: int, size: int, group: Any, world: World) -> list[float]:
-    """Microseconds of a collective from its last rank's arrival on; none where it does not fit or is not supported."""
+    """Microseconds of a collective after its last rank's arrival; none where it doesn't fit or isn't supported."""
     outside = world.rank >= size
     call = None if outside else prepared(kind, nbytes, size, group, world)
-    if world.agreed(call is None and not outside):
+    if world.largest(call is None and not outside):
         return []
-    if world.agreed(call is not None and not supported(call)):
+    if world.largest(call is not None and not supported(call)):
         return []
-    calls = max(1, min(100, int(CHUNK_SECONDS / max(world.agreed(_chunk(call, 2, world)), 1e-9))))
-    return [1e6 * _shared(kind, _chunk(call, calls, world), outside, world) for _ in range(REPEATS)]
+    calls = max(1, min(100, int(CHUNK_SECONDS / max(world.largest(_seconds_per_call(call, 2, world)), 1e-9))))
+    return [1e6 * _shared(kind, _seconds_per_call(call, calls, world), outside, world) for _ in range(REPEATS)]
 
 
 def _shared(kind: str, seconds: float, outside: bool, world: World) -> float:
-    """What a collective takes, of what it took on each rank.
+    """Time of a collective, from its times on each rank.
 
-    Ranks do not come at the same moment: who was last had nobody to wait for. But who only sends is done before it.
+    Ranks do not arrive at the same moment: the last one did not wait, so the shortest time counts. Where one rank only
+    sends, it is done before the others, and the longest counts.
     """
-    if kind in FROM_ONE:
-        return world.agreed(seconds)
-    return -world.agreed(-math.inf if outside else -seconds)
+    if kind in ONE_SENDER:
+        return world.largest(seconds)
+    return -world.largest(-math.inf if outside else -seconds)
 
 
-def _chunk(call: Call | None, calls: int, world: World) -> float:
+def _seconds_per_call(call: Call | None, calls: int, world: World) -> float:
     """Seconds per call, over several in a row; 0 for a rank that makes none."""
     dist.barrier()
     if call is None:
         return 0.0
-    world.wait()
+    synchronize(world.device)
     begun = time.perf_counter()
     for _ in range(calls):
         call()
-    world.wait()
+    synchronize(world.device)
     return (time.perf_counter() - begun) / calls
+
+
+def all_reduce(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
+    """Sum a buffer over all ranks."""
+    return lambda: dist.all_reduce(whole, group=group)
+
+
+def all_gather(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
+    """Concatenate the parts of all ranks into a buffer."""
+    part = torch.zeros_like(whole[: len(whole) // ranks])
+    return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+
+
+def reduce_scatter(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
+    """Sum a buffer, and leave a part of it on each rank."""
+    part = torch.zeros_like(whole[: len(whole) // ranks])
+    return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+
+
+def all_to_all(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
+    """Send each rank its part of a buffer."""
+    received = torch.zeros_like(whole)
+    return lambda: dist.all_to_all_single(received, whole, group=group)
+
+
+def broadcast(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
+    """Send a buffer from the first rank to all others."""
+    return lambda: dist.broadcast(whole, 0, group=group)
+
+
+def send(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
+    """Send a buffer from the first rank to the last one of the group; the others do nothing."""
+    if rank == 0:
+        return lambda: dist.send(whole, ranks - 1, group=group)
+    if rank == ranks - 1:
+        return lambda: dist.recv(whole, 0, group=group)
+    return lambda: None
+
+
+KINDS: dict[str, Callable[[torch.Tensor, int, Any, int], Call]] = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "all_to_all": all_to_all,
+    "broadcast": broadcast,
+    "send": send,
+}
+"""By kind, as `foretrace.graph.Collective` names it. Sizes are counted as there: all that is gathered, all that is
+scattered, all that a rank sends."""
+ONE_SENDER = ("broadcast", "send")
+"""Those in which one rank only sends."""
+
+
+def prepared(kind: str, nbytes: int, ranks: int, group: Any, world: World) -> Call | None:
+    """A collective of this size with its buffers; None where they do not fit into memory."""
+    elements = max(1, nbytes // 4 // ranks) * ranks
+    try:
+        return KINDS[kind](torch.zeros(elements, device=world.device), ranks, group, world.rank)
+    except (torch.OutOfMemoryError, MemoryError):
+        return None
+
+
+def supported(call: Call) -> bool:
+    """Whether the backend has this collective; makes the call once.
+
+    >>> supported(lambda: None)
+    True
+    """
+    try:
+        call()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def measure_oversubscription(world: World) -> Iterator[TimedCollective]:
+    """Let 1, 2, 4, … and all processes of the first node work at once, and time each; the others wait meanwhile.
+
+    Every process of the group must call this. Which of them share a core changes by chance, and slowly: it takes
+    several measurements, apart from each other, to know.
+    """
+    most = min(world.ranks, world.per_node)
+    sizes = {2**power for power in range(most.bit_length()) if 2**power <= most} | {most}
+    square, large = torch.randn(WORK_SIDE, WORK_SIDE), torch.randn(WORK_ELEMENTS)
+    for size in sorted(sizes):
+        dist.barrier()
+        took = world.gathered(_work_us(square, large) if world.rank < size else 0.0)
+        yield TimedCollective(WORK, size, 1, 0, tuple(round(us, 1) for us in took[:size]))
+    if most == world.ranks:
+        yield from _measure_overlap(world, square, large)
+
+
+def _measure_overlap(world: World, square: Any, large: Any) -> Iterator[TimedCollective]:
+    """The work of all ranks during an all_reduce, and that all_reduce without the work and during it."""
+    sent, took = torch.zeros(OVERLAP_ELEMENTS), [0.0]
+    alone = _all_reduce_us(sent, lambda: None)
+    overlapped = _all_reduce_us(sent, lambda: took.append(_work_us(square, large)))
+    work = world.gathered(took[-1])
+    yield TimedCollective(WORK, world.ranks, 1, sent.nbytes, tuple(round(us, 1) for us in work))
+    transfers = (round(min(world.gathered(us)), 1) for us in (alone, overlapped))  # the last rank waited for no other
+    yield TimedCollective(OVERLAPPED, world.ranks, 1, sent.nbytes, tuple(transfers))
+
+
+def _all_reduce_us(sent: Any, meanwhile: Callable[[], None]) -> float:
+    """Microseconds of an all_reduce over all ranks, during which each does something else."""
+    ended: list[float] = []
+    dist.barrier()
+    began = time.perf_counter()
+    pending = dist.all_reduce(sent, async_op=True)
+    done = pending.get_future().then(lambda _: ended.append(time.perf_counter()))
+    meanwhile()
+    pending.wait()
+    done.wait()
+    return (ended[0] - began) * 1e6
+
+
+def _work_us(square: Any, large: Any) -> float:
+    """Do the work; microseconds that it took."""
+    began = time.perf_counter()
+    made = [square @ square for _ in range(WORK_GEMMS)]
+    for one in made:
+        large.add_(one[0, 0])
+    return (time.perf_counter() - began) * 1e6

@@ -1,6 +1,7 @@
-"""Times kernels that torch.compile makes: many chains of calls are compiled in one program, then each runs alone.
+"""Measuring kernels that torch.compile makes: many chains of calls are compiled in one program, then each runs alone.
 
-One program is compiled by all processors at once, and its chains share no tensor, so that none is fused with another.
+TorchInductor compiles one program on all processors at once; its chains share no tensor, so that none is fused with
+another.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional
 
+from foretrace._progress import OnProgress
+from foretrace.calibration.timing.call import filled
+from foretrace.calibration.timing.device import device_name, is_gpu, machine_facts
+from foretrace.calibration.timing.kernels import MeasuredFamily, measure_batch, next_case_in, warm_up
+from foretrace.calibration.timing.timer import CompiledCase
 from foretrace.cost_models.kernels.families.compiled import COMPILED, Chain, chain_number
-from foretrace.graph import ForetraceError, Op, Tensor, Value
-from foretrace.platform.measure.calibrate import Progress, measure_batch, next_case_in, warm_up
-from foretrace.platform.measure.call import filled
-from foretrace.platform.measure.launched import Launched
-from foretrace.platform.measure.machine import device_name, facts
-from foretrace.platform.measurements import SUFFIX, Batch
+from foretrace.errors import ForetraceError
+from foretrace.graph import Op, Tensor, Value
+from foretrace.platform.measurements.kernels import SUFFIX, Batch
 
-TOGETHER = 32
+CHAINS = 32
 """Chains of one program."""
-MOST = 2**27
+MAX_ELEMENTS = 2**27
 """Elements of a chain's largest tensor."""
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -60,25 +63,25 @@ ENDINGS: dict[str, Callable[[Any], Any]] = {
 
 
 def measure_compiled(
-    folder: Path, device: Any, minutes: float, report: Callable[[Progress], None] = lambda progress: None
-) -> Progress:
+    folder: Path, device: Any, minutes: float, on_progress: OnProgress = lambda progress: None
+) -> MeasuredFamily:
     """Measure compiled kernels until the time is up, into the folder's file of them; a later run goes on there."""
     autotuner = _autotuner(device)
     path = folder / f"{COMPILED}{SUFFIX}"
     folder.mkdir(parents=True, exist_ok=True)
     number = next_case_in(path, device_name(device))
-    done = Progress(COMPILED)
+    done = MeasuredFamily(COMPILED)
     warm_up(device)
-    machine = facts(device)
+    machine = machine_facts(device)
     end = time.monotonic() + 60 * minutes
     while (begin := time.monotonic()) < end:
-        batch = Batch(number, number + TOGETHER, machine)
-        chains = [chain_number(n, MOST) for n in range(batch.first, batch.last)]
+        batch = Batch(number, number + CHAINS, machine)
+        chains = [chain_number(n, MAX_ELEMENTS) for n in range(batch.first, batch.last)]
         measure_batch(path, kernels_of(chains, device, autotuner), batch, device, until=end)
         number = batch.last
         done.seconds += time.monotonic() - begin
-        done.add(batch)
-        report(done)
+        done.add_batch(batch)
+        on_progress(done.progress(done.seconds, 60 * minutes))
     return done
 
 
@@ -88,7 +91,7 @@ def can_compile(device: Any) -> bool:
     >>> can_compile(torch.device("cpu"))
     False
     """
-    return device.type == "cuda" and find_spec("triton") is not None
+    return is_gpu(device) and find_spec("triton") is not None
 
 
 def _autotuner(device: Any) -> Any:
@@ -103,7 +106,7 @@ def _autotuner(device: Any) -> Any:
     return CachingAutotuner
 
 
-def kernels_of(chains: Sequence[Chain], device: Any, autotuner: Any) -> list[Launched]:
+def kernels_of(chains: Sequence[Chain], device: Any, autotuner: Any) -> list[CompiledCase]:
     """The kernels that torch.compile makes of chains, each ready to run alone."""
     operands = [operands_of(chain, device) for chain in chains]
 
@@ -113,7 +116,7 @@ def kernels_of(chains: Sequence[Chain], device: Any, autotuner: Any) -> list[Lau
     torch.compiler.reset()  # programs before this one would count as versions of it
     compiled = torch.compile(program, fullgraph=True, dynamic=False)
     compiled(operands)  # the first time each kernel is tuned as well
-    with noting(autotuner) as launches:
+    with recorded_launches(autotuner) as launches:
         compiled(operands)
     return launches
 
@@ -126,13 +129,13 @@ def operands_of(chain: Chain, device: Any) -> list[Any]:
     """
     rows, columns, dtype = chain.rows, chain.columns, getattr(torch, chain.dtype)
     shapes = {"whole": (rows, columns), "row": (columns,), "column": (rows, 1), "transposed": (columns, rows)}
-    words = ("whole", *chain.operands)
-    made = [filled(math.prod(shapes[word]), dtype, device).view(shapes[word]) for word in words]
-    return [tensor.t() if word == "transposed" else tensor for tensor, word in zip(made, words)]
+    kinds = ("whole", *chain.operands)
+    made = [filled(math.prod(shapes[kind]), dtype, device).view(shapes[kind]) for kind in kinds]
+    return [tensor.t() if kind == "transposed" else tensor for tensor, kind in zip(made, kinds)]
 
 
 def run(chain: Chain, operands: Sequence[Any]) -> Any:
-    """What a chain computes.
+    """Compute a chain.
 
     >>> chain = Chain(2, 2, "float32", ("row",), ("relu", "add"), "sum", "float32")
     >>> run(chain, [torch.tensor([[-1.0, 1.0], [2.0, 3.0]]), torch.ones(2)])
@@ -146,23 +149,23 @@ def run(chain: Chain, operands: Sequence[Any]) -> Any:
 
 
 @contextmanager
-def noting(autotuner: Any) -> Iterator[list[Launched]]:
-    """Note the kernels that are launched meanwhile: by name, with their tensors and the sizes of their loops."""
-    found: list[Launched] = []
+def recorded_launches(autotuner: Any) -> Iterator[list[CompiledCase]]:
+    """Record the kernels that are launched meanwhile: by name, with their tensors and the sizes of their loops."""
+    found: list[CompiledCase] = []
     launch = autotuner.run
 
-    def noted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        told = tuple(_described(a) for a in args)
+    def run_and_record(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        described = tuple(_described(a) for a in args)
         name = str(kernel.inductor_meta.get("kernel_name", "triton_"))
-        found.append(Launched(Op(name, (*told, STREAM)), launch=lambda: launch(kernel, *args, **kwargs)))
+        found.append(CompiledCase(Op(name, (*described, STREAM)), launch=lambda: launch(kernel, *args, **kwargs)))
         return launch(kernel, *args, **kwargs)
 
-    with patch.object(autotuner, "run", noted):
+    with patch.object(autotuner, "run", run_and_record):
         yield found
 
 
 STREAM = 0
-"""What stands last among the arguments of a compiled kernel in a recording."""
+"""The last argument of a compiled kernel in a recording."""
 
 
 def _described(value: Any) -> Value:

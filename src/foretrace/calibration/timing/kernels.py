@@ -1,10 +1,10 @@
-"""Measures the families of kernels for some minutes, into a folder that a later run goes on with."""
+"""Measuring kernel families for some minutes, batch by batch, into a folder that a later run goes on with."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -12,29 +12,37 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foretrace._progress import OnProgress, Progress
+from foretrace.calibration.device_facts import CEILINGS
+from foretrace.calibration.timing.device import device_name, is_gpu, machine_facts
+from foretrace.calibration.timing.timer import time_cases
 from foretrace.cost_models.kernels.families import DRAWN, case_number
-from foretrace.graph import ForetraceError, Op, Tensor
-from foretrace.platform.cases import Case
-from foretrace.platform.measure.machine import device_name, facts
-from foretrace.platform.measure.timed import timed
-from foretrace.platform.measurements import SUFFIX, Batch, close_batch, open_batch, read_openings
+from foretrace.errors import ForetraceError
+from foretrace.graph import Op, Tensor
+from foretrace.platform.measurements.cases import Case
+from foretrace.platform.measurements.kernels import SUFFIX, Batch, close_batch, open_batch, read_openings
 
 if TYPE_CHECKING:
-    from foretrace.platform.measure.crew import Crew
+    from foretrace.calibration.timing.workers import Workers
 
 BATCH = 256
 """Cases under one profile."""
 TURN = 0.5, 4.0
-"""Seconds, at least and at most, that a family is measured before the next one has its turn."""
-MOST = {"cuda": 2**29, "cpu": 2**18}
+"""Seconds, at least and at most, that a family is measured before it is the turn of the next one."""
+MAX_ELEMENTS = {"cuda": 2**29, "cpu": 2**18}
 """Elements of the largest tensors, by kind of device."""
 WARM_UP = 1.0
-"""Seconds of products before anything counts: an idle GPU runs at a fraction of its clock."""
+"""Seconds of GEMMs before anything counts: an idle GPU runs at a fraction of its clock."""
+CEILING_SIDE = {"cuda": 8192, "cpu": 256}
+"""Side of the square matrices of the ceilings."""
+CEILING_COPY = {"cuda": 2**28, "cpu": 2**25}
+"""Elements of float32 that are copied: more than caches hold."""
+CEILING_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclass
-class Progress:
-    """How far a family is."""
+class MeasuredFamily:
+    """What was measured of a family: cases, failures, seconds, and how far repeats differ."""
 
     family: str
     cases: int = 0
@@ -42,15 +50,16 @@ class Progress:
     seconds: float = 0.0
     spreads: list[float] = field(default_factory=list)
     references: list[float] = field(default_factory=list)
+    """Time of the reference GEMM in each batch."""
     problem: str = ""
-    """What the first case that failed said."""
+    """The error of the first case that failed."""
 
     @property
     def spread(self) -> float | None:
-        """Median over the cases of how far their repeats lie apart, as a share of the time; None where none has any."""
+        """Median over the cases of the range of their repeats, as a share of the time; None where none was repeated."""
         return statistics.median(self.spreads) if self.spreads else None
 
-    def add(self, batch: Batch) -> None:
+    def add_batch(self, batch: Batch) -> None:
         """Count a batch in."""
         bad = [m for m in batch.measurements if m.error]
         self.cases += len(batch.measurements) - len(bad)
@@ -59,8 +68,8 @@ class Progress:
         self.references.append(batch.reference_us)
         self.problem = self.problem or next((f"{m.case.op.name}: {m.error}" for m in bad), "")
 
-    def join(self, later: Progress) -> None:
-        """Count in what was measured of the same family after this."""
+    def add(self, later: MeasuredFamily) -> None:
+        """Count in a later round of the same family."""
         self.cases += later.cases
         self.failed += later.failed
         self.seconds += later.seconds
@@ -68,15 +77,19 @@ class Progress:
         self.references += later.references
         self.problem = self.problem or later.problem
 
+    def progress(self, done: float = 0.0, of: float = 0.0) -> Progress:
+        """How far it is, after so many seconds of all."""
+        return Progress(f"{self.family}: {self.cases:,} cases", done, of)
+
 
 @dataclass(frozen=True)
-class Drawn:
-    """Cases of a family by number, to be drawn wherever they are measured."""
+class CaseRange:
+    """Cases of a family by number, to be drawn by the process that measures them."""
 
     family: str
     first: int
     last: int
-    most: int
+    max_elements: int
     """Elements of their largest tensors."""
     kind: str
     """Of the device."""
@@ -84,65 +97,66 @@ class Drawn:
 
     def __iter__(self) -> Iterator[Case]:
         for number in range(self.first, self.last):
-            yield case_number(self.family, number, self.most, self.kind, self.series)
+            yield case_number(self.family, number, self.max_elements, self.kind, self.series)
 
 
-def calibrate(
+def measure_families(
     folder: Path,
     device: Any,
     minutes: float,
     families: Sequence[str] = (),
-    report: Callable[[Progress], None] = lambda progress: None,
+    on_progress: OnProgress = lambda progress: None,
     series: str = "",
     shares: Mapping[str, float] | None = None,
-    crew: Crew | None = None,
-) -> list[Progress]:
-    """Measure cases of the families, all of them where none is named, until the time is up.
+    workers: Workers | None = None,
+) -> list[MeasuredFamily]:
+    """Measure cases of the families until the time is up; all families where none is named.
 
-    Each family has a file in the folder, and goes on after its last case there. Another series is other cases drawn
-    in the same way. The time is shared as the families say, or as ``shares`` does. Families that a library plans slowly
-    are measured by the crew as soon as one is ready.
+    Each family has a file in the folder, and goes on after its last case there. Another series is other cases drawn in
+    the same way. The families' own shares of the time may be replaced by ``shares``. Families that a library plans
+    slowly are measured by the workers as soon as these are ready.
 
     >>> import tempfile
-    >>> done, = calibrate(Path(tempfile.mkdtemp()), torch.device("cpu"), minutes=0.02, families=["fills"])
+    >>> done, = measure_families(Path(tempfile.mkdtemp()), torch.device("cpu"), minutes=0.02, families=["fills"])
     >>> done.family, done.cases > 0
     ('fills', True)
     """
     chosen = list(families) or list(DRAWN)
     folder.mkdir(parents=True, exist_ok=True)
     next_case = {name: next_case_in(folder / f"{name}{SUFFIX}", device_name(device)) for name in chosen}
-    done = {name: Progress(name) for name in chosen}
+    done = {name: MeasuredFamily(name) for name in chosen}
     warm_up(device)
-    machine = facts(device)
-    end = time.monotonic() + 60 * minutes
+    machine = machine_facts(device)
+    begun = time.monotonic()
+    end = begun + 60 * minutes
     share = {name: (shares or {}).get(name, DRAWN[name].share) for name in chosen}
     while (begin := time.monotonic()) < end:
         # Where the time is too short for all, those come first that earlier runs left out.
         name = min(chosen, key=lambda name: (done[name].seconds / share[name], next_case[name]))
         path, part = folder / f"{name}{SUFFIX}", 60 * minutes * share[name] / sum(share.values())
         first = next_case[name]
-        drawn = Drawn(name, first, first + BATCH, MOST[device.type], device.type, series)
-        if crew and crew.ready and DRAWN[name].slow_to_plan:
-            batches = crew.measure(path, drawn, machine, until=min(end, begin + part))
+        cases = CaseRange(name, first, first + BATCH, MAX_ELEMENTS[device.type], device.type, series)
+        if workers and workers.ready and DRAWN[name].slow_to_plan:
+            batches = workers.measure(path, cases, machine, until=min(end, begin + part))
         else:
             until = min(end, begin + min(TURN[1], max(TURN[0], part)))
-            batches = iter([measure_batch(path, drawn, Batch(drawn.first, drawn.last, machine), device, until)])
+            batches = iter([measure_batch(path, cases, Batch(cases.first, cases.last, machine), device, until)])
         for batch in batches:
             next_case[name] = max(next_case[name], batch.last)
-            done[name].add(batch)
-            report(done[name])
+            done[name].add_batch(batch)
+            on_progress(done[name].progress(time.monotonic() - begun, 60 * minutes))
         done[name].seconds += time.monotonic() - begin
     return list(done.values())
 
 
-def slowed(done: Sequence[Progress]) -> float:
-    """How much longer the reference call took at worst than at best: above 0.1 the device was busy or throttled.
-
-    >>> round(slowed([Progress("matrix", references=[10.0, 12.0])]), 2)
-    0.2
-    """
-    seen = [us for progress in done for us in progress.references if us > 0]
-    return max(seen) / min(seen) - 1 if seen else 0.0
+def next_case_in(path: Path, here: str) -> int:
+    """The number of the case to go on with, in a file that must have been made on a device of this name."""
+    batches = read_openings(path)
+    for batch in batches:
+        there = batch.machine.get("device")
+        if there != here:
+            raise ForetraceError(f"{path} was measured on {there}, this is {here}", "Give another --out folder.")
+    return max((batch.last for batch in batches), default=0)  # batches of several processes are in no order
 
 
 def measure_batch(path: Path, cases: Iterable[Case], batch: Batch, device: Any, until: float) -> Batch:
@@ -154,37 +168,79 @@ def measure_batch(path: Path, cases: Iterable[Case], batch: Batch, device: Any, 
 
 
 def fill_batch(batch: Batch, cases: Iterable[Case], device: Any, until: float = float("inf")) -> None:
-    """Measure cases until the time is up."""
-    reference, *batch.measurements = timed(chain([reference_case(device)], cases), device, until)
+    """Measure cases until the time is up, after the reference GEMM."""
+    reference, *batch.measurements = time_cases(chain([reference_case(device)], cases), device, until)
     batch.reference_us = round(reference.us("warm"), 3)
-    if device.type == "cuda" and torch.cuda.memory_reserved(device) > torch.cuda.mem_get_info(device)[1] / 2:
+    if is_gpu(device) and torch.cuda.memory_reserved(device) > torch.cuda.mem_get_info(device)[1] / 2:
         torch.cuda.empty_cache()
 
 
 def reference_case(device: Any) -> Case:
-    """A product large enough to load the device.
+    """A GEMM large enough to load the device.
 
     >>> reference_case(torch.device("cpu")).op.name
     'aten::mm'
     """
-    side, dtype = (4096, "bfloat16") if device.type == "cuda" else (256, "float32")
+    side, dtype = (4096, "bfloat16") if is_gpu(device) else (256, "float32")
     square = Tensor((side, side), dtype)
     return Case(Op("aten::mm", (square, square), overload="default"))
 
 
 def warm_up(device: Any) -> None:
     """Load the device until its clocks are up."""
-    timed([reference_case(device)], device)
+    time_cases([reference_case(device)], device)
     end = time.monotonic() + WARM_UP
-    while device.type == "cuda" and time.monotonic() < end:
-        timed([reference_case(device)] * 32, device)
+    while is_gpu(device) and time.monotonic() < end:
+        time_cases([reference_case(device)] * 32, device)
 
 
-def next_case_in(path: Path, here: str) -> int:
-    """The number to go on with, where the file was made on such a device."""
-    batches = read_openings(path)
-    for batch in batches:
-        there = batch.machine.get("device")
-        if there != here:
-            raise ForetraceError(f"{path} was measured on {there}, this is {here}", "Give another --out folder.")
-    return max((batch.last for batch in batches), default=0)  # those of several processes are in no order
+def measure_ceilings(folder: Path, device: Any) -> None:
+    """Measure, once, calls that come close to the device's peaks: square GEMMs of every dtype, and a large copy."""
+    path = folder / f"{CEILINGS}{SUFFIX}"
+    if path.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    cases = ceiling_cases(device.type)
+    batch = Batch(0, len(cases), machine_facts(device), time_cases(cases, device))
+    open_batch(path, batch)
+    close_batch(path, batch)
+
+
+def ceiling_cases(kind: str) -> list[Case]:
+    """The calls of the ceilings, for a kind of device.
+
+    >>> [case.op.name for case in ceiling_cases("cpu")]
+    ['aten::mm', 'aten::mm', 'aten::mm', 'aten::mm', 'aten::copy_']
+    """
+    square = (CEILING_SIDE[kind], CEILING_SIDE[kind])
+    gemms = [Op("aten::mm", (Tensor(square, dtype),) * 2, overload="default") for dtype in CEILING_DTYPES]
+    cases = [Case(op) for op in gemms]
+    if kind == "cuda":
+        cases.append(Case(gemms[CEILING_DTYPES.index("float32")], tf32=True))
+    whole = Tensor((CEILING_COPY[kind],), "float32")
+    return [*cases, Case(Op("aten::copy_", (whole, whole), overload="default"))]
+
+
+def reference_drift(done: Sequence[MeasuredFamily]) -> float:
+    """How much longer the reference GEMM took at worst than at best: above 0.1 the device was busy or throttled.
+
+    >>> round(reference_drift([MeasuredFamily("matrix", references=[10.0, 12.0])]), 2)
+    0.2
+    """
+    seen = _references(done)
+    return seen[-1] / seen[0] - 1 if seen else 0.0
+
+
+def typical_drift(done: Sequence[MeasuredFamily]) -> float:
+    """The same without the slowest and the fastest tenth of the batches; 0 where there are fewer than ten.
+
+    >>> round(typical_drift([MeasuredFamily("matrix", references=[10.0] * 8 + [12.0, 90.0])]), 2)
+    0.2
+    """
+    seen = _references(done)
+    few = len(seen) // 10
+    return seen[-1 - few] / seen[few] - 1 if few else 0.0
+
+
+def _references(done: Sequence[MeasuredFamily]) -> list[float]:
+    return sorted(us for family in done for us in family.references if us > 0)

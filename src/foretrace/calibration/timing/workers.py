@@ -1,6 +1,6 @@
-"""Several processes let libraries plan their kernels at once; then one after the other measures.
+"""Worker processes that let libraries plan their kernels at once, and then measure one after the other.
 
-For a shape that it has not seen, cuDNN takes up to a tenth of a second of the host to choose its kernels, and a few
+For a shape that it has not seen, cuDNN takes up to a tenth of a second of host time to choose its kernels, and a few
 milliseconds to run them. Choosing needs no quiet device, and each process remembers what was chosen.
 """
 
@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
@@ -21,21 +22,25 @@ from typing import Any
 
 import torch
 
-from foretrace.platform.measure.calibrate import Drawn
-from foretrace.platform.measurements import Batch, close_batch, open_batch
+from foretrace.calibration.timing.call import Call
+from foretrace.calibration.timing.device import is_gpu, release_memory
+from foretrace.calibration.timing.kernels import CaseRange, fill_batch, reference_case
+from foretrace.calibration.timing.timer import REFUSALS, is_fatal, tf32_setting, time_cases
+from foretrace.platform.measurements.cases import Case
+from foretrace.platform.measurements.kernels import Batch, close_batch, open_batch
+from foretrace.processes import exit_with_parent
 
-STARTING = 20.0
-"""Seconds that the processes of a crew take to start, side by side with other measurements."""
-ROUND = 20.0
-"""Seconds, at most, that a crew plans and measures at a time."""
-ROOM = 8 * 2**30
-"""Bytes of the device's memory that a process needs, for itself and the tensors of a case."""
-SPARED = 2
-"""Processors that are left to the process that measures the rest."""
-PROGRAM = "import sys; from foretrace.platform.measure.crew_work import work; work(*map(int, sys.argv[1:]))"
-
+START_SECONDS = 20.0
+"""How long workers take to start, while the main process measures other families."""
+ROUND_SECONDS = 20.0
+"""Longest round of planning and measuring."""
+WORKER_BYTES = 8 * 2**30
+"""Device memory of a worker, for itself and the tensors of a case."""
+SPARE_PROCESSORS = 2
+"""Processors that are left to the main process."""
+PROGRAM = "import sys; from foretrace.calibration.timing.workers import serve; serve(*map(int, sys.argv[1:]))"
 GONE = (EOFError, OSError)
-"""What is raised on this side of a pipe when the process on the other has ended."""
+"""Raised on this side of a pipe when the process on the other side has ended."""
 
 
 @dataclass(eq=False)
@@ -49,13 +54,13 @@ class Worker:
 
 @dataclass
 class Pace:
-    """Seconds a case: of planning, which all do at once, and of measuring, which only one does."""
+    """Seconds a case: of planning, which all workers do at once, and of measuring, which only one does at a time."""
 
     plan: float = 1.0
     measure: float = 1.0
 
     def planning(self, seconds: float, workers: int) -> float:
-        """How long to plan, so that measuring what all have planned is over after so many seconds.
+        """How long to plan, so that measuring all planned cases is over after so many seconds.
 
         >>> round(Pace(plan=0.03, measure=0.01).planning(15.0, workers=12), 6)
         3.0
@@ -63,25 +68,25 @@ class Pace:
         return seconds * self.plan / (self.plan + workers * self.measure)
 
 
-class Crew:
-    """Processes that plan together; for a ``with`` statement, after which they have ended.
+class Workers:
+    """Processes that plan at once; for a ``with`` statement, after which they have ended.
 
-    One that fails takes with it what it has planned, and leaves the rest to the others.
+    A worker that fails loses the cases that it has planned; the others go on.
 
     Parameters
     ----------
     device
         What they measure.
-    workers
-        How many there are; without any the crew is never ready.
+    count
+        How many there are; without any they are never ready.
     """
 
-    def __init__(self, device: Any, workers: int) -> None:
+    def __init__(self, device: Any, count: int) -> None:
         self.device = device
-        self.workers = [_start(device) for _ in range(workers)]
+        self.workers = [_start(device) for _ in range(count)]
         self._pace: dict[str, Pace] = {}
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Workers:
         return self
 
     def __exit__(
@@ -90,7 +95,7 @@ class Crew:
         for worker in self.workers:
             worker.process.kill()
         for worker in list(self.workers):
-            self._leave(worker)
+            self._remove(worker)
 
     @property
     def ready(self) -> bool:
@@ -101,25 +106,25 @@ class Crew:
                     worker.started = worker.pipe.recv()
         return bool(self.workers) and all(worker.started for worker in self.workers)
 
-    def measure(self, path: Path, drawn: Drawn, machine: dict[str, Any], until: float) -> Iterator[Batch]:
-        """A round: all plan, then one after the other measures; each batch is written as soon as it is there.
+    def measure(self, path: Path, cases: CaseRange, machine: dict[str, Any], until: float) -> Iterator[Batch]:
+        """A round: all workers plan, then one after the other measures; each batch is written as soon as it is there.
 
         Parameters
         ----------
         path
             The file that is written to.
-        drawn
-            The cases of one worker; those of the others follow.
+        cases
+            The cases of the first worker; those of the others follow.
         machine
-            What is kept of the machine with each batch.
+            Facts about the machine, kept with each batch.
         until
             Time of `time.monotonic` when the round should be over; a long one is over before.
         """
-        length = drawn.last - drawn.first
-        firsts = range(drawn.first, drawn.first + length * len(self.workers), length)
-        parts = {worker: replace(drawn, first=n, last=n + length) for worker, n in zip(self.workers, firsts)}
-        pace = self._pace.setdefault(drawn.family, Pace())
-        counts = self._plan(parts, pace, min(ROUND, until - time.monotonic()))
+        length = cases.last - cases.first
+        firsts = range(cases.first, cases.first + length * len(self.workers), length)
+        parts = {worker: replace(cases, first=n, last=n + length) for worker, n in zip(self.workers, firsts)}
+        pace = self._pace.setdefault(cases.family, Pace())
+        counts = self._plan(parts, pace, min(ROUND_SECONDS, until - time.monotonic()))
         begun = time.monotonic()
         for worker, part in parts.items():
             batch = Batch(part.first, part.last, machine)
@@ -132,10 +137,10 @@ class Crew:
             yield batch
         pace.measure = (time.monotonic() - begun) / max(1, sum(counts))
 
-    def _plan(self, parts: dict[Worker, Drawn], pace: Pace, seconds: float) -> list[int]:
-        """How many cases each has planned."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # they need the memory
+    def _plan(self, parts: dict[Worker, CaseRange], pace: Pace, seconds: float) -> list[int]:
+        """How many cases each worker has planned."""
+        if is_gpu(self.device):
+            torch.cuda.empty_cache()  # for the workers
         begun = time.monotonic()
         counts = []
         for worker, part in parts.items():
@@ -149,13 +154,13 @@ class Crew:
 
     @contextmanager
     def _unless_gone(self, worker: Worker) -> Iterator[None]:
-        """Where a worker has ended, go on without it."""
+        """Go on without a worker that has ended."""
         try:
             yield
         except GONE:
-            self._leave(worker)
+            self._remove(worker)
 
-    def _leave(self, worker: Worker) -> None:
+    def _remove(self, worker: Worker) -> None:
         worker.pipe.close()
         worker.process.kill()
         worker.process.wait()
@@ -164,20 +169,20 @@ class Crew:
 
 
 def workers_for(device: Any, seconds: float) -> int:
-    """How many processes are worth starting, where they have so many seconds: as processors and memory allow.
+    """How many workers are worth starting for so many seconds of work: as processors and device memory allow.
 
     >>> workers_for(torch.device("cpu"), 600.0)
     0
     """
-    if device.type != "cuda" or seconds < STARTING:
+    if not is_gpu(device) or seconds < START_SECONDS:
         return 0
-    processors = len(os.sched_getaffinity(0)) - SPARED
-    fit = min(processors, torch.cuda.mem_get_info(device)[1] // ROOM)
+    processors = len(os.sched_getaffinity(0)) - SPARE_PROCESSORS
+    fit = min(processors, torch.cuda.mem_get_info(device)[1] // WORKER_BYTES)
     return fit if fit > 1 else 0
 
 
 def _start(device: Any) -> Worker:
-    """A fresh Python: not one that would run the user's script again, as those of `multiprocessing` do."""
+    """A new Python, which does not run the user's script again as those of `multiprocessing` do."""
     ours, theirs = Pipe()
     with theirs:
         process = subprocess.Popen(
@@ -185,7 +190,68 @@ def _start(device: Any) -> Worker:
             pass_fds=[theirs.fileno()],
             stdout=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            start_new_session=True,  # Ctrl-C is for us, who end them
+            start_new_session=True,  # Ctrl-C goes to the main process, which ends them
         )
     ours.send(device)
     return Worker(process, ours)
+
+
+def serve(handle: int, parent: int) -> None:
+    """Main function of a worker: rounds, as `Workers` of process ``parent`` asks for them, until the pipe closes."""
+    exit_with_parent(parent)
+    pipe = Connection(handle)
+    torch.set_num_threads(1)
+    try:
+        device = pipe.recv()
+        time_cases([reference_case(device)], device)
+        pipe.send(True)
+        while True:
+            cases, seconds, memory = pipe.recv()
+            planned = plan_cases(cases, device, seconds, memory)
+            pipe.send(len(planned))
+            batch = pipe.recv()
+            fill_batch(batch, planned, device)
+            release_memory(device)
+            pipe.send(batch)
+    except (EOFError, BrokenPipeError):
+        return  # the main process has closed the pipe
+    except RuntimeError as error:
+        message = str(error).strip().split("\n")[0]
+        print(f"foretrace: a worker process has failed, the others go on ({message})", file=sys.stderr)
+
+
+def plan_cases(cases: Iterable[Case], device: Any, seconds: float, memory: float) -> list[Case]:
+    """Make each case once, for so many seconds, with a share of the device's memory; the cases that there was time for.
+
+    A case that fails here fails again when it is measured, and is recorded then.
+
+    >>> planned = plan_cases(CaseRange("fills", 0, 3, 4096, "cpu"), torch.device("cpu"), seconds=60.0, memory=0.1)
+    >>> len(planned)
+    3
+    """
+    _limit_memory(device, memory)
+    until = time.monotonic() + seconds
+    planned: list[Case] = []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in cases:
+            if planned and time.monotonic() > until:
+                break
+            planned.append(case)
+            try:
+                with tf32_setting(case):
+                    Call(case, device)()
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+            except REFUSALS as error:
+                if is_fatal(error):
+                    raise
+    release_memory(device)
+    _limit_memory(device, 1.0)
+    return planned
+
+
+def _limit_memory(device: Any, share: float) -> None:
+    """Limit the device memory of this process."""
+    if is_gpu(device):
+        torch.cuda.set_per_process_memory_fraction(share, device)

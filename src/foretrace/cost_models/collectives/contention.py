@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foretrace.graph.tables import Floats
-from foretrace.platform.fabric import Beside, Crowd, Fabric
+from foretrace.platform.fabric import Fabric, Overlap, Oversubscription
 from foretrace.platform.typed_json import Positive, read_as
 
 if TYPE_CHECKING:
-    from foretrace.platform.measurements.fabric import Exchange
+    from foretrace.platform.measurements.fabric import TimedCollective
 
 FILE = Path(__file__).with_name("contention.json")
 MAX_SLOWDOWN = 4.0
@@ -67,13 +67,13 @@ def gpu_contention() -> Contention:
     return read_as(Contention, FILE)
 
 
-def oversubscription(fabric: Fabric, ranks: int) -> Crowd | None:
+def oversubscription(fabric: Fabric, ranks: int) -> Oversubscription | None:
     """The slowdown and skew of so many ranks on the cores of one machine: interpolated between measured counts, beyond
     them as for the largest; None where none was measured.
 
-    >>> fabric = Fabric("gloo", (), "made up", crowd=(Crowd(1, 1.0, 0.0), Crowd(2, 1.1, 0.02), Crowd(4, 1.3, 0.04)))
+    >>> fabric = Fabric("gloo", (), "made up", crowd=(Oversubscription(1, 1.0, 0.0), Oversubscription(2, 1.1, 0.02), Oversubscription(4, 1.3, 0.04)))
     >>> oversubscription(fabric, 3)
-    Crowd(ranks=3, slower=1.2, behind=0.03)
+    Oversubscription(ranks=3, slower=1.2, behind=0.03)
     >>> oversubscription(fabric, 64).slower, oversubscription(Fabric("nvlink", (), "made up"), 8)
     (1.3, None)
     """
@@ -84,14 +84,14 @@ def oversubscription(fabric: Fabric, ranks: int) -> Crowd | None:
         float(np.interp(ranks, known, [getattr(crowd, field) for crowd in fabric.crowd]).round(9))
         for field in ("slower", "behind")
     )
-    return Crowd(ranks, slower, behind)
+    return Oversubscription(ranks, slower, behind)
 
 
-def fit_oversubscription(seen: Iterable[Exchange]) -> tuple[Crowd, ...]:
+def fit_oversubscription(seen: Iterable[TimedCollective]) -> tuple[Oversubscription, ...]:
     """The slowdown and skew for each number of ranks that worked at once; none if one was never measured alone.
 
-    >>> from foretrace.platform.measurements.fabric import WORK, Exchange
-    >>> alone, two = Exchange(WORK, 1, 1, 0, (100.0,)), Exchange(WORK, 2, 1, 0, (110.0, 130.0))
+    >>> from foretrace.platform.measurements.fabric import WORK, TimedCollective
+    >>> alone, two = TimedCollective(WORK, 1, 1, 0, (100.0,)), TimedCollective(WORK, 2, 1, 0, (110.0, 130.0))
     >>> [(one.ranks, round(one.slower, 2), round(one.behind, 3)) for one in fit_oversubscription([alone, two, two])]
     [(1, 1.0, 0.0), (2, 1.2, 0.083)]
     """
@@ -106,30 +106,30 @@ def fit_oversubscription(seen: Iterable[Exchange]) -> tuple[Crowd, ...]:
     average = {ranks: float(np.mean([np.mean(us) for us in rounds])) for ranks, rounds in works.items()}
     # Rounds in which one rank is far behind are rare, and count: a step has many rounds, and waits in each of them.
     behind = {ranks: float(np.mean([max(us) / np.mean(us) - 1 for us in rounds])) for ranks, rounds in works.items()}
-    return tuple(Crowd(ranks, average[ranks] / average[1], behind[ranks]) for ranks in sorted(works))
+    return tuple(Oversubscription(ranks, average[ranks] / average[1], behind[ranks]) for ranks in sorted(works))
 
 
-def fit_overlap(seen: Sequence[Exchange]) -> Beside | None:
+def fit_overlap(seen: Sequence[TimedCollective]) -> Overlap | None:
     """The slowdown of CPU work and of a collective while they overlap; None if that was not measured.
 
-    >>> from foretrace.platform.measurements.fabric import BESIDE, WORK, Exchange
-    >>> work, both = Exchange(WORK, 2, 1, 0, (100.0, 100.0)), Exchange(WORK, 2, 1, 4096, (110.0, 130.0))
-    >>> fit_overlap([work, both, Exchange(BESIDE, 2, 1, 4096, (200.0, 240.0))])
-    Beside(work=1.2, transfer=1.5)
+    >>> from foretrace.platform.measurements.fabric import OVERLAPPED, WORK, TimedCollective
+    >>> work, both = TimedCollective(WORK, 2, 1, 0, (100.0, 100.0)), TimedCollective(WORK, 2, 1, 4096, (110.0, 130.0))
+    >>> fit_overlap([work, both, TimedCollective(OVERLAPPED, 2, 1, 4096, (200.0, 240.0))])
+    Overlap(work=1.2, transfer=1.5)
     """
-    from foretrace.platform.measurements.fabric import BESIDE, WORK
+    from foretrace.platform.measurements.fabric import OVERLAPPED, WORK
 
-    most = max((one.ranks for one in seen if one.kind == BESIDE), default=0)
+    most = max((one.ranks for one in seen if one.kind == OVERLAPPED), default=0)
     alone, both = (
         [float(np.mean(one.us)) for one in seen if one.kind == WORK and one.ranks == most and bool(one.nbytes) == sent]
         for sent in (False, True)
     )
-    sums = np.array([one.us for one in seen if one.kind == BESIDE and one.ranks == most])
+    sums = np.array([one.us for one in seen if one.kind == OVERLAPPED and one.ranks == most])
     if not alone or not both:
         return None
     work, overlapped_work, (transfer, overlapped_transfer) = mean(alone), mean(both), np.mean(sums, axis=0).tolist()
     overlap = min(overlapped_work, overlapped_transfer)
-    return Beside(_slowdown(work, overlapped_work, overlap), _slowdown(transfer, overlapped_transfer, overlap))
+    return Overlap(_slowdown(work, overlapped_work, overlap), _slowdown(transfer, overlapped_transfer, overlap))
 
 
 def _slowdown(alone: float, overlapped: float, overlap: float) -> float:

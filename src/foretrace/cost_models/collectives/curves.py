@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from foretrace.platform.fabric import Curve
 
 if TYPE_CHECKING:
-    from foretrace.platform.measurements.fabric import Exchange
+    from foretrace.platform.measurements.fabric import TimedCollective
 
 Floats = NDArray[np.float64]
 
@@ -28,21 +28,21 @@ BENDS = np.geomspace(0.3, 2.0, 40)
 """Bends that are tried: for a given bend, latency and bandwidth are a linear fit."""
 
 
-def fit_curves(seen: Iterable[Exchange]) -> tuple[Curve, ...]:
+def fit_curves(seen: Iterable[TimedCollective]) -> tuple[Curve, ...]:
     """A curve for each kind, number of ranks and number of nodes.
 
-    >>> from foretrace.platform.measurements.fabric import Exchange
+    >>> from foretrace.platform.measurements.fabric import TimedCollective
     >>> sizes = [2**power for power in range(4, 28)]
-    >>> curve, = fit_curves(Exchange("all_reduce", 8, 1, size, (20 + size / 100e3,)) for size in sizes)
+    >>> curve, = fit_curves(TimedCollective("all_reduce", 8, 1, size, (20 + size / 100e3,)) for size in sizes)
     >>> round(curve.latency_us, 1), round(curve.gbps), round(curve.bend, 1)
     (20.0, 100, 1.0)
     """
-    from foretrace.platform.measurements.fabric import BESIDE, WORK
+    from foretrace.platform.measurements.fabric import OVERLAPPED, WORK
 
     groups: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in seen:
         times = [us for us in one.us if us > 0]
-        if times and one.nbytes > 0 and one.kind not in (WORK, BESIDE):
+        if times and one.nbytes > 0 and one.kind not in (WORK, OVERLAPPED):
             groups[one.kind, one.ranks, one.nodes][one.nbytes] += times
     return tuple(_fit(*key, by_size) for key, by_size in sorted(groups.items()))
 

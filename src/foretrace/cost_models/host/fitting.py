@@ -19,7 +19,7 @@ from foretrace.cost_models.host.inside_ops import (
 from foretrace.cost_models.host.pricing import BACKWARD, FORWARD, OPTIMIZER, HostCalls, t1_terms
 from foretrace.errors import ForetraceError
 from foretrace.graph.tables import Floats
-from foretrace.platform.host import TERMS, Before, CallCost, Host, Rested, Sharded
+from foretrace.platform.host import TERMS, BetweenCalls, CallCost, ColdHost, Host, Sharded
 from foretrace.platform.measurements.host import HostRun, StepTimes
 
 MIN_COMMON = 0.01
@@ -41,7 +41,7 @@ def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
     Parameters
     ----------
     runs
-        From `foretrace.platform.measurements.host.read_runs`.
+        From `foretrace.platform.measurements.host.read_host_runs`.
     name
         The host's name.
     """
@@ -53,7 +53,7 @@ def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
     first = first_call_factor(steps)
     calls = costs_by_name(samples, first)
     defaults = default_costs(calls, mean_launches(samples))
-    nothing = Before(*[0.0] * len(TERMS))
+    nothing = BetweenCalls(*[0.0] * len(TERMS))
     host = Host(name, calls, *defaults, nothing, common=1.0, provenance=_provenance(runs), first=first)
     host = with_calls_alone(with_t1(host, steps), runs)
     common = _common_spread(steps, host)
@@ -83,7 +83,7 @@ def with_t1(host: Host, steps: Sequence[MeasuredStep]) -> Host:
     """
     rows, left, weights = (np.concatenate(each) for each in zip(*(_regression(step, host) for step in steps)))
     overhead, *before = _robust(rows, left, weights)
-    return replace(_without_overhead(host, overhead), before=Before(*before))
+    return replace(_without_overhead(host, overhead), before=BetweenCalls(*before))
 
 
 def _regression(step: MeasuredStep, host: Host) -> tuple[Floats, Floats, Floats]:
@@ -153,7 +153,7 @@ def with_gaps(host: Host, runs: Sequence[HostRun]) -> Host:
     """The host with the gaps between calls of a larger step, where they were measured: on a CPU small steps have none.
 
     >>> nothing = CallCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.1)
-    >>> host = Host("mine", {}, nothing, nothing, Before(*[0.0] * len(TERMS)), common=0.1, provenance="made up")
+    >>> host = Host("mine", {}, nothing, nothing, BetweenCalls(*[0.0] * len(TERMS)), common=0.1, provenance="made up")
     >>> with_gaps(host, [HostRun({}, gaps=[[12.0, 8.0, 5.0], [14.0, 8.0, 5.0]])]).before.forward_view
     13.0
     """
@@ -172,7 +172,7 @@ def _fsdp_costs(runs: Sequence[HostRun]) -> Sharded:
     return Sharded(*(us for seen in (updates, gathers) for us in np.mean(seen or [[0.0, 0.0]], axis=0).tolist()))
 
 
-def _cold_host(times: Sequence[StepTimes]) -> Rested:
+def _cold_host(times: Sequence[StepTimes]) -> ColdHost:
     """Additional time of each part of a step after a wait: the median over steps, weighted by the wait."""
     longer, doublings = [np.zeros((0, 4))], [np.zeros(0)]
     for step in times:
@@ -180,7 +180,9 @@ def _cold_host(times: Sequence[StepTimes]) -> Rested:
             longer.append(np.array([after.us for after in step.rested]) - np.median(step.plain, axis=0))
             doublings.append(np.log2(1 + np.array([after.waited_ms for after in step.rested])))
     us, weight = np.concatenate(longer), np.concatenate(doublings)
-    return Rested(*(max(0.0, _weighted_median(part / weight, weight)) for part in us.T)) if len(weight) else Rested()
+    return (
+        ColdHost(*(max(0.0, _weighted_median(part / weight, weight)) for part in us.T)) if len(weight) else ColdHost()
+    )
 
 
 def _weighted_median(values: Floats, weights: Floats) -> float:
@@ -211,10 +213,10 @@ def _rounded(host: Host) -> Host:
         calls={name: short(cost) for name, cost in host.calls.items()},
         launching=short(host.launching),
         view=short(host.view),
-        before=Before(*(round(number, 3) for number in astuple(host.before))),
+        before=BetweenCalls(*(round(number, 3) for number in astuple(host.before))),
         common=round(host.common, 4),
         first=round(host.first, 3),
-        rested=Rested(*(round(number, 3) for number in astuple(host.rested))),
+        rested=ColdHost(*(round(number, 3) for number in astuple(host.rested))),
         sharded=Sharded(*(round(number, 3) for number in astuple(host.sharded))),
     )
 

@@ -78,9 +78,9 @@ def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCost
         The calibrated host.
 
     >>> from foretrace.graph import Op, OpTable
-    >>> from foretrace.platform.host import Before
+    >>> from foretrace.platform.host import BetweenCalls
     >>> cost = CallCost(to_launch=6.0, launch=4.0, between=3.0, after=1.0, tensor=0.0, spread=0.1)
-    >>> host = Host("mine", {}, cost, cost, Before(*[2.0] * 17), common=0.1, provenance="made up")
+    >>> host = Host("mine", {}, cost, cost, BetweenCalls(*[2.0] * 17), common=0.1, provenance="made up")
     >>> graph = Graph(OpTable.of([Op("aten::mm", phase="forward"), Op("aten::relu", phase="forward")]))
     >>> costs = price_host(graph, np.arange(2, dtype=np.int32), np.ones(2, np.int32), host)
     >>> costs.before.tolist(), costs.to_launch.tolist()

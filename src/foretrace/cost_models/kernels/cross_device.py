@@ -22,7 +22,7 @@ from foretrace.cost_models.kernels.roofline import LATENCY_US, Work, work_of
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
 from foretrace.platform.device import Device
-from foretrace.platform.hypothetical import Carry
+from foretrace.platform.hypothetical import CrossDeviceScaling
 from foretrace.platform.platform import Platform
 
 SHARPNESS = 2.0
@@ -53,7 +53,7 @@ class CallRoofline(NamedTuple):
         waves = [features[family.columns.index(tile)] for tile in WAVE_COLUMNS if tile in family.columns]
         return cls(work, min(waves, default=1.0))
 
-    def us(self, device: Device, warm: float, scaling: Carry | None = None) -> float:
+    def us(self, device: Device, warm: float, scaling: CrossDeviceScaling | None = None) -> float:
         """Microseconds that arithmetic, traffic and latency take together, a share of the data being in the cache."""
         tflops, gbps = achieved_rates(device, self.work.rate, scaling)
         cache_gbps = max(gbps, device.sms * device.clock_mhz * L2_BYTES_PER_CLOCK / 1e3)
@@ -75,29 +75,35 @@ def _overlapped(*us: float) -> float:
     return float(sum(one**SHARPNESS for one in us) ** (1 / SHARPNESS))
 
 
-def achieved_rates(device: Device, rate: str, scaling: Carry | None = None) -> tuple[float, float]:
+def achieved_rates(device: Device, rate: str, scaling: CrossDeviceScaling | None = None) -> tuple[float, float]:
     """TFLOP/s of GEMMs and GB/s of memory that a device achieves.
 
     For a device that was not calibrated, published rates are used where there are some; else it is taken to achieve the
-    same shares of its peaks as the measured one. Either is corrected by its `Carry`.
+    same shares of its peaks as the measured one. Either is corrected by its `CrossDeviceScaling`.
 
     >>> h200, a100 = Device.named("h200"), Device.named("a100")
-    >>> achieved_rates(a100, "bfloat16", Carry(h200, products=0.5))
+    >>> achieved_rates(a100, "bfloat16", CrossDeviceScaling(h200, gemm=0.5))
     (135.6, 2039.0)
-    >>> achieved_rates(a100, "float16", Carry(h200, products=0.5))
+    >>> achieved_rates(a100, "float16", CrossDeviceScaling(h200, gemm=0.5))
     (156.0, 2039.0)
     """
     known = scaling.source if scaling else device
-    plain = scaling.plain if scaling and rate in CUDA_CORE_DTYPES else 1.0
+    plain = scaling.no_tensor_cores if scaling and rate in CUDA_CORE_DTYPES else 1.0
     share = known.measured.tflops.get(rate, known.peak(rate)) / known.peak(rate)
     tflops = device.measured.tflops.get(rate, plain * share * device.peak(rate))
     share = (known.measured.memory_gbps or known.memory_gbps) / known.memory_gbps
     gbps = device.measured.memory_gbps or share * device.memory_gbps
-    return (tflops * scaling.products, gbps * scaling.memory) if scaling else (tflops, gbps)
+    return (tflops * scaling.gemm, gbps * scaling.memory) if scaling else (tflops, gbps)
 
 
 def scale_factors(
-    ops: Sequence[Op], us: Floats, known: Sequence[Indices], tf32: Tf32, warm: Floats, device: Device, scaling: Carry
+    ops: Sequence[Op],
+    us: Floats,
+    known: Sequence[Indices],
+    tf32: Tf32,
+    warm: Floats,
+    device: Device,
+    scaling: CrossDeviceScaling,
 ) -> Floats:
     """For each call how many times as long its work takes on a device as on the measured one.
 
@@ -131,7 +137,9 @@ def scale_factors(
     return result
 
 
-def _scale_factor(parts: Sequence[RooflinePair], us: float, warm: float, device: Device, scaling: Carry) -> float:
+def _scale_factor(
+    parts: Sequence[RooflinePair], us: float, warm: float, device: Device, scaling: CrossDeviceScaling
+) -> float:
     """The factor of a call of some parts, which share its time in proportion to their rooflines."""
     roofs = [part.measured.us(scaling.source, warm) for part in parts]
     whole = sum(roofs)
@@ -139,7 +147,7 @@ def _scale_factor(parts: Sequence[RooflinePair], us: float, warm: float, device:
     return sum(scaled_work_us(us * share, part, warm, device, scaling) for share, part in zip(shares, parts)) / us
 
 
-def scaled_work_us(us: float, call: RooflinePair, warm: float, device: Device, scaling: Carry) -> float:
+def scaled_work_us(us: float, call: RooflinePair, warm: float, device: Device, scaling: CrossDeviceScaling) -> float:
     """Microseconds of a call's work on the other device.
 
     What it takes beyond its roofline waits for the SMs themselves, for indices, branches and tile edges: that part
@@ -153,10 +161,10 @@ def scaled_work_us(us: float, call: RooflinePair, warm: float, device: Device, s
     return _overlapped(new_roof, busy * slower)
 
 
-def scaled_us(us: Floats, factor: Floats, start_us: float, scaling: Carry) -> Floats:
+def scaled_us(us: Floats, factor: Floats, start_us: float, scaling: CrossDeviceScaling) -> Floats:
     """Times of kernels on the other device: start-up as long as it takes there, the rest by its factor.
 
-    >>> scaling = Carry(Device.named("h200"))
+    >>> scaling = CrossDeviceScaling(Device.named("h200"))
     >>> scaled_us(np.array([1.0, 2.0, 12.0]), np.full(3, 3.0), start_us=2.0, scaling=scaling).tolist()
     [1.0, 2.0, 32.0]
     """
@@ -164,10 +172,10 @@ def scaled_us(us: Floats, factor: Floats, start_us: float, scaling: Carry) -> Fl
     return np.asarray(start * scaling.start + (us - start) * factor)
 
 
-def scaling_spread(factor: Floats, scaling: Carry) -> Floats:
+def scaling_spread(factor: Floats, scaling: CrossDeviceScaling) -> Floats:
     """Standard deviation of the logarithm of scaled times: the further from 1 the factor, the larger.
 
-    >>> scaling_spread(np.array([1.0, 2.0, 0.1]), Carry(Device.named("h200"), spread=0.2)).tolist()
+    >>> scaling_spread(np.array([1.0, 2.0, 0.1]), CrossDeviceScaling(Device.named("h200"), spread=0.2)).tolist()
     [0.0, 0.2, 0.2]
     """
     return np.asarray(scaling.spread * np.minimum(np.abs(np.log2(factor)), 1.0))
@@ -180,7 +188,7 @@ def scaling_notes(calls: Graph, platform: Platform) -> list[str]:
     >>> scaling_notes(Graph(OpTable.of([])), Platform.named("h100"))
     ['h100 was not calibrated: kernel times are scaled from h200']
     """
-    scaling, device = platform.carry, platform.device
+    scaling, device = platform.cross_device, platform.device
     if scaling is None:
         return []
     if device.name == scaling.source.name:

@@ -18,8 +18,8 @@ from foretrace.cost_models.kernels.kernel_names import short_name
 from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded
 from foretrace.graph import Indices, Op, Tf32
-from foretrace.platform.platform import EXACT
 from foretrace.platform.measurements.cases import case_key, case_of_each
+from foretrace.platform.platform import EXACT
 from foretrace.platform.typed_json import LARGEST, MAX_TIMED_BYTES
 
 if TYPE_CHECKING:

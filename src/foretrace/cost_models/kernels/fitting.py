@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from foretrace._progress import OnProgress, Progress
 from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, dataset_of
 from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
 from foretrace.cost_models.kernels.exact import ExactTimes
@@ -19,9 +20,9 @@ from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.cost_models.kernels.selection import KernelSelection
 from foretrace.errors import ForetraceError
 from foretrace.platform.device import Device
-from foretrace.platform.platform import INDEX
 from foretrace.platform.measurements.cases import EXACT
 from foretrace.platform.measurements.kernels import read_all
+from foretrace.platform.platform import INDEX
 from foretrace.platform.typed_json import read_object
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def fit_models(
     raw: Path,
     device: Device,
     out: Path,
-    on_progress: Callable[[str], None] = lambda stage: None,
+    on_progress: OnProgress = lambda progress: None,
     before: Path | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Fit all families that were measured, write their models, and return the errors of each.
@@ -77,7 +78,7 @@ def fit_models(
     for name, family in FAMILIES.items():
         if name in index:
             continue
-        on_progress(f"fitting {name}")
+        on_progress(Progress(f"fitting {name}"))
         fitted = fit_family(family, datasets[name])
         if fitted:
             model, index[name] = fitted

@@ -31,7 +31,7 @@ from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 
 if TYPE_CHECKING:
-    from foretrace.platform.hypothetical import Carry
+    from foretrace.platform.hypothetical import CrossDeviceScaling
 
 MEASURED, MODEL, FALLBACK = range(3)
 """Sources of a kernel's time."""
@@ -63,7 +63,7 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     place_of = {row: place for place, row in enumerate(row_of.tolist())}
     known = [replace(i, op=place_of[i.op]) for i in graph.indices if i.op in place_of]
     calls = [ops[place] for place in working]
-    device, scaling, models = platform.device, platform.carry, device_models(platform.models)
+    device, scaling, models = platform.device, platform.cross_device, device_models(platform.models)
     warm = l2_residency(calls, device.l2_mb * 1e6)
     timed = _timed_calls(graph, rows, ops, platform)
     timed = [timed[place] for place in working]
@@ -90,9 +90,9 @@ def _timed_calls(
     place_of = {row: place for place, row in enumerate(rows.tolist())}
     known = [replace(found, op=place_of[found.op]) for found in graph.indices if found.op in place_of]
     timed = device_models(platform.models).exact.of(ops, known, graph.tf32)
-    if not graph.seen or platform.carry or graph.device != platform.device.matches:
+    if not graph.recorded_kernels or platform.cross_device or graph.device != platform.device.matches:
         return timed
-    recorded = [graph.seen.get(signature(op)) for op in ops]
+    recorded = [graph.recorded_kernels.get(signature(op)) for op in ops]
     return [TimedCall.as_recorded(launched) if launched else other for launched, other in zip(recorded, timed)]
 
 
@@ -231,7 +231,7 @@ def _by_model(
     )
 
 
-def _scaled(costs: KernelCosts, factor: Floats, start_us: float, scaling: Carry) -> KernelCosts:
+def _scaled(costs: KernelCosts, factor: Floats, start_us: float, scaling: CrossDeviceScaling) -> KernelCosts:
     """The same kernels on the device that times are scaled to, with a wider range."""
     from foretrace.cost_models.kernels.cross_device import scaled_us, scaling_spread
 

@@ -226,7 +226,7 @@ def case_of_each(ops: Sequence[Op], indices: Iterable[Indices] = (), tf32: Tf32 
 
 
 def _may_use_tf32(name: str, tf32: Tf32) -> bool:
-    return tf32.convolutions if "convolution" in name else tf32.products and "mm" in name
+    return tf32.convolutions if "convolution" in name else tf32.gemms and "mm" in name
 
 
 def case_key(case: Case) -> str:

@@ -1,7 +1,7 @@
-"""What collectives were seen to take, kept as it was measured.
+"""Raw measurements of collectives, in ``raw/fabric.jsonl.gz``.
 
-``{"run": ...}`` opens a run: on what and when. A line per collective follows: its kind, the ranks and nodes it was
-among, its bytes, and its microseconds, once for every time it was measured.
+``{"run": ...}`` begins a run, and says on what machine and when. A line for each collective follows: its kind, the
+ranks and nodes that took part, its bytes, and its microseconds, once for each repeat.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foretrace.graph import ForetraceError
+from foretrace.errors import ForetraceError
 from foretrace.graph.codec import DAMAGE
-from foretrace.platform.journal import append, lines
+from foretrace.platform.measurements.journal import append, read_lines
 
 FABRIC_FILE = "fabric.jsonl.gz"
 WORK = "work"
-"""So many ranks do the same work at once, and each says what it took: while they exchange nothing, or sum up so many
-bytes meanwhile."""
-BESIDE = "beside work"
-"""What this sum took, alone and beside that work."""
+"""A kind that is no collective: time of the same work on each of so many ranks at once. Its bytes are those of an
+all_reduce that goes on meanwhile, 0 where there is none."""
+OVERLAPPED = "beside work"
+"""A kind that is no collective: time of that all_reduce, without the work and during it."""
 
 
-class Exchange(NamedTuple):
-    """One collective among so many ranks on so many nodes, and how long it was seen to take."""
+class TimedCollective(NamedTuple):
+    """One collective among some ranks on some nodes, and its times."""
 
     kind: str
-    """As in `foretrace.graph.Collective`, and so are the bytes."""
+    """As in `foretrace.graph.Collective`, and so are the bytes; or `WORK`, or `OVERLAPPED`."""
     ranks: int
     nodes: int
     nbytes: int
@@ -37,40 +37,41 @@ class Exchange(NamedTuple):
 
 @dataclass
 class FabricRun:
-    """All that was measured at once."""
+    """The collectives of one calibration or of one log."""
 
     machine: dict[str, Any]
-    """On what, when, and under ``provenance`` in words how."""
-    exchanges: list[Exchange] = field(default_factory=list)
+    """On what machine, when, and as ``provenance`` how they were measured."""
+    collectives: list[TimedCollective] = field(default_factory=list)
 
 
-def open_run(path: Path, machine: dict[str, Any]) -> None:
-    """Say on what the exchanges that follow are measured."""
+def begin_run(path: Path, machine: dict[str, Any]) -> None:
+    """Write on what machine the collectives that follow are measured."""
     append(path, [{"run": machine}])
 
 
-def add_exchanges(path: Path, exchanges: Iterable[Exchange]) -> None:
-    """Add what was measured to the run that was opened last."""
-    append(path, [exchange._asdict() for exchange in exchanges])
+def add_collectives(path: Path, collectives: Iterable[TimedCollective]) -> None:
+    """Append collectives to the latest run."""
+    append(path, [collective._asdict() for collective in collectives])
 
 
-def read_runs(path: Path) -> list[FabricRun]:
+def read_fabric_runs(path: Path) -> list[FabricRun]:
     """The runs of a file, in order.
 
     >>> import tempfile; path = Path(tempfile.mkdtemp()) / FABRIC_FILE
-    >>> open_run(path, {"backend": "gloo"}); add_exchanges(path, [Exchange("all_reduce", 2, 1, 1024, (80.0, 90.0))])
-    >>> run, = read_runs(path)
-    >>> run.machine, run.exchanges
-    ({'backend': 'gloo'}, [Exchange(kind='all_reduce', ranks=2, nodes=1, nbytes=1024, us=(80.0, 90.0))])
+    >>> begin_run(path, {"backend": "gloo"})
+    >>> add_collectives(path, [TimedCollective("all_reduce", 2, 1, 1024, (80.0, 90.0))])
+    >>> run, = read_fabric_runs(path)
+    >>> run.machine, run.collectives
+    ({'backend': 'gloo'}, [TimedCollective(kind='all_reduce', ranks=2, nodes=1, nbytes=1024, us=(80.0, 90.0))])
     """
     runs: list[FabricRun] = []
-    for number, text in enumerate(lines(path), 1):
+    for number, text in enumerate(read_lines(path), 1):
         try:
             line = json.loads(text)
             if "run" in line:
                 runs.append(FabricRun(dict(line["run"])))
             else:
-                runs[-1].exchanges.append(_exchange(**line))
+                runs[-1].collectives.append(_collective(**line))
         except DAMAGE as error:
             raise ForetraceError(
                 f"{path}: line {number} is no measurement of a fabric ({error})", "Restore the file, or measure again."
@@ -78,5 +79,5 @@ def read_runs(path: Path) -> list[FabricRun]:
     return runs
 
 
-def _exchange(kind: Any, ranks: Any, nodes: Any, nbytes: Any, us: Any) -> Exchange:
-    return Exchange(str(kind), int(ranks), int(nodes), int(nbytes), tuple(float(one) for one in us))
+def _collective(kind: Any, ranks: Any, nodes: Any, nbytes: Any, us: Any) -> TimedCollective:
+    return TimedCollective(str(kind), int(ranks), int(nodes), int(nbytes), tuple(float(one) for one in us))

@@ -1,20 +1,20 @@
-"""What a host was measured at, kept as it was measured: one file, added to while measuring goes on.
+"""Raw measurements of a host, in ``raw/host.jsonl.gz``, one JSON object a line.
 
 | line | holds |
 | --- | --- |
-| ``{"run": ...}`` | on what and when the run that begins here was made |
+| ``{"run": ...}`` | begins a run: on what machine, when |
 | ``{"step": name, ...}`` | the calls of a small training step, as columns |
-| ``{"single": "", ...}`` | the calls that are made alone |
-| ``{"plain": name, "us": [[clearing, forward, backward, optimizer], ...]}`` | host time of whole steps, bare |
-| ``{"rested": name, "waited": ms, "us": [...]}`` | the same of a step after so long a wait for the device |
-| ``{"profiled": name, ...}`` | what a light profile says of each call of a step, the profiler's weight on it |
+| ``{"single": "", ...}`` | the calls that are timed alone |
+| ``{"plain": name, "us": [[clearing, forward, backward, optimizer], ...]}`` | host time of whole steps, unprofiled |
+| ``{"rested": name, "waited": ms, "us": [...]}`` | the same of a step after a wait for the device |
+| ``{"profiled": name, ...}`` | each call of a step in a light profile, profiling overhead included |
 | ``{"launched": [...]}`` | launches of each single call |
 | ``{"alone": [...]}`` | host time of each single call |
-| ``{"sharded": [call, planned]}`` | what a call of an optimizer on shards takes longer, and planning one |
+| ``{"sharded": [call, planned]}`` | extra time of an optimizer's call on shards, and of planning one |
 | ``{"gathered": [group, parameter]}`` | Python around gathering a group of parameters, and for each of them |
-| ``{"gaps": [forward, backward, optimizer]}`` | on processors: what lies between two calls of a larger step |
+| ``{"gaps": [forward, backward, optimizer]}`` | on a CPU: time between two calls of a larger step |
 
-Older files hold the clearing of gradients inside the forward: there it is NaN.
+In older files forward includes clearing, which is NaN then.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foretrace.graph import ForetraceError
+from foretrace.errors import ForetraceError
 from foretrace.graph.codec import DAMAGE
-from foretrace.platform.journal import lines
+from foretrace.platform.measurements.journal import read_lines
 
 HOST_FILE = "host.jsonl.gz"
 
 
 @dataclass
 class Calls:
-    """Calls of a step in order, as columns: what the host's time is explained by.
+    """Calls of a step in order, as columns: what host time is explained by.
 
     >>> len(Calls(["aten::mm"], [0], [1], [0]))
     1
@@ -52,13 +52,13 @@ class Calls:
         return len(self.name)
 
     def line(self, kind: str, name: str) -> dict[str, Any]:
-        """As an entry of the file."""
+        """The line of the file that holds them."""
         return {kind: name, **asdict(self)}
 
 
 @dataclass
 class Profiled:
-    """What a light profile says of each call of a step, in microseconds; -1 for a call it does not show."""
+    """Each call of a step in a light profile, in microseconds; -1 for a call that the profile does not show."""
 
     to_launch: list[float] = field(default_factory=list)
     launching: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Profiled:
     launches: list[int] = field(default_factory=list)
 
 
-class Waited(NamedTuple):
+class StepAfterWait(NamedTuple):
     """A step that began after the host had waited for the device."""
 
     waited_ms: float
@@ -76,48 +76,48 @@ class Waited(NamedTuple):
 
 @dataclass
 class StepTimes:
-    """One small step: its calls, and every time it was measured."""
+    """One small step: its calls, and all its measurements."""
 
     calls: Calls
     plain: list[list[float]] = field(default_factory=list)
-    rested: list[Waited] = field(default_factory=list)
+    rested: list[StepAfterWait] = field(default_factory=list)
     profiled: list[Profiled] = field(default_factory=list)
 
 
 @dataclass
 class HostRun:
-    """All that one run of the calibration measured."""
+    """All measurements of one calibration of the host."""
 
     machine: dict[str, Any]
     steps: dict[str, StepTimes] = field(default_factory=dict)
     single: Calls = field(default_factory=Calls)
     launched: list[float] = field(default_factory=list)
-    """Launches of each single call; empty where nobody counted them."""
+    """Launches of each single call; empty where they were not counted."""
     alone: list[list[float]] = field(default_factory=list)
     sharded: list[list[float]] = field(default_factory=list)
-    """Microseconds that a call of an optimizer on shards takes longer, and that planning one takes."""
+    """Extra microseconds of an optimizer's call on shards, and of planning one."""
     gathered: list[list[float]] = field(default_factory=list)
-    """The same of Python around gathering a group of parameters, and for each of them."""
+    """Microseconds of Python around gathering a group of parameters, and for each of them."""
     gaps: list[list[float]] = field(default_factory=list)
-    """Microseconds between two calls in forward, backward and optimizer of a larger step, where processors do it."""
+    """Microseconds between two calls in forward, backward and optimizer of a larger step, on a CPU."""
 
 
-def read_runs(path: Path) -> list[HostRun]:
+def read_host_runs(path: Path) -> list[HostRun]:
     """The runs of a file, in order.
 
     >>> import tempfile
-    >>> from foretrace.platform.journal import append
+    >>> from foretrace.platform.measurements.journal import append
     >>> path = Path(tempfile.mkdtemp()) / HOST_FILE
     >>> append(path, [{"run": {"device": "cpu"}}, Calls(["aten::mm"], [0], [1], [0]).line("step", "tiny")])
     >>> append(path, [{"plain": "tiny", "us": [[0.1, 1.0, 2.0, 0.5]]}])
-    >>> run, = read_runs(path)
+    >>> run, = read_host_runs(path)
     >>> run.machine["device"], run.steps["tiny"].plain
     ('cpu', [[0.1, 1.0, 2.0, 0.5]])
     """
     runs: list[HostRun] = []
-    for number, text in enumerate(lines(path), 1):
+    for number, text in enumerate(read_lines(path), 1):
         try:
-            _take(json.loads(text), runs)
+            _add_line(json.loads(text), runs)
         except DAMAGE as error:
             raise ForetraceError(
                 f"{path}: line {number} is no measurement of a host ({error})", "Restore the file, or measure again."
@@ -125,7 +125,7 @@ def read_runs(path: Path) -> list[HostRun]:
     return runs
 
 
-def _take(line: dict[str, Any], runs: list[HostRun]) -> None:
+def _add_line(line: dict[str, Any], runs: list[HostRun]) -> None:
     if "run" in line:
         runs.append(HostRun(dict(line["run"])))
         return
@@ -137,7 +137,7 @@ def _take(line: dict[str, Any], runs: list[HostRun]) -> None:
     elif "plain" in line:
         run.steps[line["plain"]].plain += [_phases(times) for times in line["us"]]
     elif "rested" in line:
-        run.steps[line["rested"]].rested.append(Waited(float(line["waited"]), _phases(line["us"])))
+        run.steps[line["rested"]].rested.append(StepAfterWait(float(line["waited"]), _phases(line["us"])))
     elif "launched" in line:
         run.launched = _numbers(line["launched"], len(run.single))
     elif "alone" in line:

@@ -1,37 +1,36 @@
-"""What was measured, kept as it was measured: a file per family, appended to batch by batch.
+"""Raw measurements of kernels: a file ``raw/NAME.jsonl.gz`` for each kernel family, appended to batch by batch.
 
-A file is gzip members of JSON lines, two a batch. ``{"from": 0, "to": 256, ...}`` opens a batch: the numbers of its
-cases, and on what and when it was made. Once it is measured, ``{"kernels": [...], "reference_us": ...}`` names its
-kernels, and a line per case follows: the op as `foretrace.graph.codec` writes it, and beside it ``cold`` and ``warm``,
-each a list of repeats, each a list of [kernel, microseconds]. A member that was cut off is left out on reading.
+``{"from": 0, "to": 256, ...}`` opens a batch: the numbers of its cases, on what machine and when. Once it is measured,
+``{"kernels": [...], "reference_us": ...}`` names its kernels, and a line per case follows: the op as
+`foretrace.graph.codec` writes it, with ``cold`` and ``warm``, each a list of repeats, each a list of [kernel,
+microseconds].
 """
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretrace.graph import ForetraceError, Indices, Names
+from foretrace.errors import ForetraceError
+from foretrace.files import gc_paused
+from foretrace.graph import Indices, Names
 from foretrace.graph.codec import DAMAGE, op_of, to_lines
-from foretrace.platform.cases import Case, Ids
-from foretrace.platform.journal import append, lines
+from foretrace.platform.measurements.cases import Case, Ids
+from foretrace.platform.measurements.journal import append, read_lines
 
 SUFFIX = ".jsonl.gz"
 
 Repeat = list[tuple[str, float]]
-"""One run of a case: its kernels, in order, with their microseconds."""
+"""One run of a case: the names of its kernels, in order, with their microseconds."""
 CALL = "call"
-"""What a whole call is called there that a processor did itself."""
+"""Stands for the name of a kernel where a CPU did the whole call."""
 
 
 @dataclass(slots=True)
 class Measurement:
-    """A case, and how long its kernels took: with a cache that held other things, and just after running it.
+    """A case and the times of its kernels: cold, with other data in the L2 cache, and warm, right after a run of it.
 
     >>> from foretrace.graph import Op
     >>> both = Measurement(Case(Op("aten::relu")), cold=[[("k", 4.0)], [("k", 4.4)]], warm=[[("k", 3.0)]])
@@ -43,21 +42,21 @@ class Measurement:
     cold: list[Repeat] = field(default_factory=list)
     warm: list[Repeat] = field(default_factory=list)
     indices: Indices | None = None
-    """What is known of the ids that were drawn."""
+    """Statistics of the ids that were drawn."""
     error: str = ""
     """Why it could not be measured, where it could not."""
 
     @property
     def on_processor(self) -> bool:
-        """Whether a processor did it, and a clock timed the whole call."""
+        """Whether a CPU did it, and the whole call was timed."""
         return bool(self.cold) and [name for name, _ in self.cold[0]] == [CALL]
 
     def us(self, state: str) -> float:
-        """Median time of all its kernels together, in the state ``cold`` or ``warm``."""
+        """Median over repeats of the sum of its kernels, in the state ``cold`` or ``warm``."""
         return _median(self._totals(state))
 
     def spread(self, state: str) -> float:
-        """Largest less smallest repeat, as a share of the median; of many, a tenth at either end is left out."""
+        """Range of the repeats as a share of their median; of many, a tenth at either end is left out."""
         totals = sorted(self._totals(state))
         few = len(totals) // 10
         middle = _median(totals)
@@ -69,30 +68,30 @@ class Measurement:
 
 
 def _median(times: list[float]) -> float:
-    from statistics import median  # here, since it loads slowly, and who asks models measures nothing
+    from statistics import median  # here, since it loads slowly: pricing needs no measurements
 
     return median(times)
 
 
 @dataclass(slots=True)
 class Batch:
-    """Measurements made together: which cases of the family, on what machine, when."""
+    """Cases of a family that were measured in a row: which ones, on what machine, when."""
 
     first: int
     last: int
     machine: dict[str, Any]
     measurements: list[Measurement] = field(default_factory=list)
     reference_us: float = 0.0
-    """What one and the same call took in this batch: a device that slows down shows here."""
+    """Time of the reference GEMM in this batch: it shows a device that slows down."""
 
 
 def open_batch(path: Path, batch: Batch) -> None:
-    """Say which cases are about to be measured: a batch that takes the machine down is not tried again."""
+    """Write which cases are about to be measured: a batch that crashes the machine is not tried again."""
     append(path, [{"from": batch.first, "to": batch.last, **batch.machine}])
 
 
 def close_batch(path: Path, batch: Batch) -> None:
-    """Write what was measured."""
+    """Write the measurements of a batch."""
     names = Names()
     measured = [_line(measurement, names) for measurement in batch.measurements]
     append(path, [{"kernels": names.items, "reference_us": batch.reference_us}, *measured])
@@ -108,14 +107,14 @@ def read_batches(path: Path) -> list[Batch]:
     >>> read_batches(path) == [batch]
     True
     """
-    with _no_collector():
+    with gc_paused():
         return _batches(path)
 
 
 def _batches(path: Path) -> list[Batch]:
     batches: list[Batch] = []
     names: list[str] = []
-    for number, text in enumerate(lines(path), 1):
+    for number, text in enumerate(read_lines(path), 1):
         try:
             line = json.loads(text)
             if "op" in line:
@@ -131,22 +130,17 @@ def _batches(path: Path) -> list[Batch]:
     return batches
 
 
+def read_all(folder: Path, *families: str) -> list[Measurement]:
+    """All measurements of some families in a folder ``raw/``."""
+    return [
+        one for family in families for batch in read_batches(folder / f"{family}{SUFFIX}") for one in batch.measurements
+    ]
+
+
 def read_openings(path: Path) -> list[Batch]:
-    """The batches of a file without what was measured in them: enough to go on, and many times faster to read."""
-    openings = (json.loads(text) for text in lines(path) if text.startswith('{"from"'))
+    """The batches of a file without their measurements, much faster: all that a later run needs to go on."""
+    openings = (json.loads(text) for text in read_lines(path) if text.startswith('{"from"'))
     return [Batch(opening.pop("from"), opening.pop("to"), opening) for opening in openings]
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """No garbage collection meanwhile: it would look through the growing list of measurements again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _line(measurement: Measurement, names: Names) -> dict[str, Any]:

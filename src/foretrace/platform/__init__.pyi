@@ -1,0 +1,13 @@
+from foretrace.platform.device import CudaGraphCosts as CudaGraphCosts
+from foretrace.platform.device import Device as Device
+from foretrace.platform.fabric import Curve as Curve
+from foretrace.platform.fabric import Fabric as Fabric
+from foretrace.platform.fabric import Links as Links
+from foretrace.platform.host import CallCost as CallCost
+from foretrace.platform.host import Host as Host
+from foretrace.platform.hypothetical import CrossDeviceScaling as CrossDeviceScaling
+from foretrace.platform.platform import Platform as Platform
+from foretrace.platform.registry import find_fabric as find_fabric
+from foretrace.platform.registry import load_platform as load_platform
+from foretrace.platform.summary import Comparison as Comparison
+from foretrace.platform.summary import Summary as Summary
