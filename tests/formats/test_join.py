@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.formats.execution_trace import read_execution_trace
-from foretrace.formats.join import align_sequences, join, match_ops, match_steps
+from foretrace.formats.join import align_sequences, join_traces, match_ops, match_steps
 from foretrace.formats.kineto import read_kineto
 from foretrace.graph import Collective, Graph, Op, OpTable, Span, Storage, Tensor
 
@@ -40,7 +40,7 @@ def with_records(graph: Graph, records: list[int]) -> Graph:
 
 
 def test_matched_ops_have_times_of_one_and_arguments_of_the_other():
-    joined = join(structure(), Graph(OpTable.of(profile())))
+    joined = join_traces(structure(), Graph(OpTable.of(profile())))
     ops = list(joined.ops)
     assert [op.start_us for op in ops[1:4]] == [1.0, 11.0, 21.0]
     assert [op.tensors[0].id for op in ops[1:4]] == list(SIZES)
@@ -63,7 +63,7 @@ def test_record_ids_of_another_run_are_not_believed():
 def test_each_step_of_a_longer_profile_gets_the_arguments():
     ops = profile(0) + [op_of(op, 6) for op in profile(1, ("aten::item",))] + [op_of(op, 13) for op in profile(2)]
     timed = Graph(OpTable.of(ops), steps=[Span(f"ProfilerStep#{i}", 100.0 * i, 100.0 * i + 99) for i in range(3)])
-    joined = join(structure(), timed)
+    joined = join_traces(structure(), timed)
     assert [op.tensors[0].id for op in joined.ops if op.name == "aten::mm"] == [*SIZES] * 3
     assert joined.ops[8].name == "aten::item"
     assert joined.ops[8].args == ()
@@ -79,21 +79,21 @@ def test_collectives_take_over_size_group_and_members():
     seen.collectives = [Collective("all_reduce", "tp", 64, kernel=-1, op=4, ranks=(0, 1), dtype="bfloat16")]
     timed = Graph(OpTable.of(profile()))
     timed.collectives = [Collective("all_reduce", "", 0, kernel=12, op=5)]
-    (collective,) = join(seen, timed).collectives
+    (collective,) = join_traces(seen, timed).collectives
     assert collective == Collective("all_reduce", "tp", 64, kernel=12, op=5, ranks=(0, 1), dtype="bfloat16")
 
 
 def test_collectives_on_the_host_come_from_the_structure():
     seen = structure()
     seen.collectives = [Collective("all_reduce", "tp", 64, kernel=-1, op=4)]
-    (collective,) = join(seen, Graph(OpTable.of(profile()))).collectives
+    (collective,) = join_traces(seen, Graph(OpTable.of(profile()))).collectives
     assert (collective.kernel, collective.op) == (-1, 5)
 
 
 def test_storages_are_born_and_die_at_rows_of_the_profile():
     seen = structure()
     seen.storages = {0: Storage(0, 64, "cuda:0", birth=1, death=3), 1: Storage(1, 8, "cuda:0", birth=-1, death=-1)}
-    storages = join(seen, Graph(OpTable.of(profile(extra=("aten::item",))))).storages
+    storages = join_traces(seen, Graph(OpTable.of(profile(extra=("aten::item",))))).storages
     assert (storages[0].birth, storages[0].death) == (3, 5)
     assert (storages[1].birth, storages[1].death) == (-1, -1)
 
@@ -101,11 +101,11 @@ def test_storages_are_born_and_die_at_rows_of_the_profile():
 def test_nesting_that_stamps_of_whole_microseconds_lost_comes_from_the_structure():
     seen = Graph(OpTable.of([Op("aten::item"), Op("aten::_local_scalar_dense", parent=0)]))
     timed = [Op(name, start_us=5.0, end_us=5.0) for name in ("aten::item", "aten::_local_scalar_dense")]
-    assert join(seen, Graph(OpTable.of(timed))).ops.parent.tolist() == [-1, 0]
+    assert join_traces(seen, Graph(OpTable.of(timed))).ops.parent.tolist() == [-1, 0]
 
 
 def test_rows_picked_from_a_joined_graph_keep_their_arguments():
-    joined = join(structure(), Graph(OpTable.of(profile())))
+    joined = join_traces(structure(), Graph(OpTable.of(profile())))
     assert joined.between(5.0, 15.0).ops[0].tensors[0].id == SIZES[1]
 
 
@@ -125,7 +125,7 @@ def test_traces_taken_at_once_match_almost_wholly(shared: Path, stem: str):
     assert (found >= 0).mean() > 0.999
     by_name = match_ops(seen.ops, timed.ops)
     assert (by_name == found).mean() > 0.995
-    joined = join(seen, timed)
+    joined = join_traces(seen, timed)
     named = [joined.ops.names[code] for code in joined.ops.name[found[found >= 0]]]
     assert named == [seen.ops.names[code] for code in seen.ops.name[found >= 0]]
     assert len(joined.kernels) == len(timed.kernels)

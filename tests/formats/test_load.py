@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.formats.load import load
+from foretrace.formats.load import load_traces
 from foretrace.graph import ForetraceError, Job
 from tests.traces import Trace, training_step
 
@@ -21,7 +21,7 @@ def job(folder: Path, world: int = 4, name: str = "rank{}.json.gz") -> Path:
 
 def complaint(*paths: Path) -> str:
     with pytest.raises(ForetraceError) as caught:
-        load(paths)
+        load_traces(paths)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -34,7 +34,7 @@ def ranks_of(found: Job) -> list[int]:
     "name", ["rank{}.json.gz", "trace_{}.json", "rank-{}/kineto.json.gz", "host.10{}.1724066820235157909.pt.trace.json"]
 )
 def test_a_folder_of_ranks_is_a_job(tmp_path: Path, name: str) -> None:
-    found = load(job(tmp_path / "job", name=name))
+    found = load_traces(job(tmp_path / "job", name=name))
     assert ranks_of(found) == [0, 1, 2, 3]
     assert (found.world, found.missing, found.notes) == (4, [], [])
     assert found.source == str(tmp_path / "job")
@@ -43,24 +43,24 @@ def test_a_folder_of_ranks_is_a_job(tmp_path: Path, name: str) -> None:
 
 def test_a_glob_a_list_and_a_file_are_jobs(tmp_path: Path) -> None:
     folder = job(tmp_path / "job")
-    assert ranks_of(load(folder / "rank[12]*")) == [1, 2]
-    assert ranks_of(load([folder / "rank3.json.gz", folder / "rank1.json.gz"])) == [1, 3]
-    assert ranks_of(load(str(folder / "rank2.json.gz"))) == [2]
+    assert ranks_of(load_traces(folder / "rank[12]*")) == [1, 2]
+    assert ranks_of(load_traces([folder / "rank3.json.gz", folder / "rank1.json.gz"])) == [1, 3]
+    assert ranks_of(load_traces(str(folder / "rank2.json.gz"))) == [2]
 
 
 def test_only_the_ranks_asked_for_are_read(tmp_path: Path) -> None:
     folder = job(tmp_path / "job")
     (folder / "rank3.json.gz").write_bytes(b"broken")
-    found = load(folder / "rank[0-2]*", ranks={0, 2})
+    found = load_traces(folder / "rank[0-2]*", ranks={0, 2})
     assert ranks_of(found) == [0, 2]
     with pytest.raises(ForetraceError, match="no trace of rank 9"):
-        load(folder / "rank[0-2]*", ranks={9})
+        load_traces(folder / "rank[0-2]*", ranks={9})
 
 
 def test_missing_ranks_are_said_not_refused(tmp_path: Path) -> None:
     folder = job(tmp_path / "job")
     (folder / "rank2.json.gz").unlink()
-    found = load(folder)
+    found = load_traces(folder)
     assert found.missing == [2]
     assert found.notes == ["no trace of rank 2 of the 4 in the job"]
 
@@ -68,13 +68,13 @@ def test_missing_ranks_are_said_not_refused(tmp_path: Path) -> None:
 def test_ranks_come_from_names_where_traces_do_not_tell(tmp_path: Path) -> None:
     for rank in range(3):
         training_step().write(tmp_path / f"trace_{rank}.json")
-    found = load(tmp_path)
+    found = load_traces(tmp_path)
     assert ranks_of(found) == [0, 1, 2]
     assert found.world == 3
 
 
 def test_a_number_in_the_name_of_a_lone_file_is_no_rank(tmp_path: Path) -> None:
-    found = load(training_step().write(tmp_path / "batch_64.json"))
+    found = load_traces(training_step().write(tmp_path / "batch_64.json"))
     assert (ranks_of(found), found.world) == ([0], 1)
 
 
@@ -83,7 +83,7 @@ def test_other_files_may_lie_beside_the_traces(tmp_path: Path) -> None:
     (folder / "measured.json").write_text('{"synced_ms": 3.5}')
     (folder / "list.json").write_text("[1, 2]")
     (folder / "notes.txt").write_text("hello")
-    assert ranks_of(load(folder)) == [0, 1]
+    assert ranks_of(load_traces(folder)) == [0, 1]
 
 
 def test_two_traces_of_one_rank_are_two_jobs(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_different_steps_are_not_mixed(tmp_path: Path) -> None:
 def test_clocks_a_few_seconds_apart_are_one_job(tmp_path: Path) -> None:
     training_step(0, 2).write(tmp_path / "a.json")
     training_step(1, 2, start=3e6).write(tmp_path / "b.json")
-    found = load(tmp_path)
+    found = load_traces(tmp_path)
     assert "clocks of the ranks differ by 2000.000 ms" in found.notes[0]
 
 
@@ -156,12 +156,12 @@ def test_a_benchmark_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "run.py").touch()
     (tmp_path / "calls.json").write_text("{}")
     with pytest.raises(ForetraceError, match="is a benchmark") as told:
-        load(tmp_path)
+        load_traces(tmp_path)
     assert f"foretrace replay {tmp_path}" in str(told.value)
 
 
 def test_an_execution_trace_beside_a_profile_gives_its_ops_their_arguments(shared: Path) -> None:
-    (graph,) = load(shared / "traces/h200/dlrm_default_b512").graphs
+    (graph,) = load_traces(shared / "traces/h200/dlrm_default_b512").graphs
     tensors = [tensor for op in graph.ops for tensor in op.tensors]
     assert sum(tensor.id >= 0 for tensor in tensors) > 500
     assert len(graph.kernels) == 116
@@ -169,7 +169,7 @@ def test_an_execution_trace_beside_a_profile_gives_its_ops_their_arguments(share
 
 def test_every_published_job_is_whole(shared: Path) -> None:
     for name, world in (("megatron_tp8_8xA100", 8), ("dlrm_8xV100", 8), ("megatron_tp2_2xV100", 2)):
-        found = load(shared / "public" / name)
+        found = load_traces(shared / "public" / name)
         assert (ranks_of(found), found.missing) == (list(range(world)), [])
 
 
@@ -188,7 +188,7 @@ TEXT = SMALL.text()
 def test_damaged_files_give_a_job_or_one_clear_error(tmp_path: Path, at: int, new: bytes, dropped: int) -> None:
     (tmp_path / "rank0.json").write_bytes(TEXT[:at] + new + TEXT[at + dropped :])
     try:
-        found = load(tmp_path)
+        found = load_traces(tmp_path)
     except ForetraceError as error:
         assert str(tmp_path) in str(error)
     else:
@@ -200,4 +200,4 @@ def test_damaged_files_give_a_job_or_one_clear_error(tmp_path: Path, at: int, ne
 def test_any_json_is_a_job_or_one_clear_error(tmp_path: Path, content: object) -> None:
     (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": content}))
     with pytest.raises(ForetraceError):
-        load(tmp_path)
+        load_traces(tmp_path)

@@ -76,7 +76,7 @@ def test_a_log_without_a_table_is_refused(log, text):
 
 
 def test_a_log_that_hides_its_collective_is_told_how_to_name_it(log):
-    with pytest.raises(ForetraceError, match=r"does not say which collective it is of. Put its name into the file's"):
+    with pytest.raises(ForetraceError, match=r"does not name its collective. Put its name into the file's"):
         read_nccl_tests(log(SETTINGS + ranks(8) + COLUMNS + ROWS))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from foretrace.formats.execution_trace import read_execution_trace
-from foretrace.formats.join import join
+from foretrace.formats.join import join_traces
 from foretrace.formats.kineto import read_kineto
 from foretrace.formats.perfetto import FIRST_STREAM, write_perfetto
 from foretrace.graph import ForetraceError, Graph, Job
@@ -112,7 +112,7 @@ def test_an_earlier_file_survives_a_writer_that_fails(tmp_path: Path):
 @pytest.mark.parametrize("stem", ["traces/h200/resnet50_b64_fp32/", "public/megatron_tp8_8xA100/rank2."])
 def test_a_real_trace_comes_back(shared: Path, tmp_path: Path, stem: str):
     graph = read_kineto(shared / f"{stem}kineto.json.gz")
-    joined = join(read_execution_trace(shared / f"{stem}et.json.gz"), graph)
+    joined = join_traces(read_execution_trace(shared / f"{stem}et.json.gz"), graph)
     write_perfetto(Job([joined]), tmp_path / "trace.json.gz")
     back = read_kineto(tmp_path / "trace.json.gz")
     same(graph, back)

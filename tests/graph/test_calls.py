@@ -10,7 +10,7 @@ import pytest
 
 import foretrace as ft
 from foretrace.api import load as load_any
-from foretrace.formats.load import load
+from foretrace.formats.load import load_traces
 from foretrace.graph import Graph, KernelTable, Names, Op, OpTable, Tensor
 from foretrace.graph.calls import composites, dispatched, enclosing_calls, recorded_kernels
 from foretrace.graph.op import signature
@@ -97,7 +97,7 @@ def test_an_annotation_around_calls_is_no_call_although_it_launches_something_it
 
 
 def test_every_kernel_of_a_trace_belongs_to_a_dispatched_call(shared: Path) -> None:
-    (graph,) = load([shared / "traces" / "h200" / "dlrm_default_b512"], None).graphs
+    (graph,) = load_traces([shared / "traces" / "h200" / "dlrm_default_b512"], None).graphs
     rows = dispatched(graph)
     belongs = enclosing_calls(graph, rows)[graph.kernels.op]
     assert (belongs >= 0).all()
@@ -109,7 +109,7 @@ def test_a_trace_lists_the_calls_that_a_recording_of_the_same_step_holds(shared:
     def plain(graph: Graph) -> list[str]:
         return [name.rstrip("_") for name in names(graph) if "detach" not in name]
 
-    (traced,) = load([shared / "traces" / "h200" / "dlrm_default_b512"], None).graphs
+    (traced,) = load_traces([shared / "traces" / "h200" / "dlrm_default_b512"], None).graphs
     assert plain(traced) == plain(load_any(DATA / "dlrm_default_b512").graphs[0])
 
 

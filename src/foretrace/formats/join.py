@@ -34,7 +34,7 @@ CASTS = ("aten::to", "aten::_to_copy")
 _END = -2
 
 
-def join(structure: Graph, profile: Graph) -> Graph:
+def join_traces(structure: Graph, profile: Graph) -> Graph:
     """The rows and times of a profile, with the arguments, storages and collective sizes of a structure.
 
     Without common record-function ids, each step of the profile is matched with the structure anew.
@@ -42,7 +42,7 @@ def join(structure: Graph, profile: Graph) -> Graph:
     >>> from foretrace.graph import Tensor
     >>> seen = Graph(OpTable.of([Op("aten::relu", (Tensor((4,), "float32", id=3),))]))
     >>> timed = Graph(OpTable.of([Op("aten::relu", start_us=1.0, end_us=2.0)]))
-    >>> op = join(seen, timed).ops[0]
+    >>> op = join_traces(seen, timed).ops[0]
     >>> op.end_us, op.tensors[0].id
     (2.0, 3)
     """

@@ -75,7 +75,7 @@ class _RankFiles:
 
 
 @gc_paused()
-def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None) -> Job:
+def load_traces(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None) -> Job:
     """Read traces into a job: a file, a folder, a glob, or several of these; with ``ranks``, only these ranks.
 
     Profiler traces, PyTorch execution traces and Chakra traces are recognised by their content. If a rank has an
@@ -110,7 +110,7 @@ def load(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None
 
 
 def trace_files(path: Path | str) -> list[Path]:
-    """The traces that `load` reads from a path, without the other files there."""
+    """The traces that `load_traces` reads from a path, without the other files there."""
     return [file for file, _ in _traces(str(path), _files(Path(path)))]
 
 
@@ -227,9 +227,9 @@ def _graph(rank: _RankFiles) -> Graph:
     name = next(name for name in FORMATS if name in files)
     graph = FORMATS[name].read(files[name])
     if name == PROFILER_TRACE and EXECUTION_TRACE in files:
-        from foretrace.formats.join import join
+        from foretrace.formats.join import join_traces
 
-        graph = join(FORMATS[EXECUTION_TRACE].read(files[EXECUTION_TRACE]), graph)
+        graph = join_traces(FORMATS[EXECUTION_TRACE].read(files[EXECUTION_TRACE]), graph)
     # A profiler trace of several ranks says which rank it is; an execution trace seldom does.
     if rank.rank is not None and (graph.world == 1 or (PROFILER_TRACE not in files and rank.rank < graph.world)):
         graph.rank = rank.rank

@@ -1,7 +1,7 @@
-"""Tables that nccl-tests and rccl-tests print: how long a collective took at each message size.
+"""Reading the tables that nccl-tests and rccl-tests print: the time of a collective at each message size.
 
-A log holds one table or several; each begins with the settings (``# nThread 1 nGpus 8 ...``), names the ranks with
-their machines, and then gives a line per size. What collective it was is in the line that announces the test, or in the
+A log holds one table or several. Each begins with the settings (``# nThread 1 nGpus 8 ...``), names the ranks with
+their machines, and then has a line per size. The collective is named in the line that announces the test, in the
 command before it, or in the file's name.
 """
 
@@ -23,11 +23,11 @@ _RANK = re.compile(r"Rank\s+\d+\s.*\bon\s+(\S+)\s+device\s+\d+\s+\[[^]]*\]\s+(.+
 _COLUMNS = re.compile(r"\bsize\s+count\s+type\b.*\btime\b")
 _ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s")
 _PREFIX = re.compile(r"^\[\d+,\d+\]<std\w+>:")
-"""What mpirun puts before each line."""
+"""mpirun's prefix of each line."""
 MAX_LOG_BYTES = 64 << 20
 """A table has a hundred lines: no set of tests prints this much."""
 MAX_BYTES, MAX_US = 1 << 50, 1e12
-"""What no message holds, and what no collective takes."""
+"""More bytes than any message has, and more microseconds than any collective takes."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class NcclTable:
     """One run of one test."""
 
     kind: str
-    """As in `foretrace.graph.Collective`; empty where the log does not say."""
+    """As in `foretrace.graph.Collective`; empty if the log does not name it."""
     hosts: list[str] = field(default_factory=list)
     """The machine of each rank."""
     device: str = ""
@@ -44,17 +44,17 @@ class NcclTable:
 
     @property
     def ranks(self) -> int:
-        """How many took part."""
+        """Number of ranks."""
         return len(self.hosts)
 
     @property
     def nodes(self) -> int:
-        """On how many machines."""
+        """Number of machines."""
         return len(set(self.hosts))
 
 
 def read_nccl_tests(path: Path) -> list[NcclTable]:
-    """The tables of a log, in order; a log without any is refused."""
+    """The tables of a log, in order; a log without tables is refused."""
     try:
         text = read_bounded(path, MAX_LOG_BYTES, "a log of nccl-tests").decode("utf-8", "replace")
     except OSError as error:
@@ -70,38 +70,36 @@ def read_nccl_tests(path: Path) -> list[NcclTable]:
 
 
 def _tables(lines: list[str], path: Path) -> Iterator[NcclTable]:
-    told = collective_kind(path.stem)
-    table = NcclTable(told)
-    place = 0
+    kind = collective_kind(path.stem)
+    table = NcclTable(kind)
+    column = 0
     for line in (_PREFIX.sub("", line) for line in lines):
         if test := _TEST.search(line):
-            told = collective_kind(test[1]) or told
+            kind = collective_kind(test[1]) or kind
         if _SETTINGS.search(line):
             yield table
-            table = NcclTable(told)
+            table = NcclTable(kind)
         elif rank := _RANK.search(line):
             table.hosts.append(rank[1])
             table.device = rank[2]
         elif _COLUMNS.search(line):
-            place = line.replace("#", " ", 1).split().index("time")
-        elif place and _ROW.match(line):
-            table.rows += _row(line.split(), place)
+            column = line.replace("#", " ", 1).split().index("time")
+        elif column and _ROW.match(line):
+            table.rows += _row(line.split(), column)
     yield table
 
 
-def _row(cells: list[str], place: int) -> list[tuple[int, float]]:
+def _row(cells: list[str], column: int) -> list[tuple[int, float]]:
     try:
-        size, us = int(cells[0]), float(cells[place])
+        size, us = int(cells[0]), float(cells[column])
     except (ValueError, IndexError):
-        return []  # cut off
+        return []  # an incomplete line
     return [(size, us)] if 0 < size <= MAX_BYTES and 0 < us <= MAX_US else []
 
 
 def _check(table: NcclTable, path: Path) -> None:
     if not table.kind:
         known = "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast"
-        raise ForetraceError(
-            f"{path} does not say which collective it is of", f"Put its name into the file's: one of {known}."
-        )
+        raise ForetraceError(f"{path} does not name its collective", f"Put its name into the file's: one of {known}.")
     if table.ranks < 2:
-        raise ForetraceError(f"{path} names {table.ranks} ranks", "A fabric needs a test of two at least.")
+        raise ForetraceError(f"{path} names {table.ranks} ranks", "A fabric needs a test with at least two.")

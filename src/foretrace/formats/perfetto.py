@@ -1,4 +1,4 @@
-"""Measured jobs as a trace that Perfetto and chrome://tracing show, and that readers of profiler traces read."""
+"""Writing measured jobs as timelines for Perfetto and chrome://tracing, which are also valid profiler traces."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from foretrace.output import TIMELINE, open_output
 OP_CATEGORIES = {CALL: "cpu_op", NODE: "cpu_op", ANNOTATION: "user_annotation", MODULE: "python_function"}
 KERNEL_CATEGORIES = {COMPUTE: "kernel", COLLECTIVE: "kernel", COPY: "gpu_memcpy", SET: "gpu_memset"}
 FIRST_STREAM = 1_000_000
-"""Streams are tracks beside threads: their numbers start here, above those of threads."""
+"""Track number of stream 0: streams are tracks next to threads, above the numbers of threads."""
 
-_AT_ONCE = 4096
+_BATCH = 4096
+"""Events encoded before they are written."""
 
 Event: TypeAlias = dict[str, Any]
 
 
 def write_perfetto(job: Job, path: Path | str) -> None:
-    """Write what a job was measured to do: ranks are processes, threads and streams their tracks.
+    """Write a measured job as one timeline: ranks are processes, threads and streams their tracks.
 
-    Ops, runtime calls and kernels are slices, with arrows from each launch to its kernel. The file is gzipped where
-    its name ends in ``.gz``, and never left half-written.
+    Ops, runtime calls and kernels are slices, with arrows from each launch to its kernel. The file is gzipped if its
+    name ends in ``.gz``, and is complete or absent.
 
     >>> import json, tempfile
     >>> from foretrace.graph import OpTable
@@ -81,7 +82,7 @@ def _write_events(out: IO[bytes], events: Iterator[Event]) -> None:
     separator = b""
     for event in events:
         batch.append(msgspec.json.encode(event))
-        if len(batch) == _AT_ONCE:
+        if len(batch) == _BATCH:
             out.write(separator + b",\n".join(batch))
             batch, separator = [], b",\n"
     if batch:
@@ -168,19 +169,19 @@ class _Rank:
 def _arguments(op: Op) -> dict[str, Any]:
     """Shapes, types and values as the profiler writes them."""
     values = [*op.args, *op.kwargs.values()]
-    told = {
+    arguments = {
         "Input Dims": [_each(value, lambda t: t.shape) for value in values],
         "Input type": [_kind(value) for value in values],
         "Concrete Inputs": ["" if value is None or any(tensors_in(value)) else str(value) for value in values],
     }
     if any(tensor.stride is not None for tensor in op.tensors):
-        told["Input Strides"] = [_each(value, lambda t: t.stride or ()) for value in values]
-    return told
+        arguments["Input Strides"] = [_each(value, lambda t: t.stride or ()) for value in values]
+    return arguments
 
 
-def _each(value: Value, what: Callable[[Tensor], Any]) -> Any:
-    """Something of a tensor, or of each tensor of a list; an empty list for what is no tensor."""
-    return what(value) if isinstance(value, Tensor) else [what(tensor) for tensor in tensors_in(value)]
+def _each(value: Value, get: Callable[[Tensor], Any]) -> Any:
+    """An attribute of a tensor, or of each tensor of a list; an empty list for other values."""
+    return get(value) if isinstance(value, Tensor) else [get(tensor) for tensor in tensors_in(value)]
 
 
 def _kind(value: Value) -> Any:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from foretrace.formats.chakra import read_chakra, write_chakra
 from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.formats.execution_trace.read import LazyOps
-from foretrace.formats.join import join
+from foretrace.formats.join import join_traces
 from foretrace.graph import Constant, ForetraceError, Graph, Job
 from foretrace.graph.tables import ANNOTATION, CALL, NODE
 from tests.formats.execution_traces import node, scaffold, step, tensor, trace, write
@@ -323,7 +323,7 @@ def test_an_execution_trace_sent_to_another_process_still_has_its_arguments(stru
 
 
 def test_so_has_one_that_was_joined_with_a_profile(structure: Graph):
-    joined = join(structure, structure)
+    joined = join_traces(structure, structure)
     assert arguments(pickle.loads(pickle.dumps(joined))) == arguments(structure)
 
 

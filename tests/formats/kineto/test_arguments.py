@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.formats.kineto import read_kineto
-from foretrace.formats.kineto.arguments import decoded, values, with_words
+from foretrace.formats.kineto.arguments import decoded, values, with_enumerations
 from foretrace.graph import Constant, Op, Tensor
 from tests.traces import Trace
 
@@ -88,11 +88,11 @@ def test_a_row_keeps_its_arguments_when_rows_are_picked(tmp_path: Path) -> None:
     [("aten::_to_copy", 6, "dtype", "float32"), ("aten::clone", 0, "memory_format", "contiguous_format")],
 )
 def test_the_number_of_a_dtype_or_a_layout_becomes_its_word(name, number, word, value):
-    made = with_words(Op(name, (Tensor((4, 8), "bfloat16", stride=(1, 4)), number)))
+    made = with_enumerations(Op(name, (Tensor((4, 8), "bfloat16", stride=(1, 4)), number)))
     assert made.kwargs == {word: Constant(word, value)} and len(made.args) == 1
 
 
 def test_a_number_that_stands_for_nothing_stays():
     for odd in (99, -1, None, True):
         copied = Op("aten::_to_copy", (Tensor((4,), "float32"), odd))
-        assert with_words(copied) == copied
+        assert with_enumerations(copied) == copied

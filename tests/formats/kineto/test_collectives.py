@@ -20,7 +20,7 @@ def one(trace: Trace, folder: Path) -> Collective:
     return collective
 
 
-def told(name: str, sent: int, received: int, **more: Any) -> dict[str, Any]:
+def collective_args(name: str, sent: int, received: int, **more: Any) -> dict[str, Any]:
     return {"Collective name": name, "In msg nelems": sent, "Out msg nelems": received, "dtype": "BFloat16", **more}
 
 
@@ -52,7 +52,7 @@ def test_sizes_are_those_of_the_whole_buffer(
     tmp_path: Path, name: str, sent: int, received: int, kind: str, elements: int
 ) -> None:
     trace = Trace(0, 8)
-    with trace.op("record_param_comms", **told(name, sent, received)):
+    with trace.op("record_param_comms", **collective_args(name, sent, received)):
         trace.launch("ncclDevKernel_Generic")
     collective = one(trace, tmp_path)
     assert (collective.kind, collective.nbytes) == (kind, 2 * elements)
@@ -61,7 +61,10 @@ def test_sizes_are_those_of_the_whole_buffer(
 def test_what_the_kernel_itself_says_comes_first(tmp_path: Path) -> None:
     trace = Trace(0, 8)
     with trace.op("nccl:coalesced", "user_annotation"):
-        trace.launch("ncclDevKernel_AllGather_RING_LL", **told("_allgather_base", 4, 32, **{"Process Group Name": "7"}))
+        trace.launch(
+            "ncclDevKernel_AllGather_RING_LL",
+            **collective_args("_allgather_base", 4, 32, **{"Process Group Name": "7"}),
+        )
     collective = one(trace, tmp_path)
     assert (collective.kind, collective.nbytes, collective.group) == ("all_gather", 64, "7")
 

@@ -1,4 +1,4 @@
-"""The arguments of ops, as a profiler trace tells them: decoded for the rows somebody asks for."""
+"""Arguments of ops in a profiler trace, decoded when an op is read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from foretrace.formats.values import MEMORY_FORMATS, SCALAR_TYPES, dtype_name
 from foretrace.graph import Constant, Names, Op, Tensor, Value
 
 Signature = tuple[list[Any], list[Any], list[Any], list[Any]]
-"""Shapes, types, strides and values of arguments, each as long as the trace says."""
-NUMBERED = {"aten::_to_copy": ("dtype", SCALAR_TYPES), "aten::clone": ("memory_format", MEMORY_FORMATS)}
-"""Calls whose second argument is a number that stands for a word."""
+"""Shapes, types, strides and values of arguments; each list as long as in the trace."""
+ENUMERATED = {"aten::_to_copy": ("dtype", SCALAR_TYPES), "aten::clone": ("memory_format", MEMORY_FORMATS)}
+"""Calls whose second argument is a number of an enumeration."""
 
 
 @dataclass
 class Arguments:
-    """Makes ops with their arguments from the undecoded lists that a trace holds: an op table's ``detail``."""
+    """Creates ops with their arguments from undecoded lists: an op table's ``detail``."""
 
     names: Names
     name: NDArray[np.int64]
@@ -33,24 +33,24 @@ class Arguments:
     def __call__(self, row: int) -> Op:
         """The op of a source row."""
         name = self.names[self.name[row]]
-        return with_words(Op(name, tuple(values(decoded(self.signatures[self.signature[row]])))))
+        return with_enumerations(Op(name, tuple(values(decoded(self.signatures[self.signature[row]])))))
 
 
-def with_words(op: Op) -> Op:
-    """A copy that says what it makes by PyTorch's own word: a profiler writes the number of a dtype or a layout.
+def with_enumerations(op: Op) -> Op:
+    """A copy with names of dtypes and memory formats, for which a profiler writes numbers.
 
-    >>> with_words(Op("aten::_to_copy", (Tensor((8,), "float32"), 15, None))).kwargs
+    >>> with_enumerations(Op("aten::_to_copy", (Tensor((8,), "float32"), 15, None))).kwargs
     {'dtype': Constant(kind='dtype', value='bfloat16')}
     """
-    word, known = NUMBERED.get(op.name, ("", ()))
+    name, known = ENUMERATED.get(op.name, ("", ()))
     number = op.args[1] if len(op.args) > 1 else None
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(known):
         return op
-    return replace(op, args=op.args[:1], kwargs={word: Constant(word, known[number])})
+    return replace(op, args=op.args[:1], kwargs={name: Constant(name, known[number])})
 
 
 def decoded(signature: bytes) -> Signature:
-    """The four lists of a signature; empty ones where the trace holds something else.
+    """The four lists of a signature; empty ones for what is not a list.
 
     >>> decoded(b'[[2, 3]],["float"],[],[""]')
     ([[2, 3]], ['float'], [], [''])
@@ -70,7 +70,7 @@ def _lists(signature: bytes) -> list[Any]:
 
 
 def values(signature: Signature) -> list[Value]:
-    """The arguments themselves.
+    """The arguments of a signature.
 
     >>> tensor, number, nothing = values(([[2, 3], [], []], ["float", "Scalar", ""], [], ["", "1", ""]))
     >>> tensor.shape, tensor.dtype, number, nothing
@@ -101,7 +101,7 @@ def _value(kind: Any, shape: Any, stride: Any, text: Any, has_values: bool) -> V
 
 def _tensor(kind: Any, shape: Any, stride: Any) -> Tensor:
     sizes, dtype = _sizes(shape) or (), dtype_name(str(kind)) or str(kind)
-    if sizes and stride == []:  # where strides are told at all, only sparse tensors have none
+    if sizes and stride == []:  # if a trace has strides at all, only sparse tensors have none
         return Tensor(sizes, dtype, layout="sparse_coo")
     return Tensor(sizes, dtype, stride=_sizes(stride) if stride else None)
 
@@ -112,12 +112,12 @@ def _sizes(sizes: Any) -> tuple[int, ...] | None:
     return None
 
 
-_WORDS: dict[str, Value] = {"": None, "None": None, "True": True, "False": False, "true": True, "false": False}
+_LITERALS: dict[str, Value] = {"": None, "None": None, "True": True, "False": False, "true": True, "false": False}
 
 
 def _scalar(text: str) -> Value:
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _LITERALS:
+        return _LITERALS[text]
     if text in ("inf", "-inf", "nan"):
         return Constant("float", text)
     if text.startswith("[") and text.endswith("]"):

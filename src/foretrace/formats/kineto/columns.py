@@ -15,24 +15,24 @@ from foretrace.graph import ForetraceError
 from foretrace.graph.tables import ANNOTATION, CALL, COMPUTE, COPY, MODULE, SET
 
 NO_ARGUMENTS = b"[],[],[],[]"
-"""The signature of an event that tells nothing of its arguments."""
+"""The signature of an event without arguments."""
 MODULE_PREFIX = "nn.Module: "
-"""How the profiler marks a module among the Python functions it saw."""
+"""How the profiler marks modules among Python functions."""
 _OPS = {"cpu_op": CALL, "Operator": CALL, "user_annotation": ANNOTATION, "python_function": MODULE}
 _CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime"}
 _DEVICE = {"kernel": COMPUTE, "gpu_memcpy": COPY, "gpu_memset": SET, "Kernel": COMPUTE, "Memcpy": COPY, "Memset": SET}
-_LARGEST = 2**62
+_MAX_PRODUCT = 2**62
 
 
 class Codes(dict[Hashable, int]):
-    """A number for each distinct key, in the order they are first asked for."""
+    """A number for each distinct key, in the order of first use."""
 
     def __missing__(self, key: Hashable) -> int:
         code = self[key] = len(self)
         return code
 
     def of(self, other: Codes) -> NDArray[np.int64]:
-        """For each code of another, the code its key has here.
+        """For each code of another, the code that its key has here.
 
         >>> here, there = Codes(a=0, b=1), Codes(b=0, c=1)
         >>> here.of(there).tolist()
@@ -42,19 +42,19 @@ class Codes(dict[Hashable, int]):
 
 
 class Products(dict[tuple[int, ...], int]):
-    """How many blocks or threads a size in three dimensions makes: a trace has few sizes, each many times.
+    """The number of blocks or threads of a three-dimensional size, cached: a trace has few sizes, each many times.
 
     >>> Products()[128, 4, 1]
     512
     """
 
     def __missing__(self, sizes: tuple[int, ...]) -> int:
-        product = self[sizes] = min(math.prod(sizes), _LARGEST) if sizes and min(sizes) > 0 else 0
+        product = self[sizes] = min(math.prod(sizes), _MAX_PRODUCT) if sizes and min(sizes) > 0 else 0
         return product
 
 
 class Rows:
-    """Columns of one length that grow by chunks."""
+    """Columns of equal length that grow by chunks."""
 
     def __init__(self, **columns: NDArray[Any]) -> None:
         self._parts = {name: [column] for name, column in columns.items()}
@@ -74,8 +74,8 @@ class Rows:
             self.count += other.count
 
 
-class Comm(NamedTuple):
-    """What a trace says about one collective."""
+class CollectiveArgs(NamedTuple):
+    """A collective as the arguments of an event describe it."""
 
     collective: str
     sent: int
@@ -86,24 +86,24 @@ class Comm(NamedTuple):
 
 
 class Columns:
-    """Everything a graph is built from."""
+    """The columns that a graph is built from, and the distinct names and signatures that they refer to."""
 
     def __init__(self) -> None:
         self.events = 0
         self.ops, self.calls, self.device, self.memory = Rows(), Rows(), Rows(), Rows()
         self.op_names, self.call_names, self.kernel_names, self.threads = Codes(), Codes(), Codes(), Codes()
         self.signatures: list[bytes] = []
-        """Distinct lists of arguments of ops, undecoded."""
-        self.op_comms: dict[int, Comm] = {}
-        self.device_comms: dict[int, Comm] = {}
+        """Distinct argument lists of ops, undecoded."""
+        self.op_collectives: dict[int, CollectiveArgs] = {}
+        self.device_collectives: dict[int, CollectiveArgs] = {}
 
     @classmethod
     def of(cls, events: list[Event], source: str) -> Columns:
-        """The columns of some events; ``source`` is where they come from, for an error to name."""
+        """The columns of some events; ``source`` is the file, for error messages."""
         columns = cls()
         columns.events = len(events)
         spans = [event for event in events if event.ph == "X"]
-        columns._take_ops([event for event in spans if event.cat in _OPS and _matters(event)], source)
+        columns._take_ops([event for event in spans if event.cat in _OPS and _is_op(event)], source)
         columns._take_calls([event for event in spans if event.cat in _CALLS], source)
         columns._take_device([event for event in spans if event.cat in _DEVICE], source)
         columns._take_memory([event for event in events if event.name == "[memory]" and event.ph == "i"], source)
@@ -112,7 +112,7 @@ class Columns:
     def _take_ops(self, events: list[Event], source: str) -> None:
         args, signatures = [event.args for event in events], Codes()
         undecoded = map(b",".join, map(_arguments, args))
-        self.op_comms = _comms(args)
+        self.op_collectives = _collectives(args)
         self.ops = Rows(
             **_times(events, source),
             name=_ints(events, _name, self.op_names),
@@ -136,14 +136,14 @@ class Columns:
 
     def _take_device(self, events: list[Event], source: str) -> None:
         args, products = [event.args for event in events], Products()
-        self.device_comms = _comms(args)
+        self.device_collectives = _collectives(args)
         self.device = Rows(
             **_times(events, source),
             name=_ints(events, _name, self.kernel_names),
             kind=_ints(events, _cat, _DEVICE),
             grid=_ints(args, attrgetter("grid"), products),
             block=_ints(args, attrgetter("block"), products),
-            nbytes=_ints(args, lambda said: said.nbytes if isinstance(said.nbytes, int) else 0),
+            nbytes=_ints(args, lambda one: one.nbytes if isinstance(one.nbytes, int) else 0),
             external=_ints(args, attrgetter("external")),
             correlation=_ints(args, attrgetter("correlation")),
             device=_ints(args, attrgetter("device")),
@@ -160,10 +160,10 @@ class Columns:
         )
 
     def append(self, other: Columns) -> None:
-        """Add the rows of another after those already here."""
+        """Append the rows of another."""
         self.events += other.events
-        self.op_comms |= {self.ops.count + row: comm for row, comm in other.op_comms.items()}
-        self.device_comms |= {self.device.count + row: comm for row, comm in other.device_comms.items()}
+        self.op_collectives |= {self.ops.count + row: one for row, one in other.op_collectives.items()}
+        self.device_collectives |= {self.device.count + row: one for row, one in other.device_collectives.items()}
         threads = self.threads.of(other.threads)
         self.ops.extend(
             other.ops,
@@ -183,29 +183,30 @@ class Columns:
 
 _name, _cat, _pid_tid = attrgetter("name"), attrgetter("cat"), attrgetter("pid", "tid")
 _arguments = attrgetter("dims", "types", "strides", "concrete")
-_comm = attrgetter("collective", "sent", "received", "dtype", "group", "ranks")
+_collective = attrgetter("collective", "sent", "received", "dtype", "group", "ranks")
 
 
-def _matters(op: Event) -> bool:
+def _is_op(op: Event) -> bool:
+    """False for Python functions that are not modules."""
     return op.cat != "python_function" or op.name.startswith(MODULE_PREFIX)
 
 
-def _comms(args: list[Args]) -> dict[int, Comm]:
-    return {row: Comm(*_comm(said)) for row, said in enumerate(args) if said.collective}
+def _collectives(args: list[Args]) -> dict[int, CollectiveArgs]:
+    return {row: CollectiveArgs(*_collective(one)) for row, one in enumerate(args) if one.collective}
 
 
 def _ints(rows: list[Any], get: Callable[[Any], Any], codes: dict[Any, int] | None = None) -> NDArray[np.int64]:
-    """A column of numbers, or of the codes of what is no number."""
+    """A column of numbers, or of codes for other values."""
     values = map(get, rows)
     return np.fromiter(map(codes.__getitem__, values) if codes is not None else values, np.int64, len(rows))
 
 
 def _times(events: list[Event], source: str) -> dict[str, NDArray[Any]]:
-    """Stamps as they are, whole numbers or not: only whole ones keep nanoseconds since the epoch."""
+    """Timestamps as they are, integers or floats: only integers hold nanoseconds since the epoch."""
     ts, dur = np.array([event.ts for event in events]), np.array([event.dur for event in events])
-    sound = (ts >= 0) & (ts < 2.0**63) & (dur >= 0) & (dur < 2.0**63)  # which NaN is not
-    if not sound.all():
-        bad = events[int(np.argmin(sound))]
+    valid = (ts >= 0) & (ts < 2.0**63) & (dur >= 0) & (dur < 2.0**63)  # which NaN is not
+    if not valid.all():
+        bad = events[int(np.argmin(valid))]
         raise ForetraceError(
             f"{source}: event {bad.name[:80]!r} has ts {bad.ts} and dur {bad.dur}, which is no time",
             "Record this rank again, or leave it out.",

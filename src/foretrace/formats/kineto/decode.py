@@ -1,4 +1,4 @@
-"""From the JSON of a profiler trace to typed events: fast where it is sound, patient where it is not."""
+"""Decoding the JSON of a profiler trace into typed events: fast if it is valid, leniently if it is not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOTHING = Raw(b"[]")
 
 
 class Args(Struct, frozen=True, gc=False):
-    """What an event says about itself beyond its name and times; lists of arguments stay undecoded.
+    """The ``args`` of an event; lists of arguments stay undecoded.
 
     Fields are in the order of most traces, where the decoder looks for them first.
     """
@@ -57,15 +57,15 @@ class Event(Struct, gc=False):
 
 
 class Head(Struct):
-    """What a trace says besides its events, with the events of its last chunk."""
+    """The top-level fields of a trace, with the events of its last chunk."""
 
-    traceEvents: list[Event] = []  # noqa: N815 - the trace's own words
+    traceEvents: list[Event] = []  # noqa: N815 - the trace's own names
     distributedInfo: Any = None  # noqa: N815
     deviceProperties: Any = None  # noqa: N815
     baseTimeNanoseconds: Any = None  # noqa: N815
 
     def or_else(self, other: Head) -> Head:
-        """This head, with what it lacks taken from another."""
+        """This head, with missing fields taken from another."""
         return Head(
             self.traceEvents,
             self.distributedInfo or other.distributedInfo,
@@ -75,7 +75,7 @@ class Head(Struct):
 
 
 class UndecodableError(Exception):
-    """Text that no decoder makes sense of; ``cut`` where it just ends too early."""
+    """Text that no decoder can read; ``cut`` if it only ends too early."""
 
     def __init__(self, cut: bool) -> None:
         super().__init__(cut)
@@ -99,7 +99,7 @@ def decode_events(text: bytes | bytearray) -> list[Event]:
 
 
 def decode_head(text: bytes | bytearray) -> Head:
-    """A whole trace, or what is left of one around its events.
+    """A whole trace, or the part of one around its events.
 
     >>> decode_head(b'{"traceEvents": [], "distributedInfo": {"rank": 3}}').distributedInfo
     {'rank': 3}
@@ -111,7 +111,7 @@ def decode_head(text: bytes | bytearray) -> Head:
 
 
 def lenient_json(text: bytes | bytearray, error: Exception) -> Any:
-    """What the standard library reads where the strict decoder stumbled over NaN, control characters or bad UTF-8."""
+    """JSON as the standard library reads it, with the NaN, control characters and bad UTF-8 that msgspec refuses."""
     cut = "truncated" in str(error)
     try:
         return json.loads(text.decode(errors="replace"), strict=False)
@@ -120,7 +120,7 @@ def lenient_json(text: bytes | bytearray, error: Exception) -> Any:
 
 
 def lenient_head(loaded: Any) -> Head:
-    """A head from whatever the trace holds."""
+    """A head from JSON of any types."""
     if not isinstance(loaded, dict) or not isinstance(loaded.get("traceEvents"), list):
         raise UndecodableError(cut=False)
     names = ("distributedInfo", "deviceProperties", "baseTimeNanoseconds")
@@ -128,7 +128,7 @@ def lenient_head(loaded: Any) -> Head:
 
 
 def lenient_event(event: Any) -> Event:
-    """An event from whatever the trace holds: a time that is none becomes NaN, other nonsense is left out.
+    """An event from JSON of any types: an invalid time becomes NaN, other invalid fields are left out.
 
     >>> lenient_event({"ph": "X", "ts": 1, "args": {"stream": "seven", "correlation": 2**70}}).ts
     1
@@ -177,7 +177,7 @@ def _id(value: Any) -> int | None:
         value = int(value)
     if not isinstance(value, int):
         return None
-    # Ids are only compared, so one too large for 64 bits may lose its upper ones.
+    # Ids are only compared, so one too large for 64 bits may lose its upper bits.
     return value if abs(value) < 2**63 else value & (2**63 - 1)
 
 

@@ -1,4 +1,4 @@
-"""PyTorch profiler traces (Kineto): the graph of one rank with its times."""
+"""Reading profiler traces: the graph of one rank, with times, steps, process groups and notes on what is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.formats.kineto.collectives import Finder
+from foretrace.formats.kineto.collectives import CollectiveFinder
 from foretrace.formats.kineto.columns import NO_ARGUMENTS, Columns
 from foretrace.formats.kineto.decode import Head
 from foretrace.formats.kineto.events import read_events
@@ -16,7 +16,7 @@ from foretrace.formats.kineto.tables import Clock, call_table, kernel_table, op_
 from foretrace.graph import CallTable, ForetraceError, Graph, KernelTable, OpTable, Span
 
 NO_SHAPES = "no shapes of arguments: profile with record_shapes=True to have them"
-LONGEST_EVENT_US = 86_400e6
+MAX_EVENT_US = 86_400e6
 """A day: a profiler that ran for longer would have filled its memory."""
 _STEP = re.compile(r"ProfilerStep#\d+$")
 
@@ -35,21 +35,21 @@ def read_kineto(path: Path | str) -> Graph:
     path = Path(path)
     columns, head = read_events(path)
     if not (columns.ops.count or columns.calls.count or columns.device.count):
-        raise _nothing_in(path, columns)
+        raise _no_events(path, columns)
     clock = Clock.of(columns)
     ops = op_table(columns, clock)
     calls = call_table(columns, ops, clock)
     kernels, events = kernel_table(columns, ops, calls, clock)
     for table in (ops, calls, kernels):
-        _refuse_endless(path, table)
-    rank, world = _place(head)
+        _check_durations(path, table)
+    rank, world = _rank_and_world(head)
     groups = _groups(head)
-    finder = Finder(ops, columns.op_comms, groups, world)
+    finder = CollectiveFinder(ops, columns.op_collectives, groups, world)
     graph = Graph(
         ops, calls, kernels, rank, world, _device(head, columns), str(path),
-        origin_ns=_base(head) + clock.first_ns,
+        origin_ns=_base_ns(head) + clock.first_ns,
         steps=_steps(ops),
-        collectives=finder.of_kernels(kernels, columns.device_comms, events) + finder.of_host(),
+        collectives=finder.of_kernels(kernels, columns.device_collectives, events) + finder.of_host(),
         groups=groups,
         allocated=_allocated(columns, clock),
     )  # fmt: skip
@@ -57,18 +57,18 @@ def read_kineto(path: Path | str) -> Graph:
     return graph
 
 
-def _refuse_endless(path: Path, table: OpTable | CallTable | KernelTable) -> None:
-    """Refuse a trace with an event that is longer than any trace."""
-    took = table.end - table.start
-    if len(took) and (longest := float(took.max())) > LONGEST_EVENT_US:
-        name = table.names[int(table.name[int(np.argmax(took))])]
+def _check_durations(path: Path, table: OpTable | CallTable | KernelTable) -> None:
+    """Refuse a trace with an event longer than any step."""
+    duration = table.end - table.start
+    if len(duration) and (longest := float(duration.max())) > MAX_EVENT_US:
+        name = table.names[int(table.name[int(np.argmax(duration))])]
         raise ForetraceError(
             f"{path}: event {name[:80]!r} takes {longest / 1e6:.3g} s, which no event of a step does",
             "Record this rank again, or leave it out.",
         )
 
 
-def _nothing_in(path: Path, columns: Columns) -> ForetraceError:
+def _no_events(path: Path, columns: Columns) -> ForetraceError:
     if columns.events:
         return ForetraceError(
             f"{path} holds {columns.events:,} events, but none of PyTorch's profiler",
@@ -78,7 +78,7 @@ def _nothing_in(path: Path, columns: Columns) -> ForetraceError:
 
 
 def _steps(ops: OpTable) -> list[Span]:
-    """The profiler's step marks, from the thread that has most of them, of several such the busiest."""
+    """The profiler's step annotations, from the thread with most of them; of several such threads, from the busiest."""
     is_step = ops.names.matching(lambda name: bool(_STEP.match(name)))
     rows = np.flatnonzero(is_step[ops.name]) if len(ops) else np.zeros(0, np.intp)
     if not len(rows):
@@ -95,8 +95,7 @@ def _distributed(head: Head) -> dict[str, Any]:
     return head.distributedInfo if isinstance(head.distributedInfo, dict) else {}
 
 
-def _place(head: Head) -> tuple[int, int]:
-    """Rank and number of ranks."""
+def _rank_and_world(head: Head) -> tuple[int, int]:
     rank, world = _distributed(head).get("rank"), _distributed(head).get("world_size")
     if isinstance(rank, int) and isinstance(world, int) and 0 <= rank < world < 2**31:
         return rank, world
@@ -113,8 +112,8 @@ def _groups(head: Head) -> dict[str, tuple[int, ...]]:
     return groups
 
 
-def _base(head: Head) -> int:
-    """What the profiler took off all stamps, in nanoseconds since the epoch."""
+def _base_ns(head: Head) -> int:
+    """What the profiler subtracted from all timestamps, in nanoseconds since the epoch."""
     base = head.baseTimeNanoseconds
     return int(base) if isinstance(base, (int, float)) and abs(base) < 2**63 else 0
 
@@ -124,12 +123,12 @@ def _device(head: Head, columns: Columns) -> str:
         return ""
     listed = [d for d in head.deviceProperties if isinstance(d, dict) and isinstance(d.get("name"), str)]
     used = set(columns.device["device"].tolist())
-    # On ROCm the ids of kernels count devices that the list leaves out.
+    # On ROCm the device ids of kernels count devices that the list leaves out.
     return next((d["name"] for d in listed if d.get("id") in used), listed[0]["name"] if listed else "")
 
 
 def _allocated(columns: Columns, clock: Clock) -> tuple[tuple[float, int], ...]:
-    """Bytes given out over time on the device that is used most."""
+    """Allocated bytes over time on the most used device."""
     rows = columns.memory
     if not rows.count:
         return ()
@@ -140,10 +139,6 @@ def _allocated(columns: Columns, clock: Clock) -> tuple[tuple[float, int], ...]:
     return tuple(zip(at[order].tolist(), rows["allocated"][mine][order].tolist()))
 
 
-def _busy_us(graph: Graph) -> float:
-    return float((graph.kernels.end - graph.kernels.start).sum()) or 1.0
-
-
 def _notes(graph: Graph, columns: Columns) -> list[str]:
     notes = []
     if not graph.steps:
@@ -152,11 +147,12 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
         notes.append(NO_SHAPES)
     if len(graph.kernels) and not len(graph.calls):
         notes.append("no runtime calls: kernels can't be given to the ops that launched them")
-    unclear = np.append(shared_ids(graph.calls), False)[graph.kernels.call] & (graph.kernels.op < 0)
-    if unclear.any():
-        share = float((graph.kernels.end - graph.kernels.start)[unclear].sum()) / _busy_us(graph)
+    ambiguous = np.append(shared_ids(graph.calls), False)[graph.kernels.call] & (graph.kernels.op < 0)
+    if ambiguous.any():
+        duration = graph.kernels.end - graph.kernels.start
+        share = float(duration[ambiguous].sum()) / (float(duration.sum()) or 1.0)
         notes.append(
-            f"several launches have the same correlation id: which op launched {int(unclear.sum()):,} of "
+            f"several launches have the same correlation id: which op launched {int(ambiguous.sum()):,} of "
             f"{len(graph.kernels):,} kernels, {100 * share:.0f} % of the device time, is unknown"
         )
     return notes

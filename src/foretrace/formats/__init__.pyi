@@ -1,0 +1,16 @@
+from foretrace.formats.chakra.read import read_chakra as read_chakra
+from foretrace.formats.chakra.write import write_chakra as write_chakra
+from foretrace.formats.execution_trace.read import read_execution_trace as read_execution_trace
+from foretrace.formats.join import join_traces as join_traces
+from foretrace.formats.join import match_ops as match_ops
+from foretrace.formats.kineto.read import read_kineto as read_kineto
+from foretrace.formats.load import FORMATS as FORMATS
+from foretrace.formats.load import SUFFIXES as SUFFIXES
+from foretrace.formats.load import TraceFormat as TraceFormat
+from foretrace.formats.load import format_of as format_of
+from foretrace.formats.load import load_traces as load_traces
+from foretrace.formats.load import trace_files as trace_files
+from foretrace.formats.nccl_tests import NcclTable as NcclTable
+from foretrace.formats.nccl_tests import read_nccl_tests as read_nccl_tests
+from foretrace.formats.perfetto import write_perfetto as write_perfetto
+from foretrace.formats.ranks import align_clocks as align_clocks
