@@ -48,7 +48,7 @@ def test_lookups_are_fused_after_another_change() -> None:
         ("dtype=int3", "can't run in"),
         ("optimizer=adamv", "Did you mean .*adamw"),
         ("attention=fast", "There are efficient"),
-        ("fuse=all", "What can be fused is lookups, elementwise, optimizer"),
+        ("fuse=all", "These can: lookups, elementwise, optimizer"),
         ("depth=0", "depth can't be '0'"),
         ("batch=1000000000000", "from 1 to 999,999,999"),
         ("dim=64/32", "Write dim=64"),
