@@ -44,7 +44,7 @@ def test_a_trace_without_arguments_can_not_be_replayed() -> None:
 
 
 def test_a_busy_host_is_noted() -> None:
-    graph = Graph(OpTable.of(ops()), plain=Timings((10.0, 15.0, 21.0, 11.0, 18.0)))
+    graph = Graph(OpTable.of(ops()), unprofiled=Timings((10.0, 15.0, 21.0, 11.0, 18.0)))
     assert any("busy" in note for note in plan_of(graph).notes)
 
 

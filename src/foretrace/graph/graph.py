@@ -121,7 +121,7 @@ class Timings:
 class Tf32(NamedTuple):
     """Whether float32 may run on Tensor Cores (TF32); by default PyTorch does so in convolutions only."""
 
-    products: bool = False
+    gemms: bool = False
     convolutions: bool = True
 
 
@@ -149,14 +149,14 @@ class Graph:
     settings: dict[str, bool | int | str] = field(default_factory=dict)
     """PyTorch settings that select kernels: threads, TF32, cuDNN's benchmark mode."""
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    plain: Timings = field(default_factory=Timings)
-    slowdown: float = 1.0
-    """Profiling overhead: how many times longer the step took while it was profiled."""
-    marks: Floats = field(default_factory=lambda: np.zeros(0))
+    unprofiled: Timings = field(default_factory=Timings)
+    profiling_overhead: float = 1.0
+    """How many times longer the step took while it was profiled."""
+    profiler_events: Floats = field(default_factory=lambda: np.zeros(0))
     """Times of the profiler's host events, in order: each made the step longer."""
     allocated: tuple[tuple[float, int], ...] = ()
     """Allocated bytes over time, as (time, bytes), where the source has them."""
-    seen: Mapping[Hashable, tuple[tuple[str, float], ...]] = field(default_factory=dict)
+    recorded_kernels: Mapping[Hashable, tuple[tuple[str, float], ...]] = field(default_factory=dict)
     """For a transformed graph: kernels that calls of the recorded step launched, each with its microseconds, by the
     `signature` of the call."""
     notes: list[str] = field(default_factory=list)
@@ -184,12 +184,12 @@ class Graph:
         """The step's TF32 settings; PyTorch's defaults where unknown.
 
         >>> Graph(OpTable.of([]), settings={"matmul_precision": "high"}).tf32
-        Tf32(products=True, convolutions=True)
+        Tf32(gemms=True, convolutions=True)
         """
         precision, convolutions = self.settings.get("matmul_precision"), self.settings.get("cudnn_tf32")
         default = Tf32()
         return Tf32(
-            default.products if precision is None else precision != "highest",
+            default.gemms if precision is None else precision != "highest",
             default.convolutions if convolutions is None else bool(convolutions),
         )
 
@@ -210,7 +210,7 @@ class Graph:
             ops=self.ops.shifted(us),
             calls=self.calls.shifted(us),
             kernels=self.kernels.shifted(us),
-            marks=self.marks + us,
+            profiler_events=self.profiler_events + us,
             origin_ns=self.origin_ns - round(us * 1000),
             steps=[Span(s.name, s.start + us, s.end + us) for s in self.steps],
             allocated=tuple((t + us, n) for t, n in self.allocated),

@@ -154,8 +154,8 @@ def rebuild(
 ) -> Op:
     """A copy of a call's op with other tensors.
 
-    ``read`` and ``make`` give the tensor for a slot among the arguments and results, from the one there; results stay if
-    ``make`` is None. ``op`` replaces the call's own op, with the same slots.
+    ``read`` and ``make`` give the tensor for a slot among the arguments and results, from the one there; results stay
+    if ``make`` is None. ``op`` replaces the call's own op, with the same slots.
     """
     op = (op or call.op).__copy__()
     given, made = iter(op.tensors), iter(op.produced)

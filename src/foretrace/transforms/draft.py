@@ -1,7 +1,7 @@
 """Drafts of distributed steps: the calls of one rank's step, with collectives and stream events put between them.
 
 The transforms of `parallel` start from `draft_of` the step of a single rank, insert, change and split its calls, and
-end with `Draft.graph_of`. Kernel times of calls that stay unchanged are kept (`Graph.seen`).
+end with `Draft.graph_of`. Kernel times of calls that stay unchanged are kept (`Graph.recorded_kernels`).
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class Draft(IdAllocator):
             rank=rank,
             world=world,
             steps=[],
-            marks=np.zeros(0),
+            profiler_events=np.zeros(0),
             allocated=(),
-            plain=type(graph.plain)(),
+            unprofiled=type(graph.unprofiled)(),
             notes=[*graph.notes, *filter(None, [note])],
         )
 
@@ -210,7 +210,7 @@ def draft_of(graph: Graph, what: str) -> Draft:
             f"{graph.source or 'the graph'} is distributed already: {seen}",
             f"{what} starts from the step of one rank alone: sketch or record it without its process group.",
         )
-    return Draft(replace(with_tensor_ids(graph), seen=recorded_kernels(graph)))
+    return Draft(replace(with_tensor_ids(graph), recorded_kernels=recorded_kernels(graph)))
 
 
 def with_tensor_ids(graph: Graph) -> Graph:

@@ -127,9 +127,9 @@ def assemble(graph: Graph, calls: Sequence[EditedCall], position: Sequence[int] 
         indices=[replace(i, op=position[i.op]) for i in graph.indices if position[i.op] >= 0],
         storages=_storages(graph.storages, ops),
         steps=[],
-        plain=Timings(),
-        slowdown=1.0,
-        marks=np.zeros(0),
+        unprofiled=Timings(),
+        profiling_overhead=1.0,
+        profiler_events=np.zeros(0),
         allocated=(),
         notes=list(graph.notes),
     )

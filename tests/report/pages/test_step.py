@@ -57,7 +57,7 @@ def test_a_prediction_without_its_workings_has_a_page(forecast):
 
 
 def test_a_measured_step_is_shown_with_its_prediction():
-    measured = replace(rank(0, 50.0, world=1), device="NVIDIA H200", plain=Timings(synced_ms=(0.2, 0.3)))
+    measured = replace(rank(0, 50.0, world=1), device="NVIDIA H200", unprofiled=Timings(synced_ms=(0.2, 0.3)))
     forecast = ft.predict(measured, on="h200", kernels="measured")
     seen, check = measured_with(forecast)
     assert seen.step_ms > 0 and check.step_ms[1] == 0.25
@@ -67,7 +67,7 @@ def test_a_measured_step_is_shown_with_its_prediction():
 
 
 def test_a_measurement_on_another_device_does_not_check_the_prediction():
-    measured = replace(rank(0, 50.0, world=1), device="NVIDIA V100", plain=Timings(synced_ms=(0.2, 0.3)))
+    measured = replace(rank(0, 50.0, world=1), device="NVIDIA V100", unprofiled=Timings(synced_ms=(0.2, 0.3)))
     forecast = ft.predict(measured, on="h200", kernels="measured")
     seen, check = measured_with(forecast)
     titles = [one["title"] for one in step_page(forecast, (seen, check)).charts["timeline"]["timelines"]]

@@ -161,5 +161,5 @@ def test_positions_are_cut_from_a_buffer_for_longer_samples() -> None:
 
 
 def test_a_step_without_sequences_says_so() -> None:
-    with pytest.raises(ForetraceError, match="sequence length of .* can't be found"):
+    with pytest.raises(ForetraceError, match=r"sequence length of .* can't be found"):
         sequence(sketched(dlrm), 64)

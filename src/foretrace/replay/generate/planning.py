@@ -79,7 +79,7 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
     )
     if plan.unowned_us >= MIN_UNOWNED_US:
         plan.notes.append(f"{plan.unowned_us / 1e3:.3f} ms of device time belong to no call: that part is not replayed")
-    unsteady = unsteady_pace_note(measured.plain.synced_ms)
+    unsteady = unsteady_pace_note(measured.unprofiled.synced_ms)
     if unsteady is not None:
         plan.notes.append(unsteady)
     return with_contents(plan, graph, ops, rows)

@@ -122,7 +122,7 @@ class ProfiledStep:
 
     def __init__(self, graph: Graph, step: Span) -> None:
         self._start, self._end = step.start, step.end
-        noted = graph.marks[(graph.marks > step.start) & (graph.marks < step.end)]
+        noted = graph.profiler_events[(graph.profiler_events > step.start) & (graph.profiler_events < step.end)]
         self._marks: Floats = np.concatenate([[step.start], noted, [step.end]])
         kernels = graph.kernels
         launched = kernels.start.copy()
@@ -184,8 +184,8 @@ def without_profiling_overhead(graph: Graph, times: Floats) -> Floats:
     """Host times of a profiled step as they would be unprofiled, from the start of the step.
 
     >>> from foretrace.graph import OpTable, Timings
-    >>> marks, plain = np.array([4.0]), Timings((0.010,))
-    >>> graph = Graph(OpTable.of([]), steps=[Span("ProfilerStep#1", 0.0, 12.0)], plain=plain, marks=marks)
+    >>> step, unprofiled = Span("ProfilerStep#1", 0.0, 12.0), Timings((0.010,))
+    >>> graph = Graph(OpTable.of([]), steps=[step], unprofiled=unprofiled, profiler_events=np.array([4.0]))
     >>> without_profiling_overhead(graph, np.array([0.0, 4.0, 12.0])).round(3).tolist()
     [0.0, 3.0, 10.0]
     """
@@ -193,7 +193,7 @@ def without_profiling_overhead(graph: Graph, times: Floats) -> Floats:
     if step is None:
         return times
     profiled = ProfiledStep(graph, step)
-    unprofiled = graph.plain.synced_ms
+    unprofiled = graph.unprofiled.synced_ms
     return profiled.host(times, profiled.overhead_us(float(np.median(unprofiled)) * 1e3) if unprofiled else 0.0)
 
 
@@ -229,9 +229,9 @@ def original_of(graph: Graph, plan: Plan, obfuscate: bool = False) -> dict[str, 
     Of a part of a step, time and memory are unknown, and only kernels that its calls launched count.
     """
     kernels = _kernels(graph, None if plan.whole else {call.row for call in plan.recorded}, obfuscate)
-    synced, rate = graph.plain.synced_ms, graph.plain.back_to_back_ms
+    synced, rate = graph.unprofiled.synced_ms, graph.unprofiled.back_to_back_ms
     storages = list(graph.storages.values())
-    peak = graph.plain.peak_memory_bytes or _peak(storages, len(graph.ops))
+    peak = graph.unprofiled.peak_memory_bytes or _peak(storages, len(graph.ops))
     return {
         "step_ms": median(synced) if synced and plan.whole else None,
         "step_ms_back_to_back": median(rate) if rate and plan.whole else None,

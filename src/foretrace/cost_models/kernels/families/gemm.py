@@ -84,7 +84,7 @@ class Gemm(Family):
 
     def may_use_tf32(self, settings: Tf32) -> bool:
         """GEMMs have a setting of their own."""
-        return settings.products
+        return settings.gemms
 
     def case(self, draw: Draw) -> Case:
         """A GEMM of random sizes, layouts and dtype."""
