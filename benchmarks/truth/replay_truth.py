@@ -1,4 +1,4 @@
-"""Measures what `benchmarks.claims.replay.replay` is held to: steps recorded on a GPU, replayed, timed in turns with the original.
+"""Measures the truth of `benchmarks.claims.replay.replay`: steps recorded on a GPU, replayed, timed in turns with the original.
 
 With ``transformers`` and ``torchvision``. A workload is recorded, and its kernels compared, in one process; timed in
 another right after, since a profiler slows the launches of its process for good and a host's speed drifts; and some run
@@ -29,11 +29,11 @@ from typing import Any
 import torch
 
 from benchmarks.lib import workloads
+from foretrace.api import benchmark
 from foretrace.graph import Op
-from foretrace.record.session import record
-from foretrace.record.watch import Watch
+from foretrace.record.watch.session import record_step
+from foretrace.record.watch.watch import Watch
 from foretrace.replay.harness.measure import synced_ms
-from foretrace.replaying import benchmark
 
 Step = Callable[[], Any]
 
@@ -63,7 +63,7 @@ PROFILES, POWERED = 3, 2
 
 TRIED = 10
 """Steps that are timed to know about how long one takes."""
-HARNESS = ("benchmark", "comparison", "host", "measure", "system")
+HARNESS = ("benchmark", "host", "measure", "report", "system")
 
 
 def harness_of(folder: Path) -> dict[str, Any]:
@@ -81,10 +81,10 @@ def recorded(name: str, out: Path) -> dict[str, Any]:
     """Record a workload, make its benchmark, and hold their kernels and memory against each other."""
     step = made(name)
     plain = as_many(step, PLAIN_MS, FEWEST_PLAIN, PLAIN)
-    recording = record(step, out / "recordings" / name, plain=plain, profile=PROFILED)
+    recording = record_step(step, out / "recordings" / name, plain=plain, profile=PROFILED)
     folder = benchmark(recording, out / "benchmarks" / name)
     tools = harness_of(folder)
-    measure, comparison = tools["measure"], tools["comparison"]
+    measure, report = tools["measure"], tools["report"]
     replay = tools["benchmark"].Benchmark(folder)
     unpaced = replay.step(paced=False)
     kernels = typical_kernels(measure, {"original": step, "unpaced": unpaced})
@@ -92,10 +92,10 @@ def recorded(name: str, out: Path) -> dict[str, Any]:
     gc.collect()
     peak = measure.peak_memory(unpaced, replay.inputs, replay.facts["threads"])
     return {
-        "coverage": comparison.coverage(replay.facts["calls"], replay.facts["numbers"], replay.called),
+        "coverage": report.shares([report.weights(replay.facts["calls"], replay.facts["numbers"], replay.called)]),
         "failures": [vars(failure) for failure in replay.source.failures],
         "kernel_ms": {variant: sum(us for _, us in found) / 1e3 for variant, found in kernels.items()},
-        "kernels": {variant: comparison.kernels_by_name(found) for variant, found in kernels.items()},
+        "kernels": {variant: report.kernels_by_name(found) for variant, found in kernels.items()},
         "peak_memory_bytes": {"original": replay.original["peak_memory_bytes"], "replay": peak},
         "recorded": {word: value for word, value in replay.original.items() if word != "kernels"},
     }
@@ -113,7 +113,7 @@ def timed(name: str, out: Path) -> dict[str, Any]:
     step = made(name)
     in_a_row, plain = as_many(step, TURN_MS, FEWEST_IN_A_ROW, IN_A_ROW), as_many(step, PLAIN_S * 1e3, TRIED, PLAIN)
     replay = tools["benchmark"].Benchmark(folder)
-    pace = tools["host"].here.pace
+    pace = tools["host"].runtime.pace
     variants: dict[str, Step] = {"original": step, "paced": replay.step(True), "unpaced": replay.step(False)}
     times: dict[str, list[list[float]]] = {variant: [] for variant in (*variants, "plain")}
     rates: dict[str, list[float]] = {variant: [] for variant in variants}
@@ -122,7 +122,7 @@ def timed(name: str, out: Path) -> dict[str, Any]:
     for _ in range(SITTINGS):
         times["unpaced"].append(measure.synced_ms(variants["unpaced"], in_a_row))
         times["plain"].append(measure.synced_ms(step, plain))
-        pace.slowness = median(times["plain"][-1]) / replay.original["step_ms"]
+        pace.slow_host = median(times["plain"][-1]) / replay.original["step_ms"]
         for _ in rounds(TURNS_S):
             for variant in ("original", "paced"):
                 times[variant].append(measure.synced_ms(variants[variant], in_a_row))
@@ -155,7 +155,7 @@ def powered(tools: dict[str, Any], variants: dict[str, Step]) -> dict[str, dict[
     found: dict[str, list[dict[str, float]]] = {"original": [], "paced": []}
     for _ in range(POWERED):
         for variant, turns in found.items():
-            turns.append(tools["system"].power_and_clock(variants[variant], tools["measure"].wait))
+            turns.append(tools["system"].power_and_clock(variants[variant], tools["measure"].synchronize))
     return {variant: {word: mean(t[word] for t in turns) for word in turns[0]} for variant, turns in found.items()}
 
 
@@ -225,7 +225,7 @@ def one(name: str, out: Path) -> None:
     replay = tools["benchmark"].Benchmark(folder)
     calls = len(replay.source.numbers)
     tools["system"].counted_step(step, calls, CountedPlainly)
-    tools["system"].divide()
+    tools["system"].mark_step()
     tools["system"].counted_step(replay.step(paced=False), calls)
 
 

@@ -135,7 +135,7 @@ def test_a_damaged_benchmark_is_named(foretrace, bench, tmp_path):
 def test_a_profiler_s_trace_alone_has_no_arguments(foretrace, recording):
     ran = foretrace("replay", recording / "rank-0" / "profile.json.gz")
     assert ran.code == 2 and "a profiler trace alone never does" in ran.err
-    assert "execution trace beside it" in ran.err and "?." not in ran.err
+    assert "also has the execution trace" in ran.err and "?." not in ran.err
 
 
 @pytest.mark.parametrize(

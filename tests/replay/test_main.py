@@ -67,7 +67,7 @@ def replaced(name: str, old: str, new: str) -> Callable[[Path], object]:
             replaced("step.py", "aten.relu.default(", "aten.relu.default(("),
             r"step.py, line \d+: '\(' was never closed: ",
         ),
-        (replaced("step.py", "    begin()", "    1 / 0"), r"line \d+: ZeroDivisionError: division by zero; mend"),
+        (replaced("step.py", "    begin()", "    1 / 0"), r"line \d+: ZeroDivisionError: division by zero; correct"),
         (replaced("inputs.py", "t0 = ", "t9 = "), "inputs.py makes no t0, which step.py asks for; write"),
         (
             replaced("inputs.py", "t0 = ", "t0 = nothing + "),

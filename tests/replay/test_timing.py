@@ -38,7 +38,7 @@ def test_gaps_and_calls_add_up_to_the_step() -> None:
 
 def test_the_weight_of_the_profiler_is_taken_off() -> None:
     marks = np.array([10.0, 30.0, 50.0, 90.0])
-    graph = graph_of((10.0, 30.0), (50.0, 90.0), marks=marks, plain=Timings((0.060,)))
+    graph = graph_of((10.0, 30.0), (50.0, 90.0), profiler_events=marks, unprofiled=Timings((0.060,)))
     assert total(graph) == pytest.approx(60.0)
 
 
@@ -82,7 +82,9 @@ def profiled_graph(launches: list[float], kernel_us: float, waits: list[tuple[fl
     )  # fmt: skip
     ops = OpTable.of([Op("aten::mm", start_us=0.0, end_us=99.0)])
     marks = np.array([mark for mark in MARKS if not any(first < mark < last for first, last in waits)])
-    return Graph(ops, calls=calls, kernels=kernels, steps=[SPAN], plain=Timings((plain_ms,)), marks=marks)
+    return Graph(
+        ops, calls=calls, kernels=kernels, steps=[SPAN], unprofiled=Timings((plain_ms,)), profiler_events=marks
+    )
 
 
 def test_without_weight_a_step_is_as_long_as_it_was() -> None:
@@ -99,7 +101,7 @@ def test_a_step_that_waits_for_its_host_gets_shorter_by_the_whole_weight() -> No
 def test_no_call_is_left_without_time() -> None:
     # One long interval among short ones: a weight that the short ones do not have is not taken off them.
     marks = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
-    graph = Graph(OpTable.of([]), steps=[SPAN], plain=Timings((0.090,)), marks=marks)
+    graph = Graph(OpTable.of([]), steps=[SPAN], unprofiled=Timings((0.090,)), profiler_events=marks)
     plain = without_profiling_overhead(graph, np.append(0.0, marks))
     assert (np.diff(plain) > 0.2).all()
 
@@ -134,7 +136,7 @@ def graph() -> Graph:
         Op("aten::neg", (made,), outputs=(made,), overload="default", phase="backward"),
     ]
     storages = {0: Storage(0, 16, "cpu", -1, -1), 1: Storage(1, 16, "cpu", 0, 1)}
-    return Graph(OpTable.of(ops), storages=storages, plain=Timings((3.0, 1.0, 2.0), (1.5,)), device="Some CPU")
+    return Graph(OpTable.of(ops), storages=storages, unprofiled=Timings((3.0, 1.0, 2.0), (1.5,)), device="Some CPU")
 
 
 def test_times_are_medians_of_plain_steps_and_memory_is_what_lived_at_once() -> None:

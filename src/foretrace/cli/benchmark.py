@@ -40,7 +40,7 @@ def benchmark(
 
     Needs torch to run, and nothing of Foretrace: python OUT/run.py
     """
-    from foretrace.replaying import benchmark as write
+    from foretrace.api import benchmark as write
 
     folder = write(what, out, replay_choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch))
     typer.echo(f"foretrace: wrote {folder}; run it with: python {folder}/run.py", err=True)

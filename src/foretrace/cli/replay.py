@@ -22,7 +22,7 @@ from foretrace.cli.options import (
     Without,
     replay_choices,
 )
-from foretrace.replay.harness.limits import MOST_TIMES
+from foretrace.replay.harness import MAX_SLOW_HOST
 
 
 def replay(
@@ -40,8 +40,8 @@ def replay(
         float,
         typer.Option(
             metavar="X",
-            min=1 / MOST_TIMES,
-            max=MOST_TIMES,
+            min=1 / MAX_SLOW_HOST,
+            max=MAX_SLOW_HOST,
             help="Pace as if the original's host took X times as long.",
         ),
     ] = 1.0,
@@ -69,12 +69,9 @@ def replay(
 
     Step time, kernels one by one, memory, launches; what could not be called is named and lowers the coverage.
     """
-    from foretrace.api import check_names
+    from foretrace.api import check_names, replay_step, replay_suite
     from foretrace.errors import ForetraceError
-    from foretrace.replay.running import How
-    from foretrace.replay.suite import members_of
-    from foretrace.replaying import replay as run
-    from foretrace.replaying import replay_suite
+    from foretrace.replay import How, members_of
     from foretrace.report import show
     from foretrace.report.formatting import printable
 
@@ -84,7 +81,7 @@ def replay(
     paths = [Path(one) for one in what]
     members = members_of(paths, weights)
     if [member.what for member in members] == paths and len(paths) == 1:
-        show(run(paths[0], chosen, how, keep), json, top=top)
+        show(replay_step(paths[0], chosen, how, keep), json, top=top)
         return
     suite = replay_suite(members, chosen, how, keep)
     show(suite, json, top=top)

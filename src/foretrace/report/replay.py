@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from foretrace.replay.harness.report import failures_alike
+from foretrace.replay.harness.report import group_failures
 from foretrace.report.formatting import UNKNOWN, bytes_, ms, off, percent, short_name
 from foretrace.report.terminal import Blocks, Fact, fact_lines, note_lines, table
 
@@ -41,7 +41,7 @@ def replay_blocks(replay: Replay, top: int | None) -> Blocks:
     if replay.kernels:
         yield from _kernels(replay.kernels, top)
     if replay.failures:
-        rows = [[call, f"{count:,}", error] for call, count, error in failures_alike(replay.failures)]
+        rows = [[call, f"{count:,}", error] for call, count, error in group_failures(replay.failures)]
         yield table("Calls that failed: stand-ins took their place", ["<call…", "calls", "<error…"], rows, top)
     if replay.stand_ins:
         each = dict.fromkeys((row["call"], row["why"]) for row in replay.stand_ins)
