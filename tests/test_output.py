@@ -81,7 +81,7 @@ def test_a_link_keeps_leading_to_the_page(tmp_path):
     assert (tmp_path / "latest.html").is_symlink() and (tmp_path / "real.html").read_bytes() == b"page"
 
 
-def test_who_reads_a_named_pipe_gets_the_page(tmp_path):
+def test_the_reader_of_a_named_pipe_gets_the_page(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append((tmp_path / "fifo").read_bytes()))
@@ -91,10 +91,10 @@ def test_who_reads_a_named_pipe_gets_the_page(tmp_path):
     assert read == [b"x" * 1_000_000] and (tmp_path / "fifo").is_fifo()
 
 
-def test_a_named_pipe_that_nobody_reads_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+def test_a_named_pipe_without_a_reader_is_not_waited_for_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(output, "PIPE_READER_WAIT_S", 0.1)
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ForetraceError, match=r"can't be written \(nobody reads this pipe\)"):
+    with pytest.raises(ForetraceError, match=r"can't be written \(no process reads this pipe\)"):
         write(tmp_path / "fifo")
 
 
@@ -113,7 +113,7 @@ def test_a_file_that_is_not_open_is_refused():
         check_output(Path("/dev/fd/987"), PAGE)
 
 
-def test_a_full_device_is_told_of():
+def test_a_full_device_is_reported():
     with pytest.raises(ForetraceError, match=r"/dev/full can't be written \(No space left on device\)"):
         write(Path("/dev/full"))
 
@@ -158,8 +158,8 @@ def test_a_link_that_leads_to_itself_is_refused(tmp_path):
 def test_what_foretrace_did_not_write_is_not_replaced(tmp_path, kind, content):
     path = tmp_path / "precious"
     path.write_bytes(content)
-    said = f"precious is there already, and is not {kind.name}"
-    with pytest.raises(ForetraceError, match=said), open_output(path, kind) as file:
+    message = f"precious is there already, and is not {kind.name}"
+    with pytest.raises(ForetraceError, match=message), open_output(path, kind) as file:
         file.write(b"lost")
     assert path.read_bytes() == content
 
@@ -184,7 +184,7 @@ def test_one_kind_does_not_replace_another(tmp_path):
         check_output(tmp_path / "a.json", PLAN)
 
 
-def test_an_empty_file_is_nobody_s(tmp_path):
+def test_an_empty_file_may_be_replaced(tmp_path):
     (tmp_path / "page.html").touch()
     write(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == b"page"
@@ -235,8 +235,8 @@ def test_a_name_as_long_as_names_may_be_can_be_written(tmp_path):
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path):
-    said = r"kept can't be written \(No space left on device\)"
-    with pytest.raises(ForetraceError, match=said), atomic_folder(tmp_path / "new" / "kept") as folder:
+    message = r"made can't be written \(No space left on device\)"
+    with pytest.raises(ForetraceError, match=message), atomic_folder(tmp_path / "new" / "made") as folder:
         (folder / "run.py").write_text("")
         full()
     assert not list(tmp_path.iterdir())
@@ -245,10 +245,10 @@ def test_a_folder_is_whole_or_not_there(tmp_path):
 def test_why_a_folder_could_not_be_copied_is_said(tmp_path):
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "main.py").write_text("")
-    said = r"can't be written \(No space left on device"
-    with pytest.raises(ForetraceError, match=said), atomic_folder(tmp_path / "kept") as folder:
+    message = r"can't be written \(No space left on device"
+    with pytest.raises(ForetraceError, match=message), atomic_folder(tmp_path / "made") as folder:
         shutil.copytree(tmp_path / "harness", folder / "harness", copy_function=full)
-    assert not (tmp_path / "kept").exists()
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_folder_that_is_there_stays_as_it_is(tmp_path):
@@ -272,7 +272,7 @@ def test_on_a_full_disk_nothing_is_left(tmp_path):
     if mounted.returncode:
         pytest.skip("this user may mount nothing")
     try:
-        with pytest.raises(ForetraceError, match="No space left on device"), atomic_folder(disk / "kept") as folder:
+        with pytest.raises(ForetraceError, match="No space left on device"), atomic_folder(disk / "made") as folder:
             (folder / "large").write_bytes(bytes(1 << 20))
         with pytest.raises(OSError, match="No space left on device"), atomic_write(disk / "page") as file:
             file.write(bytes(1 << 20))

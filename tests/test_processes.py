@@ -66,7 +66,8 @@ def test_a_process_whose_parent_ended_before_it_looked_ends_at_once() -> None:
 
 
 def test_a_process_lives_on_while_its_parent_does() -> None:
-    child = "import os, time; from foretrace.processes import exit_with_parent; exit_with_parent(os.getppid()); time.sleep(1.5)"
+    child = "import os, time; from foretrace.processes import exit_with_parent\n"
+    child += "exit_with_parent(os.getppid()); time.sleep(1.5)"
     assert subprocess.run([sys.executable, "-c", child], timeout=PATIENCE_S).returncode == 0
 
 
@@ -87,13 +88,13 @@ def owned(folder: Path, owner: Owner) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when a process started")
-def test_a_folder_is_left_behind_once_its_process_is_gone(tmp_path: Path) -> None:
+def test_a_folder_is_abandoned_once_its_process_is_gone(tmp_path: Path) -> None:
     gone, there = owned(tmp_path / "a.1", dead(Owner.here())), owned(tmp_path / "a.2", Owner.here())
     assert is_abandoned(gone) and not is_held(gone)
     assert is_held(there) and not is_abandoned(there)
 
 
-def test_a_folder_of_another_machine_is_never_taken_for_left_behind(tmp_path: Path) -> None:
+def test_a_folder_of_another_machine_is_never_taken_for_abandoned(tmp_path: Path) -> None:
     other = owned(tmp_path / "a.1", replace(dead(Owner.here()), host="elsewhere"))
     assert not is_abandoned(other) and not is_held(other)
 
@@ -103,7 +104,7 @@ def test_a_locked_folder_is_held_though_its_number_is_of_no_process_here(tmp_pat
         assert is_held(tmp_path) and not is_abandoned(tmp_path)
 
 
-def test_a_folder_that_names_no_owner_is_left_behind_after_a_day(tmp_path: Path) -> None:
+def test_a_folder_that_names_no_owner_is_abandoned_after_a_day(tmp_path: Path) -> None:
     folder = tmp_path / f".r.{2**22 + 1}.partial"  # more than Linux gives
     folder.mkdir()
     assert not is_abandoned(folder)

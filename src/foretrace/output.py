@@ -168,7 +168,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise ForetraceError(
             f"{path} can't be written ({os_reason(error)})",
-            "Make room there, or choose another folder: nothing was kept.",
+            "Free some space, or choose another folder: nothing was written.",
         ) from None
 
 
@@ -243,7 +243,7 @@ def _stream(path: Path) -> BinaryIO:
             if error.errno != errno.ENXIO or not path.is_fifo():
                 raise
             if time.monotonic() > until:
-                raise OSError(errno.ENXIO, "nobody reads this pipe") from None
+                raise OSError(errno.ENXIO, "no process reads this pipe") from None
             time.sleep(PIPE_POLL_S)
     os.set_blocking(opened, True)
     return os.fdopen(opened, "wb")

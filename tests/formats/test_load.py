@@ -78,7 +78,7 @@ def test_a_number_in_the_name_of_a_lone_file_is_no_rank(tmp_path: Path) -> None:
     assert (ranks_of(found), found.world) == ([0], 1)
 
 
-def test_other_files_may_lie_beside_the_traces(tmp_path: Path) -> None:
+def test_other_files_may_lie_among_the_traces(tmp_path: Path) -> None:
     folder = job(tmp_path / "job", 2)
     (folder / "measured.json").write_text('{"synced_ms": 3.5}')
     (folder / "list.json").write_text("[1, 2]")
@@ -155,12 +155,12 @@ def test_a_benchmark_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "harness").mkdir()
     (tmp_path / "run.py").touch()
     (tmp_path / "calls.json").write_text("{}")
-    with pytest.raises(ForetraceError, match="is a benchmark") as told:
+    with pytest.raises(ForetraceError, match="is a benchmark") as caught:
         load_traces(tmp_path)
-    assert f"foretrace replay {tmp_path}" in str(told.value)
+    assert f"foretrace replay {tmp_path}" in str(caught.value)
 
 
-def test_an_execution_trace_beside_a_profile_gives_its_ops_their_arguments(shared: Path) -> None:
+def test_an_execution_trace_next_to_a_profile_gives_its_ops_their_arguments(shared: Path) -> None:
     (graph,) = load_traces(shared / "traces/h200/dlrm_default_b512").graphs
     tensors = [tensor for op in graph.ops for tensor in op.tensors]
     assert sum(tensor.id >= 0 for tensor in tensors) > 500

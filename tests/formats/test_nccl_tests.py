@@ -75,7 +75,7 @@ def test_a_log_without_a_table_is_refused(log, text):
         read_nccl_tests(log(text))
 
 
-def test_a_log_that_hides_its_collective_is_told_how_to_name_it(log):
+def test_a_log_that_does_not_name_its_collective_is_refused_with_advice(log):
     with pytest.raises(ForetraceError, match=r"does not name its collective. Put its name into the file's"):
         read_nccl_tests(log(SETTINGS + ranks(8) + COLUMNS + ROWS))
 
@@ -106,7 +106,7 @@ def test_a_log_without_end_is_refused(log, monkeypatch):
         read_nccl_tests(log("x" * ((1 << 20) + 1)))
 
 
-def test_a_log_that_is_absent_or_half_packed_is_told(log, tmp_path):
+def test_a_log_that_is_absent_or_truncated_is_refused(log, tmp_path):
     with pytest.raises(ForetraceError, match="does not exist"):
         read_nccl_tests(tmp_path / "absent")
     path = log("")

@@ -113,12 +113,12 @@ def played(nodes: list[Any]) -> float:
 
 
 def test_ranks_meet_in_collectives_of_the_same_group_in_the_same_order(tmp_path: Path):
-    met = []
+    matches = []
     for path in write_chakra(job(), tmp_path):
         coll = [node for node in nodes_of(path) if node.type == COMM_COLL_NODE]
-        said = [attributes(node) for node in coll]
-        met.append([(s["pg_name"], COLLECTIVES[s["comm_type"]], s["comm_size"], s["comm_ranks"]) for s in said])
-    assert met[0] == met[1] == [("0", "all_reduce", 8192, (0, 1))]
+        found = [attributes(node) for node in coll]
+        matches.append([(s["pg_name"], COLLECTIVES[s["comm_type"]], s["comm_size"], s["comm_ranks"]) for s in found])
+    assert matches[0] == matches[1] == [("0", "all_reduce", 8192, (0, 1))]
 
 
 def test_sends_and_receives_name_both_ends(tmp_path: Path):
@@ -221,8 +221,8 @@ def test_the_trace_that_mlcommons_tools_made_is_read(shared: Path):
     assert len(graph.ops) == 1881
     assert len(graph.kernels) == len(timed.kernels)
     structure = read_execution_trace(shared / "public/megatron_tp2_2xV100/rank0.et.json.gz")
-    told = [[(c.kind, c.group, c.nbytes) for c in g.collectives] for g in (graph, structure)]
-    assert told[0] == told[1]
+    both = [[(c.kind, c.group, c.nbytes) for c in g.collectives] for g in (graph, structure)]
+    assert both[0] == both[1]
     assert graph.groups["13"] == (0, 1)
     assert graph.kernels.op.min() >= 0
     assert graph.ops[300].tensors[0].shape == (8, 64)

@@ -49,7 +49,7 @@ def test_every_schema_gives_the_same_ops_in_call_order(tmp_path: Path, schema: s
     assert graph.ops.record[3] == 6
 
 
-def test_calls_nodes_and_annotations_are_told_apart(tmp_path: Path):
+def test_calls_nodes_and_annotations_are_distinguished(tmp_path: Path):
     kinds = read(tmp_path, step()).ops.kind.tolist()
     expected = {CALL: 7, NODE: 2, ANNOTATION: 3}
     assert {kind: kinds.count(kind) for kind in expected} == expected
@@ -82,7 +82,7 @@ def test_tensors_have_shape_dtype_place_and_strides_where_the_schema_has_them(tm
     assert new.stride == (1, 1)
 
 
-def test_infinite_and_undefined_values_are_told_as_such(tmp_path: Path):
+def test_infinite_and_undefined_values_stay_as_they_are(tmp_path: Path):
     nodes = [
         node(
             3, "aten::masked_fill", 1, inputs=["-inf", "nan", [4, 0, 0, 0, 0, ""], "<Generator>"],

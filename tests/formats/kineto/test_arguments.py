@@ -18,13 +18,13 @@ def op(tmp_path: Path, **args: object) -> Op:
 
 
 def test_tensors_have_shape_dtype_and_stride(tmp_path: Path) -> None:
-    told = {
+    fields = {
         "Input Dims": [[4, 8], [8], []],
         "Input type": ["c10::BFloat16", "long int", "float"],
         "Input Strides": [[1, 4], [1], []],
         "Concrete Inputs": ["", "", ""],
     }
-    assert op(tmp_path, **told).args == (
+    assert op(tmp_path, **fields).args == (
         Tensor((4, 8), "bfloat16", stride=(1, 4)),
         Tensor((8,), "int64", stride=(1,)),
         Tensor((), "float32"),
@@ -32,15 +32,15 @@ def test_tensors_have_shape_dtype_and_stride(tmp_path: Path) -> None:
 
 
 def test_a_tensor_without_strides_among_others_that_have_them_is_sparse(tmp_path: Path) -> None:
-    told = {"Input Dims": [[100, 8], [100, 8]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
-    into, gradient = op(tmp_path, **told, **{"Input Strides": [[8, 1], []]}).args
+    fields = {"Input Dims": [[100, 8], [100, 8]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
+    into, gradient = op(tmp_path, **fields, **{"Input Strides": [[8, 1], []]}).args
     assert (into.layout, gradient.layout) == ("strided", "sparse_coo")
-    assert [tensor.layout for tensor in op(tmp_path, **told).args] == ["strided", "strided"]
+    assert [tensor.layout for tensor in op(tmp_path, **fields).args] == ["strided", "strided"]
 
 
 def test_lists_of_tensors_are_lists(tmp_path: Path) -> None:
-    told = {"Input Dims": [[[4, 8], [3]], []], "Input type": ["TensorList", ""], "Concrete Inputs": ["", ""]}
-    tensors, nothing = op(tmp_path, **told).args
+    fields = {"Input Dims": [[[4, 8], [3]], []], "Input type": ["TensorList", ""], "Concrete Inputs": ["", ""]}
+    tensors, nothing = op(tmp_path, **fields).args
     assert nothing is None
     assert [tensor.shape for tensor in tensors] == [(4, 8), (3,)]
 
@@ -84,12 +84,12 @@ def test_a_row_keeps_its_arguments_when_rows_are_picked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "number", "word", "value"),
+    ("name", "number", "enumeration", "value"),
     [("aten::_to_copy", 6, "dtype", "float32"), ("aten::clone", 0, "memory_format", "contiguous_format")],
 )
-def test_the_number_of_a_dtype_or_a_layout_becomes_its_word(name, number, word, value):
+def test_the_number_of_a_dtype_or_a_layout_becomes_its_name(name, number, enumeration, value):
     made = with_enumerations(Op(name, (Tensor((4, 8), "bfloat16", stride=(1, 4)), number)))
-    assert made.kwargs == {word: Constant(word, value)} and len(made.args) == 1
+    assert made.kwargs == {enumeration: Constant(enumeration, value)} and len(made.args) == 1
 
 
 def test_a_number_that_stands_for_nothing_stays():

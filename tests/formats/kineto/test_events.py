@@ -31,7 +31,7 @@ def complaint(content: bytes, folder: Path) -> str:
 
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a small file be read the way a large one is."""
+    """Make a small file be read like a large one."""
     monkeypatch.setattr(kineto_events, "CHUNK", 5000)
     monkeypatch.setattr("foretrace.files.FIRST_CHUNK_BYTES", 700)
     monkeypatch.setattr("foretrace.files.CHUNK_BYTES", 700)

@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 from foretrace.files import gc_paused
 from foretrace.formats.call_tree import BACKWARD_SCOPE, kinds_by_scope, phases_by_scope
 from foretrace.formats.chakra.nodes import ChakraFile, ChakraNode, read_nodes
-from foretrace.formats.chakra.schema import (
-    COLLECTIVES,
-    COMM_RECV_NODE,
-    COMM_SEND_NODE,
-    METADATA_NODE,
-)
+from foretrace.formats.chakra.schema import COLLECTIVES, COMM_RECV_NODE, COMM_SEND_NODE, METADATA_NODE
 from foretrace.formats.execution_trace.groups import GROUPS_NODE, process_groups, rank_in
 from foretrace.formats.execution_trace.read import SCAFFOLD, LazyOps
 from foretrace.formats.values import decoded, signature

@@ -20,13 +20,7 @@ from numpy.typing import NDArray
 
 from foretrace.files import gc_paused
 from foretrace.formats.call_tree import BACKWARD_SCOPE, kinds_by_scope, phases_by_scope
-from foretrace.formats.execution_trace.groups import (
-    GROUPS_NODE,
-    collectives_of,
-    largest_group,
-    process_groups,
-    rank_in,
-)
+from foretrace.formats.execution_trace.groups import GROUPS_NODE, collectives_of, largest_group, process_groups, rank_in
 from foretrace.formats.execution_trace.nodes import Node, decode_list, read_nodes
 from foretrace.formats.execution_trace.storages import StorageLifetimes
 from foretrace.formats.values import Decoder, StorageNumber, decoder, signature
