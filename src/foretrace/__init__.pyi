@@ -1,3 +1,7 @@
+from foretrace import whatif as whatif
+from foretrace import replay as replay
+from foretrace import record as record
+from foretrace import platform as platform
 from foretrace import edits as edits
 from foretrace import transforms as transforms
 from foretrace.analysis.report import StepReport as StepReport
@@ -8,7 +12,7 @@ from foretrace.api import observe as observe
 from foretrace.api import predict as predict
 from foretrace.api import replay_step as replay_step
 from foretrace.api import scaling as scaling
-from foretrace.calibration.calibrate import calibrate_host as calibrate_host
+from foretrace.calibration.machine import calibrate_host as calibrate_host
 from foretrace.errors import ForetraceError as ForetraceError
 from foretrace.platform.registry import load_platform as load_platform
 from foretrace.record.sketch.sketch import sketch as sketch

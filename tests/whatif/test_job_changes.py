@@ -78,5 +78,5 @@ def test_a_word_that_makes_no_sense_is_refused(text):
 
 def test_a_job_of_several_ranks_is_not_shared_again():
     job = Job([gpt_step(), gpt_step()])
-    with pytest.raises(ForetraceError, match="has 2 ranks, and shares its step already"):
+    with pytest.raises(ForetraceError, match="has 2 ranks: it is parallel already"):
         EditedJob(job).by(read_changes(["data=2"]))
