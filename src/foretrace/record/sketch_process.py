@@ -256,6 +256,9 @@ def _answer() -> Iterator[str]:
 
 
 def _import_torch() -> None:
+    from foretrace._numpy_threads import load_numpy
+
+    load_numpy()  # as the command line does: fake tensors take no linear algebra
     try:
         import foretrace.record.run_script  # noqa: F401
     except ModuleNotFoundError as error:
