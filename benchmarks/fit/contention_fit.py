@@ -1,17 +1,19 @@
-"""Fits how much longer kernels take while they overlap with a collective, and it with them: src/foretrace/cost_models/contention.json.
+"""Fits how much longer kernels take while they overlap with a collective, and it with them:
+src/foretrace/cost_models/contention.json.
 
     python -m benchmarks.fit.contention_fit TRACE ...
 
-Of profiler traces that show both: kernels of one name, grid and op with the same shapes, some with a collective overlap_share
-them all the time and some with none. An op that launches a kernel several times is left out: nobody can tell which is
-which. Beside a collective a kernel takes a factor longer, and a fixed time more: it waits for its share of the device.
+Of profiler traces that show both: kernels of one name, grid and op with the same shapes, some with a collective
+overlap_share them all the time and some with none. An op that launches a kernel several times is left out: nobody can
+tell which is which. Beside a collective a kernel takes a factor longer, and a fixed time more: it waits for its share
+of the device.
 
 Each trace is then predicted by what the others say. Where that is no better than no correction at all, none is kept.
 
-How much longer a collective takes overlap_share kernels is the median of what others measured and published, each machine with
-one figure (benchmarks/data/contention_transfers.json): the time of one all_reduce with GEMMs during all the time
-over its time alone. Galvatron's figures are the larger one of both sides' slow-downs. Each machine is predicted by the
-others in the same way.
+How much longer a collective takes overlap_share kernels is the median of what others measured and published, each
+machine with one figure (benchmarks/data/contention_transfers.json): the time of one all_reduce with GEMMs during all
+the time over its time alone. Galvatron's figures are the larger one of both sides' slow-downs. Each machine is
+predicted by the others in the same way.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost_models.collectives.contention import FILE
-from foretrace.formats.load import load
+from foretrace.formats.load import load_traces
 from foretrace.graph import Graph
 from foretrace.graph.tables import COLLECTIVE, COMPUTE
 from foretrace.simulation.contention import overlap_share
@@ -71,7 +73,8 @@ def off(seen: Medians, factor: float = 1.0, added: float = 0.0) -> float:
 
 
 def transfers() -> dict[str, Any]:
-    """The factor of collectives overlap_share kernels, and where it is from: how far machines are from what others say."""
+    """The factor of collectives overlap_share kernels, and where it is from: how far machines are from what others
+    say."""
     rows = json.loads(TRANSFERS.read_text())
     by_machine: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -90,7 +93,7 @@ def transfers() -> dict[str, Any]:
 
 
 def main() -> int:
-    graphs = [load(path).graphs[0] for path in map(Path, sys.argv[1:])]
+    graphs = [load_traces(path).graphs[0] for path in map(Path, sys.argv[1:])]
     seen = [np.array(pairs(graph)) for graph in graphs]
     scores = []
     for place, (graph, ours) in enumerate(zip(graphs, seen)):

@@ -1,4 +1,5 @@
-"""Fits the linear model of fused lookups on loads that `benchmarks.truth.sharding_truth` timed and `sharding` does not score.
+"""Fits the linear model of fused lookups on loads that `benchmarks.truth.sharding_truth` timed and `sharding` does not
+score.
 
 python -m benchmarks.fit.sharding_law          (writes src/foretrace/sharding/data/fused_h200.json)
 """
@@ -55,7 +56,7 @@ def main() -> None:
         "forward": [float(f"{rate:.4g}") for rate in forward],
         "backward": [float(f"{rate:.4g}") for rate in backward],
         "spread": float(f"{np.quantile(missed, 0.9):.3g}"),
-        "provenance": f"fitted by benchmarks/fit/sharding_law.py on {len(found)} loads of one H200 (torch 2.11); terms: "
+        "provenance": f"fitted by benchmarks.fit.sharding_law on {len(found)} loads of one H200 (torch 2.11); terms: "
         + ", ".join(TERMS),
     }
     FILE.write_text(json.dumps(words, indent=1) + "\n")

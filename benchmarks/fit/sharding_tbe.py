@@ -4,7 +4,8 @@ Tables in the GPU's own memory, SGD and Adam, forward and backward: four times, 
 rows in a cache that holds all of them, show how far off that is. The other rows of the file are of tables in the host's
 memory: they tell the rate of its link.
 
-    python -m benchmarks.fit.sharding_tbe [shared/public/sharding]          (writes src/foretrace/sharding/data/tbe.json)
+    python -m benchmarks.fit.sharding_tbe [shared/public/sharding]          (writes
+    src/foretrace/sharding/data/tbe.json)
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def main() -> None:
         "gradient_share": round(float(1 / slower[0]), 3),
         "updated_share": round(float(1 / slower[1]), 3),
         "spread": round(float(np.abs(missed).max()), 3),
-        "provenance": "fitted by benchmarks/fit/sharding_tbe.py on one H100 80GB (3,350 GB/s), FBGEMM in HBM, fp32, dim 128"
+        "provenance": "fitted by benchmarks.fit.sharding_tbe on one H100 80GB (3,350 GB/s), FBGEMM in HBM, "
+        "fp32, dim 128"
         ", SGD and Adam, no pooling; spread: what it is off by for rows in a cache, SGD, which it was not fitted on: "
         "NVIDIA/recsys-examples 43465ae (BSD-3)",
     }

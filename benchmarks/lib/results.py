@@ -18,8 +18,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "results.md"
 INTRODUCTION = """# Results
 
 What the benchmarks found, good or bad. Each is a claim, in `benchmarks/claims/`, that fails where it does not hold:
-`python -m benchmarks.claims.accuracy.device_time` measures that one again, `make bench` all those that need no GPU. This page is written by
-`python -m benchmarks.lib.results` from what they kept.
+`python -m benchmarks.claims.accuracy.device_time` measures that one again, `make bench` all those that need no GPU.
+This page is written by `python -m benchmarks.lib.results` from what they kept.
 """
 
 

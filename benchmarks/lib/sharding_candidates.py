@@ -1,4 +1,5 @@
-"""Candidate plans of each task, for `benchmarks.truth.sharding_truth` to time: ours, TorchRec's, heuristics, random ones.
+"""Candidate plans of each task, for `benchmarks.truth.sharding_truth` to time: ours, TorchRec's, heuristics, random
+ones.
 
     python -m benchmarks.lib.sharding_candidates TORCHREC.json
 

@@ -1,4 +1,5 @@
-"""What `benchmarks.truth.single_truth`, `benchmarks.truth.sketched` and `benchmarks.truth.exact_truth` left in a folder, to be scored."""
+"""What `benchmarks.truth.single_truth`, `benchmarks.truth.sketched` and `benchmarks.truth.exact_truth` left in a
+folder, to be scored."""
 
 from __future__ import annotations
 

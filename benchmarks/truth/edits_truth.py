@@ -1,4 +1,5 @@
-"""Measures what `benchmarks.claims.accuracy.edits_recorded` is held to: steps of the examples as they are, and with one thing changed.
+"""Measures what `benchmarks.claims.accuracy.edits_recorded` is held to: steps of the examples as they are, and with one
+thing changed.
 
 Each step is built and recorded in a process of its own, since a profiler slows all launches of a process from then on.
 On a GPU all of them take four minutes. What is there already is left out, so that it can be stopped and gone on with.

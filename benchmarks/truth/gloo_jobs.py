@@ -1,4 +1,5 @@
-"""One rank of distributed jobs that train on CPUs; `benchmarks.truth.gloo_truth` starts as many as a job has, and tells them
+"""One rank of distributed jobs that train on CPUs; `benchmarks.truth.gloo_truth` starts as many as a job has, and tells
+them
 
 - ``wait``: for each other;
 - ``make``: all jobs, so that none is recorded with more memory or less around it than it is timed with;
@@ -23,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dlrm_distributed
 import gpt
 from benchmarks.truth.gloo_turns import turns
-from foretrace.calibration.calibrate import calibrate
+from foretrace.calibration.machine import calibrate
 from foretrace.record.watch.session import record_step
 
 Step = Callable[[], torch.Tensor]

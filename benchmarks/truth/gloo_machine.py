@@ -1,6 +1,6 @@
-"""One of several processes that calibrate the same CPUs at once; `benchmarks.truth.gloo_truth` starts as many as a job has
-ranks, since these share caches, memory and clock, and a call that is timed alone is faster than one in a job. It makes
-sketches of the first rank of each job of `benchmarks.truth.gloo_jobs`, which never runs here, and is told
+"""One of several processes that calibrate the same CPUs at once; `benchmarks.truth.gloo_truth` starts as many as a job
+has ranks, since these share caches, memory and clock, and a call that is timed alone is faster than one in a job. It
+makes sketches of the first rank of each job of `benchmarks.truth.gloo_jobs`, which never runs here, and is told
 
 - ``device``: describe it;
 - ``host``: measure the host;
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.truth.gloo_jobs import JOBS
 from benchmarks.truth.gloo_turns import turns
-from foretrace.calibration.calibrate import Outcome, calibrate, measure_device, measure_step_calls
 from foretrace.calibration.host.measure import measure_around_calls
+from foretrace.calibration.machine import Outcome, calibrate, measure_device, measure_step_calls
 from foretrace.calibration.timing.device import find_device
 from foretrace.platform.platform import RAW
 from foretrace.record.sketch.sketch import sketch
@@ -39,7 +39,9 @@ def main() -> int:
         elif what == "around":
             measure_around_calls(out / RAW, find_device(ON))
         elif what == "calls":
-            measure_step_calls(out / RAW, ON, CALLS_SECONDS, graphs[which[0]], Outcome(), on_progress=lambda progress: None)
+            measure_step_calls(
+                out / RAW, ON, CALLS_SECONDS, graphs[which[0]], Outcome(), on_progress=lambda progress: None
+            )
     return 0
 
 

@@ -1,4 +1,5 @@
-"""Measures what `benchmarks.claims.accuracy.gloo_accuracy` is held to: real jobs of 2, 4 and 8 processes, and their machine.
+"""Measures what `benchmarks.claims.accuracy.gloo_accuracy` is held to: real jobs of 2, 4 and 8 processes, and their
+machine.
 
     python -m benchmarks.truth.gloo_truth OUT --minutes 6.5
 

@@ -1,4 +1,5 @@
-"""Measures what `benchmarks.claims.accuracy.host_time` is held to: host times of real models' steps, and a host calibrated meanwhile.
+"""Measures what `benchmarks.claims.accuracy.host_time` is held to: host times of real models' steps, and a host
+calibrated meanwhile.
 
 On a GPU, with ``transformers`` and ``torchvision``. Batches are so small that the host is what a step waits for. Steps
 take turns with the calibration's, round by round: a host that is slow for a while is slow for both.

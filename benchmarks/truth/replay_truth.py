@@ -1,4 +1,5 @@
-"""Measures the truth of `benchmarks.claims.replay.replay`: steps recorded on a GPU, replayed, timed in turns with the original.
+"""Measures the truth of `benchmarks.claims.replay.replay`: steps recorded on a GPU, replayed, timed in turns with the
+original.
 
 With ``transformers`` and ``torchvision``. A workload is recorded, and its kernels compared, in one process; timed in
 another right after, since a profiler slows the launches of its process for good and a host's speed drifts; and some run

@@ -1,4 +1,5 @@
-"""The hybrid DLRM jobs of `benchmarks.claims.sharding.sharding_gloo`: their tables, candidate plans, and what a rank does in a step."""
+"""The hybrid DLRM jobs of `benchmarks.claims.sharding.sharding_gloo`: their tables, candidate plans, and what a rank
+does in a step."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.truth.sharding_gloo_machine WORLD NUMBER OUT
 
-measures the host, then exactly the lookups, gradients and updates of each table of `benchmarks.truth.sharding_gloo_jobs`,
-whole, as jobs of so many ranks have them. As many processes do so at once as the job has ranks: these share caches,
-memory and clock, and a call that is timed alone is faster than one in a job. Each begins at another table, so that
-together they have measured all of them several times when the time is up.
+measures the host, then exactly the lookups, gradients and updates of each table of
+`benchmarks.truth.sharding_gloo_jobs`, whole, as jobs of so many ranks have them. As many processes do so at once as the
+job has ranks: these share caches, memory and clock, and a call that is timed alone is faster than one in a job. Each
+begins at another table, so that together they have measured all of them several times when the time is up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.truth.sharding_gloo_jobs import BATCH, Spec, jobs
-from foretrace.calibration.calibrate import calibrate
+from foretrace.calibration.machine import calibrate
 from foretrace.graph import Graph, OpTable
 from foretrace.sharding.lookups import lookup_graph
 from foretrace.sharding.options import SHARDING_TYPES, Ranks

@@ -1,4 +1,5 @@
-"""Measures what `benchmarks.claims.sharding.sharding_gloo` is held to: hybrid DLRM jobs on 4 and 8 processes, and their machine.
+"""Measures what `benchmarks.claims.sharding.sharding_gloo` is held to: hybrid DLRM jobs on 4 and 8 processes, and their
+machine.
 
     python -m benchmarks.truth.sharding_gloo_truth OUT --minutes 4
 

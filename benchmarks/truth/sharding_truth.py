@@ -1,4 +1,4 @@
-"""Times the lookups of ranks on the GPU at hand, one rank after the other: the truth that `benchmarks.claims.sharding.sharding` scores.
+"""Times the lookups of ranks on the GPU at hand, one rank after the other: the truth of `claims.sharding.sharding`.
 
 Of each candidate plan of each task, each rank's pieces are looked up as they would be: those with rows as long lie in
 one tensor, and are looked up, differentiated and updated (SGD) by one call each. Equal loads are timed once. Also
@@ -7,8 +7,8 @@ goes on with what is missing.
 
     python -m benchmarks.truth.sharding_truth benchmarks/data/sharding_tasks.json.gz OUT.jsonl --seconds 200
 
-`benchmarks.lib.sharding_candidates` writes the tasks. OUT.jsonl, gzipped, is benchmarks/data/sharding_times.jsonl.gz. Needs
-torch, numpy and msgspec alone.
+`benchmarks.lib.sharding_candidates` writes the tasks. OUT.jsonl, gzipped, is benchmarks/data/sharding_times.jsonl.gz.
+Needs torch, numpy and msgspec alone.
 """
 
 from __future__ import annotations

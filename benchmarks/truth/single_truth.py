@@ -1,4 +1,5 @@
-"""Measures what `benchmarks.claims.accuracy.accuracy_single` is held to: real steps recorded on a GPU, its host calibrated meanwhile.
+"""Measures what `benchmarks.claims.accuracy.accuracy_single` is held to: real steps recorded on a GPU, its host
+calibrated meanwhile.
 
 On a GPU, with ``transformers`` and ``torchvision``. Recordings take turns with rounds of the calibration: a host that
 is slow for a while is slow for both. What is there already is left out, so that it can be stopped and gone on with.

@@ -1,9 +1,9 @@
-from foretrace import whatif as whatif
-from foretrace import replay as replay
-from foretrace import record as record
-from foretrace import platform as platform
 from foretrace import edits as edits
+from foretrace import platform as platform
+from foretrace import record as record
+from foretrace import replay as replay
 from foretrace import transforms as transforms
+from foretrace import whatif as whatif
 from foretrace.analysis.report import StepReport as StepReport
 from foretrace.api import benchmark as benchmark
 from foretrace.api import difference as difference

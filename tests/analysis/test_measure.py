@@ -7,15 +7,15 @@ import pytest
 
 from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import CollectiveRow, Unprofiled
-from foretrace.formats.load import load
+from foretrace.formats.load import load_traces
 from foretrace.graph import Graph, Job, Op, OpTable, Span, Timings
 from tests.analysis.builders import Call, all_reduce, job, launch, rank, sync, wait_event
 
 FIELDS = {
     "source", "world", "missing", "step", "steps", "step_ms", "device_active_ms", "device_idle_ms", "kernel_ms",
-    "device_span_ms", "wait_ms", "transfer_ms", "collectives", "stragglers", "overlap", "critical_path_ms", "critical_path",
-    "critical_path_ranks", "overheads", "ranks", "by_op", "by_family", "by_phase", "by_module", "queue_depth",
-    "peak_memory_bytes", "attributed", "launched_before_ms", "notes", "plain", "slowdown",
+    "device_span_ms", "wait_ms", "transfer_ms", "collectives", "stragglers", "overlap", "critical_path_ms",
+    "critical_path", "critical_path_ranks", "overheads", "ranks", "by_op", "by_family", "by_phase", "by_module",
+    "queue_depth", "peak_memory_bytes", "attributed", "launched_before_ms", "notes", "plain", "slowdown",
 }  # fmt: skip
 """Of `foretrace show --json`, as docs/show.md lists them."""
 
@@ -91,7 +91,10 @@ def test_an_empty_graph_is_no_error() -> None:
 
 def test_plain_times_are_medians_of_the_slowest_rank() -> None:
     both = pair()
-    both.graphs[0].plain, both.graphs[1].plain = Timings((1.0, 2.0, 9.0), (1.0,)), Timings((3.0, 4.0, 5.0), (2.0,))
+    both.graphs[0].unprofiled, both.graphs[1].unprofiled = (
+        Timings((1.0, 2.0, 9.0), (1.0,)),
+        Timings((3.0, 4.0, 5.0), (2.0,)),
+    )
     assert measure_step(both).unprofiled == Unprofiled(synced_ms=4.0, back_to_back_ms=2.0, peak_memory_bytes=None)
 
 
@@ -103,7 +106,7 @@ def test_one_step_of_several_is_shown_when_named() -> None:
 
 
 def test_eight_ranks_of_megatron_wait_for_two_of_them(shared: Path) -> None:
-    seen = measure_step(load(shared / "public/megatron_tp8_8xA100"))
+    seen = measure_step(load_traces(shared / "public/megatron_tp8_8xA100"))
     waits = [191.4, 431.0, 362.8, 421.8, 445.1, 441.1, 214.1, 432.2]
     assert list(seen.by_rank("wait_ms").values()) == pytest.approx(waits, rel=0.01)
     assert seen.collectives[0].transfer_ms == pytest.approx(0.611, rel=0.01)
@@ -115,14 +118,14 @@ def test_eight_ranks_of_megatron_wait_for_two_of_them(shared: Path) -> None:
 
 
 def test_the_path_of_a_recommender_crosses_ranks_and_spans_the_job(shared: Path) -> None:
-    seen = measure_step(load(shared / "public/dlrm_8xV100"))
+    seen = measure_step(load_traces(shared / "public/dlrm_8xV100"))
     assert seen.device_span_ms == pytest.approx(19.7, rel=0.01)
     assert seen.critical_path_ms >= seen.device_span_ms
     assert len(seen.critical_path_ranks) > 1
 
 
 def test_a_device_that_stands_still_is_told_from_a_slow_host(shared: Path) -> None:
-    seen = measure_step(load(shared / "public/megatron_tp2_2xV100"))
+    seen = measure_step(load_traces(shared / "public/megatron_tp2_2xV100"))
     assert seen.by_rank("step_ms") == pytest.approx({0: 62.6, 1: 58.8}, rel=0.01)
     assert seen.stragglers[0].why == "its device stands still although work is queued"
     assert sum(part.ms for part in seen.critical_path if part.what == "unexplained") > 20
@@ -132,4 +135,4 @@ def test_a_device_that_stands_still_is_told_from_a_slow_host(shared: Path) -> No
 def test_kernel_times_add_up_to_what_was_measured(shared: Path, workload: str) -> None:
     folder = shared / "traces/h200" / workload
     measured = json.loads((folder / "measured.json").read_text())
-    assert measure_step(load(folder)).by_rank("kernel_ms")[0] == pytest.approx(measured["kernel_ms"], rel=1e-6)
+    assert measure_step(load_traces(folder)).by_rank("kernel_ms")[0] == pytest.approx(measured["kernel_ms"], rel=1e-6)

@@ -39,7 +39,10 @@ def test_what_the_allocator_said_goes_before_what_storages_add_up_to() -> None:
 
 def test_the_matrix_library_keeps_a_workspace_for_each_thread_and_stream() -> None:
     def kept(*ops: Op, kind: str = "cuda") -> float:
-        return gemm_workspaces(dispatched_calls(Graph(OpTable.of(list(ops)))), replace(Device.named("h200"), kind=kind)) / 2**20
+        return (
+            gemm_workspaces(dispatched_calls(Graph(OpTable.of(list(ops)))), replace(Device.named("h200"), kind=kind))
+            / 2**20
+        )
 
     forward, backward = (Op("aten::addmm", phase=phase) for phase in ("forward", "backward"))
     assert kept(Op("aten::relu")) == 0

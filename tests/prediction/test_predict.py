@@ -44,7 +44,9 @@ def test_a_host_bound_step_repeats_as_fast_as_the_host_can(platform: Any) -> Non
 def test_a_value_read_in_the_middle_keeps_the_host_from_running_ahead(platform: Any) -> None:
     ops = [*[Op("aten::mm")] * 20, Op("aten::_local_scalar_dense", (LOSS,))]
     held = predict_on_platform(sketched(*ops, *ops), platform)
-    free = predict_on_platform(sketched(*[op for op in [*ops, *ops] if op.name == "aten::mm"], Op("aten::view")), platform)
+    free = predict_on_platform(
+        sketched(*[op for op in [*ops, *ops] if op.name == "aten::mm"], Op("aten::view")), platform
+    )
     assert held.step_ms > free.step_ms
     assert "sync" in {part.what for part in held.critical_path}
 

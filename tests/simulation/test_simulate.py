@@ -106,12 +106,16 @@ def test_a_spread_of_their_own_does_not_make_a_long_chain_longer() -> None:
 
 def test_a_factor_may_reach_further_up_than_down() -> None:
     one = np.zeros(1, np.int32)
-    ends = sample_ends(TaskGraph.of([100.0], [0], []), Uncertainty(one, np.zeros(1), np.full(1, 0.5), one, np.ones(1)), 300)
+    ends = sample_ends(
+        TaskGraph.of([100.0], [0], []), Uncertainty(one, np.zeros(1), np.full(1, 0.5), one, np.ones(1)), 300
+    )
     assert ends.min() == 100.0 and ends.max() > 150.0
 
 
 def test_tasks_of_one_group_are_off_by_the_same_factor() -> None:
-    together = Uncertainty(np.zeros(400, np.int32), np.full(1, 0.3), np.full(1, 0.3), np.zeros(1, np.int32), np.zeros(1))
+    together = Uncertainty(
+        np.zeros(400, np.int32), np.full(1, 0.3), np.full(1, 0.3), np.zeros(1, np.int32), np.zeros(1)
+    )
     assert np.log(sample_ends(chain(400), together, 300)).std() > 0.25
 
 

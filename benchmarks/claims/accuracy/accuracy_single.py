@@ -9,7 +9,8 @@ the calls' kernels timed one by one; the others are of the recorded calls. Besid
 predicted kernel times, rooflines of all calls, and PyTorch's RuntimeEstimator (``-``: it failed). ``noise`` is how far
 the host's time of the very same step was off seconds later, where the step is the host's: no forecast can do better.
 
-    python -m benchmarks.claims.accuracy.accuracy_single FOLDER        (what single_truth, sketched and exact_truth wrote)
+    python -m benchmarks.claims.accuracy.accuracy_single FOLDER        (what single_truth, sketched and exact_truth
+    wrote)
 """
 
 from __future__ import annotations

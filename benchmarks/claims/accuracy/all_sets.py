@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.lib.process import shared
 from benchmarks.lib.table import keep
 from foretrace import load, observe
-from foretrace.formats.load import kind_of
+from foretrace.formats.load import format_of
 
 OWNED, WHOLE_PATH = 99.5, 0.99
 MULTI_RANK = ("dlrm_8xV100", "megatron_tp2_2xV100", "megatron_tp8_8xA100")
@@ -49,7 +49,7 @@ def alone(files: list[Path]) -> list[dict[str, Any]]:
     """One row for each kind of trace: the worst that show says of any of its files alone."""
     by_kind: dict[str, list[dict[str, Any]]] = {}
     for file in files:
-        by_kind.setdefault(str(kind_of(file)), []).append(shown(file.name, file))
+        by_kind.setdefault(str(format_of(file)), []).append(shown(file.name, file))
     rows = []
     for kind, each in sorted(by_kind.items()):
         row: dict[str, Any] = {"set": f"{len(each)} {kind}s, each alone: the worst", "ranks": 1}

@@ -1,11 +1,11 @@
 """Claim: a step recorded at A and edited to B makes the calls of the step recorded at B, with their shapes and types;
 and its forecast is as near to the measured step at B as the forecast of B's own recording, within 5 % (geometric mean).
 
-The steps are the examples' DLRM, BERT, GPT-2 and ResNet-50, recorded by `benchmarks.truth.edits_truth`; each edit is made of
-the step as it was, and, where there is such an edit, back from the step that was changed. Kernel times are by the
-shipped models on both sides. ``edited`` and ``direct`` are how far the forecasts are off from the median plain step;
-``apart`` is how far they are from each other, ``memory`` how far their peaks are. Where the host decides, both are off
-by as much as the host of that hour was from the one that is shipped.
+The steps are the examples' DLRM, BERT, GPT-2 and ResNet-50, recorded by `benchmarks.truth.edits_truth`; each edit is
+made of the step as it was, and, where there is such an edit, back from the step that was changed. Kernel times are by
+the shipped models on both sides. ``edited`` and ``direct`` are how far the forecasts are off from the median plain
+step; ``apart`` is how far they are from each other, ``memory`` how far their peaks are. Where the host decides, both
+are off by as much as the host of that hour was from the one that is shipped.
 
 Not compared are tensors of no elements, the name by which a copy is looked at (both differ between versions),
 and the looks with which autograd puts gradients in their places.

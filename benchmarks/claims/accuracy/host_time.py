@@ -1,9 +1,9 @@
 """Claim: the host time of real models' steps is predicted within 5 % (geometric mean) and 15 % (at worst).
 
 The host was fitted on small training steps that share no model with these; nothing was fitted on these. Both were
-measured in turns, in one process on one machine, by `benchmarks.truth.host_truth`. Steps are so small that the host alone
-decides how long they take; ``noise`` is how far the median of so many repeats may be off by chance. Beside the model
-stands the best guess from the number of calls alone, fitted on the same small steps.
+measured in turns, in one process on one machine, by `benchmarks.truth.host_truth`. Steps are so small that the host
+alone decides how long they take; ``noise`` is how far the median of so many repeats may be off by chance. Beside the
+model stands the best guess from the number of calls alone, fitted on the same small steps.
 
     python -m benchmarks.claims.accuracy.host_time [FOLDER with host.jsonl.gz and host_truth.json.gz]
 """

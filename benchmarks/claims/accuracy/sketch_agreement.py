@@ -5,7 +5,8 @@ its device time and its launches are within 3 % of what is predicted for the rec
 What a sketch can't know, how the ids of lookups are spread, is left out of the recordings here. Beside it, and not part
 of the claim, stands how far the launches are off from those that were measured: that is the kernel models' doing.
 
-    python -m benchmarks.claims.accuracy.sketch_agreement FOLDER        (what single_truth and sketched wrote, sketched twice:
+    python -m benchmarks.claims.accuracy.sketch_agreement FOLDER        (what single_truth and sketched wrote, sketched
+    twice:
                                                          into FOLDER/sketches and, by a CPU build, sketches_cpu)
 """
 

@@ -10,8 +10,8 @@ Hosts of one kind are not equally fast, and no step shows a device's gain that w
 ``edited`` are for a host as fast as the measured one was in the step before, the only time that they know of;
 ``shipped`` is for the host as it is shipped.
 
-    python -m benchmarks.claims.accuracy.whatif_truth --measure truth.json      # with a GPU; --device cpu tries it without
-    python -m benchmarks.claims.accuracy.whatif_truth truth.json
+    python -m benchmarks.claims.accuracy.whatif_truth --measure truth.json      # with a GPU; --device cpu tries it
+    without python -m benchmarks.claims.accuracy.whatif_truth truth.json
 """
 
 from __future__ import annotations

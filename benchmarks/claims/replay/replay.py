@@ -4,9 +4,9 @@ All device time covered; the same kernels for 99 % of it; kernel time within 1 %
 within 2 % where the device is what it waits for and 5 % where it is the host (geometric means, no step over 10 %); peak
 memory within 2 %.
 
-Reads what `benchmarks.truth.replay_truth` measured on an H200, original and replay in turns; ``step off`` compares each turn
-with the one beside it. ``again`` is how far the original was then off from its own recording, made minutes before in
-another process: what a host that others use does by itself. So the pace is that of plain steps timed a second or two
+Reads what `benchmarks.truth.replay_truth` measured on an H200, original and replay in turns; ``step off`` compares each
+turn with the one beside it. ``again`` is how far the original was then off from its own recording, made minutes before
+in another process: what a host that others use does by itself. So the pace is that of plain steps timed a second or two
 before the turns.
 
     python -m benchmarks.claims.replay.replay TRUTH

@@ -11,7 +11,8 @@ what the fastest by the ones loses by the others. Measured on 16 cores of a virt
 the dense layers, which are the same in all candidates. Nine of the jobs had been timed before: models of lookups that
 were calibrated elsewhere picked well in 67 %, which is why each table is measured by itself now.
 
-    python -m benchmarks.claims.sharding.sharding_gloo [OUT]        (of `python -m benchmarks.truth.sharding_gloo_truth OUT`)
+    python -m benchmarks.claims.sharding.sharding_gloo [OUT]        (of `python -m benchmarks.truth.sharding_gloo_truth
+    OUT`)
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ def _overhead_notes(ranks: Sequence[MeasuredRank]) -> list[str]:
 
 
 def _idle_device_note(ranks: Sequence[PricedRank], platform: Platform) -> list[str]:
-    if any(len(rank.step.work) for rank in ranks) or platform.device.kind == "cpu":
+    if any(len(rank.step.work) for rank in ranks) or platform.device.runs_on_host:
         return []
     return [f"the step launches nothing on {platform.name}'s device: were its model and data on the device?"]
 

@@ -144,7 +144,7 @@ def _durations(host: HostCosts, whole: Ints) -> dict[int, Floats]:
 
 def _timed_whole(work: DeviceWork, platform: Platform) -> Ints:
     """Calls on a CPU whose measured time holds both the work and its host overheads: the two can't be told apart."""
-    if platform.device.kind != "cpu":
+    if not platform.device.runs_on_host:
         return np.zeros(0, np.int32)
     return np.asarray(work.call[work.source == MEASURED], np.int32)
 

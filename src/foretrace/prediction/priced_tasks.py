@@ -171,7 +171,7 @@ def _waiting_rules(step: PricedStep, places: Places, device: Device) -> Iterator
         ahead = places.first_kernel - device.measured.queue_depth
         full = (ahead >= 0) & ~step.captured[places.launch_call]  # a graph waits in the queue as one
         yield edges(places.kernel[ahead[full]], places.launch[full]), 0.0
-    if device.kind == "cpu":  # there a call does its work itself, but for collectives, which threads of their own do
+    if device.runs_on_host:  # there a call does its work itself, but for collectives, which threads of their own do
         last = places.first_kernel + places.kernels - 1
         last_of_launch = places.kernel[last[step.work.kind[last] != COLLECTIVE]]
         yield edges(last_of_launch, last_of_launch + 1), 0.0

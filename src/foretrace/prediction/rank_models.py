@@ -250,7 +250,9 @@ def _at_simulated_times(graph: Graph, segments: Segments, tasks: TaskGraph, time
         one.start = _warped(one.start, one.thread, segments, moved)
         one.end = _warped(one.end, one.thread, segments, moved)
     span = Span(STEP, float(times.start.min(initial=np.inf)), float(times.end.max(initial=-np.inf)))
-    return replace(graph, kernels=table, ops=ops, calls=calls, steps=[span], allocated=(), profiling_overhead=1.0), moved
+    return replace(
+        graph, kernels=table, ops=ops, calls=calls, steps=[span], allocated=(), profiling_overhead=1.0
+    ), moved
 
 
 def _warped(time: Floats, thread: Ints, old: Segments, new: Segments) -> Floats:
@@ -301,7 +303,7 @@ class PricedRank:
         row[work.collective[work.collective >= 0]] = np.flatnonzero(work.collective >= 0)
         collectives = [replace(c, kernel=int(kernel)) for c, kernel in zip(calls.collectives, row)]
         graph = replace(calls, collectives=collectives)
-        on_cpu = platform.device.kind == "cpu"
+        on_cpu = platform.device.runs_on_host
         contends = not on_cpu and not keeps_measured_kernels(calls, platform, kernels)
         overlap = NO_OVERLAP if contends else None
         return cls(graph, whole, dispatched, priced, with_arrivals(tasks, row), tuple(notes), overlap, on_cpu)

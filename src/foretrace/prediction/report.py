@@ -174,7 +174,7 @@ def gemm_workspaces(step: DispatchedCalls, device: Device) -> int:
     >>> gemm_workspaces(dispatched_calls(Graph(OpTable.of(ops))), Device.named("h200")) / 2**20
     64.0
     """
-    if device.kind == "cpu":
+    if device.runs_on_host:
         return 0
     from foretrace.cost_models.kernels.families.gemm import Gemm
 

@@ -4,7 +4,7 @@ A call for many tables moves much and waits for little, so that its time is clos
 it looks up, the distinct ones among them, and the embeddings that it returns. Such sums can also be searched fast.
 
 - `FusedModel`: PyTorch's ``_embedding_bag`` over many tables in one tensor. Fitted on a few hundred calls of a measured
-  device (`benchmarks.fit.sharding_law`), it is closer than the model of single lookups. One file per device in ``data/``.
+  device (`benchmarks.fit.sharding_law`), it is closer than single lookups. One file per device in ``data/``.
 - `price_tbe`: FBGEMM's table-batched embeddings: one kernel forward, and one backward that sorts ids, adds up gradients
   and updates rows. Priced as bytes at a share of the memory bandwidth; the shares are fitted on published measurements
   of one GPU and scaled to others by their bandwidth.

@@ -188,7 +188,7 @@ class Single(LookupKernels):
 
     def _with_host(self, us: Floats, held: Floats) -> Floats:
         host = held * self._host_us
-        return np.asarray(us + host if self.platform.device.kind == "cpu" else np.maximum(us, host))
+        return np.asarray(us + host if self.platform.device.runs_on_host else np.maximum(us, host))
 
     @cached_property
     def _host_us(self) -> Floats:

@@ -71,7 +71,8 @@ def oversubscription(fabric: Fabric, ranks: int) -> Oversubscription | None:
     """The slowdown and skew of so many ranks on the cores of one machine: interpolated between measured counts, beyond
     them as for the largest; None where none was measured.
 
-    >>> fabric = Fabric("gloo", (), "made up", crowd=(Oversubscription(1, 1.0, 0.0), Oversubscription(2, 1.1, 0.02), Oversubscription(4, 1.3, 0.04)))
+    >>> seen = tuple(Oversubscription(*row) for row in ((1, 1.0, 0.0), (2, 1.1, 0.02), (4, 1.3, 0.04)))
+    >>> fabric = Fabric("gloo", (), "made up", crowd=seen)
     >>> oversubscription(fabric, 3)
     Oversubscription(ranks=3, slower=1.2, behind=0.03)
     >>> oversubscription(fabric, 64).slower, oversubscription(Fabric("nvlink", (), "made up"), 8)

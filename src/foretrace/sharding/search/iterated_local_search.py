@@ -1,7 +1,7 @@
-"""The search for a plan: iterated local search from greedy heuristics, with_pareto_front by the cost models.
+"""The search for a plan: iterated local search from greedy heuristics, judged by the cost models.
 
 Each start is improved by the sums of `OptionCosts`, perturbed and improved again. Its plan is then priced by
-`Costing.estimate`, the sums are corrected by the result, and the search goes on. The last moves are with_pareto_front by the cost
+`Costing.estimate`, the sums are corrected by the result, and the search goes on. The last moves are judged by the cost
 models themselves.
 """
 
