@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from foretrace.files import gc_paused, read_chunks
 from foretrace.formats.kineto.events import CHUNK, SERIAL_CHUNKS
-from foretrace.formats.workers import parallel_map
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
 
 
@@ -212,8 +211,11 @@ def _by_rank(traces: list[tuple[Path, str]]) -> list[_RankFiles]:
 
 def _read(ranks: list[_RankFiles]) -> list[Graph]:
     """Small files are read several at once; large ones one by one, since each of them keeps all cores busy."""
-    if any(_unpacked_bytes(file) > SERIAL_CHUNKS * CHUNK for rank in ranks for file in rank.files.values()):
+    large = any(_unpacked_bytes(file) > SERIAL_CHUNKS * CHUNK for rank in ranks for file in rank.files.values())
+    if large or len(ranks) < 2:
         return [_graph(rank) for rank in ranks]
+    from foretrace.formats.workers import parallel_map
+
     return parallel_map(_graph, ranks)
 
 

@@ -128,7 +128,7 @@ def test_chunks_decoded_by_other_processes_are_the_same(tmp_path: Path, monkeypa
     whole = read(trace, tmp_path)
     small_chunks(monkeypatch)
     monkeypatch.setattr(kineto_events, "SERIAL_CHUNKS", 1)
-    monkeypatch.setattr(kineto_events, "usable_cores", lambda: 2)
+    monkeypatch.setattr(workers, "usable_cores", lambda: 2)
     assert same(read_kineto(tmp_path / "trace.json"), whole)
 
 
@@ -138,7 +138,7 @@ def test_a_process_that_dies_costs_nothing_but_time(tmp_path: Path, monkeypatch:
     whole = read(trace, tmp_path)
     small_chunks(monkeypatch)
     monkeypatch.setattr(kineto_events, "SERIAL_CHUNKS", 1)
-    monkeypatch.setattr(kineto_events, "usable_cores", lambda: 2)
+    monkeypatch.setattr(workers, "usable_cores", lambda: 2)
     monkeypatch.setattr(workers, "_serve", lambda *_: os._exit(1))
     assert same(read_kineto(tmp_path / "trace.json"), whole)
 
@@ -149,7 +149,7 @@ def test_a_broken_event_is_named_whoever_decodes_it(tmp_path: Path, monkeypatch:
     trace.events[200]["dur"] = -1
     small_chunks(monkeypatch)
     monkeypatch.setattr(kineto_events, "SERIAL_CHUNKS", 1)
-    monkeypatch.setattr(kineto_events, "usable_cores", lambda: 2)
+    monkeypatch.setattr(workers, "usable_cores", lambda: 2)
     assert repr(trace.events[200]["name"]) in complaint(trace.text(), tmp_path)
 
 

@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from itertools import chain, cycle
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from foretrace.files import gc_paused, read_json_chunks
 from foretrace.formats.kineto.columns import Columns
 from foretrace.formats.kineto.decode import Head, UndecodableError, decode_events, decode_head, lenient_head
-from foretrace.formats.workers import Worker, usable_cores
 from foretrace.graph import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.formats.workers import Worker
 
 CHUNK = 16 << 20
 SERIAL_CHUNKS = 1
@@ -72,15 +74,21 @@ class ParallelDecoder:
     def submit(self, chunk: bytearray) -> None:
         """Decode a JSON array of events, now or later."""
         self._submitted += 1
-        if self._submitted == SERIAL_CHUNKS + 1 and usable_cores() > 1:
-            self._workers = [Worker(self._decoded) for _ in range(usable_cores())]
-            self._turns = iter(cycle(self._workers))
+        if self._submitted == SERIAL_CHUNKS + 1:
+            self._start_workers()
         if not self._workers:
             self._columns.append(self._decoded(chunk))
             return
         worker = next(self._turns)
         self._collect(worker)
         worker.submit(chunk)
+
+    def _start_workers(self) -> None:
+        from foretrace.formats.workers import Worker, usable_cores
+
+        if (cores := usable_cores()) > 1:
+            self._workers = [Worker(self._decoded) for _ in range(cores)]
+            self._turns = iter(cycle(self._workers))
 
     def finish(self) -> Columns:
         """The columns of all chunks."""
