@@ -28,7 +28,7 @@ from torch import nn
 import dlrm
 import foretrace as ft
 import resnet
-from foretrace import edits
+from foretrace import transforms
 from foretrace.graph import Graph
 from foretrace.graph.op import GRAPH_LAUNCH
 from foretrace.platform.device import CudaGraphCosts
@@ -74,7 +74,7 @@ def in_place(graph: Graph) -> Graph:
 def row(measured: dict[str, Any], step: Graph) -> dict[str, Any]:
     """One step: as measured, by its measured kernels, and predicted from its sketch alone."""
     eager, captured = (measured[kind]["whole_us"] / 1e3 for kind in ("eager", "graph"))
-    before, after = (ft.predict(graph, on="h200").step_ms for graph in (step, in_place(edits.cudagraph(step))))
+    before, after = (ft.predict(graph, on="h200").step_ms for graph in (step, in_place(transforms.cudagraph(step))))
     seen, costs = measured["graph"]["profiled"], CudaGraphCosts.shipped()
     added_up = (costs.launch(seen["kernels"]) + seen["kernel_us"] + costs.gap_us * seen["kernels"]) / 1e3
     return {

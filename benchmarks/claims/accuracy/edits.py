@@ -27,7 +27,7 @@ import dlrm
 import foretrace as ft
 import gpt
 import resnet
-from foretrace import edits
+from foretrace import transforms
 from foretrace.graph import Graph
 
 MOST = 0.05
@@ -57,74 +57,74 @@ def pairs() -> Iterator[tuple[str, str, Callable[[], Graph], Callable[[], Graph]
         for new in (old // 2, old * 8):
             yield (
                 name, f"batch {old} to {new}",
-                lambda m=model, s=shape, n=new: edits.batch(sketched(m, **s), n),
+                lambda m=model, s=shape, n=new: transforms.batch(sketched(m, **s), n),
                 lambda m=model, n=new: sketched(m, batch=n),
             )  # fmt: skip
     for model in (gpt, bert):
         for new in (48, 256):
             yield (
                 model.__name__, f"seq 32 to {new}",
-                lambda m=model, n=new: edits.sequence(sketched(m), n),
+                lambda m=model, n=new: transforms.sequence(sketched(m), n),
                 lambda m=model, n=new: sketched(m, seq=n),
             )  # fmt: skip
     yield (
         "dlrm",
         "rows 10000 to 500",
-        lambda: edits.table_rows(sketched(dlrm), 500),
+        lambda: transforms.table_rows(sketched(dlrm), 500),
         lambda: sketched(dlrm, rows=(500,) * 4),
     )
-    yield "dlrm", "pooling 4 to 20", lambda: edits.pooling(sketched(dlrm), 20), lambda: sketched(dlrm, pooling=20)
+    yield "dlrm", "pooling 4 to 20", lambda: transforms.pooling(sketched(dlrm), 20), lambda: sketched(dlrm, pooling=20)
     yield (
-        "dlrm", "dim 16 to 64", lambda: edits.table_dim(sketched(dlrm), 64),
+        "dlrm", "dim 16 to 64", lambda: transforms.table_dim(sketched(dlrm), 64),
         lambda: sketched(dlrm, dim=64, bottom=(13, 32, 64)),
     )  # fmt: skip
     for old, new in (("loop", "fused"), ("fused", "foreach"), ("foreach", "loop")):
         yield (
             "gpt", f"optimizer {old} to {new}",
-            lambda o=old, n=new: edits.optimizer(sketched(gpt, options={"optimizer": o}), n),
+            lambda o=old, n=new: transforms.optimizer(sketched(gpt, options={"optimizer": o}), n),
             lambda n=new: sketched(gpt, options={"optimizer": n}),
         )  # fmt: skip
     yield (
-        "dlrm", "top MLP 32 to 256", lambda: edits.width(sketched(dlrm), 256, "top.0"),
+        "dlrm", "top MLP 32 to 256", lambda: transforms.width(sketched(dlrm), 256, "top.0"),
         lambda: sketched(dlrm, top=(256, 16, 1)),
     )  # fmt: skip
     for model in (gpt, bert):
         for new in (32, 192):
             yield (
                 model.__name__, f"hidden 64 to {new}",
-                lambda m=model, n=new: edits.hidden(sketched(m), n),
+                lambda m=model, n=new: transforms.hidden(sketched(m), n),
                 lambda m=model, n=new: sketched(m, dim=n),
             )  # fmt: skip
         yield (
             model.__name__, "heads 4 to 8",
-            lambda m=model: edits.heads(sketched(m), 8),
+            lambda m=model: transforms.heads(sketched(m), 8),
             lambda m=model: sketched(m, heads=8),
         )  # fmt: skip
     yield (
-        "dlrm", "all MLPs to 256", lambda: edits.hidden(sketched(dlrm), 256),
+        "dlrm", "all MLPs to 256", lambda: transforms.hidden(sketched(dlrm), 256),
         lambda: sketched(dlrm, bottom=(13, 256, 16), top=(256, 256, 1)),
     )  # fmt: skip
     for model in (dlrm, gpt, bert, resnet):
         yield (
             model.__name__, "fp32 to bf16 autocast",
-            lambda m=model: edits.autocast(sketched(m), "bf16"),
+            lambda m=model: transforms.autocast(sketched(m), "bf16"),
             lambda m=model: sketched(m, options={"dtype": "bf16"}),
         )  # fmt: skip
     yield (
         "gpt", "gelu taken out and put in again",
-        lambda: edits.insert(edits.without(sketched(gpt), "gelu"), "gelu", "addmm@mlp.0"),
+        lambda: transforms.insert(transforms.without(sketched(gpt), "gelu"), "gelu", "addmm@mlp.0"),
         lambda: sketched(gpt),
     )  # fmt: skip
     for dtype in ("fp32", "bf16"):
         yield (
             "gpt", f"checkpointing, {dtype}",
-            lambda d=dtype: edits.checkpointing(sketched(gpt, options={"dtype": d})),
+            lambda d=dtype: transforms.checkpointing(sketched(gpt, options={"dtype": d})),
             lambda d=dtype: sketched(gpt, options={"dtype": d, "recompute": True}),
         )  # fmt: skip
     for model in (dlrm, gpt, bert):
         yield (
             model.__name__, "bf16 autocast to fp32",
-            lambda m=model: edits.dtype(sketched(m, options={"dtype": "bf16"}), "fp32"),
+            lambda m=model: transforms.dtype(sketched(m, options={"dtype": "bf16"}), "fp32"),
             lambda m=model: sketched(m),
         )  # fmt: skip
     for model, dtype, word in (
@@ -134,7 +134,7 @@ def pairs() -> Iterator[tuple[str, str, Callable[[], Graph], Callable[[], Graph]
     ):
         yield (
             model.__name__, f"fp32 to {word}",
-            lambda m=model, w=word: edits.dtype(sketched(m), w),
+            lambda m=model, w=word: transforms.dtype(sketched(m), w),
             lambda m=model, d=dtype: sketched(m, d),
         )  # fmt: skip
 

@@ -184,7 +184,6 @@ def cudnn_takes_batch_norm(data: str, weight: str) -> bool:
     return "bfloat16" not in (data, weight) and (data != "float16" or weight == "float32")
 
 
-
 LAUNCH_FREE_OPS = frozenset(
     f"aten::{name}"
     for name in (

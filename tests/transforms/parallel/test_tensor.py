@@ -163,7 +163,7 @@ def test_a_view_into_divided_queries_steps_over_its_own_part_only() -> None:
 
 
 def test_heads_that_do_not_divide_are_named() -> None:
-    with pytest.raises(ForetraceError, match=r"aten::view in GPT.blocks.0.attention can't be split 8"):
+    with pytest.raises(ForetraceError, match=r"aten::view in GPT.blocks.0.attention can't be split into 8"):
         tensor_parallel(gpt_step(), 8)
 
 

@@ -20,14 +20,14 @@ FIRST_BUCKET_BYTES = MIB
 """Size of DDP's first bucket by default: small, so that communication starts early."""
 
 
-def data_parallel(graph: Graph, ways: int, bucket_mb: float = DEFAULT_BUCKET_MB) -> Graph:
+def data_parallel(graph: Graph, ranks: int, bucket_mb: float = DEFAULT_BUCKET_MB) -> Graph:
     """The step of one of several data parallel ranks, each with its own batch.
 
     Parameters
     ----------
     graph
         The step of one rank.
-    ways
+    ranks
         Number of ranks.
     bucket_mb
         Size of DDP's buckets; infinity for one all_reduce of everything, after backward.
@@ -43,9 +43,9 @@ def data_parallel(graph: Graph, ways: int, bucket_mb: float = DEFAULT_BUCKET_MB)
     """
     draft = draft_of(graph, "data parallel")
     reject_sparse_gradients(draft.ops, graph.source)
-    group = ProcessGroup("data", tuple(range(ways)))
-    note = f"data parallel over {ways} ranks, in buckets of {bucket_mb:g} MB, was added to the step"
-    return draft.graph_of(share_gradients(draft, draft.calls, group, bucket_mb), 0, ways, note)
+    group = ProcessGroup("data", tuple(range(ranks)))
+    note = f"data parallel over {ranks} ranks, in buckets of {bucket_mb:g} MB, was added to the step"
+    return draft.graph_of(share_gradients(draft, draft.calls, group, bucket_mb), 0, ranks, note)
 
 
 def gradient_buckets(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gradient]]:

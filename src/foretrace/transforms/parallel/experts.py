@@ -23,21 +23,21 @@ NO_TOKENS = 0
 """In place of the token dimension: a weight of the experts, or its gradient, has none."""
 
 
-def expert_parallel(graph: Graph, ways: int) -> Graph:
+def expert_parallel(graph: Graph, ranks: int) -> Graph:
     """The step of one of several expert parallel ranks, each with its own batch.
 
     Parameters
     ----------
     graph
         The step of one rank, which has all experts.
-    ways
+    ranks
         Number of ranks.
     """
     draft = draft_of(graph, "expert parallel")
-    group = ProcessGroup("experts", tuple(range(ways)))
+    group = ProcessGroup("experts", tuple(range(ranks)))
     calls, _ = with_experts(draft, draft.calls, group)
-    note = f"expert parallel over {ways} ranks was added to the step"
-    return draft.graph_of(calls, 0, ways, note)
+    note = f"expert parallel over {ranks} ranks was added to the step"
+    return draft.graph_of(calls, 0, ranks, note)
 
 
 def with_experts(draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup) -> tuple[list[EditedCall], set[int]]:
@@ -51,7 +51,7 @@ def with_experts(draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup)
     return made, gradients
 
 
-def _expert_weights(ops: Sequence[Op], weights: set[int], source: str, ways: int) -> dict[int, int]:
+def _expert_weights(ops: Sequence[Op], weights: set[int], source: str, ranks: int) -> dict[int, int]:
     """Weights with a dimension for the experts, and the number of experts."""
     found = {
         t.storage: t.shape[0]
@@ -65,12 +65,12 @@ def _expert_weights(ops: Sequence[Op], weights: set[int], source: str, ways: int
             f"{source or 'the graph'} has no experts",
             "They are recognized by aten::bmm with a weight of (experts, inputs, outputs).",
         )
-    odd = next((op for op in ops for t in op.tensors if found.get(t.storage, ways) % ways), None)
+    odd = next((op for op in ops for t in op.tensors if found.get(t.storage, ranks) % ranks), None)
     if odd is not None:
         count = next(found[t.storage] for t in odd.tensors if t.storage in found)
         where = f" of {odd.module}" if odd.module else ""
         raise ForetraceError(
-            f"the {count} experts{where} can't be divided over {ways} ranks",
+            f"the {count} experts{where} can't be divided over {ranks} ranks",
             "Give a number of ranks that divides them.",
         )
     return found

@@ -31,7 +31,7 @@ HALF, FULL = ("bfloat16", "float16"), "float32"
 
 
 def fully_sharded_data_parallel(
-    graph: Graph, ways: int, units: Sequence[str] | None = None, mixed: bool = False
+    graph: Graph, ranks: int, units: Sequence[str] | None = None, mixed: bool = False
 ) -> Graph:
     """The step of one of several FSDP ranks, each with its own batch.
 
@@ -39,7 +39,7 @@ def fully_sharded_data_parallel(
     ----------
     graph
         The step of one rank.
-    ways
+    ranks
         Number of ranks.
     units
         Names of the modules whose weights are gathered together; the repeated blocks if None.
@@ -55,9 +55,9 @@ def fully_sharded_data_parallel(
     ['all_gather', 'reduce_scatter']
     """
     draft = draft_of(graph, "sharded data parallel")
-    group = ProcessGroup("sharded", tuple(range(ways)))
-    note = f"weights sharded over {ways} ranks (FSDP2) were added to the step"
-    return draft.graph_of(shard_weights(draft, draft.calls, group, units, mixed), 0, ways, note)
+    group = ProcessGroup("sharded", tuple(range(ranks)))
+    note = f"weights sharded over {ranks} ranks (FSDP2) were added to the step"
+    return draft.graph_of(shard_weights(draft, draft.calls, group, units, mixed), 0, ranks, note)
 
 
 def shard_weights(
@@ -284,19 +284,19 @@ class _ShardedStep:
         like = replace(self.ops[row], module=unit.name or self.ops[row].module)
         buffer, gather = self.gathered[unit.name]
         self.unsharded |= {w.storage: self.draft.copy(w).storage for w in unit.weights}
-        ways, parts = self.group.size, [self.shards[w.storage].numel for w in unit.weights]
+        ranks, parts = self.group.size, [self.shards[w.storage].numel for w in unit.weights]
         outs = []
         resizes = [
             EditedCall(call_like(RESIZE, (w.storage, self.unsharded[w.storage], w.nbytes), (), like))
             for w in unit.weights
         ]
-        view = self.draft.view(buffer, (ways, sum(parts)))
-        views = [EditedCall(call_like("aten::view", (buffer, [ways, -1]), (view,), like))]
+        view = self.draft.view(buffer, (ranks, sum(parts)))
+        views = [EditedCall(call_like("aten::view", (buffer, [ranks, -1]), (view,), like))]
         for weight, part in zip(unit.weights, parts):
             whole = replace(weight, storage=self.unsharded[weight.storage])
-            out = self.draft.view(whole, (ways, part))
+            out = self.draft.view(whole, (ranks, part))
             outs.append(out)
-            views.append(EditedCall(call_like("aten::view", (whole, [ways, -1]), (out,), like)))
+            views.append(EditedCall(call_like("aten::view", (whole, [ranks, -1]), (out,), like)))
         sizes: list[object] = list(parts)
         copy = call_like("fsdp::split_with_sizes_copy", (view, sizes, 1), (None,), like, out=outs)
         self.frees.setdefault(row, []).append(buffer.storage)
@@ -318,19 +318,19 @@ class _ShardedStep:
     def _scatter(self, unit: Unit, row: int) -> list[EditedCall]:
         """Reduce the gradients of a unit over all ranks, and keep a shard of them."""
         like = replace(self.ops[row], module=unit.name, node="RegisterPostBackwardFunctionBackward")
-        ways, device = self.group.size, unit.gradients[0].tensor.device
+        ranks, device = self.group.size, unit.gradients[0].tensor.device
         shards = [self._shard(g.tensor) for g in unit.gradients]
         each = sum(s.numel for s in shards)
-        buffer = self.draft.tensor((each * ways,), shards[0].dtype, device)
-        by_rank = self.draft.view(buffer, (ways, each))
+        buffer = self.draft.tensor((each * ranks,), shards[0].dtype, device)
+        by_rank = self.draft.view(buffer, (ranks, each))
         own = self.draft.tensor((each,), shards[0].dtype, device)
         gradients: list[object] = [g.tensor for g in unit.gradients]
         on_stream = replace(like, stream=SCATTER)
         scatter = self.draft.collective("reduce_scatter", self.group, own, buffer, on_stream)
         calls = [
             EditedCall(allocation(buffer, like)),
-            EditedCall(call_like("aten::view", (buffer, [ways, -1]), (by_rank,), like)),
-            EditedCall(call_like("fsdp::chunk_cat", (gradients, 0, ways), (None,), like, out=by_rank)),
+            EditedCall(call_like("aten::view", (buffer, [ranks, -1]), (by_rank,), like)),
+            EditedCall(call_like("fsdp::chunk_cat", (gradients, 0, ranks), (None,), like, out=by_rank)),
             EditedCall(allocation(own, like)),
             *self.draft.wait_stream(SCATTER, COMPUTE, like),
             scatter,

@@ -59,7 +59,7 @@ def with_arg(op: Op, place: int, value: Any) -> Op:
     return replace(op, args=(*op.args[:place], value, *op.args[place + 1 :]))
 
 
-def view_dim(old: Sequence[int], new: Sequence[int], dim: int, lead: int, ways: int) -> tuple[int, int] | None:
+def view_dim(old: Sequence[int], new: Sequence[int], dim: int, lead: int, parts: int) -> tuple[int, int] | None:
     """The dimension of a view that a split dimension becomes, and the size of what is merged into it before that.
 
     None if no dimension can be split.
@@ -74,7 +74,7 @@ def view_dim(old: Sequence[int], new: Sequence[int], dim: int, lead: int, ways: 
     for place, size in enumerate(new):
         if size > 1 and at < end and at * size > start:
             before = max(start // at, 1)
-            if (size // before) % ways == 0:
+            if (size // before) % parts == 0:
                 return place, before
             if size not in FUSED_SIZES:
                 return None
@@ -89,13 +89,13 @@ def view(s: Splitting, op: Op) -> Op | None:
     if state is None or state == PARTIAL:
         s.set(made, state, op)
         return None
-    found = view_dim(given.shape, made.shape, state, s.lead.get(key_of(given), 1), s.ways)
+    found = view_dim(given.shape, made.shape, state, s.lead.get(key_of(given), 1), s.parts)
     if found is None:
         raise ConflictError(op, made, f"dimension {state} of {list(given.shape)} can't be followed")
     dim, lead = found
     s.set(made, dim, op, lead)
     sizes = list(op.args[1])  # type: ignore[arg-type]
-    sizes[dim] = part_size(sizes[dim], s.ways)
+    sizes[dim] = part_size(sizes[dim], s.parts)
     return with_arg(op, 1, sizes)
 
 
@@ -109,7 +109,7 @@ def expand(s: Splitting, op: Op) -> Op | None:
     dim = state + len(made.shape) - len(given.shape) if given.shape else state
     s.set(made, dim, op)
     sizes = list(op.args[1])  # type: ignore[arg-type]
-    sizes[dim] = part_size(sizes[dim], s.ways)
+    sizes[dim] = part_size(sizes[dim], s.parts)
     return with_arg(op, 1, sizes)
 
 
@@ -169,11 +169,11 @@ def cut(s: Splitting, op: Op) -> Op | None:
     if op.name == "aten::unbind":
         raise ConflictError(op, given, "it unbinds the split dimension")
     if without_sizes:
-        bounds = [part_size(a, s.ways) if isinstance(a, int) and 0 < a < 1 << 62 else a for a in op.args[2:4]]
+        bounds = [part_size(a, s.parts) if isinstance(a, int) and 0 < a < 1 << 62 else a for a in op.args[2:4]]
         return replace(op, args=(*op.args[:2], *bounds, *op.args[4:]))
     sizes = op.args[1]
     return with_arg(
-        op, 1, [part_size(n, s.ways) for n in sizes] if isinstance(sizes, list) else part_size(sizes, s.ways)
+        op, 1, [part_size(n, s.parts) for n in sizes] if isinstance(sizes, list) else part_size(sizes, s.parts)
     )
 
 
@@ -317,7 +317,7 @@ def embedding(s: Splitting, op: Op) -> Op | None:
 def embedding_backward(s: Splitting, op: Op) -> Op | None:
     """The gradient of an embedding table."""
     if s.wanted.get(key_of(out(op))) == 0:
-        return with_arg(op, 2, part_size(op.args[2], s.ways))
+        return with_arg(op, 2, part_size(op.args[2], s.parts))
     s.splittable.add(key_of(out(op)))
     s.set(out(op), None if s.split_dim(first(op)) is None else PARTIAL, op)
     return None
@@ -344,7 +344,7 @@ def factory(s: Splitting, op: Op) -> Op | None:
     if dim is None:
         return None
     sizes = list(op.args[0])  # type: ignore[arg-type]
-    sizes[dim] = part_size(sizes[dim], s.ways)
+    sizes[dim] = part_size(sizes[dim], s.parts)
     return with_arg(op, 0, sizes)
 
 

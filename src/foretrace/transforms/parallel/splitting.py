@@ -50,7 +50,7 @@ class Splitting:
     [(8, 8), (8, 4), (8, 4)]
     """
 
-    ways: int
+    parts: int
     """Number of parts."""
     rules: dict[str, Rule]
     default_rule: Rule
@@ -89,8 +89,8 @@ class Splitting:
             self.states.pop(key, None)
             return
         self.lead[key] = self._inherited_lead(tensor.shape[dim], op) if lead is None and dim >= 0 else lead or 1
-        if dim >= 0 and tensor.shape[dim] % self.ways:
-            raise ConflictError(op, tensor, f"{tensor.shape[dim]} is not divisible by {self.ways}")
+        if dim >= 0 and tensor.shape[dim] % self.parts:
+            raise ConflictError(op, tensor, f"{tensor.shape[dim]} is not divisible by {self.parts}")
         self.states[key], self.origin[key] = dim, self.cause
 
     def set_summed(self, storage: int) -> None:
@@ -121,9 +121,9 @@ class Splitting:
         base = self.base(tensor)
         if base is not None and self.state(tensor) is None:
             base_dim = _dim_of_base(base, tensor, dim)
-            if base_dim is not None and base.shape[base_dim] % self.ways == 0:
+            if base_dim is not None and base.shape[base_dim] % self.parts == 0:
                 return self._demand(base, base_dim, tensor, dim)
-        if key_of(tensor) in self.splittable and tensor.shape[dim] % self.ways == 0:
+        if key_of(tensor) in self.splittable and tensor.shape[dim] % self.parts == 0:
             return self._demand(tensor, dim, tensor, dim)
         raise ConflictError(op, tensor, "another argument can't be split alike")
 
@@ -137,15 +137,15 @@ class Splitting:
         dim = self.split_dim(tensor)
         if dim is None:
             return tensor
-        shape = tuple(size // self.ways if at == dim else size for at, size in enumerate(tensor.shape))
-        return replace(tensor, shape=shape, stride=self._part_stride(tensor, dim), offset=tensor.offset // self.ways)
+        shape = tuple(size // self.parts if at == dim else size for at, size in enumerate(tensor.shape))
+        return replace(tensor, shape=shape, stride=self._part_stride(tensor, dim), offset=tensor.offset // self.parts)
 
     def _part_stride(self, tensor: Tensor, dim: int) -> tuple[int, ...] | None:
         """The strides of a part: those that step over the whole split dimension step over a part of it."""
         if tensor.stride is None:
             return None
         over = tensor.stride[dim] * tensor.shape[dim]
-        return tuple(step // self.ways if step >= over > 0 else step for step in tensor.stride)
+        return tuple(step // self.parts if step >= over > 0 else step for step in tensor.stride)
 
     def apply(self, op: Op) -> Op:
         """A call with its arguments and results split, by its rule; a call on nothing split stays."""
@@ -172,7 +172,7 @@ class Splitting:
         op, tensor = error.op, error.tensor
         where = f" in {op.module}" if op.module else ""
         return ForetraceError(
-            f"{what}: {op.name}{where} can't be split {self.ways} ways, over {list(tensor.shape)}: {error.why}",
+            f"{what}: {op.name}{where} can't be split into {self.parts} parts, over {list(tensor.shape)}: {error.why}",
             "Choose a number that divides it, or give a step that is written for it.",
         )
 
@@ -205,10 +205,10 @@ def _dim_of_base(base: Tensor, view: Tensor, dim: int) -> int | None:
     return None
 
 
-def part_size(value: Any, ways: int) -> Any:
+def part_size(value: Any, parts: int) -> Any:
     """A size divided; -1, which stands for the remaining elements, stays.
 
     >>> part_size(8, 2), part_size(-1, 2)
     (4, -1)
     """
-    return value // ways if isinstance(value, int) and value > 0 else value
+    return value // parts if isinstance(value, int) and value > 0 else value

@@ -36,14 +36,14 @@ LOSS_REDUCTIONS = 3
 """Megatron's loss over a split vocabulary reduces the largest logit, the target's, and the sum of exponentials."""
 
 
-def tensor_parallel(graph: Graph, ways: int, overlap: bool = False, sequence: bool = False) -> Graph:
+def tensor_parallel(graph: Graph, ranks: int, overlap: bool = False, sequence: bool = False) -> Graph:
     """The step of one of several tensor parallel ranks.
 
     Parameters
     ----------
     graph
         The step of one rank.
-    ways
+    ranks
         Number of ranks.
     overlap
         Whether the reduction of a layer's input gradient overlaps with the GEMM of its weight gradient.
@@ -51,9 +51,9 @@ def tensor_parallel(graph: Graph, ways: int, overlap: bool = False, sequence: bo
         Whether activations are split along the sequence between linear layers.
     """
     draft = draft_of(graph, "tensor parallel")
-    group = ProcessGroup("tensor", tuple(range(ways)))
-    note = f"tensor parallel over {ways} ranks (Megatron's columns and rows) was added to the step"
-    return draft.graph_of(split_blocks(draft, draft.calls, group, overlap, sequence), 0, ways, note)
+    group = ProcessGroup("tensor", tuple(range(ranks)))
+    note = f"tensor parallel over {ranks} ranks (Megatron's columns and rows) was added to the step"
+    return draft.graph_of(split_blocks(draft, draft.calls, group, overlap, sequence), 0, ranks, note)
 
 
 def split_blocks(
@@ -95,7 +95,7 @@ class _Plan:
     """Weights that were tried and can't be split."""
 
     @classmethod
-    def of(cls, ops: Sequence[Op], ways: int, source: str, overlap: bool, sequence: bool) -> _Plan:
+    def of(cls, ops: Sequence[Op], ranks: int, source: str, overlap: bool, sequence: bool) -> _Plan:
         blocks = repeated_blocks(ops)
         if not blocks:
             raise ForetraceError(
@@ -104,7 +104,7 @@ class _Plan:
             )
         classes = next((op.tensors[0].shape[-1] for op in ops if op.name == SOFTMAX), 0)
         weights = set(weights_of(ops, source).weights)
-        return cls(blocks, classes if classes % ways == 0 else 0, preexisting_tensors(ops), weights, overlap, sequence)
+        return cls(blocks, classes if classes % ranks == 0 else 0, preexisting_tensors(ops), weights, overlap, sequence)
 
     def column_parallel(self, op: Op, splitting: Splitting) -> tuple[Tensor, int] | None:
         """The weight of a call that should be split by its outputs, and the dimension."""
