@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from foretrace.calibration.calibrate import Outcome, exclusive
+from foretrace.calibration.machine import Outcome, exclusive
 from foretrace.calibration.timing import kernels as measuring
 from foretrace.calibration.timing.timer import HostTimer
 from foretrace.platform.measurements.kernels import read_batches
@@ -22,13 +22,13 @@ def asked(monkeypatch):
         calls.append((out, parts, minutes, on, tuple(families), like))
         return Outcome(notes=["it was warm"])
 
-    monkeypatch.setattr("foretrace.calibration.calibrate.calibrate", calibrate)
+    monkeypatch.setattr("foretrace.calibration.machine.calibrate", calibrate)
     return calls
 
 
 def test_it_measures_says_what_and_can_be_gone_on_with(foretrace, tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "BATCH", 4)
-    monkeypatch.setattr("foretrace.calibration.calibrate.SPOILT", math.inf)  # these machines are busy
+    monkeypatch.setattr("foretrace.calibration.machine.SPOILT", math.inf)  # these machines are busy
     monkeypatch.setattr(HostTimer, "flush_cache", lambda clock: None)
     words = ("calibrate", "device", "--out", tmp_path, "--minutes", "0.01", "--family", "fills", "--on", "cpu")
     first, second = foretrace(*words), foretrace(*words)
@@ -92,7 +92,7 @@ def test_when_stopped_it_says_how_to_go_on(foretrace, tmp_path, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("foretrace.calibration.calibrate.calibrate", stopped)
+    monkeypatch.setattr("foretrace.calibration.machine.calibrate", stopped)
     words = ("calibrate", "device", "--out", tmp_path, "--on", "cpu")
     early = foretrace(*words)
     assert early.code == 130 and early.err == "foretrace: stopped; nothing was measured yet\n"
@@ -120,7 +120,7 @@ def test_a_full_disk_is_reported(foretrace, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("foretrace.calibration.calibrate.calibrate", full)
+    monkeypatch.setattr("foretrace.calibration.machine.calibrate", full)
     ran = foretrace("calibrate", "--out", tmp_path / "mine")
     assert ran.code == 2 and "nothing more can be written to" in ran.err and "No space left on device" in ran.err
     assert not (tmp_path / "mine").exists()

@@ -1,4 +1,4 @@
-"""What driver and system report of a device, kept with its measurements; and the description made from both.
+"""What driver and system report of a device, stored with its measurements; and the description made from both.
 
 A device that is shipped with Foretrace is described by its maker; any other by its driver, with the best measured rates
 as its peaks.
@@ -76,7 +76,7 @@ def describe_device(facts: DeviceFacts, found: Iterable[Measurement], name: str)
     tflops, gbps = best_tflops(found), best_gbps(found)
     if facts.kind == "cpu":
         tflops.pop("tf32", None)  # a CPU has no Tensor Cores: it is float32 there
-    rates = f"rates: the best of the products and copies measured up to {facts.machine.get('made', '?')[:10]}"
+    rates = f"rates: the best of the GEMMs and copies measured up to {facts.machine.get('made', '?')[:10]}"
     measured = Measured(
         kernel_gap_us=facts.kernel_gap_us,
         launch_latency_us=facts.launch_latency_us,

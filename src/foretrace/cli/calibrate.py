@@ -16,7 +16,7 @@ import typer
 from foretrace.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from foretrace.calibration.calibrate import Outcome
+    from foretrace.calibration.machine import Outcome
     from foretrace.graph import Graph
 
 
@@ -82,9 +82,9 @@ def calibrate(
     Kernels on its GPU or CPU, calls on its host, collectives between ranks (under torchrun). It may be stopped at any
     time: the same command continues.
     """
-    from foretrace.calibration.calibrate import SHARES, Outcome, exclusive, is_first_rank
-    from foretrace.calibration.calibrate import calibrate as measure
     from foretrace.calibration.fitting import fit, require_fitter
+    from foretrace.calibration.machine import SHARES, Outcome, exclusive, is_first_rank
+    from foretrace.calibration.machine import calibrate as measure
     from foretrace.cost_models.kernels.families import check_families
     from foretrace.platform.platform import check_out
 

@@ -14,9 +14,9 @@ import numpy as np
 from foretrace.analysis.collective_matching import seen_by_all
 from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import StepReport
-from foretrace.analysis.steps import chosen_step
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
+from foretrace.graph.graph import chosen_step
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform

@@ -12,15 +12,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from foretrace.analysis.critical_path import LATENCY_US
-from foretrace.analysis.dependencies import edges, with_host_collectives_as_kernels
+from foretrace.analysis.dependencies import edges, in_time_order, rank_tasks, with_host_collectives_as_kernels
 from foretrace.analysis.dispatched import DispatchedCalls, dispatched_calls
 from foretrace.analysis.host_time import Segments, host_segments
-from foretrace.analysis.measured_tasks import in_time_order, rank_tasks
-from foretrace.analysis.steps import cut_to_step
 from foretrace.cost_models.collectives.contention import Contention
 from foretrace.cost_models.kernels.pricing import MEASURED, MODEL
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Span
+from foretrace.graph.graph import cut_to_step
 from foretrace.graph.tables import COLLECTIVE, Floats, Ints, Longs, Small, distinct
 from foretrace.platform.platform import Platform
 from foretrace.prediction.device_work import SOURCES, keeps_measured_kernels

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.analysis.report import StepReport
-from foretrace.analysis.workings import Workings
+from foretrace.analysis.report import StepReport, Workings
 from foretrace.cost_models.kernels.families import context_of, family_of
 from foretrace.cost_models.kernels.families.lookups import index_statistics
 from foretrace.cost_models.kernels.roofline import Work, work_of

@@ -6,17 +6,24 @@ from collections import defaultdict
 
 import numpy as np
 
-from foretrace.analysis.breakdown import by_family, by_module, by_op, by_phase
+from foretrace.analysis.breakdown import (
+    active_and_idle,
+    by_family,
+    by_module,
+    by_op,
+    by_phase,
+    communication,
+    device_span,
+    idle_causes,
+)
 from foretrace.analysis.collectives import CollectiveTimes, pair_waits, wait_ms
 from foretrace.analysis.critical_path import LATENCY, hot_ops, summarize_path
 from foretrace.analysis.dependencies import without_host_collective_kernels
-from foretrace.analysis.device_time import active_and_idle, communication, device_span, idle_causes
 from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.analysis.host_time import KINDS, host_overheads
 from foretrace.analysis.memory import peak_memory
-from foretrace.analysis.report import RankReport, StepReport
+from foretrace.analysis.report import RankReport, StepReport, Workings
 from foretrace.analysis.stragglers import stragglers
-from foretrace.analysis.workings import Workings
 from foretrace.cost_models.kernels.pricing import MODEL
 from foretrace.graph import PHASES, Graph, Job
 from foretrace.graph.tables import percentiles

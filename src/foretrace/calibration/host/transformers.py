@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from foretrace.calibration.host.training import Training, trained
 
-WIDTH, HEADS, LENGTH, SEQUENCES, WORDS = 64, 4, 16, 2, 512
+WIDTH, HEADS, LENGTH, SEQUENCES, VOCABULARY = 64, 4, 16, 2, 512
 
 
 class _RmsNorm(nn.Module):
@@ -83,8 +83,8 @@ class _UnfusedAttentionBlock(nn.Module):
 
     def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         q, k, v = (p(x).unflatten(-1, (HEADS, -1)).permute(0, 2, 1, 3) for p in self.projections[:3])
-        places = torch.arange(x.shape[1], device=x.device)
-        bias = self.distance(places[None, :] - places[:, None] + LENGTH).permute(2, 0, 1).unsqueeze(0)
+        positions = torch.arange(x.shape[1], device=x.device)
+        bias = self.distance(positions[None, :] - positions[:, None] + LENGTH).permute(2, 0, 1).unsqueeze(0)
         scores = torch.matmul(q, k.transpose(-1, -2)) / q.shape[-1] ** 0.5 + bias
         scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
         weights = self.dropout(torch.softmax(scores.float(), dim=-1).type_as(scores))
@@ -174,26 +174,26 @@ class _VerboseModel(nn.Module):
     def __init__(self, settings: _Settings, layers: int) -> None:
         super().__init__()
         self.settings = settings
-        self.words, self.places = nn.Embedding(WORDS, settings.width), nn.Embedding(LENGTH, settings.width)
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, settings.width), nn.Embedding(LENGTH, settings.width)
         self.norm, self.dropout = nn.LayerNorm(settings.width), nn.Dropout(settings.dropout)
         self.layers = nn.ModuleList(_VerboseLayer(settings) for _ in range(layers))
-        self.head = nn.Linear(settings.width, WORDS)
+        self.head = nn.Linear(settings.width, VOCABULARY)
 
     def forward(
-        self, words: torch.Tensor, keep_hidden: bool | None = None, labels: torch.Tensor | None = None, **options: Any
+        self, tokens: torch.Tensor, keep_hidden: bool | None = None, labels: torch.Tensor | None = None, **options: Any
     ) -> tuple[torch.Tensor | None, _Result]:
         keep_hidden = keep_hidden if keep_hidden is not None else self.settings.keep_weights
-        places = torch.arange(words.shape[1], device=words.device).unsqueeze(0)
-        hidden = self.dropout(self.norm(self.words(words) + self.places(places)))
-        kept: tuple[torch.Tensor, ...] = ()
+        positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        hidden = self.dropout(self.norm(self.tokens(tokens) + self.positions(positions)))
+        all_hidden: tuple[torch.Tensor, ...] = ()
         for layer in self.layers:
-            kept = (*kept, hidden) if keep_hidden else kept
+            all_hidden = (*all_hidden, hidden) if keep_hidden else all_hidden
             hidden = layer(hidden, mask=None, **options)[0]
-        result = _Result(hidden, kept or None)
+        result = _Result(hidden, all_hidden or None)
         if labels is None:
             return None, result
         logits = self.head(result.hidden)
-        return F.cross_entropy(logits.view(-1, WORDS).float(), labels.view(-1), ignore_index=-100), result
+        return F.cross_entropy(logits.view(-1, VOCABULARY).float(), labels.view(-1), ignore_index=-100), result
 
 
 def _blocks(kind: str, layers: int) -> nn.ModuleList:
@@ -205,18 +205,19 @@ def attention(
     device: Any, kind: str, autocast: bool, optimizer: str = "adamw", recompute: bool = False, layers: int = 4
 ) -> Training:
     """A language model of blocks of one kind."""
-    words, head, blocks = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS, bias=False), _blocks(kind, layers)
-    model = nn.ModuleList([words, blocks, nn.LayerNorm(WIDTH), head]).to(device)
-    text = torch.randint(WORDS, (SEQUENCES, LENGTH), device=device)
+    tokens, head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+    blocks = _blocks(kind, layers)
+    model = nn.ModuleList([tokens, blocks, nn.LayerNorm(WIDTH), head]).to(device)
+    text = torch.randint(VOCABULARY, (SEQUENCES, LENGTH), device=device)
     extra = _extra(kind, device)
 
     def loss() -> torch.Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            x = words(text)
+            x = tokens(text)
             for block in blocks:
                 x = checkpoint(block, x, *extra, use_reentrant=False) if recompute else block(x, *extra)
             logits = head(model[2](x))
-            return F.cross_entropy(logits[:, :-1].reshape(-1, WORDS).float(), text[:, 1:].reshape(-1))
+            return F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY).float(), text[:, 1:].reshape(-1))
 
     return trained(model, loss, optimizer)
 
@@ -233,11 +234,11 @@ def _extra(kind: str, device: Any) -> tuple[torch.Tensor, ...]:
 def verbose(device: Any, autocast: bool, optimizer: str = "adamw") -> Training:
     """A language model written like those of model libraries."""
     model = _VerboseModel(_Settings(), layers=4).to(device).train()
-    text = torch.randint(WORDS, (SEQUENCES, LENGTH), device=device)
+    text = torch.randint(VOCABULARY, (SEQUENCES, LENGTH), device=device)
 
     def loss() -> torch.Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            found, _ = model(words=text, labels=text, keep_hidden=False)
+            found, _ = model(tokens=text, labels=text, keep_hidden=False)
         assert found is not None
         return found
 

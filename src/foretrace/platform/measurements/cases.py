@@ -16,7 +16,7 @@ T = TypeVar("T")
 Shape = tuple[int, ...]
 
 EXACT = "exact"
-"""Where the measured calls of a recorded step are stored, beside the families' files."""
+"""Where the measured calls of a recorded step are stored, next to the families' files."""
 NOT_TIMED = ("c10d::", "c10d_functional::", "_c10d_functional::", "nccl:", "gloo:")
 """Calls that take more than one rank."""
 DTYPES = {"bfloat16": 9, "float32": 8, "float16": 3}

@@ -112,7 +112,7 @@ def measured_with(report: StepReport) -> Measured | None:
     job = workings.job
     if not any(np.isfinite(graph.ops.start).any() for graph in job.graphs):
         return None
-    unprofiled = len(job.graphs) == 1 and job.graphs[0].plain.synced_ms and _measured_there(report)
+    unprofiled = len(job.graphs) == 1 and job.graphs[0].unprofiled.synced_ms and _measured_there(report)
     return measure_step(job, workings.step), check_prediction(report, job) if unprofiled else None
 
 
@@ -121,7 +121,7 @@ def _measured_there(report: StepReport) -> bool:
     workings = report.workings
     if workings is None or workings.job is None or workings.device is None:
         return False
-    device = "" if workings.device.kind == "cpu" else workings.device.matches
+    device = "" if workings.device.runs_on_host else workings.device.matches
     return all(graph.device == device for graph in workings.job.graphs)
 
 
