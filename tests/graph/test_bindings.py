@@ -1,4 +1,4 @@
-"""Who holds a tensor, while storages come, move and go."""
+"""Holders of tensors while storages are allocated, resized and freed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_same_look_at_the_same_place_is_the_same_tensor():
     assert bindings.by_id(tensor(1, storage=0)) is None
 
 
-def test_who_holds_something_on_a_storage_that_is_freed_holds_it_no_more():
+def test_holders_end_with_their_storage():
     bindings = Bindings[str]()
     bindings.bind(tensor(0, storage=0), "t0")
     bindings.bind(tensor(1, storage=0, offset=4), "t1")
@@ -55,7 +55,7 @@ def test_a_tensor_is_looked_at_through_one_of_its_own_type():
     assert bindings.base_of(tensor(3, storage=0, offset=2)) == "t0"
 
 
-def test_what_has_no_number_is_held_by_nobody():
+def test_a_tensor_without_id_has_no_holder():
     bindings = Bindings[str]()
     bindings.bind(tensor(-1, storage=0), "t0")
     assert bindings.find(tensor(-1, storage=0)) is None

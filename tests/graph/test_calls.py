@@ -1,4 +1,4 @@
-"""."""
+"""Dispatcher calls in nested traces, and the kernels they launched."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_annotation_is_no_call_but_what_is_in_it_is() -> None:
     assert names(graph) == ["aten::_foreach_add_"]
 
 
-def test_an_overload_that_is_taken_apart_is_told_from_one_that_is_not() -> None:
+def test_a_decomposed_overload_is_distinguished_from_one_that_is_not() -> None:
     apart = trace(Op("aten::max"), Op("aten::maximum", parent=0), Op("aten::empty", parent=1))
     whole = trace(Op("aten::max"), Op("aten::empty", parent=0))
     assert names(apart) == ["aten::maximum"]

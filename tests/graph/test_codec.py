@@ -1,4 +1,4 @@
-"""Ops as lines of JSON, without loss."""
+"""Lossless JSON lines of ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph can be moved in time and cut; a job knows its ranks."""
+"""Graphs shifted and cut in time; ranks of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An op finds its tensors, and knows how large they are."""
+"""Tensors and signatures of ops."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import fields
 import pytest
 
 from foretrace.graph import Constant, Op, Tensor
-from foretrace.graph.op import signature
-from foretrace.graph.tensor import ITEMSIZE
+from foretrace.graph.op import ITEMSIZE, signature
 
 
 def test_tensors_are_found_in_lists_and_keywords_in_order() -> None:
@@ -67,7 +66,7 @@ def test_what_a_time_may_depend_on_counts(other: Op) -> None:
     assert signature(Op("aten::mul", (_matrix(1), 2))) != signature(other)
 
 
-def test_tensors_that_share_memory_are_told_from_those_that_do_not() -> None:
+def test_tensors_that_share_memory_have_another_signature() -> None:
     apart, same = Op("aten::mm", (_matrix(1), _matrix(2))), Op("aten::mm", (_matrix(1), _matrix(1)))
     assert signature(apart) != signature(same)
 

@@ -1,4 +1,4 @@
-"""Tables hold columns and make ops on demand."""
+"""Tables of columns that create ops on demand."""
 
 from __future__ import annotations
 

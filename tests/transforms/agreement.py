@@ -1,4 +1,4 @@
-"""Steps to edit, and what an edited step has to agree with."""
+"""Steps to transform, and what a transformed step has to agree with."""
 
 from __future__ import annotations
 

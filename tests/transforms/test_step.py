@@ -1,4 +1,4 @@
-"""A step's calls alone, as edits take them."""
+"""Flat steps."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from foretrace.formats.values import CPP_NAMES
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, Tensor, Value, tensors_in
+from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.tables import ANNOTATION, CALL, COLLECTIVE, COMPUTE, COPY, MODULE, NODE, SET
-from foretrace.graph.tensor import ITEMSIZE
 from foretrace.output import TIMELINE, open_output
 
 OP_CATEGORIES = {CALL: "cpu_op", NODE: "cpu_op", ANNOTATION: "user_annotation", MODULE: "python_function"}

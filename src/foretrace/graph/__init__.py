@@ -7,9 +7,8 @@ ops as JSON lines, ``execution_traces`` completes the calls of PyTorch's own tra
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import MAX_RANKS, Collective, Content, Graph, Indices, Job, Span, Tf32, Timings
-from foretrace.graph.op import PHASES, Constant, Op, Value, tensors_in
+from foretrace.graph.op import PHASES, Constant, Op, Storage, Tensor, Value, tensors_in
 from foretrace.graph.tables import CallTable, KernelTable, Names, OpTable
-from foretrace.graph.tensor import Storage, Tensor
 
 __all__ = [
     "MAX_RANKS", "PHASES", "CallTable", "Collective", "Constant", "Content", "ForetraceError", "Graph", "Indices",

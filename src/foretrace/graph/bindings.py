@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Generic, TypeAlias, TypeVar
 
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Tensor
 
 Holder = TypeVar("Holder", bound=Hashable)
 View: TypeAlias = "tuple[object, ...]"

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import SIDE_CALLS, Value, signature
+from foretrace.graph.op import SIDE_CALLS, Tensor, Value, signature
 from foretrace.graph.operators import C10D_CALLS, collective_kind
 from foretrace.graph.tables import CALL, COLLECTIVE, NODE, Ints, Longs, OpTable, distinct
-from foretrace.graph.tensor import Tensor
 
 COMPOSITE_OPS = Path(__file__).parent / "composite_ops.txt"
 SCALAR_VALUES: dict[str, Value] = {"float64": 1.0, "int64": 1, "bool": True}

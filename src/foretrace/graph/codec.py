@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from foretrace.errors import ForetraceError
-from foretrace.graph.op import PHASES, Constant, Op, Value
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import PHASES, Constant, Op, Tensor, Value
 
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """Exceptions that parsing a damaged file raises."""

@@ -13,8 +13,7 @@ import numpy as np
 
 from foretrace.graph.calls import enclosing_calls
 from foretrace.graph.graph import Collective, Graph
-from foretrace.graph.op import Constant, Op, Value
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Constant, Op, Tensor, Value
 
 COLLECTIVE_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "allreduce_": ("tensors", "group", "reduction", "nothing"),

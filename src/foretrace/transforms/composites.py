@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretrace.graph.tensor import contiguous_strides
+from foretrace.graph.op import contiguous_strides
 from foretrace.transforms.dataflow import Call, Slot
 from foretrace.transforms.structure.attention import CONTIGUOUS, DEFAULT_ARGUMENTS, FORWARD, attention_kind
 

@@ -12,8 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 from foretrace.graph.bindings import Bindings
-from foretrace.graph.op import Op, Value, map_tensors
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Op, Tensor, Value, map_tensors
 
 
 class Slot(NamedTuple):

@@ -14,9 +14,8 @@ import numpy as np
 
 from foretrace.graph import Collective, Constant, ForetraceError, Graph, Op, OpTable, Storage, Tensor
 from foretrace.graph.calls import dispatched, recorded_kernels
-from foretrace.graph.op import RESIZE
+from foretrace.graph.op import RESIZE, end_in_storage
 from foretrace.graph.tables import CallTable, KernelTable
-from foretrace.graph.tensor import end_in_storage
 from foretrace.transforms.step import EditedCall, IdAllocator
 
 COLLECTIVE_OPS = {

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from math import log2
 from typing import Any
 
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Tensor
 from foretrace.transforms.dataflow import Call, Dataflow, Slot, is_sequence, slots_in
 
 EMBEDDING_BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")

@@ -10,9 +10,8 @@ from collections.abc import Hashable
 from functools import cache
 from typing import Any, NamedTuple
 
-from foretrace.graph.op import Constant
+from foretrace.graph.op import ITEMSIZE, Constant, Tensor
 from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS, operator_path
-from foretrace.graph.tensor import ITEMSIZE, Tensor
 
 UNSUPPORTED = ("meta tensors", "Expected a value of type")
 """In error messages of PyTorch that are not about shapes: values are needed, or a trace lost an argument."""

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from foretrace.graph import Constant, ForetraceError, Graph, Op, Tensor
-from foretrace.graph.op import with_tensors
+from foretrace.graph.op import ITEMSIZE, with_tensors
 from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS, operator_path
-from foretrace.graph.tensor import ITEMSIZE
 from foretrace.transforms.composites import Composite, composites
 from foretrace.transforms.dataflow import Dataflow, Slot, slots_in
 from foretrace.transforms.meta_device import torch_empty, torch_operator

@@ -17,9 +17,8 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.calls import autograd_nodes, dispatched, enclosing_calls, host_collective_calls, with_scalars
 from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
 from foretrace.graph.graph import Collective, Graph, Timings
-from foretrace.graph.op import Op
+from foretrace.graph.op import Op, Storage, Tensor, contiguous_strides, end_in_storage
 from foretrace.graph.tables import SYNC, KernelTable, OpTable
-from foretrace.graph.tensor import Storage, Tensor, contiguous_strides, end_in_storage
 from foretrace.transforms.dataflow import Argument, Call, substitute
 
 

@@ -1,4 +1,4 @@
-"""Gradients in other buckets: held against DistributedDataParallel with that ``bucket_cap_mb``."""
+"""Sizes and overlap of gradient buckets: compared with DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_buckets_keep_waiting_for_backward_in_other_sizes() -> None:
     assert_same(behind, overlap(wide(1), False))
 
 
-def test_a_step_that_shares_its_gradients_behind_backward_does_so_beside_it() -> None:
+def test_gradients_reduced_after_backward_can_overlap_with_it() -> None:
     step = sketch(by_hand, device="cuda", world=8)
     beside = overlap(step, True)
     assert len(step.collectives) == 2 and step.collectives[0].op > last_of_backward(step)
@@ -113,6 +113,6 @@ def test_a_step_that_shares_its_gradients_behind_backward_does_so_beside_it() ->
     assert sorted(shapes(beside)) == sorted(shapes(step))
 
 
-def test_what_is_shared_behind_backward_is_not_hidden() -> None:
+def test_communication_after_backward_is_exposed() -> None:
     told = ft.what_if(wide(0.25), changes=["overlap=off"])
     assert told.after.exposed_communication_ms >= told.before.exposed_communication_ms

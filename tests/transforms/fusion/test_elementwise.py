@@ -1,4 +1,4 @@
-"""Chains of element-wise calls as one kernel each."""
+"""Fused chains of element-wise ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many lookups in one, against a model that is written so."""
+"""Fused lookups: compared with a model written so."""
 
 from __future__ import annotations
 

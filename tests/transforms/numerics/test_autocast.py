@@ -1,4 +1,4 @@
-"""A step in float32, put under autocast."""
+"""A float32 step under autocast: compared with torch.autocast."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_step_that_can_not_be_called_again_says_at_which_call() -> None:
         autocast(sketched(gpt, options={"recompute": True}), "bf16")
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_values_are_refused() -> None:
     with pytest.raises(ForetraceError, match=r"call \d+, aten::\w+, takes bfloat16.*dtype=fp32"):
         autocast(sketched(gpt, options=HALF), "bf16")
     with pytest.raises(ForetraceError, match="autocast does not cast to 'fp64'"):

@@ -1,4 +1,4 @@
-"""A step in another floating type, and the attention that goes with it."""
+"""A step in another dtype, and the attention that PyTorch selects for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foretrace.transforms.structure.attention import attention
 from tests.transforms.agreement import assert_same, calls, sketched, sketched_now
 
 
-def test_autocast_taken_away_is_a_step_in_float32() -> None:
+def test_a_step_without_its_autocast_is_a_step_in_float32() -> None:
     for model in (gpt, dlrm):
         assert_same(dtype(sketched(model, options={"dtype": "bf16"}), "fp32"), sketched(model))
 

@@ -1,4 +1,4 @@
-"""Steps to share between ranks, and how two graphs of one step are compared."""
+"""Steps to parallelize, and how two graphs of one step are compared."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Data parallel: compared with DistributedDataParallel."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""Expert parallel."""
+
 from __future__ import annotations
 
 import pytest

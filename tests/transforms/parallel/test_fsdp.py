@@ -1,3 +1,5 @@
+"""Sharded weights: compared with FSDP2."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,4 @@
-"""Weights in other shards: held against FSDP2 over that many ranks."""
+"""FSDP2 over another number of ranks: compared with FSDP2."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""All kinds of parallelism combined."""
+
 from __future__ import annotations
 
 import math
@@ -70,14 +72,14 @@ def test_no_two_parts_of_the_batch_share_a_tensor(job: Job) -> None:
         assert not buckets & computed
 
 
-def test_all_ways_together_can_be_predicted(job: Job) -> None:
+def test_all_kinds_of_parallelism_together_can_be_predicted(job: Job) -> None:
     forecast = ft.predict(job, on="h200")
     assert forecast.world == 16
     assert [row.stands_for for row in forecast.ranks] == [8, 8]
     assert forecast.step_ms > 0
 
 
-def test_one_way_alone_is_the_edit_of_its_own() -> None:
+def test_one_kind_alone_is_its_own_transform() -> None:
     ours, alone = parallelize(gpt_step(), data=8).graphs[0], data_parallel(gpt_step(), 8)
     assert told(ours) == told(alone)
     assert exchanged(ours) == exchanged(alone)
@@ -88,7 +90,7 @@ def test_more_data_parallel_ranks_take_no_less_time() -> None:
     assert many >= 0.98 * one
 
 
-def test_notes_tell_that_nobody_ran_it(job: Job) -> None:
+def test_a_note_says_that_the_job_was_made_from_one_rank(job: Job) -> None:
     assert "made from the step of one rank" in job.graphs[0].notes[-1]
 
 

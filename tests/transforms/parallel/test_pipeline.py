@@ -1,3 +1,5 @@
+"""Pipeline parallel: stages, transfers, accumulation and bubbles."""
+
 from __future__ import annotations
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""."""
+"""Pipeline schedules, and steps on a microbatch."""
 
 from __future__ import annotations
 

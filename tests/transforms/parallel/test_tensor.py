@@ -1,3 +1,5 @@
+"""Tensor and sequence parallel: compared with DTensor, and with what Megatron describes."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -131,7 +133,7 @@ def test_a_sequence_that_does_not_divide_is_named() -> None:
         tensor_parallel(odd, 2, sequence=True)
 
 
-def test_a_gpt_sums_twice_a_block_and_way_and_over_its_vocabulary() -> None:
+def test_a_gpt_reduces_twice_per_block_and_direction_and_over_its_vocabulary() -> None:
     graph = tensor_parallel(gpt_step(), 2)
     words = 8 * 32
     activations, statistics = words * 64 * 4, words * 4

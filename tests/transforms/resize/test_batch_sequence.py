@@ -1,4 +1,4 @@
-"""A step with another batch: the same calls with the shapes that the model itself would have given them."""
+"""Batch size and sequence length: compared with the model at that size."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_step_is_not_changed_by_its_edits() -> None:
     assert_same(step, sketched_now(dlrm, batch=48))
 
 
-def test_what_can_not_be_carried_through_is_said_with_its_call() -> None:
+def test_a_call_that_a_batch_can_not_be_propagated_through_is_named() -> None:
     given = Tensor((4, 3), "float32", "cpu", (3, 1), id=0, storage=0)
     fixed = Tensor((4, 3), "float32", "cpu", (3, 1), id=1, storage=1)
     made = Tensor((4, 3), "float32", "cpu", (3, 1), id=2, storage=2)
@@ -69,9 +69,7 @@ def test_a_hostile_call_ends_in_an_error_of_ours_or_in_none(op: Op) -> None:
 
 
 @pytest.mark.parametrize(("made", "said"), [((64, 3), False), ((7, 3), True)])
-def test_an_operator_that_nobody_knows_is_said_where_its_results_do_not_follow(
-    made: tuple[int, int], said: bool
-) -> None:
+def test_an_unsupported_operator_is_noted_where_its_results_do_not_follow(made: tuple[int, int], said: bool) -> None:
     x, y = Tensor((64, 8), "float32", id=0, storage=0), Tensor(made, "float32", id=1, storage=1)
     found = batch(Graph(OpTable.of([Op("my::own", (x,), outputs=(y,), overload="default")])), 128)
     assert any("the meta device does not support my::own" in note for note in found.notes) == said

@@ -1,4 +1,4 @@
-"""Tables with other rows, dimensions and pooling."""
+"""Rows, dimension and pooling of embedding tables."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Joined(dlrm.Dense):
         return self.top(torch.cat([x, products], dim=1))
 
 
-def test_layers_follow_where_all_that_is_joined_has_to_be_as_wide() -> None:
+def test_layers_follow_where_all_concatenated_tensors_have_to_be_as_wide() -> None:
     with patch.object(dlrm, "Dense", Joined):
         before, truth = sketched_now(dlrm), sketched_now(dlrm, dim=24, bottom=(13, 32, 24))
     assert_same(table_dim(before, 24), truth)
@@ -66,12 +66,12 @@ def test_bags_hold_other_numbers_of_ids() -> None:
     assert_same(pooling(sketched(dlrm), 7), sketched(dlrm, pooling=7))
 
 
-def test_a_name_that_no_table_has_is_told_with_those_near_to_it() -> None:
+def test_an_unknown_table_is_refused_with_similar_names() -> None:
     with pytest.raises(ForetraceError, match=r"no table 'tabels.2'.*tables.2"):
         table_rows(sketched(dlrm), 77, "tabels.2")
 
 
-def test_tables_without_names_are_told_by_their_places() -> None:
+def test_tables_without_names_are_selected_by_position() -> None:
     nameless = [op.__copy__() for op in sketched(dlrm).ops]
     for op in nameless:
         op.module = ""

@@ -1,4 +1,4 @@
-"""A layer with another number of outputs."""
+"""Widths of layers, hidden width and heads: compared with models of that width."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_optimizers_state_goes_with_its_weight() -> None:
     assert sum(tensor.shape == (512, 64) for tensor in state.tensors) == 2 + 2  # the vocabulary is 512 too
 
 
-def test_a_layer_that_is_not_there_is_told_with_those_near_to_it() -> None:
+def test_an_unknown_layer_is_refused_with_similar_names() -> None:
     with pytest.raises(ForetraceError, match=r"no linear layer 'top.9'"):
         width(sketched(dlrm), 48, "top.9")
     with pytest.raises(ForetraceError, match="names 2 layers"):

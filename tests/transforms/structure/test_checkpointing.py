@@ -1,4 +1,4 @@
-"""Blocks that are computed again in backward."""
+"""Blocks recomputed in backward: compared with torch.utils.checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_blocks_of_all_stages_are_computed_again() -> None:
     }
 
 
-def test_a_block_that_is_not_there_is_told_with_those_near_to_it() -> None:
+def test_an_unknown_block_is_refused_with_similar_names() -> None:
     with pytest.raises(ForetraceError, match=r"no block 'GPT.block.1'.*GPT.blocks.1"):
         checkpointing(sketched(gpt), "GPT.block.1")
     with pytest.raises(ForetraceError, match=r"tables\.0"):

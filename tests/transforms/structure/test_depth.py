@@ -1,4 +1,4 @@
-"""More and fewer blocks."""
+"""More and fewer blocks: compared with models of that depth."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_optimizer_that_goes_weight_by_weight_goes_through_the_new_ones_too()
     assert_same(depth(sketched(gpt, options=loop), 3), sketched(gpt, options=loop, layers=3))
 
 
-def test_blocks_beside_one_that_is_left_out_meet() -> None:
+def test_neighbours_of_a_removed_block_are_connected() -> None:
     assert_same(depth(sketched(gpt, layers=4), 2), sketched(gpt))
 
 

@@ -1,4 +1,4 @@
-"""Calls taken out of a step."""
+"""Ops inserted and removed: compared with models written so."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_calls_of_one_module_alone_are_taken_out() -> None:
     assert sum(op.name == "aten::gelu" for op in without(step, f"gelu@{module}").ops) == count - 1
 
 
-def test_a_name_that_nothing_has_is_told_with_those_near_to_it() -> None:
+def test_an_unknown_op_to_remove_is_refused_with_similar_names() -> None:
     with pytest.raises(ForetraceError, match=r"no op 'gellu'. Did you mean aten::gelu"):
         without(sketched(gpt), "gellu")
     with pytest.raises(ForetraceError, match=r"no gelu in a module 'head'"):
@@ -51,19 +51,19 @@ def test_what_was_taken_out_comes_back() -> None:
     assert_same(insert(without(step, "gelu"), "gelu", "addmm@mlp.0"), step)
 
 
-def test_dropout_behind_activations_is_that_of_a_model_that_has_it() -> None:
+def test_dropout_inserted_after_activations_is_that_of_a_model_that_has_it() -> None:
     activation = nn.GELU
     with patch.object(gpt.nn, "GELU", lambda: nn.Sequential(activation(), nn.Dropout())):
         truth = sketched_now(gpt)
     assert_same(edit_step(sketched(gpt), ["insert:gelu=dropout"]), truth)
 
 
-def test_an_op_is_put_behind_what_is_named_and_nowhere_else() -> None:
+def test_an_op_is_inserted_after_the_named_calls_only() -> None:
     norms = [op.module for op in insert(sketched(gpt), "rms_norm", "addmm@blocks.1.mlp.2").ops if "rsqrt" in op.name]
     assert norms == ["GPT.blocks.1.mlp.2"]
 
 
-def test_names_that_nothing_has_are_told_with_those_near_to_them() -> None:
+def test_unknown_names_are_refused_with_similar_ones() -> None:
     with pytest.raises(ForetraceError, match=r"no op in its forward 'gellu'. Did you mean aten::gelu"):
         insert(sketched(gpt), "relu", "gellu")
     with pytest.raises(ForetraceError, match=r"no gelu in a module 'head'"):
@@ -79,7 +79,7 @@ def test_what_makes_nothing_to_be_called_on_says_so() -> None:
         insert(sketched(dlrm), "relu", "select")
 
 
-def test_a_hostile_name_is_called_by_nobody() -> None:
+def test_a_hostile_name_is_never_called() -> None:
     step = sketched(dlrm)
     hostile = Op("aten::from_file", ("/etc/passwd",), overload="default", phase="forward")
     with pytest.raises(ForetraceError, match="unknown operator aten::from_file"):

@@ -1,4 +1,4 @@
-"""Another optimizer: what PyTorch itself calls with it."""
+"""Another optimizer: compared with what PyTorch calls for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_another_optimizer_holds_other_state() -> None:
     assert_same(there_and_back, sketched(gpt))
 
 
-def test_a_name_that_is_none_is_told_with_those_near_to_it() -> None:
+def test_an_unknown_optimizer_is_refused_with_similar_names() -> None:
     with pytest.raises(ForetraceError, match=r"'adamv'. Did you mean .*adamw"):
         parse_optimizer("adamv")
 

@@ -9,8 +9,7 @@ import math
 from collections.abc import Sequence
 
 from foretrace.graph import Constant, Indices, Op, Tensor
-from foretrace.graph.op import tensors_in
-from foretrace.graph.tensor import ITEMSIZE
+from foretrace.graph.op import ITEMSIZE, tensors_in
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 """Dtypes that have their own code, by position; any other counts as the first of its size."""

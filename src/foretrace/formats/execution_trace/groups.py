@@ -13,8 +13,8 @@ from msgspec import Struct
 from foretrace.formats.execution_trace.nodes import Node
 from foretrace.formats.values import dtype_name, find_tensors
 from foretrace.graph import MAX_RANKS, Collective, OpTable
+from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import collective_kind
-from foretrace.graph.tensor import ITEMSIZE
 
 GROUPS_NODE = "## process_group:init ##"
 """Name of the nodes whose first argument lists the process groups."""

@@ -12,9 +12,9 @@ from foretrace.formats.kineto.arguments import Arguments, decoded, values
 from foretrace.formats.kineto.columns import CollectiveArgs
 from foretrace.formats.values import dtype_name
 from foretrace.graph import Collective, KernelTable, OpTable, tensors_in
+from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import collective_kind
 from foretrace.graph.tables import COLLECTIVE
-from foretrace.graph.tensor import ITEMSIZE
 
 _KERNELS = ("nccl", "rccl", "allreduce", "allgather", "reducescatter", "alltoall", "crossdevicereduce")
 _AROUND = re.compile(r"nccl:|gloo:|c10d::|_?c10d_functional::|record_param_comms")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from foretrace.graph import Content, Tensor
+from foretrace.graph.op import ITEMSIZE, contiguous_strides
 from foretrace.graph.operators import LAYOUTS, NAMESPACES
-from foretrace.graph.tensor import ITEMSIZE, contiguous_strides
 from foretrace.replay.generate.contents import CONTENT_KINDS
 from foretrace.replay.generate.lines import Lines
 from foretrace.replay.generate.literals import NotWritableError, device_name, literal

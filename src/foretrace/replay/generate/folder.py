@@ -13,8 +13,8 @@ from typing import Any
 from foretrace import __version__
 from foretrace.errors import parse_size
 from foretrace.graph import ForetraceError, Graph, Job, Tensor
+from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import LAYOUTS
-from foretrace.graph.tensor import ITEMSIZE
 from foretrace.output import atomic_folder
 from foretrace.replay.generate.choices import Choices
 from foretrace.replay.generate.code import Code, code_of

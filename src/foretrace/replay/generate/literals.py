@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from foretrace.graph import Constant, Tensor, Value
+from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS
-from foretrace.graph.tensor import ITEMSIZE
 from foretrace.replay.generate.plan import Argument, Name
 
 DEVICE = re.compile(r"(cpu|cuda|meta)(?::(\d{1,3}))?", re.ASCII)

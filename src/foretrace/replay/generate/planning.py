@@ -9,9 +9,8 @@ from dataclasses import replace
 from foretrace.graph import Constant, Content, Graph, Op, Storage, Tensor, Value
 from foretrace.graph.bindings import Bindings
 from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
-from foretrace.graph.op import RESIZE
+from foretrace.graph.op import RESIZE, end_in_storage
 from foretrace.graph.operators import sparse_parts
-from foretrace.graph.tensor import end_in_storage
 from foretrace.replay.generate.choices import Selection, select
 from foretrace.replay.generate.contents import with_contents
 from foretrace.replay.generate.literals import NUMBER

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import GRAPH_LAUNCH, Op
+from foretrace.graph.op import GRAPH_LAUNCH, Op, Tensor
 from foretrace.graph.operators import SYNCHRONIZE, on_device, waits_for_device
 from foretrace.graph.tables import SYNC
-from foretrace.graph.tensor import Tensor
 from foretrace.transforms.dataflow import Dataflow
 from foretrace.transforms.inputs import StepInputs, is_per_channel
 from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step

@@ -14,9 +14,8 @@ from typing import NamedTuple, TypeAlias
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Collective, Graph
-from foretrace.graph.op import Constant, Op, Value, map_tensors, with_tensors
+from foretrace.graph.op import Constant, Op, Tensor, Value, map_tensors, with_tensors
 from foretrace.graph.operators import COLLECTIVE_CALLS
-from foretrace.graph.tensor import Tensor
 from foretrace.transforms.draft import ProcessGroup, draft_of
 from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, gradient_buckets, share_gradients
 from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step, flatten, recompute_frees

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import Op
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Op, Tensor
 from foretrace.transforms.meta_device import is_pointwise
 from foretrace.transforms.step import EditedCall, assemble, editable_step, recompute_frees, storages_in
 

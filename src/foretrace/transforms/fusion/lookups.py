@@ -8,8 +8,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Content, Graph, Indices
-from foretrace.graph.op import Op, map_tensors, with_tensors
-from foretrace.graph.tensor import Tensor, contiguous_strides
+from foretrace.graph.op import Op, Tensor, contiguous_strides, map_tensors, with_tensors
 from foretrace.transforms.dataflow import Call, Dataflow, is_sequence
 from foretrace.transforms.draft import call_like
 from foretrace.transforms.inputs import EMBEDDING_BAGS, WeightOwners, foreach_lists

@@ -8,9 +8,8 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import Constant, Op
+from foretrace.graph.op import FLOATING, ITEMSIZE, Constant, Op, Tensor
 from foretrace.graph.operators import cudnn_takes_batch_norm
-from foretrace.graph.tensor import FLOATING, ITEMSIZE, Tensor
 from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, slots_in, substitute
 from foretrace.transforms.meta_device import META, MetaTensor, MetaUnsupportedError
 from foretrace.transforms.step import ChangedCall, EditedCall, StepTemplate, assemble, editable_step, flatten

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
-from foretrace.graph.op import with_tensors
-from foretrace.graph.tensor import contiguous_strides
+from foretrace.graph.op import contiguous_strides, with_tensors
 from foretrace.transforms.draft import Draft, ProcessGroup, draft_of
 from foretrace.transforms.parallel.splitting import Key, key_of
 from foretrace.transforms.step import EditedCall

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
-from foretrace.graph.op import RESIZE, with_tensors
-from foretrace.graph.tensor import contiguous_strides
+from foretrace.graph.op import RESIZE, contiguous_strides, with_tensors
 from foretrace.transforms.blocks import block_index, repeated_blocks
 from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like, draft_of
 from foretrace.transforms.step import EditedCall

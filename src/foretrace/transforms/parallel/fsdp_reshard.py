@@ -14,8 +14,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Collective, Graph
-from foretrace.graph.op import RESIZE, Op, with_tensors
-from foretrace.graph.tensor import Tensor, contiguous_strides
+from foretrace.graph.op import RESIZE, Op, Tensor, contiguous_strides, with_tensors
 from foretrace.transforms.step import EditedCall, assemble, editable_step
 from foretrace.transforms.weights import tensor_lists
 

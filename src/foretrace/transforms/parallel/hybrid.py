@@ -18,8 +18,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from foretrace.graph import Constant, ForetraceError, Graph, Indices, Job, Op, Tensor
-from foretrace.graph.op import with_tensors
-from foretrace.graph.tensor import contiguous_strides
+from foretrace.graph.op import contiguous_strides, with_tensors
 from foretrace.transforms.draft import Draft, ProcessGroup, call_like, draft_of
 from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, share_gradients
 from foretrace.transforms.resize.resizable import resized_indices

@@ -13,7 +13,7 @@ from itertools import combinations
 from math import prod
 from typing import Any, TypeAlias
 
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Tensor
 from foretrace.transforms.dataflow import Argument, Call, is_sequence
 
 Interpretation: TypeAlias = frozenset[int]

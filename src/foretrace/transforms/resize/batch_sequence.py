@@ -7,8 +7,7 @@ from itertools import combinations
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import Op
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Op, Tensor
 from foretrace.transforms.dataflow import Dataflow
 from foretrace.transforms.inputs import StepInputs, is_per_channel, tied_inputs
 from foretrace.transforms.resize.arguments import SLICE, SizeChange

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Tensor
 from foretrace.transforms.dataflow import Call, Dataflow, substitute
 from foretrace.transforms.meta_device import MetaTensor, argument_key
 from foretrace.transforms.resize.arguments import UNCHANGED, Interpretation, SizeChange, interpretations

@@ -9,9 +9,8 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Content, Graph, Indices
-from foretrace.graph.op import Op
+from foretrace.graph.op import Op, Tensor
 from foretrace.graph.operators import operator_path
-from foretrace.graph.tensor import Tensor
 from foretrace.transforms.dataflow import Call, Dataflow
 from foretrace.transforms.resize.arguments import SizeChange, with_interpretation
 from foretrace.transforms.resize.propagation import InputChoice, PropagationError, find_propagation, propagate

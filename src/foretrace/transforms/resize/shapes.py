@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+from foretrace.graph.op import Tensor, with_shape, with_view
 from foretrace.graph.operators import COLLECTIVE_CALLS, SPARSE_ACCESSORS, SPARSE_CONSTRUCTORS
-from foretrace.graph.tensor import Tensor, with_shape, with_view
 from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, slots_in, substitute
 from foretrace.transforms.meta_device import META, MetaTensor, MetaUnsupportedError
 from foretrace.transforms.resize.arguments import (

@@ -10,8 +10,7 @@ from itertools import combinations
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import Op
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Op, Tensor
 from foretrace.transforms.blocks import block_index, repeated_blocks
 from foretrace.transforms.dataflow import Dataflow
 from foretrace.transforms.fusion.ddp_buckets import without_gradient_sharing

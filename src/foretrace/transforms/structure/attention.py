@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import Constant, Op, map_tensors
-from foretrace.graph.tensor import Tensor, contiguous_strides
+from foretrace.graph.op import Constant, Op, Tensor, contiguous_strides, map_tensors
 from foretrace.transforms.dataflow import Call, Dataflow, rebuild, slots_in, substitute
 from foretrace.transforms.meta_device import META, MetaTensor, MetaUnsupportedError
 from foretrace.transforms.step import EditedCall, IdAllocator, assemble, flatten, recompute_frees

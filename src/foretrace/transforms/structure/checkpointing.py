@@ -7,8 +7,7 @@ from fnmatch import fnmatchcase
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import Op
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Op, Tensor
 from foretrace.transforms.blocks import all_repeated_blocks, block_index
 from foretrace.transforms.dataflow import Call, Dataflow, rebuild
 from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step

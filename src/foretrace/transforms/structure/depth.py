@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import Op
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Op, Tensor
 from foretrace.transforms.blocks import block_index, repeated_blocks
 from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, rebuild
 from foretrace.transforms.inputs import StepInputs, WeightOwners, foreach_lists

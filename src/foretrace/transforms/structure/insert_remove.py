@@ -10,8 +10,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import Op, with_tensors
-from foretrace.graph.tensor import FLOATING, Tensor
+from foretrace.graph.op import FLOATING, Op, Tensor, with_tensors
 from foretrace.transforms.composites import Composite
 from foretrace.transforms.dataflow import slots_in
 from foretrace.transforms.retrace import retrace

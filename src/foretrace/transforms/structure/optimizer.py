@@ -8,8 +8,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import Op, with_tensors
-from foretrace.graph.tensor import Tensor
+from foretrace.graph.op import Op, Tensor, with_tensors
 from foretrace.transforms.dataflow import Dataflow
 from foretrace.transforms.inputs import StepInputs
 from foretrace.transforms.meta_device import torch_empty

@@ -22,7 +22,7 @@ from foretrace.cost_models.kernels.features import (
 )
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor
-from foretrace.graph.tensor import ITEMSIZE
+from foretrace.graph.op import ITEMSIZE
 from foretrace.platform.measurements.cases import Draw
 
 KINDS = {"poi": 1, "red": 2, "per": 3, "tem": 4, "for": 5}
