@@ -9,7 +9,7 @@ import numpy as np
 from foretrace.analysis.collectives import CollectiveTimes
 from foretrace.analysis.report import Straggler
 from foretrace.graph import Graph
-from foretrace.graph.tables import COLLECTIVE, Floats, Longs
+from foretrace.graph.tables import COLLECTIVE, Floats, Longs, median
 from foretrace.simulation.task_graph import total
 
 TIMES_THE_OTHERS = 2.0
@@ -88,7 +88,7 @@ def _why(late: int, graphs: list[Graph], collectives: list[CollectiveTimes]) -> 
         rows = np.flatnonzero((group.last_member == column) & (group.kernel >= 0).all(axis=1))
         each = np.stack([_since_last(spent[m], group.kernel[:, i], rows) for i, m in enumerate(group.members)])
         own += each[column].sum(axis=1)
-        others += np.median(np.delete(each, column, axis=0), axis=0).sum(axis=1)
+        others += median(np.delete(each, column, axis=0)).sum(axis=1)
     longer = _Spent(*(own - others))
     if longer.computing > max(longer.awaiting_launch, longer.stalled):
         return MORE_WORK if own[3] > SAME_WORK * others[3] else SLOWER_KERNELS
@@ -108,7 +108,7 @@ def _began_late(late: int, graphs: list[Graph], collectives: list[CollectiveTime
         waited = np.where(group.last_member == group.members.index(late), group.wait.sum(axis=1), 0.0)
         first, anywhere = max(first, float(waited[0])), anywhere + float(waited.sum())
     began = np.array([np.nanmin(np.concatenate([g.ops.start, g.calls.start, g.kernels.start])) for g in graphs])
-    behind = began[late] - np.median(np.delete(began, late))
+    behind = began[late] - median(np.delete(began, late))
     return first > anywhere / 2 and behind > first / (len(graphs) - 1) / 2
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph import Collective, ForetraceError, Graph
+from foretrace.graph.tables import median
 
 ENDING_TOGETHER = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
 """Collectives that end at the same time on all their ranks; a broadcast's root may leave early."""
@@ -139,7 +140,7 @@ def _offsets(ranks: list[dict[Key, _Spans]], always: bool) -> tuple[list[float],
             reached.add(there)
             pending.append(there)
             later = pairs[1].end - pairs[0].end
-            ahead = float(np.median(later))
+            ahead = float(median(later))
             # If moving the clock does not help, these are not parts of the same collectives after all.
             wrong, wrong_then = _impossible(*pairs, 0.0), _impossible(*pairs, ahead)
             helps = wrong > VIOLATIONS and wrong_then < wrong / 2
@@ -148,7 +149,7 @@ def _offsets(ranks: list[dict[Key, _Spans]], always: bool) -> tuple[list[float],
                 used += len(later)
                 residuals.append(np.abs(later - ahead))
     every = np.concatenate(residuals)
-    return offsets, used, float(np.median(every)) if len(every) else 0.0
+    return offsets, used, float(median(every)) if len(every) else 0.0
 
 
 def _common(one: dict[Key, _Spans], other: dict[Key, _Spans]) -> tuple[_Spans, _Spans] | None:
