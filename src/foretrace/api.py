@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foretrace._progress import Progress
 from foretrace.errors import ForetraceError, check_count, check_path
 from foretrace.graph import MAX_RANKS, Graph, Job
 
@@ -270,6 +269,7 @@ def predict(
     >>> 0.1 < report.device_active_ms < 1.0
     True
     """
+    from foretrace._progress import Progress
     from foretrace.platform.registry import load_platform
     from foretrace.prediction.overrides import RankOverrides
 

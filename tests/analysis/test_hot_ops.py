@@ -1,8 +1,8 @@
 """The ops of a job to look at first."""
 
 from foretrace.analysis.critical_path import hot_ops
+from foretrace.analysis.dependencies import measured_tasks
 from foretrace.analysis.host_time import host_segments
-from foretrace.analysis.measured_tasks import measured_tasks
 from foretrace.graph.tables import ANNOTATION
 from foretrace.simulation.critical_path import critical_path
 from tests.analysis.builders import Call, Orphan, launch, rank

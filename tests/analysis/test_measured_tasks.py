@@ -4,8 +4,8 @@ from typing import Any
 
 from foretrace.analysis.collectives import collective_times
 from foretrace.analysis.critical_path import PathSummary, summarize_path
+from foretrace.analysis.dependencies import measured_tasks
 from foretrace.analysis.host_time import host_segments
-from foretrace.analysis.measured_tasks import measured_tasks
 from foretrace.graph import Graph
 from foretrace.graph.tables import COPY
 from foretrace.simulation.critical_path import critical_path

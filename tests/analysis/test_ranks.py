@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from foretrace.analysis.breakdown import device_span
 from foretrace.analysis.collectives import CollectiveTimes, pair_waits, wait_ms
-from foretrace.analysis.device_time import device_span
 from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import PairWait
 from tests.analysis.builders import all_reduce, job, launch, rank

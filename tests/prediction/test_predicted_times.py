@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretrace.analysis.device_time import idle_causes
+from foretrace.analysis.breakdown import idle_causes
 from foretrace.analysis.host_time import KINDS, host_segments
 from foretrace.graph import Graph, Op, OpTable
 from foretrace.prediction.priced_tasks import at_predicted_times

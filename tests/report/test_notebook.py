@@ -8,7 +8,7 @@ import foretrace as ft
 from foretrace.graph import ForetraceError
 from foretrace.prediction.scaling import Scaling, ScalingRow
 from foretrace.sharding.tables import Table
-from foretrace.whatif.points import Point, Sweep, judged
+from foretrace.whatif.points import Point, Sweep, with_pareto_front
 from tests.report.steps import HOSTILE, sketched
 
 
@@ -36,7 +36,7 @@ def test_a_sweep_shows_the_best_point_and_the_front():
         Point(["batch=16"], "h200", step_ms=3.0, next_ms=3.0, memory_bytes=200, fits=True, samples=16),
         Point(["batch=32"], "h200", error="too large"),
     ]
-    text = judged(Sweep(HOSTILE, points), {})._repr_html_()
+    text = with_pareto_front(Sweep(HOSTILE, points), {})._repr_html_()
     assert_shown(text, ": 2 points", "batch=16 on h200: the fastest", "The front", "batch=8 on h200", "188")
 
 

@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.lib.table import keep
 from foretrace import predict
+from foretrace.analysis.breakdown import device_span
 from foretrace.analysis.critical_path import LATENCY_US
-from foretrace.analysis.device_time import device_span
 from foretrace.analysis.measure import measure_step
 from foretrace.api import load
 from foretrace.graph import Job

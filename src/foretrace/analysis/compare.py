@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.analysis.breakdown import by_op
-from foretrace.analysis.device_time import active_and_idle
+from foretrace.analysis.breakdown import active_and_idle, by_op
 from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.analysis.host_time import host_segments
 from foretrace.analysis.report import StepReport, TimeRow, plain
@@ -183,12 +182,12 @@ def check_prediction(predicted: StepReport, recording: Graph | Job) -> Check:
         profiled host times are divided by the factor by which profiling slowed the step.
     """
     graph = recording if isinstance(recording, Graph) else recording.graphs[0]
-    if not graph.plain.synced_ms:
+    if not graph.unprofiled.synced_ms:
         raise ForetraceError(
             f"{graph.source or 'the graph'} holds no unprofiled steps to check against",
             "Record the job with `foretrace record`, which times unprofiled steps first.",
         )
-    measured = float(np.median(graph.plain.synced_ms))
+    measured = float(np.median(graph.unprofiled.synced_ms))
     check = Check(
         source=predicted.source,
         platform=predicted.platform,
@@ -198,10 +197,13 @@ def check_prediction(predicted: StepReport, recording: Graph | Job) -> Check:
         coverage=predicted.coverage,
         notes=list(predicted.notes),
     )
-    if graph.plain.back_to_back_ms and predicted.step_ms_back_to_back is not None:
-        check.step_ms_back_to_back = (predicted.step_ms_back_to_back, float(np.median(graph.plain.back_to_back_ms)))
-    if graph.plain.peak_memory_bytes and predicted.peak_memory_bytes:
-        check.peak_memory_bytes = (predicted.peak_memory_bytes, graph.plain.peak_memory_bytes)
+    if graph.unprofiled.back_to_back_ms and predicted.step_ms_back_to_back is not None:
+        check.step_ms_back_to_back = (
+            predicted.step_ms_back_to_back,
+            float(np.median(graph.unprofiled.back_to_back_ms)),
+        )
+    if graph.unprofiled.peak_memory_bytes and predicted.peak_memory_bytes:
+        check.peak_memory_bytes = (predicted.peak_memory_bytes, graph.unprofiled.peak_memory_bytes)
     if len(graph.kernels):
         check.device_active_ms = (predicted.device_active_ms, active_and_idle(graph)[0] / 1e3)
         check.kernels = (predicted.kernels, len(graph.kernels))
@@ -219,7 +221,7 @@ def _misses(predicted: StepReport, graph: Graph) -> list[OpMiss]:
         ours, theirs = (rows.get(name, TimeRow(name, 0.0, 0.0, 0, 0.0)) for rows in (predicted_rows, measured_rows))
         # Of a step without kernels, what the CPU computes is host time.
         device = (ours.device_ms, theirs.device_ms) if len(graph.kernels) else (0.0, 0.0)
-        host = (ours.host_ms, theirs.host_ms / graph.slowdown)
+        host = (ours.host_ms, theirs.host_ms / graph.profiling_overhead)
         miss = device[0] - device[1] + host[0] - host[1]
         misses.append(OpMiss(name, device, host, (ours.count, theirs.count), miss))
     return sorted(misses, key=lambda row: (-abs(row.miss_ms), row.name))

@@ -6,17 +6,25 @@ from collections import defaultdict
 
 import numpy as np
 
-from foretrace.analysis.breakdown import by_family, by_module, by_op, by_phase
+from foretrace.analysis.breakdown import (
+    active_and_idle,
+    by_family,
+    by_module,
+    by_op,
+    by_phase,
+    communication,
+    device_span,
+    queue_depth,
+)
 from foretrace.analysis.collectives import CollectiveTimes, collective_times, wait_ms
 from foretrace.analysis.critical_path import summarize_path
-from foretrace.analysis.device_time import active_and_idle, communication, device_span, queue_depth
+from foretrace.analysis.dependencies import measured_tasks
 from foretrace.analysis.host_time import Segments, host_overheads, host_segments
-from foretrace.analysis.measured_tasks import measured_tasks
 from foretrace.analysis.memory import peak_memory
-from foretrace.analysis.report import CollectiveRow, QueueDepth, RankReport, StepReport, Unprofiled
-from foretrace.analysis.steps import chosen_step, cut_to_step
-from foretrace.analysis.workings import Workings
+from foretrace.analysis.report import CollectiveRow, QueueDepth, RankReport, StepReport, Unprofiled, Workings
 from foretrace.graph import Graph, Job
+from foretrace.graph.graph import chosen_step, cut_to_step
+from foretrace.graph.tables import median
 from foretrace.simulation.critical_path import critical_path
 
 
@@ -56,7 +64,7 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         by_module=by_module(graphs, segments),
         attributed=_attributed(job.graphs),
         notes=list(dict.fromkeys([*job.notes, *(note for graph in job.graphs for note in graph.notes), *unmatched])),
-        profiling_overhead=max((graph.slowdown for graph in graphs), default=1.0),
+        profiling_overhead=max((graph.profiling_overhead for graph in graphs), default=1.0),
         unprofiled=_unprofiled(job.graphs),
         workings=Workings(tasks, timeline, path, with_earlier, segments, job=job, step=name),
     )
@@ -137,14 +145,18 @@ def _attributed(graphs: list[Graph]) -> float:
 
 def _unprofiled(graphs: list[Graph]) -> Unprofiled | None:
     """Medians over the steps of the slowest rank, and the most memory that a rank took."""
-    synced = [float(np.median(graph.plain.synced_ms)) for graph in graphs if graph.plain.synced_ms]
-    back_to_back = [float(np.median(graph.plain.back_to_back_ms)) for graph in graphs if graph.plain.back_to_back_ms]
+    synced = [float(median(np.array(graph.unprofiled.synced_ms))) for graph in graphs if graph.unprofiled.synced_ms]
+    back_to_back = [
+        float(median(np.array(graph.unprofiled.back_to_back_ms)))
+        for graph in graphs
+        if graph.unprofiled.back_to_back_ms
+    ]
     if not synced and not back_to_back:
         return None
     return Unprofiled(
         synced_ms=max(synced, default=None),
         back_to_back_ms=max(back_to_back, default=None),
-        peak_memory_bytes=max((g.plain.peak_memory_bytes or 0 for g in graphs), default=0) or None,
+        peak_memory_bytes=max((g.unprofiled.peak_memory_bytes or 0 for g in graphs), default=0) or None,
     )
 
 
@@ -159,7 +171,7 @@ def _add_collectives(report: StepReport, collectives: list[CollectiveTimes]) -> 
         transfers, waits = zip(*times)
         report.transfer_ms[kind] = report.transfer_ms.get(kind, 0.0) + sum(transfers)
         report.collectives.append(
-            CollectiveRow(kind, nbytes, len(times), float(np.median(transfers)), sum(transfers), sum(waits))
+            CollectiveRow(kind, nbytes, len(times), float(median(np.array(transfers))), sum(transfers), sum(waits))
         )
     report.collectives.sort(key=lambda row: -row.total_transfer_ms)
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.analysis.steps import cut_to_step
 from foretrace.graph import Graph
 from foretrace.graph.calls import dispatched
+from foretrace.graph.graph import cut_to_step
 from foretrace.graph.tables import Floats, Ints, Longs
 
 BLOCK = 512

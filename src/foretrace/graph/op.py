@@ -1,4 +1,4 @@
-"""Op, one call that reached the dispatcher with every argument; and its tensors: shape, strides, dtype, never values."""
+"""Op, one call that reached the dispatcher with every argument; its tensors: shape, strides, dtype, never values."""
 
 from __future__ import annotations
 

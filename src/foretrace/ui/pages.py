@@ -36,7 +36,7 @@ JOBS_CACHED = 4
 DEFAULT_PLATFORM = "h200"
 OWN_MACHINE = "its own machine"
 """Where a job was measured: hosts and kernels stay as they were."""
-MEASURE_FIRST = f"Measure it first: `foretrace predict RUN --on {CPU}` does, once, in a few minutes."
+MEASURE_FIRST = "Measure it first: `foretrace calibrate cpu` does, in a few minutes."
 
 
 class Work:

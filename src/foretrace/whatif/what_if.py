@@ -10,11 +10,11 @@ from typing import Any
 from foretrace._progress import OnProgress, Progress
 from foretrace.analysis.compare import StepDifference, compare_steps
 from foretrace.analysis.report import NotebookDocument, StepReport, plain
-from foretrace.analysis.steps import chosen_step, cut_to_step
 from foretrace.api import as_job, predict
 from foretrace.errors import parse_size
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.graph.execution_traces import lacks_overloads
+from foretrace.graph.graph import chosen_step, cut_to_step
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform

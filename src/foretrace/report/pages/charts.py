@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from foretrace.analysis.breakdown import kernel_family
 from foretrace.analysis.compare import PathChange, TimeChange
-from foretrace.analysis.kernel_families import kernel_family
 from foretrace.analysis.memory import MemoryCurve
 from foretrace.analysis.report import StepReport, TimeRow, plain
 from foretrace.graph.tables import Floats, Longs
@@ -21,7 +21,7 @@ from foretrace.report.pages.timeline import waits_for_ranks
 from foretrace.report.step import CAUSES, COVERAGE, OVERHEADS
 
 if TYPE_CHECKING:
-    from foretrace.analysis.workings import Workings
+    from foretrace.analysis.report import Workings
     from foretrace.prediction.rates import Roofline, RooflineCalls
 
 Piece = dict[str, Any]

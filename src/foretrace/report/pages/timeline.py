@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from foretrace.analysis.breakdown import kernel_family
 from foretrace.analysis.collectives import collective_times
-from foretrace.analysis.kernel_families import kernel_family
-from foretrace.analysis.workings import Legs, Workings
+from foretrace.analysis.report import Legs, Workings
 from foretrace.graph import PHASES, Graph
 from foretrace.graph.calls import dispatched
 from foretrace.graph.tables import SYNC, Floats, Ints, Longs
