@@ -307,7 +307,7 @@ def test_no_folder_of_platforms_elsewhere_is_read(server):
 def test_a_machine_that_is_not_measured_yet_says_how_to(server, monkeypatch):
     monkeypatch.setattr(pages, "platform_folders", lambda: {"h200": None})
     answer, text = ask(server, "/predict?what=one&on=cpu")
-    assert answer.status == 422 and "foretrace predict RUN --on cpu" in text
+    assert answer.status == 422 and "foretrace calibrate cpu" in text
 
 
 @pytest.fixture

@@ -100,7 +100,8 @@ def _nothing_to_price(source: str, ops: Sequence[Op]) -> ForetraceError:
     if any(op.tensors for op in ops):
         return ForetraceError(
             f"nothing of {source} runs on a GPU: all its tensors lie on the host",
-            "Build the model and its inputs on cuda, whether there is one here or not; or predict it --on cpu.",
+            "Build the model and its inputs on cuda, whether there is one here or not; or predict it --on cpu, after "
+            "`foretrace calibrate cpu`.",
         )
     return ForetraceError(
         f"{source} does not tell the shapes of tensors, so that no kernel can be priced",
