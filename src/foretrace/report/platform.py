@@ -46,7 +46,7 @@ def _headline(fields: Fields) -> Iterator[Fact]:
     else:
         yield "device", "none", f"`foretrace calibrate device --out {fields['folder']}` measures it"
     if fields["carried_from"]:
-        yield "models", fields["carried_from"], "its times are carried over: what limits a call here, against there"
+        yield "models", fields["carried_from"], "kernel times are scaled from it, by what limits each call on both devices"
     if fields["exact"]:
         yield "exact", plural(fields["exact"], "call"), "of steps timed as they are, which need no model"
     if device and device["kind"] == "cuda":
@@ -166,7 +166,7 @@ def _device_list(found: list[Fields]) -> RenderableType:
         for one in found
     ]
     heads = ["<name", "processors", "MHz", "GB", "GB/s", "cache MB", *rates]
-    title = f"{plural(len(found), 'GPU')} by description, with times carried over from h200; products in TFLOP/s"
+    title = f"{plural(len(found), 'GPU')} by description, with kernel times scaled from h200; GEMMs in TFLOP/s"
     return table(title, heads, rows)
 
 
