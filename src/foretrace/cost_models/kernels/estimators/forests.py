@@ -21,9 +21,9 @@ QUANTUM = 2.0**-12
 """Leaf values are rounded to this: over a thousand trees it adds up to a fifth of a per cent, and files are half as
 large."""
 INTERPRETED_MS = 2e-4
-"""Time of one row in one tree where all rows step combined in numpy."""
+"""Time of one row in one tree where all rows step at once in numpy."""
 ROWS_TOGETHER = 1 << 16
-"""Pairs of a row and a tree that step combined: so many stay in the cache."""
+"""Pairs of a row and a tree that step at once: so many stay in the cache."""
 BLOCK = 256
 """Rows that pass all trees one after the other in compiled code: these, and a tree, stay in the cache."""
 
@@ -85,8 +85,8 @@ class Forest:
         forest = self.feature, self.threshold, self.right, self.root
         if not jit_budget.allows(len(rows) * len(self.root) * INTERPRETED_MS):
             return evaluate_compiled(rows, *forest)
-        combined = max(ROWS_TOGETHER // len(self.root), 1)
-        parts = [evaluate_stepwise(rows[first : first + combined], *forest) for first in range(0, len(rows), combined)]
+        rows_at_once = max(ROWS_TOGETHER // len(self.root), 1)
+        parts = [evaluate_stepwise(rows[first : first + rows_at_once], *forest) for first in range(0, len(rows), rows_at_once)]
         return np.concatenate([np.zeros(0), *parts])
 
     def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
@@ -137,7 +137,7 @@ class Forest:
 
 
 def evaluate_stepwise(rows: Floats, feature: Nodes, threshold: Nodes, right: Nodes, root: Nodes) -> Floats:
-    """Sum of the leaves that each row falls into; all rows step down all trees combined, in numpy."""
+    """Sum of the leaves that each row falls into; all rows step down all trees at once, in numpy."""
     count, columns = rows.shape
     values, begins = rows.ravel(), np.tile(np.arange(count) * columns, len(root))
     node = at = np.repeat(root.astype(np.intp), count)
