@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _CallablePackage(ModuleType):
-    """A package that could be called: ``ft.record(step_fn)`` was ``foretrace.record``, the package, as a function."""
+    """A package that could be called: ``ft.record(step_fn)`` called the package ``foretrace.record``."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the public function that took the package's place."""

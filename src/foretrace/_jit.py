@@ -1,7 +1,7 @@
 """Just-in-time compilation of array loops, for processes that run enough of them.
 
-Loading the compiler takes longer than predicting a step without it. A loop that also runs interpreted asks `jit_budget` first:
-a process with little work never loads the compiler, and one with much work soon gains by it.
+Loading the compiler takes longer than predicting a step without it. A loop that also runs interpreted asks `jit_budget`
+first: a process with little work never loads the compiler, and one with much work soon gains by it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Packages whose exported names are imported when they are first asked for.
 
-A package lists its public names once, in ``__init__.pyi``, where type checkers and readers find them. A command then loads
-only the modules that it uses: importing ``foretrace.analysis`` loads none of its modules.
+A package lists its public names once, in ``__init__.pyi``, where type checkers and readers find them. A command then
+loads only the modules that it uses: importing ``foretrace.analysis`` loads none of its modules.
 """
 
 from __future__ import annotations

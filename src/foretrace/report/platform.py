@@ -46,7 +46,11 @@ def _headline(fields: Fields) -> Iterator[Fact]:
     else:
         yield "device", "none", f"`foretrace calibrate device --out {fields['folder']}` measures it"
     if fields["carried_from"]:
-        yield "models", fields["carried_from"], "kernel times are scaled from it, by what limits each call on both devices"
+        yield (
+            "models",
+            fields["carried_from"],
+            "kernel times are scaled from it, by what limits each call on both devices",
+        )
     if fields["exact"]:
         yield "exact", plural(fields["exact"], "call"), "of steps timed as they are, which need no model"
     if device and device["kind"] == "cuda":

@@ -86,7 +86,10 @@ class Forest:
         if not jit_budget.allows(len(rows) * len(self.root) * INTERPRETED_MS):
             return evaluate_compiled(rows, *forest)
         rows_at_once = max(ROWS_TOGETHER // len(self.root), 1)
-        parts = [evaluate_stepwise(rows[first : first + rows_at_once], *forest) for first in range(0, len(rows), rows_at_once)]
+        parts = [
+            evaluate_stepwise(rows[first : first + rows_at_once], *forest)
+            for first in range(0, len(rows), rows_at_once)
+        ]
         return np.concatenate([np.zeros(0), *parts])
 
     def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
