@@ -268,8 +268,9 @@ def relu() -> None:
     torch.ones(2).relu()
 
 
-def test_a_function_is_sketched_without_side_effects_too(tmp_path: Path) -> None:
-    kept = tmp_path / "keep.txt"
+def test_a_function_is_sketched_without_side_effects_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # notes shorten long paths
+    kept = Path("keep.txt")
     kept.write_text("precious")
 
     def step() -> None:
