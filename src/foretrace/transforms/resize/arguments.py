@@ -246,4 +246,4 @@ def with_interpretation(
         place += 1
         return change.of(value) if place in interpretation else value
 
-    return tuple(walk(value) for value in args)
+    return tuple([walk(value) for value in args])
