@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.formats.load import load_traces
-from foretrace.graph import ForetraceError, Job
+from foretrace import formats
+from foretrace.formats.load import FORMATS, TraceFormat, load_traces
+from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable
 from tests.traces import Trace, training_step
 
 
@@ -201,3 +202,20 @@ def test_any_json_is_a_job_or_one_clear_error(tmp_path: Path, content: object) -
     (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": content}))
     with pytest.raises(ForetraceError):
         load_traces(tmp_path)
+
+
+def read_own_format(path: Path) -> Graph:
+    return Graph(OpTable.of([Op(name) for name in json.loads(path.read_text())["ownCalls"]]), source=str(path))
+
+
+def test_a_format_is_a_reader_and_an_entry_in_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = TraceFormat(__name__, "read_own_format", (".json",), key="ownCalls")
+    monkeypatch.setitem(FORMATS, "own trace", own)
+    (tmp_path / "rank3.json").write_text('{"version": 1, "ownCalls": ["aten::mm"]}')
+    (graph,) = load_traces(tmp_path).graphs
+    assert (graph.rank, graph.ops[0].name) == (3, "aten::mm")
+
+
+@pytest.mark.parametrize("name", dir(formats))
+def test_what_the_package_exports_is_there(name: str) -> None:
+    assert getattr(formats, name) is not None or name.startswith("__")
