@@ -292,6 +292,37 @@ def test_a_job_that_begins_to_profile_itself_gets_its_profile(tmp_path: Path) ->
     assert [event.name for event in own.events()].count("aten::addmm") == SHORT_STEPS - 6
 
 
+def test_two_steps_lie_between_the_profilers_of_a_compiled_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is annotated under the first and ends under the second would write to memory of the first."""
+    events: list[str] = []
+    step = small_step()
+
+    def noting(kind: Any) -> Any:
+        class Noting(kind):  # type: ignore[misc]
+            def __enter__(self) -> Any:
+                events.append(f"{kind.__name__} begins")
+                return super().__enter__()
+
+            def __exit__(self, *failure: object) -> None:
+                super().__exit__(*failure)
+                events.append(f"{kind.__name__} ends")
+
+        return Noting
+
+    def noted() -> None:
+        step()
+        events.append("step")
+
+    monkeypatch.setattr(recorder, "something_is_compiled", lambda: True)
+    watchers = {kind: noting(watcher) for kind, watcher in recorder.WATCHERS.items()}
+    monkeypatch.setattr(recorder, "WATCHERS", watchers)
+    ft.record_step(noted, tmp_path / "r", **SHORT)
+    first, second = events.index("LightProfile ends"), events.index("ExecutionTrace begins")
+    assert events[first:second].count("step") == 2
+    assert (tmp_path / "r" / "rank-0" / "et.json.gz").stat().st_size > 0
+    assert step.calls == SHORT_STEPS + 1  # type: ignore[attr-defined]
+
+
 def test_a_job_that_profiles_itself_is_recorded_without_our_profile(tmp_path: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]):
         ft.record_step(small_step(), tmp_path / "r", plain=1, profile=0, warmup=1)
