@@ -66,7 +66,7 @@ def test_on_a_full_disk_no_half_folder_is_left(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(place, full)
-        with pytest.raises(ForetraceError, match=r"kept can't be written \(No space left on device\)\. Free some space"):
+        with pytest.raises(ForetraceError, match=r"kept can't be written \(No space left on device\)\. Free some"):
             write_benchmark(graph, tmp_path / "new" / "kept", Choices())
     assert not list(tmp_path.iterdir())
 
