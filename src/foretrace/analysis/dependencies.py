@@ -211,7 +211,7 @@ def handovers(segments: Segments) -> Pairs:
         after = np.flatnonzero(segments.after_thread == thread)
         theirs = np.flatnonzero(segments.thread == thread)
         last = np.searchsorted(segments.end[theirs], segments.start[after], "right") - 1
-        found.append(edges(theirs[last], after)[last >= 0])
+        found.append(edges(np.append(theirs, -1)[last], after)[last >= 0])
     return np.concatenate(found)
 
 

@@ -28,9 +28,9 @@ class TraceFormat(NamedTuple):
     suffixes: tuple[str, ...]
     """Endings of file names that are looked for in folders, without ``.gz``."""
     key: str = ""
-    """Key by which a JSON object of this format is recognised."""
+    """Key by which a JSON object of this format is recognised, as a regular expression."""
     item_key: str = ""
-    """Key by which a JSON array of this format is recognised."""
+    """Key by which a JSON array of this format is recognised, as a regular expression."""
     header: bytes = b""
     """Regular expression for the start of a binary file of this format."""
 
@@ -48,10 +48,14 @@ FORMATS = {
     EXECUTION_TRACE: TraceFormat(
         "foretrace.formats.execution_trace", "read_execution_trace", (".json",), key="nodes"
     ),
-    # A Chakra file starts with the length of a message that holds a version, or else an attribute with a name.
+    # A Chakra file starts with the length of a message that holds a version, or else an attribute with a name;
+    # or that is empty, before a node with an id or a name. The length may be a brace: JSON goes on otherwise.
     CHAKRA_TRACE: TraceFormat(
-        "foretrace.formats.chakra", "read_chakra", (".et", ".chakra"),
-        header=rb"[\x80-\xff]{0,3}[\x01-\x7f](\x0a[\x01-\x3f][\x20-\x7e]|\x12[\x80-\xff]?[\x01-\x7f]\x0a)",
+        "foretrace.formats.chakra", "read_chakra", (".et", ".chakra", ".json"),
+        key="attr|workload_graph|[cd](trl|ata)(_d|D)eps|durationMicros",
+        item_key="attr|[cd](trl|ata)(_d|D)eps|durationMicros",
+        header=rb"[\x80-\xff]{0,3}[\x01-\x7f](\x0a[\x01-\x3f][\dv]|[\x0a\x12][\x80-\xff]?[\x01-\x7f]\x0a[\x01-\x3f]\w)"
+        rb"|\x00[\x80-\xff]{0,3}[\x01-\x7f][\x08\x12]",
     ),
 }  # fmt: skip
 """Trace formats by name. If one rank has files of several formats, the first of these is read."""
@@ -117,6 +121,8 @@ def format_of(path: Path) -> str | None:
     """The name of a file's format in `FORMATS`, from its content; None for something else."""
     seen = b""
     for chunk in read_chunks(path):
+        if not seen and (name := _binary_format(chunk)):
+            return name
         seen += chunk
         text = seen.removeprefix(b"\xef\xbb\xbf").lstrip()
         if text.startswith(b"["):
@@ -126,20 +132,24 @@ def format_of(path: Path) -> str | None:
         found = [
             (match.start(), name)
             for name, known in FORMATS.items()
-            if known.key and (match := re.search(rb'"%b"\s*:' % known.key.encode(), text))
+            if known.key and (match := re.search(rb'"(?:%b)"\s*:' % known.key.encode(), text))
         ]
         if found:
             return min(found)[1]
         if len(seen) > SNIFFED_BYTES:
             break
-    binary = ((name, known.header) for name, known in FORMATS.items() if known.header)
-    return next((name for name, header in binary if re.match(header, seen, re.DOTALL)), None)
+    return None
+
+
+def _binary_format(start: bytes) -> str | None:
+    headers = ((name, known.header) for name, known in FORMATS.items() if known.header)
+    return next((name for name, header in headers if re.match(header, start, re.DOTALL)), None)
 
 
 def _format_of_array(text: bytes) -> str | None:
     empty = not text.lstrip(b"[").strip(b" \t\r\n]")
     keys = ((name, known.item_key) for name, known in FORMATS.items() if known.item_key)
-    return next((name for name, key in keys if empty or b'"%b"' % key.encode() in text), None)
+    return next((name for name, key in keys if empty or re.search(rb'"(?:%b)"' % key.encode(), text)), None)
 
 
 def rank_in_name(path: Path, alone: bool = False) -> int | None:

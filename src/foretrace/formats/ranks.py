@@ -106,7 +106,7 @@ def align_clocks(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
 
 
 def _has_times(graph: Graph) -> bool:
-    return bool(len(graph.kernels) or np.isfinite(graph.ops.start).any())
+    return bool(np.isfinite(graph.kernels.start).any() or np.isfinite(graph.ops.start).any())
 
 
 def _collective_spans(graph: Graph) -> dict[Key, _Spans]:

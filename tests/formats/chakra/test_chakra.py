@@ -1,14 +1,18 @@
 """Chakra traces, written and read back."""
 
+import json
+import tarfile
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.json_format import MessageToJson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrace.analysis.measure import measure_step
 from foretrace.formats.chakra import read_chakra, write_chakra
 from foretrace.formats.chakra.schema import (
     COLLECTIVES,
@@ -25,6 +29,7 @@ from foretrace.formats.chakra.schema import (
 )
 from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.formats.kineto import read_kineto
+from foretrace.formats.load import load_traces
 from foretrace.graph import Collective, ForetraceError, Graph, Job
 from foretrace.graph.tables import CALL, LAUNCH
 from tests.formats.execution_traces import step, trace, write
@@ -183,6 +188,99 @@ def test_a_circle_names_a_node_in_it(tmp_path: Path):
         read_chakra(path)
 
 
+def test_a_root_that_is_its_own_parent_is_no_circle(tmp_path: Path):
+    root = Node(id=1, name="[pytorch|profiler|execution_trace|process]", ctrl_deps=[1])
+    work = Node(id=2, name="a", type=COMP_NODE, duration_micros=5, ctrl_deps=[1])
+    assert read_chakra(file_of(tmp_path / "a.et", root, work)).kernels.end.tolist() == [0.0, 5.0]
+
+
+def test_an_op_that_waits_for_what_it_calls_is_no_circle(tmp_path: Path):
+    item = Node(id=1, name="aten::item", type=COMP_NODE, duration_micros=4, data_deps=[3])
+    copy = Node(id=2, name="aten::_local_scalar_dense", type=COMP_NODE, duration_micros=2, ctrl_deps=[1])
+    kernel = Node(id=3, name="Memcpy DtoH", type=COMP_NODE, duration_micros=7, ctrl_deps=[2], data_deps=[2])
+    for node in (item, copy):
+        add_attributes(node, is_cpu_op=True)
+    graph = read_chakra(file_of(tmp_path / "a.et", item, copy, kernel))
+    assert graph.kernels.start.tolist() == [2.0]
+    assert graph.ops.end.max() == 13.0
+
+
+def test_a_node_with_the_id_0_is_not_the_parent_of_all_others(tmp_path: Path):
+    first = Node(name="aten::mm", type=COMP_NODE, duration_micros=4)
+    second = Node(id=1, name="aten::relu", type=COMP_NODE, duration_micros=2, data_deps=[0])
+    for node in (first, second):
+        add_attributes(node, is_cpu_op=True)
+    graph = read_chakra(file_of(tmp_path / "a.et", first, second))
+    assert graph.ops.parent.tolist() == [-1, -1]
+    assert graph.ops.end.tolist() == [4.0, 6.0]
+
+
+def step_of_three() -> list[Any]:
+    """A step mark, an op and the kernel that it launches."""
+    mark = Node(id=5, name="ProfilerStep#3", type=COMP_NODE)
+    op = Node(id=6, name="aten::mm", type=COMP_NODE, duration_micros=10, ctrl_deps=[5], data_deps=[5])
+    kernel = Node(id=7, name="gemm", type=COMP_NODE, duration_micros=50, ctrl_deps=[6], data_deps=[6])
+    reduce = Node(id=8, name="nccl", type=COMM_COLL_NODE, duration_micros=9, ctrl_deps=[6], data_deps=[7])
+    for node in (mark, op):
+        add_attributes(node, is_cpu_op=True)
+    add_attributes(reduce, is_cpu_op=False, comm_type=0, comm_size=4096, pg_name="7")
+    return [mark, op, kernel, reduce]
+
+
+def test_protobufs_json_is_read_as_the_binary_file_is(tmp_path: Path):
+    binary = read_chakra(file_of(tmp_path / "a.et", *step_of_three()))
+    text = MessageToJson(GlobalMetadata(version="0.0.4")) + "".join(map(MessageToJson, step_of_three()))
+    as_list = "[" + ",".join(map(MessageToJson, step_of_three())) + "]"
+    for written in (text, as_list, as_list.replace("dataDeps", "data_deps")):
+        (tmp_path / "a.json").write_text(written)
+        graph = load_traces(tmp_path / "a.json").graphs[0]
+        same_tables(binary, graph)
+        assert graph.collectives == binary.collectives
+
+
+def test_the_feeders_json_is_read_too(tmp_path: Path):
+    graph_of = [
+        {"Id": n.id, "Name": n.name, "NodeType": n.type, "runtime": n.duration_micros, "data_deps": list(n.data_deps)}
+        | attributes(n)
+        for n in step_of_three()
+    ]
+    (tmp_path / "a.json").write_text(json.dumps({"workload_graph": graph_of}))
+    (graph,) = load_traces(tmp_path / "a.json").graphs
+    assert graph.kernels.start.tolist() == [10.0, 60.0]
+    assert graph.kernels.op.tolist() == [1, -1]
+    assert [(c.kind, c.nbytes) for c in graph.collectives] == [("all_reduce", 4096)]
+    assert [(step.start, step.end) for step in graph.steps] == [(0.0, 69.0)]
+
+
+@pytest.mark.parametrize("text", ['{"attr": 3}', '{"attr": []}{"id": "x"}', '{"workload_graph": [3]}', '[{"attr": 1}]'])
+def test_json_that_is_no_chakra_trace_is_refused(tmp_path: Path, text: str):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ForetraceError, match=r"a\.json"):
+        load_traces(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("length", [0x5B, 0x7B])
+def test_metadata_as_long_as_a_bracket_is_a_number_is_still_a_chakra_file(tmp_path: Path, length: int):
+    metadata = GlobalMetadata(version="0.0.4")
+    add_attributes(metadata, schema="1.1.0", note="")
+    metadata.attr[1].string_val = "x" * (length - len(metadata.SerializeToString()))
+    head = framed(metadata)
+    assert head[0] == length
+    (tmp_path / "a.et").write_bytes(head + b"".join(map(framed, step_of_three())))
+    assert len(load_traces(tmp_path / "a.et").graphs[0].kernels) == 2
+
+
+def test_ranks_without_any_times_are_a_job_without_times(tmp_path: Path):
+    for number in range(2):
+        reduce = Node(id=number, name="all_reduce", type=COMM_COLL_NODE)
+        add_attributes(reduce, is_cpu_op=False, comm_type=0, comm_size=1 << 20)
+        file_of(tmp_path / f"all_reduce.{number}.et", reduce)
+    job = load_traces(tmp_path)
+    assert [graph.rank for graph in job.graphs] == [0, 1]
+    assert all(np.isnan(graph.kernels.start).all() for graph in job.graphs)
+    assert measure_step(job).step_ms == 0
+
+
 def test_two_nodes_of_one_id_are_refused(tmp_path: Path):
     path = file_of(tmp_path / "a.et", Node(id=4, name="a"), Node(id=4, name="b"))
     with pytest.raises(ForetraceError, match="two nodes have the id 4"):
@@ -226,6 +324,13 @@ def test_the_trace_that_mlcommons_tools_made_is_read(shared: Path):
     assert graph.groups["13"] == (0, 1)
     assert graph.kernels.op.min() >= 0
     assert graph.ops[300].tensors[0].shape == (8, 64)
+
+
+def test_mlcommons_feeder_trace_is_read(shared: Path, tmp_path: Path):
+    with tarfile.open(shared / "public/wild/chakra_feeder.tar.gz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    job = load_traces(tmp_path / "tests/data/chakra.0.et")
+    assert measure_step(job).step_ms == pytest.approx(181, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["traces/h200/dlrm_mlperf_b2048", "public/megatron_tp8_8xA100/rank0."])

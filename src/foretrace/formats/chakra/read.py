@@ -24,6 +24,7 @@ from foretrace.graph import PHASES, CallTable, Collective, ForetraceError, Graph
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, LAUNCH, MODULE, OTHER_CALL, SET, Ints
 
 NO_TIMES = "the Chakra trace has no start times: they are simulated from its durations and dependencies"
+NO_DURATIONS = "the Chakra trace has neither times nor durations: it says what runs, not how long"
 NO_CALLS = (
     "the Chakra trace has no runtime calls: kernels are assumed to be launched at the end of the op they depend on"
 )
@@ -52,8 +53,10 @@ def read_chakra(path: Path | str) -> Graph:
         calls, call_rows = _calls([n for n in nodes if n.on_host and "runtime_call" in n.attributes], op_rows)
         device = sorted((n for n in nodes if not n.on_host), key=lambda n: n.start)
         if len(calls) == 0:
-            calls, call_rows = _assumed_launches(device, ops, op_rows)
-        kernels = _kernels(device, calls, call_rows)
+            calls, launched_by = _assumed_launches(device, ops, op_rows)
+        else:
+            launched_by = {n.id: call_rows.get(n.parent, -1) for n in device}
+        kernels = _kernels(device, calls, launched_by)
         collectives = _collectives(device, kernels) or _host_collectives(nodes, op_rows)
     graph = Graph(ops, calls, kernels, source=str(path), collectives=collectives)
     _set_file_attributes(graph, file, nodes)
@@ -127,18 +130,26 @@ def _calls(nodes: list[ChakraNode], op_rows: dict[int, int]) -> tuple[CallTable,
 def _assumed_launches(
     device: list[ChakraNode], ops: OpTable, op_rows: dict[int, int]
 ) -> tuple[CallTable, dict[int, int]]:
-    """A launch for each op that kernels depend on, and the row of the launch by the id of the op."""
+    """A launch for each op that kernels depend on, and the row of the launch by the id of what it launches.
+
+    Without control dependencies, a kernel is launched by the last op that it depends on; in a trace without ops, it is
+    launched when it starts.
+    """
     row_of: dict[int, int] = {}
-    launchers = [n.parent for n in device if n.parent in op_rows]
-    for launcher in launchers:
-        row_of.setdefault(launcher, len(row_of))
-    op = _column((op_rows[launcher] for launcher in row_of), np.int32)
+    launches: dict[tuple[int, float], int] = {}
+    for node in device:
+        row = op_rows.get(node.parent, max((op_rows[dep] for dep in node.data_deps if dep in op_rows), default=-1))
+        time = float(ops.end[row]) if row >= 0 else node.start
+        known = row >= 0 or not len(ops)
+        row_of[node.id] = launches.setdefault((row, time), len(launches)) if known else -1
+    op = _column((row for row, _ in launches), np.int32)
+    start = _column((time for _, time in launches), np.float64)
     count = len(op)
     table = CallTable(
         name=np.zeros(count, np.int32),
-        start=ops.end[op],
-        end=ops.end[op],
-        thread=ops.thread[op],
+        start=start,
+        end=start,
+        thread=np.append(ops.thread, 0)[op].astype(np.int32),
         kind=np.full(count, LAUNCH, np.int8),
         op=op,
         correlation=np.zeros(count, np.int64),
@@ -147,9 +158,9 @@ def _assumed_launches(
     return table, row_of
 
 
-def _kernels(device: list[ChakraNode], calls: CallTable, call_rows: dict[int, int]) -> KernelTable:
+def _kernels(device: list[ChakraNode], calls: CallTable, launched_by: dict[int, int]) -> KernelTable:
     names = Names()
-    call = _column((call_rows.get(n.parent, -1) for n in device), np.int32)
+    call = _column((launched_by[n.id] for n in device), np.int32)
     lane = (n.number("stream", int(n.communicates)) for n in device)
     return KernelTable(
         name=_column((names.code(n.name) for n in device), np.int32),
@@ -208,12 +219,19 @@ def _set_file_attributes(graph: Graph, file: ChakraFile, nodes: list[ChakraNode]
     for name, start, end in _typed(attributes.get("steps"), list[tuple[str, float, float]], []):
         graph.steps.append(Span(name, start, end))
     if not graph.steps:
-        marks = (n for n in nodes if n.on_host and _STEP.match(n.name) and not math.isnan(n.start))
-        graph.steps = [Span(n.name, n.start, n.end) for n in marks]
+        graph.steps = _marked_steps(nodes)
     if not file.is_measured:
-        graph.notes.append(NO_TIMES)
-    if len(graph.kernels) and graph.calls.names.items == ["launch"]:
+        graph.notes.append(NO_TIMES if file.has_durations else NO_DURATIONS)
+    if len(graph.kernels) and graph.calls.names.items == ["launch"] and len(graph.calls):
         graph.notes.append(NO_CALLS)
+
+
+def _marked_steps(nodes: list[ChakraNode]) -> list[Span]:
+    """Steps from the profiler's marks; one that no node was called from reaches to the next, or to the end."""
+    timed = [n for n in nodes if not math.isnan(n.start)]
+    marks = sorted((n for n in timed if n.on_host and _STEP.match(n.name)), key=lambda n: n.start)
+    borders = [*(n.start for n in marks[1:]), max((n.end for n in timed), default=0.0)]
+    return [Span(n.name, n.start, n.end if n.end > n.start else end) for n, end in zip(marks, borders)]
 
 
 def _typed(text: Any, kind: Any, default: Any) -> Any:

@@ -6,6 +6,7 @@ A file is a `GlobalMetadata` and then `Node` messages, each after its length as 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -66,6 +67,8 @@ def _file() -> Any:
     metadata = file.message_type.add(name="GlobalMetadata")
     _field(metadata, "version", 1, "string")
     _field(metadata, "attr", 2, _MESSAGE, _MANY, "AttributeProto")
+    old_metadata = file.message_type.add(name="OldMetadata")
+    _field(old_metadata, "attr", 1, _MESSAGE, _MANY, "AttributeProto")
     sides = file.message_type.add(name="IOInfo")
     for number, name in enumerate(("values", "shapes", "types"), start=1):
         _field(sides, name, number, "string")
@@ -86,6 +89,7 @@ def _file() -> Any:
 _pool = descriptor_pool.DescriptorPool()
 _pool.Add(_file())
 GlobalMetadata: Any = message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.GlobalMetadata"))
+_OldMetadata: Any = message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.OldMetadata"))
 Node: Any = message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.Node"))
 
 
@@ -120,6 +124,23 @@ def attributes(message: Any) -> dict[str, Any]:
             value = getattr(attribute, which)
             found[attribute.name] = tuple(value.values) if which.endswith("_list") else value
     return found
+
+
+def global_metadata(content: bytes) -> Any:
+    """The metadata of a file; earlier versions of Chakra had the attributes in the version's place.
+
+    >>> metadata = GlobalMetadata(version="0.0.4")
+    >>> add_attributes(metadata, schema="1.0.2")
+    >>> old = GlobalMetadata(attr=metadata.attr).SerializeToString().replace(b"\\x12", b"\\n", 1)
+    >>> global_metadata(metadata.SerializeToString()) == metadata, attributes(global_metadata(old))
+    (True, {'schema': '1.0.2'})
+    """
+    with suppress(DecodeError):
+        metadata = GlobalMetadata.FromString(content)
+        if metadata.version.isprintable():
+            return metadata
+    old = _OldMetadata.FromString(content)
+    return GlobalMetadata(attr=old.attr)
 
 
 def framed(message: Any) -> bytes:
