@@ -63,14 +63,8 @@ class DeviceFacts:
 def describe_device(facts: DeviceFacts, found: Iterable[Measurement], name: str) -> Device:
     """The description of a device: its maker's where it is shipped, else its driver's with the best measured rates.
 
-    Parameters
-    ----------
-    facts
-        What its driver reports.
-    found
-        Measurements of GEMMs and copies, those of `CEILINGS` among them.
-    name
-        Its name, where its description is not shipped.
+    ``found`` are measurements of GEMMs and copies, those of `CEILINGS` among them; the name is of a device whose
+    description is not shipped.
     """
     found = list(found)
     tflops, gbps = best_tflops(found), best_gbps(found)

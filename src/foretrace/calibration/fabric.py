@@ -35,16 +35,8 @@ def make_fabric(
 ) -> None:
     """Add the collectives of logs and jobs to a platform's measurements, and fit its fabric.
 
-    Parameters
-    ----------
-    sources
-        Logs of nccl-tests; recordings, or folders and files of traces, of all ranks of a job.
-    folder
-        The platform's.
-    links
-        The specification of the links, by name or file: unmeasured shapes and kinds are scaled by it.
-    gpus_per_node
-        Of recorded jobs: how many ranks share a node; all of them where left out.
+    Sources are logs of nccl-tests, or recordings and traces of all ranks of a job, of which so many share a node, or
+    all. By the links, a name or a file, unmeasured shapes and kinds are scaled.
     """
     known = None if links is None else specification(links)
     found = [one for source in sources for one in _read(source, gpus_per_node)]

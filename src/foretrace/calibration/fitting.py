@@ -62,22 +62,8 @@ def fit(
 ) -> list[str]:
     """Make the files of a platform from its measurements; stopped before it is done, it leaves the models as they were.
 
-    Parameters
-    ----------
-    folder
-        The platform's.
-    raw
-        The folder of the measurements, or of a platform that has some; the platform's own where it is left out.
-    parts
-        ``device``, ``host``, ``fabric``: those that were measured are fitted.
-    on_progress
-        Called with what is being fitted.
-    anew
-        Whether to fit all models; else those without new measurements are left as they are.
-
-    Returns
-    -------
-    Notes for the user.
+    Measurements are the platform's own, or of the folder ``raw``. Where not all is fitted ``anew``, models without new
+    measurements stay. Returns notes for the user.
     """
     raw = raw or folder / RAW
     raw = raw / RAW if (raw / RAW).is_dir() else raw

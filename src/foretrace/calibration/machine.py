@@ -80,22 +80,9 @@ def calibrate(
 
     Stopped and begun again, it goes on with what is there. What is measured while other load spoils it is not kept.
 
-    Parameters
-    ----------
-    out
-        The folder.
-    parts
-        ``device``, ``host``, ``fabric``. Where no torchrun started this process, a fabric among others is left out.
-    minutes
-        How long to measure, over all parts.
-    on
-        The device, like ``cuda:1`` or ``cpu``; the first GPU where there is one.
-    families
-        Of kernels; all where none is named.
-    like
-        Measure exactly the calls of this step on the device, and no families.
-    on_progress
-        Called with how far it is.
+    Parts are ``device``, ``host`` and ``fabric``; a fabric among others is left out where no torchrun started this
+    process. The device is one like ``cuda:1`` or ``cpu``, or the first GPU. Of kernels all ``families`` are measured,
+    or those named; with ``like`` exactly the calls of that step, and no families.
     """
     ours = [part for part in SHARES if part in parts and (part != "fabric" or _rank() is not None or len(parts) == 1)]
     seconds = {part: 60 * minutes * SHARES[part] / sum(SHARES[one] for one in ours) for part in ours}

@@ -68,16 +68,7 @@ def measure_ops(
 ) -> MeasuredFamily:
     """Measure each distinct call among ops, into the folder's file of exact calls; those already there are left out.
 
-    Parameters
-    ----------
-    ops
-        Of a recording or a sketch.
-    folder, device, minutes, on_progress
-        As in `foretrace.calibration.timing.kernels.measure_families`.
-    indices
-        Statistics of the ids that ops were given; ``op`` is the position in ``ops``.
-    tf32
-        The step's TF32 settings.
+    As `measure_cases`; ``op`` of the indices is the position in ``ops``.
 
     >>> import tempfile, torch
     >>> from foretrace.graph import Tensor
@@ -137,16 +128,8 @@ def add_measurements(found: Sequence[Measurement], folder: Path, device: Any) ->
 def time_replay(step: Graph, seconds: float) -> dict[int, list[float]]:
     """Replay a step on the CPU for some time, in this process, and time each of its calls.
 
-    Parameters
-    ----------
-    step
-        A recording or a sketch.
-    seconds
-        How long; at least three steps are timed.
-
-    Returns
-    -------
-    By row among the graph's ops, microseconds in each of the steps: of the call, and of freeing memory after it.
+    At least three steps are timed. Returns, by row among the graph's ops, the microseconds in each of the steps: of the
+    call, and of freeing memory after it.
     """
     with temporary_folder() as place:
         replayed = _benchmark_class()(write_benchmark(step, place / "step", Choices()), device="cpu")

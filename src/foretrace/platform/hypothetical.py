@@ -124,15 +124,7 @@ def power_budget_pj(device: Device) -> float:
 
 
 def uncalibrated_platform(device: Device, measured: Platform) -> Platform:
-    """A device that was not calibrated, with the kernel models, scaled, and the host of a platform that was.
-
-    Parameters
-    ----------
-    device
-        The maker's description, with what others published for it.
-    measured
-        Whose kernel times are scaled.
-    """
+    """A device that was not calibrated, with the kernel models, scaled, and the host of a platform that was."""
     about = replace(
         measured.about,
         name=device.name,

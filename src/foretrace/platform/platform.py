@@ -77,12 +77,7 @@ class Platform:
     def read(cls, path: str | Path, host: Host | None = None) -> Platform:
         """Read a platform's folder; an error names what is missing, damaged or of another version, and what to do.
 
-        Parameters
-        ----------
-        path
-            The folder.
-        host
-            Replaces the folder's own host, which may then be missing.
+        A host that is given replaces the folder's own, which may then be missing.
         """
         folder = Path(path)
         about = read_about(folder)

@@ -37,15 +37,6 @@ def read_as(kind: type[T], path: Path, advice: str = "Restore it.") -> T:
     Fields may be text, booleans, numbers (finite and not negative), dataclasses, and tuples, lists and dicts of
     those; a field with a default may be absent, and ``null`` where its type allows None.
 
-    Parameters
-    ----------
-    kind
-        The dataclass, or ``dict[str, …]``.
-    path
-        The file.
-    advice
-        What to do about a damaged file.
-
     >>> import tempfile
     >>> from dataclasses import dataclass
     >>> @dataclass

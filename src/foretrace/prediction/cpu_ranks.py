@@ -33,18 +33,7 @@ def with_oversubscription(
 
     Ranks that have devices, or whose oversubscription was not measured, stay as they are.
 
-    Parameters
-    ----------
-    ranks
-        Of a job.
-    fabric
-        Where they are.
-    world
-        How many ranks the job has.
-    was
-        How many worked at once when their times were measured.
-    per_node
-        Ranks that share a machine; as many as the fabric's, where left out.
+    So many as ``was`` worked at once when their times were measured.
 
     >>> from foretrace.graph import Graph, Op, OpTable
     >>> from foretrace.platform.fabric import Oversubscription
@@ -119,14 +108,7 @@ def arrival_skew(
 ) -> Floats:
     """How much later than its arrivals each collective starts, since some of its ranks have no graph of their own.
 
-    Parameters
-    ----------
-    job, timeline
-        The ranks that have a graph, and when they do what.
-    matches
-        Their collectives.
-    jitter
-        For each of these ranks the standard deviation of the logarithm of what it takes.
+    The job has the ranks with a graph; jitter is the standard deviation of the logarithm of what each of them takes.
 
     >>> from foretrace.analysis.collective_matching import Call
     >>> from foretrace.simulation.engine import simulate

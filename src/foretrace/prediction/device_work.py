@@ -62,13 +62,6 @@ class DeviceWork:
 def measured_work(calls: Graph, which: NDArray[np.bool_] | None = None) -> DeviceWork:
     """The kernels that a graph was recorded with; those without a launch in it are left out.
 
-    Parameters
-    ----------
-    calls
-        The dispatcher calls of a step.
-    which
-        For each of its kernels, whether it is taken; all are where left out.
-
     >>> from foretrace.graph import OpTable
     >>> len(measured_work(Graph(OpTable.of([]))))
     0
@@ -121,16 +114,9 @@ def merge_work(work: DeviceWork, added: DeviceWork) -> DeviceWork:
 def device_work(step: DispatchedCalls, platform: Platform, kernels: str | None = None) -> tuple[DeviceWork, list[str]]:
     """The device work of a step on a platform, and what the reader should know of it.
 
-    Parameters
-    ----------
-    step
-        The step's dispatcher calls.
-    platform
-        Where the step shall run.
-    kernels
-        ``"measured"`` takes the times in the graph, ``"model"`` what the platform's models say. Left out, the graph's
-        times are taken where it was recorded on this very device; of an edited one those of calls that are unchanged;
-        and elsewhere those that no model knows better.
+    ``measured`` kernels take the times in the graph, those of a ``model`` what the platform's models say. Left out, the
+    graph's times are taken where it was recorded on this very device; of an edited one those of calls that are
+    unchanged; and elsewhere those that no model knows better.
     """
     if kernels not in (None, *CHOICES):
         raise ForetraceError(f"kernel times can't be {kernels!r}", "Say model or measured.")

@@ -20,15 +20,6 @@ def choose_fabric(
 ) -> tuple[Fabric, list[str]]:
     """The fabric of a job, and notes on it: the one named, the platform's own, or the shipped one that fits best.
 
-    Parameters
-    ----------
-    named
-        As for `foretrace.platform.registry.find_fabric`; None where the user names none.
-    own
-        That of the platform, if it has one.
-    device, world, gpus_per_node
-        As for `fabric_of`.
-
     >>> choose_fabric(None, None, "NVIDIA H200", 8, None)[0].name
     'h200-nvswitch'
     """
@@ -45,13 +36,6 @@ def choose_fabric(
 def fabrics_of(device: str, worlds: Sequence[int], gpus_per_node: int | None = None) -> list[Fabric]:
     """The fabrics of jobs of several sizes, all on machines of one kind: with as many GPUs as the largest one's have.
 
-    Parameters
-    ----------
-    device, gpus_per_node
-        As in `fabric_of`.
-    worlds
-        Ranks of each job.
-
     >>> [fabric.name for fabric in fabrics_of("Tesla V100-SXM2-32GB", [8, 16, 64])]
     ['v100-8x', 'v100-8x', 'v100-8x']
     """
@@ -65,16 +49,7 @@ def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: i
     Those measured between as many nodes lead; of these, the one whose ranks are closest in number; links that are known
     by their specification alone come last.
 
-    Parameters
-    ----------
-    device
-        As the driver calls it.
-    world
-        Ranks of the job.
-    gpus_per_node
-        As many as the fabric's nodes have, where left out.
-    size
-        GPUs that its nodes have; any number where left out.
+    The device is named as by its driver; the fabric's nodes have ``size`` GPUs, or any number.
 
     >>> fabric_of("NVIDIA A100-SXM4-80GB", 8).name, fabric_of("Tesla V100-PCIE-32GB", 2).name
     ('a100-8x-nvswitch', 'v100-2x-pcie')

@@ -57,17 +57,7 @@ def price_transfers(
 ) -> Transfers:
     """Price all collectives of a job.
 
-    Parameters
-    ----------
-    matches
-        The collectives.
-    fabric
-        What joins the ranks.
-    gpus_per_node
-        As many as the fabric's nodes have, where left out.
-    slow_links
-        For ranks whose links are not as fast as the others', their part of the speed: a collective is as slow as the
-        slowest link in it.
+    A collective is as slow as the slowest link in it: ``slow_links`` has the part of its speed that a rank's link has.
 
     >>> half = price_transfers([CollectiveMatch("all_reduce", 2**26, tuple(range(8)), ())], Fabric.named("h100-8x"),
     ...     slow_links={3: 0.5})
@@ -120,18 +110,7 @@ def simulate_job(
 ) -> SimulatedJob:
     """Simulate all ranks of a job on a fabric.
 
-    Parameters
-    ----------
-    job
-        The job, whose graphs are those of the ranks.
-    ranks
-        A model of each rank.
-    fabric
-        What joins them.
-    overrides
-        What is different on single ranks.
-    gpus_per_node
-        As many as the fabric's nodes have, where left out.
+    The graphs of the job are those of the ranks.
     """
     overrides = overrides or RankOverrides()
     matches, notes = visible_collectives(job, ranks)
@@ -194,16 +173,7 @@ def run_ranks(
 ) -> tuple[JobTasks, Timeline, Floats]:
     """All ranks' tasks with contention, when they run, and how much later collectives start than their arrivals.
 
-    Parameters
-    ----------
-    tasks
-        The ranks' tasks, with overrides.
-    ranks
-        These ranks.
-    matches
-        Their collectives.
-    transfer_us
-        What each of these takes from the last arrival on.
+    Tasks are those of the ranks, with overrides; a transfer takes so long from the last arrival on.
     """
     alone = merge_ranks(tasks, _calls(matches), transfer_us)
     overlap, slowdown = [rank.overlap for rank in ranks], ranks[0].slowdown or gpu_contention()
@@ -227,17 +197,6 @@ def back_to_back_ms(
 ) -> float | None:
     """Milliseconds from the end of one step to the end of the next, with no sync between them; None for very large
     jobs.
-
-    Parameters
-    ----------
-    ranks, matches
-        The ranks of a step, and their collectives.
-    transfer_us
-        What each of these takes from the last arrival on.
-    device
-        On which every rank runs.
-    slow_host
-        For some ranks, how many times as long their hosts take.
     """
     if sum(len(rank.tasks.tasks) for rank in ranks) > MAX_UNROLLED_TASKS:
         return None

@@ -42,12 +42,7 @@ COMPUTE_BOUND = ("matrix product", "convolution", "attention")
 def modelled_work(step: DispatchedCalls, platform: Platform, recorded: bool) -> tuple[DeviceWork, list[str]]:
     """What the platform's models say the step's calls launch, and what the reader should know of it.
 
-    Parameters
-    ----------
-    step, platform
-        As in `device_work`.
-    recorded
-        Whether kernels that no model knows take their recorded time, scaled to the platform.
+    With ``recorded``, kernels that no model knows take their recorded time, scaled to the platform.
     """
     calls, work = step.calls, _by_models(step, platform)
     if recorded:

@@ -55,20 +55,8 @@ def predict_on_own_machine(
 ) -> StepReport:
     """Predict a measured job on its own machine: hosts and kernels as measured, collectives by a fabric.
 
-    Parameters
-    ----------
-    job
-        Profiled ranks, on one clock.
-    fabric
-        What joins them: no time of a transfer is taken from the traces.
-    step
-        Which step; the one of median length where left out.
-    overrides
-        What is different from the measured job.
-    gpus_per_node
-        As many as the fabric's nodes have, where left out.
-    measured
-        The measured job, where this one was made of its first rank.
+    No time of a transfer is taken from the traces. ``measured`` is the measured job, where this one was made of its
+    first rank.
 
     >>> from foretrace.graph import Op, OpTable
     >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
@@ -118,16 +106,7 @@ def predict_on_platform(
 ) -> StepReport:
     """Predict all ranks of a job on a platform, which has a fabric where they exchange anything.
 
-    Parameters
-    ----------
-    what, kernels, step
-        As in `foretrace.predict`; a graph is a job of one rank.
-    platform
-        Where every rank runs.
-    overrides
-        Ranks that differ from the platform.
-    gpus_per_node
-        As many as the fabric's nodes have, where left out.
+    As `foretrace.predict`; a graph is a job of one rank.
 
     >>> from foretrace.graph import Op, OpTable, Tensor
     >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
@@ -205,14 +184,7 @@ def step_figures(job: Job, platform: Platform, gpus_per_node: int | None = None)
     """Time and memory of a job as `predict_on_platform` has them, without the reasons; and what its collectives rest
     on.
 
-    Parameters
-    ----------
-    job
-        All ranks, cut to one step. Kernel times are those of the platform's models.
-    platform
-        Where every rank runs; it has a fabric where they exchange anything.
-    gpus_per_node
-        As many as the fabric's nodes have, where left out.
+    Kernel times are those of the platform's models.
 
     >>> from foretrace.graph import Op, OpTable, Tensor
     >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")

@@ -99,16 +99,7 @@ def price_step(
 ) -> tuple[PricedStep, list[str]]:
     """A step's calls with their costs on a platform, and notes on these.
 
-    Parameters
-    ----------
-    graph
-        The step as it was read.
-    step
-        Its dispatcher calls.
-    platform
-        Where the step shall run.
-    kernels
-        ``"measured"``, ``"model"``, or None for the graph's own times where it was recorded on this device.
+    The graph is the step as it was read; the others are as in `device_work`.
     """
     calls, count = step.calls, len(step.rows)
     work, notes = device_work(step, platform, kernels)
@@ -175,16 +166,8 @@ def captured_calls(graph: Graph, step: DispatchedCalls) -> NDArray[np.bool_]:
 def with_graph_launch(host: HostCosts, inside: NDArray[np.bool_], kernels: int, python_us: float) -> HostCosts:
     """Host costs of calls if some are one CUDA graph of so many kernels.
 
-    Parameters
-    ----------
-    host
-        What each call costs by itself.
-    inside
-        Whether it is in the graph: the first of them pays for the launch, and the others nothing.
-    kernels
-        How many the graph launches.
-    python_us
-        From one call outside to the next: no gradients are cleared, and no module is entered.
+    The first call inside pays for the launch, and the others nothing. From one call outside to the next it takes
+    ``python_us``: no gradients are cleared, and no module is entered.
     """
     to_launch, nothing = np.where(inside, 0.0, host.to_launch), np.zeros(len(inside))
     to_launch[int(inside.argmax())] = CudaGraphCosts.shipped().launch(kernels)

@@ -178,13 +178,6 @@ def measured_rank_tasks(graph: Graph, segments: Segments) -> MeasuredRankTasks:
     device idled for a reason that the trace does not show. What was already running when the trace began starts when it
     did.
 
-    Parameters
-    ----------
-    graph
-        The step, and what ran on the device before its own kernels.
-    segments
-        Its host time.
-
     >>> from foretrace.graph import Op, OpTable
     >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
     >>> step = Graph(OpTable.of(ops))
@@ -338,12 +331,7 @@ class PricedRank:
 def with_arrivals(tasks: TaskGraph, kernel: Longs) -> RankTasks:
     """The tasks of a rank with its arrivals at collectives.
 
-    Parameters
-    ----------
-    tasks
-        The tasks of a priced step.
-    kernel
-        For each of its collectives, the row in its device work; -1 for none.
+    ``kernel`` is the row of each of its collectives in its device work; -1 for none.
     """
     kernel_tasks = np.append(np.flatnonzero(tasks.kind == KERNEL), -1)
     return RankTasks(tasks, kernel_tasks[kernel])

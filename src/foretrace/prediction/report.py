@@ -40,14 +40,7 @@ from foretrace.simulation.uncertainty import sample_ends
 def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepReport:
     """What a simulated job says.
 
-    Parameters
-    ----------
-    job
-        The job as it was read.
-    done
-        Its simulation.
-    device
-        What every rank runs on, where its description is known.
+    The job is given as it was read; the device is what every rank runs on, where its description is known.
     """
     timeline = done.timeline
     tasks = done.tasks.labelled(timeline)

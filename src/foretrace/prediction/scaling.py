@@ -153,13 +153,6 @@ def at_world(job: Job, world: int) -> Job:
     A group that is the whole job stays the whole job; one that reaches through it in steps, as data parallel groups
     around tensor parallel ones, gets more members at the same distance; any other stays as it is.
 
-    Parameters
-    ----------
-    job
-        A recording or a sketch of which the first rank is taken.
-    world
-        Ranks of the new job.
-
     >>> from foretrace.graph import Op, OpTable
     >>> data = Collective("all_reduce", "data", 1024, kernel=-1, op=0, ranks=(0, 2))
     >>> small = Graph(OpTable.of([Op("c10d::allreduce_")]), world=4, collectives=[data])

@@ -112,14 +112,8 @@ def job_uncertainty(ranks: Sequence[Uncertainty], transfers: tuple[Floats, Float
     Ranks that drew the factor of their whole host each by themselves would make every job as slow as its unluckiest
     rank: most of that factor is the error of the host's model, which they share.
 
-    Parameters
-    ----------
-    ranks
-        That of each rank.
-    transfers
-        Low, typical and high microseconds of each collective's transfer.
-    alike
-        The same number for transfers of one kind, size and group.
+    Transfers are low, typical and high microseconds of each collective's; those of one kind, size and group have the
+    same number in ``alike``.
     """
     sizes = np.cumsum([0] + [len(rank.down) for rank in ranks])
     _, example = np.unique(alike, return_index=True)

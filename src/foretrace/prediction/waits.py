@@ -35,12 +35,7 @@ class Waits:
 def step_waits(graph: Graph, step: DispatchedCalls) -> Waits:
     """The syncs and stream waits of a step.
 
-    Parameters
-    ----------
-    graph
-        The step as it was read; it may hold calls that steer streams.
-    step
-        Its dispatcher calls.
+    The graph is the step as it was read: it may hold calls that steer streams.
     """
     calls = step.calls
     host = np.full(len(calls.ops), NO_SYNC, np.int8)

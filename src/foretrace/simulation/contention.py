@@ -62,15 +62,8 @@ def with_contention(
 
     A transfer is as slow as on the rank where most overlaps with it: all wait for the slowest.
 
-    Parameters
-    ----------
-    job
-        All ranks.
-    measured_overlap
-        For each rank the share of each of its kernel tasks that overlapped with a collective when it was measured, one
-        number for all where that is the same; None for a rank whose kernels stay as they are.
-    slowdown
-        How they slow each other.
+    For each rank ``measured_overlap`` has the share of each of its kernel tasks that overlapped with a collective when
+    it was measured, or one number for all; None for a rank whose kernels stay as they are.
 
     >>> from types import SimpleNamespace
     >>> from foretrace.simulation.merge import merge_ranks

@@ -31,16 +31,8 @@ class DeadlockError(ValueError):
 def simulate(tasks: TaskGraph, duration: Floats | None = None) -> Timeline:
     """When each task starts and ends if none waits longer than it must.
 
-    Parameters
-    ----------
-    tasks
-        The task graph; a `DeadlockError` names tasks that wait for each other in a circle.
-    duration
-        Durations instead of the task graph's own.
-
-    Returns
-    -------
-    The timeline; it begins at 0.
+    Durations may be given instead of the task graph's own. A `DeadlockError` names tasks that wait for each other in a
+    circle.
 
     >>> tasks = TaskGraph.of(duration=[2.0, 5.0, 1.0], lane=[0, 1, 0], edges=[(0, 2), (1, 2)], lag=0.5)
     >>> simulate(tasks).start.tolist(), simulate(tasks, np.array([9.0, 5.0, 1.0])).span

@@ -102,14 +102,7 @@ class JobTasks:
 def merge_ranks(ranks: Sequence[RankTasks], collectives: Sequence[Calls], transfer_us: Floats) -> JobTasks:
     """One task graph of all ranks.
 
-    Parameters
-    ----------
-    ranks
-        The ranks that have a graph, in the order of the job's graphs.
-    collectives
-        The calls of each collective.
-    transfer_us
-        What each of these takes from the last arrival on.
+    Of each collective its calls are given, and what it takes from the last arrival on.
 
     >>> from foretrace.simulation.engine import simulate
     >>> def rank(works):  # works so long, arrives, and goes on for 1 us when all are there

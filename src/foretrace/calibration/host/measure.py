@@ -112,18 +112,8 @@ def measure_host(
 ) -> HostOutcome:
     """Measure the host into ``out/host.jsonl.gz`` until the time is up; at least one round is made.
 
-    Parameters
-    ----------
-    out
-        The folder; measurements of an earlier run stay there.
-    minutes
-        How long to measure.
-    on_progress
-        Called after each round.
-    device
-        The device that the host drives: the first GPU where there is one, else the CPU.
-    steps
-        Names in `foretrace.calibration.host.steps.STEPS`; all where left out.
+    Measurements of an earlier run stay in the folder. The device is the one that the host drives; steps are names in
+    `STEPS`, all where left out.
 
     >>> import tempfile
     >>> done = measure_host(Path(tempfile.mkdtemp()), 0.0, device=torch.device("cpu"), steps=["two towers"])

@@ -73,18 +73,7 @@ def measure_collectives(path: Path, seconds: float, on_progress: OnProgress = la
 
     Rounds over all kinds, groups and sizes are repeated, at least one of them.
 
-    Parameters
-    ----------
-    path
-        The file that rank 0 appends the measurements to.
-    seconds
-        How long.
-    on_progress
-        Called on rank 0 after each collective.
-
-    Returns
-    -------
-    How many collectives were measured.
+    Rank 0 appends the measurements to the file. Returns how many collectives were measured.
     """
     with process_group() as world:
         if world.rank == 0:

@@ -103,14 +103,8 @@ def machine_facts(device: Any) -> dict[str, Any]:
 def query_driver(device: Any, *fields: str, of: str = "gpu") -> list[list[str]]:
     """Answers of nvidia-smi, a list of the fields per line; empty where it is missing or does not know a field.
 
-    Parameters
-    ----------
-    device
-        A CUDA device. It is queried by its UUID: the driver numbers devices in another order than PyTorch.
-    fields
-        As nvidia-smi names them; numbers come with their units.
-    of
-        ``gpu``, or ``compute-apps`` for a line per process.
+    The device is queried by its UUID: the driver numbers devices in another order than PyTorch. With ``compute-apps``
+    in place of ``gpu`` there is a line per process.
     """
     which = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     command = ["nvidia-smi", f"--id={which}", f"--query-{of}={','.join(fields)}", "--format=csv,noheader"]

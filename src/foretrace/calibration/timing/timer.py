@@ -50,14 +50,7 @@ class CompiledCase(Case):
 def time_cases(cases: Iterable[Case], device: Any, until: float = float("inf")) -> list[Measurement]:
     """Measure cases one after the other, under one profile; one that fails is kept with its error.
 
-    Parameters
-    ----------
-    cases
-        What to time.
-    device
-        A CUDA device, or the CPU.
-    until
-        Time of `time.monotonic` after which no further case is begun; the first one always is.
+    After ``until``, a time of `time.monotonic`, no further case is begun; the first one always is.
 
     >>> from foretrace.cost_models.kernels.families import case_number
     >>> found, = time_cases([case_number("elementwise", 0, 4096, "cpu")], torch.device("cpu"))

@@ -72,13 +72,6 @@ class Workers:
     """Processes that plan at once; for a ``with`` statement, after which they have ended.
 
     A worker that fails loses the cases that it has planned; the others go on.
-
-    Parameters
-    ----------
-    device
-        What they measure.
-    count
-        How many there are; without any they are never ready.
     """
 
     def __init__(self, device: Any, count: int) -> None:
@@ -109,16 +102,8 @@ class Workers:
     def measure(self, path: Path, cases: CaseRange, machine: dict[str, Any], until: float) -> Iterator[Batch]:
         """A round: all workers plan, then one after the other measures; each batch is written as soon as it is there.
 
-        Parameters
-        ----------
-        path
-            The file that is written to.
-        cases
-            The cases of the first worker; those of the others follow.
-        machine
-            Facts about the machine, kept with each batch.
-        until
-            Time of `time.monotonic` when the round should be over; a long one is over before.
+        The cases are those of the first worker; those of the others follow. A long round is over before ``until``, a
+        time of `time.monotonic`.
         """
         length = cases.last - cases.first
         firsts = range(cases.first, cases.first + length * len(self.workers), length)

@@ -70,18 +70,9 @@ def price_collective(
 
     Several that are coalesced into one call are one collective of all their bytes.
 
-    Parameters
-    ----------
-    fabric
-        The fabric.
-    kind, nbytes
-        As in `foretrace.graph.Collective`. Of uneven splits, the bytes of each rank: what it sends in an all_to_all,
-        its part of what is gathered or scattered.
-    members
-        The ranks of its group. Ranks fill the nodes one after the other: which of them share a node decides which links
-        they use.
-    gpus_per_node
-        The fabric's, where left out.
+    Kind and bytes are as in `foretrace.graph.Collective`; of uneven splits, the bytes of each rank: what it sends in an
+    all_to_all, its part of what is gathered or scattered. Ranks fill the nodes one after the other: which members share
+    a node decides which links they use.
 
     >>> a100 = Fabric.named("a100-nvswitch")
     >>> tensor = price_collective(a100, "all_reduce", 2**26, range(8))

@@ -177,16 +177,7 @@ def link_time(
 ) -> Floats:
     """Microseconds of a collective by the specification of its links.
 
-    Parameters
-    ----------
-    links
-        Those of the machines.
-    kind, nbytes
-        As in `foretrace.graph.Collective`; the bytes may be many sizes at once.
-    placement
-        The ranks on nodes.
-    constants
-        The shipped ones, where left out.
+    Bytes may be many sizes at once.
 
     >>> h100 = Links.named("h100-nvswitch")
     >>> inside, across = Placement.of(range(8), 8), Placement.of(range(0, 64, 8), 8)

@@ -36,15 +36,7 @@ MIN_LAUNCH_SHARE = 0.2
 
 
 def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
-    """The host that a calibration measured.
-
-    Parameters
-    ----------
-    runs
-        From `foretrace.platform.measurements.host.read_host_runs`.
-    name
-        The host's name.
-    """
+    """The host that a calibration measured."""
     times = [step for run in runs for step in run.steps.values() if step.plain and step.profiled]
     steps = [step for step in map(MeasuredStep.of, times) if step.samples]
     if not steps:

@@ -66,16 +66,7 @@ class HostCosts:
 def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCosts:
     """Host time of dispatcher calls.
 
-    Parameters
-    ----------
-    graph
-        The step: a recording, a sketch or a trace.
-    rows
-        Rows of ``graph.ops`` that are dispatcher calls, in order.
-    launches
-        Number of launches of each of them.
-    host
-        The calibrated host.
+    ``rows`` are the dispatcher calls among the graph's ops, in order; ``launches`` how many each makes.
 
     >>> from foretrace.graph import Op, OpTable
     >>> from foretrace.platform.host import BetweenCalls

@@ -107,16 +107,7 @@ def scale_factors(
 ) -> Floats:
     """For each call how many times as long its work takes on a device as on the measured one.
 
-    Parameters
-    ----------
-    ops, us
-        The calls, and how long the work of each takes on the measured device.
-    known, tf32
-        Statistics of their ids, and the step's TF32 settings.
-    warm
-        The share of each call's data that the cache holds.
-    device, scaling
-        The other device, and the measured one.
+    Of each call the time of its work on the measured device is given, and the share of its data that the cache holds.
     """
     ids = index_statistics(ops, known)
     seen: dict[Hashable, list[RooflinePair]] = {}

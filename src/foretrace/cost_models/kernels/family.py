@@ -75,7 +75,7 @@ class Family:
 
     def matches(self, op: Op) -> bool:
         """Whether the family covers a call."""
-        return op.name in self.ops and self.accepts(op)
+        return op.name in self.op_codes and self.accepts(op)
 
     def accepts(self, op: Op) -> bool:
         """Whether the family covers a call of one of its ops: by default, if any of its tensors is known."""

@@ -59,18 +59,7 @@ def fit_models(
 ) -> dict[str, dict[str, Any]]:
     """Fit all families that were measured, write their models, and return the errors of each.
 
-    Parameters
-    ----------
-    raw
-        The folder of the measurements.
-    device
-        The device they were made on.
-    out
-        An empty folder for the models.
-    on_progress
-        Called with what is being fitted.
-    before
-        Models that were fitted for the same device: a family without new measurements keeps its own.
+    ``before`` holds models that were fitted for the same device: a family without new measurements keeps its own.
     """
     measured = read_all(raw, *FAMILIES)
     datasets = {name: dataset_of(family, measured, device) for name, family in FAMILIES.items()}

@@ -59,16 +59,7 @@ class KernelSelection:
     ) -> Self:
         """Fit for cold and warm caches at once.
 
-        Parameters
-        ----------
-        calls
-            Measured calls.
-        traits
-            Facts about the kernels that ran, a row per call.
-        kernels
-            The kernel that ran, by call.
-        size_columns
-            The columns that hold `GEMM_SIZES`.
+        Traits and kernels are of what ran, a row per call; ``size_columns`` hold `GEMM_SIZES`.
         """
         common = [kernel for kernel, count in Counter(kernels).most_common() if count >= MIN_RUNS]
         numbers = {kernel: number for number, kernel in enumerate(common, 1)}
@@ -174,10 +165,7 @@ def _pieces(table: Floats) -> NDArray[np.int64]:
 def tiling_features(sizes: Floats) -> Floats:
     """Wave and tile quantization of calls under many tilings.
 
-    Parameters
-    ----------
-    sizes
-        A row per call, as in `GEMM_SIZES`.
+    Sizes are a row per call, as in `GEMM_SIZES`.
     """
     batch, m, n, k, processors = _unlogged(sizes)
     columns = []
@@ -195,12 +183,7 @@ def tiling_features(sizes: Floats) -> Floats:
 def kernel_features(sizes: Floats, tiles: Floats) -> Floats:
     """Tiles, waves and steps of each call on a given kernel, of which the busiest SM has the most.
 
-    Parameters
-    ----------
-    sizes
-        A row per call, as in `GEMM_SIZES`.
-    tiles
-        For each call first, second, depth and split of a kernel; a first of 0 is a kernel without a known tile.
+    Tiles are first, second, depth and split of each call's kernel; a first of 0 is a kernel without a known tile.
     """
     batch, m, n, k, processors = _unlogged(sizes)
     known, split = tiles[:, 0] > 0, tiles[:, 3]

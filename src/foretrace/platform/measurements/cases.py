@@ -181,14 +181,7 @@ def strides(shape: Shape, order: Sequence[int] | None = None) -> Shape:
 def recorded_cases(ops: Sequence[Op], indices: Iterable[Indices] = (), tf32: Tf32 | None = None) -> list[Case]:
     """The distinct calls among the ops of a step, in order.
 
-    Parameters
-    ----------
-    ops
-        Of a recording or a sketch.
-    indices
-        Statistics of the ids that ops were given; ``op`` is the position in ``ops``.
-    tf32
-        The step's TF32 settings; PyTorch's defaults where left out.
+    ``op`` of the indices is the position in ``ops``.
 
     >>> square = Tensor((8, 8), "float32", "cuda:0", id=3, storage=5)
     >>> case, = recorded_cases([Op("aten::mm", (square, square)), Op("aten::mm", (square, square), phase="backward")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -22,11 +22,11 @@ __all__ = [
 class LazyFamilies(Mapping[str, Family]):
     """Families by name, each imported when it is first asked for: pricing lookups loads no other family."""
 
-    def __init__(self, classes: Mapping[str, str]) -> None:
+    def __init__(self, classes: Mapping[str, tuple[str, str]]) -> None:
         self.classes = classes
 
     def __getitem__(self, name: str) -> Family:
-        return _imported(self.classes[name])
+        return _imported(self.classes[name][0])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.classes)
@@ -39,27 +39,28 @@ class LazyFamilies(Mapping[str, Family]):
 
 
 FAMILIES = LazyFamilies({
-    "matrix": "gemm.Gemm",
-    "convolutions": "convolutions.Convolutions",
-    "attention": "attention.Attention",
-    "lookups": "lookups.Lookups",
-    "elementwise": "elementwise.Elementwise",
-    "norms": "norms.Norms",
-    "optimizers": "optimizers.Optimizers",
-    "copies": "copies.Copies",
-    "reductions": "reductions.Reductions",
-    "indexing": "indexing.Indexing",
-    "softmax": "softmax.Softmax",
-    "sorting": "sorting.Sorting",
-    "transfers": "transfers.Transfers",
-    "joins": "concat.Concat",
-    "losses": "losses.Losses",
-    "dropout": "dropout.Dropout",
-    "pooling": "pooling.Pooling",
-    "fills": "fills.Fills",
-    "compiled": "compiled.Compiled",
+    "matrix": ("gemm.Gemm", "mm|mv"),
+    "convolutions": ("convolutions.Convolutions", "convolution"),
+    "attention": ("attention.Attention", "attention"),
+    "lookups": ("lookups.Lookups", "embedding|index_select|add_$|sub_$|_coalesce"),
+    "elementwise": ("elementwise.Elementwise", "^aten::"),
+    "norms": ("norms.Norms", "(layer|rms|group|batch)_norm"),
+    "optimizers": ("optimizers.Optimizers", "_foreach_|_fused_"),
+    "copies": ("copies.Copies", "copy|clone|pad|contiguous|repeat|flip|roll|(slice|select)_backward"),
+    "reductions": ("reductions.Reductions", "sum|mean|max|min|var|std|any|all|prod|count|median|norm"),
+    "indexing": ("indexing.Indexing", "index|gather|scatter|take"),
+    "softmax": ("softmax.Softmax", "softmax"),
+    "sorting": ("sorting.Sorting", "sort|topk|cum|kth|unique|tri[lu]|nonzero|bincount|hist|bucket|select|multinomial"),
+    "transfers": ("transfers.Transfers", "copy|scalar_dense|pin_memory"),
+    "joins": ("concat.Concat", "::_?cat|stack"),
+    "losses": ("losses.Losses", "loss|entropy|kl_div"),
+    "dropout": ("dropout.Dropout", "dropout|rand|normal|uniform|bernoulli|exponential|geometric"),
+    "pooling": ("pooling.Pooling", "pool|upsample"),
+    "fills": ("fills.Fills", "fill|full|zero|ones|scalar_tensor|arange|linspace|eye|_indices"),
+    "compiled": ("compiled.Compiled", "^(?!aten::)"),
 })  # fmt: skip
-"""By name: the module and the class. No call is covered by two of them."""
+"""By name: the module and the class, and a pattern that all its ops match, so that no module is loaded for an op of
+another family. No call is covered by two of them."""
 
 DRAWN = LazyFamilies({name: family for name, family in FAMILIES.classes.items() if name != "compiled"})
 """The families whose cases are drawn one by one; compiled kernels are made of whole programs."""
@@ -67,43 +68,28 @@ DRAWN = LazyFamilies({name: family for name, family in FAMILIES.classes.items() 
 HELD_OUT = "heldout-5"
 """The series of cases that models are scored on and never fitted to."""
 
-_BY_OP: dict[str, list[Family]] = {}
-"""The families that list an op, of those in use."""
-_UNUSED = list(FAMILIES.classes.values())
-
 
 @cache
 def _imported(path: str) -> Family:
     module, _, name = path.partition(".")
     family: Family = getattr(import_module(f"{__name__}.{module}"), name)()
-    for op in family.ops:
-        _BY_OP.setdefault(op, []).append(family)
-    _UNUSED.remove(path)
     return family
+
+
+@cache
+def _candidates(op: str) -> list[str]:
+    return [name for name, (_, pattern) in FAMILIES.classes.items() if re.search(pattern, op)]
 
 
 def family_of(op: Op) -> Family | None:
     """The family that covers a call, or None.
-
-    Since no call is covered by two families, those whose modules are loaded are asked first.
 
     >>> from foretrace.graph import Tensor
     >>> matrix = Tensor((4, 4), "float32")
     >>> family_of(Op("aten::mm", (matrix, matrix))).name, family_of(Op("aten::cholesky", (matrix,)))
     ('matrix', None)
     """
-    found = _in_use(op)
-    while found is None and _UNUSED:
-        loaded = (path for path in _UNUSED if f"{__name__}.{path.partition('.')[0]}" in sys.modules)
-        _imported(next(loaded, _UNUSED[0]))
-        found = _in_use(op)
-    if found is None and op.name not in _BY_OP and FAMILIES["compiled"].accepts(op):
-        return FAMILIES["compiled"]
-    return found
-
-
-def _in_use(op: Op) -> Family | None:
-    return next((family for family in _BY_OP.get(op.name, ()) if family.accepts(op)), None)
+    return next((FAMILIES[name] for name in _candidates(op.name) if FAMILIES[name].matches(op)), None)
 
 
 def context_of(family: Family, device: Device, indices: Indices | None, tf32: Tf32) -> CallContext:
