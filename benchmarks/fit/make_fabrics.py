@@ -18,7 +18,7 @@ from benchmarks.fit.link_fit import by_machine, fit, left_out
 from benchmarks.lib.nccl_tables import TABLES, Table, tables
 from foretrace.cost_models.collectives.curves import fit_curves
 from foretrace.cost_models.collectives.topology import CONSTANTS_FILE
-from foretrace.cost_models.ranges import SIGMAS_TO_P90
+from foretrace.graph.tables import SIGMAS_TO_P90
 from foretrace.platform.fabric import FABRICS, Fabric
 from foretrace.platform.measurements.fabric import TimedCollective
 from foretrace.platform.typed_json import write

@@ -22,9 +22,8 @@ from benchmarks.fit.link_fit import by_machine, by_table, left_out
 from benchmarks.lib.nccl_tables import TABLES, Table, tables
 from benchmarks.lib.table import keep
 from foretrace.cost_models.collectives.curves import fit_curves
-from foretrace.cost_models.collectives.pricing import price_collective
+from foretrace.cost_models.collectives.pricing import Range, price_collective
 from foretrace.cost_models.collectives.topology import LinkConstants
-from foretrace.cost_models.ranges import Range
 from foretrace.platform.fabric import Fabric
 
 Floats = NDArray[np.float64]

@@ -31,6 +31,9 @@ LAUNCH, SYNC, WAIT_EVENT, RECORD_EVENT, OTHER_CALL = range(5)
 COMPUTE, COPY, SET, COLLECTIVE = range(4)
 """Kinds of device work."""
 
+SIGMAS_TO_P90 = 1.2816
+"""Standard deviations from the median to the 10th and the 90th percentile of a normal distribution."""
+
 
 class Names:
     """Distinct strings, each with a code.

@@ -14,20 +14,16 @@ import numpy as np
 
 from foretrace.analysis.collective_matching import Call, CollectiveMatch, match_collectives
 from foretrace.analysis.host_time import Segments
-from foretrace.cost_models.collectives.contention import gpu_contention
-from foretrace.cost_models.collectives.pricing import assumptions, price_collective
-from foretrace.cost_models.ranges import Range
+from foretrace.cost_models import collectives
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 from foretrace.graph.tables import Floats, Ints
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
-from foretrace.prediction.cpu_ranks import arrival_skew
 from foretrace.prediction.overrides import RankOverrides, apply_overrides
 from foretrace.prediction.priced_tasks import priced_tasks
 from foretrace.prediction.rank_models import PricedRank, RankModel, with_arrivals
-from foretrace.simulation.contention import with_contention
-from foretrace.simulation.engine import DeadlockError
+from foretrace.simulation.engine import DeadlockError, simulate
 from foretrace.simulation.merge import JobTasks, RankTasks, merge_ranks
 from foretrace.simulation.task_graph import Timeline
 
@@ -67,7 +63,7 @@ def price_transfers(
     """
     slow = slow_links or {}
     known: dict[tuple[object, ...], int] = {}
-    prices: list[Range] = []
+    prices: list[tuple[float, float, float]] = []
     which = np.empty(len(matches), np.int32)
     for place, one in enumerate(matches):
         key = one.kind, one.nbytes, one.ranks
@@ -75,7 +71,8 @@ def price_transfers(
             known[key] = len(prices)
             # A link at half speed carries its bytes as if they were twice as many; latency stays.
             speed = min((slow.get(rank, 1.0) for rank in one.ranks), default=1.0) if slow else 1.0
-            prices.append(price_collective(fabric, one.kind, _at_speed(one.nbytes, speed), one.ranks, gpus_per_node))
+            nbytes = _at_speed(one.nbytes, speed)
+            prices.append(collectives.price_collective(fabric, one.kind, nbytes, one.ranks, gpus_per_node))
         which[place] = known[key]
     each = np.array(prices).reshape(-1, 3)[which]
     return Transfers(each[:, 0], each[:, 1], each[:, 2], which)
@@ -165,7 +162,8 @@ def fabric_assumptions(
     >>> fabric_assumptions([CollectiveMatch("all_reduce", 8, (0, 1), ())], Fabric.named("h100-nvswitch"), 2, None)
     ['fabric h100-nvswitch was not measured: times come from the specification of its links']
     """
-    return assumptions(fabric, world, gpus_per_node) if any(len(match.ranks) > 1 for match in matches) else []
+    joined = any(len(match.ranks) > 1 for match in matches)
+    return collectives.assumptions(fabric, world, gpus_per_node) if joined else []
 
 
 def run_ranks(
@@ -176,12 +174,23 @@ def run_ranks(
     Tasks are those of the ranks, with overrides; a transfer takes so long from the last arrival on.
     """
     alone = merge_ranks(tasks, _calls(matches), transfer_us)
-    overlap, slowdown = [rank.overlap for rank in ranks], ranks[0].slowdown or gpu_contention()
-    merged, timeline = with_contention(alone, overlap, slowdown)
-    skew = arrival_skew(merged, timeline, matches, [rank.jitter for rank in ranks])
+    merged, timeline = _with_contention(alone, ranks)
+    skew, jitter = np.zeros(len(matches)), [rank.jitter for rank in ranks]
+    if any(jitter):
+        from foretrace.prediction.cpu_ranks import arrival_skew
+
+        skew = arrival_skew(merged, timeline, matches, jitter)
     if skew.any():
-        merged, timeline = with_contention(alone.delayed(skew), overlap, slowdown)
+        merged, timeline = _with_contention(alone.delayed(skew), ranks)
     return merged, timeline, skew
+
+
+def _with_contention(job: JobTasks, ranks: Sequence[RankModel]) -> tuple[JobTasks, Timeline]:
+    if len(job.tasks) == job.first[-1]:  # no collectives
+        return job, simulate(job.tasks)
+    from foretrace.simulation.contention import with_contention
+
+    return with_contention(job, [rank.overlap for rank in ranks], ranks[0].slowdown or collectives.gpu_contention())
 
 
 def _calls(matches: Sequence[CollectiveMatch]) -> list[tuple[Call, ...]]:
@@ -210,7 +219,7 @@ def back_to_back_ms(
         ends.append(np.searchsorted(tasks.op, np.arange(1, UNROLLED_STEPS + 1) * len(rank.step)))
     again = [_calls_in_step(match, turn, ranks) for turn in range(UNROLLED_STEPS) for match in matches]
     merged = merge_ranks(unrolled, again, np.tile(transfer_us, UNROLLED_STEPS))
-    merged, timeline = with_contention(merged, [rank.overlap for rank in ranks], ranks[0].slowdown or gpu_contention())
+    merged, timeline = _with_contention(merged, ranks)
     each = [np.maximum.accumulate(merged.rank_timeline(at, timeline).end)[last - 1] for at, last in enumerate(ends)]
     *_, before, after = np.max(each, axis=0)
     return float(after - before) / 1e3

@@ -16,18 +16,17 @@ from numpy.typing import NDArray
 from foretrace.analysis.breakdown import kernel_family
 from foretrace.analysis.collectives import ONE_SIDED, members
 from foretrace.analysis.dispatched import DispatchedCalls
-from foretrace.cost_models.kernels.families.compiled import PYTORCH_NAMESPACES
+from foretrace.cost_models.kernels.family import PYTORCH_NAMESPACES
 from foretrace.cost_models.kernels.model import device_models
 from foretrace.cost_models.kernels.pricing import FALLBACK, MODEL, price_kernels
-from foretrace.cost_models.ranges import SIGMAS_TO_P90
 from foretrace.graph import Collective, ForetraceError, Graph
-from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, Ints, distinct
+from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, SIGMAS_TO_P90, Ints, distinct
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 from foretrace.prediction.device_work import DeviceWork, launched, measured_work, merge_work
 
 if TYPE_CHECKING:
-    from foretrace.cost_models.ranges import Range
+    from foretrace.cost_models.collectives.pricing import Range
 
 MAX_NAMED_OPS, MAX_NAMED_KERNELS = 5, 3
 """How many ops or kernels a note names."""

@@ -5,7 +5,8 @@ Job ─▶ RankModel (measured | priced), one per rank ─▶ TaskGraph ─▶ T
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ from foretrace.graph.graph import chosen_step
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
-from foretrace.prediction.cpu_ranks import as_typical, with_oversubscription
 from foretrace.prediction.device_work import keeps_measured_kernels
 from foretrace.prediction.job import (
     NO_FABRIC,
@@ -36,13 +36,15 @@ from foretrace.prediction.overrides import RankOverrides, with_own_graphs
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank, with_arrivals
 from foretrace.prediction.rates import add_rates, totals
 from foretrace.prediction.report import build_report, gemm_workspaces
-from foretrace.prediction.scaling import merge_rank_notes
 from foretrace.prediction.uncertainty import measured_range_note
 from foretrace.simulation.engine import DeadlockError
 
 OWN_MACHINE = "its own machine"
 STALLED_SHARE = 0.01
 """A device that stalls unexplained for more than this share of the step is noted."""
+NUMBER = re.compile(r"(?<![\w-])\d[\d,.]*(?![\w-])")
+"""A number by itself; those of a name, as a100-8x, are none."""
+EXAMPLES = re.compile(r"\([^()]*\)")
 
 
 def predict_on_own_machine(
@@ -68,9 +70,15 @@ def predict_on_own_machine(
     job = with_own_graphs(job, overrides)
     ranks, notes = measured_ranks(job, step)
     if measured:
+        from foretrace.prediction.cpu_ranks import as_typical
+
         ranks, typical = as_typical(ranks, measured_ranks(measured, step)[0])
         notes += typical
-    ranks, shared = with_oversubscription(ranks, fabric, job.world, (measured or job).world, gpus_per_node)
+    shared: list[str] = []
+    if fabric.crowd:
+        from foretrace.prediction.cpu_ranks import with_oversubscription
+
+        ranks, shared = with_oversubscription(ranks, fabric, job.world, (measured or job).world, gpus_per_node)
     cut = replace(job, graphs=[rank.graph for rank in ranks])
     done = simulate_job(cut, ranks, fabric, overrides, gpus_per_node)
     report = build_report(job, done, Device.matching(job.graphs[0].device))
@@ -162,8 +170,10 @@ def _simulate_on_platform(
     ranks = priced_ranks(job, platform, kernels, step, keep_collectives=bool(overrides.slow_link))
     cut = replace(job, graphs=[rank.graph for rank in ranks])
     fabric = platform.fabric or _no_fabric(platform, cut)
-    # Calls were measured with as many ranks at once.
-    ranks, _ = with_oversubscription(ranks, fabric, job.world, job.world, gpus_per_node)
+    if fabric.crowd:  # calls were measured with as many ranks at once
+        from foretrace.prediction.cpu_ranks import with_oversubscription
+
+        ranks, _ = with_oversubscription(ranks, fabric, job.world, job.world, gpus_per_node)
     return simulate_job(cut, ranks, fabric, overrides, gpus_per_node), ranks
 
 
@@ -259,6 +269,34 @@ def _idle_device_note(ranks: Sequence[PricedRank], platform: Platform) -> list[s
     if any(len(rank.step.work) for rank in ranks) or platform.device.runs_on_host:
         return []
     return [f"the step launches nothing on {platform.name}'s device: were its model and data on the device?"]
+
+
+def note_key(note: str) -> frozenset[str]:
+    """The words of a note without numbers, order and examples: equal for notes that say the same.
+
+    >>> note_key("a (6%) and b (2.0%) on 2 nodes") == note_key("b (4%) and a (3.0%) on 4 nodes")
+    True
+    >>> note_key("a100-8x on 4 nodes") == note_key("a100-4x on 4 nodes")
+    False
+    """
+    return frozenset(NUMBER.sub("", EXAMPLES.sub("", note)).replace(",", " ").split())
+
+
+def merge_rank_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
+    """The notes of some ranks, of those that say much the same the first one's.
+
+    >>> merge_rank_notes({0: ["guessed", "5 ms are guesses"], 1: ["guessed", "6 ms are guesses"]})
+    ['guessed', 'on rank 0, others alike: 5 ms are guesses']
+    """
+    found: dict[frozenset[str], dict[str, int]] = {}
+    for rank, theirs in notes.items():
+        for note in theirs:
+            found.setdefault(note_key(note), {}).setdefault(note, rank)
+    return [
+        note if len(same) == 1 else f"on rank {rank}, others alike: {note}"
+        for same in found.values()
+        for note, rank in [next(iter(same.items()))]
+    ]
 
 
 def _job_notes(job: Job, more: list[str]) -> list[str]:

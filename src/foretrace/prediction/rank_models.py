@@ -7,7 +7,7 @@ simulated times.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.dependencies import edges, in_time_order, rank_tasks, with_host_collectives_as_kernels
 from foretrace.analysis.dispatched import DispatchedCalls, dispatched_calls
 from foretrace.analysis.host_time import Segments, host_segments
-from foretrace.cost_models.collectives.contention import Contention
 from foretrace.cost_models.kernels.pricing import MEASURED, MODEL
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Span
@@ -26,72 +25,76 @@ from foretrace.prediction.device_work import SOURCES, keeps_measured_kernels
 from foretrace.prediction.priced_step import PricedStep, price_step
 from foretrace.prediction.priced_tasks import STEP, at_predicted_times, priced_tasks, with_cold_host_penalty
 from foretrace.prediction.uncertainty import host_spread, measured_uncertainty, priced_uncertainty
-from foretrace.simulation.contention import measured_overlap
 from foretrace.simulation.merge import RankTasks
 from foretrace.simulation.task_graph import KERNEL, TaskGraph, Timeline
 from foretrace.simulation.uncertainty import Uncertainty
+
+if TYPE_CHECKING:
+    from foretrace.cost_models.collectives.contention import Contention
 
 NO_OVERLAP = np.zeros(1)
 """The measured overlap of modelled kernels: models know kernels alone."""
 
 
-class RankModel(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class RankModel:
     """What the simulation asks of a rank."""
 
-    @property
-    def graph(self) -> Graph:
-        """The rank's step; its collectives are those that are matched with other ranks'."""
-
-    @property
-    def tasks(self) -> RankTasks:
-        """Its tasks."""
-
-    @property
-    def overlap(self) -> Floats | None:
-        """The share of each of its kernels that overlapped with a collective when measured; None where kernels stay
-        as they are."""
-
-    @property
-    def slowdown(self) -> Contention | None:
-        """How its work and its collectives slow each other; None for that of GPUs."""
-
-    @property
-    def jitter(self) -> float:
-        """How far ranks that do the same lie apart: standard deviation of the logarithm; 0 where a device sets the
-        pace."""
-
-    def at(self, times: Timeline) -> tuple[Graph, Segments]:
-        """Its graph and its host time at simulated times."""
-
-    def uncertainty(self) -> Uncertainty:
-        """How far its tasks' durations may be off."""
-
-    @property
-    def sources(self) -> Small:
-        """How the time of each kernel is known."""
-
-    def device_us(self) -> dict[str, float]:
-        """Microseconds of its kernels, collectives apart, by how they are known."""
-
-
-@dataclass(frozen=True)
-class MeasuredRank:
-    """A rank whose host and kernels take what they were measured to take."""
-
     graph: Graph
-    segments: Segments
+    """Its step; its collectives are those that are matched with other ranks'."""
     tasks: RankTasks
-    stall: Floats
-    """How much longer than typical each task waited for no visible reason: the lags of its tasks hold that."""
     overlap: Floats | None
-    profiling_overhead: float
-    """How many times as long the step took as an unprofiled one: host times are divided by that."""
+    """The share of each of its kernels that overlapped with a collective when measured; None where kernels stay as they
+    are."""
     on_cpu: bool
     """Whether the CPU does the work of its calls itself."""
     measured_jitter: float | None = None
     """How far ranks on such CPUs were measured to lie apart."""
     slowdown: Contention | None = None
-    """How work and communication were measured to slow each other on them."""
+    """How work and communication were measured to slow each other on them; None for that of GPUs."""
+
+    @property
+    def jitter(self) -> float:
+        """How far equal ranks lie apart: standard deviation of the logarithm; 0 where a device sets the pace.
+
+        On CPUs as such ranks were measured to lie apart; or else as the steps of one do.
+        """
+        if self.measured_jitter is not None:
+            return self.measured_jitter
+        return self.step_jitter if self.on_cpu else 0.0
+
+    @property
+    def step_jitter(self) -> float:
+        """How far the rank's steps lie apart."""
+        raise NotImplementedError
+
+    def at(self, times: Timeline) -> tuple[Graph, Segments]:
+        """Its graph and its host time at simulated times."""
+        raise NotImplementedError
+
+    def uncertainty(self) -> Uncertainty:
+        """How far its tasks' durations may be off."""
+        raise NotImplementedError
+
+    @property
+    def sources(self) -> Small:
+        """How the time of each kernel is known."""
+        raise NotImplementedError
+
+    def device_us(self) -> dict[str, float]:
+        """Microseconds of its kernels, collectives apart, by how they are known."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRank(RankModel):
+    """A rank whose host and kernels take what they were measured to take."""
+
+    segments: Segments
+    stall: Floats
+    """How much longer than typical each task waited for no visible reason: the lags of its tasks hold that."""
+    profiling_overhead: float
+    """How many times as long the step took as an unprofiled one: host times are divided by that."""
 
     @classmethod
     def of(cls, whole: Graph, step: str | None) -> MeasuredRank:
@@ -108,8 +111,15 @@ class MeasuredRank:
         overhead = _profiling_overhead(whole, step)
         tasks = measured.tasks.with_slower_host(1 / overhead)  # profiling slows the host
         on_cpu = not len(cut.kernels)
-        overlap = None if on_cpu else measured.overlap
-        return cls(graph, segments, tasks, measured.stall, overlap, overhead, on_cpu)
+        return cls(
+            graph=graph,
+            segments=segments,
+            tasks=tasks,
+            stall=measured.stall,
+            overlap=None if on_cpu else measured.overlap,
+            profiling_overhead=overhead,
+            on_cpu=on_cpu,
+        )
 
     @property
     def host_overlap(self) -> Floats:
@@ -128,11 +138,9 @@ class MeasuredRank:
         return float(self.stall[self.stall > LATENCY_US].sum())
 
     @property
-    def jitter(self) -> float:
-        """On CPUs alone: as such ranks were measured to lie apart; or else as the rank's own steps do."""
-        if self.measured_jitter is not None:
-            return self.measured_jitter
-        return host_spread(self.graph) if self.on_cpu else 0.0
+    def step_jitter(self) -> float:
+        """That of its unprofiled steps."""
+        return host_spread(self.graph)
 
     def at(self, times: Timeline) -> tuple[Graph, Segments]:
         """Its graph and its host time at simulated times."""
@@ -184,6 +192,8 @@ def measured_rank_tasks(graph: Graph, segments: Segments) -> MeasuredRankTasks:
     >>> measured_rank_tasks(step, host_segments(step)).tasks.tasks.duration.tolist()
     [8.0, 2.0, 5.0]
     """
+    from foretrace.simulation.contention import measured_overlap  # priced ranks do without
+
     measured, timeline = in_time_order(rank_tasks(0, graph, segments))
     tasks = _without_guessed_edges(graph, measured)
     gap = timeline.start[tasks.after] - timeline.end[tasks.before]
@@ -259,24 +269,15 @@ def _warped(time: Floats, thread: Ints, old: Segments, new: Segments) -> Floats:
     return result
 
 
-@dataclass(frozen=True)
-class PricedRank:
-    """A rank with the costs of a platform."""
+@dataclass(frozen=True, kw_only=True)
+class PricedRank(RankModel):
+    """A rank with the costs of a platform. Its graph is its dispatcher calls; a collective's kernel is its row in the
+    device work."""
 
-    graph: Graph
-    """Its dispatcher calls; a collective's kernel is its row in the device work."""
     uncut: Graph
     dispatched: DispatchedCalls
     step: PricedStep
-    tasks: RankTasks
     notes: tuple[str, ...]
-    overlap: Floats | None
-    on_cpu: bool
-    """Whether the CPU does the work of its calls itself."""
-    measured_jitter: float | None = None
-    """How far ranks on such CPUs were measured to lie apart."""
-    slowdown: Contention | None = None
-    """How work and communication were measured to slow each other on them."""
 
     @classmethod
     def of(cls, whole: Graph, step: str | None, platform: Platform, kernels: str | None) -> PricedRank:
@@ -294,18 +295,23 @@ class PricedRank:
         row = np.full(len(calls.collectives), -1)
         row[work.collective[work.collective >= 0]] = np.flatnonzero(work.collective >= 0)
         collectives = [replace(c, kernel=int(kernel)) for c, kernel in zip(calls.collectives, row)]
-        graph = replace(calls, collectives=collectives)
         on_cpu = platform.device.runs_on_host
         contends = not on_cpu and not keeps_measured_kernels(calls, platform, kernels)
-        overlap = NO_OVERLAP if contends else None
-        return cls(graph, whole, dispatched, priced, with_arrivals(tasks, row), tuple(notes), overlap, on_cpu)
+        return cls(
+            graph=replace(calls, collectives=collectives),
+            uncut=whole,
+            dispatched=dispatched,
+            step=priced,
+            tasks=with_arrivals(tasks, row),
+            notes=tuple(notes),
+            overlap=NO_OVERLAP if contends else None,
+            on_cpu=on_cpu,
+        )
 
     @property
-    def jitter(self) -> float:
-        """On CPUs alone: as such ranks were measured to lie apart; or else as whole steps do on this host."""
-        if self.measured_jitter is not None:
-            return self.measured_jitter
-        return self.step.common if self.on_cpu else 0.0
+    def step_jitter(self) -> float:
+        """That of whole steps on this host."""
+        return self.step.common
 
     def at(self, times: Timeline) -> tuple[Graph, Segments]:
         """Its graph and its host time at simulated times."""

@@ -23,7 +23,6 @@ from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.analysis.host_time import KINDS, host_overheads
 from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import RankReport, StepReport, Workings
-from foretrace.analysis.stragglers import stragglers
 from foretrace.cost_models.kernels.pricing import MODEL
 from foretrace.graph import PHASES, Graph, Job
 from foretrace.graph.tables import percentiles
@@ -74,7 +73,6 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         critical_path_ranks=summary.by_rank,
         ranks=ranks,
         waits_for=pair_waits(graphs, collectives),
-        stragglers=stragglers(graphs, collectives, step_ms) if len(graphs) > 1 else [],
         look_at=hot_ops(path, tasks, timeline, done.graphs, done.segments),
         overheads=host_overheads(done.segments),
         by_op=by_op(graphs, done.segments),
@@ -82,6 +80,10 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         by_phase=by_phase(graphs, done.segments),
         by_module=by_module(graphs, done.segments),
     )
+    if len(graphs) > 1:
+        from foretrace.analysis.stragglers import stragglers
+
+        report.stragglers = stragglers(graphs, collectives, step_ms)
     report.idle_causes = _idle_causes(graphs, done, report.device_idle_ms)
     samples = sample_step_ms(done)
     low, high = percentiles(samples, PERCENTILES)

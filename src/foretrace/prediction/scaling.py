@@ -4,7 +4,7 @@ several."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from foretrace.analysis.collectives import ONE_SIDED, members
 from foretrace.analysis.report import NotebookDocument, StepReport, plain
 from foretrace.errors import check_count
 from foretrace.graph import MAX_RANKS, Collective, ForetraceError, Graph, Job
+from foretrace.prediction.predict import note_key
 
 WEAK = "weak scaling: each rank's own work and the bytes of each collective stay, groups that span the job grow with it"
 NOTHING_EXCHANGED = "the step exchanges nothing: --parallel data=N makes a job of it whose ranks share their gradients"
@@ -83,39 +84,6 @@ def _common_notes(ordered: Sequence[StepReport]) -> list[str]:
     """
     notes = {note_key(note): note for report in ordered for note in report.notes if not ALIKE.search(note)}
     return list(notes.values())
-
-
-NUMBER = re.compile(r"(?<![\w-])\d[\d,.]*(?![\w-])")
-"""A number by itself; those of a name, as a100-8x, are none."""
-EXAMPLES = re.compile(r"\([^()]*\)")
-
-
-def note_key(note: str) -> frozenset[str]:
-    """The words of a note without numbers, order and examples: equal for notes that say the same.
-
-    >>> note_key("a (6%) and b (2.0%) on 2 nodes") == note_key("b (4%) and a (3.0%) on 4 nodes")
-    True
-    >>> note_key("a100-8x on 4 nodes") == note_key("a100-4x on 4 nodes")
-    False
-    """
-    return frozenset(NUMBER.sub("", EXAMPLES.sub("", note)).replace(",", " ").split())
-
-
-def merge_rank_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
-    """The notes of some ranks, of those that say much the same the first one's.
-
-    >>> merge_rank_notes({0: ["guessed", "5 ms are guesses"], 1: ["guessed", "6 ms are guesses"]})
-    ['guessed', 'on rank 0, others alike: 5 ms are guesses']
-    """
-    found: dict[frozenset[str], dict[str, int]] = {}
-    for rank, theirs in notes.items():
-        for note in theirs:
-            found.setdefault(note_key(note), {}).setdefault(note, rank)
-    return [
-        note if len(same) == 1 else f"on rank {rank}, others alike: {note}"
-        for same in found.values()
-        for note, rank in [next(iter(same.items()))]
-    ]
 
 
 def at_world_resharded(job: Job, world: int) -> Job:

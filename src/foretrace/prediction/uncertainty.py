@@ -13,9 +13,8 @@ from functools import cache
 import numpy as np
 
 from foretrace.analysis.breakdown import kernel_family
-from foretrace.cost_models.ranges import SIGMAS_TO_P90
 from foretrace.graph import Graph, KernelTable
-from foretrace.graph.tables import Floats, Ints, percentiles
+from foretrace.graph.tables import SIGMAS_TO_P90, Floats, Ints, percentiles
 from foretrace.platform.platform import read_host
 from foretrace.platform.registry import find_platform
 from foretrace.prediction.priced_step import PricedStep

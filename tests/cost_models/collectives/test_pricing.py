@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.cost_models.collectives.curves import fit_curves, time_at
-from foretrace.cost_models.collectives.pricing import TRAFFIC, assumptions, price_collective
-from foretrace.cost_models.ranges import Range
+from foretrace.cost_models.collectives.pricing import TRAFFIC, Range, assumptions, price_collective
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.measurements.fabric import TimedCollective

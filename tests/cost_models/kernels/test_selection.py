@@ -5,7 +5,7 @@ import pytest
 
 from foretrace.cost_models.kernels.estimators.dataset import Dataset
 from foretrace.cost_models.kernels.estimators.net_training import EFFORTS, Effort
-from foretrace.cost_models.kernels.estimators.nets import PURPOSES
+from foretrace.cost_models.kernels.estimators.residual import PURPOSES
 from foretrace.cost_models.kernels.family import GEMM_SIZES
 from foretrace.cost_models.kernels.kernel_names import TiledKernel
 from foretrace.cost_models.kernels.selection import SPEED_PREFERENCE, KernelSelection, kernel_features, tiling_features

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from foretrace.cost_models.collectives.curves import time_at
 from foretrace.cost_models.collectives.topology import LinkConstants, Placement, link_time
-from foretrace.cost_models.ranges import Range
 from foretrace.errors import ForetraceError
+from foretrace.graph.tables import SIGMAS_TO_P90
 from foretrace.platform.fabric import Curve, Fabric
 
 OTHER_KIND_SPREAD = 0.4
@@ -57,6 +58,24 @@ STEPS: tuple[Callable[[int], float], ...] = (
 )
 """How latency grows with the ranks: not at all, if the cost of the call dominates; in between, as in a tree; as in a
 ring, with every step."""
+
+
+class Range(NamedTuple):
+    """Microseconds: the 10th percentile, the median and the 90th."""
+
+    low: float
+    typical: float
+    high: float
+
+    @classmethod
+    def around(cls, typical: float, spread: float) -> Range:
+        """The range of a time whose logarithm has this standard deviation.
+
+        >>> Range.around(100.0, 0.0)
+        Range(low=100.0, typical=100.0, high=100.0)
+        """
+        factor = math.exp(SIGMAS_TO_P90 * spread)
+        return cls(typical / factor, typical, typical * factor)
 
 
 def price_collective(

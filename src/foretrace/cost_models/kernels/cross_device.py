@@ -17,7 +17,7 @@ from foretrace.cost_models.kernels.decomposition import parts_of
 from foretrace.cost_models.kernels.estimators.dataset import Floats
 from foretrace.cost_models.kernels.families import FAMILIES, context_of, family_of
 from foretrace.cost_models.kernels.families.lookups import index_statistics
-from foretrace.cost_models.kernels.l2_residency import USABLE_SHARE
+from foretrace.cost_models.kernels.pricing import USABLE_SHARE
 from foretrace.cost_models.kernels.roofline import LATENCY_US, Work, work_of
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature

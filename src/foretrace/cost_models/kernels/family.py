@@ -20,6 +20,8 @@ from foretrace.graph import Indices, Op, Tf32
 from foretrace.platform.device import Device
 from foretrace.platform.measurements.cases import Case, Draw
 
+PYTORCH_NAMESPACES = ("aten::", "prims::", "c10d::", "higher_order::")
+"""Prefixes of PyTorch's own ops, which are no custom kernels."""
 GEMM_SIZES = ("batch", "m", "n", "k", "processors")
 """The size of a GEMM, the first four as base-2 logarithms, and the number of SMs that share it."""
 

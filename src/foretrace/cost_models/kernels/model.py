@@ -27,8 +27,7 @@ from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from foretrace.cost_models.kernels.estimators.nets import ResidualNet
-    from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
+    from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualNet, ResidualTrees, ScaledRoofline
     from foretrace.cost_models.kernels.selection import KernelSelection
     from foretrace.platform.measurements.kernels import Repeat
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 ESTIMATORS = {
     "roofline": "estimators.residual.ScaledRoofline",
     "trees": "estimators.residual.ResidualTrees",
-    "net": "estimators.nets.ResidualNet",
+    "net": "estimators.residual.ResidualNet",
     "blend": "estimators.residual.Blend",
     "likely": "selection.KernelSelection",
 }

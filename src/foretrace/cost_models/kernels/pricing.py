@@ -6,6 +6,7 @@ a roofline.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,14 +20,13 @@ from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, ro
 from foretrace.cost_models.kernels.exact import TimedCall
 from foretrace.cost_models.kernels.families import Description, context_of, family_of
 from foretrace.cost_models.kernels.families.lookups import index_statistics
-from foretrace.cost_models.kernels.l2_residency import l2_residency
 from foretrace.cost_models.kernels.model import DeviceModels, FamilyModel, device_models
 from foretrace.cost_models.kernels.roofline import RooflineFallback, work_of
-from foretrace.cost_models.ranges import SIGMAS_TO_P90
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
 from foretrace.graph.operators import launches_nothing
+from foretrace.graph.tables import SIGMAS_TO_P90
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 
@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 
 MEASURED, MODEL, FALLBACK = range(3)
 """Sources of a kernel's time."""
+UNKNOWN_SHARE = 0.5
+"""Share of a tensor that is taken to be in the cache if its last use is unknown."""
+USABLE_SHARE = 0.5
+"""Share of the cache that holds different data: each half of a GPU's L2 keeps its own copy of what both need."""
+RETAINED_GAIN = 0.8
+"""Share of the gain of an immediate repeat that a call has if its inputs are in the cache: other kernels ran in
+between, whose code and constants replaced its own in the smaller caches. With these two, the calls of twelve recorded
+steps, each timed alone, add up to the steps' device time within 0.8 % on average, 1.5 % at most."""
 
 
 @dataclass
@@ -78,6 +86,47 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     # A CPU does a call itself: there are no kernels whose names would tell more than the call's.
     names = [calls[place].name for place in costs.op.tolist()] if kind == "cpu" else costs.name
     return replace(costs, op=row_of[costs.op], name=names)
+
+
+def l2_residency(ops: Sequence[Op], cache_bytes: float) -> Floats:
+    """For each op, the share of the bytes it reads that were touched so recently that the cache holds them.
+
+    A tensor stays until as many other bytes as the cache can use were touched after it.
+
+    >>> from foretrace.graph import Tensor
+    >>> small, large = Tensor((1000,), "int8", storage=1), Tensor((10_000,), "int8", storage=2)
+    >>> calls = [Op("aten::relu", (tensor,)) for tensor in (small, small, large, small)]
+    >>> l2_residency(calls, cache_bytes=10_000).tolist()
+    [0.0, 0.8, 0.0, 0.0]
+    """
+    usable, touched = USABLE_SHARE * cache_bytes, 0.0
+    last: dict[int, float] = {}
+    result = [0.0] * len(ops)
+    for place, op in enumerate(ops):
+        read = held = 0.0
+        sizes: dict[int, int] = {}
+        for tensor in op.tensors:
+            if tensor.device == "cpu":
+                continue
+            size, storage = tensor.nbytes, tensor.storage
+            read += size
+            if storage < 0:
+                held += size * UNKNOWN_SHARE
+                continue
+            left = usable - touched + last.get(storage, -math.inf)
+            if left > 0:
+                held += size if size < left else left
+            if size > sizes.get(storage, -1):
+                sizes[storage] = size
+        result[place] = RETAINED_GAIN * (held / read if read else UNKNOWN_SHARE)
+        for tensor in op.produced:
+            size, storage = tensor.nbytes, tensor.storage
+            if size > sizes.get(storage, -1):
+                sizes[storage] = size
+        sizes.pop(-1, None)
+        touched += sum(sizes.values())
+        last.update(dict.fromkeys(sizes, touched))
+    return np.array(result)
 
 
 def _timed_calls(

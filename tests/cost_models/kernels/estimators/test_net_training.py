@@ -5,7 +5,7 @@ import pytest
 
 from foretrace.cost_models.kernels.estimators.dataset import Dataset
 from foretrace.cost_models.kernels.estimators.net_training import EFFORTS, Effort, Training, learning_rates, train
-from foretrace.cost_models.kernels.estimators.nets import ResidualNet
+from foretrace.cost_models.kernels.estimators.residual import ResidualNet
 
 torch = pytest.importorskip("torch")
 

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from foretrace.cost_models.kernels.estimators.dataset import Dataset
-from foretrace.cost_models.kernels.estimators.nets import ResidualNet
-from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
+from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualNet, ResidualTrees, ScaledRoofline
 
 
 @pytest.fixture(scope="module")

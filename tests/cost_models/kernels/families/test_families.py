@@ -53,6 +53,12 @@ def test_every_family_is_documented(request):
     assert [name for name in FAMILIES if f"`{name}`" not in page] == []
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_pattern_of_a_family_finds_all_its_ops(name: str):
+    pattern = FAMILIES.classes[name][1]
+    assert [op for op in FAMILIES[name].ops if not re.search(pattern, op)] == []
+
+
 def test_every_recorded_call_of_a_family_is_described():
     ops = recorded_ops()
     assert len(ops) > 1000

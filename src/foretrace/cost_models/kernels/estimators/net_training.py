@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from foretrace.cost_models.kernels.estimators.nets import PURPOSES, KernelChoice, Purpose
+from foretrace.cost_models.kernels.estimators.residual import PURPOSES, KernelChoice, Purpose
 
 Layer = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Weights and biases; the nets are the first dimension."""

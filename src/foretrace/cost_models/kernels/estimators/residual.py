@@ -1,4 +1,5 @@
-"""Estimators of kernel times: a scaled roofline, and trees and a blend that learn what the roofline misses.
+"""Estimators of kernel times: a scaled roofline, and trees, small nets and a blend that learn what the roofline
+misses. Nets are smooth where trees have steps.
 
 Each has `fit`, `predict_both` (microseconds with a cold and with a warm cache), `arrays` and `from_arrays`. A family
 uses the one with the least held-out error.
@@ -7,15 +8,32 @@ uses the one with the least held-out error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace._numpy_threads import single_threaded
 from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, log_residuals, with_cache_state
 from foretrace.cost_models.kernels.estimators.forests import Forest, boost, boost_trait, out_of_fold_traits
-from foretrace.cost_models.kernels.estimators.nets import ResidualNet
 from foretrace.cost_models.kernels.estimators.npz import finite
+
+MAX_DEVIATIONS = 5.0
+"""Standard deviations at which a column is clipped: a net knows nothing of where it was not fitted."""
+WEIGHT_LEVELS = 63
+"""Quantization levels of weights up and down, scaled per output: predictions move by a third of a per cent."""
+MIN_DEVIATION = 1e-6
+"""A column with a smaller standard deviation is constant."""
+LOG_RATIO = 32.0
+"""A column of positive numbers whose largest is so many times the smallest is taken by its logarithms."""
+TINY = 1e-9
+"""Stands for what is not positive where a logarithm is taken: no such number was seen at fitting."""
+MAX_CATEGORIES = 24
+"""A column of whole numbers with at most so many different ones is categorical: it is one-hot encoded."""
+
+Purpose = Literal["time", "kernel", "time on a kernel"]
+"""What nets predict: each takes another training effort."""
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
 class ScaledRoofline:
@@ -101,6 +119,139 @@ class ResidualTrees:
         made.latent_ = [Forest.from_arrays(arrays, f"latent{place}", given) for place in range(count)]
         made.forest_ = Forest.from_arrays(arrays, "forest", given + count + 1)
         return made
+
+
+class KernelChoice(NamedTuple):
+    """The kernel that each row ran, and the outputs of a net that add up to each kernel's score."""
+
+    ran: NDArray[np.int64]
+    pieces: NDArray[np.int64]
+    """A row per kernel: numbers of outputs, all of which are used."""
+
+
+class NetEnsemble:
+    """Nets of a few hidden layers on the same columns; their outputs are averaged."""
+
+    def learn(
+        self,
+        columns: Floats,
+        target: Floats,
+        traits: Floats | None = None,
+        choice: KernelChoice | None = None,
+        purpose: Purpose = "time",
+    ) -> Self:
+        """Learn the logarithm of a time, and the scores of kernels where one is to be selected."""
+        from foretrace.cost_models.kernels.estimators.net_training import train
+
+        self.kinds_, self.logs_ = _categories(columns), _log_columns(columns)
+        wide = self._encoded(columns)
+        self.middle_, self.width_ = wide.mean(axis=0), wide.std(axis=0)
+        # A column that never changed may change later: nothing was learned of it.
+        self.width_[self.width_ < MIN_DEVIATION] = np.inf
+        self.layers_ = train(self._scaled(wide), target, traits, choice, purpose)
+        return self
+
+    def outputs(self, columns: Floats) -> Floats:
+        """For each row the logarithm of its time, followed by the pieces of the kernels' scores."""
+        flow: NDArray[Any] = self._scaled(self._encoded(columns)).astype(np.float32)
+        with single_threaded():
+            for weights, biases in self.layers_[:-1]:
+                flow = flow @ weights
+                flow += biases
+                flow /= 2
+                flow += flow * np.tanh(flow)  # SiLU: x / (1 + exp(-x))
+            weights, biases = self.layers_[-1]
+            return np.asarray((flow @ weights + biases).mean(axis=0, dtype=np.float64))
+
+    def _encoded(self, columns: Floats) -> Floats:
+        place, value = self.kinds_.T
+        one_hot = columns[:, place.astype(int)] == value
+        columns = columns.copy()
+        columns[:, self.logs_] = np.log(np.maximum(columns[:, self.logs_], TINY))
+        return np.hstack([columns, one_hot])
+
+    def _scaled(self, wide: Floats) -> Floats:
+        return np.asarray(np.clip((wide - self.middle_) / self.width_, -MAX_DEVIATIONS, MAX_DEVIATIONS))
+
+    def quantized(self, name: str, levels: int = WEIGHT_LEVELS) -> dict[str, NDArray[Any]]:
+        """The nets for a file, under names that begin with this one; weights at so many levels up and down."""
+        found: dict[str, NDArray[Any]] = {
+            f"{name}.{part}": getattr(self, f"{part}_") for part in ("kinds", "logs", "middle", "width")
+        }
+        for place, (weights, biases) in enumerate(self.layers_):
+            scale = np.maximum(np.abs(weights).max(axis=1, keepdims=True) / levels, 1e-9).astype(np.float32)
+            found |= {
+                f"{name}.weights{place}": np.round(weights / scale).astype(np.int8),
+                f"{name}.scale{place}": scale,
+                f"{name}.biases{place}": biases.astype(np.float32),
+            }
+        return found
+
+    @classmethod
+    def from_quantized(cls, arrays: Mapping[str, NDArray[Any]], name: str) -> Self:
+        """The nets that `quantized` gave."""
+        made = cls()
+        made.kinds_, made.middle_, made.width_ = (arrays[f"{name}.{part}"] for part in ("kinds", "middle", "width"))
+        made.logs_ = arrays.get(f"{name}.logs", np.zeros(0, np.int64))
+        count = sum(each.startswith(f"{name}.weights") for each in arrays)
+        made.layers_ = [_layer(arrays, name, place) for place in range(count)]
+        return made
+
+
+class ResidualNet(NetEnsemble):
+    """Nets on what the roofline misses.
+
+    >>> size = np.linspace(1, 9, 400)
+    >>> us = np.stack([2.0 + 2**size, 1.0 + 2**size], axis=1)
+    >>> calls = Dataset(size[:, None], np.zeros(400), 2**size, us, [])
+    >>> bool(np.abs(ResidualNet().fit(calls).predict_both(calls) / us - 1).mean() < 0.05)
+    True
+    """
+
+    def fit(self, calls: Dataset, traits: Floats | None = None) -> Self:
+        """Fit for cold and warm caches at once; the cache state is the last column."""
+        both = np.tile(traits, (2, 1)) if traits is not None else None
+        return self.learn(with_cache_state(calls.features), log_residuals(calls), both)
+
+    def predict_both(self, calls: Dataset) -> Floats:
+        """Microseconds of each call, a column per cache state."""
+        logs = self.outputs(with_cache_state(calls.features))[:, 0].reshape(2, len(calls))
+        return np.asarray((calls.floored_us * np.exp(logs)).T)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The fitted numbers, for a file."""
+        return self.quantized("net")
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """The estimator that `arrays` came from."""
+        return cls.from_quantized(arrays, "net")
+
+
+def _layer(arrays: Mapping[str, NDArray[Any]], name: str, place: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Weights and biases of a layer, each with the nets as its first dimension."""
+    weights = arrays[f"{name}.weights{place}"].astype(np.float32) * arrays[f"{name}.scale{place}"]
+    return weights, arrays[f"{name}.biases{place}"]
+
+
+def _log_columns(columns: Floats) -> NDArray[np.int64]:
+    """Columns of positive numbers over orders of magnitude, of which logarithms are taken.
+
+    >>> _log_columns(np.array([[1.0, 1.0, 0.0], [1000.0, 2.0, 1000.0]])).tolist()
+    [0]
+    """
+    least, most = columns.min(axis=0), columns.max(axis=0)
+    return np.flatnonzero((least > 0) & (most >= LOG_RATIO * least))
+
+
+def _categories(columns: Floats) -> Floats:
+    """Pairs of a categorical column and one of its values."""
+    found = []
+    for place, column in enumerate(columns.T):
+        values = np.unique(column)
+        if 2 < len(values) <= MAX_CATEGORIES and np.array_equal(values, np.round(values)):
+            found += [(place, value) for value in values]
+    return np.array(found, float).reshape(-1, 2)
 
 
 class Blend:

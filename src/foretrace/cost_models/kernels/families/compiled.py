@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foretrace.cost_models.kernels.family import CallContext, Description, Family
+from foretrace.cost_models.kernels.family import PYTORCH_NAMESPACES, CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
     alignment,
     dtype_code,
@@ -29,8 +29,6 @@ KINDS = {"poi": 1, "red": 2, "per": 3, "tem": 4, "for": 5}
 """By the letters after ``triton_``: pointwise, a looped reduction, a persistent reduction (rows fit into a block), a
 template such as a GEMM, and a foreach kernel. Any other kernel is 0."""
 POINTWISE, LOOPED, PERSISTENT = 1, 2, 3
-PYTORCH_NAMESPACES = ("aten::", "prims::", "c10d::", "higher_order::")
-"""Prefixes of PyTorch's own ops, which are no custom kernels."""
 LOOPED_ROW = 512
 """A looped reduction is about as fast as a sum over rows of this length."""
 HEAVY = re.compile(r"gelu|tanh|erf|sigmoid|silu|pow|log|sin|cos|softplus|mish|rand|dropout|bernoulli")

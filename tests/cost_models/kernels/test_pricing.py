@@ -1,6 +1,6 @@
 import numpy as np
 
-from foretrace.cost_models.kernels.l2_residency import RETAINED_GAIN, UNKNOWN_SHARE, l2_residency
+from foretrace.cost_models.kernels.pricing import RETAINED_GAIN, UNKNOWN_SHARE, l2_residency
 from foretrace.graph import Op, Tensor
 
 MB = 1_000_000
