@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.formats.call_tree import call_order, innermost, parents
+from foretrace.formats.call_tree import call_order, innermost, parents, steps_by_row
+from foretrace.graph import Op, OpTable
 
 Interval = tuple[int, int, int]
 """Start, end and row of the parent."""
@@ -86,3 +87,14 @@ def test_rows_that_cross_keep_what_starts_inside_them() -> None:
 def test_a_moment_at_the_end_of_a_row_belongs_to_it_where_nothing_else_is_open() -> None:
     rows = np.zeros(2, np.int32), np.array([0.0, 1.0]), np.array([9.0, 4.0]), np.array([-1, 0], np.int32)
     assert innermost(*rows, np.zeros(2, np.int32), np.array([4.0, 9.0])).tolist() == [0, 0]
+
+
+def test_steps_without_times_reach_to_what_their_thread_does_next():
+    rows = [
+        Op("ProfilerStep#1"), Op("aten::mm", parent=0), Op("aten::mm", thread=1), Op("ProfilerStep#2"),
+        Op("aten::mm", parent=3), Op("aten::mm", thread=1), Op("ProfilerStep#3"),
+    ]  # fmt: skip
+    assert [tuple(step) for step in steps_by_row(OpTable.of(rows))] == [
+        ("ProfilerStep#1", 0, 3),
+        ("ProfilerStep#2", 3, 6),
+    ]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from foretrace.graph import ForetraceError, Graph, Job, Span
+from foretrace.analysis.measure import measure_step
+from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Span, Storage
 from foretrace.graph.graph import chosen_step, cut_to_step
 from tests.analysis.builders import Call, Orphan, job, launch, rank
 
@@ -59,3 +60,14 @@ def test_what_the_host_does_after_the_step_is_left_out() -> None:
     graph = rank(Call("aten::mm", 0, 100), Call("profiler's own", 1500, 1600), steps=steps(1000))
     step, _ = cut_to_step(graph, "ProfilerStep#0")
     assert [step.ops.names[code] for code in step.ops.name] == ["aten::mm"]
+
+
+def test_a_step_of_a_trace_without_times_is_cut_by_rows() -> None:
+    names = ["ProfilerStep#1", "aten::mm", "ProfilerStep#2", "aten::add", "aten::relu"]
+    made = {0: Storage(0, 64, "cuda:0", birth=1, death=4), 1: Storage(1, 8, "cuda:0", birth=3, death=-1)}
+    steps = [Span("ProfilerStep#1", 0, 2), Span("ProfilerStep#2", 2, 5)]
+    graph = Graph(OpTable.of([Op(name) for name in names]), steps=steps, storages=made)
+    step, _ = cut_to_step(graph, "ProfilerStep#2")
+    assert [op.name for op in step.ops] == names[2:]
+    assert [(one.birth, one.death) for one in step.storages.values()] == [(-1, 2), (1, -1)]
+    assert measure_step(Job([graph])).step_ms == 0

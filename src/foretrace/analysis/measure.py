@@ -108,7 +108,7 @@ def _rank_reports(
 def _step_ms(graph: Graph, step: str | None) -> float:
     """Length of the step; where none is marked, from the first event to the last."""
     marked = [span.ms for span in graph.steps if span.name == step]
-    if marked:
+    if marked and graph.has_times:
         return marked[0]
     tables = [table for table in (graph.ops, graph.calls, graph.kernels) if np.isfinite(table.start).any()]
     if not tables:

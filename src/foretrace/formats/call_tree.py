@@ -10,7 +10,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.graph import PHASES, Names, OpTable
+from foretrace.graph import PHASES, Names, OpTable, Span
 from foretrace.graph.tables import ANNOTATION, CALL, NODE, Floats, Ints, Small, distinct
 
 ROUNDING_US = 1.0
@@ -18,6 +18,8 @@ ROUNDING_US = 1.0
 FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
 BACKWARD_SCOPE, USER_SCOPE = 1, 7
 """Two of PyTorch's record scopes: an autograd node, and a user's annotation."""
+STEP_MARK = re.compile(r"ProfilerStep#\d+$")
+"""Names of the annotations with which the profiler marks steps."""
 _AUTOGRAD = re.compile(r"autograd::engine::|torch::autograd::")
 
 
@@ -192,3 +194,25 @@ def phases_by_scope(names: Names, name: Ints, backward: NDArray[np.bool_], paren
     for mine, above in zip(own.tolist(), parent.tolist()):
         phase.append(mine if mine >= 0 else phase[above] if above >= 0 else FORWARD)
     return np.array(phase, np.int8)
+
+
+def steps_by_row(ops: OpTable) -> list[Span]:
+    """The profiler's step marks without times, as rows: each up to what its thread does next outside of it.
+
+    >>> from foretrace.graph import Op
+    >>> rows = [("ProfilerStep#1", -1), ("aten::mm", 0), ("ProfilerStep#2", -1), ("aten::mm", 2), ("aten::add", 2)]
+    >>> [tuple(step) for step in steps_by_row(OpTable.of([Op(name, parent=parent) for name, parent in rows]))]
+    [('ProfilerStep#1', 0, 2), ('ProfilerStep#2', 2, 5)]
+    """
+    marks = ops.names.matching(lambda name: bool(STEP_MARK.match(name)))[ops.name] if len(ops) else np.zeros(0, bool)
+    mark_of: list[int] = []
+    for row, (marked, parent) in enumerate(zip(marks.tolist(), ops.parent.tolist())):
+        mark_of.append(row if marked else mark_of[parent] if parent >= 0 else -1)
+    around, found = np.array(mark_of, np.int64), []
+    for thread in distinct(ops.thread[marks]):
+        rows = np.flatnonzero(ops.thread == thread)
+        changes = np.append(rows[1:][np.diff(around[rows]) != 0], len(ops))
+        starts = rows[marks[rows]]
+        ends = changes[np.searchsorted(changes, starts, side="right")]
+        found += [(start, end) for start, end in zip(starts.tolist(), ends.tolist()) if end > start + 1]
+    return [Span(ops.names[ops.name[start]], start, end) for start, end in sorted(found)]

@@ -86,7 +86,7 @@ def align_clocks(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
     The wall time of each trace counts; collectives correct it where it is impossible, and replace it where it is
     missing.
     """
-    if len(graphs) < 2 or not all(_has_times(graph) for graph in graphs):
+    if len(graphs) < 2 or not all(graph.has_times for graph in graphs):
         return graphs, []
     known = all(graph.origin_ns > MIN_EPOCH_NS for graph in graphs)
     if known:
@@ -103,10 +103,6 @@ def align_clocks(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
         f"clocks of the ranks differ by {spread:.3f} ms: aligned by {used:,} collectives, "
         f"whose ends then agree within {residual:.1f} us (median)"
     ]
-
-
-def _has_times(graph: Graph) -> bool:
-    return bool(np.isfinite(graph.kernels.start).any() or np.isfinite(graph.ops.start).any())
 
 
 def _collective_spans(graph: Graph) -> dict[Key, _Spans]:

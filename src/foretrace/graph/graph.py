@@ -19,7 +19,7 @@ MAX_RANKS = 1 << 20
 
 
 class Span(NamedTuple):
-    """A named time interval, in microseconds since the graph's origin."""
+    """A named time interval, in microseconds since the graph's origin; of a graph without times, rows of its ops."""
 
     name: str
     start: float
@@ -200,6 +200,11 @@ class Graph:
         orphan = self.kernels.call < 0
         return float((self.kernels.end - self.kernels.start)[orphan].sum())
 
+    @property
+    def has_times(self) -> bool:
+        """Whether anything in it was timed: an execution trace has no times."""
+        return any(bool(np.isfinite(table.start).any()) for table in (self.kernels, self.calls, self.ops))
+
     def shifted(self, us: float) -> Graph:
         """The same graph with all times shifted, to align the clocks of ranks.
 
@@ -223,7 +228,8 @@ class Graph:
         >>> len(Graph(OpTable.of([])).between(0.0, 1.0).ops)
         0
         """
-        ops = (self.ops.start >= start) & (self.ops.start < end)
+        called = self.ops.start if self.has_times else np.arange(len(self.ops))
+        ops = (called >= start) & (called < end)
         calls = (self.calls.start >= start) & (self.calls.start < end)
         kernels = (self.kernels.call >= 0) & calls[self.kernels.call] if len(calls) else self.kernels.call >= 0
         new_op, new_call, new_kernel = (np.where(k, np.cumsum(k) - 1, -1) for k in (ops, calls, kernels))
@@ -252,9 +258,32 @@ class Graph:
             calls=call_table,
             kernels=kernel_table,
             collectives=collectives,
+            storages=_storages_in(self.storages, ops),
             steps=[s for s in self.steps if start <= s.start < end],
             allocated=tuple((t, n) for t, n in self.allocated if start <= t < end),
         )
+
+
+def _storages_in(storages: dict[int, Storage], rows: np.ndarray) -> dict[int, Storage]:
+    """The storages that are alive in some rows of a graph's ops, by the numbers that these rows have among themselves.
+
+    >>> made = {0: Storage(0, 64, "cuda", birth=0, death=2), 1: Storage(1, 8, "cuda", birth=2, death=3)}
+    >>> [(s.birth, s.death) for s in _storages_in(made, np.array([False, True, True])).values()]
+    [(-1, 1), (1, -1)]
+    """
+    if not storages or not rows.any():
+        return storages
+    first, last = (int(row) for row in np.flatnonzero(rows)[[0, -1]])
+    new = np.append(np.cumsum(rows) - rows, rows.sum()).tolist()
+    return {
+        number: replace(
+            one,
+            birth=new[one.birth] if one.birth >= first else -1,
+            death=new[one.death] if 0 <= one.death <= last else -1,
+        )
+        for number, one in storages.items()
+        if one.birth <= last and (one.death < 0 or one.death > first)
+    }
 
 
 @dataclass

@@ -344,3 +344,9 @@ def test_the_file_is_read_once_and_only_when_asked(structure: Graph):
     assert reads == []
     assert [lazy(row).name for row in (2, 3)] == ["aten::linear", "aten::addmm"]
     assert len(reads) == 1
+
+
+def test_the_three_steps_of_a_trace_are_three_steps(shared: Path):
+    graph = read_execution_trace(shared / "public/wild/param_resnet_three_steps_et.json.gz")
+    assert [step.name for step in graph.steps] == ["ProfilerStep#6", "ProfilerStep#7", "ProfilerStep#8"]
+    assert [len(graph.between(step.start, step.end).ops) for step in graph.steps] == [4796] * 3

@@ -371,3 +371,8 @@ def test_an_event_that_takes_years_is_refused(tmp_path: Path, cat: str) -> None:
     next(event for event in trace.events if event.get("cat") == cat)["dur"] = 1e15
     with pytest.raises(ForetraceError, match=r"trace.json: event '.*' takes 1e\+09 s, which no event of a step does"):
         read(trace, tmp_path)
+
+
+def test_a_step_in_which_the_profiler_stopped_at_once_is_none(shared: Path):
+    graph = read_kineto(shared / "public/wild/mi250_toy.json.gz")
+    assert [step.name for step in graph.steps] == ["ProfilerStep#1"]

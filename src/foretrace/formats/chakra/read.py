@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.files import gc_paused
-from foretrace.formats.call_tree import BACKWARD_SCOPE, kinds_by_scope, phases_by_scope
+from foretrace.formats.call_tree import BACKWARD_SCOPE, STEP_MARK, kinds_by_scope, phases_by_scope, steps_by_row
 from foretrace.formats.chakra.nodes import ChakraFile, ChakraNode, read_nodes
 from foretrace.formats.chakra.schema import COLLECTIVES, COMM_RECV_NODE, COMM_SEND_NODE, METADATA_NODE
 from foretrace.formats.execution_trace.groups import GROUPS_NODE, process_groups, rank_in
@@ -28,7 +27,6 @@ NO_DURATIONS = "the Chakra trace has neither times nor durations: it says what r
 NO_CALLS = (
     "the Chakra trace has no runtime calls: kernels are assumed to be launched at the end of the op they depend on"
 )
-_STEP = re.compile(r"ProfilerStep#\d+$")
 _MAX_LITERAL = 1 << 20
 """Characters of the longest Python literal that is parsed; JSON may be longer."""
 
@@ -219,7 +217,7 @@ def _set_file_attributes(graph: Graph, file: ChakraFile, nodes: list[ChakraNode]
     for name, start, end in _typed(attributes.get("steps"), list[tuple[str, float, float]], []):
         graph.steps.append(Span(name, start, end))
     if not graph.steps:
-        graph.steps = _marked_steps(nodes)
+        graph.steps = _marked_steps(nodes) if graph.has_times else steps_by_row(graph.ops)
     if not file.is_measured:
         graph.notes.append(NO_TIMES if file.has_durations else NO_DURATIONS)
     if len(graph.kernels) and graph.calls.names.items == ["launch"] and len(graph.calls):
@@ -229,7 +227,7 @@ def _set_file_attributes(graph: Graph, file: ChakraFile, nodes: list[ChakraNode]
 def _marked_steps(nodes: list[ChakraNode]) -> list[Span]:
     """Steps from the profiler's marks; one that no node was called from reaches to the next, or to the end."""
     timed = [n for n in nodes if not math.isnan(n.start)]
-    marks = sorted((n for n in timed if n.on_host and _STEP.match(n.name)), key=lambda n: n.start)
+    marks = sorted((n for n in timed if n.on_host and STEP_MARK.match(n.name)), key=lambda n: n.start)
     borders = [*(n.start for n in marks[1:]), max((n.end for n in timed), default=0.0)]
     return [Span(n.name, n.start, n.end if n.end > n.start else end) for n, end in zip(marks, borders)]
 

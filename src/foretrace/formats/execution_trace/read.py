@@ -19,7 +19,7 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 from foretrace.files import gc_paused
-from foretrace.formats.call_tree import BACKWARD_SCOPE, kinds_by_scope, phases_by_scope
+from foretrace.formats.call_tree import BACKWARD_SCOPE, kinds_by_scope, phases_by_scope, steps_by_row
 from foretrace.formats.execution_trace.groups import GROUPS_NODE, collectives_of, largest_group, process_groups, rank_in
 from foretrace.formats.execution_trace.nodes import Node, decode_list, read_nodes
 from foretrace.formats.execution_trace.storages import StorageLifetimes
@@ -61,6 +61,7 @@ def read_execution_trace(path: Path) -> Graph:
             rank=rank_in(groups),
             world=max([largest_group(nodes, ops), *(len(ranks) for ranks in groups.values())]),
             source=str(path),
+            steps=steps_by_row(ops),
             collectives=collectives_of(nodes, ops, groups),
             storages=lifetimes.storages(),
             groups=groups,

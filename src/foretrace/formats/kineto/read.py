@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from foretrace.formats.call_tree import STEP_MARK
 from foretrace.formats.kineto.collectives import CollectiveFinder
 from foretrace.formats.kineto.columns import NO_ARGUMENTS, Columns
 from foretrace.formats.kineto.decode import Head
 from foretrace.formats.kineto.events import read_events
 from foretrace.formats.kineto.tables import Clock, call_table, kernel_table, op_table, shared_ids
 from foretrace.graph import CallTable, ForetraceError, Graph, KernelTable, OpTable, Span
+from foretrace.graph.tables import CALL
 
 NO_SHAPES = "no shapes of arguments: profile with record_shapes=True to have them"
 MAX_EVENT_US = 86_400e6
 """A day: a profiler that ran for longer would have filled its memory."""
-_STEP = re.compile(r"ProfilerStep#\d+$")
 
 
 def read_kineto(path: Path | str) -> Graph:
@@ -48,7 +48,7 @@ def read_kineto(path: Path | str) -> Graph:
     graph = Graph(
         ops, calls, kernels, rank, world, _device(head, columns), str(path),
         origin_ns=_base_ns(head) + clock.first_ns,
-        steps=_steps(ops),
+        steps=_steps(ops, calls),
         collectives=finder.of_kernels(kernels, columns.device_collectives, events) + finder.of_host(),
         groups=groups,
         allocated=_allocated(columns, clock),
@@ -77,18 +77,22 @@ def _no_events(path: Path, columns: Columns) -> ForetraceError:
     return ForetraceError(f"{path} holds no events", "Profile at least one step and export the trace again.")
 
 
-def _steps(ops: OpTable) -> list[Span]:
+def _steps(ops: OpTable, calls: CallTable) -> list[Span]:
     """The profiler's step annotations, from the thread with most of them; of several such threads, from the busiest."""
-    is_step = ops.names.matching(lambda name: bool(_STEP.match(name)))
+    is_step = ops.names.matching(lambda name: bool(STEP_MARK.match(name)))
     rows = np.flatnonzero(is_step[ops.name]) if len(ops) else np.zeros(0, np.intp)
     if not len(rows):
         return []
     busy, marks = np.bincount(ops.thread), np.bincount(ops.thread[rows])
     main = max(range(len(marks)), key=lambda thread: (marks[thread], busy[thread]))
-    return [
+    spans = [
         Span(ops.names[ops.name[row]], float(ops.start[row]), float(ops.end[row]))
         for row in rows[ops.thread[rows] == main]
     ]
+    work = np.sort(np.concatenate([ops.start[ops.kind == CALL], calls.start]))
+    # Where the profiler stops, the step that it had just begun holds nothing.
+    full = [span for span in spans if np.searchsorted(work, span.end) > np.searchsorted(work, span.start)]
+    return full or spans
 
 
 def _distributed(head: Head) -> dict[str, Any]:
