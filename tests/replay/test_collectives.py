@@ -11,7 +11,7 @@ import torch
 
 from foretrace.replay.generate.folder import remaining_group
 from foretrace.replay.harness import collectives, ranks
-from foretrace.replay.harness.collectives import PartialGroup, _shrunk, delays, emulate, emulated
+from foretrace.replay.harness.collectives import PartialGroup, _shrunk, emulate, emulated
 from foretrace.replay.harness.host import runtime
 from foretrace.replay.harness.inputs import ids
 
@@ -21,7 +21,7 @@ def calls() -> Iterator[None]:
     made = {"shape": [4], "stride": [1], "dtype": "float32", "device": "cpu", "layout": "strided"}
     runtime.calls = [{"makes": [made], "took_us": 20_000.0}]
     yield
-    runtime.calls, delays.enabled = [], False
+    runtime.calls, runtime.delayed = [], False
     collectives.received.clear()
     collectives._contents.clear()
 
@@ -60,7 +60,7 @@ def test_a_result_with_gaps_is_filled_too() -> None:
 def test_a_delayed_collective_is_done_no_sooner_than_the_original_was(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter(range(0, 10**9, 1000))
     monkeypatch.setattr("foretrace.replay.harness.collectives.perf_counter_ns", lambda: next(looks))
-    delays.enabled = True
+    runtime.delayed = True
     _, work = emulate(0, "c10d.allreduce_", [torch.zeros(1)], None, None, None)
     assert next(looks) < 20e6, "only the one that waits is held up"
     ranks.wait(work)

@@ -115,7 +115,7 @@ def test_of_several_ranks_one_says_what_is_wrong(tmp_path: Path) -> None:
 def test_a_rank_that_crashes_is_named(tmp_path: Path) -> None:
     ops = OpTable.of([Op("aten::relu", (tensor(0),), outputs=(tensor(1),), overload="default")])
     job = write_job(Job([Graph(ops, rank=rank, world=2) for rank in (0, 1)], "job"), tmp_path / "job", Choices())
-    replaced("harness/collectives.py", "delays = Delays()", "import os; os.abort()")(job)
+    replaced("harness/collectives.py", "received: dict[int, Fill] = {}", "import os; os.abort()")(job)
     assert re.fullmatch(r"rank [01] was ended by SIGABRT", said(job, code=1).splitlines()[-1])
 
 

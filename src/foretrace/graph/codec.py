@@ -106,30 +106,17 @@ def op_of(line: dict[str, Any], known: list[Tensor]) -> Op:
 def _tensor(
     shape: Any, dtype: Any, device: Any, stride: Any, offset: Any, tensor: Any, storage: Any, layout: Any
 ) -> Tensor:
-    return Tensor(
-        shape=_integers(shape),
-        dtype=str(dtype),
-        device=str(device),
-        stride=None if stride is None else _integers(stride),
-        offset=_int64(offset),
-        id=_int64(tensor),
-        storage=_int64(storage),
-        layout=str(layout),
-    )
+    strides = None if stride is None else _integers(stride)
+    places = _integers((offset, tensor, storage))
+    return Tensor(_integers(shape), str(dtype), str(device), strides, *places, str(layout))
 
 
 def _integers(numbers: Iterable[Any]) -> tuple[int, ...]:
+    """Numbers that fit 64 bits, as PyTorch's ids and offsets do."""
     found = tuple(map(int, numbers))
     if found and not -INT64_END <= min(found) <= max(found) < INT64_END:
         raise ValueError(f"{str(max(found, key=abs))[:40]} is out of range")
     return found
-
-
-def _int64(number: Any) -> int:
-    """A number that fits 64 bits, as PyTorch's ids and offsets do."""
-    if not -INT64_END <= int(number) < INT64_END:
-        raise ValueError(f"{str(number)[:40]} is out of range")
-    return int(number)
 
 
 def _int32(number: Any) -> int:

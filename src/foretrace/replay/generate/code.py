@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from foretrace.graph import Content, Tensor
-from foretrace.graph.op import ITEMSIZE, contiguous_strides
+from foretrace.graph import Content
+from foretrace.graph.op import contiguous_strides
 from foretrace.graph.operators import LAYOUTS, NAMESPACES
 from foretrace.replay.generate.contents import CONTENT_KINDS
 from foretrace.replay.generate.lines import Lines
-from foretrace.replay.generate.literals import NotWritableError, device_name, literal
+from foretrace.replay.generate.literals import NotWritableError, describe, device_name, literal
 from foretrace.replay.generate.plan import Call, Input, Name, Plan
 
 WIDTH = 120
@@ -28,16 +29,9 @@ class Code:
 
 
 def code_of(plan: Plan, packages: Mapping[str, str] | None = None, modules: bool = True) -> Code:
-    """Write the code of a benchmark.
+    """Write the code of a benchmark; with ``modules``, comments name the modules of calls.
 
-    Parameters
-    ----------
-    plan
-        The plan of the benchmark.
-    packages
-        Namespaces of operators that may be called besides PyTorch's own, and the package that registers each, or none.
-    modules
-        Whether comments name the modules of calls.
+    ``packages`` are namespaces of operators that may be called besides PyTorch's own, and what registers each, if any.
     """
     lines = Lines(tuple(packages or ()), modules, plan.groups)
     made = sections(plan)
@@ -111,10 +105,7 @@ def _wrapped(begin: str, names: Sequence[str], end: str) -> list[str]:
 
 
 def _inputs(plan: Plan) -> str:
-    on_memory: dict[Name, int] = {}
-    for entry in plan.inputs:
-        if entry.memory is not None:
-            on_memory[entry.memory.name] = on_memory.get(entry.memory.name, 0) + 1
+    on_memory = Counter(entry.memory.name for entry in plan.inputs if entry.memory is not None)
     lines: list[str] = []
     made: set[Name] = set()
     harness_functions: set[str] = set()
@@ -148,7 +139,8 @@ def _inputs(plan: Plan) -> str:
 def _input(entry: Input, on_memory: dict[Name, int], made: set[Name]) -> Iterator[str]:
     tensor = entry.tensor
     where = device_name(tensor.device or "cpu")
-    dtype, shape = _dtype(tensor), _numbers(tensor.shape)
+    describe(tensor)  # raises for a dtype that does not exist
+    dtype, shape = f"torch.{tensor.dtype}", _numbers(tensor.shape)
     if tensor.layout not in LAYOUTS:
         raise NotWritableError(f"a layout {tensor.layout!r}")
     if tensor.layout != "strided":
@@ -169,12 +161,6 @@ def _input(entry: Input, on_memory: dict[Name, int], made: set[Name]) -> Iterato
     yield f"{entry.name} = view({memory.name}, {shape}, {stride}, {literal(int(tensor.offset))}, {dtype}, {content})"
 
 
-def _dtype(tensor: Tensor) -> str:
-    if tensor.dtype not in ITEMSIZE:
-        raise NotWritableError(f"a tensor of {tensor.dtype!r}")
-    return f"torch.{tensor.dtype}"
-
-
 def _numbers(numbers: Iterable[int]) -> str:
     return literal([int(number) for number in numbers])
 
@@ -185,10 +171,8 @@ def content_text(content: Content) -> str:
     >>> content_text(Content("normal", {"mean": 0.0, "std": 0.125}))
     'normal(mean=0.0, std=0.125)'
     """
-    if content.kind not in CONTENT_KINDS or not set(content.facts) <= {
-        *CONTENT_KINDS[content.kind][0],
-        *CONTENT_KINDS[content.kind][1],
-    }:
+    needed, more, _ = CONTENT_KINDS.get(content.kind, ((), (), None))
+    if content.kind not in CONTENT_KINDS or not set(content.facts) <= {*needed, *more}:
         raise NotWritableError(f"a content {content.kind!r}")
     facts = (f"{name}={literal(value)}" for name, value in content.facts.items())  # type: ignore[arg-type]
     return f"{content.kind}({', '.join(facts)})"
@@ -222,18 +206,13 @@ def sections(plan: Plan) -> list[Section]:
     made = [Section(phase, list(calls)) for phase, calls in groupby(plan.calls, key=lambda call: call.phase)]
     if len(made) > MAX_SECTIONS:
         made = [Section("whole", list(plan.calls))]
-    _name(made)
-    _pass_variables(made, plan)
-    return made
-
-
-def _name(made: Sequence[Section]) -> None:
-    """Number repeated sections of a phase."""
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     for section in made:
-        seen[section.name] = seen.get(section.name, 0) + 1
+        seen[section.name] += 1
         if seen[section.name] > 1:
             section.name = f"{section.name}_{seen[section.name]}"
+    _pass_variables(made, plan)
+    return made
 
 
 def _pass_variables(made: Sequence[Section], plan: Plan) -> None:

@@ -54,11 +54,8 @@ def with_contents(plan: Plan, graph: Graph, ops: Sequence[Op], rows: Sequence[in
     for call in plan.recorded:
         if call.name.startswith(COLLECTIVE_CALLS):
             brought = (usable_content(needed.get(tensor.storage), tensor) for tensor in ops[call.number].tensors)
-            content = next(
-                (content for content in brought if content is not None and content.kind in REQUIRED_KINDS), None
-            )
-            if content is not None:
-                plan.received[call.number] = content
+            required = [content for content in brought if content is not None and content.kind in REQUIRED_KINDS]
+            plan.received |= {call.number: content for content in required[:1]}
     if guessed:
         plan.notes.append(f"{guessed} of {len(plan.inputs)} inputs hold values made up from what their readers need")
     return plan
@@ -94,8 +91,11 @@ def _is_plausible(facts: Mapping[str, Fact], tensor: Tensor) -> bool:
     """Whether facts can describe such a tensor."""
     numbers = {name: fact for name, fact in facts.items() if isinstance(fact, (bool, int, float))}
     lists = {name: fact for name, fact in facts.items() if isinstance(fact, list)}
-    if not all(name in HISTOGRAMS and _histogram(fact, tensor.numel) for name, fact in lists.items()):
-        return False
+    for name, counts in lists.items():
+        if name not in HISTOGRAMS or len(counts) > MAX_BINS or sum(counts) > tensor.numel:
+            return False
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            return False
     if any(name in WHOLE and not isinstance(fact, int) for name, fact in numbers.items()):
         return False
     if any(isinstance(fact, int) and abs(fact) >= INT_LIMIT for fact in numbers.values()):
@@ -105,11 +105,6 @@ def _is_plausible(facts: Mapping[str, Fact], tensor: Tensor) -> bool:
     if numbers.get("unique", 0) + numbers.get("nones", 0) > tensor.numel:
         return False
     return numbers.get("low", 0) <= numbers.get("high", numbers.get("low", 0))
-
-
-def _histogram(counts: Sequence[float], most: int) -> bool:
-    """Whether counts are a histogram of at most that many elements."""
-    return len(counts) <= MAX_BINS and all(isinstance(n, int) and n >= 0 for n in counts) and sum(counts) <= most
 
 
 def _pairs(content: Content, tensor: Tensor) -> Content | None:
@@ -296,14 +291,7 @@ BY_OP: dict[str, Callable[[ReadingCall], Roles]] = {
 
 
 def required_contents(ops: Sequence[Op], indices: dict[int, Indices]) -> dict[int, Content]:
-    """By storage, the content that its first reading call needs.
-
-    Parameters
-    ----------
-    ops
-        The calls of a step.
-    indices
-        Statistics of the ids of calls, by their position.
+    """By storage, the content that its first reading call needs; ``indices`` are by the position of their call.
 
     >>> ids = Tensor((8,), "int64", id=1, storage=1)
     >>> call = Op("aten::embedding", (Tensor((100, 4), "float32", id=0, storage=0), ids))

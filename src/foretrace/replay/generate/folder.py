@@ -264,19 +264,7 @@ folder the files of each rank are: files of the same content are written once.
 
 
 def readme(plan: Plan, stand_ins: int, source: str, ranks: int = 1) -> str:
-    """The README of a benchmark; of one of several ranks, with the plan of the first.
-
-    Parameters
-    ----------
-    plan
-        Plan of the benchmark.
-    stand_ins
-        Number of calls that can't be made.
-    source
-        What it was made from; empty to omit that.
-    ranks
-        Number of ranks.
-    """
+    """The README of a benchmark made from a ``source``, with the plan of its first rank; an empty source is omitted."""
     text = README.format(
         version=__version__,
         source=f" from {safe_text(Path(source).as_posix())}" if source else "",

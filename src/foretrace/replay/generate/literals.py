@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import cmath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from foretrace.graph import Constant, Tensor, Value
 from foretrace.graph.op import ITEMSIZE
@@ -55,11 +56,7 @@ def literal(value: Value | Name, depth: int = 0) -> str:
 
 def _constant(value: Constant) -> str:
     kind, text = value
-    known: dict[str, Sequence[str]] = {
-        "dtype": tuple(ITEMSIZE),
-        "layout": LAYOUTS,
-        "memory_format": MEMORY_FORMATS,
-    }
+    known: dict[str, Sequence[str]] = {"dtype": [*ITEMSIZE], "layout": LAYOUTS, "memory_format": MEMORY_FORMATS}
     if kind in known and text in known[kind]:
         return f"torch.{text}"
     if kind == "device":
@@ -71,18 +68,11 @@ def _constant(value: Constant) -> str:
     if kind == "float" and text in ("inf", "-inf", "nan"):
         return text
     if kind == "complex":
-        return _complex(text)
-    raise NotWritableError(f"a {kind} {text!r}" if kind in known else f"a {kind}")
-
-
-def _complex(text: str) -> str:
-    try:
-        number = complex(text)
-    except ValueError:
-        raise NotWritableError(f"a complex {text!r}") from None
-    if not (math.isfinite(number.real) and math.isfinite(number.imag)):
-        raise NotWritableError(f"a complex {text!r}")
-    return repr(number)
+        with suppress(ValueError):
+            number = complex(text)
+            if cmath.isfinite(number):
+                return repr(number)
+    raise NotWritableError(f"a {kind} {text!r}" if kind in (*known, "complex") else f"a {kind}")
 
 
 def device_name(text: str) -> str:

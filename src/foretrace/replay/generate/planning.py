@@ -28,16 +28,7 @@ GEMMS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", 
 
 
 def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | None = None) -> Plan:
-    """The plan of a benchmark.
-
-    Parameters
-    ----------
-    graph
-        One rank's step, with the arguments of its calls.
-    selection
-        Which calls to take; all by default.
-    original
-        The measured step, where the arguments of ``graph`` were changed.
+    """The plan of a benchmark of one rank's step; ``original`` is the measured one, where ``graph`` was changed.
 
     >>> from foretrace.graph import OpTable
     >>> x, y = (Tensor((4,), "float32", "cpu", (1,), id=number, storage=number) for number in (0, 1))
@@ -78,8 +69,7 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
     )
     if plan.unowned_us >= MIN_UNOWNED_US:
         plan.notes.append(f"{plan.unowned_us / 1e3:.3f} ms of device time belong to no call: that part is not replayed")
-    unsteady = unsteady_pace_note(measured.unprofiled.synced_ms)
-    if unsteady is not None:
+    if unsteady := unsteady_pace_note(measured.unprofiled.synced_ms):
         plan.notes.append(unsteady)
     return with_contents(plan, graph, ops, rows)
 
@@ -171,19 +161,15 @@ def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[
     elif op.name == TAKES_STORAGE and len(args) > 1 and isinstance(op.args[1], Constant):
         args = (args[0], max(map(variables.nbytes, op.produced), default=0), *args[2:])
     kwargs = {key: named(value) for key, value in op.kwargs.items()}
-    call = Call(number, op.name, op.overload, args=args, kwargs=kwargs, sized_by_data=_sized_by_data(op))
+    masked = op.name == "aten::index" and any(tensor.dtype in MASKS for tensor in op.tensors[1:])
+    sized_by_data = masked or op.name in SIZED_BY_DATA
+    call = Call(number, op.name, op.overload, args=args, kwargs=kwargs, sized_by_data=sized_by_data)
     call.results = tuple(_result(value, call, variables) for value in op.outputs)
     calls = [*before, call]
     for made in calls:
         made.phase, made.module, made.stream = op.phase, op.module, op.stream
     calls[0].frees = tuple(frees)
     return calls
-
-
-def _sized_by_data(op: Op) -> bool:
-    """Whether the size of a result depends on values, as those of a mask."""
-    masked = op.name == "aten::index" and any(tensor.dtype in MASKS for tensor in op.tensors[1:])
-    return masked or op.name in SIZED_BY_DATA
 
 
 def _result(value: Value, call: Call, variables: Variables) -> Result:
@@ -350,8 +336,10 @@ def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:
     settled: list[Call] = []
     ended: list[Name] = []
 
-    def places(call: Call) -> set[object]:
-        return {_place(name, storages) for name in call.variables if not WORK.fullmatch(name)}
+    def place(name: Name) -> object:
+        """What identifies the memory of a variable: its storage, or else its name."""
+        storage = storages.get(name, -1)
+        return storage if storage >= 0 else name
 
     def add(call: Call) -> None:
         call.frees = (*call.frees, *ended)
@@ -377,18 +365,8 @@ def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:
         for work in [name for name, held in pending.items() if name not in waited_for and held & touched]:
             wait(work, call)
         storages.update({name: tensor.storage for name, tensor in call.made.items()})
-        pending.update(dict.fromkeys(_works(call), touched))
+        pending.update((name, touched) for name in call.new if WORK.fullmatch(name))
         add(call)
     for work in list(pending):
         wait(work, settled[-1])
     return settled
-
-
-def _place(name: Name, storages: dict[Name, int]) -> object:
-    """What identifies the memory of a variable: its storage, or else its name."""
-    storage = storages.get(name, -1)
-    return storage if storage >= 0 else name
-
-
-def _works(call: Call) -> Iterator[Name]:
-    yield from (name for name in call.new if WORK.fullmatch(name))

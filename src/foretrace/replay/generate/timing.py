@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -15,7 +16,7 @@ from foretrace.graph.calls import enclosing_calls
 from foretrace.graph.tables import SYNC, Floats, Ints
 from foretrace.replay.generate.literals import printable
 from foretrace.replay.generate.plan import Plan, main_kind
-from foretrace.replay.harness.report import MAX_NAME_CHARS, obfuscated
+from foretrace.replay.harness.report import MAX_NAME_CHARS, kernels_by_name, obfuscated
 
 MIN_STEPS, MAX_SPREAD = 4, 0.15
 """Fewest unprofiled steps to judge by, and the widest interquartile range, relative to the median, of a quiet host."""
@@ -44,15 +45,11 @@ def unsteady_pace_note(unprofiled_ms: Sequence[float]) -> str | None:
     >>> unsteady_pace_note([10.0, 14.0, 19.0, 11.0, 16.0])
     'unprofiled steps took from 11.0 to 16.0 ms: the host was busy with something else, and the pace is uncertain'
     """
-    if len(unprofiled_ms) < MIN_STEPS:
+    low, typical, high = np.quantile(unprofiled_ms or [0.0], (0.25, 0.5, 0.75)).tolist()
+    if len(unprofiled_ms) < MIN_STEPS or high - low <= MAX_SPREAD * typical:
         return None
-    low, typical, high = np.quantile(unprofiled_ms, (0.25, 0.5, 0.75)).tolist()
-    if high - low <= MAX_SPREAD * typical:
-        return None
-    return (
-        f"unprofiled steps took from {low:.1f} to {high:.1f} ms: "
-        "the host was busy with something else, and the pace is uncertain"
-    )
+    busy = "the host was busy with something else, and the pace is uncertain"
+    return f"unprofiled steps took from {low:.1f} to {high:.1f} ms: {busy}"
 
 
 def schedule_of(graph: Graph, rows: Sequence[int]) -> Schedule:
@@ -228,8 +225,14 @@ def original_of(graph: Graph, plan: Plan, obfuscate: bool = False) -> dict[str, 
 
     Of a part of a step, time and memory are unknown, and only kernels that its calls launched count.
     """
-    kernels = _kernels(graph, None if plan.whole else {call.row for call in plan.recorded}, obfuscate)
+    table, rows = graph.kernels, {call.row for call in plan.recorded}
+    named = zip(table.name.tolist(), table.op.tolist(), (table.end - table.start).tolist())
+    ours = [(table.names[code], us) for code, op, us in named if plan.whole or op in rows]
+    kernels = kernels_by_name([(_shown(name, obfuscate), us) for name, us in ours])
     synced, rate = graph.unprofiled.synced_ms, graph.unprofiled.back_to_back_ms
+    unknown = "the recording timed no unprofiled steps"
+    if not plan.whole:
+        unknown = "its figures are of the whole step, in the recorded batch"
     storages = list(graph.storages.values())
     peak = graph.unprofiled.peak_memory_bytes or _peak(storages, len(graph.ops))
     return {
@@ -240,30 +243,13 @@ def original_of(graph: Graph, plan: Plan, obfuscate: bool = False) -> dict[str, 
         "peak_memory_bytes": peak if plan.whole else None,
         "device": printable(main_kind(storage.device for storage in storages) if obfuscate else graph.device or "cpu"),
         "kernels": kernels,
-        "why": None if synced and plan.whole else _no_time_reason(plan),
+        "why": None if synced and plan.whole else unknown,
     }
 
 
-def _no_time_reason(plan: Plan) -> str:
-    """Why the time of the original is unknown."""
-    return (
-        "the recording timed no unprofiled steps"
-        if plan.whole
-        else "its figures are of the whole step, in the recorded batch"
-    )
-
-
-def _kernels(graph: Graph, rows: set[int] | None, obfuscate: bool) -> dict[str, list[float]]:
-    """Count and milliseconds of the kernels, by name."""
-    table = graph.kernels
-    found: dict[str, list[float]] = {}
-    spent = (table.end - table.start) / 1e3
-    for code, op, ms in zip(table.name.tolist(), table.op.tolist(), spent.tolist()):
-        if rows is None or op in rows:
-            entry = found.setdefault(table.names[code], [0, 0.0])
-            entry[0] += 1
-            entry[1] += ms
-    return {obfuscated(name) if obfuscate else printable(name)[:MAX_NAME_CHARS]: entry for name, entry in found.items()}
+@cache
+def _shown(kernel: str, obfuscate: bool) -> str:
+    return obfuscated(kernel) if obfuscate else printable(kernel)[:MAX_NAME_CHARS]
 
 
 def _peak(storages: list[Storage], calls: int) -> int | None:

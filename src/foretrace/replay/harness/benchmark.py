@@ -17,35 +17,17 @@ from .source import Source, arguments, read_inputs
 
 FILES = ("calls.json", "original.json", "inputs.py", "step.py")
 CALLS_FIELDS = (
-    "device",
-    "memory",
-    "world",
-    "groups",
-    "settings",
-    "threads",
-    "unowned_us",
-    "numbers",
-    "stand_ins",
-    "notes",
+    "device", "memory", "world", "groups", "settings", "threads", "unowned_us", "numbers", "stand_ins", "notes",
     "calls",
-)
+)  # fmt: skip
 
 
 class Benchmark:
     """The step in a folder, with its inputs made and failing calls replaced by stand-ins.
 
-    Parameters
-    ----------
-    folder
-        The folder with ``step.py`` and the other files.
-    device
-        ``cpu``, ``cuda`` or ``meta``; by default the recorded kind, or the CPU where there is no GPU.
-    seed
-        Random seed of the inputs.
-    files
-        Paths of files that lie elsewhere, by name: ranks share files of the same content.
-    groups
-        The process groups of the whole job, for a rank that runs with the others; None for one that runs alone.
+    It runs on ``cpu``, ``cuda`` or ``meta``; by default on the recorded kind, or the CPU where there is no GPU.
+    ``files`` has the paths of those that lie elsewhere: ranks share files of the same content. A rank that runs with
+    others is given the process ``groups`` of the whole job.
     """
 
     def __init__(
@@ -68,7 +50,9 @@ class Benchmark:
         check_fits(self.facts["memory"], self.device, ranks_sharing_memory(self.device) if groups else 1)
         torch.manual_seed(seed)
         rank_state.members = self.facts["groups"]
-        peak = int(self.facts["memory"]["peak"]) if self.device != "meta" and self._is_as_written(files) else None
+        # Files that were edited may allocate whatever fits.
+        as_written = digest(*(read_text(files[name]) for name in ("step.py", "inputs.py"))) == self.facts.get("written")
+        peak = int(self.facts["memory"]["peak"]) if self.device != "meta" and as_written else None
         with errors_with_line(files["inputs.py"]), memory_limit(peak or 0, self.device if peak is not None else "meta"):
             inputs = read_inputs(files["inputs.py"])
         with torch.no_grad(), errors_with_line(files["step.py"]):
@@ -80,11 +64,6 @@ class Benchmark:
                 self.source.make_runnable_on_all_ranks(self.inputs)
         if groups is None and self.facts["world"] > 1:
             self.notes.append(f"one of {self.facts['world']} ranks, alone: its collectives move nothing")
-
-    def _is_as_written(self, files: Mapping[str, Path]) -> bool:
-        """Whether the files are as generated; edited ones may allocate whatever fits."""
-        texts = [read_text(files[name]) for name in ("step.py", "inputs.py")]
-        return digest(*texts) == self.facts.get("written")
 
     @property
     def device(self) -> str:

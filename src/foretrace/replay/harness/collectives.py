@@ -6,14 +6,14 @@ what missing ranks would send is made up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from .host import cycles_per_us, on_cuda, runtime, zero_results
+from .host import cycles_per_us, on_cuda, runtime, tensors_in, zero_results
 from .inputs import Fill
 
 
@@ -33,21 +33,10 @@ class DelayedWork:
             pass
 
 
-@dataclass
-class Delays:
-    """Whether collectives are delayed (``--delayed``), and the stream that delays run on."""
-
-    enabled: bool = False
-    stream: Any = None
-
-
-delays = Delays()
-
-
 def delayed(number: int, result: Any) -> Any:
     """The result of a collective, with a work that takes at least as long as the original's."""
     us = runtime.calls[number].get("took_us", 0.0)
-    if not delays.enabled or not us:
+    if not runtime.delayed or not us:
         return result
     work = result[-1] if isinstance(result, tuple) else result
     if isinstance(work, torch.Tensor):
@@ -58,9 +47,9 @@ def delayed(number: int, result: Any) -> Any:
 
 def _sleeping(us: float) -> Any:
     """An event on a separate stream, that long after the work of the current stream."""
-    delays.stream = delays.stream or torch.cuda.Stream()
-    delays.stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(delays.stream):
+    runtime.delay_stream = runtime.delay_stream or torch.cuda.Stream()
+    runtime.delay_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(runtime.delay_stream):
         torch.cuda._sleep(int(us * cycles_per_us()))
         event = torch.cuda.Event()
         event.record()
@@ -94,17 +83,9 @@ def emulated(number: int, name: str, *arguments: Any, **more: Any) -> Any:
     return (arguments[0], None) if len(schema.returns) == 2 else None
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-
-
 def fill_received(number: int, result: Any, sent: Any) -> None:
     """Fill the result of a collective: as its readers need it, or else by repeating what this rank sends."""
-    results, sent_tensors = list(_tensors(result)), list(_tensors(sent))
+    results, sent_tensors = list(tensors_in(result)), list(tensors_in(sent))
     if number in received:
         if number not in _contents:
             _contents[number] = [torch.empty_like(result) for result in results]
@@ -177,16 +158,12 @@ def _shrunk(short: str, arguments: list[Any], group: PartialGroup) -> list[Any]:
     return [group.box if a is group else a for a in arguments]
 
 
-def _first(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    return tensor.view(-1)[:count]
+def _gather(arguments: list[Any], group: PartialGroup, large: int = 0) -> None:
+    """Cut the large one of two buffers to a part for each present rank, as large as the other."""
+    arguments[large] = arguments[large].view(-1)[: arguments[1 - large].numel() * len(group.places)]
 
 
-def _gather(arguments: list[Any], group: PartialGroup) -> None:
-    arguments[0] = _first(arguments[0], arguments[1].numel() * len(group.places))
-
-
-def _scatter(arguments: list[Any], group: PartialGroup) -> None:
-    arguments[1] = _first(arguments[1], arguments[0].numel() * len(group.places))
+_scatter = partial(_gather, large=1)
 
 
 def _for_each_pair(cut: Any) -> Any:

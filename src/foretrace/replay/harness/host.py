@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
@@ -117,16 +117,11 @@ def typical(steps: Sequence[Sequence[float]]) -> list[float]:
     >>> typical([[10.0, 30.0], [10.0, 30.0], [82.0, 30.0]])
     [16.0, 24.0]
     """
-    means = [_mean(found) for found in zip(*steps)]
+    limits = [OUTLIER * median(found) for found in zip(*steps)]
+    means = [fmean(min(ns, limit) for ns in found) for limit, found in zip(limits, zip(*steps))]
     total = sum(means)
     scale = median(sum(step) for step in steps) / total if total else 0.0
     return [mean * scale for mean in means]
-
-
-def _mean(found: Sequence[float]) -> float:
-    """The mean, with outliers cut to a multiple of the median."""
-    limit = OUTLIER * median(found)
-    return fmean(min(ns, limit) for ns in found)
 
 
 DEFAULT_CLOCK_KHZ = 1_500_000
@@ -151,9 +146,21 @@ class Runtime:
     """Called with a storage and its new size, which no call through the dispatcher reports."""
     on_allocate: Callable[[int], None] | None = None
     """Called with the bytes that are about to be allocated other than by a call through the dispatcher."""
+    delayed: bool = False
+    """Whether collectives take as long as in the original (``--delayed``)."""
+    delay_stream: Any = None
 
 
 runtime = Runtime()
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a value, those in lists and tuples too."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
 
 
 def device(name: str) -> torch.device:
@@ -179,21 +186,15 @@ def resume() -> None:
     runtime.pace.resume()
 
 
-def spend(us: float) -> None:
-    """Spin for that long."""
-    end = perf_counter_ns() + us * 1000
-    while perf_counter_ns() < end:
-        pass
-
-
 def stand_in(number: int) -> Any:
     """Results of the same size, after the same time, of a call that can't be made."""
     call = runtime.calls[number]
     made = zero_results(number)
     if on_cuda() and call["device_us"]:
         torch.cuda._sleep(int(call["device_us"] * cycles_per_us()))
-    elif not on_cuda():
-        spend(call["host_us"])
+    end = perf_counter_ns() + (0.0 if on_cuda() else call["host_us"] * 1000)
+    while perf_counter_ns() < end:
+        pass
     return made
 
 

@@ -1,13 +1,14 @@
 """Input tensors of a step, made from their descriptions: storages, views, and the values that fill them.
 
-To add a kind of content, add a function that returns what fills a tensor.
+To add a kind of content, add a function that fills a tensor.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 
@@ -87,155 +88,125 @@ def _filled(tensor: torch.Tensor, content: Fill) -> torch.Tensor:
 
 Fill = Callable[[torch.Tensor], None]
 Number = Any
+P = ParamSpec("P")
 MAX_DRAWN = 1 << 22
 """Random numbers drawn for a tensor; a larger one repeats them, since drawing billions takes minutes."""
 
 
-def values(values: Sequence[Number]) -> Fill:
+def content(write: Callable[Concatenate[torch.Tensor, P], None]) -> Callable[P, Fill]:
+    """A kind of content: called with its parameters, it gives what writes them into a tensor."""
+
+    @wraps(write)
+    def fill_with(*args: P.args, **kwargs: P.kwargs) -> Fill:
+        return lambda tensor: write(tensor, *args, **kwargs)
+
+    return fill_with
+
+
+@content
+def values(tensor: torch.Tensor, values: Sequence[Number]) -> None:
     """These numbers, exactly.
 
     >>> x = torch.zeros(2); values([0.5, 2.0])(x); x.tolist()
     [0.5, 2.0]
     """
-    return lambda tensor: _put(tensor, torch.tensor(values, dtype=tensor.dtype))
+    _put(tensor, torch.tensor(values, dtype=tensor.dtype))
 
 
-def constant(value: Number) -> Fill:
+@content
+def constant(tensor: torch.Tensor, value: Number) -> None:
     """One number everywhere."""
-    return lambda tensor: tensor.fill_(_clamped(value, tensor.dtype))
+    tensor.fill_(_clamped(value, tensor.dtype))
 
 
-def normal(mean: float, std: float, low: float, high: float, zeros: float = 0.0) -> Fill:
+@content
+def normal(tensor: torch.Tensor, mean: float, std: float, low: float, high: float, zeros: float = 0.0) -> None:
     """Normally distributed within bounds; a share exactly zero."""
-
-    def draw(tensor: torch.Tensor) -> None:
-        tensor.normal_(mean, std).clamp_(low, high)
-        _clean(tensor, zeros)
-
-    return _repeated(draw)
+    _draw(tensor, lambda part: part.normal_(mean, std).clamp_(low, high), zeros)
 
 
-def uniform(low: float, high: float, zeros: float = 0.0) -> Fill:
+@content
+def uniform(tensor: torch.Tensor, low: float, high: float, zeros: float = 0.0) -> None:
     """Uniformly distributed; a share exactly zero."""
-
-    def draw(tensor: torch.Tensor) -> None:
-        tensor.uniform_(low, high)
-        _clean(tensor, zeros)
-
-    return _repeated(draw)
+    _draw(tensor, lambda part: part.uniform_(low, high), zeros)
 
 
-def _repeated(draw: Fill) -> Fill:
-    """Fills a large tensor by repeating the first numbers drawn."""
-
-    def fill(tensor: torch.Tensor) -> None:
-        if tensor.numel() <= MAX_DRAWN or not tensor.is_contiguous():
-            draw(tensor)
-            return
-        first, *others = tensor.view(-1).split(MAX_DRAWN)
-        draw(first)
-        for other in others:
-            other.copy_(first[: len(other)])
-
-    return fill
-
-
-def _clean(tensor: torch.Tensor, zeros: float) -> None:
-    """Replace denormal numbers by zeros, and set a share of zeros."""
-    tensor.masked_fill_(tensor.abs() < torch.finfo(tensor.dtype).tiny, 0)
+def _draw(tensor: torch.Tensor, draw: Callable[[torch.Tensor], torch.Tensor], zeros: float) -> None:
+    """Fill a tensor, a large one by repeating the first numbers drawn; denormal numbers and a share become zeros."""
+    large = tensor.numel() > MAX_DRAWN and tensor.is_contiguous()
+    first, *others = tensor.view(-1).split(MAX_DRAWN) if large else [tensor]
+    draw(first)
+    first.masked_fill_(first.abs() < torch.finfo(first.dtype).tiny, 0)
     if zeros:
-        tensor.masked_fill_(torch.rand(tensor.shape, device=tensor.device) < zeros, 0)
+        first.masked_fill_(torch.rand(first.shape, device=first.device) < zeros, 0)
+    for other in others:
+        other.copy_(first[: len(other)])
 
 
-def either(one: Number, other: Number, share: float) -> Fill:
+@content
+def either(tensor: torch.Tensor, one: Number, other: Number, share: float) -> None:
     """One of two numbers at random; the share is that of the other."""
-
-    def fill(tensor: torch.Tensor) -> None:
-        chosen = torch.rand(tensor.shape, device=tensor.device) < share
-        tensor.fill_(_clamped(one, tensor.dtype)).masked_fill_(chosen, _clamped(other, tensor.dtype))
-
-    return fill
+    chosen = torch.rand(tensor.shape, device=tensor.device) < share
+    tensor.fill_(_clamped(one, tensor.dtype)).masked_fill_(chosen, _clamped(other, tensor.dtype))
 
 
-def triangle(below: Number, above: Number) -> Fill:
+@content
+def triangle(tensor: torch.Tensor, below: Number, above: Number) -> None:
     """A causal mask: one number on and below the diagonal of the last two dimensions, another above."""
-
-    def fill(tensor: torch.Tensor) -> None:
-        lower = torch.ones(tensor.shape[-2:], dtype=torch.bool, device=tensor.device).tril()
-        tensor.fill_(_clamped(above, tensor.dtype)).masked_fill_(lower, _clamped(below, tensor.dtype))
-
-    return fill
+    lower = torch.ones(tensor.shape[-2:], dtype=torch.bool, device=tensor.device).tril()
+    tensor.fill_(_clamped(above, tensor.dtype)).masked_fill_(lower, _clamped(below, tensor.dtype))
 
 
-def arange(start: int, step: int, period: int) -> Fill:
+@content
+def arange(tensor: torch.Tensor, start: int, step: int, period: int) -> None:
     """Positions: a constant step, starting again after each period."""
-
-    def fill(tensor: torch.Tensor) -> None:
-        _put(tensor, torch.arange(tensor.numel(), device=tensor.device) % period * step + start)
-
-    return fill
+    _put(tensor, torch.arange(tensor.numel(), device=tensor.device) % period * step + start)
 
 
-def tril(side: int, offset: int, row: int) -> Fill:
+@content
+def tril(tensor: torch.Tensor, side: int, offset: int, row: int) -> None:
     """Index pairs below the diagonal of a square: their rows (0), their columns (1), or both (2).
 
     >>> x = torch.zeros(3, dtype=torch.int64); tril(side=3, offset=-1, row=0)(x); x.tolist()
     [1, 2, 2]
     """
-
-    def fill(tensor: torch.Tensor) -> None:
-        beyond = max(side - 1 - offset, 0) if offset >= 0 else 0
-        below = max(side + offset, 0)
-        count = side * side - beyond * (beyond + 1) // 2 if offset >= 0 else below * (below + 1) // 2
-        if count * (2 if row == 2 else 1) != tensor.numel():
-            raise ValueError(f"a square of {side} has {count} pairs")
-        pairs = torch.tril_indices(side, side, offset, device=tensor.device)
-        _put(tensor, pairs if row == 2 else pairs[row])
-
-    return fill
+    beyond = max(side - 1 - offset, 0) if offset >= 0 else 0
+    below = max(side + offset, 0)
+    count = side * side - beyond * (beyond + 1) // 2 if offset >= 0 else below * (below + 1) // 2
+    if count * (2 if row == 2 else 1) != tensor.numel():
+        raise ValueError(f"a square of {side} has {count} pairs")
+    pairs = torch.tril_indices(side, side, offset, device=tensor.device)
+    _put(tensor, pairs if row == 2 else pairs[row])
 
 
-def even(total: int, whole: bool) -> Fill:
+@content
+def even(tensor: torch.Tensor, total: int, whole: bool) -> None:
     """Offsets of bags of equal length; ``whole`` includes the end of the last one."""
-
-    def fill(tensor: torch.Tensor) -> None:
-        bags = max(tensor.numel() - whole, 1)
-        _put(tensor, torch.arange(tensor.numel(), device=tensor.device) * total // bags)
-
-    return fill
+    bags = max(tensor.numel() - whole, 1)
+    _put(tensor, torch.arange(tensor.numel(), device=tensor.device) * total // bags)
 
 
-def bags(total: int, bags: int) -> Fill:
+@content
+def bags(tensor: torch.Tensor, total: int, bags: int) -> None:
     """The bag of each id, of bags of equal length."""
-
-    def fill(tensor: torch.Tensor) -> None:
-        _put(tensor, torch.arange(tensor.numel(), device=tensor.device) * bags // max(total, 1))
-
-    return fill
+    _put(tensor, torch.arange(tensor.numel(), device=tensor.device) * bags // max(total, 1))
 
 
-def offsets(first: int, last: int, steps: Sequence[int]) -> Fill:
+@content
+def offsets(tensor: torch.Tensor, first: int, last: int, steps: Sequence[int]) -> None:
     """Offsets of bags whose lengths follow a histogram in powers of two, in random order."""
-
-    def fill(tensor: torch.Tensor) -> None:
-        lengths = hits_from_histogram(steps, last - first, min(sum(steps), tensor.numel()))
-        every = torch.zeros(tensor.numel() - 1, dtype=torch.int64)
-        every[: len(lengths)] = lengths[: len(every)]
-        shuffled = every[torch.randperm(len(every))]
-        _put(tensor, torch.cat([torch.zeros(1, dtype=torch.int64), shuffled.cumsum(0)]) + first)
-
-    return fill
+    lengths = hits_from_histogram(steps, last - first, min(sum(steps), tensor.numel()))
+    every = torch.zeros(tensor.numel() - 1, dtype=torch.int64)
+    every[: len(lengths)] = lengths[: len(every)]
+    shuffled = every[torch.randperm(len(every))]
+    _put(tensor, torch.cat([torch.zeros(1, dtype=torch.int64), shuffled.cumsum(0)]) + first)
 
 
+@content
 def ids(
-    low: int,
-    high: int,
-    unique: int = 0,
-    reuse: Sequence[int] = (),
-    sorted: bool = False,
-    none: int = -1,
-    nones: int = 0,
-) -> Fill:
+    tensor: torch.Tensor, low: int, high: int, unique: int = 0, reuse: Sequence[int] = (), sorted: bool = False,
+    none: int = -1, nones: int = 0,
+) -> None:  # fmt: skip
     """Row ids: ``reuse[k]`` rows are hit between 2^k and 2^(k+1) - 1 times; uniformly drawn without it.
 
     ``nones`` of them are the id ``none``, for instance a class that a loss ignores.
@@ -244,21 +215,17 @@ def ids(
     >>> torch.unique(x, return_counts=True)[1].sort()[0].tolist(), 3 <= int(x.min()) and int(x.max()) <= 9
     ([1, 1, 4], True)
     """
-
-    def fill(tensor: torch.Tensor) -> None:
-        count, rows = tensor.numel() - nones, high - low + 1
-        if not reuse or unique > rows:
-            drawn = torch.randint(low, high + 1, (count,))
-        else:
-            hits = hits_from_histogram(reuse, count, min(unique, count))
-            # The first and last row are hit, as in the recording: where the table ends must not change.
-            places = low + _distinct(rows, len(hits))
-            drawn = places.repeat_interleave(hits)[:count]
-            drawn = torch.cat([drawn, drawn[:1].expand(count - len(drawn))])
-        drawn = torch.cat([drawn, torch.full((nones,), none)])
-        _put(tensor, drawn.sort()[0] if sorted else drawn[torch.randperm(len(drawn))])
-
-    return fill
+    count, rows = tensor.numel() - nones, high - low + 1
+    if not reuse or unique > rows:
+        drawn = torch.randint(low, high + 1, (count,))
+    else:
+        hits = hits_from_histogram(reuse, count, min(unique, count))
+        # The first and last row are hit, as in the recording: where the table ends must not change.
+        places = low + _distinct(rows, len(hits))
+        drawn = places.repeat_interleave(hits)[:count]
+        drawn = torch.cat([drawn, drawn[:1].expand(count - len(drawn))])
+    drawn = torch.cat([drawn, torch.full((nones,), none)])
+    _put(tensor, drawn.sort()[0] if sorted else drawn[torch.randperm(len(drawn))])
 
 
 def hits_from_histogram(histogram: Sequence[int], total: int, distinct: int) -> torch.Tensor:

@@ -106,7 +106,6 @@ def _run(folder: Path, job: Job | None, chosen: argparse.Namespace) -> None:
     gc.disable()
     import torch
 
-    from .collectives import delays
     from .host import runtime
     from .measure import measure_benchmark
     from .memory import limit_to_free_memory
@@ -116,7 +115,7 @@ def _run(folder: Path, job: Job | None, chosen: argparse.Namespace) -> None:
 
     gc.freeze()
     gc.enable()
-    delays.enabled = chosen.delayed
+    runtime.delayed = chosen.delayed
     if chosen.device == "cpu" or not torch.cuda.is_available():
         limit_to_free_memory(ranks_sharing_memory("cpu"))
     benchmark = _benchmark(folder, job, chosen)

@@ -66,12 +66,12 @@ def _times(benchmark: Benchmark, step: Callable[[], Any], iterations: int | None
     if rank_state.connected and iterations is None:  # ranks that stop at different steps would wait for each other
         iterations = gather_from_ranks(enough_steps(synced_ms(step, WARM_UP)))[0]
     times = synced_ms(step, iterations)
-    typical, low, high = quartiles(times)
+    ordered = sorted(times)
     return {
         "iterations": len(times),
-        "step_ms": typical,
-        "low_ms": low,
-        "high_ms": high,
+        "step_ms": median(times),
+        "low_ms": ordered[len(times) // 4],
+        "high_ms": ordered[3 * len(times) // 4],
         "step_ms_back_to_back": back_to_back_ms(step, len(times)),
     }
 
@@ -217,13 +217,3 @@ def _renew_workspaces(threads: int) -> None:
     for other in others:
         other.start()
         other.join()
-
-
-def quartiles(times: list[float]) -> tuple[float, float, float]:
-    """Median, lower and upper quartile.
-
-    >>> quartiles([1.0, 2.0, 3.0, 4.0, 5.0])
-    (3.0, 2.0, 4.0)
-    """
-    ordered = sorted(times)
-    return median(ordered), ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]

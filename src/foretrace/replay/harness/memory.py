@@ -10,13 +10,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .host import runtime
+from .host import runtime, tensors_in
 from .report import format_bytes
 
 
@@ -58,26 +59,19 @@ class Storages(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.see([result])
+        self.see(result)
         return result
 
-    def see(self, values: Any) -> None:
-        """Count new storages among some values."""
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                self._count(value)
-            elif isinstance(value, (list, tuple)):
-                self.see(value)
-
-    def _count(self, tensor: torch.Tensor) -> None:
-        if tensor.layout != torch.strided:
-            return
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self._living.get(key)
-        if known is None or known() is None:
-            self._living[key] = weakref.ref(storage, lambda ref: self._died(key, ref))
-            self._hold(key, storage.nbytes())
+    def see(self, value: Any) -> None:
+        """Count the new storages of a value."""
+        for tensor in tensors_in(value):
+            if tensor.layout != torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            known = self._living.get(storage._cdata)
+            if known is None or known() is None:
+                self._living[storage._cdata] = weakref.ref(storage, partial(self._died, storage._cdata))
+                self._hold(storage._cdata, storage.nbytes())
 
     def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Follow a storage that was given another size."""
@@ -148,20 +142,22 @@ def free_bytes(kind: str) -> int | None:
     if kind == "cuda" and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[0])
     if kind == "cpu" and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        try:
-            lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-            free = int(lines["MemAvailable"].split()[0]) * 1024
-        except (OSError, KeyError, ValueError):
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return min([free, *_limits()])
+        free = _proc_bytes("meminfo", "MemAvailable")
+        found = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free]
+        for path in LIMITS:
+            with suppress(OSError, ValueError):  # another kind of machine; "max", which is no limit
+                found.append(int(Path(path).read_text()))
+        return min(found)
     return None
 
 
-def _limits() -> Iterator[int]:
-    """Memory limits of the container."""
-    for path in LIMITS:
-        with suppress(OSError, ValueError):  # another kind of machine; "max", which is no limit
-            yield int(Path(path).read_text())
+def _proc_bytes(file: str, field: str) -> int | None:
+    """Bytes that a line of a file in /proc says; None where there is none."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc", file).read_text().splitlines())
+        return int(lines[field].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -215,13 +211,7 @@ def limit_to_free_memory(ranks: int = 1) -> None:
 
 def _data_bytes() -> int | None:
     """Bytes of this process's data segment; None where it can't be limited."""
-    if resource is None or sys.platform != "linux":
-        return None
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return int(lines["VmData"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
+    return None if resource is None or sys.platform != "linux" else _proc_bytes("self/status", "VmData")
 
 
 SPARE_BYTES = 256 << 20
@@ -238,18 +228,9 @@ class TooLargeError(RuntimeError):
 
 
 class BoundedStorages(Storages):
-    """Tracks storages, and refuses a call that allocates more than declared once more than the limit is held.
+    """Tracks storages, and refuses a call that makes more than is ``declared`` once more than the limit is held.
 
-    Parameters
-    ----------
-    spare
-        Bytes that may be held besides the first tensors.
-    declared
-        Returns the bytes that the call in progress makes according to the recording.
-    first
-        Tensors that exist before the first call.
-    kind
-        Check only calls that allocate on this kind of device; all by default.
+    ``spare`` bytes may be held besides the ``first`` tensors. With a ``kind`` of device, only calls there are checked.
 
     >>> with BoundedStorages(spare=1000) as bounded:
     ...     torch.zeros(10**12)
@@ -291,24 +272,15 @@ class BoundedStorages(Storages):
             return
         declared = self._declared()
         if nbytes > declared:
-            raise TooLargeError(
-                f"it would make {format_bytes(nbytes)}, and the recording says {format_bytes(declared)}"
-            )
+            says = f"the recording says {format_bytes(declared)}"
+            raise TooLargeError(f"it would make {format_bytes(nbytes)}, and {says}")
 
 
 def _kinds(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str]:
     """Kinds of devices that a call may allocate on."""
-    devices = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.device)]
-    if devices:
-        return {device.type for device in devices}
-    tensors = list[torch.Tensor]()
-    pending = [*args, *kwargs.values()]
-    for value in pending:  # grows meanwhile
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        elif isinstance(value, (list, tuple)):
-            pending += value
-    return {tensor.device.type for tensor in tensors} or {"cpu"}
+    given = [*args, *kwargs.values()]
+    named = {value.type for value in given if isinstance(value, torch.device)}
+    return named or {tensor.device.type for tensor in tensors_in(given)} or {"cpu"}
 
 
 def bytes_made(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
@@ -332,7 +304,8 @@ def bytes_made(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> i
             named["device"] = META
         # Sizes of the real storages: a tensor whose resize failed already has the larger shape.
         before = {meta.untyped_storage()._cdata: real.untyped_storage().nbytes() for real, meta in seen.values()}
-        made = _storages((func(*given, **named), [meta for _, meta in seen.values()]))
+        after = tensors_in((func(*given, **named), [meta for _, meta in seen.values()]))
+        made = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in after}
         return sum(max(nbytes - before.get(key, 0), 0) for key, nbytes in made.items())
     except Exception:  # sizes that depend on data, sparse tensors, operators without a meta kernel
         return 0
@@ -360,27 +333,8 @@ def _on_meta(value: Any, seen: Seen) -> Any:
     return None if isinstance(value, torch.Generator) else value
 
 
-def _storages(values: Any) -> dict[int, int]:
-    """Bytes of each storage of the tensors in some values."""
-    found: dict[int, int] = {}
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
-        elif isinstance(value, (list, tuple)):
-            found |= _storages(value)
-    return found
-
-
-def _counts(given: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
-    return 8 * max(int(given.max()) + 1 if given.numel() else 0, minlength)
-
-
-def _repeats(repeats: torch.Tensor, *more: Any, **named: Any) -> int:
-    return 8 * int(repeats.double().sum())
-
-
 SIZED_BY_VALUES: dict[str, Callable[..., int]] = {
-    "aten::bincount": _counts,
-    "aten::repeat_interleave": _repeats,
+    "aten::bincount": lambda ids, weights=None, minlength=0: 8 * max(ids.numel() and int(ids.max()) + 1, minlength),
+    "aten::repeat_interleave": lambda repeats, *_, **__: 8 * int(repeats.double().sum()),
 }
 """Bytes of the results of operators that values of their arguments decide."""

@@ -35,7 +35,10 @@ def compare_kernels(kernels: list[tuple[str, float]], original: dict[str, list[f
     """
     if not kernels or not original:
         return None
-    ours = kernels_by_name([(_as_in(original, name), us) for name, us in kernels])
+    # The original's list has names cut, or obfuscated.
+    secret = {obfuscated(name): name for name, _ in kernels}
+    listed = {name: hidden if hidden in original else name[:MAX_NAME_CHARS] for hidden, name in secret.items()}
+    ours = kernels_by_name([(listed[name], us) for name, us in kernels])
     total = sum(ms for _, ms in original.values())
     both = [name for name in original if name in ours]
     there = sum(original[name][1] * min(1.0, ours[name][0] / original[name][0]) for name in both)
@@ -55,12 +58,6 @@ def compare_kernels(kernels: list[tuple[str, float]], original: dict[str, list[f
         "missing": _named(original, ours),
         "extra": _named(ours, original),
     }
-
-
-def _as_in(original: dict[str, list[float]], name: str) -> str:
-    """The name of a kernel as the original's list has it: cut, or obfuscated."""
-    secret = obfuscated(name)
-    return secret if secret in original else name[:MAX_NAME_CHARS]
 
 
 def obfuscated(name: str) -> str:
@@ -155,8 +152,9 @@ def merge_ranks(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     slowest = max(results, key=lambda result: result["step_ms"])
     whole = {**slowest, "world": len(results), "original": dict(slowest["original"])}
     for field in ("step_ms", "step_ms_back_to_back", "kernel_ms", "launches", "peak_memory_bytes"):
-        whole[field] = max_known([result[field] for result in results])
-        whole["original"][field] = max_known([result["original"].get(field) for result in results])
+        whole[field] = max((r[field] for r in results if r[field] is not None), default=None)
+        theirs = [result["original"].get(field) for result in results]
+        whole["original"][field] = max((figure for figure in theirs if figure is not None), default=None)
     whole["coverage"] = shares([result["weights"] for result in results])
     whole["ops"] = {}
     for result in results:
@@ -188,16 +186,6 @@ def merge_notes(of_ranks: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def max_known(values: Sequence[float | None]) -> float | None:
-    """The largest value that is not None.
-
-    >>> max_known([1.0, None, 3.0]), max_known([None])
-    (3.0, None)
-    """
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
-
-
 NAME_WIDTH = 60
 
 
@@ -222,9 +210,14 @@ def _figures(result: dict[str, Any]) -> Iterator[str]:
     yield f"replayed on {result['device']}{'' if result['paced'] else ', not paced'}{original}"
     yield f"{'':10}{'replay':>12}{'original' if compared else '':>12}".rstrip()
     for name, show, ours, theirs in known:
-        yield f"  {name:8}{show(ours):>12}{_shown(theirs, show) if compared else '':>12}  {_off(ours, theirs)}".rstrip()
-    yield from _system(result["system"] or {})
-    shares = ", ".join(f"{100 * share:.1f} % of {of}" for of, share in _known(result["coverage"]))
+        was_shown = "" if not compared else "–" if theirs is None else show(theirs)
+        off = f"{round((ours / theirs - 1) * 100, 1) + 0.0:+.1f} %" if theirs else ""  # 0.0 takes the sign off -0.0
+        yield f"  {name:8}{show(ours):>12}{was_shown:>12}  {off}".rstrip()
+    for field, (name, form) in GPU_FIGURES.items():
+        if field in (result["system"] or {}):
+            yield f"  {name:8}{form.format(result['system'][field]):>12}"
+    coverage = result["coverage"].items()
+    shares = ", ".join(f"{100 * share:.1f} % of {PARTS[of]}" for of, share in coverage if share is not None)
     yield f"  covered  {shares}{', of their host time unknown' if result['coverage']['host'] is None else ''}"
 
 
@@ -241,29 +234,12 @@ GPU_FIGURES = {
 """Label and format of each figure of the GPU."""
 
 
-def _system(figures: dict[str, Any]) -> Iterator[str]:
-    for field, (name, form) in GPU_FIGURES.items():
-        if field in figures:
-            yield f"  {name:8}{form.format(figures[field]):>12}"
-
-
-def _known(coverage: dict[str, float | None]) -> Iterator[tuple[str, float]]:
-    labels = {"calls": "the calls", "host": "their host time", "device": "their device time"}
-    for field, share in coverage.items():
-        if share is not None:
-            yield labels[field], share
+PARTS = {"calls": "the calls", "host": "their host time", "device": "their device time"}
+"""Of the original, what coverage is the share of."""
 
 
 def _ms(value: float) -> str:
     return f"{value:.3f} ms" if value < 10 else f"{value:.2f} ms"
-
-
-def _shown(value: Any, show: Any) -> str:
-    return "–" if value is None else str(show(value))
-
-
-def _off(ours: float, theirs: float | None) -> str:
-    return f"{round((ours / theirs - 1) * 100, 1) + 0.0:+.1f} %" if theirs else ""  # 0.0 takes the sign off -0.0
 
 
 def _kernels(result: dict[str, Any], top: int) -> Iterator[str]:

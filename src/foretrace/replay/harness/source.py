@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from . import translations
-from .collectives import adapted, delays, emulate, received
+from .collectives import adapted, emulate, received
 from .files import MACHINE_ERRORS, WRITE_AGAIN, BenchmarkError, line_of, read_text, short_path, summarize_error
-from .host import declared_bytes, stand_in
+from .host import declared_bytes, runtime, stand_in
 from .memory import SPARE_BYTES, BoundedStorages, is_out_of_memory, memory_limit
 from .ranks import gather_from_ranks, rank_state
 
@@ -80,16 +80,9 @@ class Source:
         return line.replace(found["call"], other, 1)
 
     def make_runnable(self, inputs: Sequence[torch.Tensor], peak: int | None = None, kind: str = "cpu") -> None:
-        """Run the step, replacing lines that fail, until none does.
+        """Run the step, replacing lines that fail, until none does; a line that takes more than the recorded peak does.
 
-        Parameters
-        ----------
-        inputs
-            Arguments of the step.
-        peak
-            Peak bytes according to the recording: a line that takes more fails. None for no limit.
-        kind
-            Kind of device that it runs on.
+        ``peak`` is in bytes, None for no limit; ``kind`` is that of the device that it runs on.
         """
         if peak is None:
             self._run_until_clean(inputs, nullcontext)
@@ -132,7 +125,7 @@ class Source:
 
     def make_runnable_on_all_ranks(self, inputs: Sequence[torch.Tensor]) -> None:
         """Run the step with the other ranks, replacing lines that fail, until none does on any rank."""
-        self.collectives_via = "adapted" if rank_state.has_missing_ranks or delays.enabled else ""
+        self.collectives_via = "adapted" if rank_state.has_missing_ranks or runtime.delayed else ""
         self.step = self._compiled(self._lines)
         failed = True
         while failed:
@@ -153,20 +146,15 @@ class Source:
             return False
         if isinstance(error, (torch.cuda.OutOfMemoryError, NameError)) or len(self.failures) >= MAX_FAILURES:
             return False  # NameError: a line was removed
+        number = int(found["number"])
         if copy := translations.reshape_for_view(found["call"], str(error)):
-            self._translate(line - 1, int(found["number"]), found["call"], copy)
-            return True
-        self.failures.append(Failure(int(found["number"]), found["call"], summarize_error(error)))
-        text = f"{found['space']}{found['left'] or ''}stand_in({found['number']})  # {found['number']}"
-        self._lines[line - 1] = text
+            self._lines[line - 1] = self._lines[line - 1].replace(found["call"], copy, 1)
+            self.translated[number] = copy.partition("(")[0]
+        else:
+            self.failures.append(Failure(number, found["call"], summarize_error(error)))
+            self._lines[line - 1] = f"{found['space']}{found['left'] or ''}stand_in({number})  # {number}"
         self.step = self._compiled(self._lines)
         return True
-
-    def _translate(self, line: int, number: int, call: str, other: str) -> None:
-        """Replace a call by another."""
-        self._lines[line] = self._lines[line].replace(call, other, 1)
-        self.translated[number] = other.partition("(")[0]
-        self.step = self._compiled(self._lines)
 
     def _compiled(self, lines: Iterable[str], **more: Any) -> Callable[..., Any]:
         text = "\n".join((_via(self.collectives_via, line) for line in lines) if self.collectives_via else lines) + "\n"

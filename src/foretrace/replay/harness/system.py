@@ -62,18 +62,15 @@ class Nvml:
 
     def energy_mj(self) -> int | None:
         """Energy used since the driver was loaded."""
-        value = ctypes.c_ulonglong()
-        return value.value if self._ask("nvmlDeviceGetTotalEnergyConsumption", value) else None
+        return self._ask("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong())
 
     def clock_mhz(self) -> int | None:
         """Current clock of the multiprocessors."""
-        value = ctypes.c_uint()
-        if not self.found or self._library.nvmlDeviceGetClockInfo(self._handle, 1, ctypes.byref(value)):
-            return None
-        return value.value
+        return self._ask("nvmlDeviceGetClockInfo", ctypes.c_uint(), 1)
 
-    def _ask(self, question: str, value: Any) -> bool:
-        return self.found and bool(getattr(self._library, question)(self._handle, ctypes.byref(value)) == 0)
+    def _ask(self, question: str, value: Any, *which: int) -> int | None:
+        failed = not self.found or getattr(self._library, question)(self._handle, *which, ctypes.byref(value))
+        return None if failed else int(value.value)
 
 
 def power_and_clock(step: Callable[[], Any], wait: Callable[[], None]) -> dict[str, float]:
@@ -130,18 +127,9 @@ def counted_step(
 
 
 def counters(command: Sequence[str], timeout_s: float = 300.0) -> list[dict[str, Any]]:
-    """Mean of each metric over the profiled kernels of a program, weighted by their time.
+    """Mean of each metric over the profiled kernels of each step of a program, weighted by their time; or an ``error``.
 
-    Parameters
-    ----------
-    command
-        Arguments of Python; the program calls `counted_step`, and `mark_step` between steps that are averaged apart.
-    timeout_s
-        Time limit.
-
-    Returns
-    -------
-    For each step its metrics and their number of ``kernels``; or an ``error``.
+    ``command`` are arguments of Python; the program calls `counted_step`, and `mark_step` between the steps.
     """
     tool = ncu()
     if tool is None:

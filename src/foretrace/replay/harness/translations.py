@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,85 +11,59 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
-    return_debug_mask: bool = False, *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Flash attention on a CPU, without dropout."""
-    made = _attention(query, key, value, None, is_causal, scale)
-    nothing = query.new_empty(0)
-    return *made, nothing, nothing, query.shape[2], key.shape[2], nothing, nothing, nothing
+def _arguments(operator: str, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names in the operator's schema; what it leaves out is missing."""
+    schema = getattr(aten, operator).default._schema
+    return dict(zip((argument.name for argument in schema.arguments), args)) | kwargs
 
 
-def flash_attention_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, cum_seq_q: Any,
-    cum_seq_k: Any, max_q: int, max_k: int, dropout_p: float, is_causal: bool, *_: Any, scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients of `flash_attention`."""
-    return _attention_backward(gradient, query, key, value, None, out, logsumexp, is_causal, scale)
+def _bias_and_options(given: dict[str, Any]) -> tuple[Tensor | None, dict[str, Any]]:
+    """The bias of an attention, and the keywords that its operator on CPUs takes."""
+    bias = given.get("attn_bias")
+    mask = bias if bias is not None and bias.numel() else None
+    return bias, {"is_causal": given.get("is_causal", False), "attn_mask": mask, "scale": given.get("scale")}
 
 
-def efficient_attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, compute_log_sumexp: bool, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """As `flash_attention`, with a bias."""
-    nothing = query.new_empty(0)
-    return *_attention(query, key, value, bias, is_causal, scale), nothing, nothing
+def _forward(operator: str) -> Callable[..., tuple[Any, ...]]:
+    """An attention of GPUs on a CPU, without dropout; results that only its gradients read are empty."""
+
+    def attention(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        given = _arguments(operator, args, kwargs)
+        query, key = given["query"], given["key"]
+        on_cpu = aten._scaled_dot_product_flash_attention_for_cpu.default
+        made = on_cpu(query, key, given["value"], 0.0, **_bias_and_options(given)[1])
+        sizes = {"max_q": query.shape[2], "max_k": key.shape[2]}
+        rest = getattr(aten, operator).default._schema.returns[2:]
+        return *made, *(sizes.get(result.name, query.new_empty(0)) for result in rest)
+
+    return attention
 
 
-def efficient_attention_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, out: Tensor, logsumexp: Tensor,
-    seed: Any, offset: Any, dropout_p: float, wanted: Sequence[bool], is_causal: bool = False, *,
-    scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of `efficient_attention`; a bias gets none."""
-    made = _attention_backward(gradient, query, key, value, bias, out, logsumexp, is_causal, scale)
-    return *made, torch.zeros_like(bias) if bias is not None and wanted[3] else query.new_empty(0)
+def _backward(operator: str) -> Callable[..., tuple[Any, ...]]:
+    """The gradients of such an attention; a bias gets zeros."""
+
+    def gradients(gradient: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        given = _arguments(operator, (gradient, *args), kwargs)
+        query, key, value = given["query"], given["key"], given["value"]
+        # GPUs pad these sums, or give them one dimension more.
+        sums = given["logsumexp"].reshape(*query.shape[:2], -1)[..., : query.shape[2]]
+        bias, options = _bias_and_options(given)
+        on_cpu = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        made = on_cpu(gradient, query, key, value, given["out"], sums, 0.0, **options)
+        if "grad_input_mask" not in given:
+            return tuple(made)
+        wanted = bias is not None and given["grad_input_mask"][3]
+        return *made, torch.zeros_like(bias) if wanted else query.new_empty(0)
+
+    return gradients
 
 
-def cudnn_attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, compute_log_sumexp: bool, dropout_p: float = 0.0,
-    is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """As `efficient_attention`, with more outputs."""
-    nothing = query.new_empty(0)
-    made = _attention(query, key, value, bias, is_causal, scale)
-    return *made, nothing, nothing, query.shape[2], key.shape[2], nothing, nothing, nothing
-
-
-def cudnn_attention_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, seed: Any, offset: Any,
-    bias: Tensor | None, cum_seq_q: Any, cum_seq_k: Any, max_q: int, max_k: int, dropout_p: float, is_causal: bool, *,
-    scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients of `cudnn_attention`."""
-    return _attention_backward(gradient, query, key, value, bias, out, logsumexp, is_causal, scale)
-
-
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, is_causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
-    made: tuple[Tensor, Tensor] = forward(query, key, value, 0.0, is_causal, attn_mask=_bias(bias), scale=scale)
-    return made
-
-
-def _attention_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, out: Tensor, logsumexp: Tensor,
-    is_causal: bool, scale: float | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    # GPUs pad these sums, or give them one dimension more.
-    sums = logsumexp.reshape(*query.shape[:2], -1)[..., : query.shape[2]]
-    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    made: tuple[Tensor, ...] = backward(
-        gradient, query, key, value, out, sums, 0.0, is_causal, attn_mask=_bias(bias), scale=scale
-    )
-    return made
-
-
-def _bias(bias: Tensor | None) -> Tensor | None:
-    return bias if bias is not None and bias.numel() else None
+flash_attention = _forward("_scaled_dot_product_flash_attention")
+flash_attention_backward = _backward("_scaled_dot_product_flash_attention_backward")
+efficient_attention = _forward("_scaled_dot_product_efficient_attention")
+efficient_attention_backward = _backward("_scaled_dot_product_efficient_attention_backward")
+cudnn_attention = _forward("_scaled_dot_product_cudnn_attention")
+cudnn_attention_backward = _backward("_scaled_dot_product_cudnn_attention_backward")
 
 
 def cpu_attention(
