@@ -107,8 +107,8 @@ def _tensor(
     shape: Any, dtype: Any, device: Any, stride: Any, offset: Any, tensor: Any, storage: Any, layout: Any
 ) -> Tensor:
     strides = None if stride is None else _integers(stride)
-    places = _integers((offset, tensor, storage))
-    return Tensor(_integers(shape), str(dtype), str(device), strides, *places, str(layout))
+    start, number, held = _integers((offset, tensor, storage))
+    return Tensor(_integers(shape), str(dtype), str(device), strides, start, number, held, str(layout))
 
 
 def _integers(numbers: Iterable[Any]) -> tuple[int, ...]:

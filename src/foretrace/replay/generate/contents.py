@@ -55,7 +55,8 @@ def with_contents(plan: Plan, graph: Graph, ops: Sequence[Op], rows: Sequence[in
         if call.name.startswith(COLLECTIVE_CALLS):
             brought = (usable_content(needed.get(tensor.storage), tensor) for tensor in ops[call.number].tensors)
             required = [content for content in brought if content is not None and content.kind in REQUIRED_KINDS]
-            plan.received |= {call.number: content for content in required[:1]}
+            if required:
+                plan.received[call.number] = required[0]
     if guessed:
         plan.notes.append(f"{guessed} of {len(plan.inputs)} inputs hold values made up from what their readers need")
     return plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from foretrace.graph import Constant, Content, Graph, Op, Storage, Tensor, Value
@@ -361,7 +361,7 @@ def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:
             add(replace(call, args=(works[0],)))
             ended.append(works[0])
             continue
-        touched = places(call)
+        touched = {place(name) for name in call.variables if not WORK.fullmatch(name)}
         for work in [name for name, held in pending.items() if name not in waited_for and held & touched]:
             wait(work, call)
         storages.update({name: tensor.storage for name, tensor in call.made.items()})
