@@ -125,3 +125,15 @@ def test_a_subclass_is_seen_through_to_its_pieces() -> None:
     with Watch() as watch:
         _ = AsyncCollectiveTensor(torch.ones(3)) + 1
     assert "aten::add" in [op.name for op in watch.ops]
+
+
+def test_in_inference_mode_calls_are_those_that_run_without_gradients():
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.LayerNorm(4)), torch.randn(2, 8)
+
+    def names(mode: Any) -> list[str]:
+        with mode(), Watch() as watch:
+            model(x).softmax(-1)
+        return [op.name for op in watch.ops]
+
+    assert names(torch.inference_mode) == names(torch.no_grad)
+    assert "aten::addmm" in names(torch.inference_mode)

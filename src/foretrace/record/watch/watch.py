@@ -76,6 +76,12 @@ class Watch(TorchDispatchMode):
         name, overload = op_name(func)
         if name.startswith(UNSEEN):
             return func(*args, **(kwargs or {}))
+        if torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
+            # Autograd, which takes composite calls apart, is left out in inference mode.
+            with self:
+                result = func.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
         with self.unharmed():
             self._sparse.expect(func, args)
             func, args = plain_form(func, args, self.context.node, self._is_fresh(args))
