@@ -5,7 +5,7 @@ The types are TorchRec's. A new one is a function that makes the shard of a rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,7 +88,7 @@ class ShardingOption(NamedTuple):
 class ShardingType:
     """How a type divides a table, where its shards may lie, and what ranks communicate."""
 
-    shard_counts: Callable[[Table, Ranks], Iterator[int]]
+    shard_counts: Callable[[Table, Ranks], Iterable[int]]
     """Numbers of shards that the table can be divided into."""
     shard: Callable[[Table, Ranks, int], Shard]
     """The shard of one rank, where there are so many."""
@@ -134,20 +134,11 @@ def communication_of(table: Table, sharding_type: str) -> str:
     return SHARDING_TYPES[sharding_type].communication
 
 
-def _one(table: Table, ranks: Ranks) -> Iterator[int]:
-    yield 1
-
-
 def _column_counts(table: Table, ranks: Ranks) -> Iterator[int]:
     count = 2
     while count <= min(MAX_COLUMN_SHARDS, ranks.world) and table.dim % count == 0 and table.dim // count >= MIN_COLUMNS:
         yield count
         count *= 2
-
-
-def _one_per_rank(table: Table, ranks: Ranks) -> Iterator[int]:
-    if ranks.world > 1 and table.rows >= ranks.world:
-        yield ranks.world
 
 
 def _one_per_rank_of_node(table: Table, ranks: Ranks) -> Iterator[int]:
@@ -156,9 +147,8 @@ def _one_per_rank_of_node(table: Table, ranks: Ranks) -> Iterator[int]:
         yield ranks.per_node
 
 
-def _replica_per_rank(table: Table, ranks: Ranks) -> Iterator[int]:
-    if ranks.world > 1:
-        yield ranks.world
+def _one_per_rank(table: Table, ranks: Ranks) -> list[int]:
+    return [ranks.world] if table.rows >= ranks.world > 1 else []
 
 
 def _column_shard(table: Table, ranks: Ranks, shards: int) -> Shard:
@@ -193,10 +183,10 @@ def _nodes(ranks: Ranks) -> list[tuple[int, ...]]:
 
 
 SHARDING_TYPES = {
-    TABLE_WISE: ShardingType(_one, _column_shard, _single_ranks, POOLED),
+    TABLE_WISE: ShardingType(lambda table, ranks: [1], _column_shard, _single_ranks, POOLED),
     COLUMN_WISE: ShardingType(_column_counts, _column_shard, _single_ranks, POOLED),
     TABLE_ROW_WISE: ShardingType(_one_per_rank_of_node, _row_shard, _nodes, NODE_SUMS),
     ROW_WISE: ShardingType(_one_per_rank, _row_shard, _all_ranks, SUMS),
-    DATA_PARALLEL: ShardingType(_replica_per_rank, _replica, _all_ranks, REPLICAS),
+    DATA_PARALLEL: ShardingType(lambda _, ranks: [ranks.world] * (ranks.world > 1), _replica, _all_ranks, REPLICAS),
 }
 """By TorchRec's name, which plans use too."""

@@ -78,18 +78,13 @@ class Shards:
     @classmethod
     def of(cls, shards: list[Shard]) -> Shards:
         """The columns of a list of shards."""
-        return cls(
-            rows=np.array([s.rows for s in shards], np.float64),
-            dim=np.array([s.dim for s in shards], np.int64),
-            bags=np.array([s.bags for s in shards], np.float64),
-            ids=np.array([s.ids for s in shards], np.float64),
-            unique=np.array([s.unique for s in shards], np.float64),
-            histogram=np.array([s.histogram for s in shards], np.float64).reshape(len(shards), HISTOGRAM_BINS),
-            dtype=np.array([DTYPES.index(s.table.dtype) for s in shards], np.int64),
-            optimizer=np.array([OPTIMIZERS.index(s.table.optimizer) for s in shards], np.int64),
-            replicated=np.array([s.replicated for s in shards], np.bool_),
-            sequence=np.array([s.table.sequence for s in shards], np.bool_),
-        )
+        numbers = np.array([(s.rows, s.bags, s.ids, s.unique) for s in shards], np.float64).reshape(-1, 4)
+        codes = [(s.dim, DTYPES.index(s.table.dtype), OPTIMIZERS.index(s.table.optimizer)) for s in shards]
+        flags = np.array([(s.replicated, s.table.sequence) for s in shards], np.bool_).reshape(-1, 2)
+        rows, bags, ids, unique = (column.copy() for column in numbers.T)
+        dim, dtype, optimizer = (column.copy() for column in np.array(codes, np.int64).reshape(-1, 3).T)
+        histogram = np.array([s.histogram for s in shards], np.float64).reshape(len(shards), HISTOGRAM_BINS)
+        return cls(rows, dim, bags, ids, unique, histogram, dtype, optimizer, flags[:, 0].copy(), flags[:, 1].copy())
 
     def __len__(self) -> int:
         return len(self.dim)
@@ -154,13 +149,7 @@ def sum_by(group: Longs, values: Floats, groups: int) -> Floats:
 def shard_bytes(shards: Shards, sparse_gradients: bool) -> Floats:
     """Memory of each shard: weights, optimizer state, and the tensors of a step.
 
-    Parameters
-    ----------
-    shards
-        What a rank may hold.
-    sparse_gradients
-        Whether a gradient row of each id lies in memory until the update, as PyTorch's own sparse ones do; FBGEMM
-        updates rows in its backward.
+    PyTorch's own sparse gradients have a row of each id until the update; FBGEMM updates rows in its backward.
     """
     weights = shards.rows * shards.dim * shards.itemsize
     pooled = 2 * shards.bags * shards.dim * EMBEDDING_BYTES

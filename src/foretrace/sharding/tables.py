@@ -94,41 +94,28 @@ def check_table(table: Table) -> None:
     foretrace.errors.ForetraceError: table users has 0 rows. Give the number of its embeddings, from 1 to 1e+12.
     """
     what = table.name if table.name.startswith("table") else f"table {table.name}"
-    if not 0 < table.rows <= MAX_ROWS:
-        raise ForetraceError(
-            f"{what} has {table.rows} rows", f"Give the number of its embeddings, from 1 to {MAX_ROWS:g}."
-        )
-    if not 0 < table.dim <= MAX_DIM:
-        raise ForetraceError(
-            f"{what} has rows of {table.dim} elements", f"Give the length of an embedding, from 1 to {MAX_DIM:,}."
-        )
-    if not (math.isfinite(table.pooling) and 0 <= table.pooling <= MAX_POOLING):
-        raise ForetraceError(f"{what} has a pooling of {table.pooling}", "Give the mean number of ids of a sample.")
-    if not 0 < table.features <= MAX_FEATURES:
-        raise ForetraceError(
-            f"{what} has {table.features} features", f"Give how many are looked up in it, from 1 to {MAX_FEATURES:,}."
-        )
-    if table.dtype not in ITEMSIZE:
-        raise ForetraceError(f"{what} is of dtype {table.dtype!r}", f"Known are: {', '.join(DTYPE_ALIASES)}.")
-    if table.optimizer not in OPTIMIZER_STATE:
-        raise ForetraceError(f"{what} has optimizer {table.optimizer!r}", f"Known are: {', '.join(OPTIMIZER_STATE)}.")
-    if not 0 <= table.zipf <= 10:
-        raise ForetraceError(f"{what} has a Zipf exponent of {table.zipf}", "Give one from 0 (uniform ids) to 10.")
-    if table.reuse:
-        _check_histogram(table, what)
-
-
-def _check_histogram(table: Table, what: str) -> None:
-    if not all(math.isfinite(share) and share >= 0 for share in table.reuse) or len(table.reuse) > MAX_BINS:
-        raise ForetraceError(
-            f"{what} has an invalid reuse histogram", f"Give at most {MAX_BINS} shares, none of them negative."
-        )
     total = sum(table.reuse)
-    if abs(total - 1) > HISTOGRAM_TOLERANCE:
-        raise ForetraceError(
-            f"the reuse histogram of {what} adds up to {total:.3g}, not to 1",
-            "It holds shares of the rows that a batch accesses: once, 2-3 times, 4-7 times, and so on.",
-        )
+    possible = all(math.isfinite(share) and share >= 0 for share in table.reuse) and len(table.reuse) <= MAX_BINS
+    for holds, wrong, advice in (
+        (0 < table.rows <= MAX_ROWS, f"{what} has {table.rows} rows",
+         f"Give the number of its embeddings, from 1 to {MAX_ROWS:g}."),
+        (0 < table.dim <= MAX_DIM, f"{what} has rows of {table.dim} elements",
+         f"Give the length of an embedding, from 1 to {MAX_DIM:,}."),
+        (0 <= table.pooling <= MAX_POOLING, f"{what} has a pooling of {table.pooling}",
+         "Give the mean number of ids of a sample."),
+        (0 < table.features <= MAX_FEATURES, f"{what} has {table.features} features",
+         f"Give how many are looked up in it, from 1 to {MAX_FEATURES:,}."),
+        (table.dtype in ITEMSIZE, f"{what} is of dtype {table.dtype!r}", f"Known are: {', '.join(DTYPE_ALIASES)}."),
+        (table.optimizer in OPTIMIZER_STATE, f"{what} has optimizer {table.optimizer!r}",
+         f"Known are: {', '.join(OPTIMIZER_STATE)}."),
+        (0 <= table.zipf <= 10, f"{what} has a Zipf exponent of {table.zipf}", "Give one from 0 (uniform ids) to 10."),
+        (possible, f"{what} has an invalid reuse histogram", f"Give at most {MAX_BINS} shares, none of them negative."),
+        (not table.reuse or abs(total - 1) <= HISTOGRAM_TOLERANCE,
+         f"the reuse histogram of {what} adds up to {total:.3g}, not to 1",
+         "It holds shares of the rows that a batch accesses: once, 2-3 times, 4-7 times, and so on."),
+    ):  # fmt: skip
+        if not holds:
+            raise ForetraceError(wrong, advice)
 
 
 def format_bytes(nbytes: float) -> str:
@@ -166,7 +153,12 @@ def read_tables(path: Path) -> list[Table]:
     for number, entry in enumerate(entries):
         try:
             found = _tables(entry.fields, number)
-            _check_names(found, entry.line, lines)
+            for name in (table.name for table in found):
+                before = lines.setdefault(name, entry.line)
+                if before != entry.line:
+                    raise ForetraceError(
+                        f"a table is called {name} already, in line {before}", "Give each its own name."
+                    )
             tables += found
         except ForetraceError as error:
             raise ForetraceError(f"{path}, line {entry.line}: {error.what}", error.advice) from None
@@ -301,14 +293,6 @@ def _tables(fields: Mapping[str, str], number: int) -> list[Table]:
     return [table] if count == 1 else [replace(table, name=f"{table.name}.{copy}") for copy in range(count)]
 
 
-def _check_names(found: list[Table], line: int, lines: dict[str, int]) -> None:
-    """Raise for a table with the name of an earlier one; `lines` collects the line of each name."""
-    for table in found:
-        before = lines.setdefault(table.name, line)
-        if before != line:
-            raise ForetraceError(f"a table is called {table.name} already, in line {before}", "Give each its own name.")
-
-
 def _value(name: str, text: str) -> Any:
     try:
         return FIELDS[name](text)
@@ -335,10 +319,7 @@ def _sharding_types(text: str) -> tuple[str, ...]:
 
 
 def _boolean(text: str) -> bool:
-    known = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-    if text.lower() not in known:
-        raise ValueError(text)
-    return known[text.lower()]
+    return ("no", "false", "0", "yes", "true", "1").index(text.lower()) > 2
 
 
 FIELDS: dict[str, Callable[[str], Any]] = {

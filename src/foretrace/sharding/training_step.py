@@ -74,7 +74,9 @@ def tables_of_graph(graph: Graph) -> list[Table]:
         if key not in found:
             found[key] = _table(op, len(found), batch, known.get(row))
         elif op.phase != "backward":  # lookups in backward are recomputed ones
-            found[key] = _with_more(found[key], _table(op, 0, batch, None))
+            table, more = found[key], _table(op, 0, batch, None)
+            features = table.features + more.features
+            found[key] = replace(table, features=features, pooling=(table.ids + more.ids) / features)
     optimizers = optimizers_of(graph, {weight: table for weight, table in found.items() if isinstance(weight, int)})
     found = {key: replace(table, optimizer=optimizers.get(key, table.optimizer)) for key, table in found.items()}
     if not found:
@@ -86,15 +88,7 @@ def tables_of_graph(graph: Graph) -> list[Table]:
 
 
 def optimizers_of(graph: Graph, tables: Mapping[int, Table]) -> dict[object, str]:
-    """By storage, the optimizer with as much state of a table as the step's has, whatever its name.
-
-    Parameters
-    ----------
-    graph
-        A step with its optimizer.
-    tables
-        By storage.
-    """
+    """The optimizer with as much state of a table as the step's has, whatever its name; all by the table's storage."""
     updates = [op for op in graph.ops if op.phase == "optimizer"]
     owner = {storage: storage for storage in tables}
     propagate_owners(updates, owner)
@@ -126,12 +120,6 @@ def _table(op: Op, number: int, batch: int, seen: Indices | None) -> Table:
     name = op.module or f"table {number}"
     return Table(name, rows, dim, ids.numel / bags, weight.dtype, zipf=zipf, sequence=not pooled,
                  features=max(1, round(bags / batch)))  # fmt: skip
-
-
-def _with_more(table: Table, more: Table) -> Table:
-    """A table that is looked up by one more call."""
-    features = table.features + more.features
-    return replace(table, features=features, pooling=(table.ids + more.ids) / features)
 
 
 def _named(tables: list[Table]) -> list[Table]:
@@ -167,18 +155,14 @@ def dense_bytes(step: Graph) -> int | None:
     """
     of_tables: dict[int, bool] = {}
     for op in step.ops:
+        sparse = any(tensor.layout == "sparse_coo" for tensor in op.tensors)
         if op.name in LOOKUPS:
             of_tables |= {tensor.storage: True for tensor in op.tensors[:1]}
-        elif op.phase == "backward" and (_looks_up(op) or _is_sparse(op)):
+        elif op.phase == "backward" and (sparse or _looks_up(op)):
             of_tables |= {tensor.storage: True for tensor in op.produced}
     propagate_owners([op for op in step.ops if op.phase == "optimizer"], of_tables)
     rest = {number: storage for number, storage in step.storages.items() if number not in of_tables}
     return peak_memory(Graph(OpTable.of([]), storages=rest))
-
-
-def _is_sparse(op: Op) -> bool:
-    """Whether a call reads a sparse gradient."""
-    return any(tensor.layout == "sparse_coo" for tensor in op.tensors)
 
 
 def _looks_up(op: Op) -> bool:
@@ -187,17 +171,7 @@ def _looks_up(op: Op) -> bool:
 
 
 def simulate_plan(step: Graph, costing: Costing, plan: Plan) -> StepTime:
-    """Simulate the step of all ranks under a plan, in steady state.
-
-    Parameters
-    ----------
-    step
-        The step of one rank alone, which has all tables.
-    costing
-        The cost of the plan; its platform is where the ranks run.
-    plan
-        Placement of the tables.
-    """
+    """Simulate the step of all ranks under a plan, in steady state; ``step`` is that of one rank with all tables."""
     fabric = costing.communication.fabric
     where = costing.kernels.platform.having(fabric=fabric)
     lookups = _lookup_times(costing, plan)
@@ -214,17 +188,7 @@ def simulate_plan(step: Graph, costing: Costing, plan: Plan) -> StepTime:
 
 
 def steps_of_ranks(step: Graph, costing: Costing, plan: Plan) -> list[RankStep]:
-    """The step of each rank under a plan.
-
-    Parameters
-    ----------
-    step
-        The step of one rank alone, which has all tables.
-    costing
-        The cost of the plan.
-    plan
-        Placement of the tables.
-    """
+    """The step of each rank under a plan; ``step`` is that of one rank with all tables."""
     shards, rank = costing.shards_of(plan)
     nbytes, _ = costing.bytes_sent(plan, shards, rank)
     shares = []

@@ -15,22 +15,21 @@ MAX_GROWTH = 64
 
 
 def check_capacity(costing: Costing, hbm_budget: float) -> None:
-    """Raise if no plan can hold the tables.
-
-    Parameters
-    ----------
-    costing
-        Tables and ranks.
-    hbm_budget
-        Bytes that each rank has for tables.
-    """
+    """Raise if no plan can hold the tables in the bytes that each rank has for them."""
     for table in costing.tables:
-        _check_options(table, costing.ranks)
+        if not sharding_options(table, costing.ranks):  # none of the allowed sharding types is possible
+            raise ForetraceError(
+                f"on {costing.ranks.world} ranks table {table.name} can't be sharded {' or '.join(table.kinds)}, "
+                f"as it should be: it has {table.rows:,} rows of {table.dim}",
+                "Allow table_wise too. Splits need two ranks; by rows, as many rows as ranks, and full nodes if in "
+                f"nodes; by columns, parts of {MIN_COLUMNS} columns or more.",
+            )
     least = [_least_bytes(table, costing.ranks, costing.sparse_gradients) for table in costing.tables]
     for table, (shard, _, option) in zip(costing.tables, least):
         if shard > hbm_budget:
+            how = "whole" if option.shards == 1 else f"{option.sharding_type} in {option.shards} parts"
             raise ForetraceError(
-                f"table {table.name} fits on no rank: even {_described(option)} a rank needs {format_bytes(shard)} of "
+                f"table {table.name} fits on no rank: even {how} a rank needs {format_bytes(shard)} of "
                 f"it, {format_bytes(shard - hbm_budget)} more than its {format_bytes(hbm_budget)}",
                 _advice(costing, hbm_budget, [table]),
             )
@@ -53,17 +52,6 @@ def no_rank_fits(costing: Costing, hbm_budget: float, table: Table) -> Foretrace
     )
 
 
-def _check_options(table: Table, ranks: Ranks) -> None:
-    """Raise if none of the allowed sharding types is possible."""
-    if not sharding_options(table, ranks):
-        raise ForetraceError(
-            f"on {ranks.world} ranks table {table.name} can't be sharded {' or '.join(table.kinds)}, "
-            f"as it should be: it has {table.rows:,} rows of {table.dim}",
-            f"Allow table_wise too. Splits need two ranks; by rows, as many rows as ranks, and full nodes if in nodes; "
-            f"by columns, parts of {MIN_COLUMNS} columns or more.",
-        )
-
-
 def _least_bytes(table: Table, ranks: Ranks, sparse_gradients: bool) -> tuple[float, float, ShardingOption]:
     """The least that a rank must hold of a table, what all ranks hold then, and the option."""
     allowed = sharding_options(table, ranks)
@@ -77,12 +65,12 @@ def _least_bytes(table: Table, ranks: Ranks, sparse_gradients: bool) -> tuple[fl
 def _advice(costing: Costing, hbm_budget: float, tables: list[Table]) -> str:
     """The smallest change of each sort with which the tables would fit."""
     found = []
-    world = _enough_ranks(costing, hbm_budget, tables)
-    if world:
+    if world := _enough_ranks(costing, hbm_budget, tables):
         found.append(f"{world} ranks")
-    dtype = _narrow_enough(costing, hbm_budget, tables)
-    if dtype:
-        found.append(f"{dtype} tables")
+    for dtype, name in (("float16", "fp16"), ("int8", "int8")):
+        if _fits(costing, hbm_budget, [replace(table, dtype=dtype) for table in tables], costing.ranks):
+            found.append(f"{name} tables")
+            break
     if any(table.kinds and ROW_WISE not in table.kinds for table in tables):
         found.append("to allow row_wise")
     found.append("more --memory, or a smaller --batch")
@@ -105,16 +93,3 @@ def _enough_ranks(costing: Costing, hbm_budget: float, tables: list[Table]) -> i
         if _fits(costing, hbm_budget, tables, replace(ranks, world=world, batch=batch)):
             return world
     return None
-
-
-def _narrow_enough(costing: Costing, hbm_budget: float, tables: list[Table]) -> str | None:
-    """The widest dtype with which all tables fit."""
-    for dtype, name in (("float16", "fp16"), ("int8", "int8")):
-        narrow = [replace(table, dtype=dtype) for table in tables]
-        if _fits(costing, hbm_budget, narrow, costing.ranks):
-            return name
-    return None
-
-
-def _described(option: ShardingOption) -> str:
-    return "whole" if option.shards == 1 else f"{option.sharding_type} in {option.shards} parts"

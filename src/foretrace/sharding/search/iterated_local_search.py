@@ -61,20 +61,10 @@ class SearchResult:
 def search(
     costing: Costing, hbm_budget: float, seconds: float, seed: int = 0, on_progress: OnProgress | None = None
 ) -> SearchResult:
-    """The fastest plan found that fits.
+    """The fastest plan found that fits the bytes that each rank has for tables.
 
-    Parameters
-    ----------
-    costing
-        Tables, ranks, and their costs.
-    hbm_budget
-        Bytes that each rank has for tables.
-    seconds
-        Time limit, once tables are priced; most searches end before.
-    seed
-        The same seed gives the same plan, unless the time ran out.
-    on_progress
-        Called with each stage of the search.
+    ``seconds`` is the time limit once tables are priced; most searches end before. The same seed gives the same plan,
+    unless the time ran out.
     """
     begun = time.monotonic()
 
