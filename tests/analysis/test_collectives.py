@@ -1,7 +1,10 @@
 """Collectives matched across ranks."""
 
+from dataclasses import replace
+
+from foretrace.analysis.collective_matching import match_collectives, seen_by_all
 from foretrace.analysis.collectives import collective_times
-from foretrace.graph import Graph
+from foretrace.graph import Collective, Graph, Job, Op, OpTable
 from tests.analysis.builders import all_reduce, job, rank
 
 
@@ -39,12 +42,38 @@ def test_a_rank_without_a_trace_does_not_hinder_the_others() -> None:
     assert group.wait.tolist() == [[20.0, 0.0]] and notes == []
 
 
-def test_the_first_collective_that_ranks_disagree_on_is_named_and_ends_the_matching() -> None:
+def test_the_first_collective_whose_size_ranks_disagree_on_is_named_and_does_not_end_the_matching() -> None:
     agreed, other = arrivals((10, 20), (30, 40), (50, 60)), arrivals((10, 20), (30, 40), (50, 60))
     other.collectives[1].nbytes = 77
     (group,), (note,) = collective_times(job(agreed, other).graphs)
-    assert len(group) == 1
+    assert len(group) == 3
     assert "collective 1 of group world: all_reduce of 1024 bytes on rank 0, all_reduce of 77 bytes on rank 1" in note
+
+
+def test_groups_that_a_trace_does_not_name_may_be_called_in_another_order() -> None:
+    def kernels(*both: tuple[str, float]) -> Graph:
+        return rank(*(all_reduce(at - 2, at - 1, (at, at + 9), kind=kind, group="", ranks=()) for kind, at in both))
+
+    one, other = kernels(("all_reduce", 10), ("all_gather", 12)), kernels(("all_gather", 11), ("all_reduce", 13))
+    (group,), notes = collective_times(job(one, other).graphs)
+    assert group.kinds == ["all_reduce", "all_gather"] and notes == []
+    assert group.start.tolist() == [[10.0, 13.0], [12.0, 11.0]]
+    graphs, _ = seen_by_all([one, other])
+    matches, _ = match_collectives(Job(graphs))
+    assert [(match.kind, [call.number for call in match.calls]) for match in matches] == [
+        ("all_reduce", [0, 1]), ("all_gather", [1, 0])
+    ]  # fmt: skip
+
+
+def test_what_a_thread_of_the_host_runs_is_matched_apart() -> None:
+    def both(host_at: float) -> Graph:
+        graph = arrivals((10, 20), (30, 40), group="", ranks=())
+        ops = [*graph.ops, Op("gloo:broadcast", start_us=host_at, end_us=host_at + 1)]
+        mixed = Collective("broadcast", "", 8, -1, op=len(ops) - 1)
+        return replace(graph, ops=OpTable.of(ops), collectives=[*graph.collectives, mixed])
+
+    found, notes = collective_times(job(both(5), both(25)).graphs)
+    assert [group.kinds for group in found] == [["broadcast"], ["all_reduce", "all_reduce"]] and notes == []
 
 
 def test_an_all_to_all_may_move_other_sizes_on_each_rank() -> None:

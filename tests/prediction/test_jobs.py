@@ -14,6 +14,7 @@ from foretrace.analysis.report import PairWait, StepReport
 from foretrace.api import predict
 from foretrace.formats.load import load_traces
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Span, Tensor
+from foretrace.platform import Platform
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.prediction.fabric_choice import fabric_of
 from foretrace.prediction.job import NO_FABRIC
@@ -61,6 +62,28 @@ def test_transfers_come_from_the_fabric_and_waits_from_the_simulation(fabric: Fa
     assert forecast.waits_for[0] == PairWait(rank=0, waits_for=1, ms=pytest.approx(0.3), count=1)
     assert forecast.stragglers[0].rank == 1
     assert forecast.critical_path_ranks[1] > forecast.step_ms * 0.8
+
+
+def test_a_collective_of_unknown_size_takes_as_long_as_it_was_measured_to(fabric: Fabric) -> None:
+    measured = two_ranks()
+    for graph in measured.graphs:
+        (one,) = graph.collectives
+        one.nbytes, one.us = 0, float(graph.kernels.end[one.kernel] - graph.kernels.start[one.kernel])
+    forecast = predict_on_own_machine(measured, fabric)
+    # The early rank's kernel ran for 350 us, the late rank's, which waited for none, for 50.
+    assert forecast.step_ms == pytest.approx((400 + 5 + 20 + 50 + 1 + 10) / 1e3, rel=1e-3)
+    assert "the size of 1 of 1 collectives is unknown: they take as measured" in forecast.notes
+
+
+def test_a_job_that_was_measured_is_never_refused_as_one_that_hangs() -> None:
+    one, other = one_rank(100.0, wait=300.0), one_rank(400.0, number=1)
+    other.collectives[0].kind = "all_gather"
+    square = Tensor((64, 64), "float32", "cuda:0")
+    for graph in (one, other):
+        graph.ops.detail = [replace(op, args=(square, square)) for op in graph.ops].__getitem__
+    forecast = predict_on_platform(job(one, other), replace(Platform.named("h100"), fabric=Fabric.named("h100-8x")))
+    assert forecast.by_rank("wait_ms") == {0: 0.0, 1: 0.0}
+    assert any("1 on rank 0, 1 on rank 1 collectives" in note for note in forecast.notes)
 
 
 def test_a_measured_job_is_simulated_to_what_was_measured_where_its_fabric_fits(fabric: Fabric) -> None:

@@ -26,6 +26,15 @@ def test_tensor_parallel_groups_stay_and_data_parallel_ones_grow() -> None:
     assert grown.graphs[0].collectives[0].nbytes == 1024, "weak scaling"
 
 
+def test_how_collectives_of_unknown_size_scale_is_not_known() -> None:
+    job = rank(8, (0, 1), tuple(range(8)))
+    for one in job.graphs[0].collectives:
+        one.nbytes, one.us = 0, 35.0
+    with pytest.raises(ForetraceError, match=r"size of 1 of its 2 collectives: how long .* can't be known"):
+        at_world(job, 16)
+    assert members(at_world(job, 8)) == [(0, 1), tuple(range(8))]
+
+
 def test_all_ranks_share_the_one_graph() -> None:
     job = at_world(rank(8, tuple(range(8))), 16_384)
     assert (job.world, len(job.graphs), job.missing) == (16_384, 1, [])

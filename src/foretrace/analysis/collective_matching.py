@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import NamedTuple
 
-from foretrace.analysis.collectives import EVEN, ONE_SIDED, ended_together, members, peer_of, times_of
+from foretrace.analysis.collectives import EVEN, ONE_SIDED, matched_groups, members, peer_of
 from foretrace.graph import PHASES, Collective, ForetraceError, Graph, Job
 
 SEND = "send"
@@ -40,6 +40,8 @@ class CollectiveMatch:
     """All members, those without a graph included."""
     calls: tuple[Call, ...]
     """Of the members that have a graph."""
+    us: float = 0.0
+    """Measured microseconds on the member that waited least, where its kind or size is unknown; 0 elsewhere."""
 
 
 Queue = list[tuple[Call, Collective]]
@@ -48,7 +50,8 @@ Queue = list[tuple[Call, Collective]]
 def match_collectives(job: Job) -> tuple[list[CollectiveMatch], list[str]]:
     """The collectives of a job, matched across its ranks, and notes on what had to be assumed.
 
-    Refused where ranks disagree on the order or the size of what they do together: such a job hangs.
+    Refused where ranks disagree on the order or the size of what they do together: such a job hangs. One that was
+    measured did not: `seen_by_all` numbers its collectives where their order differs.
 
     Parameters
     ----------
@@ -80,11 +83,15 @@ class _Groups:
     def __init__(self, job: Job) -> None:
         self.job, self.notes = job, list[str]()
         self.queues: list[dict[int, Queue]] = []
+        self.numbered: dict[int, Queue] = defaultdict(list)
         self._numbers: dict[tuple[object, ...], int] = {}
         self._known: dict[tuple[int, str], list[tuple[tuple[int, ...], dict[int, Queue]]]] = defaultdict(list)
 
     def add(self, call: Call, collective: Collective) -> None:
-        self._queue(call.graph, collective).setdefault(call.graph, []).append((call, collective))
+        if collective.match >= 0:
+            self.numbered[collective.match].append((call, collective))
+        else:
+            self._queue(call.graph, collective).setdefault(call.graph, []).append((call, collective))
 
     def _queue(self, position: int, collective: Collective) -> dict[int, Queue]:
         """The queues of a collective's group, by rank."""
@@ -114,9 +121,10 @@ class _Groups:
     def matches(self) -> Iterator[CollectiveMatch]:
         for by_graph in self.queues:
             for same in zip_longest(*by_graph.values()):
-                yield self._match(same, list(by_graph))
+                yield self._agreed(same, list(by_graph))
+        yield from map(self._match, self.numbered.values())
 
-    def _match(self, same: Sequence[tuple[Call, Collective] | None], positions: list[int]) -> CollectiveMatch:
+    def _agreed(self, same: Sequence[tuple[Call, Collective] | None], positions: list[int]) -> CollectiveMatch:
         there = [one for one in same if one is not None]
         if len(there) < len(same):
             alone = self.job.graphs[positions[same.index(None)]]
@@ -125,10 +133,21 @@ class _Groups:
         for other in others:
             if other[1].kind != first.kind or (other[1].nbytes != first.nbytes and first.kind in EVEN):
                 raise _deadlock(_site(self.job, call, first), _site(self.job, *other))
+        return self._match(there)
+
+    def _match(self, there: Queue) -> CollectiveMatch:
+        (call, first), *_ = there
         sizes = tuple(collective.nbytes for _, collective in there)
+        nbytes = max(sizes) if len(set(sizes)) == 1 or first.kind in EVEN else sizes
         ranks = tuple(members(self.job.graphs[call.graph], first))
-        nbytes = sizes[0] if len(set(sizes)) == 1 else sizes
-        return CollectiveMatch(first.kind, nbytes, ranks, tuple(call for call, _ in there))
+        return CollectiveMatch(first.kind, nbytes, ranks, tuple(call for call, _ in there), _measured_us(there))
+
+
+def _measured_us(calls: Queue) -> float:
+    """How long a collective of unknown size took without waiting: on the member that came last."""
+    if any(one.is_sized for _, one in calls):
+        return 0.0
+    return min((one.us for _, one in calls if one.us > 0), default=0.0)
 
 
 class _Pairs:
@@ -136,6 +155,7 @@ class _Pairs:
 
     def __init__(self, job: Job) -> None:
         self.job, self.notes = job, list[str]()
+        self.measured = any(graph.has_times for graph in job.graphs)
         self.sent: dict[tuple[int, int], Queue] = defaultdict(list)
         self.received: dict[tuple[int, int], Queue] = defaultdict(list)
         self.alone: Queue = []
@@ -163,20 +183,22 @@ class _Pairs:
             both = min(len(sent), len(received))
             yield from map(self._pair, sent, received)
             for call, collective in sent[both:] + received[both:]:
-                if known.issuperset(way):
+                if known.issuperset(way) and not self.measured:
                     other = way[collective.kind == SEND]
                     raise _deadlock(_site(self.job, call, collective), f"rank {other} has no call that matches it")
                 yield self._one(call, collective)
 
     def _one(self, call: Call, collective: Collective) -> CollectiveMatch:
         graph = self.job.graphs[call.graph]
-        return CollectiveMatch(SEND, collective.nbytes, tuple(members(graph, collective)), (call,))
+        ends = tuple(members(graph, collective))
+        return CollectiveMatch(SEND, collective.nbytes, ends, (call,), _measured_us([(call, collective)]))
 
     def _pair(self, sent: tuple[Call, Collective], received: tuple[Call, Collective]) -> CollectiveMatch:
-        if sent[1].nbytes != received[1].nbytes:
+        if sent[1].nbytes != received[1].nbytes and not self.measured:
             raise _deadlock(_site(self.job, *sent), _site(self.job, *received))
         graph = self.job.graphs[sent[0].graph]
-        return CollectiveMatch(SEND, sent[1].nbytes, tuple(members(graph, sent[1])), (sent[0], received[0]))
+        nbytes, ends = max(sent[1].nbytes, received[1].nbytes), tuple(members(graph, sent[1]))
+        return CollectiveMatch(SEND, nbytes, ends, (sent[0], received[0]), _measured_us([sent, received]))
 
 
 def check_alike(job: Job) -> None:
@@ -224,13 +246,12 @@ def _deadlock(one: str, other: str) -> ForetraceError:
     )
 
 
-Found = list[tuple[int, Collective]]
-
-
-def seen_by_all(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
+def seen_by_all(graphs: list[Graph], leave_out: bool = True) -> tuple[list[Graph], list[str]]:
     """The graphs without the collectives that other members' traces do not hold, and notes on these.
 
-    What is left out stays a kernel like any other, which takes as long as it was seen to.
+    What is left out stays a kernel like any other, which takes as long as it was seen to; with ``leave_out=False`` it
+    stays, as a collective that waits for no other rank. Collectives that ranks do not show in the same order are
+    numbered.
 
     >>> from foretrace.graph import Op, OpTable
     >>> def rank(*ends):
@@ -240,40 +261,28 @@ def seen_by_all(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
     >>> [len(graph.collectives) for graph in graphs]
     [2, 2]
     """
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, Found]] = defaultdict(dict)
-    lost: dict[int, set[int]] = defaultdict(set)
-    for position, graph in enumerate(graphs):
-        for number, one in enumerate(graph.collectives):
-            if not one.kind:
-                lost[position].add(number)
-            elif one.kind not in ONE_SIDED:
-                groups[one.group, one.ranks].setdefault(position, []).append((number, one))
-    unknown = sum(map(len, lost.values()))
+    alone = [[number for number, one in enumerate(graph.collectives) if not one.kind] for graph in graphs]
+    unknown = sum(map(len, alone))
     notes = [f"{unknown} collectives of which nothing tells the kind stay as they were measured"] if unknown else []
-    for (name, _), queues in groups.items():
-        if len({len(queue) for queue in queues.values()}) > 1:
-            counts = ", ".join(f"{len(queue)} on rank {graphs[at].rank}" for at, queue in queues.items())
-            called = name.removeprefix("group ") or "without a name"
-            notes.append(
-                f"group {called} has {counts} collectives: a trace began later, ended earlier or lost some; those in "
-                "all traces, by when they ended, are simulated"
-            )
-            for at, numbers in _not_shared(graphs, queues).items():
-                lost[at] |= numbers
-    return [_without(graph, lost[position]) for position, graph in enumerate(graphs)], notes
+    matches: list[dict[int, int]] = [{} for _ in graphs]
+    count = 0
+    for group in matched_groups(graphs) if len(graphs) > 1 else []:
+        notes += group.notes
+        for position, numbers, unmatched in zip(group.members, group.numbers, group.unmatched):
+            alone[position] += unmatched
+            if not group.in_order:
+                matches[position] |= dict(zip(numbers, range(count, count + len(numbers))))
+        count += len(group.numbers[0])
+    if not leave_out:
+        for known, numbers in zip(matches, alone):
+            known |= dict(zip(numbers, range(count, count + len(numbers))))
+            count += len(numbers)
+            numbers.clear()
+    return [_numbered(graph, known, set(gone)) for graph, known, gone in zip(graphs, matches, alone)], notes
 
 
-def _not_shared(graphs: list[Graph], queues: dict[int, Found]) -> dict[int, set[int]]:
-    """The numbers of those that some member's trace does not hold."""
-    ordered = {at: sorted(queue, key=lambda one: times_of(graphs[at], one[1])[1]) for at, queue in queues.items()}
-    ended = [[(times_of(graphs[at], one)[1], one.kind) for _, one in queue] for at, queue in ordered.items()]
-    stays = dict(zip(ordered, ended_together(ended)))
-    return {
-        at: {number for number, _ in queue} - {queue[place][0] for place in stays[at]} for at, queue in ordered.items()
-    }
-
-
-def _without(graph: Graph, lost: set[int]) -> Graph:
-    if not lost:
+def _numbered(graph: Graph, matches: dict[int, int], lost: set[int]) -> Graph:
+    if not lost and not matches:
         return graph
-    return replace(graph, collectives=[one for number, one in enumerate(graph.collectives) if number not in lost])
+    stay = [(number, one) for number, one in enumerate(graph.collectives) if number not in lost]
+    return replace(graph, collectives=[replace(one, match=matches.get(number, -1)) for number, one in stay])

@@ -8,14 +8,16 @@ from there on it transfers.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.analysis.report import PairWait
 from foretrace.graph import Collective, Graph
+from foretrace.graph.operators import ON_HOST
 from foretrace.graph.tables import Floats, Longs
 from foretrace.simulation.task_graph import total
 
@@ -72,40 +74,154 @@ class CollectiveTimes:
 
 def collective_times(graphs: list[Graph]) -> tuple[list[CollectiveTimes], list[str]]:
     """The measured collectives of all ranks, matched by group and by order in it; and notes on what did not match."""
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, list[Collective]]] = defaultdict(dict)
-    notes = []
-    for position, graph in enumerate(graphs):
-        if any(c.kind in ONE_SIDED for c in graph.collectives):
-            notes.append("send and recv are not matched across ranks: their time is wait and transfer together")
-        matchable = [c for c in graph.collectives if c.kind not in ONE_SIDED and np.isfinite(times_of(graph, c)).all()]
-        for collective in sorted(matchable, key=lambda c: times_of(graph, c)):
-            groups[collective.group, collective.ranks].setdefault(position, []).append(collective)
-    found = []
-    for (name, _), by_member in groups.items():
-        group, unmatched = _group_times(name, by_member, graphs)
-        found.append(group)
-        notes += unmatched
+    found, notes = [], []
+    if any(c.kind in ONE_SIDED for graph in graphs for c in graph.collectives):
+        notes.append("send and recv are not matched across ranks: their time is wait and transfer together")
+    for group in matched_groups(graphs):
+        notes += group.notes
+        queues = [[graphs[m].collectives[n] for n in numbers] for m, numbers in zip(group.members, group.numbers)]
+        times = np.array([[times_of(graphs[m], c) for c in q] for m, q in zip(group.members, queues)], np.float64)
+        start, end = times.reshape(len(queues), len(queues[0]), 2).transpose(2, 1, 0)
+        found.append(
+            CollectiveTimes(
+                group=group.name,
+                members=group.members,
+                kinds=[c.kind for c in queues[0]],
+                nbytes=np.array([max(c.nbytes for c in same) for same in zip(*queues)], np.int64),
+                kernel=np.array([[c.kernel for c in q] for q in queues], np.int64).T,
+                start=start,
+                end=end,
+            )
+        )
     return found, list(dict.fromkeys(notes))
 
 
-def _group_times(
-    name: str, by_member: dict[int, list[Collective]], graphs: list[Graph]
-) -> tuple[CollectiveTimes, list[str]]:
-    members = list(by_member)
-    queues, notes = _in_step(name, by_member, graphs)
-    count, disagreement = _agreeing(name, queues, [graphs[m].rank for m in members])
-    times = np.array([[times_of(graphs[m], c) for c in q[:count]] for m, q in zip(members, queues)], np.float64)
-    start, end = times.reshape(len(members), count, 2).transpose(2, 1, 0)
-    first = queues[0][:count]
-    return CollectiveTimes(
-        group=name,
-        members=members,
-        kinds=[c.kind for c in first],
-        nbytes=np.array([max(c.nbytes for c in same) for same in list(zip(*queues))[:count]], np.int64),
-        kernel=np.array([[c.kernel for c in q[:count]] for q in queues], np.int64).reshape(-1, count).T,
-        start=start,
-        end=end,
-    ), notes + disagreement
+@dataclass
+class MatchedGroup:
+    """The collectives of one group that all its members show, in order."""
+
+    name: str
+    members: list[int]
+    """Positions of the members' graphs."""
+    numbers: list[list[int]]
+    """For each member, the numbers of the collectives in its graph."""
+    unmatched: list[list[int]]
+    """For each member, the numbers of those that some other member does not show."""
+    in_order: bool
+    """Whether each member shows the same in the same order."""
+    notes: list[str]
+
+
+def matched_groups(graphs: Sequence[Graph]) -> list[MatchedGroup]:
+    """The measured collectives of all ranks, matched group by group.
+
+    What a thread of the host runs (gloo) is apart from what devices run: where a trace does not name its groups, only
+    that tells them from each other.
+    """
+    groups: dict[tuple[str, tuple[int, ...], bool], dict[int, list[_Seen]]] = defaultdict(dict)
+    for position, graph in enumerate(graphs):
+        on_host = graph.ops.names.matching(lambda name: name.startswith(ON_HOST))
+        seen: list[_Seen] = []
+        for number, one in enumerate(graph.collectives):
+            start, end = times_of(graph, one)
+            if one.kind and one.kind not in ONE_SIDED and np.isfinite(start) and np.isfinite(end):
+                seen.append(_Seen(start, end, number, one))
+        for found in sorted(seen, key=lambda one: one[:2]):
+            one = found.collective
+            host = one.op >= 0 and bool(on_host[graph.ops.name[one.op]])
+            groups[one.group, one.ranks, host].setdefault(position, []).append(found)
+    return [_matched(name, by_member, graphs) for (name, _, _), by_member in groups.items()]
+
+
+class _Seen(NamedTuple):
+    start: float
+    end: float
+    number: int
+    """Which of the rank's collectives."""
+    collective: Collective
+
+    @property
+    def signature(self) -> tuple[str, int]:
+        """What all members agree on."""
+        return self.collective.kind, self.collective.nbytes if self.collective.kind in EVEN else 0
+
+
+def _matched(name: str, by_member: dict[int, list[_Seen]], graphs: Sequence[Graph]) -> MatchedGroup:
+    queues, members = list(by_member.values()), list(by_member)
+    orders = [[one.signature for one in queue] for queue in queues]
+    in_order = all(order == orders[0] for order in orders)
+    places = [np.arange(len(queue)) for queue in queues]
+    notes = []
+    if not in_order:
+        places = _same_collectives(queues)
+        called = f"group {name.removeprefix('group ') or 'without a name'}"
+        counts = ", ".join(f"{len(q)} on rank {graphs[m].rank}" for m, q in by_member.items())
+        if any(len(queue) > len(at) for queue, at in zip(queues, places)):
+            notes.append(
+                f"{called} has {counts} collectives: a trace began later, ended earlier or lost some; those in all "
+                "traces are matched by when they ended"
+            )
+        ranks = [graphs[m].rank for m in members]
+        notes += _disagreement(called, [[q[i].collective for i in at] for q, at in zip(queues, places)], ranks)
+    numbers = [[queue[place].number for place in at.tolist()] for queue, at in zip(queues, places)]
+    unmatched = [sorted({one.number for one in queue}.difference(seen)) for queue, seen in zip(queues, numbers)]
+    return MatchedGroup(name, members, numbers, unmatched, in_order, notes)
+
+
+def _same_collectives(queues: Sequence[Sequence[_Seen]]) -> list[Longs]:
+    """For each rank the places, in its queue, of the collectives that all of them show.
+
+    Queues of groups that a trace does not tell apart differ in order; then the n-th of a kind and size on one rank is
+    the n-th on all. Ranks that saw as many of a kind but disagree on sizes saw the same in the same order. Where traces
+    lost some, those that ended together are the same; of what is left, those of a kind and size that overlap.
+    """
+    signatures = [_places(one.signature for one in queue) for queue in queues]
+    counts = [{signature: len(places) for signature, places in one.items()} for one in signatures]
+    kinds = [[one.collective.kind for one in queue] for queue in queues]
+    if all(count == counts[0] for count in counts):
+        found = [[place for key in signatures[0] for place in one[key]] for one in signatures]
+    elif all(kind == kinds[0] for kind in kinds):
+        found = [list(range(len(queue))) for queue in queues]
+    else:
+        found = _ended_together(queues, [list(range(len(queue))) for queue in queues])
+        for key in signatures[0]:
+            left = [sorted(set(one.get(key, ())).difference(mine)) for one, mine in zip(signatures, found)]
+            same = zip(*_ended_together(queues, left))
+            overlapping = [places for places in same if _overlap([q[at] for q, at in zip(queues, places)])]
+            found = [[*mine, *more] for mine, more in zip(found, zip(*overlapping))] if overlapping else found
+    order = np.argsort(found[0], kind="stable")
+    return [np.array(mine, np.int64)[order] for mine in found]
+
+
+def _ended_together(queues: Sequence[Sequence[_Seen]], places: list[list[int]]) -> list[list[int]]:
+    """Of some places in each queue, those of collectives of a kind that ended together."""
+    ordered = [sorted(some, key=lambda at: queue[at].end) for queue, some in zip(queues, places)]
+    ended = [[(queue[at].end, queue[at].collective.kind) for at in some] for queue, some in zip(queues, ordered)]
+    return [[some[at] for at in same.tolist()] for some, same in zip(ordered, ended_together(ended))]
+
+
+def _overlap(same: Sequence[_Seen]) -> bool:
+    """Whether calls of several ranks were running at one time."""
+    return max(one.start for one in same) <= min(one.end for one in same)
+
+
+def _places(keys: Iterable[Hashable]) -> dict[Hashable, list[int]]:
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, key in enumerate(keys):
+        places[key].append(place)
+    return dict(places)
+
+
+def _disagreement(called: str, queues: list[list[Collective]], ranks: list[int]) -> list[str]:
+    """A note on the first collective whose size members disagree on."""
+    for index, (first, *others) in enumerate(zip(*queues)):
+        for rank, other in zip(ranks[1:], others):
+            if other.nbytes != first.nbytes and first.kind in EVEN:
+                return [
+                    f"ranks disagree on collective {index} of {called}: {first.kind} of {first.nbytes} bytes on rank "
+                    f"{ranks[0]}, {other.kind} of {other.nbytes} bytes on rank {rank}"
+                ]
+    return []
 
 
 def peer_of(graph: Graph, collective: Collective) -> int:
@@ -137,35 +253,6 @@ def times_of(graph: Graph, collective: Collective) -> tuple[float, float]:
     if collective.op >= 0:
         return float(graph.ops.start[collective.op]), float(graph.ops.end[collective.op])
     return np.nan, np.nan
-
-
-def _in_step(
-    name: str, by_member: dict[int, list[Collective]], graphs: list[Graph]
-) -> tuple[list[list[Collective]], list[str]]:
-    """The members' queues, without what some of their traces do not hold."""
-    queues = list(by_member.values())
-    if len({len(queue) for queue in queues}) == 1:
-        return queues, []
-    counts = ", ".join(f"{len(q)} on rank {graphs[m].rank}" for m, q in zip(by_member, queues))
-    note = (
-        f"group {name or 'without a name'} has {counts} collectives: those in all traces are matched by when they ended"
-    )
-    ordered = [sorted(queue, key=lambda c: times_of(graphs[m], c)[1]) for m, queue in zip(by_member, queues)]
-    ended = [[(times_of(graphs[m], c)[1], c.kind) for c in queue] for m, queue in zip(by_member, ordered)]
-    return [[queue[place] for place in places] for queue, places in zip(ordered, ended_together(ended))], [note]
-
-
-def _agreeing(name: str, queues: list[list[Collective]], ranks: list[int]) -> tuple[int, list[str]]:
-    """How many collectives from the first one on all members agree about."""
-    for index, (first, *others) in enumerate(zip(*queues)):
-        for rank, other in zip(ranks[1:], others):
-            if other.kind != first.kind or (other.nbytes != first.nbytes and first.kind in EVEN):
-                note = (
-                    f"ranks disagree on collective {index} of group {name or 'without a name'}: {first.kind} of "
-                    f"{first.nbytes} bytes on rank {ranks[0]}, {other.kind} of {other.nbytes} bytes on rank {rank}"
-                )
-                return index, [note]
-    return min(len(queue) for queue in queues), []
 
 
 Ended = tuple[float, str]

@@ -52,6 +52,19 @@ class Collective:
     dtype: str = ""
     peer: int = -1
     """The other rank of a send or a recv; -1 where unknown and for other kinds."""
+    us: float = 0.0
+    """Microseconds that it took on this rank, waiting included, where its kind or size is unknown; 0 elsewhere."""
+    match: int = -1
+    """Number that it has on all ranks, where its place among the rank's collectives does not tell; -1 elsewhere."""
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether kind and size are known, by which it can be priced.
+
+        >>> Collective("all_reduce", "0", 0, kernel=-1, op=0).is_sized
+        False
+        """
+        return bool(self.kind and (self.nbytes or self.kind == "barrier"))
 
 
 @dataclass(slots=True)

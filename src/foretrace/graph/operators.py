@@ -67,6 +67,8 @@ def is_identifier(text: str) -> bool:
 
 C10D_CALLS = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
 """Prefixes of the calls that start a collective."""
+ON_HOST = ("gloo:", "mpi:")
+"""Prefixes of the annotations of collectives that a thread of the host runs."""
 COLLECTIVE_CALLS = (*C10D_CALLS, "_dtensor::")
 """Prefixes of all calls that communicate."""
 _COLLECTIVE_KINDS = (

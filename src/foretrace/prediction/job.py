@@ -54,6 +54,7 @@ def price_transfers(
     """Price all collectives of a job.
 
     A collective is as slow as the slowest link in it: ``slow_links`` has the part of its speed that a rank's link has.
+    One of unknown size takes as long as it was measured to.
 
     >>> half = price_transfers([CollectiveMatch("all_reduce", 2**26, tuple(range(8)), ())], Fabric.named("h100-8x"),
     ...     slow_links={3: 0.5})
@@ -66,13 +67,16 @@ def price_transfers(
     prices: list[tuple[float, float, float]] = []
     which = np.empty(len(matches), np.int32)
     for place, one in enumerate(matches):
-        key = one.kind, one.nbytes, one.ranks
+        key = one.kind, one.nbytes, one.ranks, one.us
         if key not in known:
             known[key] = len(prices)
             # A link at half speed carries its bytes as if they were twice as many; latency stays.
             speed = min((slow.get(rank, 1.0) for rank in one.ranks), default=1.0) if slow else 1.0
             nbytes = _at_speed(one.nbytes, speed)
-            prices.append(collectives.price_collective(fabric, one.kind, nbytes, one.ranks, gpus_per_node))
+            if one.us:
+                prices.append((one.us / speed,) * 3)
+            else:
+                prices.append(collectives.price_collective(fabric, one.kind, nbytes, one.ranks, gpus_per_node))
         which[place] = known[key]
     each = np.array(prices).reshape(-1, 3)[which]
     return Transfers(each[:, 0], each[:, 1], each[:, 2], which)
@@ -146,6 +150,8 @@ def visible_collectives(job: Job, ranks: Sequence[RankModel]) -> tuple[list[Coll
     A profile that lost the kernels of a collective does not show when its rank arrived, nor which rank waited for it.
     """
     matches, notes = match_collectives(job)
+    if unsized := sum(match.us > 0 for match in matches):
+        notes.append(f"the size of {unsized:,} of {len(matches):,} collectives is unknown: they take as measured")
     visible = [any(ranks[graph].tasks.arrival[number] >= 0 for graph, number in match.calls) for match in matches]
     unseen = {call.graph for match, seen in zip(matches, visible) if not seen for call in match.calls}
     if unseen:

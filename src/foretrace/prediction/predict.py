@@ -17,7 +17,7 @@ from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import StepReport
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
-from foretrace.graph.graph import chosen_step
+from foretrace.graph.graph import chosen_step, cut_to_step
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
@@ -101,7 +101,7 @@ def measured_ranks(job: Job, step: str | None = None) -> tuple[list[MeasuredRank
     name = chosen_step(job, step)
     ranks = [MeasuredRank.of(graph, name) for graph in _from_zero(job.graphs)]
     graphs, notes = seen_by_all([rank.graph for rank in ranks])
-    return [rank if rank.graph is one else MeasuredRank.of(one, None) for rank, one in zip(ranks, graphs)], notes
+    return [rank.with_collectives_of(one) for rank, one in zip(ranks, graphs)], notes
 
 
 def predict_on_platform(
@@ -147,7 +147,9 @@ def priced_ranks(
     is no fabric that could price them.
     """
     name = chosen_step(job, step)
-    ranks = [PricedRank.of(graph, name, platform, kernels) for graph in job.graphs]
+    cuts, notes = seen_by_all([cut_to_step(graph, name)[0] for graph in job.graphs], leave_out=False)
+    ranks = [PricedRank.of(graph, name, platform, kernels, cut) for graph, cut in zip(job.graphs, cuts)]
+    ranks[0] = replace(ranks[0], notes=(*ranks[0].notes, *notes))
     if len(ranks) == 1 and not job.alike:
         (rank,) = ranks
         measured = keeps_measured_kernels(rank.graph, platform, kernels) and not keep_collectives

@@ -121,6 +121,12 @@ class MeasuredRank(RankModel):
             on_cpu=on_cpu,
         )
 
+    def with_collectives_of(self, graph: Graph) -> MeasuredRank:
+        """The rank with the collectives of a copy of its graph, in which some may be left out."""
+        if len(graph.collectives) == len(self.graph.collectives):
+            return replace(self, graph=graph)
+        return MeasuredRank.of(graph, None)
+
     @property
     def host_overlap(self) -> Floats:
         """The share of each of its host tasks that overlapped with a collective, where the host does the work."""
@@ -280,9 +286,11 @@ class PricedRank(RankModel):
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, whole: Graph, step: str | None, platform: Platform, kernels: str | None) -> PricedRank:
-        """A rank's step with its costs on a platform."""
-        cut, _ = cut_to_step(whole, step)
+    def of(
+        cls, whole: Graph, step: str | None, platform: Platform, kernels: str | None, cut: Graph | None = None
+    ) -> PricedRank:
+        """A rank's step with its costs on a platform; ``cut`` is the step, where it was cut out before."""
+        cut = cut or cut_to_step(whole, step)[0]
         dispatched = dispatched_calls(cut)
         calls = dispatched.calls
         if not len(calls.ops):

@@ -148,6 +148,7 @@ def at_world(job: Job, world: int) -> Job:
         return grown[ranks]
 
     collectives = [replace(one, ranks=members_of(one)) for one in first.collectives]
+    _check_sizes(job, collectives, sizes)
     graph = replace(first, rank=0, world=world, collectives=collectives, groups={})
     notes = [*job.notes, *([WEAK] if world != job.world else []), *_regrouped(sizes)]
     if len(job.graphs) > 1:
@@ -157,6 +158,18 @@ def at_world(job: Job, world: int) -> Job:
     if world > 1 and not collectives:
         notes.append(NOTHING_EXCHANGED)
     return Job([graph], job.source, notes, dict.fromkeys(range(1, world), 0))
+
+
+def _check_sizes(job: Job, collectives: Sequence[Collective], sizes: dict[str, tuple[int, int]]) -> None:
+    """Refuse to scale what nothing is known of but how long it took among the ranks of the measured job."""
+    changed = [one for one in collectives if sizes[one.group][0] != sizes[one.group][1]]
+    unknown = sum(not one.is_sized for one in changed)
+    if unknown:
+        raise ForetraceError(
+            f"{job.source or 'the job'} does not tell the size of {unknown:,} of its {len(collectives):,} collectives: "
+            "how long they take among other ranks can't be known",
+            "Profile with record_shapes=True, or give the execution traces too. Without --world they take as measured.",
+        )
 
 
 def _regrouped(sizes: dict[str, tuple[int, int]]) -> list[str]:

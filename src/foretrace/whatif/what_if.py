@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace._progress import OnProgress, Progress
+from foretrace.analysis.collective_matching import seen_by_all
 from foretrace.analysis.compare import StepDifference, compare_steps
 from foretrace.analysis.report import NotebookDocument, StepReport, plain
 from foretrace.api import as_job, predict
@@ -146,4 +147,5 @@ def _recorded_batch(changes: Sequence[Change]) -> int | None:
 def one_step(job: Job, step: str | None = None) -> Job:
     """The job cut to one of its steps."""
     name = chosen_step(job, step)
-    return replace(job, graphs=[cut_to_step(graph, name)[0] for graph in job.graphs])
+    graphs, _ = seen_by_all([cut_to_step(graph, name)[0] for graph in job.graphs], leave_out=False)
+    return replace(job, graphs=graphs)

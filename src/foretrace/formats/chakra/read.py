@@ -20,6 +20,7 @@ from foretrace.formats.execution_trace.groups import GROUPS_NODE, process_groups
 from foretrace.formats.execution_trace.read import SCAFFOLD, LazyOps
 from foretrace.formats.values import decoded, signature
 from foretrace.graph import PHASES, CallTable, Collective, ForetraceError, Graph, KernelTable, Names, Op, OpTable, Span
+from foretrace.graph.operators import ON_HOST
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, LAUNCH, MODULE, OTHER_CALL, SET, Ints
 
 NO_TIMES = "the Chakra trace has no start times: they are simulated from its durations and dependencies"
@@ -55,7 +56,8 @@ def read_chakra(path: Path | str) -> Graph:
         else:
             launched_by = {n.id: call_rows.get(n.parent, -1) for n in device}
         kernels = _kernels(device, calls, launched_by)
-        collectives = _collectives(device, kernels) or _host_collectives(nodes, op_rows)
+        collectives = _collectives(device, kernels)
+        collectives += _host_collectives(nodes, op_rows, beside_device=bool(collectives))
     graph = Graph(ops, calls, kernels, source=str(path), collectives=collectives)
     _set_file_attributes(graph, file, nodes)
     return graph
@@ -187,8 +189,10 @@ def _collectives(device: Sequence[ChakraNode], kernels: KernelTable) -> list[Col
     ]
 
 
-def _host_collectives(nodes: Sequence[ChakraNode], op_rows: dict[int, int]) -> list[Collective]:
+def _host_collectives(nodes: Sequence[ChakraNode], op_rows: dict[int, int], beside_device: bool) -> list[Collective]:
+    """Those that the host runs; beside a device's, only gloo's own: other calls may have issued these."""
     found = [n for n in nodes if n.communicates and n.id in op_rows and "comm_size" in n.attributes]
+    found = [n for n in found if not beside_device or n.name.startswith(ON_HOST)]
     return [_collective(node, kernel=-1, op=op_rows[node.id]) for node in found]
 
 
@@ -200,8 +204,10 @@ def _collective(node: ChakraNode, kernel: int, op: int) -> Collective:
     group = node.text("pg_name") or str(node.attributes.get("pg_id", ""))
     ranks = node.attributes.get("comm_ranks", ())
     ranks = ranks if isinstance(ranks, tuple) and all(isinstance(rank, int) for rank in ranks) else ()
-    nbytes = node.number("comm_size", 0)
-    return Collective(kind, group, nbytes, kernel, op, ranks=ranks, dtype=node.text("comm_dtype"))
+    found = Collective(kind, group, node.number("comm_size", 0), kernel, op, ranks, node.text("comm_dtype"))
+    if not found.is_sized and kernel >= 0 and node.end > node.start:
+        found.us = node.end - node.start
+    return found
 
 
 def _set_file_attributes(graph: Graph, file: ChakraFile, nodes: list[ChakraNode]) -> None:

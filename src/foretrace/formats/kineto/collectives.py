@@ -58,6 +58,8 @@ class CollectiveFinder:
             # Only the op shows what the kernel that sends and receives is for.
             collective.kind = collective.kind or ("all_to_all" if "SendRecv" in name else collective_kind(name))
             collective.kernel = row
+            if not collective.is_sized:
+                collective.us = float(kernels.end[row] - kernels.start[row])
             found.append(collective)
         return found
 
