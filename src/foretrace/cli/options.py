@@ -125,24 +125,15 @@ def check_outputs(
 ) -> None:
     """Refuse outputs that would harm: inputs, others' files, folders, two outputs in one file.
 
-    Where an output is standard output, it has that to itself: tables go to stderr.
-
-    Parameters
-    ----------
-    inputs
-        What is read, as the user wrote it: recordings, traces, globs, scripts with or without ``:function``, tables,
-        platforms; names that are no paths and None are passed over.
-    html, trace, perfetto, plan
-        A page, timelines for Perfetto, a sharding plan: replaced where Foretrace wrote them.
-    chakra
-        A folder for Chakra traces.
-    points
-        A sweep's file: gone on with.
+    Inputs are as the user wrote them: recordings, traces, globs, scripts with or without ``:function``, tables,
+    platforms; names that are no paths are passed over. Outputs are replaced where Foretrace wrote them; a sweep's
+    points are added to. Where an output is standard output, it has that to itself: tables go to stderr.
     """
     if all(path is None for path in (html, trace, perfetto, chakra, plan, points)):
         return
+    from foretrace.errors import ForetraceError
     from foretrace.files import descriptor_of
-    from foretrace.output import CHAKRA, PAGE, PLAN, TIMELINE, check_output
+    from foretrace.output import CHAKRA, PAGE, PLAN, TIMELINE, check_output, check_writable
 
     named: list[tuple[str, Path | None, OutputKind | None]] = [
         ("--html", html, PAGE),
@@ -152,44 +143,25 @@ def check_outputs(
         ("--out", points, None),
     ]
     if chakra is not None:
-        _check_folder(chakra)
+        if chakra.exists() and not chakra.is_dir():
+            raise ForetraceError(f"--chakra {chakra} is no folder", "Name one: it gets a file for each rank.")
+        check_writable(chakra / "chakra.0.et")
         named += [("--chakra", path, CHAKRA) for path in sorted(chakra.glob("chakra.*.et"))]
     outputs = [Output(option, path, kind) for option, path, kind in named if path is not None]
-    _check_apart(outputs)
-    _check_inputs(list(_paths(inputs)), outputs)
-    for output in outputs:
-        check_output(output.path, output.kind) if output.kind else _check_points(output.path)
-    if any(descriptor_of(output.path) == 1 for output in outputs):
-        sys.stdout = sys.stderr
-
-
-def _check_points(path: Path) -> None:
-    """A sweep's file is read before it is added to, which only plain files allow."""
-    from foretrace.errors import ForetraceError
-    from foretrace.output import check_writable
-
-    if path.exists() and not path.is_file():
-        what = "a folder" if path.is_dir() else "no plain file"
-        raise ForetraceError(f"--out {path} is {what}", "Points are added to a file: name one, like points.jsonl.")
-    check_writable(path)
-
-
-def _check_folder(path: Path) -> None:
-    from foretrace.errors import ForetraceError
-    from foretrace.output import check_writable
-
-    if path.exists() and not path.is_dir():
-        raise ForetraceError(f"--chakra {path} is no folder", "Name one: it gets a file for each rank.")
-    check_writable(path / "chakra.0.et")
-
-
-def _check_apart(outputs: list[Output]) -> None:
-    """No two outputs are one file; both to ``/dev/null`` is no harm."""
-    from foretrace.errors import ForetraceError
-
-    for one, other in combinations(outputs, 2):
+    for one, other in combinations(outputs, 2):  # both to /dev/null is no harm
         if _is_file(one.path) and os.path.realpath(one.path) == os.path.realpath(other.path):
             raise ForetraceError(f"{one.option} and {other.option} are both {one.path}", "Name a file for each.")
+    _check_inputs(list(_paths(inputs)), outputs)
+    for output in outputs:
+        if output.kind:
+            check_output(output.path, output.kind)
+        elif _is_file(output.path):  # points are read before they are added to
+            check_writable(output.path)
+        else:
+            what = f"--out {output.path} is {'a folder' if output.path.is_dir() else 'no plain file'}"
+            raise ForetraceError(what, "Points are added to a file: name one, like points.jsonl.")
+    if any(descriptor_of(output.path) == 1 for output in outputs):
+        sys.stdout = sys.stderr
 
 
 def _check_inputs(inputs: list[Path], outputs: list[Output]) -> None:

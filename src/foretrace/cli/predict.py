@@ -12,7 +12,6 @@ from foretrace.cli.options import AsJson, Html, OtherFabric, Parallel, PerNode, 
 from foretrace.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from foretrace.analysis.report import StepReport
     from foretrace.graph import Job
 
 
@@ -81,7 +80,10 @@ def predict(
     }  # fmt: skip
     result = _predicted(what, on, parallel, sizes, options)
     if trace is not None:
-        _write_trace(result, trace)
+        from foretrace.formats.perfetto import write_perfetto
+        from foretrace.graph import Job
+
+        write_perfetto(Job(result.workings.graphs, result.source), trace)
     from foretrace.report import show
 
     show(result, json, html, top or (TABLE_ROWS if len(sizes) <= 1 else None))
@@ -135,15 +137,6 @@ def _parallelized(what: str, parallel: str, on: str | None) -> Job:
     options = parallel_options(read_parallel(parallel))  # refuses contradictions before anything is sketched
     job = read(what, load_platform(on or DEFAULT_PLATFORM).device.kind)
     return parallelize(job, **options)
-
-
-def _write_trace(report: StepReport, path: Path) -> None:
-    """Write the predicted timeline for Perfetto."""
-    from foretrace.formats.perfetto import write_perfetto
-    from foretrace.graph import Job
-
-    assert report.workings is not None
-    write_perfetto(Job(report.workings.graphs, report.source), path)
 
 
 def _numbers(values: list[str] | None, kind: type) -> dict[int, Any]:

@@ -6,11 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-
     from foretrace._progress import OnProgress, Progress
 
 
@@ -18,26 +16,21 @@ if TYPE_CHECKING:
 def progress_bar(hidden: bool = False) -> Iterator[OnProgress]:
     """Show what is being done, unless hidden: from the first report on, until all is done."""
     with ExitStack() as shown:
-        bar: Bar | None = None
+        bar: Any = None
 
         def show(progress: Progress) -> None:
             nonlocal bar
             if hidden or not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):
                 return  # before rich is imported
+            from rich.console import Console
             from rich.markup import escape
+            from rich.progress import Progress as Bar
 
             if bar is None:
-                bar = shown.enter_context(_bar())
+                console = Console(stderr=True)
+                bar = shown.enter_context(Bar(console=console, transient=True, disable=not console.is_terminal))
                 bar.add_task("")
             text, done, of = progress
             bar.update(bar.task_ids[0], description=escape(text), completed=done, total=of or None)
 
         yield show
-
-
-def _bar() -> Bar:
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    return Bar(console=console, transient=True, disable=not console.is_terminal)

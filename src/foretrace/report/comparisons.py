@@ -24,8 +24,7 @@ from foretrace.report.step import COVERAGE, OVERHEADS
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
 if TYPE_CHECKING:
-    from foretrace.analysis.compare import Check, OpMiss, PathChange, StepDifference, TimeChange
-    from foretrace.analysis.report import StepReport
+    from foretrace.analysis.compare import Check, OpMiss, StepDifference, TimeChange
     from foretrace.prediction.scaling import Scaling
     from foretrace.whatif.points import Point, Sweep
     from foretrace.whatif.what_if import WhatIf
@@ -51,34 +50,34 @@ def difference_blocks(difference: StepDifference, top: int | None) -> Blocks:
 
 def _change_tables(difference: StepDifference, top: int | None) -> Blocks:
     """What got slower and what faster: along the critical path, by op, by kernel family, by phase; new and gone ops."""
-    path = path_changes(difference)
+    path = [row for row in difference.critical_path if abs(row.change_ms) >= LEAST_CHANGE_MS]
     if path:
+        total = sum(row.change_ms for row in difference.critical_path)
         cells = [
             [row.what, OVERHEADS.get(row.what, ""), signed_ms(row.change_ms), *(ms(value) for value in row.ms)]
-            for row in path
+            for row in sorted(path, key=lambda row: -abs(row.change_ms))
         ]
-        yield table(path_title(difference), ["<what", "<", "change ms", "ms", "→"], cells)
+        title = f"Along the critical path: the changes add up to {signed_ms(total)} ms"
+        yield table(title, ["<what", "<", "change ms", "ms", "→"], cells)
     slower = [row for row in difference.by_op if row.change_ms >= LEAST_CHANGE_MS]
     faster = [row for row in reversed(difference.by_op) if row.change_ms <= -LEAST_CHANGE_MS]
-    if slower:
-        yield _changes(f"Slower, by op: {OVERLAP}", slower, top)
-    if faster:
-        yield _changes(f"Faster, by op: {OVERLAP}", faster, top)
+    yield from _changes(f"Slower, by op: {OVERLAP}", slower, top)
+    yield from _changes(f"Faster, by op: {OVERLAP}", faster, top)
     if not slower and not faster:
         yield Text("No op got slower or faster.")
     for title, rows in (("By kernel family", difference.by_family), ("By phase", difference.by_phase)):
         changed = [row for row in rows if abs(row.change_ms) >= LEAST_CHANGE_MS]
-        if changed:
-            yield _changes(title, sorted(changed, key=lambda row: -abs(row.change_ms)), top)
+        yield from _changes(title, sorted(changed, key=lambda row: -abs(row.change_ms)), top)
     for title, names in (("Only in the second", difference.new), ("Only in the first", difference.gone)):
         if names:
             more = f" and {len(names) - top} more" if top is not None and len(names) > top else ""
             yield Text(f"{title}: {', '.join(printable(name) for name in names[:top])}{more}")
 
 
-def _changes(title: str, rows: Sequence[TimeChange], top: int | None) -> RenderableType:
-    columns = ["<name…", "change ms", "device ms", "→", "host ms", "→", "count", "→"]
-    return table(title, columns, [_pairs(row, row.change_ms) for row in rows], top)
+def _changes(title: str, rows: Sequence[TimeChange], top: int | None) -> Blocks:
+    if rows:
+        columns = ["<name…", "change ms", "device ms", "→", "host ms", "→", "count", "→"]
+        yield table(title, columns, [_pairs(row, row.change_ms) for row in rows], top)
 
 
 def _pairs(row: TimeChange | OpMiss, difference_ms: float) -> list[str]:
@@ -89,18 +88,6 @@ def _pairs(row: TimeChange | OpMiss, difference_ms: float) -> list[str]:
         *(ms(value) for value in (*row.device_ms, *row.host_ms)),
         *(f"{value:.0f}" for value in row.count),
     ]
-
-
-def path_changes(difference: StepDifference) -> list[PathChange]:
-    """Changes of the critical path that are more than rounding, the largest first."""
-    changed = [row for row in difference.critical_path if abs(row.change_ms) >= LEAST_CHANGE_MS]
-    return sorted(changed, key=lambda row: -abs(row.change_ms))
-
-
-def path_title(difference: StepDifference) -> str:
-    """The title of the critical path's changes, with their sum."""
-    total = sum(row.change_ms for row in difference.critical_path)
-    return f"Along the critical path: the changes add up to {signed_ms(total)} ms"
 
 
 def signed_ms(change_ms: float) -> str:
@@ -118,8 +105,7 @@ def check_blocks(check: Check, top: int | None) -> Blocks:
     if check.by_op:
         columns = ["<op…", "off ms", "device ms", "was", "host ms", "was", "calls", "was"]
         yield table("Largest errors first", columns, [_pairs(row, row.miss_ms) for row in check.by_op], top)
-    if check.notes:
-        yield note_lines(check.notes)
+    yield from note_lines(check.notes)
 
 
 def _check_facts(check: Check) -> Iterator[Fact]:
@@ -146,9 +132,7 @@ def whatif_blocks(found: WhatIf, top: int | None) -> Blocks:
     """Both predictions side by side, then which ops make the difference."""
     yield fact_lines(whatif_title(found), whatif_facts(found))
     yield from _change_tables(found.difference, top)
-    notes = [*found.notes, *(note for note in found.after.notes if note not in found.before.notes)]
-    if notes:
-        yield note_lines(notes)
+    yield from note_lines([*found.notes, *(note for note in found.after.notes if note not in found.before.notes)])
 
 
 def whatif_title(found: WhatIf) -> str:
@@ -180,12 +164,9 @@ def whatif_facts(found: WhatIf) -> Iterator[Fact]:
         yield "comm", exposed, f"exposed; {hidden} ms more behind other work"
     if before.peak_memory_bytes is not None and after.peak_memory_bytes is not None:
         held = f"{bytes_(before.peak_memory_bytes)} → {bytes_(after.peak_memory_bytes)}"
-        yield "memory", held, f"peak, {_fits(after)} the device's {bytes_(after.memory_bytes)}"
+        fits = "fits in" if after.fits else "does NOT fit in"
+        yield "memory", held, f"peak, {fits} the device's {bytes_(after.memory_bytes)}"
     yield "kernels", f"{before.kernels:,} → {after.kernels:,}", "that the step launches"
-
-
-def _fits(report: StepReport) -> str:
-    return "fits in" if report.fits else "does NOT fit in"
 
 
 def _speed(before: float, after: float) -> str:
@@ -213,8 +194,7 @@ def scaling_blocks(curve: Scaling, top: int | None) -> Blocks:
     ]  # fmt: skip
     columns = ["ranks", "step ms", "range", "exposed", "hidden", "efficiency", "<", "<fabric…"]
     yield table("Scaling", columns, cells, top)
-    if curve.notes:
-        yield note_lines(curve.notes)
+    yield from note_lines(curve.notes)
 
 
 def scaling_title(curve: Scaling) -> str:
@@ -256,8 +236,7 @@ def sweep_blocks(sweep: Sweep, top: int | None) -> Blocks:
     if left:
         rows = [(f"{count}", "", f"{reason} ({example})") for count, reason, example in reasons(left)]
         yield fact_lines(f"Left out: {plural(len(left), 'point')}", rows[:top])
-    if sweep.notes:
-        yield note_lines(sweep.notes)
+    yield from note_lines(sweep.notes)
 
 
 def _common_changes(points: Sequence[Point]) -> list[str]:

@@ -57,8 +57,7 @@ def replay_blocks(replay: Replay, top: int | None) -> Blocks:
             for rank, one in enumerate(replay.ranks)
         ]
         yield table("Ranks", ["rank", "step ms", "memory", "calls"], rows, top)
-    if replay.notes:
-        yield note_lines(replay.notes)
+    yield from note_lines(replay.notes)
 
 
 def _replay_title(replay: Replay) -> str:

@@ -148,17 +148,12 @@ def plan_blocks(plan: PlanReport, top: int | None) -> Blocks:
         yield table(f"Exchange on {plan.fabric}", ["<what", "ms", "share"], rows)
     yield _split(plan, top)
     yield _alternatives(plan, top)
-    if plan.notes:
-        yield note_lines(plan.notes)
+    yield from note_lines(plan.notes)
 
 
 def plan_title(plan: PlanReport) -> str:
     """Which tables, on which ranks."""
-    return f"{plan.source}: {_size(plan)}"
-
-
-def _size(plan: PlanReport) -> str:
-    return f"{plural(plan.tables, 'table')} on {plural(plan.world, 'rank')} of {plan.platform}"
+    return f"{plan.source}: {plural(plan.tables, 'table')} on {plural(plan.world, 'rank')} of {plan.platform}"
 
 
 def plan_facts(plan: PlanReport) -> Iterator[Fact]:
@@ -180,16 +175,12 @@ def plan_facts(plan: PlanReport) -> Iterator[Fact]:
     full = f"of the {bytes_(plan.room_bytes)} for tables, on rank {limits.fullest_rank}, the fullest"
     yield "memory", percent(limits.memory_share), full
     yield "plan", plural(plan.tables, "table"), ", ".join(f"{n:,} {KINDS[kind]}" for kind, n in plan.ways.items())
-    yield "search", f"{plan.seconds:.1f} s", f"from {len(plan.alternatives)} heuristics{_optimality(plan.gap)}"
-
-
-def _optimality(gap: float | None) -> str:
-    """How near the plan is to the proven optimum of the search's cost model, which adds costs up."""
-    if gap is None:
-        return ""
-    shorter = gap / (1 + gap)
-    best = "no plan is shorter" if shorter < SAME else f"the best plan there is would be {percent(shorter)} shorter"
-    return f"; by plain sums of costs {best}"
+    searched = f"from {len(plan.alternatives)} heuristics"
+    if plan.gap is not None:  # to the proven optimum of the search's cost model, which adds costs up
+        shorter = plan.gap / (1 + plan.gap)
+        best = "no plan is shorter" if shorter < SAME else f"the best plan there is would be {percent(shorter)} shorter"
+        searched += f"; by plain sums of costs {best}"
+    yield "search", f"{plan.seconds:.1f} s", searched
 
 
 def _ranks(plan: PlanReport, top: int | None) -> RenderableType:
@@ -240,26 +231,26 @@ def sharding_page(plan: PlanReport) -> Page:
     from foretrace.report.pages.page import Page
 
     (_, step, meaning), *facts = plan_facts(plan)
+    listed = {name: rank_list(one.ranks) for name, one in plan.plan.items()}
+    shown = {
+        name: plural(len(plan.plan[name].ranks), "rank") if ranks.count(",") >= RANKS_NAMED else ranks
+        for name, ranks in listed.items()
+    }
     return Page(
         "sharding.html",
         plan_title(plan),
         {"loads": _loads_chart(plan), "alternatives": _alternatives_chart(plan)},
         {
             "plan": plan,
-            "of": _size(plan),
+            "of": plan_title(plan).removeprefix(f"{plan.source}: "),
             "step": step.removesuffix(" ms"),
             "meaning": meaning,
             "facts": facts,
             "exchanges": [(EXCHANGES[what], spent) for what, spent in plan.exchange_ms.items() if spent],
-            "tables": [(name, KINDS[one.kind], _short_rank_list(one.ranks)) for name, one in plan.plan.items()],
+            "tables": [(name, KINDS[one.kind], shown[name]) for name, one in plan.plan.items()],
             "rows": TABLES_LISTED,
         },
     )
-
-
-def _short_rank_list(ranks: Sequence[int]) -> str:
-    listed = rank_list(ranks)
-    return plural(len(ranks), "rank") if listed.count(",") >= RANKS_NAMED else listed
 
 
 def _loads_chart(plan: PlanReport) -> Chart:

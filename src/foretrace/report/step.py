@@ -40,8 +40,7 @@ def step_blocks(report: StepReport, top: int | None) -> Blocks:
     """The headline and every table that is not empty, of at most ``top`` rows each."""
     yield fact_lines(step_title(report), step_facts(report))
     yield from _predicted_tables(report, top) if report.predicted else _measured_tables(report, top)
-    if report.notes:
-        yield note_lines(report.notes)
+    yield from note_lines(report.notes)
 
 
 def step_title(report: StepReport) -> str:
@@ -84,7 +83,10 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     if report.step_ms_back_to_back is not None:
         yield "next", f"{ms(report.step_ms_back_to_back)} ms", "back to back, where the host may run ahead"
     if report.kernels:
-        yield "device", f"{ms(report.device_active_ms)} ms", f"active in {_largest_families(report)}"
+        named = ", ".join(f"{row.name} {percent(row.share)}" for row in report.by_family[:FAMILIES_NAMED])
+        more = ", …" if len(report.by_family) > FAMILIES_NAMED else ""
+        active = f"active in {plural(report.kernels, 'kernel')}: {named}{more}"
+        yield "device", f"{ms(report.device_active_ms)} ms", active
     if report.exposed_communication_ms or report.hidden_communication_ms:
         hidden = f"exposed; {ms(report.hidden_communication_ms)} ms more behind other work"
         yield "comm", f"{ms(report.exposed_communication_ms)} ms", hidden
@@ -110,9 +112,16 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
     else:
         yield "step", "unknown", "the trace has no times: add the profiler trace of the same step"
     if unprofiled and unprofiled.synced_ms:
-        yield "unprofiled", ms_range([unprofiled.synced_ms]), _profiling(report, unprofiled.back_to_back_ms)
-    if report.device_span_ms:
-        yield "device", f"{ms(report.device_active_ms)} ms", _device_share(report)
+        ahead = f", {ms(unprofiled.back_to_back_ms)} ms back to back" if unprofiled.back_to_back_ms else ""
+        overhead = report.profiling_overhead
+        longer = f"{overhead:.2f} times as long" if overhead > 1.01 else "no longer"
+        taken = f"with a sync per step{ahead}; profiled steps take {longer}"
+        yield "unprofiled", ms_range([unprofiled.synced_ms]), taken
+    if span := report.device_span_ms:
+        waited = sum(rank.wait_ms for rank in ranks) / len(ranks)
+        about = f"active, {percent(report.device_active_ms / span)} of the {ms(span)} ms from first to last kernel"
+        about += f"; {ms(waited)} ms of it waiting for other ranks" if waited else ""
+        yield "device", f"{ms(report.device_active_ms)} ms", about
     transfer = sum(report.transfer_ms.values())
     if report.collectives and len(ranks) > 1:
         count = plural(sum(row.count for row in report.collectives), "collective")
@@ -174,25 +183,6 @@ def held_back(report: StepReport, others: str) -> str:
     return f"rank{'s' * several} {join_words(ranks)} hold{'s' * (not several)} {others} back"
 
 
-def _largest_families(report: StepReport) -> str:
-    named = ", ".join(f"{row.name} {percent(row.share)}" for row in report.by_family[:FAMILIES_NAMED])
-    return f"{plural(report.kernels, 'kernel')}: {named}{', …' if len(report.by_family) > FAMILIES_NAMED else ''}"
-
-
-def _device_share(report: StepReport) -> str:
-    active, span = report.device_active_ms, report.device_span_ms
-    waited = sum(rank.wait_ms for rank in report.ranks) / len(report.ranks)
-    about = f"active, {percent(active / span)} of the {ms(span)} ms from first to last kernel"
-    return f"{about}; {ms(waited)} ms of it waiting for other ranks" if waited else about
-
-
-def _profiling(report: StepReport, back_to_back_ms: float | None) -> str:
-    ahead = f", {ms(back_to_back_ms)} ms back to back" if back_to_back_ms else ""
-    overhead = report.profiling_overhead
-    longer = f"{overhead:.2f} times as long" if overhead > 1.01 else "no longer"
-    return f"with a sync per step{ahead}; profiled steps take {longer}"
-
-
 def _path_kinds(report: StepReport) -> str:
     """What the critical path goes through, the longest first."""
     kinds: dict[str, float] = {}
@@ -226,9 +216,8 @@ def _coverage(report: StepReport) -> tuple[str, str]:
 def _predicted_tables(report: StepReport, top: int | None) -> Blocks:
     several = len(report.ranks) > 1
     if several:
-        yield _predicted_ranks(report)
-        if report.stragglers:
-            yield _stragglers(report)
+        yield _ranks(report)
+        yield from _stragglers(report)
         if report.waits_for:
             waits = [[str(row.rank), str(row.waits_for), ms(row.ms), str(row.count)] for row in report.waits_for]
             yield table("Waits between ranks", ["rank", "waits for", "ms", "times"], waits, top)
@@ -251,9 +240,8 @@ def _predicted_tables(report: StepReport, top: int | None) -> Blocks:
 
 def _measured_tables(report: StepReport, top: int | None) -> Blocks:
     if len(report.ranks) > 1 or report.collectives:
-        yield _measured_ranks(report)
-    if report.stragglers:
-        yield _stragglers(report)
+        yield _ranks(report)
+    yield from _stragglers(report)
     if report.collectives:
         yield _collectives(report, top)
     if report.critical_path:
@@ -270,38 +258,32 @@ def _measured_tables(report: StepReport, top: int | None) -> Blocks:
             yield _time_by(what, times, top, on_device=bool(report.device_span_ms))
 
 
-def _measured_ranks(report: StepReport) -> RenderableType:
-    columns: dict[str, Callable[[RankReport], str]] = {
-        "rank": lambda rank: str(rank.rank),
-        "step ms": lambda rank: ms(rank.step_ms),
-        "active": lambda rank: ms(rank.device_active_ms),
-        "idle": lambda rank: ms(rank.device_idle_ms),
-        "waits": lambda rank: ms(rank.wait_ms),
-        "comm": lambda rank: ms(rank.communication.communication_ms),
-        "exposed": lambda rank: ms(rank.communication.exposed_ms),
-        "peak": lambda rank: bytes_(rank.peak_memory_bytes),
-    }
-    if not report.device_span_ms:
-        columns = {name: columns[name] for name in ("rank", "step ms", "waits", "peak")}
-    title, shown = some_ranks(sorted(report.ranks, key=lambda rank: rank.rank), lambda rank: rank.wait_ms)
-    return table(title, list(columns), _cells(columns, shown))
-
-
-def _predicted_ranks(report: StepReport) -> RenderableType:
+def _ranks(report: StepReport) -> RenderableType:
+    """What each rank does; the device's columns only where there is one."""
     columns: dict[str, Callable[[RankReport], str]] = {
         "rank": rank_label,
         "step ms": lambda rank: ms(rank.step_ms),
         "device span": lambda rank: ms(rank.device_span_ms),
         "active": lambda rank: ms(rank.device_active_ms),
+        "idle": lambda rank: ms(rank.device_idle_ms),
         "waits": lambda rank: ms(rank.wait_ms),
+        "comm": lambda rank: ms(rank.communication.communication_ms),
         "exposed": lambda rank: ms(rank.communication.exposed_ms),
         "bubble": lambda rank: ms(rank.bubble_ms),
         "host": lambda rank: ms(rank.host_ms),
+        "peak": lambda rank: bytes_(rank.peak_memory_bytes),
     }
-    title, shown = some_ranks(report.ranks, lambda rank: rank.wait_ms)
-    if not any(rank.device_span_ms for rank in shown):  # all of it on the host
-        columns = {name: columns[name] for name in ("rank", "step ms", "waits", "exposed", "host")}
-    return table(title, list(columns), _cells(columns, shown))
+    ranks = report.ranks if report.predicted else sorted(report.ranks, key=lambda rank: rank.rank)
+    title, shown = some_ranks(ranks, lambda rank: rank.wait_ms)
+    if report.predicted:
+        left_out = ["idle", "comm", "peak"]
+        left_out += [] if any(rank.device_span_ms for rank in shown) else ["device span", "active", "bubble"]
+    else:
+        left_out = ["device span", "bubble", "host"]
+        left_out += [] if report.device_span_ms else ["active", "idle", "comm", "exposed"]
+    for name in left_out:
+        del columns[name]
+    return _table(title, columns, shown)
 
 
 def rank_label(rank: RankReport) -> str:
@@ -329,9 +311,10 @@ def some_ranks(ranks: Sequence[T], wait: Callable[[T], float]) -> tuple[str, lis
     return title, [ranks[place] for place in shown]
 
 
-def _stragglers(report: StepReport) -> RenderableType:
-    rows = [[str(row.rank), ms(row.held_ms), row.why] for row in report.stragglers]
-    return table("Stragglers", ["rank", "held ms", "<why…"], rows)
+def _stragglers(report: StepReport) -> Blocks:
+    if report.stragglers:
+        rows = [[str(row.rank), ms(row.held_ms), row.why] for row in report.stragglers]
+        yield table("Stragglers", ["rank", "held ms", "<why…"], rows)
 
 
 def _collectives(report: StepReport, top: int | None) -> RenderableType:
@@ -348,7 +331,7 @@ def _collectives(report: StepReport, top: int | None) -> RenderableType:
         title = "Communication"
         del columns["waits of all ranks"]
     rows = sorted(report.collectives, key=lambda row: -(row.total_transfer_ms + row.wait_ms))
-    return table(title, list(columns), _cells(columns, rows), top)
+    return _table(title, columns, rows, top)
 
 
 def _critical_path(report: StepReport, top: int | None, with_rank: bool = True) -> RenderableType:
@@ -361,8 +344,7 @@ def _critical_path(report: StepReport, top: int | None, with_rank: bool = True) 
     }
     if not with_rank:
         del columns["rank"]
-    title = "Critical path: only what is on it shortens the step"
-    return table(title, list(columns), _cells(columns, report.critical_path), top)
+    return _table("Critical path: only what is on it shortens the step", columns, report.critical_path, top)
 
 
 def _overheads(report: StepReport) -> RenderableType:
@@ -399,8 +381,10 @@ def _time_by(what: str, rows: Sequence[TimeRow], top: int | None, on_device: boo
     }
     if not on_device:
         del columns["device ms"]
-    return table(f"Time by {what}", list(columns), _cells(columns, rows), top)
+    return _table(f"Time by {what}", columns, rows, top)
 
 
-def _cells(columns: dict[str, Callable[[T], str]], rows: Iterable[T]) -> list[list[str]]:
-    return [[cell(row) for cell in columns.values()] for row in rows]
+def _table(
+    title: str, columns: dict[str, Callable[[T], str]], rows: Iterable[T], top: int | None = None
+) -> RenderableType:
+    return table(title, list(columns), [[cell(row) for cell in columns.values()] for row in rows], top)

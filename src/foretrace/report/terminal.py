@@ -103,12 +103,13 @@ def fact_lines(title: str, facts: Iterable[Fact]) -> RenderableType:
     return Group(Text(printable(title), style="bold"), grid)
 
 
-def note_lines(texts: Iterable[str]) -> RenderableType:
-    """Notes, one below the other."""
+def note_lines(texts: Sequence[str]) -> Blocks:
+    """Notes, one below the other; no block where there are none."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     for text in texts:
         grid.add_row("-", Text(printable(text), overflow="fold"))
-    return Group(Text("Notes", style="bold"), grid)
+    if texts:
+        yield Group(Text("Notes", style="bold"), grid)
 
 
 def bar(share: float | None) -> str:

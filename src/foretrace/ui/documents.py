@@ -33,20 +33,14 @@ PREDICTION = "prediction"
 
 
 @dataclass(slots=True)
-class _RankFields:
+class _RankFields(RankReport):
     """A rank as ``foretrace predict --json`` writes it."""
 
-    rank: int
-    stands_for: int = 1
-    start_ms: float = 0.0
-    step_ms: float = 0.0
-    device_span_ms: float = 0.0
-    device_active_ms: float = 0.0
-    wait_ms: float = 0.0
     communication_ms: float = 0.0
     exposed_communication_ms: float = 0.0
-    bubble_ms: float = 0.0
-    host_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.communication = Communication(self.communication_ms, exposed_ms=self.exposed_communication_ms)
 
 
 @dataclass(slots=True)
@@ -62,21 +56,7 @@ def read_prediction(document: Fields, name: str) -> StepReport:
     each = _decode(_Ranks, {"ranks": [], "wait_ms": {}, **document}, name)
     report = _decode(StepReport, {key: value for key, value in document.items() if key != "ranks"}, name)
     report.platform = report.platform or ""
-    report.ranks = [
-        RankReport(
-            rank.rank,
-            rank.step_ms,
-            rank.start_ms,
-            rank.stands_for,
-            rank.device_span_ms,
-            rank.device_active_ms,
-            host_ms=rank.host_ms,
-            wait_ms=rank.wait_ms,
-            communication=Communication(rank.communication_ms, exposed_ms=rank.exposed_communication_ms),
-            bubble_ms=rank.bubble_ms,
-        )
-        for rank in each.ranks
-    ]
+    report.ranks = list(each.ranks)
     return report
 
 
@@ -87,10 +67,6 @@ def _decode(kind: type[T], document: Fields, name: str) -> T:
         shown = repr(error.value)
         shown = shown if len(shown) <= VALUE_SHOWN else f"{shown[:VALUE_SHOWN]}…"
         raise ForetraceError(f"{name} is damaged: the field {error.field!r} holds {shown}", "Write it again.") from None
-
-
-def _prediction_page(document: Fields, name: str) -> Page:
-    return step_page(read_prediction(document, name))
 
 
 def _whatif_page(document: Fields, name: str) -> Page:
@@ -113,14 +89,6 @@ def _scaling_page(document: Fields, name: str) -> Page:
     return scaling_page(Scaling(curve.source, curve.platform, curve.scaling, curve.notes or []))
 
 
-def _sweep_page(document: Fields, name: str) -> Page:
-    return sweep_page(_decode(Sweep, document, name))
-
-
-def _plan_page(document: Fields, name: str) -> Page:
-    return sharding_page(_decode(PlanReport, document, name))
-
-
 def is_prediction(document: Fields) -> bool:
     """Whether `foretrace predict --json` wrote it.
 
@@ -128,14 +96,6 @@ def is_prediction(document: Fields) -> bool:
     (True, False)
     """
     return {"step_ms", "platform", "coverage"} <= document.keys()
-
-
-def _is_plan(document: Fields) -> bool:
-    return {"step_ms", "plan", "ranks"} <= document.keys()
-
-
-def _is_curve(document: Fields) -> bool:
-    return isinstance(document.get("scaling"), list)
 
 
 def _is_sweep(document: Fields) -> bool:
@@ -148,11 +108,14 @@ def _is_whatif(document: Fields) -> bool:
 
 
 DOCUMENTS: dict[str, tuple[Callable[[Fields], bool], Callable[[Fields, str], Page]]] = {
-    "sharding plan": (_is_plan, _plan_page),
-    "sweep": (_is_sweep, _sweep_page),
+    "sharding plan": (
+        lambda document: {"step_ms", "plan", "ranks"} <= document.keys(),
+        lambda document, name: sharding_page(_decode(PlanReport, document, name)),
+    ),
+    "sweep": (_is_sweep, lambda document, name: sweep_page(_decode(Sweep, document, name))),
     "what-if": (_is_whatif, _whatif_page),
-    "scaling curve": (_is_curve, _scaling_page),
-    PREDICTION: (is_prediction, _prediction_page),
+    "scaling curve": (lambda document: isinstance(document.get("scaling"), list), _scaling_page),
+    PREDICTION: (is_prediction, lambda document, name: step_page(read_prediction(document, name))),
 }
 """What Foretrace writes as JSON: how each is recognized, and what makes its page of its fields and the file's name."""
 

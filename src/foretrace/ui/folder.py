@@ -77,13 +77,11 @@ class Folder:
         found = []
         for path, kind in islice(_found(self.root, 0), MAX_ITEMS):
             with suppress(OSError):  # it may just have been removed
-                found.append((path.stat().st_mtime, self._item(path, kind)))
+                nbytes = sum(file.stat().st_size for file in (path, *_below(path)) if file.is_file())
+                modified = path.stat().st_mtime
+                changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(modified))
+                found.append((modified, Item(str(path.relative_to(self.root)), kind, nbytes, changed)))
         return [item for _, item in sorted(found, key=lambda one: -one[0])]
-
-    def _item(self, path: Path, kind: str) -> Item:
-        files = [path] if path.is_file() else [file for file in _below(path) if file.is_file()]
-        changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
-        return Item(str(path.relative_to(self.root)), kind, sum(file.stat().st_size for file in files), changed)
 
 
 def _found(folder: Path, depth: int) -> Iterator[tuple[Path, str]]:
@@ -116,33 +114,17 @@ def _is_text(name: str) -> bool:
 def _kind(path: Path) -> str | None:
     """The kind of item at a path; None for none, and for an unreadable one."""
     with suppress(OSError):
-        if path.is_file():
-            return _kind_of_file(path, path.stat().st_size)
         if is_recording(path):
             return RECORDING
-        if _holds_traces(path):
+        # The traces of a job are files of all ranks, or a folder for each.
+        if any(file.name.lower().endswith(TRACES) and file.is_file() for file in (path, *_below(path))):
             return TRACE
+        if path.is_file() and path.suffix.lower() == ".json":
+            with path.open("rb") as file:
+                beginning = file.read(BEGINNING)
+            is_trace = path.stat().st_size > MAX_DOCUMENT_BYTES or any(key in beginning for key in TRACE_KEYS)
+            return TRACE if is_trace else DOCUMENT
     return None
-
-
-def _kind_of_file(path: Path, nbytes: int) -> str | None:
-    if path.name.lower().endswith(TRACES):
-        return TRACE
-    if path.suffix.lower() != ".json":
-        return None
-    return DOCUMENT if nbytes <= MAX_DOCUMENT_BYTES and not _begins_as_trace(path) else TRACE
-
-
-def _begins_as_trace(path: Path) -> bool:
-    """Whether a JSON file is a profiler's or an execution trace, by its beginning."""
-    with path.open("rb") as file:
-        beginning = file.read(BEGINNING)
-    return any(key in beginning for key in TRACE_KEYS)
-
-
-def _holds_traces(folder: Path) -> bool:
-    """Whether it holds the traces of a job: files of all ranks, or a folder for each."""
-    return any(file.name.lower().endswith(TRACES) and file.is_file() for file in _below(folder))
 
 
 def _is_plain(path: Path) -> bool:

@@ -48,14 +48,7 @@ class Guard:
     """Host names of this machine."""
 
     def refusal(self, headers: Mapping[str, str], given: str | None = None) -> str | None:
-        """Why a request is refused; None where it is allowed.
-
-        Parameters
-        ----------
-        headers
-            Those of the request.
-        given
-            The token in its address, if any.
+        """Why a request with these headers, and this token in its address, is refused; None where it is allowed.
 
         >>> guard = Guard("127.0.0.1", 8000)
         >>> guard.refusal({"Host": "localhost:8000"}) is None

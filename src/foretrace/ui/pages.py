@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
 
@@ -60,14 +60,11 @@ class Work:
     def on(self, stage: str) -> Iterator[Callable[[str], None]]:
         """Work that begins with this stage, once earlier requests are done; what it yields sets the next stage."""
         with self._lock:
-            self._set(stage)
+            self.stage = stage
             try:
-                yield self._set
+                yield partial(setattr, self, "stage")
             finally:
-                self._set("")
-
-    def _set(self, stage: str) -> None:
-        self.stage = stage
+                self.stage = ""
 
 
 WORK = Work()
@@ -122,29 +119,33 @@ def compare_items(folder: Folder, fields: Fields) -> Page:
     sides = [(_required(fields, what), _machine(fields, on)) for what, on in (("a", "a_on"), ("b", "b_on"))]
     if sides[0] == sides[1]:
         raise ForetraceError("both sides are the same", "Choose another recording, or another platform.")
-    reports = list[StepReport]()
+    reports, documents = list[StepReport](), list[str]()
     with WORK.on("reading") as on_progress:
         for name, on in sides:
             on_progress(f"predicting {name} on {on or OWN_MACHINE}")
-            reports.append(_prediction(folder, name, on))
+            document = read_document(folder.path(name))
+            if is_prediction(document):
+                documents.append(name)
+                reports.append(read_prediction(document, name))
+            else:
+                reports.append(predict(_job(_step(folder, name)), on))
         on_progress("drawing both")
 
         def page() -> Page:
             return comparison_page(reports[0], reports[1], (sides[0][0], sides[1][0]))
 
-        documents = [name for name, _ in sides if is_prediction(read_document(folder.path(name)))]
         return checked(page, " or ".join(documents)) if documents else page()
+
+
+def form_again(method: str, where: str, fields: Fields, why: str) -> Page | None:
+    """The form that led to an error, as it was filled in; None for a request without a form."""
+    return _form(fields, why) if (method, where) == ("POST", "/whatif") and fields.get("what") else None
 
 
 def whatif_form(folder: Folder, fields: Fields) -> Page:
     """The what-if form."""
     _step(folder, _required(fields, "what"))
     return _form(fields)
-
-
-def form_again(method: str, where: str, fields: Fields, why: str) -> Page | None:
-    """The form that led to an error, as it was filled in; None for a request without a form."""
-    return _form(fields, why) if (method, where) == ("POST", "/whatif") and fields.get("what") else None
 
 
 def _form(fields: Fields, wrong: str = "") -> Page:
@@ -194,11 +195,6 @@ def known_platforms() -> list[str]:
     True
     """
     return sorted({*platform_folders(), *device_files()})
-
-
-def _prediction(folder: Folder, name: str, on: str | None) -> StepReport:
-    document = read_document(folder.path(name))
-    return read_prediction(document, name) if is_prediction(document) else predict(_job(_step(folder, name)), on)
 
 
 def _step(folder: Folder, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Files of a sketched script: opened for writing in the scratch folder, renamed and deleted in name only."""
+"""Stand-ins for file functions: files are written in the scratch folder, and renamed and deleted in the overlay."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foretrace.record.guard.guard import REFUSED, guard, note, quietly, stands_in_for, trusted
-from foretrace.record.guard.overlay import Overlay, PathLike, failure
+from foretrace.record.guard.guard import REFUSED, Inert, guard, note, quietly, stands_in_for, trusted
+from foretrace.record.guard.overlay import PathLike, failure
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 TMPFILE = getattr(os, "O_TMPFILE", 0) & ~getattr(os, "O_DIRECTORY", 0)
@@ -41,7 +41,7 @@ def found(path: PathLike) -> str:
 # Opening files.
 
 
-@stands_in_for("builtins:open", "io:open", "tarfile:bltn_open")
+@stands_in_for("builtins:open", "io:open", "io:FileIO", "tarfile:bltn_open")
 def _open(original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
     if isinstance(file, int) or not isinstance(mode, str):
         return original(file, mode, *args, **kwargs)
@@ -67,11 +67,7 @@ def _named(opened: Any, name: Any) -> Any:
 
 
 def _flags(mode: str) -> int:
-    """What a mode of `open` means to the system.
-
-    >>> _flags("r") == os.O_RDONLY | os.O_CLOEXEC
-    True
-    """
+    """The system's flags for a mode of `open`."""
     kinds = {"w": os.O_CREAT | os.O_TRUNC, "x": os.O_CREAT | os.O_EXCL, "a": os.O_CREAT | os.O_APPEND}
     access = os.O_RDWR if "+" in mode else os.O_RDONLY if "r" in mode else os.O_WRONLY
     return access | next((flags for letter, flags in kinds.items() if letter in mode), 0) | getattr(os, "O_CLOEXEC", 0)
@@ -125,33 +121,28 @@ def _opened(path: Any, dir_fd: int | None, writes: bool, anew: bool, new: bool, 
     return to
 
 
-@stands_in_for("io:FileIO")
-def _open_raw(original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-    return _open(original, file, mode, *args, **kwargs)
-
-
 # Looking at files.
 
 
 @stands_in_for("os:stat", "os:lstat", "os:readlink", "os:chdir", "os:statvfs", "os:getxattr", "os:listxattr")
-def _look(original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+def _look(original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
     files = guard().files
-    given = {} if dir_fd is None else {"dir_fd": dir_fd}
     if isinstance(path, int) or files.is_unchanged:
-        return original(path, *args, **given, **kwargs)
-    wanted = files.absolute(path, dir_fd)
+        return original(path, *args, **kwargs)
+    wanted = files.absolute(path, kwargs.get("dir_fd"))
     place = files.find(wanted)
     if place is None:
         raise failure(errno.ENOENT, os.fsdecode(path))
     if place == wanted:
-        return original(path, *args, **given, **kwargs)
+        return original(path, *args, **kwargs)
+    kwargs.pop("dir_fd", None)
     return original(place, *args, **kwargs)
 
 
 @stands_in_for("os:access")
-def _access(original: Any, path: Any, mode: int, *, dir_fd: int | None = None, **kwargs: Any) -> bool:
+def _access(original: Any, path: Any, mode: int, **kwargs: Any) -> bool:
     try:
-        return bool(_look(original, path, mode, dir_fd=dir_fd, **kwargs))
+        return bool(_look(original, path, mode, **kwargs))
     except FileNotFoundError:
         return False
 
@@ -168,62 +159,39 @@ def _list(original: Any, path: Any = ".") -> list[Any]:
 def _scan(original: Any, path: Any = ".") -> Any:
     if isinstance(path, int) or path is None or guard().files.is_unchanged:
         return original(path)
-    return _Entries(os.fsdecode(path), guard().files)
+    folder = os.fsdecode(path)
+    return _Entries(_Entry(folder, name) for name in guard().files.names_in(guard().files.absolute(folder)))
 
 
-class _Entries:
-    """What `os.scandir` gives of a folder that the script has changed."""
+class _Entries(Inert):
+    """The result of `os.scandir` for a folder that the script has changed."""
 
-    def __init__(self, folder: str, files: Overlay) -> None:
-        names = files.names_in(files.absolute(folder))
-        self._entries: Iterator[_Entry] = iter([_Entry(name, os.path.join(folder, name)) for name in names])
+    def __init__(self, entries: Iterable[_Entry]) -> None:
+        super().__init__(_entries=iter(list(entries)))
 
     def __iter__(self) -> Iterator[_Entry]:
-        return self._entries
+        return self._entries  # type: ignore[no-any-return]
 
     def __next__(self) -> _Entry:
-        return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        pass
-
-    def close(self) -> None:
-        """Nothing is open."""
+        return next(self._entries)  # type: ignore[no-any-return]
 
 
 class _Entry:
-    """One thing in a folder, as `os.DirEntry` tells of it."""
+    """An `os.DirEntry` of the overlay."""
 
-    def __init__(self, name: str, path: str) -> None:
-        self.name, self.path = name, path
+    def __init__(self, folder: str, name: str) -> None:
+        self.name, self.path = name, os.path.join(folder, name)
+        self.stat, self.is_symlink = partial(os.stat, self.path), partial(os.path.islink, self.path)
+        self.is_dir, self.is_file = partial(self._is, stat.S_ISDIR), partial(self._is, stat.S_ISREG)
 
     def __fspath__(self) -> str:
         return self.path
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Size, times and kind."""
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
 
     def inode(self) -> int:
         """Its number in the file system."""
         return self.stat().st_ino
 
-    def is_symlink(self) -> bool:
-        """Whether it is a link."""
-        return os.path.islink(self.path)
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a folder."""
-        return self._is(stat.S_ISDIR, follow_symlinks)
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a plain file."""
-        return self._is(stat.S_ISREG, follow_symlinks)
-
-    def _is(self, kind: Any, follow_symlinks: bool) -> bool:
+    def _is(self, kind: Any, *, follow_symlinks: bool = True) -> bool:
         try:
             return bool(kind(self.stat(follow_symlinks=follow_symlinks).st_mode))
         except OSError:
@@ -250,28 +218,28 @@ def _must_exist(path: str, shown: Any) -> None:
 
 
 @stands_in_for("os:mkdir")
-def _mkdir(original: Any, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-    files = guard().files
+def _mkdir(original: Any, path: Any, mode: int = 0o777, **where: Any) -> Any:
+    files, dir_fd = guard().files, where.get("dir_fd")
     wanted = files.absolute(path, dir_fd)
     if files.exists(wanted):
         raise failure(errno.EEXIST, os.fsdecode(path))
     if not files.exists(os.path.dirname(wanted)):
         raise failure(errno.ENOENT, os.fsdecode(path))
     if _change(path, dir_fd, "make folder {}") is None:
-        return original(path, mode, **({} if dir_fd is None else {"dir_fd": dir_fd}))  # type: ignore[no-any-return]
+        return original(path, mode, **where)
     place = files.find(wanted)
     place = place if place is not None and files.is_safe(place) else files.place_for(wanted)
     with trusted():
-        return original(place)  # type: ignore[no-any-return]
+        return original(place)
 
 
 @stands_in_for("os:remove", "os:unlink", "os:rmdir")
-def _remove(original: Any, path: Any, *, dir_fd: int | None = None) -> None:
-    files = guard().files
+def _remove(original: Any, path: Any, **where: Any) -> Any:
+    files, dir_fd = guard().files, where.get("dir_fd")
     _must_exist(files.absolute(path, dir_fd), path)
     wanted = _change(path, dir_fd, "delete {}")
     if wanted is None:
-        return original(path, **({} if dir_fd is None else {"dir_fd": dir_fd}))  # type: ignore[no-any-return]
+        return original(path, **where)
     with trusted():
         is_folder = os.path.isdir(files.find(wanted) or wanted)
     if is_folder and files.names_in(wanted):
@@ -326,8 +294,9 @@ def _rename(original: Any, source: Any, target: Any, *args: Any, **kwargs: Any) 
 
 
 @stands_in_for(
-    "os:chmod", "os:lchmod", "os:chown", "os:lchown", "os:utime", "os:setxattr", "os:removexattr", "os:chflags"
-)
+    "os:chmod", "os:lchmod", "os:fchmod", "os:chown", "os:lchown", "os:fchown", "os:utime", "os:setxattr",
+    "os:removexattr", "os:chflags",
+)  # fmt: skip
 def _mark(original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
     files = guard().files
     if isinstance(path, int):
@@ -343,11 +312,6 @@ def _mark(original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwa
         with trusted():
             return original(place, *args, **kwargs)  # type: ignore[no-any-return]
     return note(f"{original.__name__} {{}}", os.fsdecode(path), seen=True)
-
-
-@stands_in_for("os:fchmod", "os:fchown")
-def _mark_open(original: Any, fd: int, *args: Any) -> None:
-    _mark(original, fd, *args)
 
 
 @stands_in_for("os:truncate")
@@ -405,13 +369,13 @@ def _is_temporary(folder: Any) -> bool:
         return os.path.realpath(os.fsdecode(folder)) == os.path.realpath(tempfile.gettempdir())
 
 
-# The second wall.
+# What the audit hook refuses.
 
 
-def _asks(
+def _check_paths(
     action: str, paths: tuple[int, ...], folders: tuple[int, ...], args: tuple[Any, ...], follow: bool = True
 ) -> tuple[str, object]:
-    """What an audit event is about, unless all its paths are the script's own."""
+    """The action of an audit event, unless the script may change all its paths."""
     files = guard().files
     for path, folder in zip(paths, folders):
         if isinstance(args[path], int):
@@ -422,14 +386,14 @@ def _asks(
     return "", ""
 
 
-def _asks_to_open(args: tuple[Any, ...]) -> tuple[str, object]:
+def _check_open(args: tuple[Any, ...]) -> tuple[str, object]:
     path, _, flags = args
     if isinstance(path, int) or not flags & WRITES or "__pycache__" in os.fsdecode(path):
-        return "", ""  # what Python compiles it keeps, if it may
-    return _asks("open {} for writing", (0,), (-1,), args)
+        return "", ""  # Python may write what it compiles
+    return _check_paths("open {} for writing", (0,), (-1,), args)
 
 
-REFUSED["open"] = _asks_to_open
+REFUSED["open"] = _check_open
 for _event, _action, _paths, _folders in (
     ("os.remove", "delete {}", (0,), (1,)),
     ("os.rmdir", "delete folder {}", (0,), (1,)),
@@ -447,4 +411,4 @@ for _event, _action, _paths, _folders in (
     ("os.chflags", "chflags {}", (0,), (-1,)),
 ):
     _follow = _event not in ("os.remove", "os.rmdir", "os.rename", "os.link", "os.symlink")
-    REFUSED[_event] = partial(_asks, _action, _paths, _folders, follow=_follow)
+    REFUSED[_event] = partial(_check_paths, _action, _paths, _folders, follow=_follow)

@@ -1,8 +1,8 @@
-"""Putting stand-ins in the place of functions that have side effects, while something is sketched.
+"""Replacing functions that have side effects by stand-ins, while a step is sketched.
 
-While a guard is on, calls that would write a file, reach a network, start a process or signal one are answered by
-stand-ins: the script goes on, and nothing happens. An audit hook is the second wall: it refuses what reached the
-interpreter's own functions by another way.
+While a guard is active, calls that would write a file, reach a network, start a process or signal one are answered by
+stand-ins: the script goes on, and nothing happens. An audit hook is the second line of defence: it refuses what reaches
+the interpreter's own functions in another way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from foretrace.record.guard.side_effects import STARTED_AT, SideEffects, current_thread, place, shown
+from foretrace.record.guard.side_effects import STARTED_AT, SideEffects, current_thread, script_line, shown
 
 if TYPE_CHECKING:
     from foretrace.record.guard.overlay import Overlay
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 StandIn = Callable[..., Any]
 """Called in place of a function: given the function, then its arguments."""
 STAND_INS: dict[str, list[tuple[str, StandIn]]] = {}
-"""For each module, the names in it that are replaced while a guard is on."""
+"""For each module, the functions in it that are replaced while a guard is active."""
 REPLACED: dict[str, list[tuple[str, Any]]] = {}
-"""For each module, the names that get another value while a guard is on."""
+"""For each module, the attributes that have another value while a guard is active."""
 UNIMPORTABLE: dict[str, str] = {}
-"""Modules that do harm as soon as they are imported, and what they do."""
-KNOWN = ("files", "network", "processes", "savers")
-"""The modules beside this one that have stand-ins."""
+"""Modules that have side effects when they are imported, and which."""
+STAND_IN_MODULES = ("files", "network", "processes", "savers")
 
 
 class RefusedError(PermissionError):
@@ -53,16 +52,9 @@ def stands_in_for(*names: str) -> Callable[[StandIn], StandIn]:
 
 
 def does_nothing(action: str, target: int | str | None = None, gives: Any = None) -> StandIn:
-    """A stand-in that notes a call and returns.
+    """A stand-in that notes a call and returns ``gives``, or what calling that gives.
 
-    Parameters
-    ----------
-    action
-        What to note, with ``{}`` where the target goes.
-    target
-        The argument that says what the call is about: its place, or its name.
-    gives
-        What the call returns, or what makes that.
+    The action has ``{}`` where its target goes: the argument at a position, or of a name.
     """
 
     def stand_in(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,18 +69,41 @@ def does_nothing(action: str, target: int | str | None = None, gives: Any = None
     return stand_in
 
 
-class _Here(threading.local):
-    """What is so on one thread."""
+class Inert:
+    """An object whose methods do nothing and return one value; stands in for processes, writers and connections.
 
+    >>> process = Inert(0, pid=7)
+    >>> process.pid, process.wait(timeout=1)
+    (7, 0)
+    """
+
+    _returns: Any = None
+
+    def __init__(self, returns: Any = None, **attributes: Any) -> None:
+        self.__dict__.update(attributes, _returns=returns)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self._returns
+
+    def __enter__(self) -> Inert:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        pass
+
+
+class _ThreadState(threading.local):
     trusted = 0
-    """Inside a stand-in, or what else may do as it likes."""
+    """Depth of calls whose side effects are allowed, as those of stand-ins."""
     quiet = 0
-    """Inside something that was noted as a whole."""
+    """Depth of calls that were noted as a whole."""
 
 
-_here = _Here()
+_thread = _ThreadState()
 _outside: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Threads of the caller's own program, which go on with their work meanwhile."""
+"""Threads of the caller's own program: not guarded."""
 _lock = threading.RLock()
 _current: Guard | None = None
 _depth = 0
@@ -96,51 +111,43 @@ _hooked = False
 
 
 def guard() -> Guard:
-    """The guard that is on; only stand-ins ask."""
+    """The active guard, for stand-ins."""
     assert _current is not None
     return _current
 
 
 def applies() -> bool:
-    """Whether a guard is on, and this thread does what is sketched."""
-    if _current is None or _here.trusted:
+    """Whether a guard is active on this thread."""
+    if _current is None or _thread.trusted:
         return False
     return not _outside or current_thread() not in _outside
 
 
 @contextlib.contextmanager
-def trusted() -> Iterator[None]:
-    """Let this thread do as it likes for a moment."""
-    _here.trusted += 1
+def _deeper(counter: str) -> Iterator[None]:
+    setattr(_thread, counter, getattr(_thread, counter) + 1)
     try:
         yield
     finally:
-        _here.trusted -= 1
+        setattr(_thread, counter, getattr(_thread, counter) - 1)
 
 
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Redirect and refuse as always, and note nothing: the whole was noted."""
-    _here.quiet += 1
-    try:
-        yield
-    finally:
-        _here.quiet -= 1
+trusted = partial(_deeper, "trusted")
+"""A context in which this thread's side effects are allowed."""
+quietly = partial(_deeper, "quiet")
+"""A context in which side effects are redirected and refused, but not noted: the whole was noted."""
 
 
 def note(action: str, target: object = "", seen: bool = False) -> None:
-    """Note a side effect of what is sketched, with the line of the script that asked for it.
-
-    ``seen``: the script finds it done, as a file that it wrote.
-    """
+    """Note a side effect with the line of the script that tried it; ``seen`` where the script finds it done."""
     if not seen:
         guard().effects.answered += 1
-    if not _here.quiet:
-        guard().effects.add(action, target, place())
+    if not _thread.quiet:
+        guard().effects.add(action, target, script_line())
 
 
 class Guard:
-    """Puts stand-ins in place, and takes them away again."""
+    """Installs stand-ins, and removes them again."""
 
     def __init__(self, files: Overlay) -> None:
         self.effects = SideEffects()
@@ -148,25 +155,25 @@ class Guard:
         self._undo: list[Callable[[], None]] = []
         self._importing = _Importing(self)
 
-    def put(self) -> None:
-        """Put all stand-ins in place; for modules that are imported later, then."""
+    def install(self) -> None:
+        """Install all stand-ins, those of modules that are not imported yet when they are."""
         for module in {*STAND_INS, *REPLACED} & set(sys.modules):
             self.patch(sys.modules[module])
         sys.meta_path.insert(0, self._importing)
 
     def remove(self) -> None:
-        """Put everything back."""
+        """Restore the original functions."""
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(self._importing)
         while self._undo:
             self._undo.pop()()
 
     def patch(self, module: ModuleType) -> None:
-        """Put the stand-ins of one module in place."""
+        """Install the stand-ins of one module."""
         for path, stand_in in STAND_INS.get(module.__name__, ()):
-            self._swap(module, path, partial(_Answering, stand_in))
+            self._swap(module, path, partial(_Replacement, stand_in))
         for path, value in REPLACED.get(module.__name__, ()):
-            self._swap(module, path, partial(_first, value))
+            self._swap(module, path, partial(_other_value, value))
 
     def _swap(self, owner: Any, path: str, made: Callable[[Any], Any]) -> None:
         *outer, name = path.split(".")
@@ -177,31 +184,25 @@ class Guard:
             return  # this Python, or this version of a library, does not have it; or it was put there by another name
         own = vars(owner).get(name)
         replacement = made(original)
-        if isinstance(owner, type):
-            replacement = replacement.as_method() if isinstance(replacement, _Answering) else replacement
+        if isinstance(owner, type) and isinstance(replacement, _Replacement):
+            replacement = replacement.as_method()
         try:
             setattr(owner, name, replacement)
         except (AttributeError, TypeError):  # a type of C
             return
-        if own is None:
-            self._undo.append(lambda: delattr(owner, name))
-        else:
-            self._undo.append(lambda: setattr(owner, name, own))
-        self._join_capabilities(original, replacement)
-
-    def _join_capabilities(self, original: Any, replacement: Any) -> None:
-        """What `os` says that a function can do, its stand-in can."""
+        self._undo.append(partial(delattr, owner, name) if own is None else partial(setattr, owner, name, own))
+        # What `os` says that a function can do, its stand-in can.
         for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             if type(original) is type(len) and original in able:
                 able.add(replacement)
-                self._undo.append(lambda able=able: able.discard(replacement))  # type: ignore[misc]
+                self._undo.append(partial(able.discard, replacement))
 
 
-class _Answering:
-    """A function or a class with a stand-in.
+class _Replacement:
+    """What replaces a function or a class: calls the stand-in where the guard is active, and the original elsewhere.
 
-    Like the functions of C that it replaces it does not bind to instances; a class can still be asked about, inherited
-    from and written in annotations.
+    Like the functions of C that it replaces it does not bind to instances; a class still works in `isinstance`, as a
+    base class and in annotations.
     """
 
     stands_in = True
@@ -234,7 +235,7 @@ class _Answering:
         return other | self._original
 
     def as_method(self) -> Any:
-        """The same for the attribute of a class, which binds."""
+        """The same as a method, which binds."""
 
         def method(*args: Any, **kwargs: Any) -> Any:
             return self(*args, **kwargs)
@@ -244,18 +245,18 @@ class _Answering:
         return method
 
 
-def _first(value: Any, _: Any) -> Any:
+def _other_value(value: Any, original: Any) -> Any:
     return value
 
 
 class _Importing:
-    """Finds modules as the others do, and has stand-ins put into them once they are there."""
+    """An import finder that installs the stand-ins of a module once it is loaded."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
-        """What the other finders find; None for modules that hold nothing to replace."""
+        """The spec from the other finders; None for modules without stand-ins."""
         if name in UNIMPORTABLE and applies():
             note(f"import {name}: {UNIMPORTABLE[name]}")
             raise ImportError(f"not done while sketching: {UNIMPORTABLE[name]}", name=name)
@@ -278,15 +279,10 @@ class _Importing:
 
 @contextlib.contextmanager
 def guarded(scratch: Path | None = None) -> Iterator[SideEffects]:
-    """Keep what runs on this thread, and on threads that it starts, from side effects; give those that it tried.
+    """Prevent side effects of this thread, and of threads that it starts; gives those that were tried.
 
-    Parameters
-    ----------
-    scratch
-        The folder for what it writes, in a process that does nothing else. Left out, there is a temporary one, and the
-        other threads of the process go on as they are.
-
-    A guard inside of another is the same one.
+    What is written goes to ``scratch``, in a process that does nothing else. Without it there is a temporary folder,
+    and the other threads of the process are not guarded. A guard inside of another is the same one.
     """
     global _current, _depth
     if applies():
@@ -295,7 +291,7 @@ def guarded(scratch: Path | None = None) -> Iterator[SideEffects]:
     with contextlib.ExitStack() as stack:
         with _lock:
             if _current is None:
-                _current = _made(scratch, stack)
+                _current = _installed(scratch, stack)
             made = _current
             _depth += 1
             _outside.discard(threading.current_thread())
@@ -310,11 +306,11 @@ def guarded(scratch: Path | None = None) -> Iterator[SideEffects]:
                     _outside.clear()
 
 
-def _made(scratch: Path | None, stack: contextlib.ExitStack) -> Guard:
-    """A guard with its stand-ins in place."""
+def _installed(scratch: Path | None, stack: contextlib.ExitStack) -> Guard:
+    global _hooked
     from foretrace.record.guard.overlay import Overlay
 
-    for name in KNOWN:
+    for name in STAND_IN_MODULES:
         import_module(f"foretrace.record.guard.{name}")
     if scratch is None:
         _outside.update(
@@ -323,21 +319,15 @@ def _made(scratch: Path | None, stack: contextlib.ExitStack) -> Guard:
             if thread is not threading.current_thread() and not isinstance(thread, threading._DummyThread)
         )
     made = Guard(Overlay(stack, scratch))
-    _hook()
-    made.put()
+    if not _hooked:  # an audit hook can't be removed
+        _hooked = True
+        sys.addaudithook(_audit)
+    made.install()
     return made
 
 
-def _hook() -> None:
-    """Have the interpreter ask before it does anything: once, since nothing takes a hook away again."""
-    global _hooked
-    if not _hooked:
-        _hooked = True
-        sys.addaudithook(_asked)
-
-
-def _asked(event: str, args: tuple[Any, ...]) -> None:
-    """Refuse what no stand-in has answered."""
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    """Refuse a side effect that no stand-in has replaced."""
     if _current is None or event not in REFUSED or not applies():
         return
     action, target = REFUSED[event](args)
@@ -346,20 +336,20 @@ def _asked(event: str, args: tuple[Any, ...]) -> None:
         raise RefusedError(f"not done while sketching: {action.format(target)}")
 
 
-Question = Callable[[tuple[Any, ...]], tuple[str, object]]
-"""Given what an audit event tells: what is tried, empty where it is harmless; and with what."""
-REFUSED: dict[str, Question] = {}
-"""The audit events that are refused, filled by the modules that know what is harmless."""
+AuditCheck = Callable[[tuple[Any, ...]], tuple[str, object]]
+"""From the arguments of an audit event: the action, empty for a harmless one; and its target."""
+REFUSED: dict[str, AuditCheck] = {}
+"""The audit events that are refused, filled by the modules with stand-ins."""
 
 
 _start = threading.Thread.start
 
 
 def _start_thread(self: threading.Thread) -> None:
-    """Start a thread: it is on the side of the one that starts it."""
+    """Start a thread: guarded where the one that starts it is."""
     if applies():
-        STARTED_AT[self] = place()
-    elif _current is not None and not _here.trusted:
+        STARTED_AT[self] = script_line()
+    elif _current is not None and not _thread.trusted:
         _outside.add(self)
     _start(self)
 

@@ -1,4 +1,4 @@
-"""Networks, for a sketched script: whatever it connects to accepts, takes all that is sent, and answers nothing."""
+"""Stand-ins for networks: every connection is accepted, takes what is sent, and answers nothing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import io
 import weakref
 from typing import Any
 
-from foretrace.record.guard.guard import REFUSED, RefusedError, does_nothing, note, stands_in_for
+from foretrace.record.guard.guard import REFUSED, Inert, RefusedError, does_nothing, note, stands_in_for
 from foretrace.record.guard.side_effects import shown
 
 _pretended: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Sockets of the system's own kind that were connected or bound to nothing."""
+"""Sockets that a stand-in has connected or bound."""
 
 
 def _is_pretended(socket: Any) -> bool:
-    """Whether nothing is to be sent or awaited on a socket: all that reach other machines, and those we connected."""
+    """Whether nothing is sent or received on a socket: those that reach other machines, and those we connected."""
     return socket.family.name.startswith("AF_INET") or socket in _pretended
 
 
@@ -93,15 +93,8 @@ def _find_host(original: Any, name: str = "localhost") -> Any:
     return both.get(original.__name__, (name, [], ["127.0.0.1"]))
 
 
-class _Answered:
-    """What a server would have sent, as a socket to read it from."""
-
-    def makefile(self, *_: Any, **__: Any) -> io.BytesIO:
-        """An answer without content."""
-        return io.BytesIO(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-
-    def close(self) -> None:
-        """Nothing is open."""
+NO_CONTENT = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+"""The answer to every HTTP request."""
 
 
 @stands_in_for("http.client:HTTPConnection.request")
@@ -114,7 +107,8 @@ def _http_request(original: Any, self: Any, method: str, url: str, *args: Any, *
 def _http_response(original: Any, self: Any) -> Any:
     if "_sketched" not in self.__dict__:
         return original(self)
-    answer = self.response_class(_Answered(), method=self.__dict__.pop("_sketched"))
+    connection = Inert(makefile=lambda *_, **__: io.BytesIO(NO_CONTENT))
+    answer = self.response_class(connection, method=self.__dict__.pop("_sketched"))
     answer.begin()
     return answer
 
@@ -138,15 +132,10 @@ def _meet(original: Any, host: Any, port: Any, *args: Any, **kwargs: Any) -> Any
     raise RefusedError(errno.EPERM, "env:// rendezvous: no other ranks are met while sketching")
 
 
-def _reaches(action: str) -> Any:
-    """What an audit event of a socket is about; one without an address goes on with what was refused before."""
+def _event(action: str) -> Any:
+    """The check of an audit event of a socket; one without an address follows one that was refused."""
     return lambda args: (action, shown(args[1])) if args[1] is not None else ("", "")
 
 
-for _event, _action in (
-    ("socket.connect", "connect to {}"),
-    ("socket.bind", "listen on {}"),
-    ("socket.sendto", "send to {}"),
-    ("socket.sendmsg", "send to {}"),
-):
-    REFUSED[_event] = _reaches(_action)
+REFUSED["socket.connect"], REFUSED["socket.bind"] = _event("connect to {}"), _event("listen on {}")
+REFUSED["socket.sendto"] = REFUSED["socket.sendmsg"] = _event("send to {}")

@@ -1,4 +1,4 @@
-"""Programs and processes, for a sketched script: each has run, ended with code 0, and said nothing."""
+"""Stand-ins for programs and processes: each has run, ended with code 0, and printed nothing."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from foretrace.record.guard.guard import (
     REFUSED,
     REPLACED,
     UNIMPORTABLE,
+    Inert,
     RefusedError,
     does_nothing,
     guard,
@@ -27,9 +28,9 @@ from foretrace.record.guard.guard import (
 from foretrace.record.guard.side_effects import shown
 
 WAIT_S = 2.0
-"""How long a script waits for what another process would send, before it gets an error."""
+"""How long a script waits for another process, before it gets an error."""
 NO_PID = 1 << 22
-"""Numbers of processes that were never started: above all that Linux gives out."""
+"""Ids of processes that were never started: above all that Linux assigns."""
 _pids = itertools.count(NO_PID)
 EXECS = ("execv", "execve", "execvp", "execvpe", "execl", "execle", "execlp", "execlpe")
 
@@ -46,13 +47,9 @@ def _run(
     self.stdin, self.stdout, self.stderr = (empty() if s == subprocess.PIPE else None for s in (stdin, stdout, stderr))
     self.text_mode, self.encoding, self.errors, self.pipesize = text, None, None, -1
     self.universal_newlines = text
-    self._child_created, self._waitpid_lock, self._input, self._communication_started = (
-        False,
-        threading.Lock(),
-        None,
-        True,
-    )
-    self._closed_child_pipe_fds, self._sigint_wait_secs, self._sketched = True, 0, True
+    self._child_created, self._waitpid_lock, self._input = False, threading.Lock(), None
+    self._communication_started = self._closed_child_pipe_fds = self._sketched = True
+    self._sigint_wait_secs = 0
 
 
 @stands_in_for("subprocess:Popen.communicate")
@@ -105,29 +102,11 @@ def _exit(original: Any, code: int = 0) -> Any:
     raise SystemExit(code)
 
 
-class _Ended:
-    """A process that was never started, as multiprocessing looks at one: it has ended, with code 0."""
-
-    def __init__(self) -> None:
-        self.pid, self.returncode, self.sentinel = next(_pids), 0, -1
-
-    def poll(self, *_: Any) -> int:
-        """Its exit code."""
-        return 0
-
-    wait = poll
-
-    def terminate(self) -> None:
-        """It has ended."""
-
-    kill = close = terminate
-
-
 @stands_in_for("multiprocessing.process:BaseProcess.start")
 def _start_process(original: Any, self: Any) -> None:
     target = getattr(self, "_target", None)
     note("start a process for {}", getattr(target, "__name__", type(self).__name__))
-    self._popen = _Ended()
+    self._popen = Inert(0, pid=next(_pids), returncode=0, sentinel=-1)
 
 
 @stands_in_for("torch.multiprocessing.spawn:start_processes", "torch.multiprocessing:start_processes")
@@ -135,51 +114,29 @@ def _start_processes(
     original: Any, function: Any, args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
 ) -> Any:
     note("start a process for {}", getattr(function, "__name__", str(function)))
-    return None if join else _Spawned()
-
-
-class _Spawned:
-    """The processes that `torch.multiprocessing.spawn` did not start."""
-
-    processes: tuple[Any, ...] = ()
-
-    def join(self, *_: Any, **__: Any) -> bool:
-        """They have all ended."""
-        return True
-
-    def pids(self) -> list[int]:
-        """There are none."""
-        return []
+    return None if join else Inert(True, processes=(), pids=list)
 
 
 @stands_in_for("multiprocessing.pool:Pool.__init__")
-def _pool(
-    original: Any, self: Any, processes: Any = None, initializer: Any = None, initargs: Any = (), *more: Any, **kw: Any
-) -> None:
+def _pool(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     from multiprocessing.pool import ThreadPool
 
     if isinstance(self, ThreadPool):
-        return original(self, processes, initializer, initargs, *more, **kw)  # type: ignore[no-any-return]
+        return original(self, *args, **kwargs)  # type: ignore[no-any-return]
     note("start processes of a pool (a thread does their work)")
     self.__class__ = ThreadPool
-    return ThreadPool.__init__(self, 1, initializer, initargs)
+    given = dict(zip(("processes", "initializer", "initargs"), args)) | kwargs
+    return ThreadPool.__init__(self, 1, given.get("initializer"), given.get("initargs", ()))
 
 
 @stands_in_for("concurrent.futures.process:ProcessPoolExecutor.__init__")
-def _executor(
-    original: Any,
-    self: Any,
-    max_workers: Any = None,
-    mp_context: Any = None,
-    initializer: Any = None,
-    initargs: Any = (),
-    **_: Any,
-) -> None:
+def _executor(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     note("start processes of a pool (a thread does their work)")
     self.__class__ = ThreadPoolExecutor
-    ThreadPoolExecutor.__init__(self, 1, "", initializer, initargs)
+    given = dict(zip(("max_workers", "mp_context", "initializer", "initargs"), args)) | kwargs
+    ThreadPoolExecutor.__init__(self, 1, "", given.get("initializer"), given.get("initargs", ()))
 
 
 @stands_in_for("multiprocessing.managers:BaseManager.start")
@@ -188,35 +145,24 @@ def _manager(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     self.__class__ = _Manager
 
 
-class _Manager:
+class _Manager(Inert):
     """A multiprocessing manager whose objects are those of one process."""
 
     def __getattr__(self, name: str) -> Any:
         from multiprocessing import dummy
 
-        return getattr(dummy, name)
-
-    def __enter__(self) -> _Manager:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        pass
-
-    def start(self, *_: Any) -> None:
-        """There is no process."""
-
-    shutdown = join = connect = start
+        return getattr(dummy, name, None) or super().__getattr__(name)
 
 
 class _Semaphore:
-    """A lock of multiprocessing that is one of threading: the system's own would be a file."""
+    """A lock of multiprocessing by one of threading: the system's own is a file."""
 
     def __init__(self, recursive: bool, value: int) -> None:
         self._lock: Any = threading.RLock() if recursive else threading.Semaphore(value)
         self._value, self._owner, self.name, self.handle = value, 0, None, 0
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """As threading's; what only another process would release is refused after a while."""
+        """As threading's; a lock that only another process would release is refused after a while."""
         wait = WAIT_S if timeout is None else max(0.0, timeout)
         got = bool(self._lock.acquire(True, wait) if block else self._lock.acquire(False))
         if block and timeout is None and not got:
@@ -308,7 +254,7 @@ def _unlink_shared(original: Any, path: str) -> None:
 
 @stands_in_for("ctypes.util:find_library", "platform:_Processor.from_subprocess", "platform:_syscmd_file")
 def _ask_the_system(original: Any, *args: Any) -> Any:
-    """Python's own way to find a library or the name of a processor runs programs that only look."""
+    """Python finds a library or the name of a processor by programs that only read."""
     with trusted():
         return original(*args)
 
@@ -317,7 +263,7 @@ def _event(action: str, at: int = 0) -> Any:
     return lambda args: (action, shown(args[at]) if len(args) > at else "")
 
 
-def _asks_to_signal(args: tuple[Any, ...]) -> tuple[str, object]:
+def _check_signal(args: tuple[Any, ...]) -> tuple[str, object]:
     return ("send a signal to process {}", args[0]) if args[1] else ("", "")
 
 
@@ -331,8 +277,8 @@ REFUSED.update(
         "os.startfile": _event("open {}"),
         "os.fork": _event("fork"),
         "os.forkpty": _event("fork"),
-        "os.kill": _asks_to_signal,
-        "os.killpg": _asks_to_signal,
+        "os.kill": _check_signal,
+        "os.killpg": _check_signal,
         "pty.spawn": _event("run {}"),
         "syslog.syslog": _event("write to the system's log"),
         "webbrowser.open": _event("open {}"),

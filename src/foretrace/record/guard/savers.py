@@ -1,4 +1,4 @@
-"""Libraries that save models, metrics and logs, for a sketched script: all is saved, and nothing is kept."""
+"""Stand-ins for libraries that save models, metrics and logs: their files go to the scratch folder."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.record.guard.files import found, redirected
-from foretrace.record.guard.guard import REFUSED, does_nothing, guard, note, quietly, stands_in_for, trusted
+from foretrace.record.guard.guard import REFUSED, Inert, does_nothing, guard, note, quietly, stands_in_for, trusted
 from foretrace.record.guard.side_effects import shown
 
 SAVED = b"a sketch saves nothing\n"
-"""What is in the scratch file of a model that a script saved: fake tensors have no values."""
+"""The content of the scratch file of a model that a script saved: fake tensors have no values."""
 
 
 @stands_in_for("torch.utils.data.dataloader:DataLoader._get_iterator")
@@ -54,7 +54,7 @@ def _load(original: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _name(file: Any) -> str:
-    """What a file that is open is remembered by."""
+    """The key of an open file among what was saved."""
     name = getattr(file, "name", None)
     return found(name) if isinstance(name, (str, os.PathLike)) else f"object {id(file)}"
 
@@ -65,11 +65,15 @@ def _write(place: str) -> None:
 
 
 def _saves(action: str, at: int, name: str) -> Callable[..., Any]:
-    """A stand-in for what writes a file: there is one afterwards, without a model in it."""
+    """A stand-in for a function that writes a file or a folder; a file holds no model."""
 
     def stand_in(original: Any, *args: Any, **kwargs: Any) -> None:
         target = args[at] if len(args) > at else kwargs.get(name)
-        if isinstance(target, (str, os.PathLike)):
+        if isinstance(target, (str, os.PathLike)) and name == "save_directory":
+            note(action, shown(target), seen=True)
+            with quietly():
+                Path(target).mkdir(parents=True, exist_ok=True)
+        elif isinstance(target, (str, os.PathLike)):
             _write(redirected(target, action))
         elif target is not None and hasattr(target, "write"):
             target.write(SAVED)
@@ -79,59 +83,55 @@ def _saves(action: str, at: int, name: str) -> Callable[..., Any]:
     return stand_in
 
 
-def _saves_folder(action: str, at: int, name: str) -> Callable[..., Any]:
-    """The same for what writes a folder."""
+def _redirects(action: str, at: int, name: str, mode: str = "") -> Callable[..., Any]:
+    """A stand-in for a function that opens a file: one for writing is opened in the scratch folder.
 
-    def stand_in(original: Any, *args: Any, **kwargs: Any) -> None:
-        target = args[at] if len(args) > at else kwargs.get(name)
-        note(action, shown(target), seen=True)
-        if isinstance(target, (str, os.PathLike)):
-            with quietly():
-                Path(target).mkdir(parents=True, exist_ok=True)
+    The mode is the argument after the file, unless it is always the same one.
+    """
+
+    def stand_in(original: Any, *args: Any, **kwargs: Any) -> Any:
+        file = args[at] if len(args) > at else kwargs.get(name)
+        if not isinstance(file, (str, bytes, os.PathLike)):
+            return original(*args, **kwargs)
+        named = next((kwargs[key] for key in ("mode", "flag", "shared") if key in kwargs), "r")
+        how = mode or (args[at + 1] if len(args) > at + 1 else named)
+        reads = not how or how in ("r", "rb", "rt")
+        place = found(file) if reads else redirected(file, action, fresh=str(how)[0] in "nwx")
+        with quietly():
+            if len(args) > at:
+                return original(*args[:at], place, *args[at + 1 :], **kwargs)
+            return original(*args, **{**kwargs, name: place})
 
     return stand_in
 
 
-stands_in_for("torch.jit:save", "torch.jit._serialization:save")(_saves("torch.jit.save to {}", 1, "f"))
-stands_in_for("torch.jit._script:RecursiveScriptModule.save")(_saves("torch.jit.save to {}", 1, "f"))
-stands_in_for("torch.onnx:export")(_saves("torch.onnx.export to {}", 2, "f"))
-stands_in_for("torch.export:save")(_saves("torch.export.save to {}", 1, "f"))
-stands_in_for(
-    "torch.profiler.profiler:_KinetoProfile.export_chrome_trace", "torch.autograd.profiler:profile.export_chrome_trace"
-)(_saves("write a profile to {}", 1, "path"))
-stands_in_for("safetensors.torch:save_file", "safetensors.torch:save_model", "safetensors.numpy:save_file")(
-    _saves("save safetensors to {}", 1, "filename")
-)
-stands_in_for("transformers.modeling_utils:PreTrainedModel.save_pretrained")(
-    _saves_folder("save_pretrained to {}", 1, "save_directory")
-)
-stands_in_for("diffusers.models.modeling_utils:ModelMixin.save_pretrained")(
-    _saves_folder("save_pretrained to {}", 1, "save_directory")
-)
-stands_in_for("pandas.core.frame:DataFrame.to_parquet")(_saves("write {}", 1, "path"))
-stands_in_for("pyarrow.parquet:write_table", "pyarrow.parquet.core:write_table")(_saves("write {}", 1, "where"))
+for _stand_in, *_names in (
+    (_saves("torch.jit.save to {}", 1, "f"), "torch.jit:save", "torch.jit._serialization:save",
+     "torch.jit._script:RecursiveScriptModule.save"),
+    (_saves("torch.onnx.export to {}", 2, "f"), "torch.onnx:export"),
+    (_saves("torch.export.save to {}", 1, "f"), "torch.export:save"),
+    (_saves("write a profile to {}", 1, "path"), "torch.profiler.profiler:_KinetoProfile.export_chrome_trace",
+     "torch.autograd.profiler:profile.export_chrome_trace"),
+    (_saves("save safetensors to {}", 1, "filename"), "safetensors.torch:save_file", "safetensors.torch:save_model",
+     "safetensors.numpy:save_file"),
+    (_saves("save_pretrained to {}", 1, "save_directory"), "diffusers.models.modeling_utils:ModelMixin.save_pretrained",
+     "transformers.modeling_utils:PreTrainedModel.save_pretrained"),
+    (_saves("write {}", 1, "path"), "pandas.core.frame:DataFrame.to_parquet"),
+    (_saves("write {}", 1, "where"), "pyarrow.parquet:write_table", "pyarrow.parquet.core:write_table"),
+    (_redirects("write the archive {}", 0, "file", "w"), "torch._C:PyTorchFileWriter"),
+    (_redirects("", 0, "file", "r"), "torch._C:PyTorchFileReader"),
+    (_redirects("map {} for writing", 0, "filename"), "torch:from_file", "torch:UntypedStorage.from_file"),
+    # It remembers the `open` of the time when numpy was imported.
+    (_redirects("open {} for writing", 0, "path"), "numpy.lib._datasource:open"),
+    (_redirects("open the database {}", 0, "file"), "dbm:open", "dbm.gnu:open", "dbm.ndbm:open", "dbm.dumb:open"),
+    (_redirects("open {} for writing", 1, "name"), "h5py:File.__init__", "h5py._hl.files:File.__init__"),
+):  # fmt: skip
+    stands_in_for(*_names)(_stand_in)
 for _checkpoint in ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver"):
     stands_in_for(f"{_checkpoint}:save", f"{_checkpoint}:async_save", f"{_checkpoint}:save_state_dict")(
         does_nothing("save a distributed checkpoint to {}", "checkpoint_id")
     )
 stands_in_for("torch:Tensor.share_memory_", "torch:UntypedStorage.share_memory_")(lambda original, self, *_: self)
-
-
-@stands_in_for("torch._C:PyTorchFileWriter")
-def _file_writer(original: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-    place = redirected(file, "write the archive {}") if isinstance(file, (str, os.PathLike)) else file
-    return original(place, *args, **kwargs)
-
-
-@stands_in_for("torch._C:PyTorchFileReader")
-def _file_reader(original: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-    return original(found(file) if isinstance(file, (str, os.PathLike)) else file, *args, **kwargs)
-
-
-@stands_in_for("torch:from_file", "torch:UntypedStorage.from_file")
-def _from_file(original: Any, filename: Any, shared: Any = False, *args: Any, **kwargs: Any) -> Any:
-    place = redirected(filename, "map {} for writing", fresh=False) if shared else found(filename)
-    return original(place, shared, *args, **kwargs)
 
 
 @stands_in_for("_sqlite3:connect", "sqlite3:connect", "sqlite3.dbapi2:connect")
@@ -146,30 +146,6 @@ def _database(original: Any, database: Any, *args: Any, **kwargs: Any) -> Any:
     return original(text, *args, **kwargs)
 
 
-@stands_in_for("numpy.lib._datasource:open")
-def _numpy_open(original: Any, path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-    # It remembers the `open` of the time when numpy was imported.
-    place = found(path) if mode.startswith("r") else redirected(path, "open {} for writing")
-    return original(place, mode, *args, **kwargs)
-
-
-@stands_in_for("dbm:open", "dbm.gnu:open", "dbm.ndbm:open", "dbm.dumb:open")
-def _key_value(original: Any, file: Any, flag: str = "r", *args: Any) -> Any:
-    if flag == "r":
-        return original(file, flag, *args)
-    place = redirected(file, "open the database {}", fresh=flag == "n")
-    with quietly():
-        return original(place, flag, *args)
-
-
-@stands_in_for("h5py:File.__init__", "h5py._hl.files:File.__init__")
-def _hdf(original: Any, self: Any, name: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-    place = name
-    if isinstance(name, (str, bytes, os.PathLike)):
-        place = found(name) if mode == "r" else redirected(name, "open {} for writing", fresh=mode in ("w", "w-", "x"))
-    original(self, place, mode, *args, **kwargs)
-
-
 @stands_in_for("logging:FileHandler._open")
 def _open_log(original: Any, self: Any) -> Any:
     note("log to {}", Path(self.baseFilename).name)
@@ -179,7 +155,7 @@ def _open_log(original: Any, self: Any) -> Any:
 
 @stands_in_for("logging:FileHandler.emit")
 def _log(original: Any, self: Any, record: Any) -> None:
-    # One that was opened before the sketch would write to the user's own file.
+    # A handler that was opened before the sketch would write to the user's own file.
     stream = self.stream
     if stream is None or guard().files.is_safe(found(getattr(stream, "name", self.baseFilename))):
         original(self, record)
@@ -187,38 +163,24 @@ def _log(original: Any, self: Any, record: Any) -> None:
         note("log to {}", Path(self.baseFilename).name)
 
 
-class _Unwritten:
-    """A writer of metrics that writes none."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        folder = args[0] if args else kwargs.get("log_dir") or kwargs.get("logdir") or "runs"
-        note("write metrics to {}", shown(folder))
-        self.log_dir = self.logdir = shown(folder)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *args, **kwargs: None
-
-    def __enter__(self) -> _Unwritten:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        pass
+@stands_in_for("torch.utils.tensorboard:SummaryWriter", "tensorboardX:SummaryWriter")
+def _metrics_writer(original: Any, *args: Any, **kwargs: Any) -> Inert:
+    folder = shown(args[0] if args else kwargs.get("log_dir") or kwargs.get("logdir") or "runs")
+    note("write metrics to {}", folder)
+    return Inert(log_dir=folder, logdir=folder)
 
 
-stands_in_for("torch.utils.tensorboard:SummaryWriter", "tensorboardX:SummaryWriter")(
-    lambda original, *args, **kwargs: _Unwritten(*args, **kwargs)
-)
-stands_in_for(
+@stands_in_for(
     "wandb:init", "wandb:log", "mlflow:start_run", "mlflow:log_metric", "mlflow:log_metrics", "mlflow:log_params"
-)(lambda original, *args, **kwargs: _Unwritten(f"{original.__module__.partition('.')[0]} ({original.__name__})"))
+)
+def _metrics_server(original: Any, *args: Any, **kwargs: Any) -> Any:
+    return _metrics_writer(original, f"{original.__module__.partition('.')[0]} ({original.__name__})")
 
 
-def _asks_for_database(args: tuple[Any, ...]) -> tuple[str, object]:
+def _check_database(args: tuple[Any, ...]) -> tuple[str, object]:
     text = os.fsdecode(args[0])
     harmless = text in ("", ":memory:") or text.startswith("file:") or guard().files.is_safe(text)
     return ("", "") if harmless else ("open the database {}", text)
 
 
-REFUSED["sqlite3.connect"] = _asks_for_database
+REFUSED["sqlite3.connect"] = _check_database

@@ -1,4 +1,4 @@
-"""What a sketched script tried to do outside of its process, each with the line that tried, in a note or two."""
+"""Side effects that a sketched script tried, with the line of the script, and the notes on them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,7 +26,7 @@ STARTED_AT: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDi
 
 
 class SideEffects:
-    """What a script tried, each with the line that did.
+    """The side effects that a script tried, each with its line.
 
     >>> effects = SideEffects()
     >>> effects.add("open {} for writing", "log.txt", "train.py:8")
@@ -39,13 +40,16 @@ class SideEffects:
         self._counts: dict[tuple[str, str], dict[str, int]] = {}
         self.skipped: list[str] = []
         """Statements of the script's top level that were left out, each with the reason."""
-        self._folder = f"{_folder()}{os.sep}"
+        self._folder = os.sep
+        """The working folder: paths in it are shown without it."""
+        with suppress(OSError):  # it was deleted
+            self._folder = f"{Path.cwd()}{os.sep}"
         self.total = 0
         self.answered = 0
-        """Those of which the script saw something else than it would see in a real run."""
+        """Those after which the script sees another result than in a real run."""
 
     def add(self, action: str, target: object, place: str) -> None:
-        """Note one: what was tried, with ``{}`` where its target goes; and the line of the script."""
+        """Add one: the action, with ``{}`` where its target goes, and the line of the script."""
         text = str(target).replace(self._folder, "") if len(self._folder) > 2 else str(target)
         text = text if len(text) <= MAX_TARGET or " " not in text else f"{text[:MAX_TARGET]}…"
         targets = self._counts.setdefault((action, place), {})
@@ -53,20 +57,12 @@ class SideEffects:
         self.total += 1
 
     def notes(self) -> list[str]:
-        """What to tell the reader: nothing where nothing was tried."""
+        """Notes for the reader: none where nothing was tried."""
         found = [_sentence(action, place, targets) for (action, place), targets in list(self._counts.items())]
         if len(found) > MAX_NOTED:
             found = [*found[:MAX_NOTED], f"and {len(found) - MAX_NOTED} more"]
         notes = [f"not done while sketching: {'; '.join(found)}"] if found else []
         return [*notes, f"skipped while sketching: {'; '.join(self.skipped)}"] if self.skipped else notes
-
-
-def _folder() -> str:
-    """Where the script runs; its files there are shown without it."""
-    try:
-        return str(Path.cwd())
-    except OSError:  # it was deleted
-        return ""
 
 
 def _sentence(action: str, place: str, targets: dict[str, int]) -> str:
@@ -79,11 +75,8 @@ def _sentence(action: str, place: str, targets: dict[str, int]) -> str:
     return f"{action.format(listed)}{times}{f' ({place})' if place else ''}"
 
 
-def place() -> str:
-    """The innermost line of the user's code, as ``train.py:12``; empty where none of it is running.
-
-    A thread that runs none of it is at the line which started it.
-    """
+def script_line() -> str:
+    """The innermost line of the user's code, as ``train.py:12``; that which started the thread where it runs none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -94,7 +87,7 @@ def place() -> str:
 
 
 def current_thread() -> threading.Thread | None:
-    """This thread; None for one that was not started by `threading`, and of which it shall not take note."""
+    """This thread; None for one that `threading` did not start."""
     return threading._active.get(threading.get_ident())  # type: ignore[attr-defined, no-any-return]
 
 

@@ -53,7 +53,9 @@ def parts(report: StepReport) -> Chart | None:
     exposed, waits = report.exposed_communication_ms, [rank.wait_ms for rank in report.ranks]
     waited = min(sum(waits) / len(waits), exposed) if waits else 0.0
     idle = dict(report.idle_causes)
-    early = min(_done_early(report), idle.get("latency", 0.0))
+    ends = [rank.start_ms + rank.step_ms for rank in report.ranks]
+    done_early = float(np.mean([max(report.step_ms - end, 0.0) for end in ends])) if ends else 0.0
+    early = min(done_early, idle.get("latency", 0.0))
     if early:
         idle["latency"] -= early
     # The host's parts lie side by side, the longest first.
@@ -68,15 +70,10 @@ def parts(report: StepReport) -> Chart | None:
     return {"kind": "parts", "parts": [plain(piece) for piece in pieces if piece["ms"] > LEAST_SHARE * report.step_ms]}
 
 
-def _done_early(report: StepReport) -> float:
-    """Milliseconds from a rank's end to that of the job, mean over ranks."""
-    ends = [rank.start_ms + rank.step_ms for rank in report.ranks]
-    return float(np.mean([max(report.step_ms - end, 0.0) for end in ends])) if ends else 0.0
-
-
 def views(report: StepReport) -> Chart | None:
     """Time by phase, by kernel family, by module and by op: one at a time."""
     found: list[Piece] = []
+    waits = sum(rank.wait_ms for rank in report.ranks)
     for title, times, counted in (
         ("phase", report.by_phase, "calls"),
         ("family", report.by_family, "kernels"),
@@ -87,19 +84,12 @@ def views(report: StepReport) -> Chart | None:
             continue
         largest = sorted(times, key=lambda row: -(row.device_ms + row.host_ms))[:MAX_BARS]
         rows = [{**plain(row), "name": short_name(row.name) or "(none)"} for row in largest]
-        if title == "family":
-            rows = [_with_waits(row, report) for row in rows]
+        for row in rows:
+            if title == "family" and row["name"] == COMMUNICATION and waits:  # a part of it, mean over ranks
+                row["wait_ms"] = min(round(waits / len(report.ranks), 4), row["device_ms"])
         tree = module_tree(times) if title == "module" else None
         found.append({"title": title, "rows": rows, "counted": counted, "tree": tree, "of": len(times)})
     return {"kind": "views", "views": found} if found else None
-
-
-def _with_waits(row: Piece, report: StepReport) -> Piece:
-    """The communication's row with the part of it that is waiting for other ranks, mean over ranks."""
-    waits = sum(rank.wait_ms for rank in report.ranks)
-    if row["name"] != COMMUNICATION or not waits:
-        return row
-    return {**row, "wait_ms": min(round(waits / len(report.ranks), 4), row["device_ms"])}
 
 
 LARGEST_MODULE = 0.3

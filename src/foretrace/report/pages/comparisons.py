@@ -13,7 +13,7 @@ from foretrace.report.formatting import UNKNOWN, bytes_, dollars, ms, percent, p
 from foretrace.report.pages import charts
 from foretrace.report.pages.page import Chart, Page
 from foretrace.report.pages.step import range_marks
-from foretrace.report.pages.timeline import timeline
+from foretrace.report.pages.timeline import timelines
 
 if TYPE_CHECKING:
     from foretrace.prediction.scaling import Scaling
@@ -92,7 +92,7 @@ def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str
             "by_op": charts.changes(rows, verdict),
             "by_family": charts.changes(difference.by_family, verdict),
             "by_phase": charts.changes(difference.by_phase, verdict),
-            "timeline": _timelines(pair, names),
+            "timeline": timelines([(report.workings, name) for report, name in zip(pair, names)]),
         },
         {
             "pair": pair,
@@ -132,11 +132,6 @@ def _distributions(pair: Pair, names: tuple[str, str]) -> Chart | None:
             middle = next(mark for mark in range_marks(report) if mark["name"] == "step")
             found.append((name, report.workings.samples_ms, [{**middle, "name": f"{ms(report.step_ms)} ms"}]))
     return charts.distribution(found)
-
-
-def _timelines(pair: Pair, names: tuple[str, str]) -> Chart | None:
-    drawn = [timeline(one.workings, name) for one, name in zip(pair, names) if one.workings is not None]
-    return {"kind": "timeline", "timelines": drawn} if drawn else None
 
 
 def scaling_page(curve: Scaling) -> Page:

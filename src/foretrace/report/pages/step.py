@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,10 @@ from foretrace.analysis.compare import Check, TimeChange, check_prediction
 from foretrace.analysis.measure import measure_step
 from foretrace.analysis.memory import MemoryCurve
 from foretrace.analysis.report import StepReport
-from foretrace.graph import Graph
 from foretrace.report.formatting import bytes_, ms, off
 from foretrace.report.pages import charts
 from foretrace.report.pages.page import Chart, Page
-from foretrace.report.pages.timeline import timeline
+from foretrace.report.pages.timeline import timelines
 from foretrace.report.step import CAUSES, WITHOUT_LAUNCHES, rank_label, step_facts, step_title, where, which_step
 
 TABLE_ROWS = 300
@@ -72,14 +71,15 @@ def _predicted_page(report: StepReport, measured: Measured | None) -> Page:
 
 def _measured_page(report: StepReport) -> Page:
     workings = report.workings
-    timed = workings is not None and any(_has_times(graph) for graph in workings.graphs)
+    graphs = workings.graphs if workings else []
+    timed = any(np.isfinite(graph.ops.start).any() or len(graph.kernels) for graph in graphs)
     return Page(
         "measurement.html",
         report.source or "the step",
         {
             "ranks": _measured_ranks(report),
             "views": charts.views(report),
-            "timeline": _timeline_chart([timeline(workings, "measured")]) if workings and timed else None,
+            "timeline": timelines([(workings, "measured")]) if timed else None,
             "roofline": charts.roofline(workings) if workings else None,
             "memory": _measured_memory(report),
         },
@@ -167,20 +167,10 @@ def _distribution(report: StepReport, check: Check | None) -> Chart | None:
 
 
 def _timelines(report: StepReport, seen: StepReport | None) -> Chart | None:
-    if report.workings is None:
-        return None
-    drawn = [timeline(report.workings, "predicted")]
+    drawn = [(report.workings, "predicted")]
     if seen is not None and seen.workings is not None and np.isfinite(seen.workings.graphs[0].ops.start).any():
-        drawn.append(timeline(seen.workings, "measured" if _measured_there(report) else "measured elsewhere"))
-    return _timeline_chart(drawn)
-
-
-def _timeline_chart(drawn: Sequence[dict[str, Any]]) -> Chart:
-    return {"kind": "timeline", "timelines": list(drawn)}
-
-
-def _has_times(graph: Graph) -> bool:
-    return bool(np.isfinite(graph.ops.start).any() or len(graph.kernels))
+        drawn.append((seen.workings, "measured" if _measured_there(report) else "measured elsewhere"))
+    return timelines(drawn)
 
 
 def _predicted_memory(report: StepReport) -> Chart | None:

@@ -7,7 +7,7 @@ table; an interval holds its row there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,12 @@ class _Labels:
             shown = (short_name(name)[:MAX_NAME], kind, short_name(op)[:MAX_NAME])
             self.known[label] = self.rows.setdefault(shown, len(self.rows))
         return self.known[label]
+
+
+def timelines(steps: Iterable[tuple[Workings | None, str]]) -> dict[str, Any] | None:
+    """The timelines of some steps, each with its title, as one chart; None where no step has any workings."""
+    drawn = [timeline(workings, title) for workings, title in steps if workings is not None]
+    return {"kind": "timeline", "timelines": drawn} if drawn else None
 
 
 def timeline(workings: Workings, title: str) -> dict[str, Any]:
