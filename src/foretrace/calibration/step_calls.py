@@ -24,10 +24,10 @@ import torch
 from foretrace._progress import OnProgress
 from foretrace.calibration.timing.device import device_name, machine_facts
 from foretrace.calibration.timing.kernels import BATCH, MeasuredFamily, measure_batch, next_case_in, warm_up
-from foretrace.graph import Graph, Indices, Op, Tf32
+from foretrace.graph import Graph
 from foretrace.graph.calls import dispatched
 from foretrace.graph.operators import launches_nothing
-from foretrace.platform.measurements.cases import EXACT, Case, case_key, case_of_each, recorded_cases
+from foretrace.platform.measurements.cases import EXACT, Case, case_key, case_of_each
 from foretrace.platform.measurements.kernels import (
     CALL,
     SUFFIX,
@@ -57,31 +57,6 @@ def step_cases(step: Graph, kind: str) -> dict[int, Case]:
     return {row: case for row, op, case in each if case and not launches_nothing(op, kind)}
 
 
-def measure_ops(
-    ops: Sequence[Op],
-    folder: Path,
-    device: Any,
-    minutes: float,
-    on_progress: OnProgress = lambda progress: None,
-    indices: Iterable[Indices] = (),
-    tf32: Tf32 | None = None,
-) -> MeasuredFamily:
-    """Measure each distinct call among ops, into the folder's file of exact calls; those already there are left out.
-
-    As `measure_cases`; ``op`` of the indices is the position in ``ops``.
-
-    >>> import tempfile, torch
-    >>> from foretrace.graph import Tensor
-    >>> folder, x = Path(tempfile.mkdtemp()), Tensor((64,), "float32", "cuda:0", id=1, storage=1)
-    >>> relu = Op("aten::relu", (x,), overload="default")
-    >>> measure_ops([relu, relu], folder, torch.device("cpu"), minutes=0.1).cases
-    1
-    >>> measure_ops([relu, relu], folder, torch.device("cpu"), minutes=0.1).cases
-    0
-    """
-    return measure_cases(recorded_cases(ops, indices, tf32), folder, device, minutes, on_progress)
-
-
 def measure_cases(
     cases: Iterable[Case],
     folder: Path,
@@ -89,7 +64,13 @@ def measure_cases(
     minutes: float,
     on_progress: OnProgress = lambda progress: None,
 ) -> MeasuredFamily:
-    """Measure cases of one step or of several, into the folder's file of exact calls, as `measure_ops` does."""
+    """Measure cases of one step or of several, into the folder's file of exact calls; those already there are left out.
+
+    >>> import tempfile; from foretrace.graph import Op, Tensor
+    >>> folder, relu = Path(tempfile.mkdtemp()), Case(Op("aten::relu", (Tensor((64,), "float32"),), overload="default"))
+    >>> [measure_cases([relu], folder, torch.device("cpu"), minutes=0.1).cases for _ in range(2)]
+    [1, 0]
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{EXACT}{SUFFIX}"
     number = next_case_in(path, device_name(device))

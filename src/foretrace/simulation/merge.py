@@ -65,10 +65,6 @@ class JobTasks:
     transfer: list[Longs]
     """For each rank's collectives the task that is its transfer; -1 for none."""
 
-    def with_durations(self, duration: Floats) -> JobTasks:
-        """The same with other durations."""
-        return replace(self, tasks=replace(self.tasks, duration=duration))
-
     def delayed(self, us: Floats) -> JobTasks:
         """The same with each transfer so much later than its last arrival."""
         lag, arriving = self.tasks.lag.copy(), [len(tasks) for tasks in self.arrivals]

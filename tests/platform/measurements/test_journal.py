@@ -8,17 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.lib.pack import COMMON, pack_file, pack_lines
 from foretrace.graph import ForetraceError
-from foretrace.platform.measurements.journal import (
-    COMMON,
-    append,
-    exists,
-    pack_file,
-    pack_lines,
-    packed,
-    read_lines,
-    unpack_lines,
-)
+from foretrace.platform.measurements.journal import append, exists, packed, read_lines, unpack_lines
 
 
 def test_what_is_added_is_read_in_order(tmp_path):

@@ -7,7 +7,6 @@ from foretrace.platform.measurements.fabric import TimedCollective as TimedColle
 from foretrace.platform.measurements.fabric import read_fabric_runs as read_fabric_runs
 from foretrace.platform.measurements.host import HostRun as HostRun
 from foretrace.platform.measurements.host import read_host_runs as read_host_runs
-from foretrace.platform.measurements.journal import pack_file as pack_file
 from foretrace.platform.measurements.kernels import Batch as Batch
 from foretrace.platform.measurements.kernels import Measurement as Measurement
 from foretrace.platform.measurements.kernels import read_batches as read_batches

@@ -6,15 +6,12 @@ ranks and nodes that took part, its bytes, and its microseconds, once for each r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foretrace.errors import ForetraceError
-from foretrace.graph.codec import DAMAGE
-from foretrace.platform.measurements.journal import append, read_lines
+from foretrace.platform.measurements.journal import append, read_entries
 
 FABRIC_FILE = "fabric.jsonl.gz"
 WORK = "work"
@@ -65,17 +62,14 @@ def read_fabric_runs(path: Path) -> list[FabricRun]:
     ({'backend': 'gloo'}, [TimedCollective(kind='all_reduce', ranks=2, nodes=1, nbytes=1024, us=(80.0, 90.0))])
     """
     runs: list[FabricRun] = []
-    for number, text in enumerate(read_lines(path), 1):
-        try:
-            line = json.loads(text)
-            if "run" in line:
-                runs.append(FabricRun(dict(line["run"])))
-            else:
-                runs[-1].collectives.append(_collective(**line))
-        except DAMAGE as error:
-            raise ForetraceError(
-                f"{path}: line {number} is no measurement of a fabric ({error})", "Restore the file, or measure again."
-            ) from None
+
+    def add(line: dict[str, Any]) -> None:
+        if "run" in line:
+            runs.append(FabricRun(dict(line["run"])))
+        else:
+            runs[-1].collectives.append(_collective(**line))
+
+    read_entries(path, "no measurement of a fabric", add)
     return runs
 
 

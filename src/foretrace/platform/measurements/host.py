@@ -19,15 +19,12 @@ In older files forward includes clearing, which is NaN then.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, fields
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foretrace.errors import ForetraceError
-from foretrace.graph.codec import DAMAGE
-from foretrace.platform.measurements.journal import read_lines
+from foretrace.platform.measurements.journal import read_entries
 
 HOST_FILE = "host.jsonl.gz"
 
@@ -115,13 +112,7 @@ def read_host_runs(path: Path) -> list[HostRun]:
     ('cpu', [[0.1, 1.0, 2.0, 0.5]])
     """
     runs: list[HostRun] = []
-    for number, text in enumerate(read_lines(path), 1):
-        try:
-            _add_line(json.loads(text), runs)
-        except DAMAGE as error:
-            raise ForetraceError(
-                f"{path}: line {number} is no measurement of a host ({error})", "Restore the file, or measure again."
-            ) from None
+    read_entries(path, "no measurement of a host", lambda line: _add_line(line, runs))
     return runs
 
 
@@ -142,15 +133,12 @@ def _add_line(line: dict[str, Any], runs: list[HostRun]) -> None:
         run.launched = _numbers(line["launched"], len(run.single))
     elif "alone" in line:
         run.alone.append(_numbers(line["alone"], len(run.single)))
-    elif "sharded" in line:
-        run.sharded.append(_numbers(line["sharded"], 2))
-    elif "gathered" in line:
-        run.gathered.append(_numbers(line["gathered"], 2))
-    elif "gaps" in line:
-        run.gaps.append(_numbers(line["gaps"], 3))
-    else:
+    elif "profiled" in line:
         step = run.steps[line["profiled"]]
         step.profiled.append(_columns(Profiled, line, len(step.calls)))
+    else:
+        ((kind, numbers),) = line.items()
+        getattr(run, kind).append(_numbers(numbers, {"sharded": 2, "gathered": 2, "gaps": 3}[kind]))
 
 
 def _columns(kind: Any, line: dict[str, Any], length: int | None = None) -> Any:

@@ -4,10 +4,9 @@ Lines are appended as gzip members, each complete or ignored on reading: a calib
 that is not appended to for now may be packed, as ``.xz`` instead of ``.gz``, in half the size; what is appended later
 goes into a new ``.gz`` next to it.
 
-Packed, the lines are columns: lines that differ only in their numbers have one form, which is written once, with a hole
-for each number, and the numbers of each hole follow each other. A compressor finds more in common there: timed calls
-take a quarter less space than the same lines, compressed alike. The compressed text holds the number of forms; the
-forms, a line each; a line with the form of each line; and for each form with holes a line per hole with its numbers.
+Packed, the lines are columns: lines that differ only in their numbers have one form, with a hole for each number, and
+the numbers of each hole follow each other. The compressed text holds the number of forms; the forms, a line each; the
+form of each line; and for each form with holes a line per hole with its numbers.
 """
 
 from __future__ import annotations
@@ -16,23 +15,16 @@ import gzip
 import json
 import lzma
 import os
-import re
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from foretrace.errors import ForetraceError
-from foretrace.output import atomic_write
+from foretrace.graph.codec import DAMAGE
 
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 HOLE = "\0"
 """Stands for a number in a form: JSON never writes it."""
-COMMON = 32
-"""Fewest lines of a form; a rarer line is a form of its own, without holes."""
-FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "dict_size": 2**26, "lc": 4, "lp": 0, "pb": 0}]
-"""For text: positions are not aligned, and a character depends on the one before it."""
 
 
 def append(path: Path, entries: Iterable[dict[str, Any]]) -> None:
@@ -63,20 +55,6 @@ def packed(path: Path) -> Path:
     return path.with_suffix(".xz")
 
 
-def pack_file(path: Path) -> None:
-    """Pack a file, together with what was packed of it before.
-
-    >>> import tempfile; path = Path(tempfile.mkdtemp()) / "some.jsonl.gz"
-    >>> append(path, [{"us": 1.5}]); pack_file(path); append(path, [{"us": 2.0}])
-    >>> list(read_lines(path))
-    ['{"us":1.5}', '{"us":2.0}']
-    """
-    data = pack_lines(read_lines(path))
-    with atomic_write(packed(path)) as file:
-        file.write(data)
-    path.unlink(missing_ok=True)
-
-
 def exists(path: Path) -> bool:
     """Whether there is such a file, packed or not."""
     return path.exists() or packed(path).exists()
@@ -92,6 +70,17 @@ def read_lines(path: Path) -> Iterator[str]:
         raise ForetraceError(f"{path} is damaged ({error})", "Restore the file, or measure again.") from None
 
 
+def read_entries(path: Path, what: str, take: Callable[[dict[str, Any]], None]) -> None:
+    """Hand each entry of a file over; an error names the line that is not ``what`` it should be."""
+    for number, text in enumerate(read_lines(path), 1):
+        try:
+            take(json.loads(text))
+        except DAMAGE as error:
+            raise ForetraceError(
+                f"{path}: line {number} is {what} ({error})", "Restore the file, or measure again."
+            ) from None
+
+
 def _complete_members(data: bytes) -> Iterator[str]:
     """The lines of gzip members, up to one that was cut off."""
     while data:
@@ -103,29 +92,8 @@ def _complete_members(data: bytes) -> Iterator[str]:
         data = member.unused_data
 
 
-def pack_lines(read_lines: Iterable[str]) -> bytes:
-    """Compress lines of JSON by columns.
-
-    >>> timed = [f'{{"side":{side},"us":{side / 8}}}' for side in range(100)]
-    >>> unpack_lines(pack_lines(["begun", *timed])) == ["begun", *timed]
-    True
-    """
-    read_lines = list(read_lines)
-    forms = [NUMBER.sub(HOLE, line) for line in read_lines]
-    count = Counter(forms)
-    forms = [form if count[form] >= COMMON else line for form, line in zip(forms, read_lines)]
-    place = {form: number for number, form in enumerate(dict.fromkeys(forms))}
-    filled: dict[str, list[list[str]]] = {form: [] for form in place if HOLE in form}
-    for form, line in zip(forms, read_lines):
-        if form in filled:
-            filled[form].append(NUMBER.findall(line))
-    columns = (" ".join(column) for rows in filled.values() for column in zip(*rows))
-    text = "\n".join([str(len(place)), *place, " ".join(str(place[form]) for form in forms), *columns])
-    return lzma.compress(text.encode(), filters=FILTERS)
-
-
 def unpack_lines(data: bytes) -> list[str]:
-    """The lines in packed data; a ValueError or `lzma.LZMAError` where `pack_lines` did not make it."""
+    """The lines in packed data; a ValueError or `lzma.LZMAError` where they were not packed so."""
     rest = iter(lzma.decompress(data).decode().split("\n"))
     try:
         forms = [next(rest) for _ in range(int(next(rest)))]

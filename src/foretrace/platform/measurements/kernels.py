@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretrace.errors import ForetraceError
 from foretrace.files import gc_paused
 from foretrace.graph import Indices, Names
-from foretrace.graph.codec import DAMAGE, op_of, to_lines
+from foretrace.graph.codec import op_of, to_lines
 from foretrace.platform.measurements.cases import Case, Ids
-from foretrace.platform.measurements.journal import append, read_lines
+from foretrace.platform.measurements.journal import append, read_entries, read_lines
 
 SUFFIX = ".jsonl.gz"
 
@@ -107,26 +106,19 @@ def read_batches(path: Path) -> list[Batch]:
     >>> read_batches(path) == [batch]
     True
     """
-    with gc_paused():
-        return _batches(path)
-
-
-def _batches(path: Path) -> list[Batch]:
     batches: list[Batch] = []
     names: list[str] = []
-    for number, text in enumerate(read_lines(path), 1):
-        try:
-            line = json.loads(text)
-            if "op" in line:
-                batches[-1].measurements.append(_measurement(line, names))
-            elif "kernels" in line:
-                names, batches[-1].reference_us = line["kernels"], line["reference_us"]
-            else:
-                batches.append(Batch(line.pop("from"), line.pop("to"), line))
-        except DAMAGE as error:
-            raise ForetraceError(
-                f"{path}: line {number} is not a measurement ({error})", "Restore the file, or measure again."
-            ) from None
+
+    def add(line: dict[str, Any]) -> None:
+        if "op" in line:
+            batches[-1].measurements.append(_measurement(line, names))
+        elif "kernels" in line:
+            names[:], batches[-1].reference_us = line["kernels"], line["reference_us"]
+        else:
+            batches.append(Batch(line.pop("from"), line.pop("to"), line))
+
+    with gc_paused():
+        read_entries(path, "not a measurement", add)
     return batches
 
 
