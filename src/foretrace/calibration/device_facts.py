@@ -50,13 +50,7 @@ class DeviceFacts:
         return read_as(cls, raw / DEVICE_FILE, "Measure the device again, with the same --out.")
 
     def write(self, raw: Path) -> None:
-        """Write them to a folder of measurements.
-
-        >>> import tempfile; raw = Path(tempfile.mkdtemp())
-        >>> facts = DeviceFacts("cpu", "x86_64 CPU", 2, 2000.0, 2000.0, 16.0, 32.0)
-        >>> facts.write(raw); DeviceFacts.read(raw) == facts
-        True
-        """
+        """Write them to a folder of measurements."""
         write(raw / DEVICE_FILE, asdict(self))
 
 

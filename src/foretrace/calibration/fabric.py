@@ -83,12 +83,6 @@ def job_collectives(job: Job, gpus_per_node: int | None = None) -> list[TimedCol
     """The collectives of a job without waiting: from the arrival of the last rank to the last end.
 
     Those of groups with a rank that has no trace are left out: its arrival is not known.
-
-    >>> from foretrace.graph import Graph, OpTable
-    >>> job_collectives(Job([Graph(OpTable.of([]), rank=0, world=2)]))
-    Traceback (most recent call last):
-    ...
-    foretrace.errors.ForetraceError: the job shows no collective on all of its ranks. Record every rank of it.
     """
     groups, _ = collective_times(job.graphs)
     times: dict[tuple[str, int, int, int], list[float]] = {}

@@ -137,15 +137,7 @@ def _rank() -> int | None:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Lock a folder, which is made if needed: two calibrations at once would disturb each other, and repeat cases.
-
-    >>> import tempfile; folder = Path(tempfile.mkdtemp())
-    >>> with exclusive(folder), exclusive(folder):
-    ...     pass
-    Traceback (most recent call last):
-    ...
-    foretrace.errors.ForetraceError: ...
-    """
+    """Lock a folder, which is made if needed: two calibrations at once would disturb each other, and repeat cases."""
     folder.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
         yield

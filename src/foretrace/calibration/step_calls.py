@@ -152,14 +152,7 @@ class _CallClock:
 
 
 def measurements_by_case(times: Mapping[int, list[float]], cases: Mapping[int, Case]) -> list[Measurement]:
-    """Times of a step's calls as measurements of its cases: of equal calls their mean, which preserves the sum.
-
-    >>> from foretrace.graph import Op
-    >>> relu = Case(Op("aten::relu"))
-    >>> found, = measurements_by_case({0: [1.0, 2.0], 4: [3.0, 4.0], 5: [9.0]}, {0: relu, 4: relu})
-    >>> found.us("cold"), found.us("warm")
-    (2.5, 2.5)
-    """
+    """Times of a step's calls as measurements of its cases: of equal calls their mean, which preserves the sum."""
     alike: dict[int, list[list[float]]] = defaultdict(list)
     known = {id(cases[row]): cases[row] for row in times if row in cases}
     for row in times.keys() & cases.keys():

@@ -124,11 +124,7 @@ def _checked(folder: Path) -> Path:
 
 
 def find_platform(name: str | Path) -> Path:
-    """The folder of a platform by its name; or the folder itself.
-
-    >>> find_platform("h200") == SHIPPED / "h200"
-    True
-    """
+    """The folder of a platform by its name; or the folder itself."""
     known = platform_folders()
     if str(name) in known:
         return known[str(name)]
@@ -150,31 +146,19 @@ def find_platform(name: str | Path) -> Path:
 
 
 def user_platforms() -> Path:
-    """The folder of the user's own platforms, which are found by name.
-
-    >>> user_platforms().parts[-2:]
-    ('foretrace', 'platforms')
-    """
+    """The folder of the user's own platforms, which are found by name."""
     home = os.environ.get("XDG_DATA_HOME")
     return (Path(home) if home else Path.home() / ".local" / "share") / "foretrace" / "platforms"
 
 
 def platform_folders() -> dict[str, Path]:
-    """The folders of all platforms that have a name, shipped ones and the user's own.
-
-    >>> "h200" in platform_folders()
-    True
-    """
+    """The folders of all platforms that have a name, shipped ones and the user's own."""
     homes = (user_platforms(), SHIPPED)  # of two with the same name, the shipped one: it is the same everywhere
     return {path.name: path for home in homes for path in sorted(home.glob("*")) if (path / ABOUT).is_file()}
 
 
 def device_files() -> dict[str, Path]:
-    """The files of all shipped device descriptions, by name.
-
-    >>> {"h200", "a100"} <= device_files().keys()
-    True
-    """
+    """The files of all shipped device descriptions, by name."""
     return {path.stem: path for path in sorted(DEVICES.glob("*.json"), key=lambda path: path.stem)}
 
 

@@ -285,12 +285,7 @@ def _platform_entry(name: str, folder: Path) -> Fields:
 
 
 def device_entry(device: Device) -> Fields:
-    """A GPU by its description.
-
-    >>> entry = device_entry(Device.named("a100"))
-    >>> entry["name"], entry["memory_gb"]
-    ('a100', 80)
-    """
+    """A GPU by its description."""
     shown = ("name", "sms", "clock_mhz", "memory_gb", "memory_gbps", "l2_mb", "peak_tflops", "provenance")
     return {name: getattr(device, name) for name in shown}
 

@@ -34,14 +34,6 @@ def with_oversubscription(
     Ranks that have devices, or whose oversubscription was not measured, stay as they are.
 
     So many as ``was`` worked at once when their times were measured.
-
-    >>> from foretrace.graph import Graph, Op, OpTable
-    >>> from foretrace.platform.fabric import Oversubscription
-    >>> fabric = Fabric("gloo", (), "made up", crowd=(Oversubscription(1, 1.0, 0.0), Oversubscription(8, 1.2, 0.1)))
-    >>> one = MeasuredRank.of(Graph(OpTable.of([Op("aten::mm", start_us=0.0, end_us=8.0)])), None)
-    >>> (slower,), notes = with_oversubscription([one], fabric, world=8, was=1, per_node=8)
-    >>> float(slower.tasks.tasks.duration[0]), notes
-    (9.6, ['ranks share processors: 8 ranks at once take 1.20 times as long as 1 on fabric gloo'])
     """
     most = per_node or fabric.gpus_per_node
     now, before = (oversubscription(fabric, min(count, most)) for count in (world, was))
@@ -65,13 +57,6 @@ def as_typical(ranks: Sequence[MeasuredRank], measured: Sequence[MeasuredRank]) 
 
     Which of these was the first, and how fast its processor just then, says nothing of other ranks. Ranks that have
     devices stay as they are.
-
-    >>> from foretrace.graph import Graph, Op, OpTable
-    >>> steps = [Graph(OpTable.of([Op("aten::mm", start_us=0.0, end_us=us)])) for us in (8.0, 10.0)]
-    >>> both = [MeasuredRank.of(step, None) for step in steps]
-    >>> (typical,), notes = as_typical(both[:1], both)
-    >>> float(typical.tasks.tasks.duration[0]), notes
-    (9.0, ['the host takes 1.12 times as long as that of rank 0 did: the mean of all 2 measured ranks'])
     """
     if not all(rank.on_cpu for rank in [*ranks, *measured]) or len(measured) < 2:
         return list(ranks), []
@@ -109,16 +94,6 @@ def arrival_skew(
     """How much later than its arrivals each collective starts, since some of its ranks have no graph of their own.
 
     The job has the ranks with a graph; jitter is the standard deviation of the logarithm of what each of them takes.
-
-    >>> from foretrace.analysis.collective_matching import Call
-    >>> from foretrace.simulation.engine import simulate
-    >>> from foretrace.simulation.merge import merge_ranks
-    >>> from foretrace.simulation.task_graph import TaskGraph
-    >>> rank = RankTasks(TaskGraph.of([100.0, 0.0], [0, 1], [(0, 1)], kind=np.array([0, 6], np.int8)), np.array([1]))
-    >>> matches = [CollectiveMatch("all_reduce", 8, tuple(range(8)), (Call(0, 0),))]  # one rank for eight
-    >>> job = merge_ranks([rank], [match.calls for match in matches], np.array([20.0]))
-    >>> arrival_skew(job, simulate(job.tasks), matches, [0.1]).round(1).tolist()
-    [14.3]
     """
     late, transfers = np.zeros(len(matches)), int(job.first[-1])
     for position, spread in enumerate(jitter):

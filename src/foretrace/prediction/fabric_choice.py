@@ -71,11 +71,7 @@ def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: i
 
 
 def _is_of(gpu: str, device: str) -> bool:
-    """Whether a fabric's GPU is the device: the model is the same, and both have PCIe cards or neither.
-
-    >>> _is_of("V100 SXM2", "Tesla V100-SXM2-32GB"), _is_of("V100 PCIe", "Tesla V100-SXM2-32GB")
-    (True, False)
-    """
+    """Whether a fabric's GPU is the device: the model is the same, and both have PCIe cards or neither."""
     ours, theirs = _words(gpu), _words(device)
     return ours[0] in theirs and (PCIE in ours) == (PCIE in theirs)
 

@@ -228,12 +228,7 @@ def left_out_notes(calls: Graph, which: NDArray[np.bool_]) -> list[str]:
 
 
 def _slower(kernel: str, there: Device, here: Device) -> float:
-    """How many times as long the work of a kernel takes on one device as on another.
-
-    >>> a100, h200 = Device.named("a100"), Device.named("h200")
-    >>> round(_slower("cuApplyLayerNorm", a100, h200), 2), round(_slower("ampere_sgemm_128x64_tn", a100, h200), 2)
-    (0.42, 0.29)
-    """
+    """How many times as long the work of a kernel takes on one device as on another."""
     if kernel_family(kernel) not in COMPUTE_BOUND:
         return there.memory_gbps / here.memory_gbps
     rate = "float32" if "sgemm" in kernel else "float16"
@@ -251,9 +246,5 @@ def _longest(calls: Graph, which: NDArray[np.bool_]) -> str:
 
 
 def _bare(kernel: str) -> str:
-    """A kernel's name without what it returns, takes and is made for.
-
-    >>> _bare("void (anonymous namespace)::softmax_warp<c10::Half, 11>(int)")
-    'softmax_warp'
-    """
+    """A kernel's name without what it returns, takes and is made for."""
     return re.split("[<(]", kernel.replace("(anonymous namespace)::", ""))[0].split()[-1]

@@ -90,14 +90,7 @@ def predict_on_own_machine(
 
 
 def measured_ranks(job: Job, step: str | None = None) -> tuple[list[MeasuredRank], list[str]]:
-    """The ranks of a measured job as they were, and notes on them.
-
-    >>> from foretrace.graph import Op, OpTable
-    >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
-    >>> (rank,), notes = measured_ranks(Job([Graph(OpTable.of(ops))]))
-    >>> rank.tasks.tasks.duration.tolist(), notes
-    ([8.0, 2.0, 5.0], [])
-    """
+    """The ranks of a measured job as they were, and notes on them."""
     name = chosen_step(job, step)
     ranks = [MeasuredRank.of(graph, name) for graph in _from_zero(job.graphs)]
     graphs, notes = seen_by_all([rank.graph for rank in ranks])

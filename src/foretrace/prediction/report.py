@@ -168,14 +168,7 @@ def _peak_memory(graph: Graph, done: SimulatedJob, position: int, device: Device
 
 
 def gemm_workspaces(step: DispatchedCalls, device: Device) -> int:
-    """Bytes that the GEMM library keeps as workspace: for each stream, and for autograd's thread beside the main one.
-
-    >>> from foretrace.analysis.dispatched import dispatched_calls
-    >>> from foretrace.graph import Op, OpTable
-    >>> ops = [Op("aten::mm", phase="forward"), Op("aten::mm", phase="backward"), Op("aten::mm", phase="backward")]
-    >>> gemm_workspaces(dispatched_calls(Graph(OpTable.of(ops))), Device.named("h200")) / 2**20
-    64.0
-    """
+    """Bytes that the GEMM library keeps as workspace: for each stream, and for autograd's thread beside the main one."""
     if device.runs_on_host:
         return 0
     from foretrace.cost_models.kernels.families.gemm import Gemm

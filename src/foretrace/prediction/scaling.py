@@ -76,12 +76,7 @@ def scaling_curve(reports: Sequence[StepReport]) -> Scaling:
 
 
 def _common_notes(ordered: Sequence[StepReport]) -> list[str]:
-    """The notes of all: of those that differ in numbers alone the largest job's.
-
-    >>> two, four = ["a100-8x on 2 nodes"], ["a100-8x on 4 nodes", "a100-4x on 4"]
-    >>> _common_notes([StepReport(notes=two), StepReport(notes=four)])
-    ['a100-8x on 4 nodes', 'a100-4x on 4']
-    """
+    """The notes of all: of those that differ in numbers alone the largest job's."""
     notes = {note_key(note): note for report in ordered for note in report.notes if not ALIKE.search(note)}
     return list(notes.values())
 
@@ -120,13 +115,6 @@ def at_world(job: Job, world: int) -> Job:
 
     A group that is the whole job stays the whole job; one that reaches through it in steps, as data parallel groups
     around tensor parallel ones, gets more members at the same distance; any other stays as it is.
-
-    >>> from foretrace.graph import Op, OpTable
-    >>> data = Collective("all_reduce", "data", 1024, kernel=-1, op=0, ranks=(0, 2))
-    >>> small = Graph(OpTable.of([Op("c10d::allreduce_")]), world=4, collectives=[data])
-    >>> large = at_world(Job([small]), 8)
-    >>> large.graphs[0].collectives[0].ranks, len(large.alike), large.missing
-    ((0, 2, 4, 6), 7, [])
     """
     check_count(world, "world", MAX_RANKS)
     if not job.graphs:
@@ -173,11 +161,7 @@ def _check_sizes(job: Job, collectives: Sequence[Collective], sizes: dict[str, t
 
 
 def _regrouped(sizes: dict[str, tuple[int, int]]) -> list[str]:
-    """Which groups have more or fewer members than they had.
-
-    >>> _regrouped({"data": (8, 16), "tensor": (2, 2)})
-    ['group data goes from 8 to 16 ranks: if it shares the work of a layer, no real job does that']
-    """
+    """Which groups have more or fewer members than they had."""
     changed = [
         f"group {name.removeprefix('group ') or 'without a name'} goes from {old:,} to {new:,} ranks"
         for name, (old, new) in sizes.items()

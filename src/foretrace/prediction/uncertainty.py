@@ -153,11 +153,7 @@ def host_spread(graph: Graph) -> float:
 
 @cache
 def typical_host_spread() -> float:
-    """That of a host that comes with Foretrace.
-
-    >>> 0.0 < typical_host_spread() < 0.5
-    True
-    """
+    """That of a host that comes with Foretrace."""
     return read_host(find_platform(TYPICAL_HOST)).common
 
 

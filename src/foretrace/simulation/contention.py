@@ -64,16 +64,6 @@ def with_contention(
 
     For each rank ``measured_overlap`` has the share of each of its kernel tasks that overlapped with a collective when
     it was measured, or one number for all; None for a rank whose kernels stay as they are.
-
-    >>> from types import SimpleNamespace
-    >>> from foretrace.simulation.merge import merge_ranks
-    >>> tasks = TaskGraph.of([0.0, 80.0], [1, 0], [], kind=np.full(2, KERNEL, np.int8))  # a collective, and a kernel
-    >>> job = merge_ranks([RankTasks(tasks, np.array([0]))], [[(0, 0)]], np.array([100.0]))
-    >>> law = SimpleNamespace(spins=True)
-    >>> law.longer, law.transfer_longer = (lambda us, share: 0.25 * us * share), (lambda us, share: 0 * us)
-    >>> slower, _ = with_contention(job, [np.zeros(1)], law)
-    >>> slower.tasks.duration.tolist()
-    [0.0, 100.0, 100.0]
     """
     alone = job.tasks.duration
     slowed_tasks = _compute_kernels if slowdown.spins else computing_tasks

@@ -163,13 +163,6 @@ def resolve_overload(op: Op) -> Op:
     """The call with an overload that takes its arguments, by position or by name as that overload takes them.
 
     An argument that the trace leaves out gets its default; where it has none, the call can't be made.
-
-    >>> x = Tensor((2, 2), "float32")
-    >>> made = resolve_overload(Op("aten::addmm", (x, x, x, 1, 1)))
-    >>> made.overload, len(made.args), made.kwargs
-    ('default', 3, {'beta': 1, 'alpha': 1})
-    >>> resolve_overload(Op("aten::pow", (x, 2))).overload
-    'Tensor_Scalar'
     """
     for overload, schema in _schemas(op):
         taken = _taken(op, schema.arguments)
@@ -215,11 +208,7 @@ def _may_be_unknown(argument: Any) -> bool:
 
 
 def _fits(value: Value, kind: str) -> bool:
-    """Whether a value is of a type as schemas write it.
-
-    >>> _fits([1, 2], "Optional[List[int]]"), _fits(0.5, "int"), _fits(Constant("dtype", "float16"), "Optional[int]")
-    (True, False, True)
-    """
+    """Whether a value is of a type as schemas write it."""
     outer, _, inner = kind.removesuffix("]").partition("[")
     if outer == "Optional":
         return _fits(value, inner)

@@ -116,11 +116,7 @@ def query_driver(device: Any, *fields: str, of: str = "gpu") -> list[list[str]]:
 
 
 def health_problems(device: Any) -> list[str]:
-    """Why a GPU should not be measured now: it is throttled, or other processes use it; empty where that is unknown.
-
-    >>> health_problems(torch.device("cpu"))
-    []
-    """
+    """Why a GPU should not be measured now: it is throttled, or other processes use it; empty where that is unknown."""
     if not is_gpu(device):
         return []
     answers = query_driver(device, *THROTTLE_REASONS)
@@ -215,11 +211,7 @@ def _max_clocks_mhz(device: Any) -> tuple[float, float]:
 
 
 def measure_stream(device: Any) -> dict[str, Any]:
-    """Gap between kernels, latency of a launch and depth of the launch queue, for `DeviceFacts`; nothing on a CPU.
-
-    >>> measure_stream(torch.device("cpu"))
-    {}
-    """
+    """Gap between kernels, latency of a launch and depth of the launch queue, for `DeviceFacts`; nothing on a CPU."""
     if not is_gpu(device):
         return {}
     torch.cuda.set_device(device)

@@ -159,14 +159,7 @@ class Timer(Protocol):
 
 
 class HostTimer:
-    """Times the call itself: for the CPU, where it is over when it returns.
-
-    >>> timer = HostTimer()
-    >>> timer.time(lambda: torch.ones(8).add(1))
-    >>> [(name, us)], = timer.repeats()
-    >>> name, us > 0
-    ('call', True)
-    """
+    """Times the call itself: for the CPU, where it is over when it returns."""
 
     def __init__(self) -> None:
         self.timed = 0

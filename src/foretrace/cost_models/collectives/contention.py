@@ -45,11 +45,7 @@ class Contention:
     """Whether a collective that waits for its last rank slows kernels too, as NCCL's do."""
 
     def longer(self, us: Floats, share: Floats) -> Floats:
-        """Microseconds added to kernels that a collective overlaps for a share of their time.
-
-        >>> gpu_contention().longer(np.array([10.0]), np.array([0.0])).tolist()
-        [0.0]
-        """
+        """Microseconds added to kernels that a collective overlaps for a share of their time."""
         return ((self.factor - 1) * us + self.added_us) * share
 
     def transfer_longer(self, us: Floats, share: Floats) -> Floats:
@@ -59,11 +55,7 @@ class Contention:
 
 @cache
 def gpu_contention() -> Contention:
-    """The fitted contention of GPUs.
-
-    >>> gpu_contention().factor >= 1
-    True
-    """
+    """The fitted contention of GPUs."""
     return read_as(Contention, FILE)
 
 

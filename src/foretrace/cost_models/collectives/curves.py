@@ -29,14 +29,7 @@ BENDS = np.geomspace(0.3, 2.0, 40)
 
 
 def fit_curves(seen: Iterable[TimedCollective]) -> tuple[Curve, ...]:
-    """A curve for each kind, number of ranks and number of nodes.
-
-    >>> from foretrace.platform.measurements.fabric import TimedCollective
-    >>> sizes = [2**power for power in range(4, 28)]
-    >>> curve, = fit_curves(TimedCollective("all_reduce", 8, 1, size, (20 + size / 100e3,)) for size in sizes)
-    >>> round(curve.latency_us, 1), round(curve.gbps), round(curve.bend, 1)
-    (20.0, 100, 1.0)
-    """
+    """A curve for each kind, number of ranks and number of nodes."""
     from foretrace.platform.measurements.fabric import OVERLAPPED, WORK
 
     groups: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -69,11 +69,7 @@ class Range(NamedTuple):
 
     @classmethod
     def around(cls, typical: float, spread: float) -> Range:
-        """The range of a time whose logarithm has this standard deviation.
-
-        >>> Range.around(100.0, 0.0)
-        Range(low=100.0, typical=100.0, high=100.0)
-        """
+        """The range of a time whose logarithm has this standard deviation."""
         factor = math.exp(SIGMAS_TO_P90 * spread)
         return cls(typical / factor, typical, typical * factor)
 

@@ -66,11 +66,7 @@ class Placement(NamedTuple):
 
     @classmethod
     def even(cls, ranks: int, nodes: int = 1) -> Placement:
-        """The placement of ranks that use all of some nodes, evenly.
-
-        >>> Placement.even(16, nodes=2)
-        Placement(ranks=16, nodes=2, per_node=8, nic_share=1.0)
-        """
+        """The placement of ranks that use all of some nodes, evenly."""
         return cls(ranks, nodes, -(-ranks // nodes))
 
 

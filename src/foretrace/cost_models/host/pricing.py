@@ -67,15 +67,6 @@ def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCost
     """Host time of dispatcher calls.
 
     ``rows`` are the dispatcher calls among the graph's ops, in order; ``launches`` how many each makes.
-
-    >>> from foretrace.graph import Op, OpTable
-    >>> from foretrace.platform.host import BetweenCalls
-    >>> cost = CallCost(to_launch=6.0, launch=4.0, between=3.0, after=1.0, tensor=0.0, spread=0.1)
-    >>> host = Host("mine", {}, cost, cost, BetweenCalls(*[2.0] * 17), common=0.1, provenance="made up")
-    >>> graph = Graph(OpTable.of([Op("aten::mm", phase="forward"), Op("aten::relu", phase="forward")]))
-    >>> costs = price_host(graph, np.arange(2, dtype=np.int32), np.ones(2, np.int32), host)
-    >>> costs.before.tolist(), costs.to_launch.tolist()
-    ([8.0, 4.0], [6.0, 6.0])
     """
     calls = HostCalls.of(graph, rows, launches)
     inside, counts, costs = _inside(calls, host), t1_terms(calls), np.array(astuple(host.before))
@@ -259,11 +250,7 @@ def cold_host_terms(calls: HostCalls) -> Floats:
 
 
 def _repeated(calls: Sequence[int], start: int, before: Sequence[int]) -> int:
-    """Length of the longest run of calls from a position on that was made before in the same order.
-
-    >>> _repeated([7, 1, 2, 3, 8], 1, [1, 2, 9, 1, 2, 3])
-    3
-    """
+    """Length of the longest run of calls from a position on that was made before in the same order."""
     places = (place for place, name in enumerate(before) if name == calls[start])
     return max((_common_run(calls, start, before, place) for place in places), default=0)
 

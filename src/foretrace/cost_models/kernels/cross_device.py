@@ -80,12 +80,6 @@ def achieved_rates(device: Device, rate: str, scaling: CrossDeviceScaling | None
 
     For a device that was not calibrated, published rates are used where there are some; else it is taken to achieve the
     same shares of its peaks as the measured one. Either is corrected by its `CrossDeviceScaling`.
-
-    >>> h200, a100 = Device.named("h200"), Device.named("a100")
-    >>> achieved_rates(a100, "bfloat16", CrossDeviceScaling(h200, gemm=0.5))
-    (135.6, 2039.0)
-    >>> achieved_rates(a100, "float16", CrossDeviceScaling(h200, gemm=0.5))
-    (156.0, 2039.0)
     """
     known = scaling.source if scaling else device
     plain = scaling.no_tensor_cores if scaling and rate in CUDA_CORE_DTYPES else 1.0

@@ -70,12 +70,7 @@ def _safe_softmax(op: Op, scores: Tensor) -> Sequence[Op]:
 
 
 def _gradients(op: Op, grad: Tensor) -> Sequence[Op]:
-    """Each gradient of a convolution by its own library call; None in a mask stands for one that is already computed.
-
-    >>> backward = Op("aten::convolution_backward", (Tensor((8, 4, 9, 9), "float32"),))
-    >>> [part.kwargs["output_mask"] for part in parts_of(backward)]
-    [[True, False, False], [None, True, False]]
-    """
+    """Each gradient of a convolution by its own library call; None in a mask stands for one that is already computed."""
     from foretrace.cost_models.kernels.families.convolutions import MASK, gradients
 
     wanted = gradients(op)
@@ -90,12 +85,7 @@ def _gradients(op: Op, grad: Tensor) -> Sequence[Op]:
 
 
 def _mixed_concat(op: Op, first: Tensor) -> Sequence[Op]:
-    """A concatenation of tensors of several dtypes: each is copied to its place in the result.
-
-    >>> tensors = [Tensor((4, 2), "float32"), Tensor((4, 3), "bfloat16")]
-    >>> [(part.name, part.args[0].dtype, part.args[0].stride) for part in parts_of(Op("aten::cat", (tensors, 1)))]
-    [('aten::copy_', 'float32', (5, 1)), ('aten::copy_', 'float32', (5, 1))]
-    """
+    """A concatenation of tensors of several dtypes: each is copied to its place in the result."""
     tensors = [tensor for tensor in op.tensors if 0 not in tensor.shape]
     dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", 0)
     dtypes = {tensor.dtype for tensor in tensors}
@@ -129,15 +119,7 @@ class PartShare(NamedTuple):
 
 
 def attribute_kernels(found: Measurement, parts: int) -> list[PartShare] | None:
-    """The share of each part in a measured call; None where the kernel names don't tell.
-
-    >>> from foretrace.platform.measurements.cases import Case
-    >>> from foretrace.platform.measurements.kernels import Measurement
-    >>> both = Op("aten::convolution_backward", kwargs={"output_mask": [True, True, False]})
-    >>> ran = [("dgrad_128x64", 3.0), ("Memset (Device)", 1.0), ("wgrad_64x64", 4.0)]
-    >>> [(share.cold, len(share.kernels)) for share in attribute_kernels(Measurement(Case(both), [ran], [ran]), 2)]
-    [(0.375, 1), (0.625, 2)]
-    """
+    """The share of each part in a measured call; None where the kernel names don't tell."""
     from foretrace.cost_models.kernels.families.convolutions import gradients
 
     kernels = found.cold[0]

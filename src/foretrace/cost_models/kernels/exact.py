@@ -71,11 +71,7 @@ class TimedCall(NamedTuple):
 
     @classmethod
     def as_recorded(cls, launched: Sequence[tuple[str, float]]) -> TimedCall:
-        """As a recorded step had it, whatever the cache held.
-
-        >>> TimedCall.as_recorded([("gemm", 4.0)]).cold_us.tolist()
-        [4.0]
-        """
+        """As a recorded step had it, whatever the cache held."""
         us = np.array([took for _, took in launched], float)
         return cls([short_name(name) for name, _ in launched], us, us, 0.0)
 

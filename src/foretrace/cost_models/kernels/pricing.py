@@ -92,12 +92,6 @@ def l2_residency(ops: Sequence[Op], cache_bytes: float) -> Floats:
     """For each op, the share of the bytes it reads that were touched so recently that the cache holds them.
 
     A tensor stays until as many other bytes as the cache can use were touched after it.
-
-    >>> from foretrace.graph import Tensor
-    >>> small, large = Tensor((1000,), "int8", storage=1), Tensor((10_000,), "int8", storage=2)
-    >>> calls = [Op("aten::relu", (tensor,)) for tensor in (small, small, large, small)]
-    >>> l2_residency(calls, cache_bytes=10_000).tolist()
-    [0.0, 0.8, 0.0, 0.0]
     """
     usable, touched = USABLE_SHARE * cache_bytes, 0.0
     last: dict[int, float] = {}

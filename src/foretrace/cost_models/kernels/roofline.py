@@ -72,15 +72,7 @@ class RooflineFallback:
 
     @classmethod
     def fit(cls, calls: Dataset) -> RooflineFallback:
-        """From calls of all families: the fastest calls give the start-up time, the median of the rest the factor.
-
-        >>> from foretrace.cost_models.kernels.estimators.dataset import Dataset
-        >>> us = np.array([[2.0, 2.0]] * 20 + [[22.0, 22.0]])
-        >>> roof = np.array([0.0] * 20 + [10.0])
-        >>> found = RooflineFallback.fit(Dataset(np.zeros((21, 0)), np.zeros(21), roof, us, []))
-        >>> found.start_us, found.slower
-        (2.0, 2.0)
-        """
+        """From calls of all families: the fastest calls give the start-up time, the median of the rest the factor."""
         if not len(calls):
             return cls(0.0, 1.0, 1.0, 10.0)  # nothing measured: the roofline itself, and up to ten times as long
         cold, roof = calls.us[:, 0], calls.roof_us

@@ -137,22 +137,14 @@ class KernelSelection:
 
 
 def _table(kernels: Sequence[TiledKernel]) -> Floats:
-    """A row per kernel, after one for all others: maker by number, tile, and whether each kind of helper runs.
-
-    >>> _table([TiledKernel("b", 64, 32, 8), TiledKernel("a", around=">")]).tolist()
-    [[-1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 64.0, 32.0, 8.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]]
-    """
+    """A row per kernel, after one for all others: maker by number, tile, and whether each kind of helper runs."""
     makers, letters = sorted({kernel.maker for kernel in kernels}), sorted(set("".join(k.around for k in kernels)))
     rows = [(makers.index(k.maker), *k[1:5], *(letter in k.around for letter in letters)) for k in kernels]
     return np.array([(-1, *[0] * (4 + len(letters))), *rows], np.float64)
 
 
 def _pieces(table: Floats) -> NDArray[np.int64]:
-    """The outputs that add up to each kernel's score: its maker's, its tile's and its helpers', shared among kernels.
-
-    >>> _pieces(_table([TiledKernel("b", 64, 32, 8), TiledKernel("b", around=">")])).tolist()
-    [[0, 2, 4], [1, 3, 4], [1, 2, 5]]
-    """
+    """The outputs that add up to each kernel's score: its maker's, its tile's and its helpers', shared among kernels."""
     found, outputs = [], 0
     for part in (table[:, :1], table[:, TILE], table[:, TILE.stop :]):
         if part.size:

@@ -67,13 +67,6 @@ class Traversal:
 def traverse(shape: Sequence[int], operands: Sequence[Tensor]) -> Traversal:
     """The traversal of a shape, as TensorIterator finds it: dimensions by stride of the operands, merged where
     possible.
-
-    >>> linear = traverse((4, 8), [Tensor((4, 8), "float32"), Tensor((4, 8), "float32", stride=(8, 1))])
-    >>> linear.sizes, linear.is_linear
-    ((32,), True)
-    >>> transposing = traverse((4, 8), [Tensor((4, 8), "float32"), Tensor((4, 8), "float32", stride=(1, 4))])
-    >>> transposing.sizes, transposing.strided_operands
-    ((8, 4), 1)
     """
     if all(t.shape == tuple(shape) and (t.stride is None or t.stride == contiguous_strides(t.shape)) for t in operands):
         numel = math.prod(shape)

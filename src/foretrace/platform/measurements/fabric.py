@@ -52,15 +52,7 @@ def add_collectives(path: Path, collectives: Iterable[TimedCollective]) -> None:
 
 
 def read_fabric_runs(path: Path) -> list[FabricRun]:
-    """The runs of a file, in order.
-
-    >>> import tempfile; path = Path(tempfile.mkdtemp()) / FABRIC_FILE
-    >>> begin_run(path, {"backend": "gloo"})
-    >>> add_collectives(path, [TimedCollective("all_reduce", 2, 1, 1024, (80.0, 90.0))])
-    >>> run, = read_fabric_runs(path)
-    >>> run.machine, run.collectives
-    ({'backend': 'gloo'}, [TimedCollective(kind='all_reduce', ranks=2, nodes=1, nbytes=1024, us=(80.0, 90.0))])
-    """
+    """The runs of a file, in order."""
     runs: list[FabricRun] = []
 
     def add(line: dict[str, Any]) -> None:

@@ -100,17 +100,7 @@ class HostRun:
 
 
 def read_host_runs(path: Path) -> list[HostRun]:
-    """The runs of a file, in order.
-
-    >>> import tempfile
-    >>> from foretrace.platform.measurements.journal import append
-    >>> path = Path(tempfile.mkdtemp()) / HOST_FILE
-    >>> append(path, [{"run": {"device": "cpu"}}, Calls(["aten::mm"], [0], [1], [0]).line("step", "tiny")])
-    >>> append(path, [{"plain": "tiny", "us": [[0.1, 1.0, 2.0, 0.5]]}])
-    >>> run, = read_host_runs(path)
-    >>> run.machine["device"], run.steps["tiny"].plain
-    ('cpu', [[0.1, 1.0, 2.0, 0.5]])
-    """
+    """The runs of a file, in order."""
     runs: list[HostRun] = []
     read_entries(path, "no measurement of a host", lambda line: _add_line(line, runs))
     return runs

@@ -97,15 +97,7 @@ def close_batch(path: Path, batch: Batch) -> None:
 
 
 def read_batches(path: Path) -> list[Batch]:
-    """The batches of a file, in order.
-
-    >>> import tempfile; path = Path(tempfile.mkdtemp()) / "some.jsonl.gz"
-    >>> from foretrace.graph import Op
-    >>> batch = Batch(0, 1, {"device": "cpu"}, [Measurement(Case(Op("aten::relu")), cold=[[("relu", 1.5)]])])
-    >>> open_batch(path, batch); close_batch(path, batch)
-    >>> read_batches(path) == [batch]
-    True
-    """
+    """The batches of a file, in order."""
     batches: list[Batch] = []
     names: list[str] = []
 

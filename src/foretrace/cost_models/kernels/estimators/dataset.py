@@ -140,10 +140,6 @@ def log_residuals(calls: Dataset) -> Floats:
 
 
 def folds(count: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Numbers to fit on and numbers to score on, so that each is scored once.
-
-    >>> sum(len(outside) for _, outside in folds(10))
-    10
-    """
+    """Numbers to fit on and numbers to score on, so that each is scored once."""
     fold = np.random.default_rng(7).permutation(count) % FOLDS
     return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(FOLDS)]

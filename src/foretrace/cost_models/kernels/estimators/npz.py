@@ -34,14 +34,7 @@ _SUFFIX = ".npy"
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file by name, read-only; a ValueError for anything but arrays of plain numbers or strings.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.savez(Path(folder) / "some.npz", edges=np.arange(3))
-    ...     read_arrays(Path(folder) / "some.npz")["edges"].tolist()
-    [0, 1, 2]
-    """
+    """The arrays of a file by name, read-only; a ValueError for anything but arrays of plain numbers or strings."""
     packed = path.read_bytes()
     with ZipFile(BytesIO(packed)) as archive:
         files = archive.infolist()

@@ -199,14 +199,7 @@ class NetEnsemble:
 
 
 class ResidualNet(NetEnsemble):
-    """Nets on what the roofline misses.
-
-    >>> size = np.linspace(1, 9, 400)
-    >>> us = np.stack([2.0 + 2**size, 1.0 + 2**size], axis=1)
-    >>> calls = Dataset(size[:, None], np.zeros(400), 2**size, us, [])
-    >>> bool(np.abs(ResidualNet().fit(calls).predict_both(calls) / us - 1).mean() < 0.05)
-    True
-    """
+    """Nets on what the roofline misses."""
 
     def fit(self, calls: Dataset, traits: Floats | None = None) -> Self:
         """Fit for cold and warm caches at once; the cache state is the last column."""
@@ -235,11 +228,7 @@ def _layer(arrays: Mapping[str, NDArray[Any]], name: str, place: int) -> tuple[N
 
 
 def _log_columns(columns: Floats) -> NDArray[np.int64]:
-    """Columns of positive numbers over orders of magnitude, of which logarithms are taken.
-
-    >>> _log_columns(np.array([[1.0, 1.0, 0.0], [1000.0, 2.0, 1000.0]])).tolist()
-    [0]
-    """
+    """Columns of positive numbers over orders of magnitude, of which logarithms are taken."""
     least, most = columns.min(axis=0), columns.max(axis=0)
     return np.flatnonzero((least > 0) & (most >= LOG_RATIO * least))
 

@@ -157,13 +157,7 @@ def _layout_copies(s: Shapes, op: Op) -> tuple[float, ...]:
 
 
 def _suggests_channels_last(tensor: Tensor) -> bool:
-    """PyTorch's ``suggest_memory_format``: whether the strides are taken for channels-last; ambiguous ones are not.
-
-    >>> _suggests_channels_last(Tensor((8, 4, 1, 1), "int8", stride=(4, 1, 4, 4)))
-    True
-    >>> _suggests_channels_last(Tensor((8, 4, 1, 1), "int8"))
-    False
-    """
+    """PyTorch's ``suggest_memory_format``: whether the strides are taken for channels-last; ambiguous ones are not."""
     shape, stride = tensor.shape, tensor.stride
     if stride is None or len(shape) not in (4, 5) or len(stride) != len(shape) or stride[1] == 0:
         return False
@@ -176,11 +170,7 @@ def _suggests_channels_last(tensor: Tensor) -> bool:
 
 
 def _has_layout(tensor: Tensor, last: bool) -> bool:
-    """Whether a tensor is dense and channels-last, or contiguous.
-
-    >>> _has_layout(Tensor((8, 4, 1, 1), "int8"), last=True), _has_layout(Tensor((8, 4, 2, 2), "int8"), last=True)
-    (True, False)
-    """
+    """Whether a tensor is dense and channels-last, or contiguous."""
     shape = tensor.shape
     stride = (
         tensor.stride if tensor.stride is not None and len(tensor.stride) == len(shape) else contiguous_strides(shape)

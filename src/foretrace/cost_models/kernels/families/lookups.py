@@ -167,11 +167,7 @@ def _copying_kernel(name: str, sparse: bool, count: int, wide: bool) -> int:
 
 
 def _round_trips(kernel: int, sizes: Sizes, hottest: float, sms: int) -> float:
-    """Serial memory round trips of copying or adding rows.
-
-    >>> _round_trips(BY_FEW, Sizes(ids=9, unique=9, rows=9, dim=64, bags=9, item=4), hottest=1.0, sms=132)
-    9.0
-    """
+    """Serial memory round trips of copying or adding rows."""
     if kernel == BY_FEW:
         return float(sizes.ids)  # one id after the other
     if kernel == BY_BLOCK:
@@ -235,13 +231,6 @@ def index_statistics(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, I
     """Index statistics by position of the op: a lookup's own, and the same for its gradient and its update.
 
     Ids without recorded statistics are taken to be uniform.
-
-    >>> from foretrace.graph import Tensor
-    >>> table, ids = Tensor((100, 8), "float32", storage=1), Tensor((40,), "int64", storage=2)
-    >>> grad = Tensor((100, 8), "float32", layout="sparse_coo")
-    >>> found = index_statistics([Op("aten::embedding", (table, ids)), Op("aten::add_", (table, grad))], [])
-    >>> found[0].count, found[1] is found[0]
-    (40, True)
     """
     given = {indices.op: indices for indices in known}
     result: dict[int, Indices] = {}

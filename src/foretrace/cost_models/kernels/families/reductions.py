@@ -150,15 +150,7 @@ class ReducePlan:
 
 
 def reduce_plan(source: Tensor, dims: Collection[int], processors: int) -> ReducePlan:
-    """Blocks and threads for a reduction of some dimensions of a tensor.
-
-    >>> every = reduce_plan(Tensor((4096, 4096), "float32"), {0, 1}, processors=132)
-    >>> every.along, every.width * every.height, every.split
-    (True, 512, 528)
-    >>> columns = reduce_plan(Tensor((4096, 1000), "float32"), {0}, processors=132)
-    >>> columns.along, columns.wide, columns.width
-    (False, 4, 32)
-    """
+    """Blocks and threads for a reduction of some dimensions of a tensor."""
     reduced, kept = merged(source, dims)
     inputs, outputs = math.prod(n for n, _ in reduced), math.prod(n for n, _ in kept)
     along = not kept or (bool(reduced) and reduced[0][1] < kept[0][1])
