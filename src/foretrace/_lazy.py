@@ -7,10 +7,13 @@ loads only the modules that it uses: importing ``foretrace.analysis`` loads none
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -40,6 +43,33 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         return sorted({*vars(sys.modules[package]), *exported()})
 
     return get, listed
+
+
+class LazyMapping(Mapping[str, T]):
+    """Values by name, each made when it is first asked for.
+
+    >>> lengths = LazyMapping(["one", "three"], len)
+    >>> lengths["three"], list(lengths), "two" in lengths
+    (5, ['one', 'three'], False)
+    """
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], T]) -> None:
+        self._names = dict.fromkeys(names)
+        self._make = cache(make)
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _homes(package: str) -> dict[str, tuple[str, str]]:

@@ -11,9 +11,8 @@ from foretrace.cost_models.kernels.pricing import MODEL
 from foretrace.graph.tables import COMPUTE
 from foretrace.platform.device import Device, Measured
 from foretrace.prediction.device_work import DeviceWork
-from foretrace.prediction.priced_step import PricedStep
+from foretrace.prediction.priced_step import NO_SYNC, PricedStep, Waits
 from foretrace.prediction.priced_tasks import priced_tasks
-from foretrace.prediction.waits import NO_SYNC, Waits
 from foretrace.simulation.engine import simulate
 from foretrace.simulation.task_graph import KERNEL, T1, T2, T3, T4, T5, TaskGraph, Timeline
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from foretrace.prediction.priced_step import OWN_STREAM
 from foretrace.prediction.priced_tasks import longest_wait, with_cold_host_penalty
-from foretrace.prediction.waits import OWN_STREAM
 from foretrace.simulation.engine import simulate
 from tests.prediction.by_hand import Call, device, run, step
 

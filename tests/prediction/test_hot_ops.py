@@ -7,9 +7,8 @@ import numpy as np
 from foretrace.analysis.critical_path import hot_ops
 from foretrace.analysis.report import HotOp
 from foretrace.graph import Graph, Op, OpTable
-from foretrace.prediction.priced_step import PricedStep
+from foretrace.prediction.priced_step import OWN_STREAM, PricedStep
 from foretrace.prediction.priced_tasks import at_predicted_times
-from foretrace.prediction.waits import OWN_STREAM
 from foretrace.simulation.critical_path import critical_path
 from tests.prediction.by_hand import Call, device, run, step
 

@@ -6,8 +6,8 @@ import pytest
 from foretrace.analysis.breakdown import idle_causes
 from foretrace.analysis.host_time import KINDS, host_segments
 from foretrace.graph import Graph, Op, OpTable
+from foretrace.prediction.priced_step import OWN_STREAM
 from foretrace.prediction.priced_tasks import at_predicted_times
-from foretrace.prediction.waits import OWN_STREAM
 from foretrace.simulation.task_graph import SYNC, T4
 from tests.prediction.by_hand import Call, device, run, step
 

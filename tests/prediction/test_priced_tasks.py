@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretrace.prediction.waits import ALL_STREAMS, OWN_STREAM
+from foretrace.prediction.priced_step import ALL_STREAMS, OWN_STREAM
 from foretrace.simulation.task_graph import KERNEL, SYNC, T1, T2, T3, T4, T5
 from tests.prediction.by_hand import Call, device, host_end, kernel_times, run, step
 

@@ -2,7 +2,7 @@
 
 from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.graph import Collective, Constant, Graph, Op, OpTable, Tensor
-from foretrace.prediction.waits import ALL_STREAMS, NO_SYNC, OWN_STREAM, Waits, step_waits
+from foretrace.prediction.priced_step import ALL_STREAMS, NO_SYNC, OWN_STREAM, Waits, step_waits
 from tests.analysis import builders
 
 CPU, GPU = Tensor((4,), "float32", "cpu"), Tensor((4,), "float32", "cuda:0")

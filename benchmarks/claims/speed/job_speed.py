@@ -29,11 +29,10 @@ from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
 from foretrace.prediction.device_work import DeviceWork
 from foretrace.prediction.job import price_transfers
-from foretrace.prediction.priced_step import PricedStep
+from foretrace.prediction.priced_step import NO_SYNC, PricedStep, Waits
 from foretrace.prediction.priced_tasks import priced_tasks
 from foretrace.prediction.rank_models import with_arrivals
 from foretrace.prediction.scaling import at_world
-from foretrace.prediction.waits import NO_SYNC, Waits
 from foretrace.simulation.engine import simulate
 from foretrace.simulation.merge import RankTasks, merge_ranks
 from foretrace.simulation.task_graph import T1, T2, T3, T4, T5

@@ -17,8 +17,8 @@ from foretrace.cost_models.kernels.families import FAMILIES
 from foretrace.errors import ForetraceError
 from foretrace.platform.device import Device, Measured
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.measurements.fabric import FABRIC_FILE, FabricRun, read_fabric_runs
-from foretrace.platform.measurements.host import HOST_FILE, HostRun, read_host_runs
+from foretrace.platform.measurements.fabric import FABRIC_FILE, read_fabric_runs
+from foretrace.platform.measurements.host import HOST_FILE, read_host_runs
 from foretrace.platform.measurements.journal import exists
 from foretrace.platform.measurements.kernels import SUFFIX, read_all
 from foretrace.platform.platform import DEVICE, FABRIC, HOST, INDEX, MODELS, RAW, About, read_about, write_about
@@ -95,19 +95,14 @@ def _machine(raw: Path, part: str) -> dict[str, Any]:
     """Facts about the machine from when a part was measured last."""
     if part == "device":
         return dict(DeviceFacts.read(raw).machine)
-    runs = _host_runs(raw) if part == "host" else _fabric_runs(raw)
-    return runs[-1].machine
+    machine: dict[str, Any] = _runs(raw, part)[-1].machine
+    return machine
 
 
-def _host_runs(raw: Path) -> list[HostRun]:
-    return _some(read_host_runs(raw / HOST_FILE), raw / HOST_FILE)
-
-
-def _fabric_runs(raw: Path) -> list[FabricRun]:
-    return _some(read_fabric_runs(raw / FABRIC_FILE), raw / FABRIC_FILE)
-
-
-def _some(runs: list[Any], path: Path) -> list[Any]:
+def _runs(raw: Path, part: str) -> list[Any]:
+    """What was measured of a host or a fabric, one run after the other."""
+    path = raw / RAW_FILES[part]
+    runs: list[Any] = (read_host_runs if part == "host" else read_fabric_runs)(path)
     if not runs:
         raise ForetraceError(f"{path} holds nothing", "Remove it, and measure again.")
     return runs
@@ -167,7 +162,7 @@ def fit_host(raw: Path, folder: Path) -> None:
     """Fit the host time of calls."""
     from foretrace.cost_models.host.fitting import fit_host as fit_runs
 
-    fit_runs(_host_runs(raw), folder.resolve().name).write(folder / HOST)
+    fit_runs(_runs(raw, "host"), folder.resolve().name).write(folder / HOST)
 
 
 def fit_fabric(raw: Path, folder: Path) -> None:
@@ -175,7 +170,7 @@ def fit_fabric(raw: Path, folder: Path) -> None:
     from foretrace.cost_models.collectives.contention import fit_overlap, fit_oversubscription
     from foretrace.cost_models.collectives.curves import fit_curves
 
-    runs = _fabric_runs(raw)
+    runs = _runs(raw, "fabric")
     collectives = [one for run in runs for one in run.collectives]
     sources = dict.fromkeys(run.machine.get("provenance", "") for run in runs)
     before = folder / FABRIC

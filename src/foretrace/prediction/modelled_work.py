@@ -62,8 +62,11 @@ def _by_models(step: DispatchedCalls, platform: Platform) -> DeviceWork:
     """What they launch, but for collectives."""
     calls = step.calls
     priced = price_kernels(calls, np.arange(len(calls.ops), dtype=np.int32), platform)
-    if not len(priced.op):
-        _check_shapes(calls)
+    if not len(priced.op) and not any(op.tensors or op.produced for op in calls.ops):
+        raise ForetraceError(
+            f"{calls.source or 'the graph'} does not tell the shapes of tensors, which kernel models go by",
+            "Profile with record_shapes=True, give the execution trace beside it, or say --kernels measured.",
+        )
     streams = _streams(step)
     count = len(priced.op)
     return DeviceWork(
@@ -87,14 +90,6 @@ def _cross_device_notes(calls: Graph, platform: Platform) -> list[str]:
     from foretrace.cost_models.kernels.cross_device import scaling_notes
 
     return scaling_notes(calls, platform)
-
-
-def _check_shapes(calls: Graph) -> None:
-    if not any(op.tensors or op.produced for op in calls.ops):
-        raise ForetraceError(
-            f"{calls.source or 'the graph'} does not tell the shapes of tensors, which kernel models go by",
-            "Profile with record_shapes=True, give the execution trace beside it, or say --kernels measured.",
-        )
 
 
 def _streams(step: DispatchedCalls) -> Ints:

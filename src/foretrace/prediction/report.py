@@ -168,7 +168,7 @@ def _peak_memory(graph: Graph, done: SimulatedJob, position: int, device: Device
 
 
 def gemm_workspaces(step: DispatchedCalls, device: Device) -> int:
-    """Bytes that the GEMM library keeps as workspace: for each stream, and for autograd's thread beside the main one."""
+    """Bytes of the GEMM library's workspaces: for each stream, and for autograd's thread beside the main one."""
     if device.runs_on_host:
         return 0
     from foretrace.cost_models.kernels.families.gemm import Gemm

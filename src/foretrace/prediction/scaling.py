@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from foretrace.analysis.collectives import ONE_SIDED, members
@@ -58,17 +58,11 @@ def scaling_curve(reports: Sequence[StepReport]) -> Scaling:
     """
     ordered = sorted(reports, key=lambda report: report.world)
     smallest = ordered[0]
+    taken = [field.name for field in fields(ScalingRow) if field.name != "efficiency"]
     rows = [
         ScalingRow(
-            report.world,
-            report.fabric,
-            report.step_ms,
-            report.low_ms,
-            report.high_ms,
-            report.device_active_ms,
-            report.exposed_communication_ms,
-            report.hidden_communication_ms,
-            smallest.step_ms / report.step_ms if report.step_ms else 1.0,
+            **{name: getattr(report, name) for name in taken},
+            efficiency=smallest.step_ms / report.step_ms if report.step_ms else 1.0,
         )
         for report in ordered
     ]

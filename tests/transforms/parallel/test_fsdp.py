@@ -14,7 +14,7 @@ import gpt
 from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Job
-from foretrace.prediction.waits import step_waits
+from foretrace.prediction.priced_step import step_waits
 from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.draft import ProcessGroup, draft_of
 from foretrace.transforms.parallel.fsdp import COMPUTE, fully_sharded_data_parallel, shard_weights

@@ -12,14 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from foretrace.graph.tables import Floats
 from foretrace.platform.fabric import Curve
 
 if TYPE_CHECKING:
     from foretrace.platform.measurements.fabric import TimedCollective
-
-Floats = NDArray[np.float64]
 
 MIN_TRANSFER_SHARE = 0.25
 """The share of the largest message's time that is transfer at least: sizes that are all latency show no bandwidth, and

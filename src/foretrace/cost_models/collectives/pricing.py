@@ -28,15 +28,10 @@ two A100s and of eight."""
 
 TRAFFIC: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
-    "all_gather": lambda ranks: (ranks - 1) / ranks,
-    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
-    "all_to_all": lambda ranks: (ranks - 1) / ranks,
-    "gather": lambda ranks: (ranks - 1) / ranks,
-    "scatter": lambda ranks: (ranks - 1) / ranks,
-    "broadcast": lambda ranks: 1.0,
-    "reduce": lambda ranks: 1.0,
-    "send": lambda ranks: 1.0,
-    "recv": lambda ranks: 1.0,
+    **dict.fromkeys(
+        ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), lambda ranks: (ranks - 1) / ranks
+    ),
+    **dict.fromkeys(("broadcast", "reduce", "send", "recv"), lambda ranks: 1.0),
 }
 """Bytes through a rank's link per byte of the collective: the factor of nccl-tests' bus bandwidth."""
 SIMILAR_KINDS = {

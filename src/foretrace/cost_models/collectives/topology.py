@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretrace.errors import ForetraceError
+from foretrace.graph.tables import Floats
 from foretrace.platform.fabric import Links
 from foretrace.platform.typed_json import Positive, read_as
-
-Floats = NDArray[np.float64]
 
 CONSTANTS_FILE = Path(__file__).with_name("links.json")
 PEERS = 8

@@ -70,7 +70,7 @@ def _safe_softmax(op: Op, scores: Tensor) -> Sequence[Op]:
 
 
 def _gradients(op: Op, grad: Tensor) -> Sequence[Op]:
-    """Each gradient of a convolution by its own library call; None in a mask stands for one that is already computed."""
+    """Each gradient of a convolution by its own library call; None in a mask is one that is already computed."""
     from foretrace.cost_models.kernels.families.convolutions import MASK, gradients
 
     wanted = gradients(op)

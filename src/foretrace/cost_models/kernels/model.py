@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -17,6 +17,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace._lazy import LazyMapping
 from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats
 from foretrace.cost_models.kernels.estimators.forests import Forest
 from foretrace.cost_models.kernels.estimators.npz import finite, read_arrays
@@ -203,31 +204,6 @@ class FamilyModel:
             ) from None
 
 
-class FamilyModels(Mapping[str, FamilyModel]):
-    """The models of a folder by family, each read on first use: a step has calls of some families only."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._names = [name for name in FAMILIES if (folder / f"{name}.npz").exists()]
-        self._read: dict[str, FamilyModel] = {}
-
-    def __getitem__(self, name: str) -> FamilyModel:
-        if name not in self._read:
-            if name not in self._names:
-                raise KeyError(name)
-            self._read[name] = FamilyModel.read(self._folder, name)
-        return self._read[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 @dataclass(frozen=True)
 class DeviceModels:
     """All models of a device."""
@@ -245,4 +221,7 @@ def device_models(folder: Path) -> DeviceModels:
 
 @lru_cache(maxsize=8)
 def _read(folder: Path, changed: int) -> DeviceModels:
-    return DeviceModels(FamilyModels(folder), RooflineFallback.read(folder), ExactTimes.read(folder))
+    # A step has calls of some families only: each model is read on first use.
+    fitted = [name for name in FAMILIES if (folder / f"{name}.npz").exists()]
+    families = LazyMapping(fitted, lambda name: FamilyModel.read(folder, name))
+    return DeviceModels(families, RooflineFallback.read(folder), ExactTimes.read(folder))

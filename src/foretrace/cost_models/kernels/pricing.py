@@ -286,11 +286,9 @@ def _scaled(costs: KernelCosts, factor: Floats, start_us: float, scaling: CrossD
 
 def _in_order(parts: Sequence[KernelCosts]) -> KernelCosts:
     """Kernels in the order of their calls; those of one call stay as they are."""
-    if not parts:
-        none = np.zeros(0)
-        return KernelCosts(none.astype(np.int32), [], none, none, none, none.astype(np.int8))
     call, low, typical, high, source = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("op", "low", "typical", "high", "source")
+        np.concatenate([np.zeros(0), *(getattr(part, name) for part in parts)])
+        for name in ("op", "low", "typical", "high", "source")
     )
     order = np.argsort(call, kind="stable")
     names = [name for part in parts for name in part.name]

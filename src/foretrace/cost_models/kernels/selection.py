@@ -144,7 +144,7 @@ def _table(kernels: Sequence[TiledKernel]) -> Floats:
 
 
 def _pieces(table: Floats) -> NDArray[np.int64]:
-    """The outputs that add up to each kernel's score: its maker's, its tile's and its helpers', shared among kernels."""
+    """The outputs that add up to each kernel's score: its maker's, tile's and helpers', shared among kernels."""
     found, outputs = [], 0
     for part in (table[:, :1], table[:, TILE], table[:, TILE.stop :]):
         if part.size:

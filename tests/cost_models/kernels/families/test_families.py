@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foretrace.cost_models.kernels.families import DRAWN, FAMILIES, CallContext, case_number, family_of
+from foretrace.cost_models.kernels.families import CLASSES, DRAWN, FAMILIES, CallContext, case_number, family_of
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor, Value
 from foretrace.graph.codec import from_lines
@@ -55,7 +55,7 @@ def test_every_family_is_documented(request):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_pattern_of_a_family_finds_all_its_ops(name: str):
-    pattern = FAMILIES.classes[name][1]
+    pattern = CLASSES[name][1]
     assert [op for op in FAMILIES[name].ops if not re.search(pattern, op)] == []
 
 

@@ -1,12 +1,13 @@
-"""The kernel families, one file each. A new family is a file here and its line in `FAMILIES`."""
+"""The kernel families, one file each. A new family is a file here and its line in `CLASSES`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 
+from foretrace._lazy import LazyMapping
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.errors import ForetraceError
 from foretrace.graph import Indices, Op, Tf32
@@ -14,31 +15,12 @@ from foretrace.platform.device import Device
 from foretrace.platform.measurements.cases import Case, Draw
 
 __all__ = [
-    "DRAWN", "FAMILIES", "HELD_OUT", "CallContext", "Description", "Family", "case_number", "check_families",
+    "CLASSES", "DRAWN", "FAMILIES", "HELD_OUT", "CallContext", "Description", "Family", "case_number", "check_families",
     "context_of", "family_of",
 ]  # fmt: skip
 
 
-class LazyFamilies(Mapping[str, Family]):
-    """Families by name, each imported when it is first asked for: pricing lookups loads no other family."""
-
-    def __init__(self, classes: Mapping[str, tuple[str, str]]) -> None:
-        self.classes = classes
-
-    def __getitem__(self, name: str) -> Family:
-        return _imported(self.classes[name][0])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.classes)
-
-    def __len__(self) -> int:
-        return len(self.classes)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.classes
-
-
-FAMILIES = LazyFamilies({
+CLASSES = {
     "matrix": ("gemm.Gemm", "mm|mv"),
     "convolutions": ("convolutions.Convolutions", "convolution"),
     "attention": ("attention.Attention", "attention"),
@@ -58,11 +40,20 @@ FAMILIES = LazyFamilies({
     "pooling": ("pooling.Pooling", "pool|upsample"),
     "fills": ("fills.Fills", "fill|full|zero|ones|scalar_tensor|arange|linspace|eye|_indices"),
     "compiled": ("compiled.Compiled", "^(?!aten::)"),
-})  # fmt: skip
-"""By name: the module and the class, and a pattern that all its ops match, so that no module is loaded for an op of
-another family. No call is covered by two of them."""
+}
+"""By name: the module and the class, and a pattern that all ops of the family match: it is imported for such an op."""
 
-DRAWN = LazyFamilies({name: family for name, family in FAMILIES.classes.items() if name != "compiled"})
+
+def _imported(name: str) -> Family:
+    module, _, kind = CLASSES[name][0].partition(".")
+    family: Family = getattr(import_module(f"{__name__}.{module}"), kind)()
+    return family
+
+
+FAMILIES = LazyMapping(CLASSES, _imported)
+"""By name. No call is covered by two of them."""
+
+DRAWN = LazyMapping([name for name in CLASSES if name != "compiled"], FAMILIES.__getitem__)
 """The families whose cases are drawn one by one; compiled kernels are made of whole programs."""
 
 HELD_OUT = "heldout-5"
@@ -70,15 +61,8 @@ HELD_OUT = "heldout-5"
 
 
 @cache
-def _imported(path: str) -> Family:
-    module, _, name = path.partition(".")
-    family: Family = getattr(import_module(f"{__name__}.{module}"), name)()
-    return family
-
-
-@cache
 def _candidates(op: str) -> list[str]:
-    return [name for name, (_, pattern) in FAMILIES.classes.items() if re.search(pattern, op)]
+    return [name for name, (_, pattern) in CLASSES.items() if re.search(pattern, op)]
 
 
 def family_of(op: Op) -> Family | None:
