@@ -15,7 +15,6 @@ from foretrace.graph import Graph, KernelTable, Names, Op, OpTable, Tensor
 from foretrace.graph.calls import composites, dispatched, enclosing_calls, recorded_kernels
 from foretrace.graph.op import signature
 from foretrace.graph.tables import ANNOTATION, COMPUTE, NODE
-from foretrace.transforms.parallel.data import data_parallel
 
 DATA = Path(__file__).parents[1] / "data" / "h200"
 
@@ -147,17 +146,19 @@ def test_a_graph_without_kernels_has_seen_nothing(recorded: Graph) -> None:
 
 
 def test_what_an_edit_leaves_as_it_was_takes_what_was_recorded(recorded: Graph) -> None:
-    forecast = ft.predict(data_parallel(recorded, 2), on="h200", fabric="h100-8x")
+    forecast = ft.predict(ft.parallelize(recorded, data=2).graphs[0], on="h200", fabric="h100-8x")
     assert forecast.device_active_ms == pytest.approx(10.0, rel=0.05)
     assert 0.9 < forecast.coverage["measured"] < 1.0, "the sums of gradients are new"
     assert any("still as they were recorded" in note for note in forecast.notes)
 
 
 def test_where_models_are_asked_for_they_answer(recorded: Graph) -> None:
-    forecast = ft.predict(data_parallel(recorded, 2), on="h200", fabric="h100-8x", kernels="model")
+    forecast = ft.predict(ft.parallelize(recorded, data=2).graphs[0], on="h200", fabric="h100-8x", kernels="model")
     assert forecast.device_active_ms < 1.0 and forecast.coverage["measured"] == 0.0
 
 
 def test_on_another_device_models_answer(recorded: Graph) -> None:
     recorded.device = "NVIDIA A100-SXM4-80GB"
-    assert ft.predict(data_parallel(recorded, 2), on="h200", fabric="h100-8x").coverage["measured"] == 0.0
+    assert (
+        ft.predict(ft.parallelize(recorded, data=2).graphs[0], on="h200", fabric="h100-8x").coverage["measured"] == 0.0
+    )

@@ -1,4 +1,3 @@
-from foretrace.transforms import parallel as parallel
 from foretrace.transforms.fusion.cuda_graph import cudagraph as cudagraph
 from foretrace.transforms.fusion.ddp_buckets import buckets as buckets
 from foretrace.transforms.fusion.ddp_buckets import overlap as overlap

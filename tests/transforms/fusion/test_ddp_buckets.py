@@ -18,9 +18,8 @@ import gpt
 from foretrace.graph import ForetraceError, Graph
 from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.fusion.ddp_buckets import buckets, overlap
-from foretrace.transforms.parallel.data import data_parallel
 from tests.transforms.agreement import assert_same, shapes, sketched
-from tests.transforms.parallel.steps import exchanged, gpt_step, neighbours, told, trained
+from tests.transforms.parallel.steps import data_parallel, exchanged, gpt_step, neighbours, told, trained
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 import gpt
 from foretrace.graph import Graph
 from foretrace.record.sketch.sketch import sketch
+from foretrace.transforms.parallel.parallelize import parallelize
 
 LOOKS = (
     "aten::view",
@@ -49,6 +50,21 @@ def trained(
         return step
 
     return made
+
+
+def data_parallel(graph: Graph, ranks: int, bucket_mb: float = 25.0) -> Graph:
+    """The step of one of several ranks under DDP."""
+    return parallelize(graph, data=ranks, bucket_mb=bucket_mb).graphs[0]
+
+
+def fully_sharded_data_parallel(graph: Graph, ranks: int, units: Sequence[str] = (), mixed: bool = False) -> Graph:
+    """The step of one of several ranks under FSDP2."""
+    return parallelize(graph, data=ranks, sharded=units or True, mixed=mixed).graphs[0]
+
+
+def tensor_parallel(graph: Graph, ranks: int, overlap: bool = False, sequence: bool = False) -> Graph:
+    """The step of one of several ranks that split the blocks' layers."""
+    return parallelize(graph, tensor=ranks, overlap=overlap, sequence=sequence).graphs[0]
 
 
 def told(graph: Graph, *passed_over: str) -> list[tuple[str, list[tuple[int, ...]]]]:

@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.record.sketch.sketch import sketch
-from foretrace.transforms.parallel.data import data_parallel, gradient_buckets
+from foretrace.transforms.parallel.data import gradient_buckets
 from foretrace.transforms.weights import Gradient
-from tests.transforms.parallel.steps import exchanged, gpt_step, neighbours, told, trained
+from tests.transforms.parallel.steps import data_parallel, exchanged, gpt_step, neighbours, told, trained
 
 
 def test_a_data_parallel_gpt_calls_what_ddp_calls() -> None:

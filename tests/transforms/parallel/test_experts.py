@@ -8,7 +8,8 @@ from torch import nn
 
 from foretrace.graph import ForetraceError, Graph
 from foretrace.record.sketch.sketch import sketch
-from foretrace.transforms.parallel.experts import expert_parallel
+from foretrace.transforms.draft import ProcessGroup, draft_of
+from foretrace.transforms.parallel.experts import with_experts
 from foretrace.transforms.parallel.parallelize import parallelize
 from tests.transforms.parallel.steps import trained
 
@@ -40,6 +41,13 @@ class Mixture(nn.Module):
         hidden = nn.functional.gelu(torch.bmm(x[top.indices], self.up))
         made = torch.bmm(hidden, self.down) * top.values.unsqueeze(-1)
         return x + torch.zeros_like(x).index_add(0, top.indices.flatten(), made.flatten(0, 1))
+
+
+def expert_parallel(graph: Graph, ranks: int) -> Graph:
+    """The step of one of several ranks that have some experts each, before it shares any gradients."""
+    draft = draft_of(graph, "experts")
+    calls, _ = with_experts(draft, draft.calls, ProcessGroup("experts", tuple(range(ranks))))
+    return draft.graph_of(calls, 0, ranks, "")
 
 
 @pytest.fixture(scope="module")

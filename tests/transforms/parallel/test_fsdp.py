@@ -17,9 +17,9 @@ from foretrace.graph import ForetraceError, Job
 from foretrace.prediction.priced_step import step_waits
 from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.draft import ProcessGroup, draft_of
-from foretrace.transforms.parallel.fsdp import COMPUTE, fully_sharded_data_parallel, shard_weights
+from foretrace.transforms.parallel.fsdp import COMPUTE, shard_weights
 from foretrace.transforms.parallel.parallelize import parallelize
-from tests.transforms.parallel.steps import exchanged, gpt_step, neighbours, precise, told
+from tests.transforms.parallel.steps import exchanged, fully_sharded_data_parallel, gpt_step, neighbours, precise, told
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import foretrace as ft
 from foretrace.graph import ForetraceError, Job
-from foretrace.transforms.parallel.data import data_parallel
 from foretrace.transforms.parallel.parallelize import RankMesh, parallelize
-from tests.transforms.parallel.steps import exchanged, gpt_step, told
+from tests.transforms.parallel.steps import gpt_step
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +76,6 @@ def test_all_kinds_of_parallelism_together_can_be_predicted(job: Job) -> None:
     assert forecast.world == 16
     assert [row.stands_for for row in forecast.ranks] == [8, 8]
     assert forecast.step_ms > 0
-
-
-def test_one_kind_alone_is_its_own_transform() -> None:
-    ours, alone = parallelize(gpt_step(), data=8).graphs[0], data_parallel(gpt_step(), 8)
-    assert told(ours) == told(alone)
-    assert exchanged(ours) == exchanged(alone)
 
 
 def test_more_data_parallel_ranks_take_no_less_time() -> None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.claims.accuracy.pipelines import LIMIT, equal_blocks, row, without_cost
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Job, Op
-from foretrace.transforms.parallel.pipeline import pipeline_parallel
+from foretrace.transforms.parallel.parallelize import parallelize
 from tests.transforms.parallel.steps import gpt_step
 
 
@@ -19,7 +19,7 @@ def work(ops: list[Op], name: str) -> int:
 
 @pytest.fixture(scope="module")
 def job() -> Job:
-    return pipeline_parallel(gpt_step(), 2, 4)
+    return parallelize(gpt_step(), pipeline=2, microbatches=4)
 
 
 def test_stages_together_do_what_the_whole_did_once_a_part(job: Job) -> None:
@@ -62,12 +62,15 @@ def test_a_stage_takes_less_memory_than_the_whole(job: Job) -> None:
 
 
 def test_1f1b_keeps_fewer_activations_than_gpipe() -> None:
-    first, other = (pipeline_parallel(gpt_step(), 2, 8, schedule).graphs[1] for schedule in ("1f1b", "gpipe"))
+    first, other = (
+        parallelize(gpt_step(), pipeline=2, microbatches=8, schedule=schedule).graphs[1]
+        for schedule in ("1f1b", "gpipe")
+    )
     assert (peak_memory(first) or 0) < (peak_memory(other) or 0)
 
 
 def test_microbatches_on_one_rank_accumulate() -> None:
-    (graph,) = pipeline_parallel(gpt_step(), 1, 2).graphs
+    (graph,) = parallelize(gpt_step(), microbatches=2).graphs
     assert not graph.collectives
     assert work(list(graph.ops), "aten::addmm") == 2 * work(list(gpt_step().ops), "aten::addmm")
 
@@ -80,9 +83,9 @@ def test_the_bubble_of_equal_stages_is_the_closed_forms(case: tuple[str, int, in
 
 def test_more_stages_than_blocks_are_refused() -> None:
     with pytest.raises(ForetraceError, match=r"repeats 2 blocks: GPT.blocks.0, GPT.blocks.1, …, too few for 4 stages"):
-        pipeline_parallel(gpt_step(), 4, 4)
+        parallelize(gpt_step(), pipeline=4, microbatches=4)
 
 
 def test_blocks_that_can_not_be_divided_evenly_are_refused() -> None:
     with pytest.raises(ForetraceError, match=r"3 blocks .* can't be divided evenly into 2 stages"):
-        pipeline_parallel(equal_blocks(3, 64, 8), 2, 2)
+        parallelize(equal_blocks(3, 64, 8), pipeline=2, microbatches=2)

@@ -18,8 +18,7 @@ from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.parallelize import parallelize
 from foretrace.transforms.parallel.split_rules import concat
 from foretrace.transforms.parallel.splitting import Splitting, key_of
-from foretrace.transforms.parallel.tensor import tensor_parallel
-from tests.transforms.parallel.steps import LOOKS, exchanged, gpt_step, neighbours, told, trained
+from tests.transforms.parallel.steps import LOOKS, exchanged, gpt_step, neighbours, tensor_parallel, told, trained
 
 
 class Attention(nn.Module):

@@ -12,9 +12,9 @@ import gpt
 import resnet
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.transforms.fusion.ddp_buckets import buckets
-from foretrace.transforms.parallel.data import data_parallel
 from foretrace.transforms.resize.width import ResizableHidden, heads, hidden, width
 from tests.transforms.agreement import assert_same, sketched
+from tests.transforms.parallel.steps import data_parallel
 
 
 def test_the_next_layer_follows() -> None:

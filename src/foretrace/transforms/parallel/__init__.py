@@ -1,12 +1,8 @@
 """Parallelism: the step of one rank as the job of many.
 
-`parallelize.parallelize` combines all kinds; each is a function of its own as well. A kind is a module that takes the
-calls of a `draft` and a process group and returns calls with collectives between them: `data` (DDP), `fsdp`, `tensor`
-(with `sequence`), `pipeline` (with `schedules`), `experts`, and `hybrid` (embedding tables on ranks of their own).
+`parallelize.parallelize` combines all kinds. A kind is a module that takes the calls of a `draft` and a process group
+and returns calls with collectives between them: `data` (DDP), `fsdp`, `tensor` (with `sequence`), `pipeline` (with
+`schedules`), `experts`, and `hybrid` (embedding tables on ranks of their own).
 `splitting` and `split_rules` follow a split dimension through the calls; `fsdp_reshard` changes the number of ranks of
 an FSDP step.
 """
-
-from foretrace._lazy import lazy_exports
-
-__getattr__, __dir__ = lazy_exports(__name__)

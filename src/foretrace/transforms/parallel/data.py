@@ -8,44 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from foretrace.graph import Graph, Op, Tensor
-from foretrace.transforms.draft import Draft, ProcessGroup, call_like, draft_of
+from foretrace.graph import Op, Tensor
+from foretrace.transforms.draft import Draft, ProcessGroup, call_like
 from foretrace.transforms.step import EditedCall
-from foretrace.transforms.weights import Gradient, reject_sparse_gradients, weights_of
+from foretrace.transforms.weights import Gradient, weights_of
 
 MIB = 2**20
 DEFAULT_BUCKET_MB = 25.0
 """DDP's default ``bucket_cap_mb``."""
 FIRST_BUCKET_BYTES = MIB
 """Size of DDP's first bucket by default: small, so that communication starts early."""
-
-
-def data_parallel(graph: Graph, ranks: int, bucket_mb: float = DEFAULT_BUCKET_MB) -> Graph:
-    """The step of one of several data parallel ranks, each with its own batch.
-
-    Parameters
-    ----------
-    graph
-        The step of one rank.
-    ranks
-        Number of ranks.
-    bucket_mb
-        Size of DDP's buckets; infinity for one all_reduce of everything, after backward.
-
-    >>> from foretrace.graph import OpTable
-    >>> given, weight, made, grad = (Tensor((4, 4), "float32", id=number, storage=number) for number in range(4))
-    >>> forward = Op("aten::mm", (given, weight), outputs=(made,), phase="forward")
-    >>> backward = Op("aten::mm", (given, made), outputs=(grad,), phase="backward")
-    >>> update = Op("aten::add_", (weight, grad), {"alpha": -0.1}, (weight,), phase="optimizer")
-    >>> rank = data_parallel(Graph(OpTable.of([forward, backward, update])), 8)
-    >>> [(one.kind, one.nbytes, len(one.ranks)) for one in rank.collectives]
-    [('all_reduce', 64, 8)]
-    """
-    draft = draft_of(graph, "data parallel")
-    reject_sparse_gradients(draft.ops, graph.source)
-    group = ProcessGroup("data", tuple(range(ranks)))
-    note = f"data parallel over {ranks} ranks, in buckets of {bucket_mb:g} MB, was added to the step"
-    return draft.graph_of(share_gradients(draft, draft.calls, group, bucket_mb), 0, ranks, note)
 
 
 def gradient_buckets(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gradient]]:

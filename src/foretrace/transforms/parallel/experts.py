@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from foretrace.graph import ForetraceError, Graph, Op, Tensor
+from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import contiguous_strides, with_tensors
-from foretrace.transforms.draft import Draft, ProcessGroup, draft_of
+from foretrace.transforms.draft import Draft, ProcessGroup
 from foretrace.transforms.parallel.splitting import Key, key_of
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import weights_of
@@ -20,23 +20,6 @@ from foretrace.transforms.weights import weights_of
 BATCHED_GEMMS = ("aten::bmm", "aten::baddbmm")
 NO_TOKENS = 0
 """In place of the token dimension: a weight of the experts, or its gradient, has none."""
-
-
-def expert_parallel(graph: Graph, ranks: int) -> Graph:
-    """The step of one of several expert parallel ranks, each with its own batch.
-
-    Parameters
-    ----------
-    graph
-        The step of one rank, which has all experts.
-    ranks
-        Number of ranks.
-    """
-    draft = draft_of(graph, "expert parallel")
-    group = ProcessGroup("experts", tuple(range(ranks)))
-    calls, _ = with_experts(draft, draft.calls, group)
-    note = f"expert parallel over {ranks} ranks was added to the step"
-    return draft.graph_of(calls, 0, ranks, note)
 
 
 def with_experts(draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup) -> tuple[list[EditedCall], set[int]]:

@@ -17,46 +17,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from foretrace.graph import ForetraceError, Graph, Op, Tensor
+from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import RESIZE, contiguous_strides, with_tensors
 from foretrace.transforms.blocks import block_index, repeated_blocks
-from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like, draft_of
+from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import Gradient, Weights, weights_of
 
 COMPUTE, COPY_IN, GATHER, SCATTER = range(4)
 """FSDP2's streams."""
 HALF, FULL = ("bfloat16", "float16"), "float32"
-
-
-def fully_sharded_data_parallel(
-    graph: Graph, ranks: int, units: Sequence[str] | None = None, mixed: bool = False
-) -> Graph:
-    """The step of one of several FSDP ranks, each with its own batch.
-
-    Parameters
-    ----------
-    graph
-        The step of one rank.
-    ranks
-        Number of ranks.
-    units
-        Names of the modules whose weights are gathered together; the repeated blocks if None.
-    mixed
-        Whether shards, reductions of gradients and the optimizer are float32, for a step in half precision.
-
-    >>> from foretrace.graph import OpTable
-    >>> weight, given, gradient = (Tensor((8, 8), "float32", "cuda:0", id=n, storage=n) for n in range(3))
-    >>> step = [Op("aten::mm", (given, weight), phase="forward"),
-    ...         Op("aten::mm", (given, given), outputs=(gradient,), phase="backward"),
-    ...         Op("aten::add_", (weight, gradient), outputs=(weight,), phase="optimizer")]
-    >>> [one.kind for one in fully_sharded_data_parallel(Graph(OpTable.of(step)), 4).collectives]
-    ['all_gather', 'reduce_scatter']
-    """
-    draft = draft_of(graph, "sharded data parallel")
-    group = ProcessGroup("sharded", tuple(range(ranks)))
-    note = f"weights sharded over {ranks} ranks (FSDP2) were added to the step"
-    return draft.graph_of(shard_weights(draft, draft.calls, group, units, mixed), 0, ranks, note)
 
 
 def shard_weights(

@@ -11,37 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foretrace.graph import ForetraceError, Graph, Job, Op, Tensor
+from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import RESIZE, with_tensors
 from foretrace.transforms.blocks import block_index, repeated_blocks
-from foretrace.transforms.draft import Draft, ProcessGroup, call_like, draft_of
+from foretrace.transforms.draft import Draft, ProcessGroup, call_like
 from foretrace.transforms.parallel.schedules import ScheduledPass, check_schedule, microbatch_of, stage_schedule
 from foretrace.transforms.parallel.splitting import preexisting_tensors
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import Gradient, Weights, propagate_owners, restrict_update, weights_of
-
-
-def pipeline_parallel(graph: Graph, stages: int, microbatches: int, schedule: str = "1f1b", chunks: int = 1) -> Job:
-    """The steps of several ranks, each with a stage of the model.
-
-    Parameters
-    ----------
-    graph
-        The step of one rank.
-    stages
-        Number of ranks.
-    microbatches
-        Microbatches that the step's batch is split into.
-    schedule
-        ``1f1b``, ``gpipe`` or ``interleaved``.
-    chunks
-        Groups of blocks on each stage; more than one in ``interleaved`` only.
-    """
-    draft = draft_of(graph, "pipeline parallel")
-    calls = microbatch_calls(draft, draft.calls, microbatches)
-    staged = split_stages(draft, calls, tuple(range(stages)), microbatches, schedule, chunks)
-    note = pipeline_note(stages, microbatches, schedule, chunks)
-    return Job([draft.graph_of(calls, rank, stages, note) for rank, calls in enumerate(staged)], graph.source)
 
 
 def pipeline_note(stages: int, microbatches: int, schedule: str, chunks: int) -> str:

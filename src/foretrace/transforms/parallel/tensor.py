@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foretrace.graph import ForetraceError, Graph, Op, Tensor
+from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.transforms.blocks import block_index, repeated_blocks
-from foretrace.transforms.draft import Draft, ProcessGroup, draft_of
+from foretrace.transforms.draft import Draft, ProcessGroup
 from foretrace.transforms.parallel.sequence import SequenceParallel
 from foretrace.transforms.parallel.split_rules import RULES, VIEWS, elementwise
 from foretrace.transforms.parallel.splitting import (
@@ -34,26 +34,6 @@ PREFETCH_CALLS = 8
 """Calls after the first GEMM of a layer's backward among which its last one is."""
 LOSS_REDUCTIONS = 3
 """Megatron's loss over a split vocabulary reduces the largest logit, the target's, and the sum of exponentials."""
-
-
-def tensor_parallel(graph: Graph, ranks: int, overlap: bool = False, sequence: bool = False) -> Graph:
-    """The step of one of several tensor parallel ranks.
-
-    Parameters
-    ----------
-    graph
-        The step of one rank.
-    ranks
-        Number of ranks.
-    overlap
-        Whether the reduction of a layer's input gradient overlaps with the GEMM of its weight gradient.
-    sequence
-        Whether activations are split along the sequence between linear layers.
-    """
-    draft = draft_of(graph, "tensor parallel")
-    group = ProcessGroup("tensor", tuple(range(ranks)))
-    note = f"tensor parallel over {ranks} ranks (Megatron's columns and rows) was added to the step"
-    return draft.graph_of(split_blocks(draft, draft.calls, group, overlap, sequence), 0, ranks, note)
 
 
 def split_blocks(
