@@ -6,7 +6,7 @@ Torch is imported at the first call.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -30,33 +30,25 @@ class MetaUnsupportedError(Exception):
     """The meta device does not support an op."""
 
 
-class MetaDevice:
-    """Runs ops on the meta device, each once: a step repeats most of its calls.
+_known: dict[Hashable, Any] = {}
+"""Results of calls: a step repeats most of its own, and a sweep those of others."""
 
-    >>> a, b = Tensor((2, 3), "float32"), Tensor((3, 4), "float32")
-    >>> MetaDevice().call("aten::mm", "default", (a, b), {})
+
+def call_on_meta(name: str, overload: str, args: Any, kwargs: Any) -> Any:
+    """The results of an operator on the meta device, in lists as it returns them.
+
+    Raises `MetaUnsupportedError` for an op that it does not support, `ValueError` for arguments that do not fit.
+
+    >>> call_on_meta("aten::mm", "default", (Tensor((2, 3), "float32"), Tensor((3, 4), "float32")), {})
     MetaTensor(shape=(2, 4), stride=(4, 1), offset=0, dtype='float32')
     """
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, Any] = {}
-
-    def call(self, name: str, overload: str, args: Any, kwargs: Any) -> Any:
-        """The results of an operator, in lists as it returns them.
-
-        Raises `MetaUnsupportedError` for an op that it does not support, `ValueError` for arguments that do not fit.
-        """
-        key = (name, overload, argument_key(args), argument_key(kwargs))
-        if key not in self._known:
-            self._known[key] = _run(name, overload, args, kwargs)
-        result = self._known[key]
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-
-META = MetaDevice()
-"""Shared by all transforms of a process, so that results are computed once."""
+    key = (name, overload, argument_key(args), argument_key(kwargs))
+    if key not in _known:
+        _known[key] = _run(name, overload, args, kwargs)
+    result = _known[key]
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def argument_key(value: Any) -> Hashable:
@@ -82,7 +74,7 @@ def _run(name: str, overload: str, args: Any, kwargs: Any) -> Any:
         function = torch_operator(path)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warning that an output would be resized is an error here
-            made = function(*[_on_meta(value, torch) for value in args], **_on_meta(kwargs, torch))
+            made = function(*as_torch(args, lambda device: "meta"), **as_torch(kwargs, lambda device: "meta"))
         return _described(made, torch)
     except NotImplementedError:
         return MetaUnsupportedError(name)
@@ -128,15 +120,15 @@ def _described(value: Any, torch: Any) -> Any:
     return [_described(item, torch) for item in value] if isinstance(value, (list, tuple)) else None
 
 
-def _on_meta(value: Any, torch: Any) -> Any:
-    """An argument with its tensors on the meta device."""
+def as_torch(value: Any, device: Callable[[str], str]) -> Any:
+    """A recorded argument as PyTorch takes it, uninitialized tensors included, on the device for that of the record."""
     if isinstance(value, Tensor):
-        return torch_empty(value, "meta")
+        return torch_empty(value, device(value.device))
     if isinstance(value, Constant):
-        return _constant(value, torch)
+        return _constant(value, device)
     if isinstance(value, (list, tuple)):
-        return [_on_meta(item, torch) for item in value]
-    return {key: _on_meta(item, torch) for key, item in value.items()} if isinstance(value, dict) else value
+        return [as_torch(item, device) for item in value]
+    return {key: as_torch(item, device) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def torch_empty(tensor: Tensor, device: str) -> Any:
@@ -155,9 +147,11 @@ def torch_empty(tensor: Tensor, device: str) -> Any:
     return torch.empty_strided(tensor.shape, tensor.stride, dtype=dtype, device=device)
 
 
-def _constant(value: Constant, torch: Any) -> Any:
+def _constant(value: Constant, device: Callable[[str], str]) -> Any:
+    import torch
+
     if value.kind == "device":
-        return torch.device("meta")
+        return torch.device(device(value.value))
     if value.kind == "dtype" and value.value in ITEMSIZE:
         return getattr(torch, value.value)
     if value.value in (*LAYOUTS, *MEMORY_FORMATS) and value.kind in ("layout", "memory_format"):

@@ -17,7 +17,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.calls import autograd_nodes, dispatched, enclosing_calls, host_collective_calls, with_scalars
 from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
 from foretrace.graph.graph import Collective, Graph, Timings
-from foretrace.graph.op import Op, Storage, Tensor, contiguous_strides, end_in_storage
+from foretrace.graph.op import Op, Storage, Tensor, contiguous_strides, end_in_storage, with_tensors
 from foretrace.graph.tables import SYNC, KernelTable, OpTable
 from foretrace.transforms.dataflow import Argument, Call, substitute
 
@@ -244,6 +244,30 @@ class IdAllocator:
     def copy(self, of: Tensor) -> Tensor:
         """A tensor like another, with a storage of its own."""
         return replace(of, id=self.tensor_id(), storage=self.storage_id())
+
+
+class SketchIds:
+    """Ids in a step for the tensors of a sketch: some stand for tensors of the step, all others get unused ids."""
+
+    def __init__(self, ops: Iterable[Op], same: Iterable[tuple[Tensor, Tensor]]) -> None:
+        pairs = list(same)
+        self._tensors = {new.id: was.id for new, was in pairs}
+        self._storages = {new.storage: was.storage for new, was in pairs if new.storage >= 0 <= was.storage}
+        self._unused = IdAllocator(ops)
+
+    def storages(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """The step's ids of some storages."""
+        return tuple(self._storages.get(number, number + self._unused.next_storage) for number in numbers)
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        number = self._tensors.get(tensor.id, tensor.id + self._unused.next_tensor)
+        return replace(tensor, id=number, storage=self.storages([tensor.storage])[0] if tensor.storage >= 0 else -1)
+
+    def op(self, op: Op) -> Op:
+        """A call of the sketch with the step's ids."""
+        new = with_tensors(op, self._tensor)
+        new.frees = self.storages(op.frees)
+        return new
 
 
 class ChangedCall(NamedTuple):

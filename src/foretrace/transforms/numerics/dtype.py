@@ -11,7 +11,7 @@ from foretrace.graph.graph import Graph
 from foretrace.graph.op import FLOATING, ITEMSIZE, Constant, Op, Tensor
 from foretrace.graph.operators import cudnn_takes_batch_norm
 from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, slots_in, substitute
-from foretrace.transforms.meta_device import META, MetaTensor, MetaUnsupportedError
+from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, call_on_meta
 from foretrace.transforms.step import ChangedCall, EditedCall, StepTemplate, assemble, editable_step, flatten
 from foretrace.transforms.structure.attention import select_attention
 from foretrace.transforms.structure.insert_remove import remove_calls
@@ -76,7 +76,7 @@ def _results(call: Call, args: Any, kwargs: Any, now: dict[int, Tensor], dtype: 
         return all_converted
     try:
         given = (substitute(args, now.__getitem__), substitute(kwargs, now.__getitem__))
-        result = META.call(call.op.name, call.op.overload, *given)
+        result = call_on_meta(call.op.name, call.op.overload, *given)
     except (MetaUnsupportedError, ValueError):
         return all_converted
     slots = [slot for slot in slots_in(call.results) if slot in call.made]

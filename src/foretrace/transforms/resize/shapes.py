@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from foretrace.graph.op import Tensor, with_shape, with_view
 from foretrace.graph.operators import COLLECTIVE_CALLS, SPARSE_ACCESSORS, SPARSE_CONSTRUCTORS
 from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, slots_in, substitute
-from foretrace.transforms.meta_device import META, MetaTensor, MetaUnsupportedError
+from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, call_on_meta
 from foretrace.transforms.resize.arguments import (
     UNCHANGED,
     Interpretation,
@@ -104,7 +104,7 @@ class StepShapes:
         if all(self.now[slot].layout == "strided" for slot in call.reads):
             try:
                 args = substitute(with_interpretation(call.args, interpretation, self.change), self.now.__getitem__)
-                META.call(call.op.name, call.op.overload, args, substitute(call.kwargs, self.now.__getitem__))
+                call_on_meta(call.op.name, call.op.overload, args, substitute(call.kwargs, self.now.__getitem__))
             except MetaUnsupportedError:
                 return {}
             except ValueError as problem:
@@ -122,7 +122,7 @@ class StepShapes:
     ) -> dict[int, MetaTensor]:
         args = substitute(with_interpretation(call.args, interpretation, change), tensors.__getitem__)
         kwargs = substitute(call.kwargs, tensors.__getitem__)
-        result = META.call(call.op.name, call.op.overload, args, kwargs)
+        result = call_on_meta(call.op.name, call.op.overload, args, kwargs)
         results = list(result) if isinstance(result, list) and len(call.results) != 1 else [result]
         return {slot: made for slot, made in _pairs(call.results, results) if slot in call.made and made is not None}
 

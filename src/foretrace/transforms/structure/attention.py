@@ -15,7 +15,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Constant, Op, Tensor, contiguous_strides, map_tensors
 from foretrace.transforms.dataflow import Call, Dataflow, rebuild, slots_in, substitute
-from foretrace.transforms.meta_device import META, MetaTensor, MetaUnsupportedError
+from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, call_on_meta
 from foretrace.transforms.step import EditedCall, IdAllocator, assemble, flatten, recompute_frees
 
 Roles: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
@@ -154,7 +154,7 @@ class _Swap:
         new.name, new.overload = NAME.format(kind) + suffix, "default"
         new.args = tuple(roles[role] for role in takes)
         try:
-            made = META.call(new.name, new.overload, new.args, new.kwargs)
+            made = call_on_meta(new.name, new.overload, new.args, new.kwargs)
         except (MetaUnsupportedError, ValueError) as error:
             raise ForetraceError(f"{op.name} can't be done by {kind} attention ({error})", "Choose another.") from None
         new.outputs = tuple(
@@ -317,7 +317,7 @@ class _LayoutPropagation:
 
 def _on_meta(name: str, args: Any, overload: str = "default", kwargs: Any = None) -> Any:
     try:
-        return META.call(name, overload, args, kwargs or {})
+        return call_on_meta(name, overload, args, kwargs or {})
     except (MetaUnsupportedError, ValueError):
         return None
 

@@ -12,7 +12,7 @@ from foretrace.graph.op import Op, Tensor, with_tensors
 from foretrace.transforms.dataflow import Dataflow
 from foretrace.transforms.inputs import StepInputs
 from foretrace.transforms.meta_device import torch_empty
-from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step
+from foretrace.transforms.step import EditedCall, SketchIds, assemble, editable_step, storages_in
 
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("AdamW", {}),
@@ -44,7 +44,8 @@ def optimizer(graph: Graph, name: str) -> Graph:
         or both, as in ``"adamw:fused"``. PyTorch selects the implementation where it is left out.
     """
     kind, implementation = parse_optimizer(name)
-    pairs = updated_weights(graph)
+    graph, ops = editable_step(graph)
+    pairs = updated_weights(graph, ops)
     if kind is None:
         kind = _recognized(graph, pairs)
     try:
@@ -53,9 +54,11 @@ def optimizer(graph: Graph, name: str) -> Graph:
         raise _refused(name, str(error)) from None
     except ForetraceError as error:  # its calls depend on values: which ids occur twice
         raise _refused(name, error.what) from None
-    if _has_sparse_state(update):
+    marked = {tensor.id for op in update.ops if op.phase != "optimizer" for tensor in op.tensors}
+    read = (tensor for op in update.ops if op.phase == "optimizer" for tensor in op.tensors)
+    if any(tensor.layout != "strided" and tensor.id not in marked for tensor in read):
         raise _refused(name, "its sparse state would grow with every step")
-    made = replace_optimizer(graph, update)
+    made = _with_update(graph, ops, _with_step_ids(list(update.ops), pairs, ops))
     made.notes.append(f"the optimizer is {kind}{f', {implementation}' if implementation else ''}")
     return made
 
@@ -75,12 +78,8 @@ def parse_optimizer(name: str) -> tuple[str | None, str | None]:
     return next(iter(kinds), None), next(iter(implementations), None)
 
 
-def updated_weights(graph: Graph) -> list[tuple[Tensor, Tensor]]:
-    """The weights that a step's optimizer updates, each with its gradient, in its order."""
-    return _pairs(*editable_step(graph))
-
-
-def _pairs(graph: Graph, ops: list[Op]) -> list[tuple[Tensor, Tensor]]:
+def updated_weights(graph: Graph, ops: list[Op]) -> list[tuple[Tensor, Tensor]]:
+    """The weights that a flat step's optimizer updates, each with its gradient, in its order."""
     step = Dataflow(ops)
     weights = {tensor.storage: tensor for tensor in StepInputs(step).weights.values()}
     preexisting = {tensor.storage for tensor in step.inputs.values() if tensor.layout == "strided"}
@@ -106,23 +105,10 @@ def _pairs(graph: Graph, ops: list[Op]) -> list[tuple[Tensor, Tensor]]:
     return pairs
 
 
-def replace_optimizer(graph: Graph, update: Graph) -> Graph:
-    """The step with the calls of another optimizer.
-
-    Parameters
-    ----------
-    graph
-        The step.
-    update
-        A sketch of the other optimizer's step over the same weights and gradients, in the order of `updated_weights`.
-        It first detaches each weight and its gradient, so that they can be told from its state.
-    """
-    graph, ops = editable_step(graph)
-    pairs = _pairs(graph, ops)
+def _with_update(graph: Graph, ops: list[Op], new: list[Op]) -> Graph:
+    """The flat step with the calls of another optimizer."""
     old = [row for row, op in enumerate(ops) if op.phase == "optimizer"]
-    new = _with_step_ids(list(update.ops), [tensor for pair in pairs for tensor in pair], ops)
-    others = (op for op in ops if op.phase != "optimizer")
-    used = {tensor.storage for op in others for tensor in (*op.tensors, *op.produced)}
+    used = storages_in(op for op in ops if op.phase != "optimizer")
     freed = tuple(number for row in old for number in ops[row].frees if number in used)
     if new:
         new[0].frees = (*freed, *new[0].frees)
@@ -136,36 +122,17 @@ def replace_optimizer(graph: Graph, update: Graph) -> Graph:
     return assemble(replace(graph, storages=storages), calls)
 
 
-def _with_step_ids(update: list[Op], ours: list[Tensor], ops: list[Op]) -> list[Op]:
-    """The calls of an update over the step's weights and gradients, everything else under unused ids."""
-    markers = [op for op in update if op.name == MARKER and op.phase != "optimizer"][: len(ours)]
-    if len(markers) < len(ours):
-        raise ForetraceError("the update does not mark its weights", "Detach each weight and its gradient first.")
-    tensors = {marker.tensors[0].id: our for marker, our in zip(markers, ours)}
-    storages = {marker.tensors[0].storage: our.storage for marker, our in zip(markers, ours) if our.storage >= 0}
-    ids = IdAllocator(ops)
+def _with_step_ids(update: list[Op], pairs: Sequence[tuple[Tensor, Tensor]], ops: list[Op]) -> list[Op]:
+    """The calls of a sketched update over the step's weights and gradients, which its first calls mark."""
+    ours = {tensor.id: tensor for pair in pairs for tensor in pair}
+    marked = [op.tensors[0] for op in update if op.name == MARKER and op.phase != "optimizer"]
+    ids = SketchIds(ops, zip(marked, (tensor for pair in pairs for tensor in pair)))
 
-    def renamed(tensor: Tensor) -> Tensor:
-        our = tensors.get(tensor.id)
-        if our is not None:
-            return replace(our, stride=tensor.stride) if our.stride is None else our
-        storage = storages.get(tensor.storage, tensor.storage + ids.next_storage) if tensor.storage >= 0 else -1
-        return replace(tensor, id=tensor.id + ids.next_tensor, storage=storage)
+    def as_recorded(tensor: Tensor) -> Tensor:
+        our = ours.get(tensor.id, tensor)
+        return replace(our, stride=tensor.stride) if our.stride is None else our
 
-    made = []
-    for op in update:
-        if op.phase == "optimizer":
-            new = with_tensors(op, renamed)
-            new.frees = tuple(storages.get(number, number + ids.next_storage) for number in op.frees)
-            made.append(new)
-    return made
-
-
-def _has_sparse_state(update: Graph) -> bool:
-    """Whether an update reads sparse tensors besides the gradients, which it marks."""
-    marked = {tensor.id for op in update.ops if op.phase != "optimizer" for tensor in op.tensors}
-    read = (tensor for op in update.ops if op.phase == "optimizer" for tensor in op.tensors)
-    return any(tensor.layout != "strided" and tensor.id not in marked for tensor in read)
+    return [with_tensors(ids.op(op), as_recorded) for op in update if op.phase == "optimizer"]
 
 
 def _refused(name: str, why: str) -> ForetraceError:
