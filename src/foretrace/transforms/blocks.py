@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from string import digits
 
 from foretrace.graph import Op
@@ -23,6 +24,15 @@ def block_index(module: str, blocks: Sequence[str]) -> int:
         if module == block or module.startswith(f"{block}."):
             return place
     return -1
+
+
+def is_named(module: str, wanted: str) -> bool:
+    """Whether a module is meant by a pattern of its name, or by the end of it.
+
+    >>> is_named("GPT.blocks.0.mlp.1", "mlp.1"), is_named("GPT.blocks.0.mlp.1", "*.blocks.*")
+    (True, True)
+    """
+    return fnmatchcase(module, wanted) or module.endswith(f".{wanted}")
 
 
 def repeated_blocks(ops: Iterable[Op]) -> list[str]:

@@ -49,15 +49,7 @@ class Composite:
 
 
 def composites(calls: Sequence[Call], is_input: Callable[[int], bool]) -> list[Composite]:
-    """The function calls of a program, in order.
-
-    Parameters
-    ----------
-    calls
-        Its dispatcher calls.
-    is_input
-        Whether a slot existed before the step, as the weight of a linear layer does.
-    """
+    """The function calls of a program, in order; ``is_input`` tells slots that existed before the step: weights."""
     found: list[Composite] = []
     place = 0
     while place < len(calls):

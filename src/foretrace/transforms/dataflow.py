@@ -59,6 +59,11 @@ class Dataflow:
         for row, op in enumerate(ops):
             self._add(row, op)
 
+    @property
+    def tensors(self) -> dict[int, Tensor]:
+        """The tensor of every slot."""
+        return self.inputs | {slot: tensor for call in self.calls for slot, tensor in call.made.items()}
+
     def _add(self, row: int, op: Op) -> None:
         for storage in op.frees:
             if storage not in self._preexisting:
@@ -162,6 +167,19 @@ def rebuild(
     op.kwargs = substitute(call.kwargs, lambda slot: read(slot, next(given)))
     if make is not None:
         op.outputs = tuple(substitute(list(call.results), lambda slot: make(slot, next(made))))
+    return op
+
+
+def with_elements(op: Op, keep: Sequence[bool]) -> Op:
+    """A foreach call over some elements of its lists only."""
+
+    def kept(value: Any) -> Any:
+        fits = is_sequence(value) and len(value) == len(keep)
+        return [item for item, stays in zip(value, keep) if stays] if fits else value
+
+    op = op.__copy__()
+    op.args, op.outputs = tuple(map(kept, op.args)), tuple(map(kept, op.outputs))
+    op.kwargs = {name: kept(value) for name, value in op.kwargs.items()}
     return op
 
 

@@ -30,11 +30,7 @@ COLLECTIVE_OPS = {
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Ranks that communicate with each other, under a name.
-
-    >>> ProcessGroup("data", (0, 2, 4, 6)).size
-    4
-    """
+    """Ranks that communicate with each other, under a name."""
 
     name: str
     ranks: tuple[int, ...]
@@ -46,13 +42,7 @@ class ProcessGroup:
 
 
 class Draft(IdAllocator):
-    """The calls of a graph in order, and what creates tensors, collectives and events to put between them.
-
-    >>> draft = Draft(Graph(OpTable.of([Op("aten::relu", outputs=(Tensor((4,), "float32", id=7, storage=2),))])))
-    >>> made = draft.tensor((2, 2), "float32", "cuda:0")
-    >>> made.id, made.storage, made.stride
-    (8, 3, (2, 1))
-    """
+    """The calls of a graph in order, and what creates tensors, collectives and events to put between them."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -135,22 +125,13 @@ class Draft(IdAllocator):
 
 
 def call_like(name: str, args: tuple[Any, ...], outputs: tuple[Any, ...], like: Op, **kwargs: Any) -> Op:
-    """A new call with the phase, thread, stream, module and autograd node of another.
-
-    >>> made = call_like("aten::mul", (2.0,), (), like=Op("aten::mm", phase="backward", module="layers.3"))
-    >>> made.name, made.phase, made.module
-    ('aten::mul', 'backward', 'layers.3')
-    """
+    """A new call with the phase, thread, stream, module and autograd node of another."""
     where = {n: getattr(like, n) for n in ("phase", "thread", "stream", "module", "node")}
     return Op(name, args, kwargs, outputs, "default", **where)
 
 
 def allocation(tensor: Tensor, like: Op) -> Op:
-    """The ``aten::empty`` call that allocates a tensor.
-
-    >>> allocation(Tensor((4, 8), "float32"), like=Op("aten::mm")).args
-    ([4, 8],)
-    """
+    """The ``aten::empty`` call that allocates a tensor."""
     kind = {"dtype": Constant("dtype", tensor.dtype), "device": Constant("device", tensor.device), "pin_memory": False}
     made = call_like("aten::empty", (list(tensor.shape),), (tensor,), like, **kind)
     made.overload = "memory_format"
@@ -158,13 +139,7 @@ def allocation(tensor: Tensor, like: Op) -> Op:
 
 
 def storage_lifetimes(ops: Sequence[Op], known: dict[int, Storage]) -> dict[int, Storage]:
-    """The storages that calls read and make: size, allocation and free; plus the known ones that no call touches.
-
-    >>> given, made = (Tensor((4,), "float32", id=number, storage=number) for number in (0, 1))
-    >>> found = storage_lifetimes([Op("aten::relu", (given,), outputs=(made,))], {})
-    >>> [(one.nbytes, one.birth) for one in found.values()]
-    [(16, -1), (16, 0)]
-    """
+    """The storages that calls read and make: size, allocation and free; plus the known ones that no call touches."""
     found: dict[int, Storage] = {}
     for row, op in enumerate(ops):
         for storage in op.frees:
@@ -186,20 +161,7 @@ def storage_lifetimes(ops: Sequence[Op], known: dict[int, Storage]) -> dict[int,
 
 
 def draft_of(graph: Graph, what: str) -> Draft:
-    """The draft of a single rank's step; raises for a distributed step, or one without tensor ids.
-
-    Parameters
-    ----------
-    graph
-        A recording, a sketch, or a trace with tensor ids.
-    what
-        The transform, for the message.
-
-    >>> weight = Tensor((4, 4), "float32", id=0, storage=0)
-    >>> draft = draft_of(Graph(OpTable.of([Op("aten::mm", (weight, weight))])), "data parallel")
-    >>> [call.op.name for call in draft.calls]
-    ['aten::mm']
-    """
+    """The draft of a single rank's step; raises for a distributed step, or one without tensor ids."""
     if not len(graph.ops):
         raise ForetraceError(f"{graph.source or 'the graph'} holds no calls", "Record or sketch a training step.")
     first = next(iter(graph.collectives), None)
@@ -213,22 +175,14 @@ def draft_of(graph: Graph, what: str) -> Draft:
 
 
 def with_tensor_ids(graph: Graph) -> Graph:
-    """The graph's dispatcher calls; raises if they do not identify tensors.
-
-    >>> given = Tensor((4,), "float32", id=0, storage=0)
-    >>> len(with_tensor_ids(Graph(OpTable.of([Op("aten::relu", (given,)), Op("aten::abs", (given,), parent=0)]))).ops)
-    1
-    """
-    rows = dispatched(graph) if bool((graph.ops.parent >= 0).any()) else None
-    flat = graph if rows is None else replace(graph, ops=OpTable.of([_top_level(graph.ops[r]) for r in rows.tolist()]))
+    """The graph's dispatcher calls; raises if they do not identify tensors."""
+    flat = graph
+    if bool((graph.ops.parent >= 0).any()):
+        ops = [replace(graph.ops[row], parent=-1) for row in dispatched(graph).tolist()]
+        flat = replace(graph, ops=OpTable.of(ops))
     if not any(t.id >= 0 for op in flat.ops for t in op.tensors):
         raise ForetraceError(
             f"{graph.source or 'the graph'} does not identify its tensors",
             "Sketch the step, or record it: a profiler trace knows shapes only.",
         )
     return flat
-
-
-def _top_level(op: Op) -> Op:
-    op.parent = -1
-    return op

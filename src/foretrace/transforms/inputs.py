@@ -17,17 +17,7 @@ BEFORE_BACKWARD = ("forward", "other")
 
 
 class StepInputs:
-    """The inputs of a step by their role.
-
-    Attributes
-    ----------
-    data
-        Slots that are not weights: not used by the optimizer, and first read before backward.
-    weights
-        Slots that the model reads and the optimizer updates.
-    state
-        Slots that only the optimizer reads.
-    """
+    """The inputs of a step by their role."""
 
     def __init__(self, step: Dataflow) -> None:
         optimized = {
@@ -42,8 +32,9 @@ class StepInputs:
             for slot in call.reads:
                 first.setdefault(slot, call.op.phase)
         self.data: dict[int, Tensor] = {}
+        """Slots that are not weights: not used by the optimizer, and first read before backward."""
         self.weights: dict[int, Tensor] = {}
-        self.state: dict[int, Tensor] = {}
+        """Slots that the model reads and the optimizer updates."""
         # A storage that is resized in the step holds nothing before it: weights that FSDP gathers.
         gathered = {call.op.resized[1] for call in step.calls if call.op.resized}
         early = {
@@ -53,7 +44,8 @@ class StepInputs:
         }
         for slot, tensor in step.inputs.items():
             if tensor.storage in optimized:
-                (self.weights if tensor.storage in early else self.state)[slot] = tensor
+                if tensor.storage in early:
+                    self.weights[slot] = tensor
             elif first[slot] in BEFORE_BACKWARD and tensor.layout == "strided" and tensor.storage not in gathered:
                 self.data[slot] = tensor
         self._ids = {call.reads[1] for call in step.calls if call.op.name in EMBEDDING_BAGS and len(call.reads) > 1}
@@ -83,29 +75,29 @@ def common_size(tensors: list[Tensor]) -> int | None:
 
 
 def tied_inputs(step: Dataflow) -> list[tuple[int, ...]]:
-    """Groups of inputs that must keep one shape: a weight, its optimizer state, and all views of their storages.
+    """Groups of inputs that must keep one shape: a weight, its optimizer state, and all views of their storages."""
+    groups = {slot: {slot} for slot in step.tensors}
 
-    >>> from foretrace.graph import Op, Tensor
-    >>> weight, momentum, data = (Tensor((4,), "float32", id=n, storage=n) for n in range(3))
-    >>> read = Op("aten::mul", (weight, data), phase="forward")
-    >>> tied_inputs(Dataflow([read, Op("aten::_foreach_add_", ([weight], [momentum]), phase="optimizer")]))
-    [(0, 2), (1,)]
-    """
-    sets = _DisjointSets()
+    def tie(one: int, other: int) -> None:
+        if groups[one] is not groups[other]:
+            groups[one] |= groups[other]
+            groups.update(dict.fromkeys(groups[other], groups[one]))
+
     storages: dict[int, int] = {}
     for slot, tensor in step.inputs.items():
-        sets.find(slot)
         if tensor.storage >= 0:
-            sets.union(slot, storages.setdefault(tensor.storage, slot))
-    shapes = {slot: tensor.shape for slot, tensor in step.inputs.items()}
+            tie(slot, storages.setdefault(tensor.storage, slot))
+    shapes = {slot: tensor.shape for slot, tensor in step.tensors.items()}
     for call in step.calls:
-        shapes.update({slot: tensor.shape for slot, tensor in call.made.items()})
         if call.op.phase == "optimizer":
             for first, *others in _used_together(call):
                 for other in others:
                     if shapes[first] == shapes[other]:
-                        sets.union(first, other)
-    return sets.groups(step.inputs)
+                        tie(first, other)
+    found: dict[int, list[int]] = {}
+    for slot in step.inputs:
+        found.setdefault(id(groups[slot]), []).append(slot)
+    return [tuple(group) for group in found.values()]
 
 
 def _used_together(call: Call) -> Iterator[list[int]]:
@@ -121,43 +113,12 @@ def _used_together(call: Call) -> Iterator[list[int]]:
             yield found
 
 
-class _DisjointSets:
-    """Union-find over slots."""
-
-    def __init__(self) -> None:
-        self._parent: dict[int, int] = {}
-
-    def find(self, slot: int) -> int:
-        parent = self._parent.setdefault(slot, slot)
-        while parent != self._parent[parent]:
-            parent = self._parent[parent] = self._parent[self._parent[parent]]
-        return parent
-
-    def union(self, first: int, second: int) -> None:
-        a, b = sorted((self.find(first), self.find(second)))
-        self._parent[b] = a
-
-    def groups(self, slots: Iterable[int]) -> list[tuple[int, ...]]:
-        found: dict[int, list[int]] = {}
-        for slot in slots:
-            found.setdefault(self.find(slot), []).append(slot)
-        return [tuple(group) for group in found.values()]
-
-
 class WeightOwners:
     """The owner (one of several weights) of each call of backward and the optimizer.
 
     What a call makes of a weight's gradient belongs to that weight, and so does its optimizer state. An optimizer call
-    without tensors of any weight, such as one that counts steps, belongs to the next one that has some.
-
-    Parameters
-    ----------
-    step
-        The calls.
-    known
-        Owners of slots to start with: weights and their gradients.
-    excluded
-        Rows of calls to skip.
+    without tensors of any weight, such as one that counts steps, belongs to the next one that has some. ``known`` are
+    owners of slots to start with: weights and their gradients. Rows in ``excluded`` are skipped.
     """
 
     def __init__(self, step: Dataflow, known: Mapping[int, int], excluded: set[int]) -> None:

@@ -6,12 +6,13 @@ Torch is imported at the first call.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 from foretrace.graph.op import ITEMSIZE, Constant, Tensor
 from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS, operator_path
+from foretrace.transforms.dataflow import Call, slots_in, substitute
 
 UNSUPPORTED = ("meta tensors", "Expected a value of type")
 """In error messages of PyTorch that are not about shapes: values are needed, or a trace lost an argument."""
@@ -49,6 +50,31 @@ def call_on_meta(name: str, overload: str, args: Any, kwargs: Any) -> Any:
     if isinstance(result, Exception):
         raise result
     return result
+
+
+def meta_results(call: Call, args: Any, kwargs: Any, tensors: Mapping[int, Tensor]) -> dict[int, MetaTensor]:
+    """What the meta device makes of a call with some arguments over slots: of each slot that it fills, if it knows."""
+    given = substitute(args, tensors.__getitem__), substitute(kwargs, tensors.__getitem__)
+    result = call_on_meta(call.op.name, call.op.overload, *given)
+    if not call.made:
+        return {}
+    results = list(result) if isinstance(result, list) and len(call.results) != 1 else [result]
+    return {slot: made for slot, made in _pairs(call.results, results) if slot in call.made and made is not None}
+
+
+def _pairs(slots: Any, values: Any) -> Iterable[tuple[int, Any]]:
+    """Each slot with its value."""
+    if not isinstance(slots, (list, tuple)):
+        yield from ((number, values) for number in slots_in(slots))
+        return
+    found = values if isinstance(values, list) else [values]
+    if len(found) != len(slots):
+        raise ValueError(f"it would make {len(found)} tensors instead of {len(slots)}")
+    for slot, value in zip(slots, found):
+        if hasattr(slot, "number"):
+            yield slot.number, value
+        elif isinstance(slot, (list, tuple)):
+            yield from _pairs(slot, value)
 
 
 def argument_key(value: Any) -> Hashable:

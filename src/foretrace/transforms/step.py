@@ -1,7 +1,7 @@
 """Flat steps: the calls of a step in one list to edit, and the graph assembled from edited calls.
 
 Every transform follows the same pattern: `editable_step` opens a step, the transform builds a list of `EditedCall`,
-`recompute_frees` decides where storages are freed now, and `assemble` builds the new graph. `IdAllocator` creates
+and `assemble` builds the new graph; `reassemble` also decides where storages are freed now. `IdAllocator` creates
 tensors that are new to the step. `StepTemplate` serves transforms that change tensors only and are applied many times.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
 from foretrace.graph.graph import Collective, Graph, Timings
 from foretrace.graph.op import Op, Storage, Tensor, contiguous_strides, end_in_storage, with_tensors
 from foretrace.graph.tables import SYNC, KernelTable, OpTable
-from foretrace.transforms.dataflow import Argument, Call, substitute
+from foretrace.transforms.dataflow import Call, rebuild
 
 
 @dataclass(slots=True)
@@ -93,20 +92,12 @@ def require_arguments(ops: Sequence[Op], source: str) -> None:
 
 
 def assemble(graph: Graph, calls: Sequence[EditedCall], position: Sequence[int] | None = None) -> Graph:
-    """The graph of an edited step.
+    """The graph of an edited step, given the original one.
 
     It has no times and no kernels, since it was not measured; synchronizations of the host stay. Storages are allocated
-    by the first call that uses them, and freed where a call lists them in ``frees``.
-
-    Parameters
-    ----------
-    graph
-        The original step.
-    calls
-        The edited calls.
-    position
-        For each row of the graph, the position of its call among ``calls``, and one entry more for "no row"; found by
-        the calls' origins where it is None.
+    by the first call that uses them, and freed where a call lists them in ``frees``. ``position`` has, for each row of
+    the original, that of its call among ``calls``, and one entry more for "no row"; calls' origins say it where it is
+    None.
     """
     if position is None:
         found = [-1] * (len(graph.ops) + 1)
@@ -162,24 +153,17 @@ def storages_in(ops: Iterable[Op]) -> set[int]:
     return {tensor.storage for op in ops for tensor in (*op.tensors, *op.produced)}
 
 
-def recompute_frees(
-    calls: Sequence[EditedCall],
+def reassemble(
+    graph: Graph,
     original: Sequence[Op],
+    calls: Sequence[EditedCall],
     early: Collection[int] = (),
     merged: Mapping[int, int] | None = None,
-) -> None:
-    """Set the ``frees`` of edited calls: where the original calls freed, but not before the last use.
+) -> Graph:
+    """The graph of edited calls, with storages freed where the original calls freed them, but not before the last use.
 
-    Parameters
-    ----------
-    calls
-        The edited calls, which are changed.
-    original
-        The calls that the origins refer to.
-    early
-        Storages that are freed right after their last use.
-    merged
-        Storages that became part of another, which is freed with the last of its parts.
+    Storages in ``early`` are freed right after their last use. Those in ``merged`` became part of another, which is
+    freed with the last of its parts. Those that no call uses any more are left out.
     """
     merged = merged or {}
     last = {t.storage: place for place, call in enumerate(calls) for t in (*call.op.tensors, *call.op.produced)}
@@ -195,6 +179,9 @@ def recompute_frees(
     for storage, place in ends.items():
         if place < len(calls):
             calls[place].op.frees += (storage,)
+    unused = storages_in(original) - last.keys()
+    storages = {number: storage for number, storage in graph.storages.items() if number not in unused}
+    return assemble(replace(graph, storages=storages), calls)
 
 
 def _positions(calls: Sequence[EditedCall], count: int) -> list[int]:
@@ -270,26 +257,8 @@ class SketchIds:
         return new
 
 
-class ChangedCall(NamedTuple):
-    """A call with other arguments."""
-
-    call: Call
-    args: tuple[Argument, ...]
-    kwargs: dict[str, Argument]
-
-
 class StepTemplate:
-    """A flat step to instantiate many times with other tensors; what stays the same is computed once.
-
-    Parameters
-    ----------
-    graph
-        The step.
-    calls
-        All its calls.
-    changing
-        Those of them whose tensors may change.
-    """
+    """A flat step to instantiate many times with other tensors in its ``changing`` calls; the rest is computed once."""
 
     def __init__(self, graph: Graph, calls: Sequence[Call], changing: Sequence[Call]) -> None:
         self._known = graph.storages
@@ -301,9 +270,16 @@ class StepTemplate:
         self._fixed = storage_extents(self._ops[place] for place in fixed)
         self._original = _largest(self._fixed, storage_extents(call.op for call in changing))
 
-    def instantiate(self, changed: Sequence[ChangedCall], tensors: dict[int, Tensor]) -> Graph:
-        """The graph of the same calls, with new tensors in the slots of the changing ones."""
-        new = [_with_slots(*call, tensors) for call in changed]
+    def instantiate(self, changed: Sequence[Call], tensors: dict[int, Tensor]) -> Graph:
+        """The graph of the same calls, the changing ones with new arguments, and new tensors in their slots."""
+
+        def now(slot: int, old: Tensor) -> Tensor:
+            new = tensors[slot]
+            if layout_key(new) == layout_key(old):
+                return old
+            return Tensor(new.shape, new.dtype, old.device, new.stride, new.offset, old.id, old.storage, old.layout)
+
+        new = [rebuild(call, now, now) for call in changed]
         ops = list(self._ops)
         for place, op in zip(self._positions, new):
             ops[place] = op
@@ -326,23 +302,6 @@ class StepTemplate:
 
 def _largest(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
     return {**one, **{number: max(size, one.get(number, 0)) for number, size in other.items()}}
-
-
-def _with_slots(call: Call, args: tuple[Argument, ...], kwargs: dict[str, Argument], tensors: dict[int, Tensor]) -> Op:
-    """The op with the new tensors of its slots; each keeps its id and storage."""
-    read, made = iter(call.op.tensors), iter(call.op.produced)
-
-    def changed(old: Tensor, slot: int) -> Tensor:
-        new = tensors[slot]
-        if layout_key(new) == layout_key(old):
-            return old
-        return Tensor(new.shape, new.dtype, old.device, new.stride, new.offset, old.id, old.storage, old.layout)
-
-    op = call.op.__copy__()
-    op.args = tuple(substitute(list(args), lambda slot: changed(next(read), slot)))
-    op.kwargs = substitute(kwargs, lambda slot: changed(next(read), slot))
-    op.outputs = tuple(substitute(list(call.results), lambda slot: changed(next(made), slot)))
-    return op
 
 
 def layout_key(tensor: Tensor) -> tuple[object, ...]:

@@ -27,17 +27,7 @@ def _silent(stage: str) -> None:
 
 
 class EditedStep:
-    """A step and what becomes of it.
-
-    Parameters
-    ----------
-    graph
-        The step.
-    longest
-        The longest sequence that will be asked for.
-    on_stage
-        Called with which change is made.
-    """
+    """A step and what becomes of it; ``longest`` is the longest sequence that will be asked for."""
 
     def __init__(self, graph: Graph, longest: int = 0, on_stage: Callable[[str], None] = _silent) -> None:
         self._on_stage = on_stage
@@ -69,26 +59,18 @@ class EditedStep:
         new, old = parse_size(change.name, change.value)
         key = (before, change.name, old)
         if key not in self._sizes:
-            self._sizes[key] = self._resizable(change.name, self.by(before), max(new, self._longest), old)
+            graph = self.by(before)
+            if change.name == "seq":
+                self._sizes[key] = resizable_sequence(graph, max(new, self._longest), old)
+            elif change.name == "batch":
+                self._sizes[key] = resizable_batch(graph, old)
+            else:
+                self._sizes[key] = ResizableHidden(graph, old)
         return self._sizes[key].to(new)
-
-    @staticmethod
-    def _resizable(name: str, graph: Graph, largest: int, old: int | None) -> Resizable | ResizableHidden:
-        if name == "seq":
-            return resizable_sequence(graph, largest, old)
-        return resizable_batch(graph, old) if name == "batch" else ResizableHidden(graph, old)
 
 
 def edit_step(graph: Graph, changes: Iterable[Change | str]) -> Graph:
-    """A step after some changes, in their order; texts as in ``batch=64``.
-
-    >>> from foretrace.graph import Op, OpTable, Tensor
-    >>> x, y = (Tensor((8, 4), "float32", "cpu", (4, 1), id=number, storage=number) for number in (0, 1))
-    >>> step = Graph(OpTable.of([Op("aten::relu", (x,), outputs=(y,), overload="default", phase="forward")]))
-    >>> made = edit_step(step, ["batch=32", "dtype=bf16"]).ops[0].outputs[0]
-    >>> made.shape, made.dtype
-    ((32, 4), 'bfloat16')
-    """
+    """A step after some changes, in their order; texts as in ``batch=64``."""
     return EditedStep(graph).by(read_changes(changes))
 
 
@@ -169,18 +151,9 @@ def parallel_options(changes: Iterable[Change]) -> dict[str, Any]:
 
 
 class EditedJob:
-    """A job and what becomes of it.
+    """A job, cut to one step, and what becomes of it.
 
-    Parameters
-    ----------
-    job
-        The job, cut to one step.
-    longest
-        The longest sequence that will be asked for.
-    recorded
-        Samples in its batch, where that is known.
-    on_stage
-        Called with which change is made.
+    ``longest`` is the longest sequence that will be asked for; ``recorded`` are the samples in its batch, where known.
     """
 
     def __init__(

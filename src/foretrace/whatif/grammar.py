@@ -66,11 +66,7 @@ RESIZABLE = ("batch", "seq", "hidden")
 
 
 def parse_count(text: str) -> int:
-    """A number of ranks, or of parts.
-
-    >>> parse_count("16")
-    16
-    """
+    """A number of ranks, or of parts."""
     found = int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else 0
     if not 1 <= found <= MAX_RANKS:
         raise ForetraceError(f"{text!r} is no number of ranks or parts", f"Write 1 to {MAX_RANKS:,}.")
@@ -78,22 +74,14 @@ def parse_count(text: str) -> int:
 
 
 def parse_switch(text: str) -> bool:
-    """Whether something is on.
-
-    >>> parse_switch("off")
-    False
-    """
+    """Whether something is on."""
     if text not in SWITCHES:
         raise ForetraceError(f"{text!r} is neither on nor off", "Write on, or off.")
     return SWITCHES[text]
 
 
 def parse_schedule(text: str) -> str:
-    """A pipeline schedule.
-
-    >>> parse_schedule("gpipe")
-    'gpipe'
-    """
+    """A pipeline schedule."""
     if text not in SCHEDULES:
         raise unknown_name("schedule", text, SCHEDULES)
     return text
@@ -113,10 +101,7 @@ JOB_CHANGES: dict[str, Callable[[str], Any]] = {
 }
 """All changes of a job, and what reads the value."""
 CHANGES = (*RESIZABLE, *STEP_CHANGES, *JOB_CHANGES)
-PARALLEL = (
-    "data", "tensor", "pipeline", "experts", "microbatches", "chunks", "overlap", "sequence", "sharded", "mixed",
-    "tables", "schedule", "bucket_mb",
-)  # fmt: skip
+PARALLEL = (*PARALLELISM, "overlap", "bucket_mb")
 """What ``--parallel`` takes; ``bucket_mb`` is ``buckets`` by its former name."""
 PARALLEL_EXAMPLE = "For instance: --parallel data=8,tensor=2,pipeline=4,microbatches=16."
 
@@ -182,11 +167,7 @@ def read_changes(changes: Iterable[Change | str] | str) -> list[Change]:
 
 
 def listed(changes: Iterable[Change | str] | str) -> list[Change | str]:
-    """Changes in a list; a single text need not be in one.
-
-    >>> listed("batch=64")
-    ['batch=64']
-    """
+    """Changes in a list; a single text need not be in one."""
     return [changes] if isinstance(changes, str) else list(changes)
 
 

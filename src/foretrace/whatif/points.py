@@ -106,7 +106,8 @@ def with_pareto_front(found: Sweep, prices: Mapping[str, float]) -> Sweep:
     least: list[tuple[float, ...]] = []
     for point in found.points:
         mine = _goals(point, bool(prices))
-        point.front = point.error is None and not any(_beats(other, mine) for other in least)
+        beaten = any(all(theirs <= ours for theirs, ours in zip(other, mine)) for other in least)
+        point.front = point.error is None and not beaten  # of equal ones the first stands for all
         if point.front:
             least.append(mine)
     return found
@@ -124,11 +125,6 @@ def _goals(point: Point, priced: bool) -> tuple[float, ...]:
     """
     time = point.sample_us if point.sample_us is not None else point.step_ms or 0.0
     return (time, float(point.memory_bytes or 0), (point.cost or 0.0) if priced else time * point.ranks)
-
-
-def _beats(other: tuple[float, ...], mine: tuple[float, ...]) -> bool:
-    """Whether another is nowhere worse; of equal ones the first stands for all."""
-    return all(theirs <= ours for theirs, ours in zip(other, mine))
 
 
 def _fits(point: Point, limit: int | None) -> bool:
@@ -175,14 +171,7 @@ def reusable_points(
 ) -> tuple[dict[tuple[str, ...], Point], list[str]]:
     """The points that may be taken again, by their own keys; and a note on those that were left aside.
 
-    Parameters
-    ----------
-    stored
-        What the file holds.
-    keys
-        What points depend on today, by platform.
-    out
-        The file.
+    ``stored`` are those of the file ``out``; ``keys`` are what points depend on today, by platform.
     """
     known: dict[tuple[str, ...], Point] = {}
     aside: Counter[str] = Counter()

@@ -215,24 +215,20 @@ class Subject(NamedTuple):
     digest: str = ""
     """Digest of the files at a path; empty where it is not compared."""
 
-    @property
-    def is_script(self) -> bool:
-        """Whether it has to be sketched."""
-        return not isinstance(self.what, (Graph, Job)) and script_of(self.what) is not None
-
     def sketched(self) -> Subject:
         """The same with the job of its script, where it is one."""
-        if not self.is_script:
+        if isinstance(self.what, (Graph, Job)) or script_of(self.what) is None:
             return self
-        return self._replace(what=as_job(self.what, self._platforms()[self.on[0]].device.kind, self.world))
+        return self._replace(what=as_job(self.what, self.platforms()[self.on[0]].device.kind, self.world))
 
     def keyed(self) -> tuple[Subject, dict[str, Key]]:
         """The same with its digest, and what its points depend on: by platform."""
         digest = step_digest(self.what)
-        keys = {name: key_of(digest, where, self.gpus_per_node) for name, where in self._platforms().items()}
+        keys = {name: key_of(digest, where, self.gpus_per_node) for name, where in self.platforms().items()}
         return (self if isinstance(self.what, (Graph, Job)) else self._replace(digest=digest)), keys
 
-    def _platforms(self) -> dict[str, Platform]:
+    def platforms(self) -> dict[str, Platform]:
+        """The platforms, with the fabric."""
         return {name: load_platform(name, fabric=self.fabric) for name in self.on}
 
 
@@ -240,7 +236,7 @@ class Swept:
     """A step or a job that is read once, and predicted again and again."""
 
     def __init__(self, subject: Subject) -> None:
-        self._platforms = {name: load_platform(name, fabric=subject.fabric) for name in subject.on}
+        self._platforms = subject.platforms()
         self._per_node = subject.gpus_per_node
         kind = next(iter(self._platforms.values())).device.kind
         job = as_job(subject.what, kind, subject.world)

@@ -22,17 +22,7 @@ from foretrace.whatif.sweep import Subject, Swept, Task
 
 
 def predicted_in_processes(subject: Subject, todo: Sequence[Task], count: int) -> Iterator[list[Point]]:
-    """The points of each task, as they become ready.
-
-    Parameters
-    ----------
-    subject
-        What is swept: the path of a recording or of traces, or the job that a script was sketched as.
-    todo
-        What is to be predicted.
-    count
-        How many processes.
-    """
+    """The points of each task, as they become ready, by so many processes."""
     others = set(active_children())
     pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (subject, os.getpid()))
     try:
@@ -99,18 +89,10 @@ def _work(task: Task) -> list[Point]:
 def predicted_on_ray(
     address: str, subject: Subject, todo: Sequence[Task], workers: int | None
 ) -> Iterator[list[Point]]:
-    """The points of each task, as they become ready.
+    """The points of each task, as they become ready, by so many workers, or one for each core of the cluster.
 
-    Parameters
-    ----------
-    address
-        Of the cluster: ``HOST:PORT``, ``auto`` for the one this machine is part of, ``local`` for one on this machine.
-    subject
-        What is swept: a path that every machine of the cluster can read, or the job that a script was sketched as.
-    todo
-        What is to be predicted.
-    workers
-        How many; one for each core of the cluster where it is left out.
+    The address is ``HOST:PORT``, ``auto`` for the cluster that this machine is part of, or ``local`` for one on this
+    machine. A subject that is a path must be readable on every machine of the cluster.
     """
     ray = _connected(address)
     try:

@@ -23,11 +23,6 @@ def cudagraph(graph: Graph) -> Graph:
 
     Before each launch the batch is copied to the captured addresses. A call that ``torch.cuda.graph`` refuses or would
     freeze is refused: a synchronization, a size that depends on values, work on the host.
-
-    Parameters
-    ----------
-    graph
-        A recording, a sketch, or a trace with the arguments of its calls, of a GPU's step.
     """
     graph, ops = editable_step(graph)
     if not any(on_device(tensor.device) for op in ops for tensor in op.tensors):

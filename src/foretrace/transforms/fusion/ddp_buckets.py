@@ -18,7 +18,7 @@ from foretrace.graph.op import Constant, Op, Tensor, Value, map_tensors, with_te
 from foretrace.graph.operators import COLLECTIVE_CALLS
 from foretrace.transforms.draft import ProcessGroup, draft_of
 from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, gradient_buckets, share_gradients
-from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step, flatten, recompute_frees
+from foretrace.transforms.step import EditedCall, IdAllocator, editable_step, flatten, reassemble
 from foretrace.transforms.weights import Gradient
 
 ALL_REDUCE = "c10d::allreduce_"
@@ -34,16 +34,10 @@ Relocate: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def buckets(graph: Graph, mb: float) -> Graph:
-    """The step with its gradients in buckets of another size, as by DDP's ``bucket_cap_mb``.
+    """The step of a rank under DDP with its gradients in buckets of another size, as by ``bucket_cap_mb``.
 
-    Gradients stay in the order in which backward completes them; a bucket is closed when it is full.
-
-    Parameters
-    ----------
-    graph
-        The step of a rank under DistributedDataParallel: a recording, a sketch, or a trace with its calls' arguments.
-    mb
-        MiB of a bucket; 25 is DDP's default, whose first bucket has 1. Infinity for a single bucket.
+    Gradients stay in the order in which backward completes them; a bucket is closed when it has so many MiB. 25 is
+    DDP's default, whose first bucket has 1; infinity stands for a single bucket.
     """
     step = DdpStep(graph)
     ids = IdAllocator(step.ops)
@@ -60,11 +54,7 @@ def buckets(graph: Graph, mb: float) -> Graph:
 
 
 def parse_bucket_size(text: str) -> float:
-    """The MiB of a bucket.
-
-    >>> parse_bucket_size("100"), parse_bucket_size("inf")
-    (100.0, inf)
-    """
+    """The MiB of a bucket."""
     try:
         mb = float(text)
     except ValueError:
@@ -75,19 +65,19 @@ def parse_bucket_size(text: str) -> float:
 
 
 def overlap(graph: Graph, on: bool) -> Graph:
-    """The step with each bucket reduced as soon as it is full, overlapping with backward; or with all after backward.
-
-    Parameters
-    ----------
-    graph
-        The step of a rank under DistributedDataParallel, or with such buckets.
-    on
-        Whether communication overlaps with backward.
-    """
+    """The step with each bucket reduced as soon as it is full, overlapping with backward; or all after backward."""
     step = DdpStep(graph)
     if on:
-        return step.graph_of(_overlapping(step), "gradients are reduced during backward, each bucket when it is full")
-    return step.graph_of(_after_backward(step), "gradients are reduced after backward, without overlap")
+        positions, when = _when_full(step), "during backward, each bucket when it is full"
+    else:
+        positions = {bucket.row: (max(bucket.row, step.filled), 1) for bucket in step.buckets}
+        when = "after backward, without overlap"
+    # A call that moves leaves the frees and synchronizations of its row behind.
+    placed = [
+        (positions[row], replace(call, origin=-1)) if positions.get(row, (row, 0)) != (row, 0) else ((row, 0), call)
+        for row, call in enumerate(step.calls)
+    ]
+    return step.graph_of(placed, f"gradients are reduced {when}")
 
 
 def data_parallel_group(graph: Graph) -> tuple[int, ...]:
@@ -174,13 +164,7 @@ class Bucket:
 
 
 class DdpStep:
-    """A step whose gradients are reduced in buckets.
-
-    Parameters
-    ----------
-    graph
-        A recording, a sketch, or a trace with the arguments of its calls.
-    """
+    """A step whose gradients are reduced in buckets."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.ops = editable_step(graph)
@@ -212,11 +196,7 @@ class DdpStep:
     def graph_of(self, placed: Iterable[tuple[Position, EditedCall]], note: str) -> Graph:
         """The step with its calls at these positions; calls at the same position keep their order."""
         calls = [call for _, call in sorted(placed, key=lambda one: one[0])]
-        recompute_frees(calls, self.ops)
-        used = {tensor.storage for call in calls for tensor in call.op.tensors}
-        unused = {bucket.buffer.storage for bucket in self.buckets} - used
-        storages = {number: storage for number, storage in self.graph.storages.items() if number not in unused}
-        made = assemble(replace(self.graph, storages=storages), calls)
+        made = reassemble(self.graph, self.ops, calls)
         made.collectives = [replace(call.collective, op=at) for at, call in enumerate(calls) if call.collective]
         made.notes.append(note)
         return made
@@ -369,13 +349,7 @@ def _is_work(value: Value) -> bool:
     return isinstance(value, Constant) and value.kind == "work"
 
 
-def _after_backward(step: DdpStep) -> Iterator[tuple[Position, EditedCall]]:
-    """Every bucket waits until the last one is full."""
-    sent = {bucket.row: (max(bucket.row, step.filled), 1) for bucket in step.buckets}
-    return _moved(step, sent)
-
-
-def _overlapping(step: DdpStep) -> Iterator[tuple[Position, EditedCall]]:
+def _when_full(step: DdpStep) -> dict[int, Position]:
     """Gradients are copied into their bucket when they are complete; the last one starts its all_reduce."""
     positions: dict[int, Position] = {}
     for bucket in step.buckets:
@@ -383,15 +357,7 @@ def _overlapping(step: DdpStep) -> Iterator[tuple[Position, EditedCall]]:
             positions[one.fill] = _completed(step, one.fill, one.gradient.storage)
         last = max(bucket.gradients, key=lambda one: positions[one.fill])
         positions[bucket.row] = (positions[last.fill][0], 1 if positions[last.fill][1] == 0 else 2)
-    return _moved(step, positions)
-
-
-def _moved(step: DdpStep, positions: dict[int, Position]) -> Iterator[tuple[Position, EditedCall]]:
-    """The calls of a step, some of them at other positions."""
-    for row, call in enumerate(step.calls):
-        position = positions.get(row, (row, 0))
-        # A call that moves leaves the frees and synchronizations of its row behind.
-        yield position, call if position == (row, 0) else replace(call, origin=-1)
+    return positions
 
 
 def _completed(step: DdpStep, fill: int, gradient: int) -> Position:

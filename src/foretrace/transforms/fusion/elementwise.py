@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, Tensor
 from foretrace.transforms.meta_device import is_pointwise
-from foretrace.transforms.step import EditedCall, assemble, editable_step, recompute_frees, storages_in
+from foretrace.transforms.step import EditedCall, editable_step, reassemble
 
 ALSO_POINTWISE = ("aten::_to_copy", "aten::native_dropout")
 """Element-wise ops that PyTorch does not tag as pointwise. The first may also copy to another device; the second draws
@@ -41,11 +41,7 @@ def fuse_elementwise(graph: Graph) -> Graph:
     kernels = {chain.rows[-1]: _kernel(chain, ops, readers, number) for number, chain in enumerate(chains)}
     inside = {row for chain in chains for row in chain.rows}
     calls = [EditedCall(kernels.get(row, op), row) for row, op in enumerate(ops) if row in kernels or row not in inside]
-    recompute_frees(calls, ops)
-    used = storages_in(call.op for call in calls)
-    made = {tensor.storage for row in inside for tensor in ops[row].produced}
-    storages = {number: one for number, one in graph.storages.items() if number in used or number not in made}
-    fused = assemble(replace(graph, storages=storages), calls)
+    fused = reassemble(graph, ops, calls)
     fused.notes.append(f"{len(inside)} element-wise calls are fused into {len(chains)} kernels, as by a compiler")
     return fused
 

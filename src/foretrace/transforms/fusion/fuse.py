@@ -29,11 +29,7 @@ def fuse(graph: Graph, what: str) -> Graph:
 
 
 def parse_fusion(what: str) -> str:
-    """The name of a fusion; refuses any other.
-
-    >>> parse_fusion("lookups")
-    'lookups'
-    """
+    """The name of a fusion; refuses any other."""
     if what not in FUSIONS:
         raise ForetraceError(f"{what!r} can't be fused", f"These can: {', '.join(FUSIONS)}.")
     return what

@@ -9,12 +9,12 @@ from typing import Any
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Content, Graph, Indices
 from foretrace.graph.op import Op, Tensor, contiguous_strides, map_tensors, with_tensors
-from foretrace.transforms.dataflow import Call, Dataflow, is_sequence
+from foretrace.transforms.dataflow import Call, Dataflow, with_elements
 from foretrace.transforms.draft import call_like
 from foretrace.transforms.inputs import EMBEDDING_BAGS, WeightOwners, foreach_lists
 from foretrace.transforms.resize.resizable import resized_content
 from foretrace.transforms.resize.tables import table_ids, table_rows
-from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step, recompute_frees, storages_in
+from foretrace.transforms.step import EditedCall, IdAllocator, editable_step, reassemble
 
 IDS, OFFSETS = 1, 2
 """Positions among the arguments of a lookup."""
@@ -27,11 +27,6 @@ def fuse_lookups(graph: Graph) -> Graph:
 
     Tables of the same dimension, dtype and pooling become one large table. It is looked up once with all ids, and the
     result is split into what each table returned before. Backward and optimizer work on the one table.
-
-    Parameters
-    ----------
-    graph
-        A recording, a sketch, or a trace with the arguments of its calls.
     """
     graph, _ = editable_step(graph)
     groups = _fusable_groups(graph)
@@ -88,12 +83,7 @@ def _summed(found: Sequence[Indices]) -> Indices:
 class _FusedStep:
     """A step in which the first of several tables stands for all: one lookup, one backward, one update.
 
-    Parameters
-    ----------
-    graph
-        The step, flat; its first table is as large as all together, and looked up with as many ids.
-    tables
-        Ids of the tables' tensors.
+    In the given step, the first table is as large as all together, and looked up with as many ids.
     """
 
     def __init__(self, graph: Graph, tables: Sequence[int]) -> None:
@@ -151,10 +141,9 @@ class _FusedStep:
         calls = [EditedCall(with_tensors(call.op, self._relocated), call.origin) for call in calls]
         self._check(calls)
         early_frees = {call.op.tensors[0].storage for call in self._backwards} | {self._gradient.storage}
-        recompute_frees(calls, self._ops, early_frees, dict.fromkeys(self._parts, self._out.storage))
-        unused = storages_in(self._ops) - storages_in(call.op for call in calls)
-        storages = {number: storage for number, storage in self._graph.storages.items() if number not in unused}
-        return replace(assemble(replace(self._graph, storages=storages), calls), contents=self._contents())
+        merged = dict.fromkeys(self._parts, self._out.storage)
+        made = reassemble(self._graph, self._ops, calls, early_frees, merged)
+        return replace(made, contents=self._contents())
 
     def _forward(self, call: Call) -> list[EditedCall]:
         """The lookup, and its result split by table."""
@@ -192,18 +181,9 @@ class _FusedStep:
 
     def _with_first_table_only(self, call: Call) -> Op:
         """A call without the other tables' elements in its lists."""
-        op = call.op.__copy__()
         if not foreach_lists(call):
-            return op
-        keep = [not owner for owner in self._owners.of_elements(call)]
-
-        def shortened(value: Any) -> Any:
-            fits = is_sequence(value) and len(value) == len(keep)
-            return [item for item, kept in zip(value, keep) if kept] if fits else value
-
-        op.args, op.outputs = tuple(map(shortened, op.args)), tuple(map(shortened, op.outputs))
-        op.kwargs = {name: shortened(value) for name, value in op.kwargs.items()}
-        return op
+            return call.op.__copy__()
+        return with_elements(call.op, [not owner for owner in self._owners.of_elements(call)])
 
     def _relocated(self, tensor: Tensor) -> Tensor:
         """A table's result at its place in the fused one; any other tensor as it is."""

@@ -13,17 +13,11 @@ LOWER_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "bfloat16": "bfloat16", "
 
 
 def autocast(graph: Graph, name: str) -> Graph:
-    """The step with its forward under autocast.
+    """The float32 step with its forward under autocast to ``"bf16"`` or ``"fp16"``.
 
     PyTorch itself decides what runs in the lower dtype, what is cast, and what backward does, since the forward is
-    retraced. Weights and gradients stay float32; weights are cast once. Attention is the one that PyTorch selects.
-
-    Parameters
-    ----------
-    graph
-        A float32 step: a recording, a sketch, or a trace with the arguments of its calls.
-    name
-        ``"bf16"`` or ``"fp16"``. The gradient scaling that fp16 needs is not added.
+    retraced. Weights and gradients stay float32; weights are cast once. Attention is the one that PyTorch selects. The
+    gradient scaling that fp16 needs is not added.
     """
     dtype = parse_autocast_dtype(name)
     graph = flatten(graph)
@@ -49,11 +43,7 @@ def autocast(graph: Graph, name: str) -> Graph:
 
 
 def parse_autocast_dtype(name: str) -> str:
-    """The full name of a dtype that autocast casts to.
-
-    >>> parse_autocast_dtype("bf16")
-    'bfloat16'
-    """
+    """The full name of a dtype that autocast casts to."""
     if name not in LOWER_DTYPES:
         raise ForetraceError(f"autocast does not cast to {name!r}", f"It casts to {', '.join(LOWER_DTYPES)}.")
     return LOWER_DTYPES[name]

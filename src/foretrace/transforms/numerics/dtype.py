@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,9 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import FLOATING, ITEMSIZE, Constant, Op, Tensor
 from foretrace.graph.operators import cudnn_takes_batch_norm
-from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, slots_in, substitute
-from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, call_on_meta
-from foretrace.transforms.step import ChangedCall, EditedCall, StepTemplate, assemble, editable_step, flatten
+from foretrace.transforms.dataflow import Call, Dataflow, is_sequence
+from foretrace.transforms.meta_device import MetaUnsupportedError, meta_results
+from foretrace.transforms.step import EditedCall, StepTemplate, assemble, editable_step, flatten
 from foretrace.transforms.structure.attention import select_attention
 from foretrace.transforms.structure.insert_remove import remove_calls
 
@@ -35,11 +35,7 @@ def dtype(graph: Graph, name: str) -> Graph:
 
 
 def parse_dtype(name: str) -> str:
-    """The full name of a floating dtype.
-
-    >>> parse_dtype("bf16"), parse_dtype("float32")
-    ('bfloat16', 'float32')
-    """
+    """The full name of a floating dtype."""
     found = SHORT_NAMES.get(name, name)
     if found not in FLOATING:
         raise ForetraceError(f"a step can't run in {name!r}", f"Dtypes are {', '.join([*SHORT_NAMES, *FLOATING])}.")
@@ -62,10 +58,14 @@ def with_dtype(graph: Graph, dtype: str) -> Graph:
             kwargs["dtype"] = Constant("dtype", dtype)
         now.update(_results(call, args, kwargs, now, dtype))
         if call.row >= 0:
-            changed.append(ChangedCall(call, tuple(args), kwargs))
-    calls = [one.call for one in changed]
-    factors = _storage_factors(step, now)
-    made = StepTemplate(graph, calls, calls).instantiate([_with_resize(one, factors) for one in changed], now)
+            changed.append(replace(call, args=tuple(args), kwargs=kwargs))
+    factors = {  # by which storages grow whose tensors have another dtype now
+        tensor.storage: now[slot].itemsize / tensor.itemsize
+        for slot, tensor in step.tensors.items()
+        if tensor.storage >= 0 and now[slot].dtype != tensor.dtype
+    }
+    template = StepTemplate(graph, changed, changed)
+    made = template.instantiate([_with_resize(call, factors) for call in changed], now)
     made.notes.append(f"all floating tensors are {dtype}")
     return made
 
@@ -75,44 +75,20 @@ def _results(call: Call, args: Any, kwargs: Any, now: dict[int, Tensor], dtype: 
     if call.row < 0 or call.op.is_side_call or not call.made:
         return all_converted
     try:
-        given = (substitute(args, now.__getitem__), substitute(kwargs, now.__getitem__))
-        result = call_on_meta(call.op.name, call.op.overload, *given)
+        results = meta_results(call, args, kwargs, now)
     except (MetaUnsupportedError, ValueError):
         return all_converted
-    slots = [slot for slot in slots_in(call.results) if slot in call.made]
-    results = list(_meta_tensors(result))
-    if len(slots) != len(results):
-        return all_converted
-    return {
-        slot: replace(call.made[slot], dtype=made.dtype) if call.made[slot].dtype in FLOATING else call.made[slot]
-        for slot, made in zip(slots, results)
-    }
+    known = {slot: made for slot, made in results.items() if call.made[slot].dtype in FLOATING}
+    kept = {slot: tensor for slot, tensor in call.made.items() if slot in results}
+    return all_converted | kept | {slot: replace(call.made[slot], dtype=made.dtype) for slot, made in known.items()}
 
 
-def _storage_factors(step: Dataflow, now: dict[int, Tensor]) -> dict[int, float]:
-    """By what factor each storage grows whose tensors have another dtype now."""
-    was = step.inputs | {slot: tensor for call in step.calls for slot, tensor in call.made.items()}
-    return {
-        tensor.storage: now[slot].itemsize / tensor.itemsize
-        for slot, tensor in was.items()
-        if tensor.storage >= 0 and now[slot].dtype != tensor.dtype
-    }
-
-
-def _with_resize(changed: ChangedCall, factors: dict[int, float]) -> ChangedCall:
+def _with_resize(call: Call, factors: dict[int, float]) -> Call:
     """A storage resize with its new size; any other call as it is."""
-    if changed.call.op.resized is None:
-        return changed
-    old, new, nbytes = changed.call.op.resized
-    return changed._replace(args=(old, new, round(nbytes * factors.get(new, factors.get(old, 1.0)))))
-
-
-def _meta_tensors(value: Any) -> Iterable[MetaTensor]:
-    if isinstance(value, MetaTensor):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _meta_tensors(item)
+    if call.op.resized is None:
+        return call
+    old, new, nbytes = call.op.resized
+    return replace(call, args=(old, new, round(nbytes * factors.get(new, factors.get(old, 1.0)))))
 
 
 def _converts(tensor: Tensor) -> bool:
@@ -164,25 +140,15 @@ MEAN = 5
 
 
 def select_batch_norms(graph: Graph, before: Graph) -> Graph:
-    """The step with the batch norms, cuDNN's or native, that PyTorch selects for its dtypes.
+    """The flat step with the batch norms, cuDNN's or native, that PyTorch selects for its dtypes.
 
-    Batch norms that were not the selected ones before stay.
-
-    Parameters
-    ----------
-    graph
-        The step, flat.
-    before
-        The same calls in the dtypes that they had.
+    Batch norms that were not the selected ones before stay; ``before`` has the same calls in the dtypes that they had.
     """
     swap = _BatchNormSwap()
     for row, (was, op) in enumerate(zip(before.ops, graph.ops)):
-        swap.add(row, op, _is_batch_norm(op) and op.name == _selected(was) != _selected(op))
+        is_norm = op.name in (CUDNN, NATIVE) and len(op.tensors) == MEAN and op.tensors[0].device.startswith("cuda")
+        swap.add(row, op, is_norm and op.name == _selected(was) != _selected(op))
     return assemble(graph, swap.calls) if swap.reserves else graph
-
-
-def _is_batch_norm(op: Op) -> bool:
-    return op.name in (CUDNN, NATIVE) and len(op.tensors) == MEAN and op.tensors[0].device.startswith("cuda")
 
 
 def _selected(op: Op) -> str:
@@ -191,19 +157,12 @@ def _selected(op: Op) -> str:
 
 
 class _BatchNormSwap:
-    """Calls with some batch norms replaced by the other implementation.
-
-    Attributes
-    ----------
-    calls
-        The calls so far.
-    reserves
-        cuDNN's reserve space for backward, by the storage of the saved mean, of each norm that was replaced.
-    """
+    """Calls with some batch norms replaced by the other implementation."""
 
     def __init__(self) -> None:
         self.calls: list[EditedCall] = []
         self.reserves: dict[int, Tensor] = {}
+        """cuDNN's reserve space for backward, by the storage of the saved mean, of each norm that was replaced."""
         self._freed_early: set[int] = set()
         """Storages of reserves that native batch norm did not use after forward."""
 

@@ -47,19 +47,7 @@ def gradient_buckets(gradients: Sequence[Gradient], bucket_mb: float) -> list[li
 def share_gradients(
     draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup, bucket_mb: float, local: Collection[int] = ()
 ) -> list[EditedCall]:
-    """The calls of a step with its gradients reduced over a group, in buckets.
-
-    Parameters
-    ----------
-    draft, calls
-        The step.
-    group
-        The ranks that reduce them.
-    bucket_mb
-        Size of a bucket.
-    local
-        Storages of gradients that are not reduced.
-    """
+    """The calls of a step with its gradients reduced over a group, in buckets; not those in ``local`` storages."""
     ops = [call.op for call in calls]
     gradients = [g for g in weights_of(ops, draft.graph.source).gradients if g.tensor.storage not in local]
     after: dict[int, list[EditedCall]] = {}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import RESIZE, contiguous_strides, with_tensors
@@ -40,18 +39,9 @@ def shard_weights(
 ) -> list[EditedCall]:
     """The calls of a step with its weights sharded over a group.
 
-    Parameters
-    ----------
-    draft, calls
-        The step.
-    group
-        The ranks that hold a shard each.
-    units, mixed
-        As in `fully_sharded_data_parallel`.
-    stays
-        Whether a unit stays gathered until its last backward.
-    excluded
-        Storages of weights, gradients and optimizer states that this group does not shard.
+    ``units`` are modules whose weights are gathered together, the repeated blocks if None. With ``stays``, a unit stays
+    gathered until its last backward. ``excluded`` are storages of weights, gradients and optimizer states that this
+    group does not shard.
     """
     ops = [call.op for call in calls]
     found = weights_of(ops, draft.graph.source).without(excluded)
@@ -75,11 +65,7 @@ def _check_half_precision(found: Weights, source: str) -> None:
 
 
 def unit_modules(ops: Sequence[Op], units: Sequence[str] | None) -> list[str]:
-    """The modules that are gathered together: the named ones, which must exist, or the repeated blocks.
-
-    >>> unit_modules([Op("aten::mm", module="net.head")], ["net.head"])
-    ['net.head']
-    """
+    """The modules that are gathered together: the named ones, which must exist, or the repeated blocks."""
     if units is None:
         return repeated_blocks(ops)
     modules = {op.module for op in ops}
@@ -164,10 +150,10 @@ class _ShardedStep:
 
     def calls(self, calls: Sequence[EditedCall]) -> list[EditedCall]:
         """All calls of the sharded step."""
-        root = self.units[0] if not self.units[0].name else None
-        if root is None:
-            self.units.insert(0, root := Unit("", forward=(0, 0), backward=self._backward_span()))
-        blocks = self.units[1:]
+        if self.units[0].name:
+            rows = [row for row, op in enumerate(self.ops) if op.phase == "backward"]
+            self.units.insert(0, Unit("", forward=(0, 0), backward=(rows[0], rows[-1])))
+        root, *blocks = self.units
         self._forward(root, blocks)
         self._backward(root, blocks)
         changed = [replace(call, op=self._changed(row, call.op)) for row, call in enumerate(calls)]
@@ -176,10 +162,6 @@ class _ShardedStep:
             for row, call in enumerate(changed)
             for one in (*self.before.get(row, ()), call, *self.after.get(row, ()))
         ]
-
-    def _backward_span(self) -> tuple[int, int]:
-        rows = [row for row, op in enumerate(self.ops) if op.phase == "backward"]
-        return rows[0], rows[-1]
 
     def _forward(self, root: Unit, blocks: list[Unit]) -> None:
         start, first = root.forward[0], self.ops[root.forward[0]]
@@ -320,9 +302,9 @@ class _ShardedStep:
         op = replace(op, frees=frees)
         if op.phase == "optimizer":
             return with_tensors(op, self._in_optimizer) if not op.name.startswith("c10d::") else op
-        for span, storages in self.spans:
-            if row in span and any(t.storage in storages for t in (*op.tensors, *op.produced)):
-                op = with_tensors(op, partial(_with_storage, storages))
+        storages = {was: now for span, known in self.spans if row in span for was, now in known.items()}
+        if any(t.storage in storages for t in (*op.tensors, *op.produced)):
+            return with_tensors(op, lambda t: replace(t, storage=storages.get(t.storage, t.storage)))
         return op
 
     def _in_optimizer(self, tensor: Tensor) -> Tensor:
@@ -330,7 +312,3 @@ class _ShardedStep:
         if scattered is not None:
             return replace(scattered, id=tensor.id)
         return tensor if tensor.storage in self.excluded else self._shard(tensor)
-
-
-def _with_storage(storages: dict[int, int], tensor: Tensor) -> Tensor:
-    return replace(tensor, storage=storages.get(tensor.storage, tensor.storage))

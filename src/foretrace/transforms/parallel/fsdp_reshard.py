@@ -32,15 +32,7 @@ def uses_fsdp(graph: Graph) -> bool:
 
 
 def shards(graph: Graph, ranks: int) -> Graph:
-    """The step with its weights sharded over another number of ranks.
-
-    Parameters
-    ----------
-    graph
-        The step of a rank under FSDP2: a recording, a sketch, or a trace with the arguments of its calls.
-    ranks
-        Number of ranks.
-    """
+    """The step of a rank under FSDP2 with its weights sharded over another number of ranks."""
     graph, ops = editable_step(graph)
     if not any(op.name == CHUNK_CAT for op in ops):
         raise ForetraceError(f"{graph.title} has no sharded weights", "Give a step under FSDP2.")

@@ -82,16 +82,7 @@ def tables_on_ranks(
 ) -> Job:
     """The steps of ranks that hold some of the embedding tables each, whole, and a replica of the rest.
 
-    Parameters
-    ----------
-    graph
-        The step of one rank.
-    ways
-        How many ranks.
-    owners
-        The rank of each table, in the order of forward; round-robin where left out.
-    bucket_mb
-        Size of DDP's buckets.
+    ``owners`` are the ranks of the tables, in the order of forward; round-robin where left out.
     """
     draft = draft_of(graph, "tables on ranks of their own")
     tables = _bags(draft.ops)
@@ -122,13 +113,6 @@ def sharded_steps(graph: Graph, shares: Sequence[TableShare]) -> list[RankStep]:
     Lookups stand where the first lookup of the step stood. Embeddings are waited for when something reads them.
     Gradients return where the step had the first gradient of a lookup, and rows are updated right then. Ids of the next
     step are sent from the lookups on, and arrive before the step ends.
-
-    Parameters
-    ----------
-    graph
-        The step of one rank alone, which has all tables.
-    shares
-        What each rank does for the tables.
     """
     draft = draft_of(graph, "a plan for its tables")
     places = _Places.of(draft.ops, graph.source)
@@ -154,18 +138,10 @@ class _HybridRank:
         bucket_mb: float = DEFAULT_BUCKET_MB,
         own_gradients: Collection[int] = (),
     ) -> list[EditedCall]:
-        """All calls in order.
+        """All calls in order, with those on tables, at rows ``replaced``, by the rank's own.
 
-        Parameters
-        ----------
-        replaced
-            Rows of the step's calls on tables.
-        inserted
-            New calls, each with the row that they stand before. They are generated in the order of the step.
-        trained
-            By storage, whether the step's optimizer calls update it on this rank; what is not in it is updated.
-        bucket_mb, own_gradients
-            Size of DDP's buckets, and storages of gradients that it leaves out.
+        ``inserted`` are new calls with the row that they stand before, generated in the order of the step. ``trained``
+        says by storage whether the step's optimizer calls update it on this rank; what is not in it is updated.
         """
         lines = list(self._before_ddp(replaced, inserted, trained))
         if self.world == 1:

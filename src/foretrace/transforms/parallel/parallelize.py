@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from foretrace.errors import check_count
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
 from foretrace.transforms.blocks import block_index
-from foretrace.transforms.draft import Draft, ProcessGroup, draft_of
+from foretrace.transforms.draft import ProcessGroup, draft_of
 from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, share_gradients
 from foretrace.transforms.parallel.experts import with_experts
 from foretrace.transforms.parallel.fsdp import shard_weights, unit_modules
 from foretrace.transforms.parallel.hybrid import tables_on_ranks
-from foretrace.transforms.parallel.pipeline import microbatch_calls, pipeline_note, split_stages
+from foretrace.transforms.parallel.pipeline import microbatch_calls, split_stages
 from foretrace.transforms.parallel.schedules import check_schedule
 from foretrace.transforms.parallel.tensor import split_blocks
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import propagate_owners, reject_sparse_gradients, weights_of
 
 TENSOR, DATA, EXPERTS = "tensor", "data", "experts"
+Share = Callable[[list[EditedCall], ProcessGroup, set[int]], list[EditedCall]]
+"""DDP or FSDP: given calls, the ranks that share weights or gradients, and storages that they do not share."""
 
 
 def parallelize(
@@ -223,23 +225,25 @@ class _ParallelJob:
         self._config = config
         self._mesh = RankMesh(config.tensor, config.data, config.pipeline)
         self._draft = draft_of(graph, "parallelize")
+        self._experts: set[int] = set()
+        """Storages of the experts' gradients."""
         if config.data > 1:
             reject_sparse_gradients(self._draft.ops, graph.source)
 
     def job(self) -> Job:
         """The job."""
         config, mesh, draft = self._config, self._mesh, self._draft
-        calls, experts = draft.calls, set[int]()
+        calls = draft.calls
         splits_batch = config.pipeline > 1 or config.microbatches > 1
         if splits_batch:
             calls = microbatch_calls(draft, calls, config.microbatches)
         if config.tensor > 1:
             calls = split_blocks(draft, calls, mesh.group(TENSOR, 0), config.overlap, config.sequence)
         if config.experts > 1:
-            calls, experts = with_experts(draft, calls, mesh.group(EXPERTS, 0, config.experts))
-        fsdp = _Fsdp(draft, mesh, config, experts) if config.sharded else None
-        if fsdp and config.pipeline == 1:  # each microbatch gathers and scatters again
-            calls = fsdp.shard(calls, 0, stays=False)
+            calls, self._experts = with_experts(draft, calls, mesh.group(EXPERTS, 0, config.experts))
+        share = self._fsdp() if config.sharded else self._ddp
+        if config.sharded and config.pipeline == 1:  # each microbatch gathers and scatters again
+            calls = self._shared(calls, 0, share)
         staged = [calls]
         if splits_batch:
             firsts = tuple(mesh.at(stage) for stage in range(config.pipeline))
@@ -247,10 +251,8 @@ class _ParallelJob:
         graphs = []
         for stage, ours in enumerate(staged):
             ours = [self._with_stage_group(call, stage) for call in ours]
-            if config.data > 1 and not fsdp:
-                ours = self._with_ddp(ours, stage, experts)
-            if fsdp and config.pipeline > 1:
-                ours = fsdp.shard(ours, stage, stays=True)
+            if config.data > 1 and (config.pipeline > 1 or not config.sharded):
+                ours = self._shared(ours, stage, share)
             graphs.append(draft.graph_of(ours, mesh.at(stage), mesh.world, "; ".join(self._notes())))
         return Job(graphs, draft.graph.source, alike=mesh.alike)
 
@@ -261,15 +263,39 @@ class _ParallelJob:
         group = self._mesh.group(call.collective.group, stage, self._config.experts)
         return replace(call, collective=replace(call.collective, ranks=group.ranks))
 
-    def _with_ddp(self, calls: list[EditedCall], stage: int, experts: set[int]) -> list[EditedCall]:
-        """The calls with gradients reduced: those of experts over the ranks that hold the same ones."""
-        bucket_mb = self._config.bucket_mb
-        calls = share_gradients(self._draft, calls, self._mesh.group(DATA, stage), bucket_mb, experts)
+    def _ddp(self, calls: list[EditedCall], group: ProcessGroup, excluded: set[int]) -> list[EditedCall]:
+        return share_gradients(self._draft, calls, group, self._config.bucket_mb, excluded)
+
+    def _fsdp(self) -> Share:
+        config, draft = self._config, self._draft
+        units = unit_modules(draft.ops, None if isinstance(config.sharded, bool) else config.sharded)
+
+        def shard(calls: list[EditedCall], group: ProcessGroup, excluded: set[int]) -> list[EditedCall]:
+            modules = {call.op.module for call in calls}
+            ours = [unit for unit in units if any(block_index(module, [unit]) == 0 for module in modules)]
+            return shard_weights(draft, calls, group, ours, config.mixed, config.pipeline > 1, excluded)
+
+        return shard
+
+    def _shared(self, calls: list[EditedCall], stage: int, share: Share) -> list[EditedCall]:
+        """The calls with DDP or FSDP over data parallel ranks; that of experts over the ranks that hold the same."""
+        experts, others = self._separate_experts(calls)
+        calls = share(calls, self._mesh.group(DATA, stage), experts)
         replicas = self._mesh.replicas(stage, self._config.experts)
-        if not experts or replicas.size == 1:
-            return calls
-        others = weights_of([call.op for call in calls]).storages - experts
-        return share_gradients(self._draft, calls, replicas, bucket_mb, others)
+        if experts and replicas.size > 1:
+            others |= weights_of([call.op for call in calls]).storages - experts
+            calls = share(calls, replicas, others)
+        return calls
+
+    def _separate_experts(self, calls: list[EditedCall]) -> tuple[set[int], set[int]]:
+        """Storages of weights, gradients and optimizer states: of experts, and of everything else."""
+        if not self._experts:
+            return set(), set()
+        is_expert = {s: s in self._experts for s in weights_of([call.op for call in calls]).storages}
+        update = [call.op for call in calls if call.op.phase == "optimizer" and call.collective is None]
+        propagate_owners(update, is_expert)
+        experts = {storage for storage, of_expert in is_expert.items() if of_expert}
+        return experts, is_expert.keys() - experts
 
     def _notes(self) -> list[str]:
         config = self._config
@@ -286,42 +312,10 @@ class _ParallelJob:
             elif config.data > 1:
                 parts.append("one bucket" if config.bucket_mb == inf else f"buckets of {config.bucket_mb:g} MB")
             notes.append(", ".join([*parts, "made from the step of one rank"]))
-        if config.pipeline > 1 or config.microbatches > 1:
-            notes.append(pipeline_note(config.pipeline, config.microbatches, config.schedule, config.chunks))
+        if config.pipeline > 1:
+            several = f", {config.chunks} chunks of blocks each" if config.chunks > 1 else ""
+            kind = f"a pipeline of {config.pipeline} stages ({config.schedule}{several})"
+            notes.append(f"{kind} over {config.microbatches} microbatches was added to the step")
+        elif config.microbatches > 1:
+            notes.append(f"gradient accumulation over {config.microbatches} microbatches was added to the step")
         return notes
-
-
-class _Fsdp:
-    """Weights sharded over data parallel ranks; those of experts over the ranks that hold the same ones.
-
-    ``experts`` are the storages of the experts' gradients.
-    """
-
-    def __init__(self, draft: Draft, mesh: RankMesh, config: ParallelConfig, experts: set[int]) -> None:
-        self._draft, self._mesh, self._config, self._experts = draft, mesh, config, experts
-        self._units = unit_modules(draft.ops, None if isinstance(config.sharded, bool) else config.sharded)
-        """Modules that are gathered together, of all stages."""
-
-    def shard(self, calls: list[EditedCall], stage: int, stays: bool) -> list[EditedCall]:
-        """The calls of a stage with its weights sharded."""
-        modules = {call.op.module for call in calls}
-        units = [unit for unit in self._units if any(block_index(module, [unit]) == 0 for module in modules)]
-        experts, others = self._separate_experts(calls)
-        group, mixed = self._mesh.group(DATA, stage), self._config.mixed
-        calls = shard_weights(self._draft, calls, group, units, mixed, stays, experts)
-        replicas = self._mesh.replicas(stage, self._config.experts)
-        if experts and replicas.size > 1:
-            others |= weights_of([call.op for call in calls]).storages - experts
-            calls = shard_weights(self._draft, calls, replicas, units, mixed, stays, others)
-        return calls
-
-    def _separate_experts(self, calls: list[EditedCall]) -> tuple[set[int], set[int]]:
-        """Storages of weights, gradients and optimizer states: of experts, and of everything else."""
-        if not self._experts:
-            return set(), set()
-        ops = [call.op for call in calls]
-        is_expert = {storage: storage in self._experts for storage in weights_of(ops).storages}
-        update = [call.op for call in calls if call.op.phase == "optimizer" and call.collective is None]
-        propagate_owners(update, is_expert)
-        experts = {storage for storage, of_expert in is_expert.items() if of_expert}
-        return experts, is_expert.keys() - experts

@@ -21,18 +21,6 @@ from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import Gradient, Weights, propagate_owners, restrict_update, weights_of
 
 
-def pipeline_note(stages: int, microbatches: int, schedule: str, chunks: int) -> str:
-    """The note of a step that was split into stages or microbatches.
-
-    >>> pipeline_note(1, 4, "1f1b", 1)
-    'gradient accumulation over 4 microbatches was added to the step'
-    """
-    if stages == 1:
-        return f"gradient accumulation over {microbatches} microbatches was added to the step"
-    several = f", {chunks} chunks of blocks each" if chunks > 1 else ""
-    return f"a pipeline of {stages} stages ({schedule}{several}) over {microbatches} microbatches was added to the step"
-
-
 def microbatch_calls(draft: Draft, calls: Sequence[EditedCall], microbatches: int) -> list[EditedCall]:
     """The calls of a step on one of its microbatches."""
     ops = microbatch_of([call.op for call in calls], microbatches, draft.graph.source)
@@ -42,17 +30,7 @@ def microbatch_calls(draft: Draft, calls: Sequence[EditedCall], microbatches: in
 def split_stages(
     draft: Draft, calls: Sequence[EditedCall], ranks: tuple[int, ...], microbatches: int, schedule: str, chunks: int
 ) -> list[list[EditedCall]]:
-    """The calls of each stage.
-
-    Parameters
-    ----------
-    draft, calls
-        The step on one microbatch.
-    ranks
-        The rank of each stage.
-    microbatches, schedule, chunks
-        As in `pipeline_parallel`.
-    """
+    """The calls of each stage of a step, given its calls on one microbatch and the rank of each stage."""
     check_schedule(schedule, len(ranks), microbatches, chunks)
     stages = Stages.of(calls, len(ranks) * chunks, draft.graph.source)
     id_stride = draft.reserve(microbatches)
@@ -318,7 +296,9 @@ class _Stage:
             op = with_tensors(call.op, renamed) if microbatch else call.op.__copy__()
             op.frees = ()
             if op.name == RESIZE:
-                op.args = (op.args[0], self._storage(op.args[1], microbatch), *op.args[2:])
+                storage: Any = op.args[1]
+                shift = 0 if storage in self.stages.preexisting else microbatch * self.id_stride
+                op.args = (op.args[0], storage + shift, *op.args[2:])
             collective = replace(call.collective) if call.collective else None
             self._emit(EditedCall(op, call.origin if not microbatch else -1, collective))
             self.to_free += [s + microbatch * self.id_stride for s in chunk.last_use.get(row, ())]
@@ -337,11 +317,6 @@ class _Stage:
         t, shift = tensor, microbatch * self.id_stride
         # Several times as fast as replace(): there is one per tensor of each call and microbatch.
         return Tensor(t.shape, t.dtype, t.device, t.stride, t.offset, t.id + shift, t.storage + shift, t.layout)
-
-    def _storage(self, storage: Any, microbatch: int) -> Any:
-        if not microbatch or storage in self.stages.preexisting:
-            return storage
-        return storage + microbatch * self.id_stride
 
     def _emit(self, call: EditedCall) -> None:
         if self.to_free:

@@ -34,18 +34,9 @@ class ScheduledPass(NamedTuple):
 def stage_schedule(schedule: str, stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[ScheduledPass]:
     """The passes of one stage, in order.
 
-    Parameters
-    ----------
-    schedule
-        ``gpipe`` does all forwards, then all backwards; ``1f1b`` alternates as soon as the pipeline is full, so that it
-        holds fewer activations; ``interleaved`` does so with several chunks of blocks on each stage, so that the
-        pipeline fills sooner.
-    stage, stages
-        Index and number of stages.
-    microbatches
-        Number of microbatches.
-    chunks
-        Chunks of blocks on each stage; 1 except for ``interleaved``.
+    ``gpipe`` does all forwards, then all backwards; ``1f1b`` alternates as soon as the pipeline is full, so that it
+    holds fewer activations; ``interleaved`` does so with several chunks of blocks on each stage, so that the pipeline
+    fills sooner.
 
     >>> [f"{'F' if one.forward else 'B'}{one.microbatch}" for one in stage_schedule("1f1b", 0, 2, 3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
@@ -79,10 +70,7 @@ def _alternating(forward: list[ScheduledPass], backward: list[ScheduledPass], wa
 
 
 def check_schedule(schedule: str, stages: int, microbatches: int, chunks: int) -> None:
-    """Raise for a schedule that does not exist, or that can't handle these numbers.
-
-    >>> check_schedule("1f1b", 4, 8, 1)
-    """
+    """Raise for a schedule that does not exist, or that can't handle these numbers."""
     if schedule not in SCHEDULES:
         raise ForetraceError(f"there is no schedule {schedule!r}", f"There are {', '.join(SCHEDULES)}.")
     if schedule == "interleaved" and microbatches % stages:
@@ -97,24 +85,7 @@ def check_schedule(schedule: str, stages: int, microbatches: int, chunks: int) -
 
 
 def microbatch_of(ops: Sequence[Op], count: int, source: str = "") -> list[Op]:
-    """The calls of a step on one of several equal microbatches.
-
-    Parameters
-    ----------
-    ops
-        Calls of the whole step.
-    count
-        Number of microbatches.
-    source
-        The name of the step in messages.
-
-    >>> x, w, y, g = (Tensor((8, 8), "float32", stride=(8, 1), id=number, storage=number) for number in range(4))
-    >>> forward, backward = Op("aten::mm", (x, w), outputs=(y,)), Op("aten::mm", (y, w), outputs=(g,))
-    >>> forward.phase, backward.phase = "forward", "backward"
-    >>> update = Op("aten::add_", (w, g), outputs=(w,), phase="optimizer")
-    >>> microbatch_of([forward, backward, update], 4)[0].outputs[0].shape
-    (2, 8)
-    """
+    """The calls of a step on one of several equal microbatches."""
     if count == 1:
         return list(ops)
     preexisting = preexisting_tensors(ops)

@@ -7,7 +7,7 @@ support an op, write a rule and add it to `RULES`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,43 +19,26 @@ FUSED_SIZES = (2, 3)
 
 
 def first(op: Op) -> Tensor:
-    """The first argument, a tensor.
-
-    >>> first(Op("aten::relu", (Tensor((4,), "float32"),))).shape
-    (4,)
-    """
+    """The first argument, a tensor."""
     value = op.args[0]
     assert isinstance(value, Tensor)
     return value
 
 
 def out(op: Op) -> Tensor:
-    """The first result.
-
-    >>> small = Tensor((4,), "float32")
-    >>> out(Op("aten::relu", (small,), outputs=(small,))).shape
-    (4,)
-    """
+    """The first result."""
     if not op.produced:
         raise ConflictError(op, op.tensors[0], "its results are unknown")
     return op.produced[0]
 
 
 def positive(dim: Any, tensor: Tensor) -> int:
-    """A dimension as a non-negative index.
-
-    >>> positive(-1, Tensor((4, 8), "float32"))
-    1
-    """
+    """A dimension as a non-negative index."""
     return int(dim) % max(len(tensor.shape), 1)
 
 
 def with_arg(op: Op, place: int, value: Any) -> Op:
-    """A call with another argument at a position.
-
-    >>> with_arg(Op("aten::sum", (Tensor((4, 8), "float32"), [0])), 1, [1]).args[1]
-    [1]
-    """
+    """A call with another argument at a position."""
     return replace(op, args=(*op.args[:place], value, *op.args[place + 1 :]))
 
 
@@ -82,21 +65,37 @@ def view_dim(old: Sequence[int], new: Sequence[int], dim: int, lead: int, parts:
     return None
 
 
-def view(s: Splitting, op: Op) -> Op | None:
+def with_size_divided(s: Splitting, op: Op, place: int, dim: int) -> Op:
+    """A call with one of the sizes at a position divided."""
+    sizes = list(op.args[place])  # type: ignore[arg-type]
+    sizes[dim] = part_size(sizes[dim], s.parts)
+    return with_arg(op, place, sizes)
+
+
+def of_split(rule: Callable[[Splitting, Op, int], Op | None]) -> Rule:
+    """A rule for calls that view their first argument where that is split: whole or partial, the view is that too."""
+
+    def applied(s: Splitting, op: Op) -> Op | None:
+        state = s.state(first(op))
+        if state is not None and state != PARTIAL:
+            return rule(s, op, state)
+        for made in op.produced or [out(op)]:
+            s.set(made, state, op)
+        return None
+
+    return applied
+
+
+@of_split
+def view(s: Splitting, op: Op, split: int) -> Op | None:
     """Views: another shape for the same elements."""
     given, made = first(op), out(op)
-    state = s.state(given)
-    if state is None or state == PARTIAL:
-        s.set(made, state, op)
-        return None
-    found = view_dim(given.shape, made.shape, state, s.lead.get(key_of(given), 1), s.parts)
+    found = view_dim(given.shape, made.shape, split, s.lead.get(key_of(given), 1), s.parts)
     if found is None:
-        raise ConflictError(op, made, f"dimension {state} of {list(given.shape)} can't be followed")
+        raise ConflictError(op, made, f"dimension {split} of {list(given.shape)} can't be followed")
     dim, lead = found
     s.set(made, dim, op, lead)
-    sizes = list(op.args[1])  # type: ignore[arg-type]
-    sizes[dim] = part_size(sizes[dim], s.parts)
-    return with_arg(op, 1, sizes)
+    return with_size_divided(s, op, 1, dim)
 
 
 def expand(s: Splitting, op: Op) -> Op | None:
@@ -108,89 +107,76 @@ def expand(s: Splitting, op: Op) -> Op | None:
         return None
     dim = state + len(made.shape) - len(given.shape) if given.shape else state
     s.set(made, dim, op)
-    sizes = list(op.args[1])  # type: ignore[arg-type]
-    sizes[dim] = part_size(sizes[dim], s.parts)
-    return with_arg(op, 1, sizes)
+    return with_size_divided(s, op, 1, dim)
 
 
-def transpose(s: Splitting, op: Op) -> Op | None:
+@of_split
+def transpose(s: Splitting, op: Op, split: int) -> None:
     """Transpositions: dimensions in another order."""
-    given, made = first(op), out(op)
+    given = first(op)
     dims = list(range(len(given.shape)))
     if op.name == "aten::permute":
         dims = [positive(d, given) for d in op.args[1]]  # type: ignore[union-attr]
     elif len(dims) > 1:
         one, other = (0, 1) if op.name == "aten::t" else (positive(d, given) for d in op.args[1:3])
         dims[one], dims[other] = dims[other], dims[one]
-    state = s.state(given)
-    s.set(made, dims.index(state) if state is not None and state >= 0 else state, op)
-    return None
+    s.set(out(op), dims.index(split), op)
 
 
-def unsqueeze(s: Splitting, op: Op) -> Op | None:
+@of_split
+def unsqueeze(s: Splitting, op: Op, split: int) -> None:
     """Unsqueeze: a new dimension of size one."""
-    state, at = s.state(first(op)), positive(op.args[1], out(op))
-    s.set(out(op), state + (at <= state) if state is not None and state >= 0 else state, op)
-    return None
+    s.set(out(op), split + (positive(op.args[1], out(op)) <= split), op)
 
 
-def squeeze(s: Splitting, op: Op) -> Op | None:
+@of_split
+def squeeze(s: Splitting, op: Op, split: int) -> None:
     """Squeeze removes dimensions of size one; ``select`` removes one of any size."""
     given = first(op)
-    state = s.state(given)
-    if state is None or state == PARTIAL:
-        s.set(out(op), state, op)
-        return None
     if op.name == "aten::select":
         gone = [positive(op.args[1], given)]
-    elif len(op.args) > 1:
-        asked = op.args[1] if isinstance(op.args[1], (list, tuple)) else [op.args[1]]
-        gone = [d for d in (positive(a, given) for a in asked) if given.shape[d] == 1]
     else:
-        gone = [d for d, size in enumerate(given.shape) if size == 1]
-    if state in gone:
+        asked = op.args[1] if len(op.args) > 1 else list(range(len(given.shape)))
+        dims = [positive(dim, given) for dim in (asked if isinstance(asked, (list, tuple)) else [asked])]
+        gone = [dim for dim in dims if given.shape[dim] == 1]
+    if split in gone:
         raise ConflictError(op, given, "it selects one index of the split dimension")
-    s.set(out(op), state - sum(d < state for d in gone), op)
-    return None
+    s.set(out(op), split - sum(dim < split for dim in gone), op)
 
 
-def cut(s: Splitting, op: Op) -> Op | None:
+@of_split
+def cut(s: Splitting, op: Op, split: int) -> Op | None:
     """Pieces along a dimension: split, split_with_sizes, slice, unbind, chunk."""
-    given = first(op)
-    state = s.state(given)
-    without_sizes = op.name in ("aten::slice", "aten::unbind")
-    place = 1 if without_sizes else 2
-    along = positive(op.args[place] if len(op.args) > place else 0, given)
+    unbinds, slices = op.name == "aten::unbind", op.name == "aten::slice"
+    place = 1 if unbinds or slices else 2
+    along = positive(op.args[place] if len(op.args) > place else 0, first(op))
     for made in op.produced:
-        gone = op.name == "aten::unbind" and state is not None and along < state
-        s.set(made, state if state is None or state < 0 else state - gone, op)
-    if state != along:
+        s.set(made, split - (unbinds and along < split), op)
+    if split != along:
         return None
-    if op.name == "aten::unbind":
-        raise ConflictError(op, given, "it unbinds the split dimension")
-    if without_sizes:
+    if unbinds:
+        raise ConflictError(op, first(op), "it unbinds the split dimension")
+    if slices:
         bounds = [part_size(a, s.parts) if isinstance(a, int) and 0 < a < 1 << 62 else a for a in op.args[2:4]]
         return replace(op, args=(*op.args[:2], *bounds, *op.args[4:]))
     sizes = op.args[1]
-    return with_arg(
-        op, 1, [part_size(n, s.parts) for n in sizes] if isinstance(sizes, list) else part_size(sizes, s.parts)
-    )
+    divided = [part_size(n, s.parts) for n in sizes] if isinstance(sizes, list) else part_size(sizes, s.parts)
+    return with_arg(op, 1, divided)
 
 
-def concat(s: Splitting, op: Op) -> Op | None:
+def concat(s: Splitting, op: Op) -> None:
     """Cat and stack."""
     parts = tensors_in(op.args[0])
     dims = [d for d in (s.split_dim(t) for t in parts) if d is not None]
     if not dims:
         s.set(out(op), None, op)
-        return None
+        return
     whole = max(len(part.shape) for part in parts)  # cat accepts an empty vector among any tensors
     for part in parts:
         if len(part.shape) == whole:
             s.require(part, dims[0], op)
     shift = op.name == "aten::stack" and positive(op.args[1] if len(op.args) > 1 else 0, out(op)) <= dims[0]
     s.set(out(op), dims[0] + shift, op)
-    return None
 
 
 ATTENTION = (
@@ -207,15 +193,8 @@ MIN_SAMPLE_DIMS = 2
 """Fewest dimensions of a tensor that holds samples: statistics have one."""
 
 
-def gemm(s: Splitting, op: Op) -> Op | None:
-    """Matrix products, with or without bias, batched or not.
-
-    >>> x, w, y = (Tensor((8, 8), "float32", stride=(8, 1), id=number, storage=number) for number in range(3))
-    >>> rows = Splitting(2, {}, elementwise, wanted={key_of(x): 1, key_of(w): 0})
-    >>> gemm(rows, Op("aten::mm", (x, w), outputs=(y,)))
-    >>> rows.state(y) == PARTIAL
-    True
-    """
+def gemm(s: Splitting, op: Op) -> None:
+    """Matrix products, with or without bias, batched or not."""
     bias = op.name in ("aten::addmm", "aten::baddbmm")
     a, b = op.args[bias : bias + 2]
     assert isinstance(a, Tensor) and isinstance(b, Tensor)
@@ -223,27 +202,26 @@ def gemm(s: Splitting, op: Op) -> Op | None:
     left, right = s.split_dim(a), s.split_dim(b)
     if left is None and right is None:
         s.set(out(op), None, op)
-        return None
+        return
     if batch and 0 in (left, right):
         s.require(a, 0, op)
         s.require(b, 0, op)
         s.set(out(op), 0, op)
-        return None
+        return
     inner = left == batch + 1 or right == batch
     if inner:
         s.require(a, batch + 1, op)
         s.require(b, batch, op)
         s.set(out(op), PARTIAL, op)
-        return None
+        return
     if left is not None and right is not None:
         raise ConflictError(op, out(op), "both of its matrices are split")
     s.set(out(op), left if left is not None else right, op)
     if bias and right == batch + 1:
         s.require(first(op), len(first(op).shape) - 1, op)
-    return None
 
 
-def attention(s: Splitting, op: Op) -> Op | None:
+def attention(s: Splitting, op: Op) -> None:
     """Scaled dot product attention, forward and backward: samples and heads are independent."""
     dim = next((d for d in (s.split_dim(t) for t in op.tensors) if d is not None), None)
     for tensor in op.tensors:
@@ -251,10 +229,9 @@ def attention(s: Splitting, op: Op) -> Op | None:
             s.require(tensor, dim, op)
     for made in op.produced:
         s.set(made, dim if len(made.shape) >= 3 else None, op)
-    return None
 
 
-def reduction(s: Splitting, op: Op) -> Op | None:
+def reduction(s: Splitting, op: Op) -> None:
     """Sums and means over dimensions."""
     given, made = first(op), out(op)
     state = s.state(given)
@@ -266,10 +243,9 @@ def reduction(s: Splitting, op: Op) -> Op | None:
         s.set(made, None if state is None else PARTIAL, op)
     else:
         s.set(made, state if keep else state - sum(d < state for d in gone), op)
-    return None
 
 
-def norm(s: Splitting, op: Op) -> Op | None:
+def norm(s: Splitting, op: Op) -> None:
     """Layer and root-mean-square norms, forward and backward."""
     dim = next((d for d in (s.split_dim(t) for t in op.tensors) if d is not None), None)
     whole = out(op)
@@ -278,23 +254,22 @@ def norm(s: Splitting, op: Op) -> Op | None:
     for made in op.produced:
         inside = dim is not None and len(made.shape) == len(whole.shape)
         s.set(made, dim if inside else None if dim is None else PARTIAL, op)
-    return None
 
 
-def sample_independent(s: Splitting, op: Op) -> Op | None:
+def sample_independent(s: Splitting, op: Op) -> None:
     """Convolutions and batch norms: samples may be split; weights are shared, and their gradients are partial sums."""
     split = next((t for t in op.tensors if s.split_dim(t) is not None), None)
     if split is None:
-        return unsplit(s, op)
+        unsplit(s, op)
+        return
     if s.split_dim(split) != 0 or len(split.shape) < MIN_SAMPLE_DIMS:
         raise ConflictError(op, split, "only its samples are independent")
     others = PARTIAL if op.name.endswith("_backward") else None
     for made in op.produced:
         s.set(made, 0 if len(made.shape) >= MIN_SAMPLE_DIMS and made.shape[0] == split.shape[0] else others, op)
-    return None
 
 
-def convolution_backward(s: Splitting, op: Op) -> Op | None:
+def convolution_backward(s: Splitting, op: Op) -> None:
     """Gradients of the input, the weight and the bias, as far as they were requested."""
     of_input, of_weight, of_bias = op.outputs[:3]
     dim = s.split_dim(first(op))
@@ -303,15 +278,13 @@ def convolution_backward(s: Splitting, op: Op) -> Op | None:
     for made, state in ((of_input, dim), (of_weight, PARTIAL), (of_bias, PARTIAL)):
         if isinstance(made, Tensor):
             s.set(made, None if dim is None else state, op)
-    return None
 
 
-def embedding(s: Splitting, op: Op) -> Op | None:
+def embedding(s: Splitting, op: Op) -> None:
     """Embedding lookups: each part of a split table returns the rows that it has."""
     table, ids = op.args[:2]
     assert isinstance(table, Tensor) and isinstance(ids, Tensor)
     s.set(out(op), PARTIAL if s.split_dim(table) == 0 else s.split_dim(ids), op)
-    return None
 
 
 def embedding_backward(s: Splitting, op: Op) -> Op | None:
@@ -323,7 +296,7 @@ def embedding_backward(s: Splitting, op: Op) -> Op | None:
     return None
 
 
-def class_loss(s: Splitting, op: Op) -> Op | None:
+def class_loss(s: Splitting, op: Op) -> None:
     """Negative log likelihood: partial if samples are split; if classes are, every part has all of it."""
     scores, target = (op.args[:2] if op.name.endswith("forward") else op.args[1:3])[:2]
     assert isinstance(scores, Tensor) and isinstance(target, Tensor)
@@ -333,7 +306,6 @@ def class_loss(s: Splitting, op: Op) -> Op | None:
     for made in op.produced:
         backward = made.shape == scores.shape
         s.set(made, dim if backward else PARTIAL if dim == 0 else None, op)
-    return None
 
 
 def factory(s: Splitting, op: Op) -> Op | None:
@@ -341,29 +313,24 @@ def factory(s: Splitting, op: Op) -> Op | None:
     made = out(op)
     s.splittable.add(key_of(made))
     dim = s.wanted.get(key_of(made))
-    if dim is None:
-        return None
-    sizes = list(op.args[0])  # type: ignore[arg-type]
-    sizes[dim] = part_size(sizes[dim], s.parts)
-    return with_arg(op, 0, sizes)
+    return None if dim is None else with_size_divided(s, op, 0, dim)
 
 
-def elementwise(s: Splitting, op: Op) -> Op | None:
+def elementwise(s: Splitting, op: Op) -> None:
     """Element-wise calls: dimensions are aligned from the right, as in broadcasting."""
     if any(isinstance(a, list) and any(isinstance(t, Tensor) for t in a) for a in op.args):
-        return _by_position(s, op)
-    _aligned(s, op, op.tensors, op.produced)
-    return None
+        _by_position(s, op)
+    else:
+        _aligned(s, op, op.tensors, op.produced)
 
 
-def _by_position(s: Splitting, op: Op) -> Op | None:
+def _by_position(s: Splitting, op: Op) -> None:
     """Lists of tensors, as in foreach and fused optimizers: each position is a call of its own."""
     lists = [[t for t in a if isinstance(t, Tensor)] for a in op.args if isinstance(a, list)]
     lists = [tensors for tensors in lists if tensors]
     made = [[t for t in o if isinstance(t, Tensor)] for o in op.outputs if isinstance(o, list)]
     for place in range(len(lists[0])):
         _aligned(s, op, [one[place] for one in lists if place < len(one)], [m[place] for m in made if place < len(m)])
-    return None
 
 
 def _aligned(s: Splitting, op: Op, tensors: Sequence[Tensor], made: Sequence[Tensor]) -> None:
@@ -387,11 +354,10 @@ def _aligned(s: Splitting, op: Op, tensors: Sequence[Tensor], made: Sequence[Ten
         s.set(result, len(result.shape) - back, op)
 
 
-def unsplit(s: Splitting, op: Op) -> Op | None:
+def unsplit(s: Splitting, op: Op) -> None:
     """Calls whose results are always whole: values for the host."""
     for made in op.produced:
         s.set(made, None, op)
-    return None
 
 
 def _table(*pairs: tuple[Rule, Sequence[str]]) -> dict[str, Rule]:
@@ -422,14 +388,13 @@ VIEWS = frozenset(name for name, rule in RULES.items() if rule in (view, expand,
 """Calls that only view their argument: a pending reduction may come after them."""
 
 
-def by_sample(s: Splitting, op: Op) -> Op | None:
+def by_sample(s: Splitting, op: Op) -> None:
     """Calls without a rule, assumed to treat samples independently: results without samples are partial sums."""
     try:
-        return elementwise(s, op)
+        elementwise(s, op)
     except ConflictError:
         sizes = {t.shape[0] for t in op.tensors if s.split_dim(t) == 0}
         if len(sizes) != 1:
             raise
-    for made in op.produced:
-        s.set(made, 0 if made.shape and made.shape[0] in sizes else PARTIAL, op)
-    return None
+        for made in op.produced:
+            s.set(made, 0 if made.shape and made.shape[0] in sizes else PARTIAL, op)

@@ -22,11 +22,7 @@ Rule: TypeAlias = Callable[["Splitting", Op], "Op | None"]
 
 
 def key_of(tensor: Tensor) -> Key:
-    """Identifies a tensor by its view of a storage: autograd's saved tensors come back under new ids.
-
-    >>> key_of(Tensor((4,), "float32", id=3, storage=1)) == key_of(Tensor((4,), "float32", id=9, storage=1))
-    True
-    """
+    """Identifies a tensor by its view of a storage: autograd's saved tensors come back under new ids."""
     return tensor.storage, tensor.offset, tensor.shape, tensor.stride
 
 
@@ -40,15 +36,7 @@ class ConflictError(Exception):
 
 @dataclass
 class Splitting:
-    """How tensors are split into equal parts, as far as the calls processed so far determine it.
-
-    >>> from foretrace.transforms.parallel.split_rules import RULES, elementwise
-    >>> x, w, y = (Tensor((8, 8), "float32", stride=(8, 1), id=number, storage=number) for number in range(3))
-    >>> columns = Splitting(2, RULES, elementwise, wanted={key_of(w): 1})
-    >>> product = columns.apply(Op("aten::mm", (x, w), outputs=(y,)))
-    >>> [tensor.shape for tensor in (*product.tensors, *product.produced)]
-    [(8, 8), (8, 4), (8, 4)]
-    """
+    """How tensors are split into equal parts, as far as the calls processed so far determine it."""
 
     parts: int
     """Number of parts."""
@@ -149,7 +137,8 @@ class Splitting:
 
     def apply(self, op: Op) -> Op:
         """A call with its arguments and results split, by its rule; a call on nothing split stays."""
-        if not self._affects(op):
+        read = any(self.state(tensor) is not None for tensor in op.tensors)
+        if not read and not any(key_of(tensor) in self.wanted for tensor in op.produced):
             if (op.name in self.rules and not op.tensors and op.produced) or op.name.endswith(
                 "embedding_dense_backward"
             ):
@@ -163,10 +152,6 @@ class Splitting:
         changed = self.rules.get(op.name, self.default_rule)(self, op)
         return with_tensors(changed or op, self.part)
 
-    def _affects(self, op: Op) -> bool:
-        """Whether a call reads or makes a split or partial tensor."""
-        return any(self.state(t) is not None for t in op.tensors) or any(key_of(t) in self.wanted for t in op.produced)
-
     def refused(self, error: ConflictError, what: str) -> ForetraceError:
         """The error for a call that can't be split."""
         op, tensor = error.op, error.tensor
@@ -178,12 +163,7 @@ class Splitting:
 
 
 def preexisting_tensors(ops: Sequence[Op]) -> dict[int, Tensor]:
-    """Tensors that existed before a step, by storage, as first seen.
-
-    >>> given, made = (Tensor((4,), "float32", id=number, storage=number) for number in (1, 2))
-    >>> list(preexisting_tensors([Op("aten::relu", (given,), outputs=(made,)), Op("aten::relu", (made,))]))
-    [1]
-    """
+    """Tensors that existed before a step, by storage, as first seen."""
     made: set[int] = set()
     found: dict[int, Tensor] = {}
     for op in ops:
@@ -206,9 +186,5 @@ def _dim_of_base(base: Tensor, view: Tensor, dim: int) -> int | None:
 
 
 def part_size(value: Any, parts: int) -> Any:
-    """A size divided; -1, which stands for the remaining elements, stays.
-
-    >>> part_size(8, 2), part_size(-1, 2)
-    (4, -1)
-    """
+    """A size divided; -1, which stands for the remaining elements, stays."""
     return value // parts if isinstance(value, int) and value > 0 else value

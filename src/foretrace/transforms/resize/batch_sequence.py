@@ -20,16 +20,7 @@ NO_DIMS: Dims = frozenset()
 
 
 def batch(graph: Graph, new: int, old: int | None = None) -> Graph:
-    """The step with another batch size.
-
-    Parameters
-    ----------
-    graph
-        A recording, a sketch, or a trace with the arguments of its calls.
-    new
-        The new batch size.
-    old
-        The recorded one; found by the sizes of the data if None.
+    """The step with another batch size; the recorded one is found by the sizes of the data where it is left out.
 
     >>> from foretrace.graph import Op, OpTable
     >>> x, y = (Tensor((8, 4), "float32", "cpu", (4, 1), id=number, storage=number) for number in (0, 1))
@@ -106,18 +97,10 @@ def _no_data(graph: Graph) -> ForetraceError:
 
 
 def sequence(graph: Graph, new: int, old: int | None = None) -> Graph:
-    """The step with another sequence length.
+    """The step with another sequence length: tokens in a sample.
 
-    A table of position embeddings grows if it is too small, as the model itself would need.
-
-    Parameters
-    ----------
-    graph
-        A recording, a sketch, or a trace with the arguments of its calls.
-    new
-        Tokens in a sample.
-    old
-        The recorded number; found by attention, or by the sizes of the data, if None.
+    The recorded length is found by attention, or by the sizes of the data, where it is left out. A table of position
+    embeddings grows if it is too small, as the model itself would need.
     """
     return resizable_sequence(graph, check_size("seq", new), old).to(new)
 

@@ -57,21 +57,6 @@ class Propagation:
     """Equal for calls that stay equal for any size; -1 for calls that do not change."""
 
 
-def find_propagation(step: Dataflow, choices: Sequence[InputChoice], probe: SizeChange) -> Propagation:
-    """Find interpretations that fit all calls; raises `PropagationError` if there are none.
-
-    Parameters
-    ----------
-    step
-        The calls.
-    choices
-        Inputs that may change.
-    probe
-        From the recorded size to the one to search with.
-    """
-    return _Search(step, choices, probe).result()
-
-
 def propagate(shapes: StepShapes, found: Propagation, change: SizeChange) -> dict[int, Tensor]:
     """The tensor of every slot for a size; raises `PropagationError` where a call does not take it."""
     shapes.change = change
@@ -103,7 +88,9 @@ class _CallState:
     """Whether the options are all there are."""
 
 
-class _Search:
+class PropagationSearch:
+    """Searches for interpretations that fit all calls, with a probe size; raises `PropagationError` if none do."""
+
     def __init__(self, step: Dataflow, choices: Sequence[InputChoice], probe: SizeChange) -> None:
         self._shapes = StepShapes(step, probe)
         self._choices = choices

@@ -13,9 +13,9 @@ from foretrace.graph.op import Op, Tensor
 from foretrace.graph.operators import operator_path
 from foretrace.transforms.dataflow import Call, Dataflow
 from foretrace.transforms.resize.arguments import SizeChange, with_interpretation
-from foretrace.transforms.resize.propagation import InputChoice, PropagationError, find_propagation, propagate
+from foretrace.transforms.resize.propagation import InputChoice, PropagationError, PropagationSearch, propagate
 from foretrace.transforms.resize.shapes import StepShapes
-from foretrace.transforms.step import ChangedCall, StepTemplate, layout_key
+from foretrace.transforms.step import StepTemplate, layout_key
 
 GUESSED = ("batch", "seq", "hidden")
 """Sizes whose recorded value is guessed, so that a user may state it: ``batch=64/16``."""
@@ -24,20 +24,9 @@ GUESSED = ("batch", "seq", "hidden")
 class Resizable:
     """A flat step of which one size can be set: the propagation is found once, then applied to any size.
 
-    Parameters
-    ----------
-    graph
-        The step, flat.
-    step
-        Its calls over slots.
-    what
-        The name of the size, for messages.
-    change
-        From the recorded size to a wanted one.
-    choices
-        Inputs that may change.
-    large_enough
-        Inputs that hold every size to be set: they stay as they are, though the search changes them.
+    ``what`` names the size in messages, ``change`` goes from the recorded size to a wanted one, ``choices`` are inputs
+    that may change. Inputs that are ``large_enough`` hold every size to be set: they stay as they are, though the
+    search changes them.
     """
 
     def __init__(
@@ -53,7 +42,7 @@ class Resizable:
         sizes = {size for call in step.calls for tensor in call.made.values() for size in tensor.shape}
         probe = change.probe(sizes)
         try:
-            self._found = find_propagation(step, choices, probe)
+            self._found = PropagationSearch(step, choices, probe).result()
         except PropagationError as error:
             raise self._refused("NEW", f"another {what} than {change.old}", error) from None
         if not self._found.inputs:
@@ -85,7 +74,7 @@ class Resizable:
         except PropagationError as error:
             raise self._refused(new, f"{self._what}={new}", error) from None
         changed = [
-            ChangedCall(call, with_interpretation(call.args, self._found.interpretations[place], change), call.kwargs)
+            replace(call, args=with_interpretation(call.args, self._found.interpretations[place], change))
             for place, call in ((place, self._step.calls[place]) for place in self._changing)
         ]
         made = self._template.instantiate(changed, tensors)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from foretrace.graph.op import Tensor, with_shape, with_view
 from foretrace.graph.operators import COLLECTIVE_CALLS, SPARSE_ACCESSORS, SPARSE_CONSTRUCTORS
-from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, slots_in, substitute
-from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, call_on_meta
+from foretrace.transforms.dataflow import Call, Dataflow, is_sequence
+from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, meta_results
 from foretrace.transforms.resize.arguments import (
     UNCHANGED,
     Interpretation,
@@ -103,8 +103,7 @@ class StepShapes:
             return {}
         if all(self.now[slot].layout == "strided" for slot in call.reads):
             try:
-                args = substitute(with_interpretation(call.args, interpretation, self.change), self.now.__getitem__)
-                call_on_meta(call.op.name, call.op.overload, args, substitute(call.kwargs, self.now.__getitem__))
+                self._on_meta(call, interpretation, self.now, self.change)
             except MetaUnsupportedError:
                 return {}
             except ValueError as problem:
@@ -120,11 +119,7 @@ class StepShapes:
     def _on_meta(
         self, call: Call, interpretation: Interpretation, tensors: dict[int, Tensor], change: SizeChange
     ) -> dict[int, MetaTensor]:
-        args = substitute(with_interpretation(call.args, interpretation, change), tensors.__getitem__)
-        kwargs = substitute(call.kwargs, tensors.__getitem__)
-        result = call_on_meta(call.op.name, call.op.overload, args, kwargs)
-        results = list(result) if isinstance(result, list) and len(call.results) != 1 else [result]
-        return {slot: made for slot, made in _pairs(call.results, results) if slot in call.made and made is not None}
+        return meta_results(call, with_interpretation(call.args, interpretation, change), call.kwargs, tensors)
 
     def from_template(self, call: Call, results: list[MetaTensor]) -> dict[int, Tensor]:
         """The results of a call, given those of an equal one."""
@@ -238,18 +233,3 @@ class StepShapes:
             if is_sequence(was) and sum(integers_in(now)) * old != sum(integers_in(was)) * wanted:
                 return "its split sizes and its buffers do not change alike"
         return self._by_rule(call)
-
-
-def _pairs(slots: Any, values: Any) -> Iterable[tuple[int, Any]]:
-    """Each slot with its value."""
-    if not isinstance(slots, (list, tuple)):
-        yield from ((number, values) for number in slots_in(slots))
-        return
-    found = values if isinstance(values, list) else [values]
-    if len(found) != len(slots):
-        raise ValueError(f"it would make {len(found)} tensors instead of {len(slots)}")
-    for slot, value in zip(slots, found):
-        if hasattr(slot, "number"):
-            yield slot.number, value
-        elif isinstance(slot, (list, tuple)):
-            yield from _pairs(slot, value)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
+from foretrace.transforms.blocks import is_named
 from foretrace.transforms.dataflow import Call, Dataflow
 from foretrace.transforms.inputs import EMBEDDING_BAGS, StepInputs, tied_inputs
 from foretrace.transforms.resize.arguments import SizeChange
@@ -20,15 +19,8 @@ LOOKUPS = (*EMBEDDING_BAGS, "aten::embedding")
 def table_rows(graph: Graph, rows: int, tables: str = "*") -> Graph:
     """The step with embedding tables of another number of rows.
 
-    Parameters
-    ----------
-    graph
-        A recording, a sketch, or a trace with the arguments of its calls.
-    rows
-        Rows of each table.
-    tables
-        Which ones: a pattern of the names of the modules that look up in them, or a position among them, from 0 on.
-        ``*`` are all whose ids come with the batch: not position embeddings.
+    ``tables`` is a pattern of the names of the modules that look up in them, or a position among them, from 0 on. ``*``
+    are all whose ids come with the batch: not position embeddings.
     """
     check_size("rows", rows)
     graph, step = _dataflow(graph)
@@ -116,7 +108,7 @@ def _lookups(graph: Graph, step: Dataflow, tables: str, names: tuple[str, ...] =
         return calls
     if tables.isdecimal() and int(tables) < len(calls):
         return [calls[int(tables)]]
-    matching = [call for call in calls if fnmatchcase(call.op.module, tables) or call.op.module.endswith(f".{tables}")]
+    matching = [call for call in calls if is_named(call.op.module, tables)]
     if not matching:
         raise unknown_name("table", tables, [call.op.module or str(place) for place, call in enumerate(calls)])
     return matching

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import combinations
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, Tensor
-from foretrace.transforms.blocks import block_index, repeated_blocks
+from foretrace.transforms.blocks import block_index, is_named, repeated_blocks
 from foretrace.transforms.dataflow import Dataflow
 from foretrace.transforms.fusion.ddp_buckets import without_gradient_sharing
 from foretrace.transforms.inputs import StepInputs, tied_inputs
@@ -27,23 +26,16 @@ EMBEDDING = "aten::embedding"
 
 
 def width(graph: Graph, outputs: int, layer: str) -> Graph:
-    """The step with another number of outputs of a linear layer; the layers that read them follow.
+    """The step with another number of outputs of a linear layer, named by its module or the end of that name.
 
-    Parameters
-    ----------
-    graph
-        A recording or a sketch, whose calls know their modules.
-    outputs
-        Output features of the layer.
-    layer
-        Its module, or the end of its name: ``"top.0"``.
+    The layers that read them follow.
     """
     check_size("width", outputs)
     graph, ops = editable_step(graph)
     step = Dataflow(ops)
     weights = StepInputs(step).weights
     layers = _linear_layers(step, weights)
-    matching = [name for name in layers if fnmatchcase(name, layer) or name.endswith(f".{layer}")]
+    matching = [name for name in layers if is_named(name, layer)]
     if not matching:
         raise unknown_name("linear layer", layer, layers)
     if len(matching) > 1:
@@ -79,24 +71,12 @@ def _linear_layers(step: Dataflow, weights: Collection[int]) -> dict[str, set[in
 
 
 def hidden(graph: Graph, new: int, old: int | None = None) -> Graph:
-    """The step with another hidden width.
+    """The step with another hidden width; the recorded one is found by residual additions where it is left out.
 
     In a model with repeated blocks this is the width of the residual stream between them. Embeddings, norms,
     projections and optimizer state follow, and the layers inside the blocks keep their ratio to it. The number of heads
-    stays; their size changes.
-
-    In a model without such blocks it is the number of outputs of every linear layer that another one reads.
-
-    Gradients that DDP reduces are put into its buckets anew.
-
-    Parameters
-    ----------
-    graph
-        A recording or a sketch, whose calls know their modules.
-    new
-        The width.
-    old
-        The recorded one; found by the residual additions of the blocks if None.
+    stays; their size changes. In a model without such blocks it is the number of outputs of every linear layer that
+    another one reads. Gradients that DDP reduces are put into its buckets anew.
     """
     return ResizableHidden(graph, old).to(new)
 
@@ -171,15 +151,7 @@ def _hidden_layers(graph: Graph) -> list[str]:
 
 
 def heads(graph: Graph, count: int) -> Graph:
-    """The step with its hidden width split into another number of attention heads, of another size.
-
-    Parameters
-    ----------
-    graph
-        A recording or a sketch, whose calls know their modules.
-    count
-        Number of heads.
-    """
+    """The step with its hidden width split into another number of attention heads, of another size."""
     check_size("heads", count)
     original, _ = editable_step(graph)
     graph, share_again = without_gradient_sharing(original, "heads")
@@ -235,14 +207,12 @@ class ResidualStream:
         for group in tied_inputs(step):
             first, tensor = group[0], step.inputs[group[0]]
             if first in inputs.weights:
-                wide = self._wide_dims(tensor, keep) if inside.intersection(group) else self._equal_dims(tensor)
+                wide = frozenset(dim for dim, size in enumerate(tensor.shape) if size == self.width)
+                wide = self._wide_dims(tensor, keep) if inside.intersection(group) else wide
                 wide = frozenset([max(wide)]) if wide and first in tables else wide
                 yield InputChoice(group, [wide, *(dims for dims in _dim_options(tensor) if dims != wide)])
             elif first in inputs.data:
                 yield InputChoice(group, list(_dim_options(tensor)))
-
-    def _equal_dims(self, tensor: Tensor) -> Dims:
-        return frozenset(dim for dim, size in enumerate(tensor.shape) if size == self.width)
 
     def _wide_dims(self, tensor: Tensor, keep: str) -> Dims:
         """Dimensions of a weight inside a block that hold whole heads, or are wider than the stream."""

@@ -1,8 +1,7 @@
 """Attention implementations: cuDNN, flash or memory-efficient; with the layouts and copies that follow from the choice.
 
 Implementations lay out their results differently. ``reshape`` is recorded as a view where strides allow one, else as a
-copy and a view of it; ``contiguous`` is recorded as a copy, or not at all. So other strides mean other calls
-(`propagate_layout`).
+copy and a view of it; ``contiguous`` is recorded as a copy, or not at all. So other strides mean other calls.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any, TypeAlias
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Constant, Op, Tensor, contiguous_strides, map_tensors
-from foretrace.transforms.dataflow import Call, Dataflow, rebuild, slots_in, substitute
-from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, call_on_meta
-from foretrace.transforms.step import EditedCall, IdAllocator, assemble, flatten, recompute_frees
+from foretrace.transforms.dataflow import Call, Dataflow, rebuild, substitute
+from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, call_on_meta, meta_results
+from foretrace.transforms.step import EditedCall, IdAllocator, flatten, reassemble
 
 Roles: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 """Arguments and results of an implementation, by what they are for."""
@@ -117,7 +116,7 @@ class _Swap:
             if kind is not None:
                 op = self._backward(op, kind) if op.name.endswith("_backward") else self._forward(op, kind)
             after.append(op)
-        return assemble(graph, propagate_layout(before, after))
+        return _LayoutPropagation(before, after).graph(graph)
 
     def _forward(self, op: Op, kind: str) -> Op:
         takes, gives = FORWARD[kind]
@@ -192,20 +191,12 @@ def _check_supported(op: Op, kind: str, roles: dict[str, Any]) -> None:
         )
 
 
-def propagate_layout(before: Sequence[Op], after: Sequence[Op]) -> list[EditedCall]:
-    """The calls of a step in which some results have other strides: those of later results follow, copies come and go.
-
-    Parameters
-    ----------
-    before
-        The calls of the step.
-    after
-        The same, some of them replaced by others, whose results have strides of their own.
-    """
-    return _LayoutPropagation(before, after).calls()
-
-
 class _LayoutPropagation:
+    """A step in which some calls are replaced by others whose results have other strides: later results follow.
+
+    ``after`` has the calls of ``before``, some of them replaced. Copies come and go with the strides.
+    """
+
     def __init__(self, before: Sequence[Op], after: Sequence[Op]) -> None:
         self._after = after
         self._step = Dataflow(before)
@@ -219,7 +210,7 @@ class _LayoutPropagation:
             call.reads[0]: call for call in self._step.calls if call.op.name == VIEW_OF_COPY and len(call.reads) == 1
         }
 
-    def calls(self) -> list[EditedCall]:
+    def graph(self, graph: Graph) -> Graph:
         calls: list[EditedCall] = []
         for call in self._step.calls:
             self._was.update(call.made)
@@ -232,8 +223,7 @@ class _LayoutPropagation:
                 calls.append(EditedCall(call.op.__copy__(), call.row))
             else:
                 calls += [EditedCall(op, call.row) for op in self._following(call)]
-        recompute_frees(calls, self._after, self._early)
-        return calls
+        return reassemble(graph, self._after, calls, self._early)
 
     def _inferred_view(self, call: Call) -> None:
         """A view that no recorded call made: follows its base if it viewed all of it."""
@@ -273,11 +263,11 @@ class _LayoutPropagation:
         viewed = self._viewed.get(next(iter(call.made), -1))
         if viewed is None:
             return given.stride == contiguous_strides(given.shape)
-        return _on_meta(VIEW, (given, viewed.op.args[1])) is not None
+        return _viewed(given, viewed.op.args[1]) is not None
 
     def _view(self, call: Call, op: Op) -> list[Op]:
         given = self._now[call.reads[0]]
-        made = _on_meta(VIEW, (given, op.args[1]))
+        made = _viewed(given, op.args[1])
         ((slot, was),) = call.made.items() if call.made else ((-1, given),)
         if made is not None:
             copied = call.op.name == VIEW_OF_COPY and given.storage == self._was[call.reads[0]].storage
@@ -297,11 +287,12 @@ class _LayoutPropagation:
 
     def _set_results(self, call: Call, op: Op) -> None:
         """Set the strides of a call's results; those that the meta device does not know stay."""
-        results = _flat(_on_meta(op.name, op.args, op.overload, op.kwargs))
-        slots = list(slots_in(call.results))
-        for slot, made in zip(slots, results if len(results) == len(slots) else [None] * len(slots)):
-            if slot in call.made:
-                self._now[slot] = self._laid_out(call, call.made[slot], made)
+        try:
+            results = meta_results(call, call.args, call.kwargs, self._now)
+        except (MetaUnsupportedError, ValueError):
+            results = {}
+        for slot, tensor in call.made.items():
+            self._now[slot] = self._laid_out(call, tensor, results.get(slot))
         produced = iter(call.op.produced)
         op.outputs = tuple(substitute(list(call.results), lambda slot: self._current(slot, next(produced))))
 
@@ -315,14 +306,10 @@ class _LayoutPropagation:
         return replace(was, stride=made.stride, offset=at.offset + made.offset, storage=at.storage)
 
 
-def _on_meta(name: str, args: Any, overload: str = "default", kwargs: Any = None) -> Any:
+def _viewed(given: Tensor, sizes: Any) -> MetaTensor | None:
+    """The view of a tensor in another shape; None if its strides allow none."""
     try:
-        return call_on_meta(name, overload, args, kwargs or {})
+        made: MetaTensor = call_on_meta(VIEW, "default", (given, sizes), {})
     except (MetaUnsupportedError, ValueError):
         return None
-
-
-def _flat(value: Any) -> list[MetaTensor | None]:
-    if isinstance(value, list):
-        return [item for each in value for item in _flat(each)]
-    return [value]
+    return made

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, Tensor
-from foretrace.transforms.blocks import all_repeated_blocks, block_index
+from foretrace.transforms.blocks import all_repeated_blocks, block_index, is_named
 from foretrace.transforms.dataflow import Call, Dataflow, rebuild
 from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step
 
@@ -17,20 +16,14 @@ def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
     """The step with the activations of its repeated blocks recomputed in backward.
 
     As non-reentrant ``torch.utils.checkpoint`` does: a block is recomputed right before its backward first reads one of
-    its activations, up to the last one that backward reads.
-
-    Parameters
-    ----------
-    graph
-        A recording or a sketch, whose calls know their modules.
-    blocks
-        Which ones: a pattern of their modules, ``"*.blocks.*"``, or the end of a name, ``"blocks.3"``.
+    its activations, up to the last one that backward reads. ``blocks`` is a pattern of their modules, ``"*.blocks.*"``,
+    or the end of a name, ``"blocks.3"``.
     """
     graph, ops = editable_step(graph)
     recomputation = _Recomputation(Dataflow(ops), ops)
     for block in _selected_blocks(graph, ops, blocks):
         recomputation.add(block)
-    made = assemble(graph, recomputation.calls())
+    made = recomputation.graph(graph)
     made.notes.append("activations of repeated blocks are recomputed in backward")
     return made
 
@@ -39,7 +32,7 @@ def _selected_blocks(graph: Graph, ops: list[Op], wanted: str) -> list[str]:
     found = all_repeated_blocks(ops)
     if not found:
         raise ForetraceError(f"{graph.title} has no repeated blocks", "Record it, or sketch it.")
-    selected = [block for block in found if fnmatchcase(block, wanted) or block.endswith(f".{wanted}")]
+    selected = [block for block in found if is_named(block, wanted)]
     if not selected:
         raise unknown_name("block", wanted, found)
     return selected
@@ -93,29 +86,23 @@ class _Recomputation:
         op.phase, op.node, op.thread, op.frees = "backward", before.node, before.thread, ()
         return op
 
-    def calls(self) -> list[EditedCall]:
-        """All calls; storages of recomputed activations, old and new, are freed after their last use."""
+    def graph(self, graph: Graph) -> Graph:
+        """The step; storages of recomputed activations, old and new, are freed after their last use."""
         calls: list[EditedCall] = []
         for number, op in enumerate(self._ops):
             calls += [EditedCall(new) for new in self._inserted.get(number, ())]
             calls.append(EditedCall(self._changed.get(number, op).__copy__(), number))
-        last: dict[int, int] = {}
-        for place, call in enumerate(calls):
-            last.update(dict.fromkeys((t.storage for t in (*call.op.tensors, *call.op.produced)), place))
-        early = self._no_longer_read() & {number for op in self._ops for number in op.frees}
-        freed: dict[int, list[int]] = {}
-        for storage in (*sorted(early), *self._allocated):
-            freed.setdefault(last[storage] + 1, []).append(storage)
-        for place, call in enumerate(calls):
-            others = tuple(storage for storage in call.op.frees if storage not in early)
-            call.op.frees = (*others, *freed.get(place, ()))
-        return calls
-
-    def _no_longer_read(self) -> set[int]:
-        """Storages that backward read and now reads recomputed."""
-        return {
+        last = {t.storage: place for place, call in enumerate(calls) for t in (*call.op.tensors, *call.op.produced)}
+        no_longer_read = {
             old.storage
             for row, op in self._changed.items()
             for old, new in zip(self._ops[row].tensors, op.tensors)
             if old.storage != new.storage
         }
+        early = no_longer_read & {number for op in self._ops for number in op.frees}
+        for call in calls:
+            call.op.frees = tuple(storage for storage in call.op.frees if storage not in early)
+        for storage in (*sorted(early), *self._allocated):
+            if last[storage] + 1 < len(calls):
+                calls[last[storage] + 1].op.frees += (storage,)
+        return assemble(graph, calls)

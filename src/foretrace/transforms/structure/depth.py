@@ -12,10 +12,10 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, Tensor
 from foretrace.transforms.blocks import block_index, repeated_blocks
-from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, rebuild
+from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, rebuild, with_elements
 from foretrace.transforms.inputs import StepInputs, WeightOwners, foreach_lists
 from foretrace.transforms.resize.resizable import check_size
-from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step, recompute_frees, storages_in
+from foretrace.transforms.step import EditedCall, IdAllocator, editable_step, reassemble
 
 Runs: TypeAlias = tuple[list[Call], list[Call]]
 """The calls of two adjacent runs of blocks."""
@@ -31,13 +31,6 @@ def depth(graph: Graph, blocks: int) -> Graph:
     Blocks are adjacent modules with equal calls whose names differ in a number. New ones are inserted between two of
     them, in forward and backward, with weights of their own, which the optimizer updates. For fewer blocks, some are
     removed and their neighbours connected.
-
-    Parameters
-    ----------
-    graph
-        A recording or a sketch, whose calls know their modules.
-    blocks
-        Number of blocks.
     """
     check_size("depth", blocks)
     graph, ops = editable_step(graph)
@@ -112,18 +105,8 @@ def _kind(call: Call) -> tuple[object, ...]:
 class AdjacentBlocks:
     """Two adjacent runs of equally many blocks, and what belongs to the second alone.
 
-    Parameters
-    ----------
-    graph
-        The step, flat.
-    step
-        Its calls over slots.
-    forward
-        The calls of the first run and of the second.
-    backward
-        The calls of the second run and of the first.
-    names
-        For each module of the second run, the name of its copy.
+    ``forward`` has the calls of the first run and of the second, ``backward`` those of the second and of the first;
+    ``names`` maps each module of the second to that of its copy.
     """
 
     def __init__(self, graph: Graph, step: Dataflow, forward: Runs, backward: Runs, names: dict[str, str]) -> None:
@@ -178,8 +161,7 @@ class AdjacentBlocks:
             calls += between.get(id(call), [])
             if call.row >= 0:
                 calls.append(EditedCall(self._reconnected(call, copy), call.row))
-        recompute_frees(calls, self._ops, copy.storages(self._step.inputs))
-        return assemble(self._graph, calls)
+        return reassemble(self._graph, self._ops, calls, copy.storages(self._step.inputs))
 
     def _renamed(self, module: str) -> str:
         old = [*self._names]
@@ -206,23 +188,20 @@ class AdjacentBlocks:
 
     def without_second(self) -> Graph:
         """The step without the second run."""
-        back = {theirs: ours for ours, theirs in self._counterpart.items()}
+        tensors = self._step.tensors
+        now = {theirs: tensors[ours] for ours, theirs in self._counterpart.items()}
         for one, two in zip(*self._backward):
-            back.update((theirs, ours) for ours, theirs in zip(one.reads, two.reads) if theirs in self._passed)
-        copy = _Copy(self._ops, self._step, set())
-        copy.replace_by(back)
+            reads = zip(one.reads, two.reads)
+            now.update((theirs, tensors[ours]) for ours, theirs in reads if theirs in self._passed)
         gone = {call.row for call in (*self._forward[1], *self._backward[0])}
         gone |= {row for row, owner in self._owners.of_row.items() if owner == SECOND}
         calls = []
         for call in self._step.calls:
             if call.row >= 0 and call.row not in gone:
-                own = self._elements(call)
-                op = copy.shortened(call, own) if any(own) else copy.reading(call, lambda slot: slot)
+                others = [not own for own in self._elements(call)]
+                op = rebuild(call, now.get) if all(others) else with_elements(call.op, others)
                 calls.append(EditedCall(op, call.row))
-        recompute_frees(calls, self._ops)
-        unused = storages_in(self._ops) - storages_in(call.op for call in calls)
-        storages = {number: storage for number, storage in self._graph.storages.items() if number not in unused}
-        return assemble(replace(self._graph, storages=storages), calls)
+        return reassemble(self._graph, self._ops, calls)
 
 
 class _Copy:
@@ -231,7 +210,7 @@ class _Copy:
     def __init__(self, ops: list[Op], step: Dataflow, own: set[int]) -> None:
         self._ids = IdAllocator(ops)
         self._storage: dict[int, int] = {}
-        self._old = dict(_all_slots(step))
+        self._old = step.tensors
         self.now: dict[int, Tensor] = {}
         shared = {tensor.storage for slot, tensor in self._old.items() if slot not in own}
         for slot, tensor in self._old.items():
@@ -244,10 +223,6 @@ class _Copy:
             return replace(tensor, id=made.id)
         storage = self._storage.setdefault(tensor.storage, made.storage)
         return replace(tensor, id=made.id, storage=storage)
-
-    def replace_by(self, back: dict[int, int]) -> None:
-        """Replace the tensors of some slots by those of others."""
-        self.now = {slot: self._old[other] for slot, other in back.items()}
 
     def storages(self, inputs: dict[int, Tensor]) -> set[int]:
         """Storages of the copy that are allocated in the step."""
@@ -279,35 +254,12 @@ class _Copy:
         copied = self.op(call)
 
         def both(old: Any, new: Any) -> Any:
-            if not _is_list(old, len(own)):
+            if not is_sequence(old) or len(old) != len(own):
                 return old
             first = own.index(True)
             return [*old[:first], *(item for item, is_own in zip(new, own) if is_own), *old[first:]]
 
-        return _map_arguments(call.op, copied, both)
-
-    def shortened(self, call: Call, own: Sequence[bool]) -> Op:
-        """A foreach call without the elements of the run."""
-
-        def without(old: Any, _: Any) -> Any:
-            return [item for item, is_own in zip(old, own) if not is_own] if _is_list(old, len(own)) else old
-
-        return _map_arguments(call.op, call.op, without)
-
-
-def _all_slots(step: Dataflow) -> Iterator[tuple[int, Tensor]]:
-    yield from step.inputs.items()
-    for call in step.calls:
-        yield from call.made.items()
-
-
-def _map_arguments(old: Op, new: Op, change: Callable[[Any, Any], Any]) -> Op:
-    op = old.__copy__()
-    op.args = tuple(map(change, old.args, new.args))
-    op.kwargs = {name: change(value, new.kwargs[name]) for name, value in old.kwargs.items()}
-    op.outputs = tuple(map(change, old.outputs, new.outputs))
-    return op
-
-
-def _is_list(value: Any, count: int) -> bool:
-    return is_sequence(value) and len(value) == count
+        op = call.op.__copy__()
+        op.args, op.outputs = tuple(map(both, op.args, copied.args)), tuple(map(both, op.outputs, copied.outputs))
+        op.kwargs = {name: both(value, copied.kwargs[name]) for name, value in op.kwargs.items()}
+        return op

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import FLOATING, Op, Tensor, with_tensors
+from foretrace.transforms.blocks import is_named
 from foretrace.transforms.composites import Composite
 from foretrace.transforms.dataflow import slots_in
 from foretrace.transforms.retrace import retrace
@@ -29,51 +29,42 @@ INSERTABLE: dict[str, Callable[[Tensor], list[Any]]] = {
 def insert(graph: Graph, op: str, after: str) -> Graph:
     """The step with an op inserted after each call of a name; readers of that call read the new op's result.
 
-    Parameters
-    ----------
-    graph
-        A recording, a sketch, or a trace with the arguments of its calls.
-    op
-        ``"relu"``, ``"gelu"``, ``"silu"``, ``"tanh"``, ``"sigmoid"``, ``"softmax"``, ``"dropout"``, ``"layer_norm"`` or
-        ``"rms_norm"``, the latter two without weights.
-    after
-        The name of an op, ``"addmm"`` or ``"aten::addmm"``; with ``@`` only in some modules, by a pattern or by the end
-        of their names: ``"addmm@mlp.0"``.
+    ``op`` is one of `INSERTABLE`. ``after`` is the name of an op, ``"addmm"`` or ``"aten::addmm"``; with ``@`` only in
+    some modules, by a pattern or by the end of their names: ``"addmm@mlp.0"``.
     """
     check_insertable(op)
-    count = 0
+    new: list[Composite] = []
 
     def inserted(known: Sequence[Composite]) -> list[Composite]:
-        nonlocal count
-        made = [_composite_after(one, op) for one in _selected(known, after)]
-        count = len(made)
-        return made
+        candidates = [[call.op for call in one.calls] for one in known]
+        new.extend(_composite_after(known[place], op) for place in _selected(candidates, after, "op in its forward"))
+        return new
 
     made = retrace(graph, f"inserting {op}", inserted=inserted)
-    made.notes.append(f"{op} is inserted after {count} call{'s' * (count != 1)} of {after}")
+    made.notes.append(f"{op} is inserted after {len(new)} call{'s' * (len(new) != 1)} of {after}")
     return made
 
 
 def check_insertable(op: str) -> str:
-    """The name; raises if it can't be inserted.
-
-    >>> check_insertable("gelu")
-    'gelu'
-    """
+    """The name; raises if it can't be inserted."""
     if op not in INSERTABLE:
         raise ForetraceError(f"{op!r} can't be inserted", f"These can: {', '.join(INSERTABLE)}.")
     return op
 
 
-def _selected(known: Sequence[Composite], after: str) -> list[Composite]:
-    name, _, where = after.partition("@")
-    ops = [call.op for one in known for call in one.calls]
-    called = [one for one in known if any(name in (c.op.name, c.op.name.partition("::")[2]) for c in one.calls)]
+def _selected(candidates: Sequence[Sequence[Op]], wanted: str, what: str = "op") -> list[int]:
+    """Positions of the candidates, each of some calls, that ``name`` or ``name@module`` means."""
+    name, _, where = wanted.partition("@")
+    called = [
+        place
+        for place, ops in enumerate(candidates)
+        if any(name in (op.name, op.name.partition("::")[2]) for op in ops)
+    ]
     if not called:
-        raise unknown_name("op in its forward", name, {op.name for op in ops})
-    selected = [one for one in called if not where or in_module(one.calls[0].op, where)]
+        raise unknown_name(what, name, {op.name for ops in candidates for op in ops})
+    selected = [place for place in called if not where or is_named(candidates[place][0].module, where)]
     if not selected:
-        raise unknown_name(f"{name} in a module", where, {one.calls[0].op.module for one in called})
+        raise unknown_name(f"{name} in a module", where, {candidates[place][0].module for place in called})
     return selected
 
 
@@ -93,50 +84,28 @@ def _composite_after(one: Composite, op: str) -> Composite:
 def without(graph: Graph, what: str) -> Graph:
     """The step without the calls of a name, and without what their autograd nodes call in the same module.
 
-    Readers of a removed call's result read its input instead.
-
-    Parameters
-    ----------
-    graph
-        A recording, a sketch, or a trace with the arguments of its calls.
-    what
-        The name of an op, ``"native_dropout"`` or ``"aten::native_dropout"``; with ``@`` only in some modules, by a
-        pattern or by the end of their names: ``"gelu@mlp.1"``.
+    Readers of a removed call's result read its input instead. ``what`` is the name of an op, ``"native_dropout"`` or
+    ``"aten::native_dropout"``; with ``@`` only in some modules, as in `insert`: ``"gelu@mlp.1"``.
     """
     graph, ops = editable_step(graph)
-    name, _, where = what.partition("@")
-    called = [row for row, op in enumerate(ops) if name in (op.name, op.name.partition("::")[2])]
-    if not called:
-        raise unknown_name("op", name, {op.name for op in ops})
-    selected = [row for row in called if not where or in_module(ops[row], where)]
-    if not selected:
-        raise unknown_name(f"{name} in a module", where, {ops[row].module for row in called})
+    selected = _selected([[op] for op in ops], what)
     made = remove_calls(graph, {*selected, *_backward_rows(ops, selected)})
-    made.notes.append(f"{len(selected)} calls of {name} are removed")
+    made.notes.append(f"{len(selected)} calls of {what.partition('@')[0]} are removed")
     return made
-
-
-def in_module(op: Op, where: str) -> bool:
-    """Whether a call belongs to a module, by a pattern or by the end of its name.
-
-    >>> in_module(Op("aten::gelu", module="GPT.blocks.0.mlp.1"), "mlp.1")
-    True
-    """
-    return fnmatchcase(op.module, where) or op.module.endswith(f".{where}")
 
 
 def _backward_rows(ops: Sequence[Op], rows: Sequence[int]) -> set[int]:
     """Rows that the autograd nodes of some calls make."""
-    nodes = {(autograd_node(ops[row].name), ops[row].module) for row in rows}
+    nodes = {(_autograd_node(ops[row].name), ops[row].module) for row in rows}
     found = {row for row, op in enumerate(ops) if (re.sub(r"\d+$", "", op.node), op.module) in nodes}
     # A node also adds gradients of other paths to the one that it passes on: these additions stay.
     return {row for row in found if not ops[row].name.startswith("aten::add")}
 
 
-def autograd_node(name: str) -> str:
+def _autograd_node(name: str) -> str:
     """The name of the autograd node of an op.
 
-    >>> autograd_node("aten::native_dropout"), autograd_node("aten::relu_")
+    >>> _autograd_node("aten::native_dropout"), _autograd_node("aten::relu_")
     ('NativeDropoutBackward', 'ReluBackward')
     """
     return "".join(word.capitalize() for word in name.partition("::")[2].strip("_").split("_")) + "Backward"
@@ -206,10 +175,7 @@ class _Aliases:
         ended = []
         for storage in storages:
             root = self._storage.get(storage, storage)
-            users = self._users.get(root)
-            if users is None:
-                ended.append(root)
-                continue
+            users = self._users.get(root, set())
             users.discard(storage)
             if not users:
                 ended.append(root)

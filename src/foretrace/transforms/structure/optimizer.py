@@ -35,13 +35,8 @@ MARKER = "aten::detach"
 def optimizer(graph: Graph, name: str) -> Graph:
     """The step with another optimizer, or with another implementation of the same one.
 
-    Parameters
-    ----------
-    graph
-        A recording, a sketch, or a trace with the arguments of its calls.
-    name
-        ``"adamw"``, ``"adam"``, ``"sgd"``, ``"momentum"`` or ``"adagrad"``; ``"loop"``, ``"foreach"`` or ``"fused"``;
-        or both, as in ``"adamw:fused"``. PyTorch selects the implementation where it is left out.
+    ``name`` is one of `OPTIMIZERS`, one of `IMPLEMENTATIONS`, or both, as in ``"adamw:fused"``. PyTorch selects the
+    implementation where it is left out.
     """
     kind, implementation = parse_optimizer(name)
     graph, ops = editable_step(graph)
