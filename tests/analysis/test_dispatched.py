@@ -6,7 +6,7 @@ import pytest
 from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.graph import ForetraceError, Graph, Indices, Op, OpTable, Tensor
 from foretrace.graph.tables import ANNOTATION, NODE
-from tests.analysis.builders import Call, launch, rank
+from tests.analysis.builders import Call, Orphan, launch, rank
 
 
 def test_kernels_and_runtime_calls_belong_to_the_dispatcher_call_around_them() -> None:
@@ -35,19 +35,35 @@ def test_index_statistics_go_with_their_op() -> None:
     assert dispatched_calls(graph).calls.indices[0].op == 0
 
 
-def test_a_kernel_of_nobody_stays_nobodys() -> None:
-    step = dispatched_calls(rank(Call("aten::mm", 0, 5), launch(10, 11, (12, 30))))
+def test_a_kernel_whose_launch_is_not_in_the_trace_is_nobodys() -> None:
+    step = dispatched_calls(rank(Call("aten::mm", 0, 5), Orphan(12, 30)))
     assert step.calls.kernels.op.tolist() == [-1]
 
 
-def test_what_an_annotation_launches_between_calls_belongs_to_the_call_before() -> None:
+def test_what_is_launched_outside_of_any_call_is_a_call_of_its_own() -> None:
     graph = rank(
-        Call("ProfilerStep#1", 0, 100, kind=ANNOTATION),
+        Call("aten::add", 0, 2),
+        Call("ProfilerStep#1", 3, 100, kind=ANNOTATION),
         Call("aten::mm", 5, 10),
-        launch(20, 21, (22, 30)),
+        launch(6, 7, (8, 9), name="gemm"),
+        launch(20, 21, (22, 30), name="matmul_k"),
         Call("aten::relu", 40, 50),
+        launch(200, 201, (202, 230), name="fill"),
     )
-    assert dispatched_calls(graph).calls.kernels.op.tolist() == [0]
+    step = dispatched_calls(graph)
+    assert [op.name for op in step.calls.ops] == ["aten::add", "aten::mm", "matmul_k", "aten::relu", "fill"]
+    assert step.calls.kernels.op.tolist() == step.calls.calls.op.tolist() == [1, 2, 4]
+    assert (step.calls.ops[2].start_us, step.calls.ops[2].end_us) == (20, 21)
+    assert step.rows.tolist() == [0, 2, 2, 3, 3]
+
+
+def test_the_kernels_of_a_cuda_graph_are_of_the_call_that_launches_it() -> None:
+    graph = rank(Call("aten::mm", 0, 5), launch(10, 11, (12, 30)), launch(40, 41, (42, 50)))
+    graph.calls.names.items[:] = ["cudaGraphLaunch"]
+    graph.kernels.call[:] = 0
+    step = dispatched_calls(graph)
+    assert [op.name for op in step.calls.ops] == ["aten::mm", "cudaGraphLaunch"]
+    assert step.calls.kernels.op.tolist() == [1, 1]
 
 
 def test_a_number_that_a_trace_shows_as_a_tensor_is_a_number_again() -> None:

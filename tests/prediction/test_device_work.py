@@ -12,7 +12,7 @@ from foretrace.graph.tables import COLLECTIVE
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import find_platform
-from foretrace.prediction.device_work import device_work
+from foretrace.prediction.device_work import device_work, measured_work, own_time
 from tests.analysis.builders import Call, Orphan, launch, rank, recorded
 
 
@@ -93,3 +93,12 @@ def test_a_collective_runs_on_a_stream_of_its_group_at_the_fabrics_price(
     assert not said and work.name == ["all_reduce", "aten::mm kernel"]
     assert work.kind[0] == COLLECTIVE and work.stream[0] != work.stream[1]
     assert work.launch.tolist() == [0, 1] and work.high.tolist() == [60.0, 11.0]
+
+
+def test_a_kernel_that_starts_before_the_one_ahead_has_ended_takes_what_it_adds() -> None:
+    graph = rank(
+        Call("aten::mm", 0, 5), launch(1, 2, (10, 30)), launch(2, 3, (25, 40)), launch(3, 4, (50, 60), stream=9),
+        launch(4, 5, (52, 55)),
+    )  # fmt: skip
+    assert own_time(graph.kernels).tolist() == [20.0, 10.0, 10.0, 3.0]
+    assert measured_work(graph).typical.sum() == 43.0

@@ -231,7 +231,7 @@ _KERNELS = _rules(
     ("reduction", r"reduce_kernel"),
     ("sort/index", r"cub::|thrust::|rocprim|[iI]ndex|gather|scatter|[sS]ort"),
     ("convolution", r"fprop|dgrad|wgrad|implicit_gemm|[cC]onvol|nchwToNhwc|nhwcToNchw|winograd"),
-    ("matrix product", r"(?<!fb)gemm|gemv|cutlass|nvjet|Cijk_|cublas|(?<!fb)GEMM"),
+    ("matrix product", r"(?<!fb)gemm|gemv|cutlass|nvjet|Cijk_|cublas|(?<!fb)GEMM|(?i:matmul)|fused_moe_kernel"),
 )
 
 

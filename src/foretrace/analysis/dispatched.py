@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from foretrace.graph import Collective, ForetraceError, Graph, OpTable
+from foretrace.graph import PHASES, Collective, ForetraceError, Graph, Op, OpTable
 from foretrace.graph.calls import autograd_nodes, dispatched, enclosing_calls, host_collective_calls, with_scalars
-from foretrace.graph.tables import Ints
+from foretrace.graph.tables import CALL, NODE, Ints, distinct
 
 
 class DispatchedCalls(NamedTuple):
@@ -19,11 +18,9 @@ class DispatchedCalls(NamedTuple):
     calls: Graph
     """Without storages: these live by the rows of the graph that the calls came from."""
     rows: Ints
-    """For each call, its row in that graph."""
+    """For each call, its row in that graph; for a launch outside of any call, the row before it."""
     stream: Ints
     """For each call, the stream that was current."""
-    loose: NDArray[np.bool_]
-    """For each kernel, whether it was launched between calls; it then belongs to the one before it."""
 
 
 def dispatched_calls(graph: Graph) -> DispatchedCalls:
@@ -43,12 +40,26 @@ def dispatched_calls(graph: Graph) -> DispatchedCalls:
         op.parent, op.node = -1, op.node or node
         if nested:
             op.args = with_scalars(op.args)
-    ops = OpTable.of(picked)
-    ops.kind = graph.ops.kind[rows]
-    ops.detail = picked.__getitem__  # no copies: nothing else holds them
     calls, kernels = replace(graph.calls), replace(graph.kernels)
-    loose = (place[kernels.op] < 0) & (kernels.op >= 0) & (kernels.call >= 0)
-    calls.op, kernels.op = place[calls.op], _owners(graph, place, rows, loose)
+    calls.op, kernels.op = place[calls.op], place[kernels.op]
+    kinds = graph.ops.kind[rows]
+    loose = distinct(kernels.call[(kernels.op < 0) & (kernels.call >= 0)])
+    if len(loose):
+        added = [_launch(graph, call) for call in loose.tolist()]
+        # Calls are in the order in which they started.
+        order = np.argsort([op.start_us for op in (*picked, *added)], kind="stable")
+        new = np.empty(len(order) + 1, np.int32)
+        new[order], new[-1] = np.arange(len(order)), -1
+        calls.op, kernels.op, place = new[calls.op], new[kernels.op], new[place]
+        calls.op[loose] = new[len(picked) : -1]
+        kernels.op = np.where((kernels.op < 0) & (kernels.call >= 0), calls.op[kernels.call], kernels.op)
+        before = np.searchsorted(graph.ops.start, graph.calls.start[loose], "right") - 1
+        rows = np.concatenate([rows, np.maximum(before, 0)])[order].astype(np.int32)
+        kinds = np.concatenate([kinds, np.full(len(added), CALL, np.int8)])[order]
+        picked = [(*picked, *added)[at] for at in order.tolist()]
+    ops = OpTable.of(picked)
+    ops.kind = kinds
+    ops.detail = picked.__getitem__  # no copies: nothing else holds them
     alone = replace(
         graph,
         ops=ops,
@@ -58,7 +69,29 @@ def dispatched_calls(graph: Graph) -> DispatchedCalls:
         indices=[replace(i, op=int(place[i.op])) for i in graph.indices],
         storages={},
     )
-    return DispatchedCalls(alone, rows, np.array([op.stream for op in picked], np.int32), loose)
+    return DispatchedCalls(alone, rows, np.array([op.stream for op in picked], np.int32))
+
+
+def _launch(graph: Graph, call: int) -> Op:
+    """A launch outside of any dispatcher call, as one.
+
+    It has the name of the runtime call for a CUDA or HIP graph, of the autograd node that launches it, else of its
+    kernel.
+    """
+    calls, ops, kernels = graph.calls, graph.ops, graph.kernels
+    name, around = calls.names[calls.name[call]], int(calls.op[call])
+    if "GraphLaunch" not in name and around >= 0 and ops.kind[around] == NODE:
+        name = ops.names[ops.name[around]]
+    elif "GraphLaunch" not in name:
+        name = kernels.names[kernels.name[int(np.argmax(kernels.call == call))]]
+    return Op(
+        name,
+        start_us=float(calls.start[call]),
+        end_us=float(calls.end[call]),
+        thread=int(calls.thread[call]),
+        phase=PHASES[ops.phase[around]] if around >= 0 else "other",
+        module=ops.modules[ops.module[around]] if around >= 0 else "",
+    )
 
 
 def _issued(graph: Graph, place: Ints, rows: Ints) -> list[Collective]:
@@ -68,16 +101,6 @@ def _issued(graph: Graph, place: Ints, rows: Ints) -> list[Collective]:
         replace(c, op=int(place[c.op] if place[c.op] >= 0 else place[asked.get(number, -1)]))
         for number, c in enumerate(graph.collectives)
     ]
-
-
-def _owners(graph: Graph, place: Ints, rows: Ints, loose: NDArray[np.bool_]) -> Ints:
-    """The call of each kernel; what was launched between calls, inside an annotation, is the call's before it."""
-    kernels = graph.kernels
-    owners = place[kernels.op]
-    if loose.any() and len(rows):
-        launched = graph.calls.start[kernels.call[loose]]
-        owners[loose] = np.maximum(np.searchsorted(graph.ops.start[rows], launched) - 1, 0)
-    return owners
 
 
 def check_order(graph: Graph) -> None:

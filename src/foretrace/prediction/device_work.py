@@ -12,7 +12,7 @@ from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.cost_models.kernels.pricing import FALLBACK, MEASURED, MODEL
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
-from foretrace.graph.tables import Floats, Ints, Small
+from foretrace.graph.tables import Floats, Ints, KernelTable, Small, distinct
 from foretrace.platform.platform import Platform
 
 CHOICES = ("measured", "model")
@@ -64,7 +64,7 @@ def measured_work(calls: Graph, which: NDArray[np.bool_] | None = None) -> Devic
     kernels = calls.kernels
     rows = np.flatnonzero(launched(calls) & (True if which is None else which))
     rows = rows[np.lexsort((kernels.start[rows], kernels.call[rows], kernels.op[rows]))]
-    time = kernels.end[rows] - kernels.start[rows]
+    time = own_time(kernels)[rows]
     launch = np.cumsum(np.diff(kernels.call[rows], prepend=-1) != 0) - 1
     collective = np.full(len(kernels), -1, np.int32)
     for number, one in enumerate(calls.collectives):
@@ -82,6 +82,20 @@ def measured_work(calls: Graph, which: NDArray[np.bool_] | None = None) -> Devic
         source=np.full(len(rows), MEASURED, np.int8),
         collective=collective[rows],
     )
+
+
+def own_time(kernels: KernelTable) -> Floats:
+    """Microseconds that each kernel runs after those before it on its stream have ended.
+
+    A kernel may start while the one ahead of it still runs (programmatic dependent launch, branches of a graph).
+    """
+    own = kernels.end - kernels.start
+    for stream in distinct(kernels.stream):
+        rows = np.flatnonzero(kernels.stream == stream)
+        rows = rows[np.argsort(kernels.start[rows], kind="stable")]
+        free = np.maximum.accumulate(kernels.end[rows])[:-1]
+        own[rows[1:]] = np.maximum(kernels.end[rows[1:]] - np.maximum(kernels.start[rows[1:]], free), 0.0)
+    return own
 
 
 def launched(calls: Graph) -> NDArray[np.bool_]:

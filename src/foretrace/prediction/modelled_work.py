@@ -174,15 +174,15 @@ def guessed_calls(step: DispatchedCalls, work: DeviceWork) -> NDArray[np.int32]:
     calls = step.calls
     others = ~calls.ops.names.matching(lambda name: name.startswith(PYTORCH_NAMESPACES))[calls.ops.name]
     guessed = np.array(distinct(work.call[work.source == FALLBACK]), np.int32)
-    return guessed[others[guessed] & np.isin(guessed, calls.kernels.op[launched(calls) & ~step.loose])]
+    return guessed[others[guessed] & np.isin(guessed, calls.kernels.op[launched(calls)])]
 
 
 def unmodelled(step: DispatchedCalls, work: DeviceWork) -> NDArray[np.bool_]:
-    """For each recorded kernel, whether no model stands for it: its call has no price, or it was launched in none."""
+    """For each recorded kernel, whether no model stands for it: its call has no price."""
     kernels = step.calls.kernels
     own = launched(step.calls) & (kernels.kind != COLLECTIVE)
     own[[c.kernel for c in step.calls.collectives if c.kernel >= 0]] = False
-    return np.asarray(own & (step.loose | ~np.isin(kernels.op, work.call)), np.bool_)
+    return np.asarray(own & ~np.isin(kernels.op, work.call), np.bool_)
 
 
 def scaled_recorded_kernels(calls: Graph, which: NDArray[np.bool_], platform: Platform) -> tuple[DeviceWork, str]:
