@@ -302,7 +302,10 @@ class _ShardedStep:
         op = replace(op, frees=frees)
         if op.phase == "optimizer":
             return with_tensors(op, self._in_optimizer) if not op.name.startswith("c10d::") else op
-        storages = {was: now for span, known in self.spans if row in span for was, now in known.items()}
+        storages: dict[int, int] = {}
+        for span, known in self.spans:
+            if row in span:
+                storages = known | storages  # accumulated gradients: forward spans reach into those of backward
         if any(t.storage in storages for t in (*op.tensors, *op.produced)):
             return with_tensors(op, lambda t: replace(t, storage=storages.get(t.storage, t.storage)))
         return op
