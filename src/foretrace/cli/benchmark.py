@@ -7,19 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import (
-    Batch,
-    Dtype,
-    First,
-    Last,
-    Obfuscate,
-    Only,
-    Ops,
-    Phase,
-    Ranks,
-    Without,
-    replay_choices,
-)
+from foretrace.cli.options import Batch, Dtype, First, Last, Obfuscate, Only, Ops, Phase, Ranks, Without, replay_choices
 
 
 def benchmark(

@@ -32,8 +32,7 @@ class SentAs(StrEnum):
 
 def shard(
     tables: Annotated[
-        str,
-        typer.Argument(metavar="TABLES", help="A YAML or CSV file of tables; a recording, a trace, or a script."),
+        str, typer.Argument(metavar="TABLES", help="A YAML or CSV file of tables; a recording, a trace, or a script.")
     ],
     world: Annotated[int, typer.Option(min=1, help="Ranks to place them on.")],
     on: Platform = "h200",

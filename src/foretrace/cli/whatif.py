@@ -78,17 +78,7 @@ def whatif(
     try:
         shared = read_parallel(parallel) if parallel else []
         with progress_bar() as on_progress:
-            found = ask(
-                what,
-                on,
-                changes,
-                step,
-                world,
-                shared,
-                fabric,
-                gpus_per_node,
-                on_progress,
-            )
+            found = ask(what, on, changes, step, world, shared, fabric, gpus_per_node, on_progress)
     except ForetraceError as error:
         print_frames(error)
         raise

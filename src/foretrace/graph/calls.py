@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,11 +96,12 @@ def with_scalars(args: tuple[Value, ...]) -> tuple[Value, ...]:
     """
     if not any(isinstance(value, Tensor) and value.shape for value in args):
         return args
-    return tuple(SCALAR_VALUES.get(value.dtype, value) if _is_scalar(value) else value for value in args)
-
-
-def _is_scalar(value: Value) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and not value.shape and value.device in ("", "cpu")
+    return tuple(
+        SCALAR_VALUES.get(value.dtype, value)
+        if isinstance(value, Tensor) and not value.shape and value.device in ("", "cpu")
+        else value
+        for value in args
+    )
 
 
 def host_collective_calls(graph: Graph, rows: Ints | Longs) -> dict[int, int]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from foretrace.graph.calls import enclosing_calls
 from foretrace.graph.graph import Collective, Graph
-from foretrace.graph.op import Constant, Op, Tensor, Value
+from foretrace.graph.op import Constant, Op, Tensor, Value, with_tensors
 
 COLLECTIVE_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "allreduce_": ("tensors", "group", "reduction", "nothing"),
@@ -47,15 +47,7 @@ def lacks_overloads(ops: Sequence[Op]) -> bool:
 
 
 class CompletedTrace:
-    """The calls of an execution trace as a recording would hold them.
-
-    Parameters
-    ----------
-    graph
-        The trace.
-    rows
-        Its dispatcher calls.
-    """
+    """The dispatcher calls of an execution trace as a recording would hold them."""
 
     def __init__(self, graph: Graph, rows: Sequence[int]) -> None:
         self.groups: dict[str, tuple[int, ...]] = {}
@@ -65,13 +57,13 @@ class CompletedTrace:
         self._works = 0
         self._assumed: set[str] = set()
         self._world = tuple(range(graph.world))
-        collectives = _collectives_by_call(graph, rows)
-        frees = _frees(graph, rows)
+        call = enclosing_calls(graph, np.array(rows, np.int32))
+        collectives = {int(call[c.op]): c for c in graph.collectives if c.op >= 0 and call[c.op] >= 0}
         self.ops = [self._completed(graph.ops[row], collectives.get(place)) for place, row in enumerate(rows)]
-        for op, freed in zip(self.ops, frees):
+        for op, freed in zip(self.ops, _frees(graph, rows)):
             op.frees = freed
         self.notes += [f"the trace lacks {what}" for what in sorted(self._assumed)]
-        if any(_has_float(op) for op in self.ops):
+        if any(isinstance(value, float) for op in self.ops for value in (*op.args, *op.kwargs.values())):
             self.notes.append("the trace cuts numbers to 6 decimals: smaller ones become 0")
 
     def _completed(self, op: Op, collective: Collective | None) -> Op:
@@ -82,24 +74,12 @@ class CompletedTrace:
         elif op.name == "aten::record_stream":
             args = (*args[:1], Constant("stream", "0"))
             self._assumed.add("the streams of record_stream: each tensor's own is assumed")
-        kwargs = {key: self._with_ids(value) for key, value in op.kwargs.items()}
-        return replace(
-            op,
-            overload=overload,
-            args=tuple(self._with_ids(value) for value in args),
-            outputs=tuple(self._with_ids(value) for value in outputs),
-            kwargs=kwargs,
-        )
+        return with_tensors(replace(op, overload=overload, args=args, outputs=outputs), self._with_id)
 
-    def _with_ids(self, value: Value) -> Value:
-        """The value with a unique id for each tensor."""
-        if isinstance(value, Tensor):
-            # A reused id is another tensor if its place in memory, shape or dtype differs.
-            view = (value.id, value.storage, value.offset, value.shape, value.dtype)
-            return replace(value, id=self._ids.setdefault(view, len(self._ids)))
-        if isinstance(value, (list, tuple)) and not isinstance(value, Constant):
-            return [self._with_ids(item) for item in value]
-        return value
+    def _with_id(self, tensor: Tensor) -> Tensor:
+        """The tensor with a unique id: a reused one is another tensor if place in memory, shape or dtype differ."""
+        view = (tensor.id, tensor.storage, tensor.offset, tensor.shape, tensor.dtype)
+        return replace(tensor, id=self._ids.setdefault(view, len(self._ids)))
 
     def _collective(self, op: Op, known: Collective | None) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
         kinds = COLLECTIVE_ARGUMENTS.get(op.name.removeprefix("c10d::"))
@@ -130,12 +110,6 @@ class CompletedTrace:
         return Constant("group", name)
 
 
-def _collectives_by_call(graph: Graph, rows: Sequence[int]) -> dict[int, Collective]:
-    """The collective that each call performs, by the position of the call."""
-    place = enclosing_calls(graph, np.array(rows, np.int32))
-    return {int(place[c.op]): c for c in graph.collectives if c.op >= 0 and place[c.op] >= 0}
-
-
 def _frees(graph: Graph, rows: Sequence[int]) -> list[tuple[int, ...]]:
     """Storages freed before each call; those freed inside a call are freed before the next one."""
     frees: list[tuple[int, ...]] = []
@@ -147,7 +121,3 @@ def _frees(graph: Graph, rows: Sequence[int]) -> list[tuple[int, ...]]:
             frees.append(pending)
             pending = ()
     return frees
-
-
-def _has_float(op: Op) -> bool:
-    return any(isinstance(value, float) for value in (*op.args, *op.kwargs.values()))

@@ -258,9 +258,7 @@ class Graph:
         kernel_table.op, kernel_table.call = moved(kernel_table.op, new_op), moved(kernel_table.call, new_call)
         collectives = [
             replace(
-                c,
-                kernel=int(new_kernel[c.kernel]) if c.kernel >= 0 else -1,
-                op=int(new_op[c.op]) if c.op >= 0 else -1,
+                c, kernel=int(new_kernel[c.kernel]) if c.kernel >= 0 else -1, op=int(new_op[c.op]) if c.op >= 0 else -1
             )
             for c in self.collectives
             if (kernels[c.kernel] if c.kernel >= 0 else c.op >= 0 and ops[c.op])
@@ -355,7 +353,7 @@ def cut_to_step(graph: Graph, step: str | None) -> tuple[Graph, Graph]:
     if span is None:
         return graph, graph
     cut = graph.between(span.start, span.end)
-    earlier = _launched_before(graph, span)
+    earlier = np.flatnonzero(np.append(graph.calls.start, -np.inf)[graph.kernels.call] < span.start)
     if len(graph.steps) == 1:
         cut = replace(cut, kernels=_with_rows(cut.kernels, graph.kernels, earlier))
         return cut, cut
@@ -363,10 +361,6 @@ def cut_to_step(graph: Graph, step: str | None) -> tuple[Graph, Graph]:
     kernels = _with_rows(cut.kernels, graph.kernels, running)
     kernels.start = np.maximum(kernels.start, span.start)
     return cut, replace(cut, kernels=kernels)
-
-
-def _launched_before(graph: Graph, span: Span) -> Longs:
-    return np.flatnonzero(np.append(graph.calls.start, -np.inf)[graph.kernels.call] < span.start)
 
 
 def _with_rows(cut: KernelTable, whole: KernelTable, rows: Longs) -> KernelTable:

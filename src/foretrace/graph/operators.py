@@ -125,7 +125,9 @@ def waits_for_device(op: Op) -> bool:
     if op.name in DATA_DEPENDENT:
         return any(on_device(tensor.device) for tensor in op.tensors)
     if op.name in COPIES:
-        return _crosses_devices(op) and not _non_blocking(op) and all(tensor.numel for tensor in op.tensors)
+        third = op.args[2] if op.name == "aten::copy_" and len(op.args) > 2 else False
+        crosses = len({on_device(t.device) for t in (*op.tensors, *op.produced) if t.device}) == 2
+        return crosses and not op.kwargs.get("non_blocking", third) and all(tensor.numel for tensor in op.tensors)
     if op.name in MASK_INDEXING:
         return any(t.dtype in MASK_DTYPES and on_device(t.device) for t in op.tensors[1:])
     return False
@@ -138,17 +140,6 @@ def on_device(device: str) -> bool:
     (True, False, False)
     """
     return bool(device) and not device.startswith(("cpu", "meta"))
-
-
-def _crosses_devices(op: Op) -> bool:
-    """Whether a copy goes from the host to a device or back."""
-    sides = {on_device(t.device) for t in (*op.tensors, *op.produced) if t.device}
-    return len(sides) == 2
-
-
-def _non_blocking(op: Op) -> bool:
-    flag = op.kwargs.get("non_blocking", op.args[2] if op.name == "aten::copy_" and len(op.args) > 2 else False)
-    return bool(flag)
 
 
 SPARSE_CONSTRUCTORS = ("aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors")
@@ -207,16 +198,9 @@ LAUNCH_FREE_OPS = frozenset(
 """Their outputs share the memory of the inputs, or are not initialized."""
 
 LAUNCH_FREE_PREFIXES = (
-    "c10d::",
-    "_c10d_functional::",
-    "c10d_functional::",
-    "nccl:",
-    "gloo:",
-    "cuda::",
-    "storage::",
-    "profiler::",
+    "c10d::", "_c10d_functional::", "c10d_functional::", "nccl:", "gloo:", "cuda::", "storage::", "profiler::",
     "prim::",
-)
+)  # fmt: skip
 """Prefixes of further ones: communication is priced by the fabric, the others only synchronize or annotate."""
 
 
@@ -230,12 +214,8 @@ def launches_nothing(op: Op, kind: str) -> bool:
     """
     if op.name in LAUNCH_FREE_OPS or op.name.startswith(LAUNCH_FREE_PREFIXES):
         return True
-    return not (_any_work(op.tensors, kind) or _any_work(op.produced, kind))
-
-
-def _any_work(tensors: Sequence[Tensor], kind: str) -> bool:
-    """Whether any is on a device of this kind and has elements; a sparse one may have some."""
-    for tensor in tensors:
-        if (kind == "cpu" or tensor.device != "cpu") and (0 not in tensor.shape or tensor.layout != "strided"):
-            return True
-    return False
+    for tensors in (op.tensors, op.produced):
+        for tensor in tensors:  # a sparse one may have elements
+            if (kind == "cpu" or tensor.device != "cpu") and (0 not in tensor.shape or tensor.layout != "strided"):
+                return False
+    return True

@@ -98,15 +98,10 @@ class Table:
     @classmethod
     def empty(cls) -> Self:
         """A table with no rows."""
-        columns: dict[str, Any] = {f.name: _empty_column(str(f.type)) for f in fields(cls)}
-        return cls(**columns)
-
-
-def _empty_column(kind: str) -> object:
-    columns = {"Ints": np.int32, "Longs": np.int64, "Small": np.int8, "Floats": np.float64}
-    if kind in columns:
-        return np.zeros(0, columns[kind])
-    return Names() if kind == "Names" else None
+        dtypes = {"Ints": np.int32, "Longs": np.int64, "Small": np.int8, "Floats": np.float64}
+        empty: dict[str, Callable[[], Any]] = {name: partial(np.zeros, 0, dtype) for name, dtype in dtypes.items()}
+        empty["Names"] = Names
+        return cls(**{f.name: empty.get(str(f.type), lambda: None)() for f in fields(cls)})
 
 
 @dataclass

@@ -29,11 +29,11 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 OURS_AND_TORCHS = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (foretrace, torch))
 PYTHONS = f"{Path(str(contextlib.__file__)).parent}{os.sep}"
 REFUSALS = (errno.EACCES, errno.EPERM)
-"""What the kernel says where it keeps code in C from writing a file or reaching out."""
+"""Errors of code in C that the kernel keeps from writing a file or connecting."""
 SUBCLASSED = "tensor subclasses"
-"""In what PyTorch says where a tensor's values are wanted and it has none."""
+"""Part of PyTorch's error where the values of a fake tensor are read."""
 NO_GROUP = ("process group has not been initialized", "env:// rendezvous")
-"""In what PyTorch says where a script that is started by torchrun was not."""
+"""Parts of PyTorch's errors where a script of torchrun was started without it."""
 
 
 def sketch_of(script: Path, function: str | None, device: str | None, world: int | None) -> Graph:
@@ -54,13 +54,14 @@ def sketch_of(script: Path, function: str | None, device: str | None, world: int
 
 
 def _failure(what: str, advice: str, error: BaseException, effects: SideEffects) -> ScriptError:
-    """What went wrong, and what was not done before it did: the one may follow from the other."""
+    """The error, with the side effects that were prevented before it: it may follow from them."""
     notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in effects.notes())
-    return ScriptError(what, f"{advice.rstrip('.')}.{notes}", frames_of(error))
+    frames = "".join(traceback.format_list(_users_frames(error)))
+    return ScriptError(what, f"{advice.rstrip('.')}.{notes}", frames)
 
 
 class Running:
-    """A script whose top level runs when its step is first asked for."""
+    """A script whose top level runs when its step is first called."""
 
     def __init__(self, script: Path, function: str | None, effects: SideEffects) -> None:
         self._script, self._function, self._effects = script, function, effects
@@ -94,7 +95,9 @@ class Running:
         try:
             exec(code, names)
         except Exception as error:
-            answered, saves = self._effects.answered > before, self._effects.total > saved and _in_a_library(error)
+            frames = _users_frames(error)
+            in_library = bool(frames) and "site-packages" in frames[-1].filename
+            answered, saves = self._effects.answered > before, self._effects.total > saved and in_library
             if not (answered or saves or _is_refused(error)):
                 raise
             reason = str(error).partition("\n")[0]
@@ -122,15 +125,9 @@ def _is_refused(error: BaseException | None) -> bool:
     return False
 
 
-def _in_a_library(error: BaseException) -> bool:
-    """Whether an error was raised by code that was installed, neither the user's nor PyTorch's."""
-    frames = [f.filename for f in traceback.extract_tb(error.__traceback__) if not _foreign(f.filename)]
-    return bool(frames) and "site-packages" in frames[-1]
-
-
 @contextlib.contextmanager
 def _known(module: ModuleType) -> Iterator[None]:
-    """Let imports find the script as a module; one of the same name that was there is there again afterwards."""
+    """Register the script as a module for imports; a module of the same name is restored afterwards."""
     before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
     try:
@@ -159,7 +156,7 @@ def _step_function(names: dict[str, Any], script: Path, function: str | None, de
 
 
 def advice_on(error: BaseException, script: Path) -> str:
-    """What to do about a script that failed, by how it did.
+    """Advice on a script that failed, by its error.
 
     >>> advice_on(ModuleNotFoundError("No module named 'wonders'", name="wonders"), Path("train.py"))
     'Sketching imports what the script imports: install wonders here, or put its folder on PYTHONPATH.'
@@ -175,7 +172,8 @@ def advice_on(error: BaseException, script: Path) -> str:
             "It is loaded as a module, without arguments: give its options defaults, and keep what only a program does "
             'under `if __name__ == "__main__":`.'
         )
-    if _wants_a_group(error):
+    lacks_variable = isinstance(error, KeyError) and error.args[:1] and error.args[0] in TORCHRUN
+    if lacks_variable or any(part in str(error) for part in NO_GROUP):
         return (
             "It is one rank of several: `foretrace predict` finds it a group with --world N. Or record a real run: "
             f"foretrace record --out DIR -- torchrun --nproc-per-node N {script}"
@@ -189,20 +187,9 @@ def advice_on(error: BaseException, script: Path) -> str:
     return f"Try it by itself: python {script}. If it runs, it needs values, which sketches have not: {record}"
 
 
-def _wants_a_group(error: BaseException) -> bool:
-    """Whether a script failed since torchrun did not start it."""
-    if isinstance(error, KeyError):
-        return bool(error.args) and error.args[0] in TORCHRUN
-    return any(said in str(error) for said in NO_GROUP)
-
-
-def frames_of(error: BaseException) -> str:
-    """The frames of a traceback that are the user's, innermost last; empty where none is."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _foreign(f.filename)]
-    return "".join(traceback.format_list(frames))
-
-
-def _foreign(filename: str) -> bool:
-    """Whether a file's frames say nothing about a script: those of Foretrace, PyTorch and Python itself."""
-    installed = "site-packages" in filename
-    return filename.startswith(("<", *OURS_AND_TORCHS)) or (filename.startswith(PYTHONS) and not installed)
+def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of a traceback besides those of Foretrace, PyTorch and Python itself, innermost last."""
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(("<", *OURS_AND_TORCHS))
+    ]
+    return [f for f in frames if "site-packages" in f.filename or not f.filename.startswith(PYTHONS)]

@@ -1,4 +1,4 @@
-"""Sketching the step of a script: in a process of its own, from which nothing gets out but the graph."""
+"""Sketching the step of a script in a process of its own, without side effects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from foretrace.graph import Graph
 
 STEP_FUNCTIONS = ("make_step", "step")
-"""What a script calls the function that builds a step, or does one."""
+"""Default names of the function that builds a step, or does one."""
 IMPORTED = "Sketching imports the script: what stands at its top level runs, on fake tensors and without side effects."
 
 
@@ -79,7 +79,7 @@ def check_source(script: Path, function: str | None = None) -> None:
 
 
 def no_such_function(subject: str, script: Path, function: str | None, defined: list[str]) -> ForetraceError:
-    """What to say where a script has no step function."""
+    """The error for a script without a step function."""
     wanted = " or ".join(STEP_FUNCTIONS if function is None else (function,))
     return ForetraceError(
         f"{subject} has no function {wanted}",
@@ -98,7 +98,7 @@ def defined_functions(tree: ast.Module) -> list[str]:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """The names that a script may have once it was imported; ``*`` where another module decides.
+    """The names that a script may define; ``*`` where it imports all of another module's.
 
     >>> sorted(_names(ast.parse("from a import b as step, c\\nx = y = 1\\nfor i in z: pass\\ndef f():\\n    global g")))
     ['c', 'f', 'g', 'i', 'step', 'x', 'y']
@@ -116,7 +116,7 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 
 def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
-    """What is at the top level of a module, inside of its conditions and loops too, but not of its functions."""
+    """The nodes at the top level of a module, inside of its conditions and loops too, but not of its functions."""
     for node in ast.iter_child_nodes(tree):
         yield node
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):

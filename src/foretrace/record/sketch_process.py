@@ -1,8 +1,8 @@
-"""The process in which scripts are sketched: started ahead of time, asked once, ended with the one that asked.
+"""The process in which a script is sketched: started ahead of time, used once, ended with its parent.
 
-The process imports PyTorch first, and then reads what it is to sketch from its standard input: a caller that knows that
-a script will be sketched, and not yet how, starts it at once (`start_ahead`). The graph comes back as lines of JSON.
-Only the standard library is imported with this module, so that starting it costs little.
+The process imports PyTorch first, and then reads its request from standard input: a caller that knows that a script
+will be sketched, and not yet how, starts it at once (`start_ahead`). The graph comes back as lines of JSON. Only the
+standard library is imported with this module, so that starting it costs little.
 """
 
 from __future__ import annotations
@@ -33,36 +33,31 @@ from foretrace.record.sketch_process import main
 del sys.path[0]
 main()
 """
-"""What the process runs: it finds the same Foretrace, and then whatever this one finds. It goes without the garbage
-collector, as the command line does: nothing that it makes is thrown away."""
+"""The program of the process: it imports the same Foretrace, and then from the same path as this process. As on the
+command line there is no garbage collection: nothing that it makes is thrown away."""
 HOME = str(Path(__file__).resolve().parents[2])
-LIBRARIES = {
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "WANDB_MODE": "disabled",
-}
-"""Variables by which libraries do without a network, where the user does not say otherwise."""
+LIBRARIES = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
+"""Variables by which libraries do without a network, unless the user has set them."""
 FOLDERS = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
-"""Variables by which Python, PyTorch and compilers find where to put what they make for a while."""
+"""Variables that name the temporary folders of Python, PyTorch and compilers."""
 
 
 def sketched(script: Path, function: str | None, device: str | None, world: int | None) -> Graph:
     """The graph of a script's step, from a process of its own; the rest is as in `sketch_script`."""
     from foretrace.processes import temporary_folder
 
-    with temporary_folder() as folder, _process() as process:
+    with temporary_folder() as folder, _ahead.pop() if _ahead else SketchProcess() as process:
         scratch = folder / "scratch"
         scratch.mkdir()
         wanted = {"script": str(script), "function": function, "device": device, "world": world}
-        return process.ask({**wanted, "scratch": str(scratch)})
+        return process.request({**wanted, "scratch": str(scratch)})
 
 
 class SketchProcess:
-    """A process that imports PyTorch, and sketches the script that it is asked for."""
+    """A process that imports PyTorch, and sketches one script."""
 
     def __init__(self, meanwhile: Sequence[str] = ()) -> None:
-        """Start it; ``meanwhile`` names modules to import in this process while that one sketches."""
+        """Start it; ``meanwhile`` names modules to import in this process during the sketch."""
         self._meanwhile = meanwhile
         with suppress(OSError, ValueError):
             sys.stderr.flush()
@@ -79,7 +74,7 @@ class SketchProcess:
                 f"no process could be started to sketch in ({error.strerror})", "Close some programs, and try again."
             ) from None
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._questions, self._answers = self._process.stdin, self._process.stdout
+        self._requests, self._answers = self._process.stdin, self._process.stdout
         self._relay: threading.Thread | None = None
         if self._process.stderr is not None:
             self._relay = threading.Thread(target=_relayed, args=(self._process.stderr,), daemon=True)
@@ -91,47 +86,43 @@ class SketchProcess:
     def __exit__(self, *failure: object) -> None:
         self.end()
 
-    def ask(self, wanted: dict[str, Any]) -> Graph:
-        """The graph of the step that is wanted."""
-        with suppress(BrokenPipeError):  # it has ended, and the answer says so
-            self._questions.write(json.dumps(wanted).encode() + b"\n")
-            self._questions.close()
+    def request(self, wanted: dict[str, Any]) -> Graph:
+        """Send the request, and read the graph."""
+        with suppress(BrokenPipeError):  # it has ended: reported below
+            self._requests.write(json.dumps(wanted).encode() + b"\n")
+            self._requests.close()
         for module in self._meanwhile:
-            with suppress(ImportError):  # said where it is needed
+            with suppress(ImportError):  # reported where it is needed
                 import_module(module)
-        head = self._answers.readline()
-        if not head.endswith(b"\n"):
-            raise self._ended(wanted["script"])
-        answer = json.loads(head)
+        answer = json.loads(self._line(wanted["script"]))
         if "error" in answer:
-            raise _error(answer["error"])
-        return _graph(answer["graph"], self._lines(answer["graph"]["ops"], wanted["script"]))
+            from foretrace.record.script import ScriptError
 
-    def _lines(self, count: int, script: str) -> Iterator[bytes]:
-        for _ in range(count):
-            line = self._answers.readline()
-            if not line.endswith(b"\n"):
-                raise self._ended(script)
-            yield line
+            raise ScriptError(**answer["error"])
+        lines = (self._line(wanted["script"]) for _ in range(answer["graph"]["ops"]))
+        return _decoded(answer["graph"], lines)
 
-    def _ended(self, script: str) -> ForetraceError:
-        """What to say where the process ended before it had answered."""
+    def _line(self, script: str) -> bytes:
+        """The next line of the answer; an error where the process ended before it."""
+        line = self._answers.readline()
+        if line.endswith(b"\n"):
+            return line
         code = self._process.wait()
         try:
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
         except ValueError:
             how = f"by signal {-code}"
         advice = f"Try it by itself: python {script}. If it runs, memory may have run out."
-        return ForetraceError(f"{script}: the process that sketched it was ended {how}", advice)
+        raise ForetraceError(f"{script}: the process that sketched it was ended {how}", advice)
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         self._process.kill()
-        # Until all its memory is given back takes a while.
+        # Freeing all its memory takes a while.
         threading.Thread(target=self._process.wait, daemon=True).start()
         if self._relay is not None:
             self._relay.join()
-        for stream in (self._questions, self._answers, self._process.stderr):
+        for stream in (self._requests, self._answers, self._process.stderr):
             with suppress(OSError):
                 if stream is not None:
                     stream.close()
@@ -147,7 +138,7 @@ def _stderr() -> int:
 
 
 def _relayed(stream: IO[bytes]) -> None:
-    """Pass on what the process says."""
+    """Copy what the process writes to this one's standard error."""
     while piece := stream.read1():  # type: ignore[attr-defined]
         with suppress(OSError, ValueError):
             sys.stderr.write(piece.decode(errors="replace"))
@@ -158,7 +149,7 @@ _ahead: list[SketchProcess] = []
 
 
 def start_ahead(meanwhile: Sequence[str] = ()) -> None:
-    """Start the process for the next script that is sketched, which imports PyTorch before it is asked."""
+    """Start the process for the next script that is sketched, so that it has imported PyTorch by then."""
     with suppress(ForetraceError):
         if not _ahead:
             _ahead.append(SketchProcess(meanwhile))
@@ -170,20 +161,10 @@ def _end_ahead() -> None:
         _ahead.pop().end()
 
 
-def _process() -> SketchProcess:
-    return _ahead.pop() if _ahead else SketchProcess()
+# The answer: a graph without measurements.
 
 
-def _error(answer: dict[str, str]) -> ForetraceError:
-    from foretrace.record.script import ScriptError
-
-    return ScriptError(answer["what"], answer["advice"], answer["frames"])
-
-
-# What is sent: a graph that was never measured, and nothing else.
-
-
-def _sent(graph: Graph) -> Iterator[str]:
+def _encoded(graph: Graph) -> Iterator[str]:
     from foretrace.graph.codec import to_lines
 
     storages = [[s.id, s.nbytes, s.device, s.birth, s.death] for s in graph.storages.values()]
@@ -193,8 +174,8 @@ def _sent(graph: Graph) -> Iterator[str]:
     yield from to_lines(graph.ops)
 
 
-def _graph(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
-    """The graph that was sent; what is not one is refused."""
+def _decoded(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
+    """The graph of an answer."""
     from foretrace.graph import Graph, OpTable, Storage
     from foretrace.graph.codec import DAMAGE, from_lines
     from foretrace.record.collectives import collectives_of
@@ -222,57 +203,50 @@ def _graph(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
 
 
 def main() -> None:
-    """Be the process: import PyTorch, read what is wanted, send the graph."""
+    """The process: import PyTorch, read the request, send the graph."""
     from foretrace.processes import exit_with_parent
 
     exit_with_parent(int(sys.argv[2]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks hears of Ctrl-C, and ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, and ends this process
     leave = os._exit
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what a script prints is no answer
+        os.dup2(2, 1)  # what a script prints goes to standard error
         for line in _answer():
             answers.write(line.encode() + b"\n")
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    leave(0)  # whatever the script left running, or wants to do at the end
+    leave(0)  # without waiting for the script's threads and exit functions
 
 
 def _answer() -> Iterator[str]:
-    from foretrace.record.script import ScriptError
-
-    try:
-        _import_torch()
-        line = sys.stdin.readline()
-        if not line:  # it is not needed after all
-            return
-        graph = _sketch(json.loads(line))
-    except ScriptError as error:
-        yield json.dumps({"error": {"what": error.what, "advice": error.advice, "frames": error.frames}})
-    except ForetraceError as error:
-        yield json.dumps({"error": {"what": error.what, "advice": error.advice, "frames": ""}})
-    else:
-        yield from _sent(graph)
-
-
-def _import_torch() -> None:
     from foretrace._numpy_threads import load_numpy
 
     load_numpy()  # as the command line does: fake tensors take no linear algebra
     try:
-        import foretrace.record.run_script  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ForetraceError("sketching a script needs PyTorch", "Install it: pip install torch.") from None
+        try:
+            import foretrace.record.run_script  # noqa: F401
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ForetraceError("sketching a script needs PyTorch", "Install it: pip install torch.") from None
+        line = sys.stdin.readline()
+        if not line:  # no script is sketched after all
+            return
+        graph = _sketch(json.loads(line))
+    except ForetraceError as error:
+        frames = getattr(error, "frames", "")
+        yield json.dumps({"error": {"what": error.what, "advice": error.advice, "frames": frames}})
+    else:
+        yield from _encoded(graph)
 
 
-_for_good = ExitStack()
-"""Holds the guard as long as the process lives: threads of the script may outlive its step."""
+_until_exit = ExitStack()
+"""Keeps the guard active as long as the process lives: threads of the script may outlive its step."""
 
 
 def _sketch(wanted: dict[str, Any]) -> Graph:
-    """Sketch what is wanted, behind all walls that there are."""
+    """Sketch the script with the guard active and the process restricted."""
     from foretrace.record.guard import guarded, restrict
     from foretrace.record.run_script import sketch_of
 
@@ -288,5 +262,5 @@ def _sketch(wanted: dict[str, Any]) -> Graph:
     tempfile.tempdir = None  # found anew
     sys.dont_write_bytecode = True
     restrict([str(scratch)])
-    _for_good.enter_context(guarded(scratch))
+    _until_exit.enter_context(guarded(scratch))
     return sketch_of(Path(wanted["script"]), wanted["function"], wanted["device"], wanted["world"])

@@ -41,7 +41,8 @@ def tidy(value: Any) -> Any:
     {'a': [1], 'b': None}
     """
     if isinstance(value, dict):
-        return {key: tidy(value[key]) for key in sorted(value, key=_sort_key)}
+        numbers_first = sorted(value, key=lambda key: (int(key), "") if str(key).isdecimal() else (-1, str(key)))
+        return {key: tidy(value[key]) for key in numbers_first}  # rank 2 comes before rank 10
     if isinstance(value, (list, tuple)):
         return [tidy(item) for item in value]
     if hasattr(value, "item"):
@@ -49,11 +50,6 @@ def tidy(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value
-
-
-def _sort_key(key: Any) -> tuple[int, str]:
-    """Rank 2 comes before rank 10."""
-    return (int(key), "") if str(key).isdecimal() else (-1, str(key))
 
 
 class FieldError(ValueError):

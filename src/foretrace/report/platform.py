@@ -46,11 +46,8 @@ def _headline(fields: Fields) -> Iterator[Fact]:
     else:
         yield "device", "none", f"`foretrace calibrate device --out {fields['folder']}` measures it"
     if fields["carried_from"]:
-        yield (
-            "models",
-            fields["carried_from"],
-            "kernel times are scaled from it, by what limits each call on both devices",
-        )
+        scaled = "kernel times are scaled from it, by what limits each call on both devices"
+        yield "models", fields["carried_from"], scaled
     if fields["exact"]:
         yield "exact", plural(fields["exact"], "call"), "of steps timed as they are, which need no model"
     if device and device["kind"] == "cuda":
@@ -79,29 +76,19 @@ def _streams(measured: Fields) -> str:
 
 def _rates(device: Fields) -> RenderableType:
     reached, measured = device["reached"], device["measured"]
-    rows = [
-        [
-            f"{dtype} products",
-            figure(peak),
-            figure(measured["tflops"].get(dtype)),
-            "TFLOP/s",
-            percent(reached.get(dtype)),
-        ]
+    rates = [
+        (f"{dtype} products", peak, measured["tflops"].get(dtype), "TFLOP/s", reached.get(dtype))
         for dtype, peak in device["peak_tflops"].items()
     ]
-    memory = [figure(device["memory_gbps"]), figure(measured["memory_gbps"]), "GB/s", percent(reached.get("memory"))]
-    return table("Rates", ["<", "peak", "reached", "<", "share"], [*rows, ["memory", *memory]])
+    rates.append(("memory", device["memory_gbps"], measured["memory_gbps"], "GB/s", reached.get("memory")))
+    rows = [[name, figure(peak), figure(seen), unit, percent(share)] for name, peak, seen, unit, share in rates]
+    return table("Rates", ["<", "peak", "reached", "<", "share"], rows)
 
 
 def _families(families: Fields) -> RenderableType:
     rows = [
-        [
-            name,
-            fitted["kind"],
-            f"{fitted['measurements']:,}",
-            *(percent(fitted[name]) for name in ("gmae", "mean", "p90")),
-        ]
-        for name, fitted in families.items()
+        [name, f["kind"], f"{f['measurements']:,}", *(percent(f[error]) for error in ("gmae", "mean", "p90"))]
+        for name, f in families.items()
     ]
     title = "Kernel models: how far they miss measurements they were not fitted on"
     return table(title, ["<family", "<model", "measurements", "GMAE", "mean", "90th percentile"], rows)
@@ -117,15 +104,8 @@ def _host(host: Fields, top: int | None) -> RenderableType:
 
 def _fabric(fabric: Fields, top: int | None) -> RenderableType:
     rows = [
-        [
-            curve["kind"],
-            str(curve["ranks"]),
-            str(curve["nodes"]),
-            figure(curve["latency_us"]),
-            figure(curve["gbps"]),
-            percent(curve["spread"]),
-        ]
-        for curve in fabric["curves"]
+        [c["kind"], str(c["ranks"]), str(c["nodes"]), figure(c["latency_us"]), figure(c["gbps"]), percent(c["spread"])]
+        for c in fabric["curves"]
     ]
     return table("Collectives", ["<kind", "ranks", "nodes", "latency us", "GB/s", "spread"], rows, top)
 
@@ -151,14 +131,10 @@ def _links(links: Fields) -> Iterator[Fact]:
 def listing_blocks(listing: Document, top: int | None) -> Blocks:
     """The platforms, GPUs and fabrics that there are, all of them."""
     fields = listing.to_dict()
-    yield _platform_list(fields["platforms"])
+    rows = [[one["name"], one["made"] or UNKNOWN, one["provenance"]] for one in fields["platforms"]]
+    yield table(plural(len(rows), "platform"), ["<name", "<made", "<what…"], rows)
     yield _device_list(fields["devices"])
     yield _fabric_list(fields["fabrics"])
-
-
-def _platform_list(found: list[Fields]) -> RenderableType:
-    rows = [[one["name"], one["made"] or UNKNOWN, one["provenance"]] for one in found]
-    return table(plural(len(found), "platform"), ["<name", "<made", "<what…"], rows)
 
 
 def _device_list(found: list[Fields]) -> RenderableType:

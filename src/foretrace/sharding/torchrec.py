@@ -35,15 +35,7 @@ from foretrace.sharding.options import (
 )
 from foretrace.sharding.plan import Placement, Plan
 from foretrace.sharding.shards import EMBEDDING_BYTES
-from foretrace.sharding.tables import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    ITEMSIZE,
-    ROW_WISE,
-    TABLE_ROW_WISE,
-    TABLE_WISE,
-    Table,
-)
+from foretrace.sharding.tables import COLUMN_WISE, DATA_PARALLEL, ITEMSIZE, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, Table
 
 DTYPES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16", "INT8": "int8"}
 """Dtypes of tables by TorchRec's names."""
@@ -84,8 +76,7 @@ def tables_of(
             )  # fmt: skip
     if not found:
         raise ForetraceError(
-            f"{type(module).__name__} has no embedding tables of TorchRec",
-            "Give one with EmbeddingBagCollection.",
+            f"{type(module).__name__} has no embedding tables of TorchRec", "Give one with EmbeddingBagCollection."
         )
     return found
 

@@ -1,8 +1,7 @@
-"""The kernel's own wall around a process: Linux's Landlock, which needs no privileges and can't be taken down again.
+"""A sandbox for a process by the kernel: Linux's Landlock, which needs no privileges and can't be lifted again.
 
-It stops what no Python function sees: libraries in C that write files, reach out by TCP, or signal others. What it does
-not know (UDP, permissions and times of files) is left to the stand-ins and the audit hook. A kernel without it is left
-as it is.
+It stops what no Python function sees: libraries in C that write files, connect by TCP, or signal other processes. What
+it does not cover (UDP, permissions and times of files) is left to the stand-ins and the audit hook.
 """
 
 from __future__ import annotations
@@ -56,12 +55,7 @@ def version() -> int:
 
 
 def restrict(writable: Iterable[str]) -> bool:
-    """Let this thread, and all that it starts from now on, write only below these folders, and reach no one.
-
-    Returns
-    -------
-    Whether the kernel does so.
-    """
+    """Let this thread, and all that it starts, write only below these folders and not connect; False if unsupported."""
     abi = version()
     if not abi:
         return False
@@ -87,7 +81,7 @@ def restrict(writable: Iterable[str]) -> bool:
 
 
 def _allow(ruleset: int, path: str, what: int) -> None:
-    """Allow some kinds of access below a path; one that is not there needs no leave."""
+    """Allow some kinds of access below a path, if it exists."""
     try:
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

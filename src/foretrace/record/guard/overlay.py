@@ -1,4 +1,4 @@
-"""Where the files of a sketched script are: what it wrote lies in a scratch folder, what it deleted is gone for it.
+"""An overlay of the file system for a sketched script: what it writes goes to a scratch folder, deletions are noted.
 
 The file system itself is only read. A dictionary says where a path that the script changed is now: in the scratch
 folder, at its old place after a rename, or gone.
@@ -19,25 +19,21 @@ from foretrace.record.guard.guard import trusted
 MAX_COPIED = 64 << 20
 """Bytes of a file that are copied where a script changes a part of it; of a larger one there are zeros to write on."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
-"""What swallows all that is written to it, or is the user's own terminal."""
+"""Devices that keep nothing of what is written to them, and the terminal."""
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
-"""Variables that name folders in which PyTorch and its compilers keep what they may make again at any time."""
+"""Variables that name the caches of PyTorch and its compilers."""
 HIDDEN = (".cache", ".config", ".matplotlib", ".nv", ".triton")
-"""Folders of a user's home in which libraries keep what they found out about the machine."""
+"""Folders of a user's home in which libraries cache facts about the machine."""
 TEMPORARY = "foretrace-sketch-"
 
 PathLike = str | bytes | os.PathLike[Any]
 
 
 class Overlay:
-    """Where the files of a sketched script are.
+    """The files of a sketched script.
 
-    Parameters
-    ----------
-    stack
-        Closed when the guard goes: then the scratch folder goes as well, if it was made here.
-    scratch
-        A folder for what is written; made when it is first needed where it is left out.
+    What is written goes to ``scratch``; without it, to a folder that is made when it is first needed and removed when
+    ``stack`` closes.
     """
 
     def __init__(self, stack: ExitStack, scratch: Path | None = None) -> None:
@@ -47,9 +43,8 @@ class Overlay:
         """Where a path is that was changed; None for one that is gone. Those below it are below that."""
         self._made = 0
         self._own: set[str] = set()
-        """Temporary files and folders that the script made: it may do with them as it likes."""
-        kept = [os.environ[name] for name in CACHES if name in os.environ]
-        self._caches = tuple(os.path.realpath(folder) for folder in kept)
+        """Temporary files and folders that the script made, and may change."""
+        self._caches = tuple(os.path.realpath(os.environ[name]) for name in CACHES if name in os.environ)
         home = os.path.expanduser("~")
         known = [f"{home}/{name}" for name in HIDDEN]
         self._unremarkable = tuple(map(os.path.realpath, [*known, os.environ.get("XDG_CACHE_HOME") or known[0]]))
@@ -94,7 +89,7 @@ class Overlay:
             return place is not None and os.path.lexists(place)
 
     def is_safe(self, path: str, follow: bool = True) -> bool:
-        """Whether it may be written to, since it is the script's own or nobody's."""
+        """Whether the script may write to it: a file that it made, a cache, or a device that keeps nothing."""
         with trusted():
             place = os.path.realpath(path) if follow else self.absolute(path)
         if place in DEVICES or place.startswith(("/dev/pts/", f"/proc/{os.getpid()}/")):
@@ -104,13 +99,13 @@ class Overlay:
         return place.startswith(inductor) or any(place == one or place.startswith(one + os.sep) for one in within)
 
     def is_unremarkable(self, path: str) -> bool:
-        """Whether it is a cache of some library: redirected as the others, and nothing to tell the user."""
+        """Whether it is a cache of some library: redirected like others, but not noted."""
         return path.endswith(".pyc") or f"{path}{os.sep}".startswith(
             tuple(folder + os.sep for folder in self._unremarkable)
         )
 
     def own(self, path: str) -> None:
-        """Let the script do as it likes with a temporary file or folder that it made."""
+        """Let the script change a temporary file or folder that it made."""
         self._own.add(self.absolute(path))
 
     def to_write(self, path: str, fresh: bool, create: bool = True) -> str:

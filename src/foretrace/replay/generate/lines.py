@@ -59,10 +59,7 @@ class Lines:
     """
 
     def __init__(
-        self,
-        namespaces: Sequence[str] = (),
-        modules: bool = True,
-        groups: Mapping[str, tuple[int, ...]] | None = None,
+        self, namespaces: Sequence[str] = (), modules: bool = True, groups: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
         self.stand_ins: dict[int, str] = {}
         """By number of a call that can't be made, the reason."""

@@ -27,12 +27,7 @@ def memory(nbytes: int, device: torch.device) -> torch.Tensor:
 
 
 def view(
-    memory: torch.Tensor,
-    shape: Sequence[int],
-    stride: Sequence[int],
-    offset: int,
-    dtype: torch.dtype,
-    content: Fill,
+    memory: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype, content: Fill
 ) -> torch.Tensor:
     """A view of a shared storage; elements of expanded dimensions are filled once.
 

@@ -115,7 +115,13 @@ def end_with_parent() -> None:
         if os.getppid() != direct:  # it ended before the kernel knew
             os._exit(1)
         return
-    threading.Thread(target=_end_after, args=(parent, direct), daemon=True).start()
+
+    def end_after() -> None:
+        while os.getppid() == direct and _is_alive(parent):
+            time.sleep(POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=end_after, daemon=True).start()
 
 
 def _kernel_ends_this() -> bool:
@@ -127,12 +133,6 @@ def _kernel_ends_this() -> bool:
         return bool(ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0)
     except (ImportError, OSError, AttributeError):
         return False
-
-
-def _end_after(parent: int, direct: int) -> None:
-    while os.getppid() == direct and _is_alive(parent):
-        time.sleep(POLL_S)
-    os._exit(1)
 
 
 def _is_alive(pid: int) -> bool:

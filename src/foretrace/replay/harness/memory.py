@@ -240,11 +240,7 @@ class BoundedStorages(Storages):
     """
 
     def __init__(
-        self,
-        spare: int,
-        declared: Callable[[], int] = lambda: 0,
-        first: Sequence[torch.Tensor] = (),
-        kind: str = "",
+        self, spare: int, declared: Callable[[], int] = lambda: 0, first: Sequence[torch.Tensor] = (), kind: str = ""
     ) -> None:
         super().__init__()
         self.see(first)

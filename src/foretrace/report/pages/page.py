@@ -45,7 +45,9 @@ class Page:
     def html(self, home: str = "") -> str:
         """The text of the page; ``home`` is where its brand links to, on a page that a server shows."""
         drawn = {name: chart for name, chart in self.charts.items() if chart is not None}
-        theme, script = _asset("theme.js"), _assets(_scripts(drawn) if drawn else SCRIPTS)
+        kinds = sorted({chart["kind"] for chart in drawn.values()})
+        scripts = (*CHART_SCRIPTS, *(f"charts/{kind}.js" for kind in kinds), "tables.js") if drawn else SCRIPTS
+        theme, script = _asset("theme.js"), _assets(scripts)
         return fragment(
             self.template,
             title=self.title,
@@ -65,12 +67,6 @@ class Page:
         """Write it, whole or not at all; missing folders are made, and no file is open_output but a page."""
         with open_output(path, PAGE) as file:
             file.write(self.html().encode())
-
-
-def _scripts(drawn: dict[str, Chart]) -> tuple[str, ...]:
-    """The scripts that draw these charts, in order."""
-    kinds = sorted({chart["kind"] for chart in drawn.values()})
-    return (*CHART_SCRIPTS, *(f"charts/{kind}.js" for kind in kinds), "tables.js")
 
 
 def fragment(template: str, **values: Any) -> str:

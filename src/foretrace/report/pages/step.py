@@ -27,14 +27,7 @@ Measured = tuple[StepReport, Check | None]
 
 
 def step_page(report: StepReport, measured: Measured | None = None) -> Page:
-    """The page of a step.
-
-    Parameters
-    ----------
-    report
-        The step, measured or predicted.
-    measured
-        What was measured of the job that is predicted.
+    """The page of a step, measured or predicted; with what was ``measured`` of the job that is predicted.
 
     >>> "train.py" in step_page(StepReport(source="train.py", platform="h200")).html()
     True

@@ -18,7 +18,7 @@ from foretrace.analysis.collectives import collective_times
 from foretrace.analysis.report import Legs, Workings
 from foretrace.graph import PHASES, Graph
 from foretrace.graph.calls import dispatched
-from foretrace.graph.tables import SYNC, Floats, Ints, Longs
+from foretrace.graph.tables import SYNC, Floats, Longs
 from foretrace.report.formatting import short_name
 
 DEVICE_WAIT, RANK_WAIT = "waits for the device", "waits for other ranks"
@@ -150,16 +150,9 @@ def _streams(graph: Graph, wait: Floats, labels: _Labels) -> Iterator[tuple[int,
         rows = np.flatnonzero(kernels.stream == stream)
         held = rows[wait[rows] > 0]
         waiting = np.array([labels.code(names[row][0], RANK_WAIT, names[row][1]) for row in held.tolist()], np.int64)
-        yield (
-            stream,
-            Lane(
-                graph.rank,
-                f"stream {stream}",
-                np.append(kernels.start[rows] + wait[rows], kernels.start[held]),
-                np.append(kernels.end[rows], kernels.start[held] + wait[held]),
-                np.append(what[rows], waiting),
-            ),
-        )
+        start = np.append(kernels.start[rows] + wait[rows], kernels.start[held])
+        end = np.append(kernels.end[rows], kernels.start[held] + wait[held])
+        yield stream, Lane(graph.rank, f"stream {stream}", start, end, np.append(what[rows], waiting))
 
 
 def waits_for_ranks(workings: Workings) -> list[Floats]:
@@ -180,17 +173,13 @@ def _path(legs: Legs, key: dict[tuple[int, bool, int], int], origin: float) -> d
     start, end = (np.rint((times - origin) * PER_US).astype(np.int64) for times in (legs.start, legs.end))
     drawn = (lane >= 0) & (end > start)
     lane, start, end = lane[drawn], start[drawn], end[drawn]
-    first = np.flatnonzero(_breaks(lane, start, end))
+    breaks = np.ones(len(lane), bool)
+    # Where a leg does not go on from the one before it: on another lane, or after a pause.
+    breaks[1:] = (np.diff(lane) != 0) | (start[1:] - end[:-1] > PER_US)
+    first = np.flatnonzero(breaks)
     last = np.append(first[1:], len(lane)) - 1 if len(first) else first
     return {
         "lane": lane[first].tolist(),
         "start": np.diff(start[first], prepend=0).tolist(),
         "length": (end[last] - start[first]).tolist(),
     }
-
-
-def _breaks(lane: Longs, start: Longs, end: Longs) -> Ints:
-    """Where a leg does not go on from the one before it: on another lane, or after a pause."""
-    breaks = np.ones(len(lane), bool)
-    breaks[1:] = (np.diff(lane) != 0) | (start[1:] - end[:-1] > PER_US)
-    return breaks

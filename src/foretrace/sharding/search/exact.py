@@ -132,8 +132,7 @@ class _Program:
         chosen = [max(of_table, key=lambda o: solution[self.chosen[o]]) for of_table in self.costs.of_table]
         return tuple(
             Placement(
-                self.costs.options[o].option.sharding_type,
-                tuple(np.flatnonzero(solution[self.on[o]] > 0.5).tolist()),
+                self.costs.options[o].option.sharding_type, tuple(np.flatnonzero(solution[self.on[o]] > 0.5).tolist())
             )
             for o in chosen
         )

@@ -124,10 +124,15 @@ def split_heavy(empty: PlanState) -> list[PlanState]:
     if world < 2 or (us[first] > heavy).sum() < MIN_HEAVY_TABLES:
         return []
     burden = us * counts / world + costs.shared
-    return [
-        _placed(empty, [_cheapest(of_table, us, burden, ceiling) for of_table in costs.of_table], us)
-        for ceiling in np.geomspace(heavy, us[first].max(), CEILINGS)
-    ]
+    made = []
+    for ceiling in np.geomspace(heavy, us[first].max(), CEILINGS):
+        choice = np.array([_cheapest(of_table, us, burden, ceiling) for of_table in costs.of_table])
+        state = empty.copy()
+        # The longest shards first, on the least busy ranks.
+        for table in np.argsort(-us[choice], kind="stable").tolist():
+            state.put(table, int(choice[table]), state.best_ranks(int(choice[table])))
+        made.append(state)
+    return made
 
 
 def _cheapest(of_table: list[int], us: Floats, burden: Floats, ceiling: float) -> int:
@@ -136,11 +141,3 @@ def _cheapest(of_table: list[int], us: Floats, burden: Floats, ceiling: float) -
         return of_table[0]
     light = [option for option in of_table if us[option] <= ceiling]
     return min(light, key=lambda option: float(burden[option])) if light else min(of_table, key=us.__getitem__)
-
-
-def _placed(empty: PlanState, choice: list[int], us: Floats) -> PlanState:
-    """Each table by its option, the longest shards first, on the least busy ranks."""
-    state = empty.copy()
-    for table in sorted(range(len(choice)), key=lambda table: -float(us[choice[table]])):
-        state.put(table, choice[table], state.best_ranks(choice[table]))
-    return state

@@ -7,7 +7,6 @@ are corrected by the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,7 +88,13 @@ class OptionCosts:
         first = [TableOption(t, sharding_options(costing.tables[t], costing.ranks)[0]) for t in tables]
         added_first = _added(costing, first)
         split = list(tables) if every else _worth_splitting(costing, first, added_first, hbm_budget)
-        more = [TableOption(table, option) for table in split for option in _other_options(costing, first[table])]
+        more = [
+            TableOption(number, option)
+            for number in split
+            for option in sharding_options(costing.tables[number], costing.ranks)
+            if option != first[number].option
+            and (option.sharding_type != DATA_PARALLEL or costing.tables[number].nbytes <= MAX_REPLICATED_BYTES)
+        ]
         options = first + more
         shards = Shards.of([costing.shard(*option) for option in options])
         added = np.concatenate([added_first, _added(costing, more)])
@@ -113,14 +118,6 @@ class OptionCosts:
 
 def _communication(costing: Costing, option: TableOption) -> str:
     return communication_of(costing.tables[option.table], option.option.sharding_type)
-
-
-def _other_options(costing: Costing, first: TableOption) -> Iterable[ShardingOption]:
-    table = costing.tables[first.table]
-    for option in sharding_options(table, costing.ranks):
-        replicable = option.sharding_type != DATA_PARALLEL or table.nbytes <= MAX_REPLICATED_BYTES
-        if option != first.option and replicable:
-            yield option
 
 
 def _worth_splitting(costing: Costing, first: list[TableOption], added: Floats, hbm_budget: float) -> list[int]:
