@@ -15,7 +15,8 @@ FIELDS = {
     "source", "world", "missing", "step", "steps", "step_ms", "device_active_ms", "device_idle_ms", "kernel_ms",
     "device_span_ms", "wait_ms", "transfer_ms", "collectives", "stragglers", "overlap", "critical_path_ms",
     "critical_path", "critical_path_ranks", "overheads", "ranks", "by_op", "by_family", "by_phase", "by_module",
-    "queue_depth", "peak_memory_bytes", "attributed", "launched_before_ms", "notes", "plain", "slowdown",
+    "queue_depth", "peak_memory_bytes", "attributed", "launched_before_ms", "notes", "plain", "slowdown", "bound",
+    "idle", "idle_causes",
 }  # fmt: skip
 """Of `foretrace show --json`, as docs/show.md lists them."""
 

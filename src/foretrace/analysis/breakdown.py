@@ -16,8 +16,8 @@ from foretrace.analysis.collectives import CollectiveTimes, waiting
 from foretrace.analysis.host_time import Segments
 from foretrace.analysis.report import Communication, QueueDepth, TimeRow
 from foretrace.graph import PHASES, Graph, OpTable
-from foretrace.graph.operators import C10D_CALLS, LAUNCH_FREE_OPS
-from foretrace.graph.tables import CALL, COLLECTIVE, Floats, Ints, Names
+from foretrace.graph.operators import C10D_CALLS, LAUNCH_FREE_OPS, communicates
+from foretrace.graph.tables import CALL, COLLECTIVE, Floats, Ints, KernelTable, Names
 from foretrace.simulation.task_graph import SYNC, T4, merged, shared, total
 
 NO_OP, EARLIER = "(no op)", "(launched before)"
@@ -196,7 +196,6 @@ def _rules(*patterns: tuple[str, str]) -> Rules:
 
 
 _PLAIN_KERNELS = _rules(
-    ("communication", r"(?i)nccl|rccl"),
     ("memset", r"^Memset|fillBuffer"),
     ("copy", r"^Memcpy|copyBuffer"),
     ("compiled", r"^triton_"),
@@ -246,6 +245,8 @@ def kernel_family(kernel: str, op: str = "") -> str:
     >>> kernel_family("", "aten::native_layer_norm")
     'norm'
     """
+    if communicates(kernel):
+        return "communication"
     for rules, name in ((_PLAIN_KERNELS, kernel), (_OPS, op), (_KERNELS, kernel)):
         for family_name, pattern in rules:
             if pattern.search(name):
@@ -280,15 +281,32 @@ def queue_depth(graph: Graph) -> QueueDepth:
     return QueueDepth(float((done - launched).sum() / span) if span else 0.0, int(depth.max()))
 
 
-def communication(graph: Graph, position: int, collectives: list[CollectiveTimes]) -> Communication:
+def communication(
+    graph: Graph,
+    position: int,
+    collectives: list[CollectiveTimes],
+    kernels: KernelTable | None = None,
+    window: tuple[float, float] = (-np.inf, np.inf),
+) -> Communication:
     """Communication of a rank, hidden behind other work or exposed, and what of the exposed is waiting.
 
     Where nothing ran on a device, threads of the host communicate (gloo), and other calls hide that.
+
+    Parameters
+    ----------
+    graph, position
+        The rank's step, and its position in the job.
+    collectives
+        Those of the job.
+    kernels, window
+        The device work of the step's time, and that time; all of the graph's where left out.
     """
-    on_device = len(graph.kernels) > 0
-    exchange, compute = _on_device(graph) if on_device else _on_host(graph)
+    kernels = graph.kernels if kernels is None else kernels
+    on_device = len(kernels) > 0
+    exchange, compute = _on_device(kernels) if on_device else _on_host(graph)
     start, end, device_waits = waiting(position, collectives)
-    waits = start[device_waits == on_device], end[device_waits == on_device]
+    ours = (device_waits == on_device) & (start < window[1]) & (end > window[0])
+    waits = np.maximum(start[ours], window[0]), np.minimum(end[ours], window[1])
     hidden, whole = shared(exchange, compute), total(*exchange)
     return Communication(
         communication_ms=whole / 1e3,
@@ -298,9 +316,8 @@ def communication(graph: Graph, position: int, collectives: list[CollectiveTimes
     )
 
 
-def _on_device(graph: Graph) -> tuple[Intervals, Intervals]:
+def _on_device(kernels: KernelTable) -> tuple[Intervals, Intervals]:
     """When collectives run, and when other kernels do."""
-    kernels = graph.kernels
     communicates = kernels.kind == COLLECTIVE
     return (kernels.start[communicates], kernels.end[communicates]), (
         kernels.start[~communicates],

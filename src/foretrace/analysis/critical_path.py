@@ -90,7 +90,10 @@ def _labels(kind: Any, row: Longs, graph: Graph, cut: Segments, names: Names) ->
 def _host_labels(row: Longs, graph: Graph, cut: Segments, names: Names) -> tuple[Longs, Longs]:
     kinds = np.array([names.code(kind) for kind in KINDS])
     op_names = np.array([names.code(name) for name in graph.ops.names.items] + [names.code("")])
-    return kinds[cut.kind[row]], op_names[np.append(graph.ops.name, -1)[cut.op[row]]]
+    what, name = kinds[cut.kind[row]], op_names[np.append(graph.ops.name, -1)[cut.op[row]]]
+    for place in np.flatnonzero(cut.cause[row] >= 0).tolist():
+        what[place], name[place] = (names.code(word) for word in cut.causes.items[cut.cause[row[place]]])
+    return what, name
 
 
 def _device_labels(row: Longs, graph: Graph, names: Names) -> tuple[Longs, Longs]:

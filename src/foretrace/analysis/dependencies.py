@@ -317,11 +317,12 @@ def sync_waits(graph: Graph, segments: Segments, streams: Streams) -> Pairs:
     A sync of one stream is for the one that its thread last gave work to. Which streams others waited for is seen from
     the times: a kernel that was still running when the call returned was not.
     """
-    syncs = np.flatnonzero(segments.kind == SYNC)
+    polls = np.flatnonzero(segments.polled >= 0)
+    syncs = np.flatnonzero((segments.kind == SYNC) & (segments.polled < 0))
     # The copy that a blocking copy waits for was launched by the call itself, just before.
     time = np.nextafter(segments.start[syncs], np.inf)
     named = _stream_named(graph, segments, syncs)
-    found = [np.zeros((0, 2), np.int32)]
+    found = [edges(segments.polled[polls], polls)]
     for stream, rows in enumerate(streams.rows):
         last = streams.last_before(stream, time)
         waited = (last >= 0) & (streams.kernels.end[last] <= segments.end[syncs] + CLOCKS_AGREE_US)

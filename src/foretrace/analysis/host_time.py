@@ -9,6 +9,9 @@
 | T5 | between the launches of a call |
 | SYNC | inside a sync, or inside a copy that returns only when it is done |
 
+Time in which a host does something that has a cause of its own (`foretrace.analysis.activities`) is cut out of these:
+such segments keep their kind and have a cause. A pause in which the host polls for the device is a SYNC.
+
 A thread that waits for another one (the main thread while autograd runs the backward) does nothing: that time is no
 segment, and the first segment after it knows the thread that ended the wait.
 """
@@ -16,15 +19,24 @@ segment, and the first segment after it knows the thread that ended the wait.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.analysis.activities import (
+    BUSY_WAIT,
+    LONG_US,
+    Activities,
+    Causes,
+    host_activities,
+    innermost_names,
+    polled_kernels,
+)
 from foretrace.analysis.report import HostOverhead
 from foretrace.graph import Graph
-from foretrace.graph.tables import CALL, COPY, LAUNCH, CallTable, Floats, Ints, Longs, OpTable, Small
+from foretrace.graph.tables import CALL, COPY, LAUNCH, CallTable, Floats, Ints, Longs, OpTable, Small, distinct
 from foretrace.graph.tables import SYNC as SYNC_CALL
 from foretrace.simulation.task_graph import SYNC, T1, T2, T3, T4, T5, merged, outermost, previous_on_lane
 
@@ -47,6 +59,18 @@ class Segments:
     """The runtime call of a T4 or SYNC; -1 elsewhere."""
     after_thread: Ints
     """The thread whose stop this T1 waited for; -1 where it followed its own."""
+    cause: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Code in `causes` of what fills it; -1 where it is of its kind."""
+    polled: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    """The kernel that a SYNC without a call polled for; -1 elsewhere."""
+    causes: Causes = field(default_factory=Causes)
+
+    def __post_init__(self) -> None:
+        """Without a cause, where none is given."""
+        if len(self.cause) != len(self.start):
+            self.cause = np.full(len(self.start), -1, np.int32)
+        if len(self.polled) != len(self.start):
+            self.polled = np.full(len(self.start), -1, np.int32)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -58,14 +82,23 @@ class Segments:
 
     def rows(self, keep: NDArray[Any]) -> Segments:
         """Those that a mask or an index array picks."""
-        return Segments(*(getattr(self, f.name)[keep] for f in fields(self)))
+        return replace(self, **{name: getattr(self, name)[keep] for name in _COLUMNS})
+
+    def label(self, row: int, op: str) -> tuple[str, str]:
+        """What a segment is, and its name: its cause, else its kind and that of its op."""
+        return self.causes.items[self.cause[row]] if self.cause[row] >= 0 else (KINDS[self.kind[row]], op)
 
     @classmethod
     def concat(cls, pieces: Sequence[Segments]) -> Segments:
         """All segments of several, sorted by thread and time."""
-        columns = (np.concatenate([getattr(piece, f.name) for piece in pieces]) for f in fields(cls))
-        every = cls(*columns)
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in _COLUMNS
+        }
+        every = replace(pieces[0], **columns)
         return every.rows(np.lexsort((every.end, every.start, every.thread)))
+
+
+_COLUMNS = [column.name for column in fields(Segments) if column.name != "causes"]
 
 
 def host_segments(graph: Graph) -> Segments:
@@ -84,21 +117,98 @@ def host_segments(graph: Graph) -> Segments:
     for thread in threads:
         pieces += [_between_calls(thread, threads), *_inside_calls(graph, thread)]
         pieces += _runtime_calls(graph, thread, blocked)
+    pieces += _around_calls(graph, threads)
+    return _with_causes(graph, Segments.concat(pieces))
+
+
+def _around_calls(graph: Graph, threads: list[_Thread]) -> list[Segments]:
+    """T1 on the main thread from the start of the step to its first call, and from its last call to the end.
+
+    The main thread is that of the step's mark; without marks, the one whose activities take longest.
+    """
+    ops, names = graph.ops, {span.name for span in graph.steps}
+    if len(graph.steps) == 1:
+        (span,) = graph.steps
+        marks = np.flatnonzero(ops.names.matching(names.__contains__)[ops.name]) if len(ops) else np.zeros(0, np.intp)
+        marks = marks[ops.start[marks] == span.start]
+        thread, begin, end = (int(ops.thread[marks[0]]), span.start, span.end) if len(marks) else (-1, 0.0, 0.0)
+    else:
+        known = graph.activities.rows(np.isin(graph.activities.thread, [one.id for one in threads]))
+        if names or not len(known):
+            return []
+        thread = int(np.bincount(known.thread, known.end - known.start).argmax())
+        begin, end = float(known.start[known.thread == thread].min()), float(known.end[known.thread == thread].max())
+    main = next((one for one in threads if one.id == thread), None)
+    if main is None or not len(main.busy.start):
+        return []
+    head = _segments(thread, np.array([begin]), main.busy.start[:1], T1, main.busy.op[:1])
+    last = main.busy.end.max()
+    tail = _segments(thread, np.array([last]), np.array([end]), T1, -1)
+    return [piece.rows(piece.end > piece.start) for piece in (head, tail)]
+
+
+def _with_causes(graph: Graph, segments: Segments) -> Segments:
+    """The segments cut at what has a cause of its own; pauses in which the host polls for the device are syncs."""
+    kernel = polled_kernels(
+        graph, segments.thread, segments.start, np.where(segments.kind == T1, segments.end, -np.inf)
+    )
+    waits, names = np.flatnonzero(kernel >= 0), graph.kernels.names
+    segments.kind, segments.polled = segments.kind.copy(), kernel.astype(np.int32)
+    segments.kind[waits] = SYNC
+    segments.cause[waits] = [segments.causes.code(BUSY_WAIT, names[graph.kernels.name[row]]) for row in kernel[waits]]
+    if not len(graph.activities) and not len(graph.calls):
+        return segments
+    cut = cut_at(segments, host_activities(graph, segments.causes))
+    pauses = np.flatnonzero((cut.kind == T1) & (cut.cause < 0) & (cut.duration >= LONG_US))
+    if not len(pauses) or not len(graph.activities):
+        return cut
+    each = [innermost_names(graph, cut.causes, int(cut.thread[p]), cut.start[p], cut.end[p]) for p in pauses.tolist()]
+    return cut_at(cut, Activities(*(np.concatenate(columns) for columns in zip(*each))))
+
+
+def cut_at(segments: Segments, activities: Activities) -> Segments:
+    """The segments cut at the borders of activities; the parts inside these get their causes, but for syncs."""
+    if not len(activities.start):
+        return segments
+    pieces = [segments.rows(~np.isin(segments.thread, activities.thread))]
+    for thread in distinct(activities.thread):
+        ours = segments.rows(segments.thread == thread)
+        start, end, _, cause = (column[activities.thread == thread] for column in activities)
+        borders = distinct(np.concatenate([start, end]))
+        first = np.searchsorted(borders, ours.start, "right")
+        inside = np.maximum(np.searchsorted(borders, ours.end, "left") - first, 0)
+        row = np.repeat(np.arange(len(ours)), inside + 1)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(inside + 1) - inside - 1, inside + 1)
+        cut = ours.rows(row)
+        cut.start = np.where(place > 0, np.append(borders, np.nan)[first[row] + place - 1], cut.start)
+        cut.end = np.where(place < inside[row], np.append(borders, np.nan)[first[row] + place], cut.end)
+        cut.after_thread = np.where(place > 0, -1, cut.after_thread).astype(np.int32)
+        middle = (cut.start + cut.end) / 2
+        at = np.searchsorted(start, middle, "right") - 1
+        within = (at >= 0) & (middle < end[at]) & (cut.kind != SYNC) & (cut.cause < 0)
+        cut.cause = np.where(within, cause[at], cut.cause).astype(np.int32)
+        cut.op = np.where(within & (cut.kind == T1), -1, cut.op).astype(np.int32)  # the next op is not to blame
+        pieces.append(cut)
     return Segments.concat(pieces)
 
 
 def host_overheads(segments: Sequence[Segments]) -> dict[str, HostOverhead]:
-    """T1 to T5 of several ranks' host time, the mean over them.
+    """T1 to T5 of several ranks' host time, and what else fills it, the mean over them.
 
     >>> from foretrace.graph import Op, OpTable
     >>> ops = OpTable.of([Op("aten::mm", start_us=0.0, end_us=800.0)])
     >>> host_overheads([host_segments(Graph(ops))])["T2"].ms
     0.8
     """
-    kinds = len(OVERHEADS)
-    us = np.mean([np.bincount(cut.kind, cut.duration, kinds + 1)[:kinds] for cut in segments], axis=0)
-    count = np.mean([np.bincount(cut.kind, minlength=kinds + 1)[:kinds] for cut in segments], axis=0)
-    host = float(us.sum())
+    sums: dict[str, NDArray[np.float64]] = {name: np.zeros(2) for name in OVERHEADS}
+    for cut in segments:
+        ours = cut.rows(cut.kind != SYNC)
+        kinds = [*KINDS, *(kind for kind, _ in cut.causes.items)]
+        code = np.where(ours.cause >= 0, ours.cause + len(KINDS), ours.kind)
+        us, count = np.bincount(code, ours.duration, len(kinds)), np.bincount(code, minlength=len(kinds))
+        for at in np.flatnonzero(count).tolist():
+            sums.setdefault(kinds[at], np.zeros(2))[:] += us[at] / len(segments), count[at] / len(segments)
+    host = float(sum(us for us, _ in sums.values()))
     return {
         name: HostOverhead(
             ms=float(time) / 1e3,
@@ -106,7 +216,7 @@ def host_overheads(segments: Sequence[Segments]) -> dict[str, HostOverhead]:
             mean_us=float(time / n) if n else 0.0,
             share=float(time) / host if host else 0.0,
         )
-        for name, time, n in zip(OVERHEADS, us, count)
+        for name, (time, n) in sums.items()
     }
 
 
@@ -167,8 +277,8 @@ def _segments(
     thread: int, start: Floats, end: Floats, kind: Any, op: Any, call: Any = -1, after_thread: Any = -1
 ) -> Segments:
     """Segments of one thread; what is given once holds for all of them."""
-    columns = [np.broadcast_to(np.asarray(value, np.int32), start.shape) for value in (thread, op, call, after_thread)]
-    return Segments(start, end, np.broadcast_to(np.asarray(kind, np.int8), start.shape), *columns)
+    ids = [np.broadcast_to(np.asarray(value, np.int32), start.shape) for value in (thread, op, call, after_thread)]
+    return Segments(start, end, np.broadcast_to(np.asarray(kind, np.int8), start.shape), ids[0], ids[1], ids[2], ids[3])
 
 
 def _between_calls(thread: _Thread, threads: list[_Thread]) -> Segments:

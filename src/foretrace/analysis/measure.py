@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,12 +21,23 @@ from foretrace.analysis.collectives import CollectiveTimes, collective_times, wa
 from foretrace.analysis.critical_path import summarize_path
 from foretrace.analysis.dependencies import measured_tasks
 from foretrace.analysis.host_time import Segments, host_overheads, host_segments
+from foretrace.analysis.idle import bound_by, idle_rows, kernels_in, step_window
 from foretrace.analysis.memory import peak_memory
-from foretrace.analysis.report import CollectiveRow, QueueDepth, RankReport, StepReport, Unprofiled, Workings
+from foretrace.analysis.report import (
+    CollectiveRow,
+    IdleRow,
+    QueueDepth,
+    RankReport,
+    StepReport,
+    Unprofiled,
+    Workings,
+    idle_by_cause,
+)
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import chosen_step, cut_to_step
-from foretrace.graph.tables import median
+from foretrace.graph.tables import LAUNCH, median
 from foretrace.simulation.critical_path import critical_path
+from foretrace.simulation.task_graph import total
 
 
 def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
@@ -68,6 +80,8 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         unprofiled=_unprofiled(job.graphs),
         workings=Workings(tasks, timeline, path, with_earlier, segments, job=job, step=name),
     )
+    if not any(len(graph.kernels) for graph in graphs):
+        report.unrecorded_launches = sum(int((graph.calls.kind == LAUNCH).sum()) for graph in graphs)
     if report.ranks:
         _add_rank_means(report, segments)
     _add_collectives(report, collectives)
@@ -84,36 +98,33 @@ def _rank_reports(
 ) -> list[RankReport]:
     waits, reports = wait_ms(graphs, collectives), []
     for position, (graph, whole, cut) in enumerate(zip(graphs, job.graphs, segments)):
-        active, idle = (us / 1e3 for us in active_and_idle(graph))
+        window = start, end = step_window(whole, step)
+        kernels = kernels_in(whole, start, end)
+        active, step_ms = total(kernels.start, kernels.end) / 1e3, (end - start) / 1e3
+        idle = idle_rows(replace(whole, ops=graph.ops), kernels, cut, start, end)
+        on_device = len(kernels) or len(graph.kernels)
         reports.append(
             RankReport(
                 rank=graph.rank,
-                step_ms=_step_ms(graph, step),
-                device_span_ms=active + idle,
+                step_ms=step_ms,
+                device_span_ms=sum(active_and_idle(graph)) / 1e3,
                 device_active_ms=active,
-                device_idle_ms=idle,
+                device_idle_ms=step_ms - active if on_device else 0.0,
+                idle=idle,
+                bound=bound_by(step_ms, step_ms - active, idle_by_cause(idle)) if on_device else None,
                 kernel_ms=float((graph.kernels.end - graph.kernels.start).sum()) / 1e3,
                 wait_ms=waits[graph.rank],
-                communication=communication(graph, position, collectives),
+                communication=communication(graph, position, collectives, kernels, window),
                 overheads=host_overheads([cut]),
                 queue_depth=queue_depth(graph),
                 # Storages live by the numbers of the uncut graph's ops.
                 peak_memory_bytes=peak_memory(graph if graph.allocated else whole),
-                launched_before_ms=whole.launched_before_us / 1e3,
+                launched_before_ms=float((kernels.end - kernels.start)[kernels.call < 0].sum()) / 1e3
+                if len(whole.calls)
+                else 0.0,
             )
         )
     return reports
-
-
-def _step_ms(graph: Graph, step: str | None) -> float:
-    """Length of the step; where none is marked, from the first event to the last."""
-    marked = [span.ms for span in graph.steps if span.name == step]
-    if marked and graph.has_times:
-        return marked[0]
-    tables = [table for table in (graph.ops, graph.calls, graph.kernels) if np.isfinite(table.start).any()]
-    if not tables:
-        return 0.0
-    return float(max(np.nanmax(t.end) for t in tables) - min(np.nanmin(t.start) for t in tables)) / 1e3
 
 
 def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
@@ -122,6 +133,11 @@ def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
     report.step_ms = max(rank.step_ms for rank in ranks)
     report.device_active_ms = float(np.mean([rank.device_active_ms for rank in ranks]))
     report.device_idle_ms = float(np.mean([rank.device_idle_ms for rank in ranks]))
+    report.idle = _mean_idle(ranks)
+    report.idle_causes = idle_by_cause(report.idle)
+    step_ms = float(np.mean([rank.step_ms for rank in ranks]))
+    if any(rank.bound for rank in ranks):
+        report.bound = bound_by(step_ms, report.device_idle_ms, report.idle_causes)
     report.kernel_ms = float(np.mean([rank.kernel_ms for rank in ranks]))
     report.exposed_communication_ms = float(np.mean([rank.communication.exposed_ms for rank in ranks]))
     report.hidden_communication_ms = float(np.mean([rank.communication.hidden_ms for rank in ranks]))
@@ -133,11 +149,21 @@ def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
     report.queue_depth = QueueDepth(sum(d.mean for d in depths) / len(depths), max(d.max for d in depths))
 
 
+def _mean_idle(ranks: list[RankReport]) -> list[IdleRow]:
+    """What devices idle for, the mean over the ranks."""
+    ms: dict[tuple[str, str], float] = defaultdict(float)
+    for rank in ranks:
+        for row in rank.idle:
+            ms[row.cause, row.name] += row.ms / len(ranks)
+    idle = sum(ms.values())
+    return sorted((IdleRow(*key, each, each / idle) for key, each in ms.items()), key=lambda row: -row.ms)
+
+
 def _attributed(graphs: list[Graph]) -> float:
-    """Share of the device time launched in the trace that is attributed to an op."""
+    """Share of the device time launched in the trace that is attributed to an op; of all, where it has no launches."""
     launched = owned = 0.0
     for graph in graphs:
-        time, known = graph.kernels.end - graph.kernels.start, graph.kernels.call >= 0
+        time, known = graph.kernels.end - graph.kernels.start, (graph.kernels.call >= 0) | (not len(graph.calls))
         launched += float(time[known].sum())
         owned += float(time[known & (graph.kernels.op >= 0)].sum())
     return owned / launched if launched else 1.0

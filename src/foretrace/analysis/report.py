@@ -72,6 +72,20 @@ class HostOverhead:
 
 
 @dataclass(slots=True)
+class IdleRow:
+    """What a device idles for."""
+
+    cause: str
+    """T1 to T5, sync, latency, queued, no event, or what fills the host's time: data loading, garbage collection,
+    checkpoint, logging, lock, sleep, busy wait, allocation, annotation, python, carried over."""
+    name: str
+    """Of the op, the annotation or the function."""
+    ms: float
+    share: float
+    """Of the idle time."""
+
+
+@dataclass(slots=True)
 class HotOp:
     """An op that holds the critical path up: all calls of one name in one phase."""
 
@@ -154,7 +168,11 @@ class RankReport:
     device_span_ms: float = 0.0
     device_active_ms: float = 0.0
     device_idle_ms: float = 0.0
-    """The rest of the time from its first kernel to its last."""
+    """The rest of its step."""
+    idle: list[IdleRow] = field(default_factory=list)
+    """What its device idles for, the longest first."""
+    bound: str | None = None
+    """What limits it: host, device, or queue: launched work that does not start. None where no device worked."""
     kernel_ms: float = 0.0
     """Sum of kernel times."""
     host_ms: float = 0.0
@@ -217,10 +235,16 @@ class StepReport(NotebookDocument):
     device_span_ms: float = 0.0
     """From the first kernel's start to the last one's end, over all ranks."""
     idle_causes: dict[str, float] = field(default_factory=dict)
-    """What the device idles for: the host's T1 to T5 and sync; latency, where the host had done its part."""
+    """What the device idles for, in milliseconds: the causes of `IdleRow`."""
+    idle: list[IdleRow] = field(default_factory=list)
+    """The same by cause and name, the longest first."""
+    bound: str | None = None
+    """What limits the step: host, device, or queue: launched work that does not start. None where no device worked."""
     kernel_ms: float = 0.0
     """Sum of kernel times."""
     kernels: int = 0
+    unrecorded_launches: int = 0
+    """Launches of a measured step of which the source has no kernel at all."""
     exposed_communication_ms: float = 0.0
     """Collectives that no other device work overlaps."""
     hidden_communication_ms: float = 0.0
@@ -316,7 +340,7 @@ PREDICTED = (
 MEASURED = (
     "source", "world", "missing", "step", "steps", "device_span_ms", "transfer_ms", "collectives", "stragglers",
     "critical_path_ms", "critical_path", "critical_path_ranks", "overheads", "by_op", "by_family", "by_phase",
-    "by_module", "queue_depth", "attributed", "notes",
+    "by_module", "queue_depth", "attributed", "notes", "bound", "idle", "idle_causes",
 )  # fmt: skip
 """The same of a measured step's."""
 PER_RANK = (
@@ -349,10 +373,30 @@ def _measured_fields(report: StepReport) -> dict[str, Any]:
         **{name: getattr(report, name) for name in MEASURED},
         **{name: report.by_rank(name) for name in PER_RANK},
         "overlap": report.by_rank("communication"),
-        "ranks": {rank.rank: {"overheads": rank.overheads, "queue_depth": rank.queue_depth} for rank in report.ranks},
+        "ranks": {
+            rank.rank: {
+                "overheads": rank.overheads,
+                "queue_depth": rank.queue_depth,
+                "bound": rank.bound,
+                "idle_causes": idle_by_cause(rank.idle),
+            }
+            for rank in report.ranks
+        },
         "plain": {} if unprofiled is None else unprofiled,
         "slowdown": report.profiling_overhead,
     }
+
+
+def idle_by_cause(rows: list[IdleRow]) -> dict[str, float]:
+    """Idle milliseconds by cause, the longest first.
+
+    >>> idle_by_cause([IdleRow("T2", "aten::mm", 2.0, 0.5), IdleRow("T1", "", 1.0, 0.25), IdleRow("T2", "", 1.0, 0.25)])
+    {'T2': 3.0, 'T1': 1.0}
+    """
+    causes: dict[str, float] = {}
+    for row in rows:
+        causes[row.cause] = causes.get(row.cause, 0.0) + row.ms
+    return dict(sorted(causes.items(), key=lambda item: -item[1]))
 
 
 def plain(value: Any) -> Any:

@@ -25,6 +25,7 @@ LATE_CALLS = "slow host: its calls take longer"
 STALLED = "its device stands still although work is queued"
 MORE_WORK = "more work: it runs more kernels"
 SLOWER_KERNELS = "slower kernels"
+UNKNOWN = "later for no reason that the trace shows"
 
 
 def stragglers(graphs: list[Graph], collectives: list[CollectiveTimes], step_ms: float) -> list[Straggler]:
@@ -82,17 +83,38 @@ def _why(late: int, graphs: list[Graph], collectives: list[CollectiveTimes]) -> 
     if not len(graphs[late].kernels):
         return LATE_CALLS  # its host does the work itself
     spent = [np.stack(_spent(graph)) for graph in graphs]
-    own, others = np.zeros(4), np.zeros(4)
+    own, others, behind = np.zeros(4), np.zeros(4), 0.0
     for group in shared:
         column = group.members.index(late)
         rows = np.flatnonzero((group.last_member == column) & (group.kernel >= 0).all(axis=1))
         each = np.stack([_since_last(spent[m], group.kernel[:, i], rows) for i, m in enumerate(group.members)])
         own += each[column].sum(axis=1)
         others += median(np.delete(each, column, axis=0)).sum(axis=1)
+        launched = np.stack([_launched(graphs[m], group.kernel[rows, i]) for i, m in enumerate(group.members)])
+        behind += float(np.nansum(launched[column] - median(np.delete(launched, column, axis=0))))
     longer = _Spent(*(own - others))
+    if max(longer[:3]) <= 0:  # it was late at its first kernel already
+        return LATE_LAUNCHES if behind > 0 else UNKNOWN
     if longer.computing > max(longer.awaiting_launch, longer.stalled):
-        return MORE_WORK if own[3] > SAME_WORK * others[3] else SLOWER_KERNELS
+        waited = sum(float(group.wait[group.last_member == group.members.index(late)].sum()) for group in shared)
+        comes_late = behind > waited / max(len(graphs) - 1, 1) / 2
+        return _why_busier(late, graphs) or (LATE_LAUNCHES if comes_late else UNKNOWN)
     return STALLED if longer.stalled > longer.awaiting_launch else LATE_LAUNCHES
+
+
+def _launched(graph: Graph, kernel: Longs) -> Floats:
+    """When the call returned that launched each kernel; NaN where it is not in the trace."""
+    return np.asarray(np.append(graph.calls.end, np.nan)[graph.kernels.call[kernel]])
+
+
+def _why_busier(late: int, graphs: list[Graph]) -> str:
+    """Whether a rank has more kernels in its step than the others, or kernels that take longer; empty for neither."""
+    computes = [graph.kernels.rows(graph.kernels.kind != COLLECTIVE) for graph in graphs]
+    count = np.array([len(kernels) for kernels in computes], np.float64)
+    us = np.array([float((kernels.end - kernels.start).sum()) for kernels in computes])
+    if count[late] > SAME_WORK * median(np.delete(count, late)):
+        return MORE_WORK
+    return SLOWER_KERNELS if us[late] > SAME_WORK * median(np.delete(us, late)) else ""
 
 
 def _since_last(spent: Floats, kernel: Longs, rows: Longs) -> Floats:

@@ -20,7 +20,15 @@ BACKWARD_SCOPE, USER_SCOPE = 1, 7
 """Two of PyTorch's record scopes: an autograd node, and a user's annotation."""
 STEP_MARK = re.compile(r"ProfilerStep#\d+$")
 """Names of the annotations with which the profiler marks steps."""
-_AUTOGRAD = re.compile(r"autograd::engine::|torch::autograd::")
+ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)")
+"""How the names begin of what PyTorch itself annotates."""
+_AUTOGRAD = re.compile(r"autograd::engine::|torch::autograd::|\w+Backward\d*$")
+_NAMED_PHASES = (
+    (FORWARD, re.compile(r"\(F\)$|^\W*forward\W*$")),
+    (BACKWARD, re.compile(r"\([BW]\)$|^\W*backward\W*$")),
+    (OPTIMIZER, re.compile(r"^\W*optimizer(_step)?\W*$")),
+)
+"""What annotations call the phases: those of pipeline schedules are (F), (B) for inputs and (W) for weights."""
 
 
 def call_order(start: Floats, end: Floats, number: NDArray[np.int64] | None = None) -> NDArray[np.intp]:
@@ -112,7 +120,7 @@ def kinds_by_name(ops: OpTable) -> Small:
     """Kinds of a profiler trace's rows: it files autograd nodes and some annotations as dispatcher calls."""
     call = ops.kind == CALL
     bare = _bare(ops.names)[ops.name] & _have_children(ops.parent[call], len(ops))
-    annotation = ops.names.matching(lambda name: name.startswith(("ProfilerStep#", "Optimizer.")))[ops.name]
+    annotation = ops.names.matching(lambda name: name.startswith(ANNOTATIONS))[ops.name]
     kind = ops.kind.copy()
     kind[call & (_autograd(ops.names)[ops.name] | bare)] = NODE
     kind[call & annotation] = ANNOTATION
@@ -149,13 +157,14 @@ def _autograd(names: Names) -> NDArray[np.bool_]:
 
 
 def phases_by_time(ops: OpTable) -> Small:
-    """The phase of each row: backward below autograd nodes and on autograd threads, optimizer below its step.
+    """The phase of each row: backward below autograd nodes and on autograd threads, optimizer below its step, else what
+    an annotation around it says.
 
     What is left is forward until the step's last backward op has started, and other after that.
     """
     if not len(ops):
         return np.zeros(0, np.int8)
-    node = ops.names.matching(lambda name: name.startswith("autograd::engine::"))[ops.name]
+    node = _autograd(ops.names)[ops.name]
     optimizer = ops.names.matching(lambda name: name.startswith("Optimizer."))[ops.name]
     step = ops.names.matching(lambda name: name.startswith("ProfilerStep#"))[ops.name]
     backward = below(node, ops.parent) | np.isin(ops.thread, _autograd_threads(ops, node))
@@ -165,6 +174,10 @@ def phases_by_time(ops: OpTable) -> Small:
     np.maximum.at(last_backward, window[backward], ops.start[backward])
     last_backward[np.isneginf(last_backward)] = np.inf
     phase = np.where(ops.start < last_backward[window], FORWARD, OTHER)
+    for named, pattern in _NAMED_PHASES:
+        says = ops.names.matching(lambda name, says=pattern: bool(says.search(name)))  # type: ignore[misc]
+        if (marks := says[ops.name] & (ops.kind == ANNOTATION)).any():
+            phase[below(marks, ops.parent)] = named
     phase[backward] = BACKWARD
     phase[below(optimizer, ops.parent)] = OPTIMIZER
     return phase.astype(np.int8)

@@ -10,7 +10,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.op import Storage
-from foretrace.graph.tables import CallTable, Floats, KernelTable, Longs, OpTable
+from foretrace.graph.tables import ActivityTable, CallTable, Floats, KernelTable, Longs, OpTable
 
 Fact: TypeAlias = "bool | int | float | list[int] | list[float]"
 
@@ -166,6 +166,8 @@ class Graph:
     unprofiled: Timings = field(default_factory=Timings)
     profiling_overhead: float = 1.0
     """How many times longer the step took while it was profiled."""
+    activities: ActivityTable = field(default_factory=ActivityTable.empty)
+    """Annotations and long Python functions, of all steps of the source."""
     profiler_events: Floats = field(default_factory=lambda: np.zeros(0))
     """Times of the profiler's host events, in order: each made the step longer."""
     allocated: tuple[tuple[float, int], ...] = ()
@@ -229,6 +231,7 @@ class Graph:
             ops=self.ops.shifted(us),
             calls=self.calls.shifted(us),
             kernels=self.kernels.shifted(us),
+            activities=self.activities.shifted(us),
             profiler_events=self.profiler_events + us,
             origin_ns=self.origin_ns - round(us * 1000),
             steps=[Span(s.name, s.start + us, s.end + us) for s in self.steps],

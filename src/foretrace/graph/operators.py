@@ -80,6 +80,8 @@ _COLLECTIVE_KINDS = (
     ("broadcast", "broadcast"),
     ("barrier", "barrier"),
     ("sendrecv", "send"),
+    ("dispatch", "all_to_all"),
+    ("combine", "all_to_all"),
     ("reduce", "reduce"),
     ("gather", "gather"),
     ("scatter", "scatter"),
@@ -98,6 +100,24 @@ def collective_kind(name: str) -> str:
     """
     letters = _NOT_LETTERS.sub("", name.lower())
     return next((kind for word, kind in _COLLECTIVE_KINDS if word in letters), "")
+
+
+_COMMUNICATES = re.compile(
+    "nccl|rccl|msccl|allreduce|allgather|reducescatter|alltoall|all2all|crossdevicereduce|quickreduce|multimem|nvshmem|"
+    "internode|intranode|userbuffers|oneccl"
+)
+
+
+@lru_cache(maxsize=4096)
+def communicates(kernel: str) -> bool:
+    """Whether a kernel communicates with other ranks: of NCCL, RCCL, MSCCL++, NVSHMEM, DeepEP, or an engine's own.
+
+    >>> [communicates(n) for n in ("ncclDevKernel_Generic", "cross_device_reduce_1stage<half>", "reduce_kernel<512>")]
+    [True, True, False]
+    >>> communicates("void deep_ep::internode::dispatch<false, 8>(int4*)"), communicates("mscclpp::allreduce7(int*)")
+    (True, True)
+    """
+    return bool(_COMMUNICATES.search(kernel.lower().replace("_", "")))
 
 
 DATA_DEPENDENT = frozenset({

@@ -22,8 +22,9 @@ Longs = NDArray[np.int64]
 Small = NDArray[np.int8]
 Floats = NDArray[np.float64]
 
-CALL, NODE, ANNOTATION, MODULE = range(4)
-"""Kinds of rows in an op table: a dispatcher call, an autograd node around calls, a user's annotation, a module."""
+CALL, NODE, ANNOTATION, MODULE, FUNCTION = range(5)
+"""Kinds of host events: a dispatcher call, an autograd node around calls, a user's annotation, a module, a Python
+function; op tables have none of the last."""
 
 LAUNCH, SYNC, WAIT_EVENT, RECORD_EVENT, OTHER_CALL = range(5)
 """Kinds of runtime calls."""
@@ -195,6 +196,16 @@ class CallTable(Table):
     op: Ints
     """The innermost op, annotation or module around the call; -1 for none."""
     correlation: Longs
+    names: Names
+
+
+@dataclass
+class ActivityTable(Table):
+    """Annotations and long Python functions in the order they started: what a host does besides calling ops."""
+
+    thread: Ints
+    kind: Small
+    """`ANNOTATION`, or `FUNCTION` of Python."""
     names: Names
 
 

@@ -147,6 +147,7 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
         collectives=_collectives(structure.collectives, kernels.op, place, len(structure.ops) + np.arange(len(works))),
         origin_ns=profile.origin_ns,
         steps=profile.steps,
+        activities=profile.activities,
         profiler_events=np.sort(
             np.concatenate([t for table in (profile.ops, profile.calls) for t in (table.start, table.end)])
         ),

@@ -147,7 +147,8 @@ def off(pair: tuple[float, float]) -> str:
     return f"{round((predicted / measured - 1) * 100, 1) + 0.0:+.1f} %" if measured else UNKNOWN  # + 0.0: no -0.0
 
 
-_KERNEL = re.compile(r"(?:void )?([\w:~]+)(<.*>)?(\(.*\))?$")
+_KERNEL = re.compile(r"(?:void )?([\w:~]+)(<.*>)?(\((?!\w\)).*\))?$")
+"""A kernel's signature; a letter in brackets is no list of arguments, as in an annotation's attn(F)."""
 _PLUMBING = re.compile(r"\(anonymous namespace\)::|\b(?:at|native|cuda|detail|internal|std|c10)::")
 _DISTINCTIVE = re.compile(
     r"\b(?!(?:Binary|AUnary|BUnary)Functor\b)(?:\w*Functor\w*|\w+_kernel_cuda|\w+_kernel_impl|\w+_kernel)\b"
@@ -178,6 +179,8 @@ def short_name(name: str) -> str:
     'cutlass::Kernel2<cutlass_80_s1688gemm_64x64>'
     >>> short_name("aten::addmm"), short_name("ampere_sgemm_128x64_tn")
     ('aten::addmm', 'ampere_sgemm_128x64_tn')
+    >>> short_name("combine(B)"), short_name("copy_kernel(float*, int)")
+    ('combine(B)', 'copy_kernel')
     """
     name = printable(name[:MAX_NAME])
     kernel = _KERNEL.match(_PLUMBING.sub("", name))

@@ -7,14 +7,13 @@ from typing import TypeVar
 
 from rich.console import RenderableType
 
+from foretrace.analysis.idle import bound_by
 from foretrace.analysis.report import CollectiveRow, PathRow, RankReport, StepReport, TimeRow
 from foretrace.report.formatting import bytes_, join_words, ms, ms_range, percent, plural, rate, short_name
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
 T = TypeVar("T")
 
-HOST_BOUND = 0.3
-"""Where the device idles for more than this share of its time, the host limits the step."""
 OVERHEADS = {
     "T1": "between ops",
     "T2": "op start to first launch",
@@ -27,9 +26,19 @@ WITHOUT_LAUNCHES = {"T1": "between ops", "T2": "inside ops"}
 CAUSES = {
     **OVERHEADS,
     "sync": "the host waits for the device",
+    "busy wait": "the host polls for the device",
     "latency": "from launch to start, and from kernel to kernel",
+    "queued": "launched, and not started",
+    "no event": "nothing is recorded",
+    "data loading": "the next batch",
+    "annotation": "a part of the step that has a name",
+    "python": "between ops",
+    "allocation": "of memory, by the driver",
+    "lock": "another thread holds it",
+    "carried over": "measured, and no model has it",
 }
-"""What a device idles for."""
+"""What a device idles for, and what fills a host's time."""
+BOUND = {"host": "host-bound", "device": "device-bound", "queue": "work is launched and does not start"}
 COVERAGE = {"measured": "measured", "model": "modelled", "fallback": "by roofline"}
 """How the time of a kernel is known."""
 RANKS_SHOWN = 16
@@ -117,10 +126,12 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         longer = f"{overhead:.2f} times as long" if overhead > 1.01 else "no longer"
         taken = f"with a sync per step{ahead}; profiled steps take {longer}"
         yield "unprofiled", ms_range([unprofiled.synced_ms]), taken
-    if span := report.device_span_ms:
-        waited = sum(rank.wait_ms for rank in ranks) / len(ranks)
-        about = f"active, {percent(report.device_active_ms / span)} of the {ms(span)} ms from first to last kernel"
-        about += f"; {ms(waited)} ms of it waiting for other ranks" if waited else ""
+    if report.device_span_ms:
+        waited, step_ms = (sum(getattr(rank, name) for rank in ranks) / len(ranks) for name in ("wait_ms", "step_ms"))
+        exposed = report.exposed_communication_ms
+        about = f"active, {percent(report.device_active_ms / step_ms if step_ms else 0.0)} of the step"
+        about += f"; {ms(exposed)} ms of it exposed communication" if exposed else ""
+        about += f"; {ms(waited)} ms waiting for other ranks" if waited else ""
         yield "device", f"{ms(report.device_active_ms)} ms", about
     transfer = sum(report.transfer_ms.values())
     if report.collectives and len(ranks) > 1:
@@ -142,7 +153,7 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         yield "memory", bytes_(report.peak_memory_bytes), about
     if report.device_span_ms:
         before = sum(rank.launched_before_ms for rank in ranks)
-        launched = f"; {ms(before)} ms were launched before the trace began" if before else ""
+        launched = f"; {ms(before)} ms of the step were launched before the trace began" if before else ""
         yield "known", percent(report.attributed), f"of the device time is attributed to an op{launched}"
 
 
@@ -152,21 +163,34 @@ def _predicted_limit(report: StepReport) -> str:
         return "all of it on the host"
     if len(report.ranks) > 1:
         return "from the first rank's start to the last one's end"
-    return f"{_bound(report.device_idle_ms, report.step_ms)} of it"
+    return f"{_bound(report, report.step_ms)} of it"
 
 
 def _measured_limit(report: StepReport) -> str:
     """What limits a measured step: some ranks, the host or the device."""
-    if report.stragglers:
-        return held_back(report, "the others")
+    held = held_back(report, "the others")
+    mean = sum(rank.step_ms for rank in report.ranks) / len(report.ranks)
+    if held:
+        return f"{held}; {_bound(report, mean)} of it" if report.bound else held
     if not report.device_span_ms:
-        return "all of it on the host"
-    return f"{_bound(report.device_idle_ms, report.device_span_ms)} of its time"
+        unseen = report.unrecorded_launches
+        return f"its {unseen:,} launches have no kernels in the trace" if unseen else "all of it on the host"
+    return f"{_bound(report, mean)} of it{_mostly(report)}"
 
 
-def _bound(idle_ms: float, span_ms: float) -> str:
-    idle = idle_ms / span_ms if span_ms else 0.0
-    return f"{'host' if idle > HOST_BOUND else 'device'}-bound: device idle {percent(idle)}"
+def _mostly(report: StepReport) -> str:
+    """What the device idles for most, where that is worth a word."""
+    if not report.idle_causes or report.bound == "device":
+        return ""
+    cause, spent = next(iter(report.idle_causes.items()))
+    meaning = f" ({CAUSES[cause]})" if cause in OVERHEADS else ""
+    return f", {ms(spent)} ms for {cause}{meaning}"
+
+
+def _bound(report: StepReport, step_ms: float) -> str:
+    idle = report.device_idle_ms
+    bound = report.bound or bound_by(step_ms, idle, report.idle_causes)
+    return f"{BOUND[bound]}: device idle {percent(idle / step_ms if step_ms else 0.0)}"
 
 
 def held_back(report: StepReport, others: str) -> str:
@@ -187,7 +211,7 @@ def _path_kinds(report: StepReport) -> str:
     """What the critical path goes through, the longest first."""
     kinds: dict[str, float] = {}
     for part in report.critical_path:
-        kind = "host" if part.what in report.overheads else part.what
+        kind = "host" if part.what in OVERHEADS else part.what
         kinds[kind] = kinds.get(kind, 0.0) + part.share
     largest = sorted(kinds.items(), key=lambda item: -item[1])[:3]
     return ", ".join(f"{what} {percent(share)}" for what, share in largest if share > 0.005)
@@ -244,6 +268,8 @@ def _measured_tables(report: StepReport, top: int | None) -> Blocks:
     yield from _stragglers(report)
     if report.collectives:
         yield _collectives(report, top)
+    if report.idle:
+        yield _idle_table(report, top)
     if report.critical_path:
         yield _critical_path(report, top)
     if report.overheads:
@@ -353,17 +379,29 @@ def _overheads(report: StepReport) -> RenderableType:
     if depth.max:
         title += f"; {depth.mean:.1f} kernels queued on average, {depth.max:.0f} at most"
     rows = []
-    for kind, meaning in (OVERHEADS if report.device_span_ms else WITHOUT_LAUNCHES).items():
+    shown = dict(OVERHEADS if report.device_span_ms else WITHOUT_LAUNCHES)
+    more = sorted(report.overheads.keys() - OVERHEADS.keys(), key=lambda kind: -report.overheads[kind].ms)
+    for kind, meaning in [*shown.items(), *((kind, CAUSES.get(kind, "")) for kind in more)]:
         spent = report.overheads[kind]
         figures = [ms(spent.ms), f"{spent.count:.0f}", ms(spent.mean_us), percent(spent.share)]
         rows.append([kind, meaning, *figures, bar(spent.share)])
     return table(title, ["<", "<overhead", "ms", "count", "mean us", "share", "<"], rows)
 
 
+def _idle_table(report: StepReport, top: int | None) -> RenderableType:
+    """What a measured step's device idles for, by cause and name."""
+    rows = [
+        [percent(row.share), ms(row.ms), row.cause, short_name(row.name) or CAUSES.get(row.cause, "")]
+        for row in report.idle
+    ]
+    title = f"Why the device idles {ms(report.device_idle_ms)} ms of the step: what the launching thread does"
+    return table(title, ["share", "ms", "<cause", "<name…"], rows, top)
+
+
 def _idle_causes(report: StepReport) -> RenderableType:
     idle = report.device_idle_ms
     rows = [
-        [kind if kind in OVERHEADS else "", CAUSES[kind], ms(spent), percent(spent / idle), bar(spent / idle)]
+        [kind if kind in OVERHEADS else "", CAUSES.get(kind, kind), ms(spent), percent(spent / idle), bar(spent / idle)]
         for kind, spent in sorted(report.idle_causes.items(), key=lambda item: -item[1])
         if round(spent, 4) > 0
     ]

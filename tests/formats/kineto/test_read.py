@@ -15,6 +15,7 @@ from foretrace.graph.tables import (
     COLLECTIVE,
     COMPUTE,
     COPY,
+    FUNCTION,
     LAUNCH,
     MODULE,
     NODE,
@@ -86,6 +87,44 @@ def test_work_between_backward_and_the_optimizer_is_neither(tmp_path: Path) -> N
     graph = read(trace, tmp_path)
     of = {name: {op.phase for op in graph.ops if op.name == name} for name in ("aten::mm", "aten::_foreach_norm")}
     assert of == {"aten::mm": {"forward"}, "aten::_foreach_norm": {"other"}}
+
+
+def test_annotations_of_a_pipeline_schedule_say_the_phase(tmp_path: Path) -> None:
+    trace = Trace()
+    for name, call in (("attn(F)", "aten::mm"), ("mlp(B)", "aten::bmm"), ("mlp(W)", "aten::add")):
+        with trace.op(name, "user_annotation"), trace.op(call):
+            pass
+    graph = read(trace, tmp_path)
+    phases = {op.name: op.phase for op in graph.ops}
+    assert (phases["aten::mm"], phases["aten::bmm"], phases["aten::add"]) == ("forward", "backward", "backward")
+
+
+def test_autograd_nodes_of_old_traces_have_no_wrapper_and_are_backward(tmp_path: Path) -> None:
+    trace = Trace()
+    with trace.op("aten::mm"):
+        pass
+    with trace.op("MmBackward", tid=AUTOGRAD), trace.op("aten::bmm", tid=AUTOGRAD):
+        pass
+    phases = {op.name: op.phase for op in read(trace, tmp_path).ops}
+    assert (phases["aten::mm"], phases["aten::bmm"]) == ("forward", "backward")
+
+
+def test_annotations_and_long_python_functions_are_activities(tmp_path: Path) -> None:
+    trace = Trace()
+    with trace.step(1):
+        with trace.op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "user_annotation"):
+            pass
+        for name in ("loop.py(1): run", "short.py(1): run"):
+            with trace.op(name, "python_function"), trace.op("aten::mm"):
+                pass
+    for event in trace.events:
+        event["dur"] = 400 if event["name"] == "loop.py(1): run" else event.get("dur", 0)
+    table = read(trace, tmp_path).activities
+    found = {table.names[code]: int(kind) for code, kind in zip(table.name, table.kind)}
+    assert found == {
+        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__": ANNOTATION,
+        "loop.py(1): run": FUNCTION,
+    }
 
 
 def test_kernels_know_their_launch_and_its_op(tmp_path: Path) -> None:

@@ -16,21 +16,10 @@ from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import collective_kind
 from foretrace.graph.tables import COLLECTIVE
 
-_KERNELS = ("nccl", "rccl", "allreduce", "allgather", "reducescatter", "alltoall", "crossdevicereduce")
 _AROUND = re.compile(r"nccl:|gloo:|c10d::|_?c10d_functional::|record_param_comms")
 _OTHER_END = re.compile(r"nccl:(?:send|recv) \d+(?:->|<-)(\d+)$")
 _PARTIAL = ("all_gather", "reduce_scatter")
 """Collectives with a whole buffer at one end and a part of it at the other."""
-
-
-def is_collective(kernel: str) -> bool:
-    """Whether a kernel communicates with other ranks: NCCL's, RCCL's, or an inference engine's own all-reduce.
-
-    >>> [is_collective(n) for n in ("ncclDevKernel_Generic", "cross_device_reduce_1stage<half>", "reduce_kernel<512>")]
-    [True, True, False]
-    """
-    plain = kernel.lower().replace("_", "")
-    return any(word in plain for word in _KERNELS)
 
 
 class CollectiveFinder:

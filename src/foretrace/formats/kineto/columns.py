@@ -22,6 +22,8 @@ _OPS = {"cpu_op": CALL, "Operator": CALL, "user_annotation": ANNOTATION, "python
 _CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime"}
 _DEVICE = {"kernel": COMPUTE, "gpu_memcpy": COPY, "gpu_memset": SET, "Kernel": COMPUTE, "Memcpy": COPY, "Memset": SET}
 _MAX_PRODUCT = 2**62
+LONG_FUNCTION_US = 100
+"""Python functions that took less explain no gap of the device, and are most of a trace with stacks."""
 
 
 class Codes(dict[Hashable, int]):
@@ -90,8 +92,9 @@ class Columns:
 
     def __init__(self) -> None:
         self.events = 0
-        self.ops, self.calls, self.device, self.memory = Rows(), Rows(), Rows(), Rows()
+        self.ops, self.calls, self.device, self.memory, self.functions = Rows(), Rows(), Rows(), Rows(), Rows()
         self.op_names, self.call_names, self.kernel_names, self.threads = Codes(), Codes(), Codes(), Codes()
+        self.function_names = Codes()
         self.signatures: list[bytes] = []
         """Distinct argument lists of ops, undecoded."""
         self.op_collectives: dict[int, CollectiveArgs] = {}
@@ -106,6 +109,8 @@ class Columns:
         columns._take_ops([event for event in spans if event.cat in _OPS and _is_op(event)], source)
         columns._take_calls([event for event in spans if event.cat in _CALLS], source)
         columns._take_device([event for event in spans if event.cat in _DEVICE], source)
+        long = [e for e in spans if e.cat == "python_function" and e.dur >= LONG_FUNCTION_US and not _is_op(e)]
+        columns._take_functions(long, source)
         columns._take_memory([event for event in events if event.name == "[memory]" and event.ph == "i"], source)
         return columns
 
@@ -150,6 +155,13 @@ class Columns:
             stream=_ints(args, attrgetter("stream")),
         )
 
+    def _take_functions(self, events: list[Event], source: str) -> None:
+        self.functions = Rows(
+            **_times(events, source),
+            name=_ints(events, _name, self.function_names),
+            thread=_ints(events, _pid_tid, self.threads),
+        )
+
     def _take_memory(self, events: list[Event], source: str) -> None:
         events = [event for event in events if event.args.device_type and event.args.allocated >= 0]
         args = [event.args for event in events]
@@ -178,6 +190,11 @@ class Columns:
             thread=threads[other.calls["thread"]],
         )
         self.device.extend(other.device, name=self.kernel_names.of(other.kernel_names)[other.device["name"]])
+        self.functions.extend(
+            other.functions,
+            name=self.function_names.of(other.function_names)[other.functions["name"]],
+            thread=threads[other.functions["thread"]],
+        )
         self.memory.extend(other.memory)
 
 

@@ -12,7 +12,7 @@ from foretrace.formats.kineto.collectives import CollectiveFinder
 from foretrace.formats.kineto.columns import NO_ARGUMENTS, Columns
 from foretrace.formats.kineto.decode import Head
 from foretrace.formats.kineto.events import read_events
-from foretrace.formats.kineto.tables import Clock, call_table, kernel_table, op_table, shared_ids
+from foretrace.formats.kineto.tables import Clock, activity_table, call_table, kernel_table, op_table, shared_ids
 from foretrace.graph import CallTable, ForetraceError, Graph, KernelTable, OpTable, Span
 from foretrace.graph.tables import CALL
 
@@ -51,6 +51,7 @@ def read_kineto(path: Path | str) -> Graph:
         steps=_steps(ops, calls),
         collectives=finder.of_kernels(kernels, columns.device_collectives, events) + finder.of_host(),
         groups=groups,
+        activities=activity_table(columns, ops, clock),
         allocated=_allocated(columns, clock),
     )  # fmt: skip
     graph.notes += _notes(graph, columns)

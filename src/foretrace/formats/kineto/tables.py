@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from foretrace.formats.call_tree import call_order, innermost, kinds_by_name, parents, phases_by_time
 from foretrace.formats.kineto.arguments import Arguments
-from foretrace.formats.kineto.collectives import is_collective
 from foretrace.formats.kineto.columns import MODULE_PREFIX, Columns, Rows
 from foretrace.graph import CallTable, KernelTable, Names, OpTable
+from foretrace.graph.operators import communicates
 from foretrace.graph.tables import (
+    ANNOTATION,
     CALL,
     COLLECTIVE,
     COMPUTE,
+    FUNCTION,
     LAUNCH,
     MODULE,
     NODE,
@@ -25,6 +27,7 @@ from foretrace.graph.tables import (
     RECORD_EVENT,
     SYNC,
     WAIT_EVENT,
+    ActivityTable,
     Floats,
     Ints,
     Longs,
@@ -182,7 +185,7 @@ def kernel_table(
     name = rows["name"][order].astype(np.int32)
     kind = rows["kind"][order].astype(np.int8)
     if len(name):
-        kind[(kind == COMPUTE) & names.matching(is_collective)[name]] = COLLECTIVE
+        kind[(kind == COMPUTE) & names.matching(communicates)[name]] = COLLECTIVE
     call = _launchers(calls, rows["correlation"][order])
     ambiguous = _resolve_shared(calls, call, start)
     op = np.append(calls.op, np.int32(-1))[call]
@@ -196,6 +199,23 @@ def kernel_table(
         names=names,
     )  # fmt: skip
     return kernels, order
+
+
+def activity_table(columns: Columns, ops: OpTable, clock: Clock) -> ActivityTable:
+    """The annotations among the ops, but for marks of steps and collectives, and Python functions that took long."""
+    rows, names = columns.functions, Names([str(name) for name in columns.function_names])
+    marks = ops.names.matching(lambda name: name.startswith(("ProfilerStep#", "nccl:", "gloo:")))
+    noted = np.flatnonzero((ops.kind == ANNOTATION) & ~marks[ops.name]) if len(ops) else np.zeros(0, np.intp)
+    code = np.array([names.code(ops.names[name]) for name in ops.name[noted].tolist()], np.int64)
+    since = clock.since(rows["ts"])
+    until = since + rows["dur"].astype(np.float64) * clock.unit
+    start, end = np.concatenate([since, ops.start[noted]]), np.concatenate([until, ops.end[noted]])
+    order = call_order(start, end)
+    return ActivityTable(
+        name=np.concatenate([rows["name"], code])[order].astype(np.int32), start=start[order], end=end[order],
+        thread=np.concatenate([rows["thread"], ops.thread[noted]])[order].astype(np.int32),
+        kind=np.repeat([FUNCTION, ANNOTATION], [rows.count, len(noted)])[order].astype(np.int8), names=names,
+    )  # fmt: skip
 
 
 def _launchers(calls: CallTable, correlation: Longs) -> Ints:

@@ -64,7 +64,10 @@ def parts(report: StepReport) -> Chart | None:
         {"name": "device computes", "ms": report.device_active_ms - exposed, "about": "kernels run"},
         {"name": "exposed transfers", "ms": exposed - waited, "about": "collectives that no other work overlaps"},
         {"name": WAITS, "ms": waited, "about": "collectives whose last rank has not arrived yet"},
-        *({"name": IDLE[kind], "ms": spent, "about": f"idle: {CAUSES[kind]}"} for kind, spent in causes),
+        *(
+            {"name": IDLE.get(kind, kind), "ms": spent, "about": f"idle: {CAUSES.get(kind, kind)}"}
+            for kind, spent in causes
+        ),
         {"name": "done before others", "ms": early, "about": "idle: from a rank's end to the last rank's end"},
     ]
     return {"kind": "parts", "parts": [plain(piece) for piece in pieces if piece["ms"] > LEAST_SHARE * report.step_ms]}

@@ -1,0 +1,286 @@
+"""Claim: the headline of `foretrace show` is true on every published trace: step, active share of the step, exposed
+communication and idle time within 1 % of what a plain reading of the JSON gives, what the step is bound by and the
+largest cause of idle time the same, and 95 % of the idle time has a named cause.
+
+The plain reading knows nothing of Foretrace. The window is the profiler's step mark, or first event to last without
+one. The device is active where any kernel, copy or memset runs in the window, whichever step launched it. Communication
+is exposed where no other work runs beside its kernels. Where the device idles, the cause is what the thread that
+launches the next kernel does until it has launched it; what is left is a launched kernel that does not start.
+
+    python -m benchmarks.claims.accuracy.headlines
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.process import shared
+from benchmarks.lib.table import keep
+
+Event = dict[str, Any]
+Spans = list[tuple[float, float]]
+
+OFF, HOST_BOUND, NAMED, SMALL_MS = 0.01, 0.3, 0.95, 0.05
+DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
+RUNTIME = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime"}
+HOST = {"cpu_op", "Operator", "user_annotation", "python_function"} | RUNTIME
+COMMUNICATES = re.compile(
+    r"(?i)nccl|rccl|all_?reduce(?!d)|all_?gather|reduce_?scatter|all_?to_?all|all2all|cross_device_reduce|nvshmem|"
+    r"mscclpp|internode|intranode|multimem"
+)
+NAMES = (
+    ("data loading", re.compile(r"(?i)dataloader|load_batch")),
+    ("garbage collection", re.compile(r"(?i)\bgc\b|garbage|<built-in function collect>")),
+    ("checkpoint", re.compile(r"(?i)save_checkpoint|torch/serialization")),
+    ("logging", re.compile(r"(?i)\blogging\b|metrics:publish")),
+    ("lock", re.compile(r"(?i)\bacquire of|threading\.py\(\d+\): wait|built-in function sleep|\bflock\b")),
+)
+CALLS = re.compile(r"(?!autograd::engine|torch::autograd|c10d::barrier)\w+::|record_param_comms")
+"""Calls into the dispatcher; what else the profiler files as ops are autograd's nodes around them."""
+LAUNCHES = re.compile(r"(cuda|cu|hip)(Ext|Drv)?(Module)?(Launch|Memcpy|Memset|GraphLaunch)")
+
+
+def union(spans: Spans) -> Spans:
+    joined: Spans = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def length(spans: Spans) -> float:
+    return sum(end - start for start, end in spans)
+
+
+def clipped(spans: Spans, start: float, end: float) -> Spans:
+    return [(max(a, start), min(b, end)) for a, b in spans if a < end and b > start]
+
+
+class Thread:
+    """What a thread does between any two borders of its events: the label of those that it is inside of."""
+
+    def __init__(self, events: list[Event]) -> None:
+        events = sorted(events, key=lambda e: (e["ts"], -e["dur"]))
+        self.borders = sorted({t for e in events for t in (e["ts"], e["ts"] + e["dur"])})
+        self.labels, stack, at = [], [], 0
+        for border in self.borders:
+            stack = [(end, label) for end, label in stack if end > border]
+            while at < len(events) and events[at]["ts"] <= border:
+                if events[at]["dur"] > 0:
+                    stack.append((events[at]["ts"] + events[at]["dur"], own_label(events[at])))
+                at += 1
+            self.labels.append(of_stack([label for _, label in stack]))
+        if self.labels:
+            self.labels[-1] = NOTHING  # after the last event
+
+    def pieces(self, start: float, end: float) -> Iterator[tuple[float, float, str]]:
+        at = bisect_right(self.borders, start) - 1
+        while start < end:
+            until = min(self.borders[at + 1] if at + 1 < len(self.borders) else end, end)
+            yield start, until, self.labels[at] if at >= 0 else NOTHING
+            start, at = until, at + 1
+
+
+class Trace:
+    """One rank's trace, read plainly."""
+
+    def __init__(self, path: Path) -> None:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", errors="replace") as file:
+            loaded = json.load(file)
+        events = [e for e in (loaded["traceEvents"] if isinstance(loaded, dict) else loaded) if e.get("ph") == "X"]
+        scale = 1e-3 if any(e.get("ts", 0) > 1e17 for e in events[:100]) else 1.0
+        self.events = [{**e, "ts": float(e["ts"]) * scale, "dur": float(e.get("dur", 0)) * scale} for e in events]
+        self.device = [e for e in self.events if e.get("cat") in DEVICE]
+        self.host = [e for e in self.events if e.get("cat") in HOST]
+        marks = [e for e in self.host if re.match(r"ProfilerStep#\d+$", e["name"])]
+        self.steps = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in marks}
+        by_thread = defaultdict(list)
+        for event in self.host:
+            by_thread[event["pid"], event["tid"]].append(event)
+        self.threads = {key: Thread(some) for key, some in by_thread.items()}
+        runtime = [e for e in self.host if e["cat"] in RUNTIME]
+        self.launch = {e["args"].get("correlation"): e for e in runtime if e.get("args", {}).get("correlation")}
+        launches = Counter((e["pid"], e["tid"]) for e in runtime if LAUNCHES.match(e["name"]))
+        self.launching = [key for key, _ in launches.most_common()]
+
+    def window(self, step: str | None) -> tuple[float, float]:
+        if step is not None:
+            return self.steps[step]
+        every = self.host + self.device
+        return min(e["ts"] for e in every), max(e["ts"] + e["dur"] for e in every)
+
+    def headline(self, step: str | None) -> dict[str, Any]:
+        start, end = self.window(step)
+        spans = [(e["ts"], e["ts"] + e["dur"], bool(COMMUNICATES.search(e["name"]))) for e in self.device]
+        busy = union(clipped([(a, b) for a, b, _ in spans], start, end))
+        compute = union(clipped([(a, b) for a, b, talks in spans if not talks], start, end))
+        causes = self.causes(busy, start, end)
+        step_ms, active = (end - start) / 1e3, length(busy) / 1e3
+        idle = step_ms - active
+        waits = "queue" if causes["launched"] / 1e3 > idle / 2 else "host"
+        bound = None if not spans else "device" if idle <= HOST_BOUND * step_ms else waits
+        return {
+            "step_ms": step_ms,
+            "active_ms": active,
+            "exposed_ms": (length(busy) - length(compute)) / 1e3,
+            "bound": bound,
+            "cause": causes.most_common(1)[0][0] if causes else None,
+            "causes": {name: ms / 1e3 for name, ms in causes.most_common()},
+            "named": 1 - causes[NOTHING] / 1e3 / idle if idle > SMALL_MS else 1.0,
+        }
+
+    def causes(self, busy: Spans, start: float, end: float) -> Counter[str]:
+        """Microseconds of idle time by what the launching thread does."""
+        found: Counter[str] = Counter()
+        if not busy:
+            return found
+        begins = sorted((e["ts"], e["args"].get("correlation")) for e in self.device)
+        times = [ts for ts, _ in begins]
+        gaps = list(zip([start, *(b for _, b in busy)], [*(a for a, _ in busy), end]))
+        for since, until in gaps:
+            if until <= since:
+                continue
+            at = bisect_left(times, until)
+            launch = self.launch.get(begins[at][1]) if until < end and at < len(begins) else None
+            key = (launch["pid"], launch["tid"]) if launch else (self.launching or [None])[0]
+            launched = min(max(launch["ts"] + launch["dur"], since), until) if launch else until
+            found["launched"] += until - launched
+            self.host_pieces(key, since, launched, found)
+        return Counter({name: us for name, us in found.items() if us > 0})
+
+    def host_pieces(self, key: Any, start: float, end: float, found: Counter[str]) -> None:
+        """Add what a thread does, and where it does nothing that is recorded, what another launching thread does."""
+        others = [other for other in (key, *self.launching) if other in self.threads]
+        for begin, until, label in self.threads[others[0]].pieces(start, end) if others else ():
+            if label not in (BETWEEN, NOTHING):
+                found[label] += until - begin
+                continue
+            for since, to, several in self._at_once(others[1:], begin, until):
+                found[next((one for one in several if one not in (BETWEEN, NOTHING)), label)] += to - since
+        if not others:
+            found[NOTHING] += end - start
+
+    def _at_once(self, keys: list[Any], start: float, end: float) -> Iterator[tuple[float, float, list[str]]]:
+        borders = {start, end}
+        for key in keys:
+            of = self.threads[key].borders
+            borders.update(of[bisect_right(of, start) : bisect_right(of, end)])
+        inside = sorted(borders)
+        for since, to in pairwise(inside):
+            yield since, to, [next(self.threads[k].pieces(since, to))[2] for k in keys]
+
+
+BETWEEN, NOTHING = "between ops", "nothing recorded"
+
+
+@cache
+def by_name(name: str) -> str:
+    return next((label for label, pattern in NAMES if pattern.search(name)), "")
+
+
+def own_label(event: Event) -> str:
+    """What an event says of the time inside it; empty where it says nothing."""
+    name = event["name"]
+    if event["cat"] in RUNTIME:
+        return "sync" if "Synchronize" in name else "launch calls" if LAUNCHES.match(name) else ""
+    if name.startswith("ProfilerStep"):
+        return ""
+    return by_name(name) or ("inside ops" if event["cat"] in ("cpu_op", "Operator") and CALLS.match(name) else "")
+
+
+def of_stack(labels: list[str]) -> str:
+    """What a stack of events is: the outermost that has a meaning of its own, else the innermost."""
+    for label in labels:
+        if label not in ("", "sync", "launch calls", "inside ops"):
+            return label
+    return next((label for label in reversed(labels) if label in ("sync", "launch calls")), "") or (
+        "inside ops" if "inside ops" in labels else BETWEEN
+    )
+
+
+def traces() -> Iterator[tuple[str, Path, list[Path]]]:
+    """Name, what show is given, and the profiler trace of each rank."""
+    public, h200 = shared("public"), shared("traces/h200")
+    for file in [*sorted((public / "wild").glob("*.json.gz")), *sorted((public / "single_rank").glob("*.gz"))]:
+        if "_et." not in file.name:
+            yield file.name.split(".")[0], file, [file]
+    for folder in ("wild/torchrec_4xV100", "wild/sglang_decode_8xB200"):
+        yield folder.split("/")[1], public / folder, sorted((public / folder).glob("*.json.gz"))
+    for folder in ("dlrm_8xV100", "megatron_tp8_8xA100", "megatron_tp2_2xV100"):
+        yield folder, public / folder, sorted((public / folder).glob("*.kineto.json.gz"))
+    for case in sorted(h200.iterdir()):
+        yield case.name, case, [case / "kineto.json.gz"]
+
+
+COARSE = {
+    "T1": "between ops", "annotation": "between ops", "python": "between ops", "T2": "inside ops", "T3": "inside ops",
+    "T5": "inside ops", "T4": "launch calls", "latency": "launched", "queued": "launched", "busy wait": "sync",
+    "allocation": "inside ops", "communication": "inside ops", "no event": "nothing recorded",
+}  # fmt: skip
+"""The plain reading's words for causes that show tells apart more finely."""
+
+
+def held(name: str, given: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
+    """Show's headline against the plain reading, rank by rank."""
+    import foretrace as ft
+
+    said = ft.observe(ft.load(given)).to_dict()
+    for number, file in zip(said["step_ms"], files):
+        plain = Trace(file).headline(said["step"])
+        idle = plain["step_ms"] - plain["active_ms"] if plain["bound"] else 0.0
+        figures = {
+            "step": (said["step_ms"][number], plain["step_ms"]),
+            "active": (said["device_active_ms"][number], plain["active_ms"]),
+            "exposed": (said["overlap"][number]["exposed_ms"], plain["exposed_ms"]),
+            "idle": (said["device_idle_ms"][number], idle),
+        }
+        causes: Counter[str] = Counter()
+        for cause, ms in said["ranks"][number].get("idle_causes", {}).items():
+            causes[COARSE.get(cause, cause)] += ms
+        cause = causes.most_common(1)[0][0] if causes else None
+        # Two causes that are as long as each other are both the largest.
+        same = (
+            cause == plain["cause"] or abs(plain["causes"].get(str(cause), 0) / max(plain["causes"].values()) - 1) < 0.1
+        )
+        yield {
+            "trace": name,
+            "rank": number,
+            **{key: round(one, 3) for key, (one, _) in figures.items()},
+            "off %": round(
+                100 * max(abs(a - b) / max(b, SMALL_MS, 0.01 * plain["step_ms"]) for a, b in figures.values()), 2
+            ),
+            "bound": said["ranks"][number].get("bound"),
+            "plain bound": plain["bound"],
+            "cause": cause,
+            "plain cause": plain["cause"],
+            "same": same if idle > SMALL_MS and plain["active_ms"] else None,
+            "named %": round(100 * (1 - causes["nothing recorded"] / idle), 1) if idle > SMALL_MS and causes else None,
+            "plain named %": round(100 * plain["named"], 1),
+        }
+
+
+def holds(row: dict[str, Any]) -> bool:
+    named = row["named %"] is None or row["named %"] >= min(100 * NAMED, row["plain named %"] - 1)
+    return row["off %"] <= 100 * OFF and row["bound"] == row["plain bound"] and row["same"] in (True, None) and named
+
+
+def main() -> int:
+    rows = [{**row, "true": holds(row)} for one in traces() for row in held(*one)]
+    keep("headlines", rows)
+    return int(not all(row["true"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""What fills host time besides ops and launches: data loading, garbage collection, checkpoints, logging, locks, waits.
+
+A profiler trace names such time by annotations, by Python functions where it has stacks, and by runtime calls that
+allocate. A host that polls for the device has no event at all: it is seen from a pause that ends with a kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.graph import Graph
+from foretrace.graph.tables import (
+    ANNOTATION,
+    FUNCTION,
+    LAUNCH,
+    OTHER_CALL,
+    Floats,
+    Ints,
+    Longs,
+    distinct,
+)
+from foretrace.simulation.task_graph import outermost
+
+DATA_LOADING, BUSY_WAIT, ALLOCATION, ANNOTATED, PYTHON = (
+    "data loading", "busy wait", "allocation", "annotation", "python",
+)  # fmt: skip
+_MEANINGS = (
+    (DATA_LOADING, re.compile(r"(?i)dataloader|(load|next|fetch|get)_?batch\b")),
+    ("garbage collection", re.compile(r"(?i)\bgc\b|garbage.?collect|<built-in function collect>")),
+    (
+        "checkpoint",
+        re.compile(
+            r"(?i)torch/serialization\.py|distributed/checkpoint/|\btorch\.save\b|^\W*checkpoint\w*\W*$|"
+            r"(save|write|load)\w*_?checkpoint|checkpoint\w*_(save|write|load)"
+        ),
+    ),
+    (
+        "logging",
+        re.compile(
+            r"(?i)\blogging\b|^\W*log(s|ger)?\W*$|\blog_(metrics|stats|dict)\b|metrics?:publish|"
+            r"\b(wandb|tensorboard|mlflow)\b"
+        ),
+    ),
+    ("lock", re.compile(r"\bacquire\b|threading\.py\(\d+\): (wait|join)\b|queue\.py\(\d+\): get\b|\bflock\b")),
+    ("sleep", re.compile(r"<built-in function sleep>|\bselectors?\.py\(\d+\): select\b|<built-in method poll\b")),
+)
+"""What the name of an annotation or a function says; the first that matches."""
+_ALLOCATES = re.compile(r"(cuda|cu|hip)\w*(Malloc|Free|HostAlloc|HostRegister|ModuleLoad|LibraryLoad)")
+LONG_US = 100.0
+"""A pause of the host that is shorter is the ordinary time between two ops."""
+LAUNCHED_JUST_BEFORE_US = 50.0
+"""A host that waits for a kernel has launched it just before."""
+POLLED_US, SEEN_BEFORE_US, SEEN_AFTER_US = 500.0, 100.0, 20.0
+"""The least pause in which a host polls, and how soon before or after the end of a kernel it goes on: what it polls for
+is written just before the end. In shorter pauses a kernel ends at the same time by chance too often."""
+MOST = 0.75
+"""Share of the pauses behind kernels of one name that must end with these for the host to wait for them."""
+
+
+class Activities(NamedTuple):
+    """Intervals of host time that have a cause of their own, disjoint on each thread."""
+
+    start: Floats
+    end: Floats
+    thread: Ints
+    cause: Ints
+    """Code in the list of causes."""
+
+
+def meaning(name: str) -> str:
+    """What an annotation or a Python function is for; empty where its name does not say.
+
+    >>> meaning("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"), meaning("## forward ##")
+    ('data loading', '')
+    >>> meaning("torch/utils/checkpoint.py(243): backward"), meaning("<built-in function collect>")
+    ('', 'garbage collection')
+    """
+    return next((kind for kind, pattern in _MEANINGS if pattern.search(name)), "")
+
+
+class Causes:
+    """Distinct causes of host time, each a kind and a name, with codes."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[str, str]] = []
+        self._codes: dict[tuple[str, str], int] = {}
+
+    def code(self, kind: str, name: str) -> int:
+        """The code of a cause, a new one for a new cause."""
+        if (kind, name) not in self._codes:
+            self._codes[kind, name] = len(self.items)
+            self.items.append((kind, name))
+        return self._codes[kind, name]
+
+
+def host_activities(graph: Graph, causes: Causes) -> Activities:
+    """Host time with a cause of its own, whatever ops are inside: what its name says, else an annotation in which
+    nothing is launched; and calls that allocate.
+
+    A Python function counts by its name only where it launches nothing: it may be the loop around all of a step.
+    """
+    table, calls = graph.activities, graph.calls
+    launching = _launching(graph)
+    means = [meaning(name) for name in table.names.items]
+    says = np.array([bool(meant) for meant in means] or [False])[table.name] if len(table) else np.zeros(0, bool)
+    noted = table.kind == ANNOTATION
+    rows = np.flatnonzero(np.where(noted, says | ~launching, says & ~launching))
+    names = [table.names[code] for code in table.name[rows].tolist()]
+    code = [causes.code(means[at] or ANNOTATED, name) for at, name in zip(table.name[rows].tolist(), names)]
+    allocates = calls.names.matching(lambda name: bool(_ALLOCATES.match(name)))
+    slow = np.flatnonzero((calls.kind == OTHER_CALL) & (calls.end - calls.start >= LONG_US))
+    slow = slow[allocates[calls.name[slow]]]
+    code += [causes.code(ALLOCATION, calls.names[name]) for name in calls.name[slow].tolist()]
+    found = Activities(
+        np.concatenate([table.start[rows], calls.start[slow]]),
+        np.concatenate([table.end[rows], calls.end[slow]]),
+        np.concatenate([table.thread[rows], calls.thread[slow]]),
+        np.array(code, np.int32),
+    )
+    return _outermost(found)
+
+
+def _launching(graph: Graph) -> NDArray[np.bool_]:
+    """Whether each activity has a launch on its thread inside it."""
+    table, calls = graph.activities, graph.calls
+    inside = np.zeros(len(table), bool)
+    launches = calls.kind == LAUNCH
+    for thread in distinct(table.thread):
+        rows = np.flatnonzero(table.thread == thread)
+        at = np.sort(calls.start[launches & (calls.thread == thread)])
+        inside[rows] = np.searchsorted(at, table.end[rows]) > np.searchsorted(at, table.start[rows])
+    return inside
+
+
+def _outermost(found: Activities) -> Activities:
+    """Those that lie in no other of their thread, in order of threads and time; an overlap goes to the first."""
+    order = np.lexsort((-found.end, found.start, found.thread))
+    keep = np.ones(len(order), bool)
+    for one in distinct(found.thread):
+        rows = np.flatnonzero(found.thread[order] == one)
+        keep[rows] = outermost(found.start[order[rows]], found.end[order[rows]])
+    order = order[keep]
+    return Activities(found.start[order], found.end[order], found.thread[order], found.cause[order])
+
+
+def innermost_names(graph: Graph, causes: Causes, thread: int, start: float, end: float) -> Activities:
+    """Who fills a pause of a thread: the innermost annotation or Python function, piece by piece."""
+    table = graph.activities
+    near = slice(0, int(np.searchsorted(table.start, end)))  # in the order they started
+    rows = np.flatnonzero((table.thread[near] == thread) & (table.end[near] > start))
+    borders = distinct(np.clip(np.concatenate([[start, end], table.start[rows], table.end[rows]]), start, end))
+    begins, ends = borders[:-1], borders[1:]
+    last = np.full(len(begins), -1)
+    for row in rows.tolist():  # parents come first, so that the innermost stays
+        last[(begins >= table.start[row]) & (ends <= table.end[row])] = row
+    known = np.flatnonzero(last >= 0)
+    rows = last[known]
+    kinds = np.where(table.kind[rows] == FUNCTION, PYTHON, ANNOTATED).tolist()
+    names = [table.names[code] for code in table.name[rows].tolist()]
+    code = np.array([causes.code(meaning(name) or kind, name) for kind, name in zip(kinds, names)], np.int32)
+    return Activities(begins[known], ends[known], np.full(len(known), thread, np.int32), code)
+
+
+def polled_kernels(graph: Graph, thread: Ints, start: Floats, end: Floats) -> Longs:
+    """For each pause of the host, the kernel that it polled for; -1 where it did something else.
+
+    Such a pause begins just after the launch of the kernel, which then starts, and ends as the kernel does; and so do
+    most pauses behind kernels of its name.
+    """
+    kernels, calls = graph.kernels, graph.calls
+    polled = np.full(len(start), -1, np.int64)
+    long = end - start >= POLLED_US
+    launched = np.flatnonzero(kernels.call >= 0)
+    launched = launched[np.argsort(calls.start[kernels.call[launched]], kind="stable")]
+    for one in distinct(thread[long]):
+        rows = np.flatnonzero(long & (thread == one))
+        ours = launched[calls.thread[kernels.call[launched]] == one]
+        at = np.searchsorted(calls.start[kernels.call[ours]], start[rows], "right") - 1
+        rows, last = rows[at >= 0], ours[at[at >= 0]]
+        just = start[rows] - calls.end[kernels.call[last]] <= LAUNCHED_JUST_BEFORE_US
+        ends_with = (kernels.start[last] >= start[rows] - SEEN_AFTER_US) & (kernels.start[last] < end[rows])
+        ahead = kernels.end[last] - end[rows]
+        ends_with &= (ahead >= -SEEN_AFTER_US) & (ahead <= SEEN_BEFORE_US)
+        polled[rows[just]] = np.where(ends_with, last, -2 - last)[just]
+    seen = np.flatnonzero(polled != -1)
+    kernel = np.where(polled[seen] >= 0, polled[seen], -2 - polled[seen])
+    name = kernels.name[kernel]
+    agree = np.bincount(name, polled[seen] >= 0, len(kernels.names)) / np.maximum(
+        np.bincount(name, minlength=len(kernels.names)), 1
+    )
+    waits = (polled[seen] >= 0) & (agree[name] >= MOST)
+    polled[seen[~waits]] = -1
+    return polled

@@ -1,0 +1,128 @@
+"""Why a device idles during a step: what the thread does that launches next, and launched work that does not start."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from foretrace.analysis.activities import Activities
+from foretrace.analysis.critical_path import LATENCY, LATENCY_US
+from foretrace.analysis.host_time import Segments, cut_at
+from foretrace.analysis.report import IdleRow
+from foretrace.graph import Graph
+from foretrace.graph.tables import Floats, Ints, KernelTable
+from foretrace.simulation.task_graph import T1, T4, merged
+
+QUEUED, NO_EVENT = "queued", "no event"
+"""Causes of idle time: work that was launched and does not start; a host of which nothing is recorded."""
+HOST_BOUND = 0.3
+"""Where the device idles for more than this share of the step, the device does not limit it."""
+
+
+def step_window(graph: Graph, step: str | None) -> tuple[float, float]:
+    """When a step begins and ends: at its marks; where none is marked, at the first event and the last.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> step_window(Graph(OpTable.of([Op("aten::mm", start_us=2.0, end_us=8.0)])), None)
+    (2.0, 8.0)
+    """
+    marked = [span for span in graph.steps if span.name == step]
+    if marked and graph.has_times:
+        return marked[0].start, marked[0].end
+    every = (graph.ops, graph.calls, graph.kernels, graph.activities)
+    tables = [table for table in every if np.isfinite(table.start).any()]
+    if not tables:
+        return 0.0, 0.0
+    return min(float(np.nanmin(t.start)) for t in tables), max(float(np.nanmax(t.end)) for t in tables)
+
+
+def kernels_in(graph: Graph, start: float, end: float) -> KernelTable:
+    """The device work of a time window, cut to it: also what another step launched."""
+    kernels = graph.kernels.rows((graph.kernels.start < end) & (graph.kernels.end > start))
+    return replace(kernels, start=np.maximum(kernels.start, start), end=np.minimum(kernels.end, end))
+
+
+def bound_by(step_ms: float, idle_ms: float, causes: dict[str, float]) -> str:
+    """What limits a step: the device; else the host; or a queue, where most of what the device idles for was launched.
+
+    >>> bound_by(10.0, 1.0, {}), bound_by(10.0, 6.0, {"T1": 6.0}), bound_by(10.0, 6.0, {"queued": 6.0})
+    ('device', 'host', 'queue')
+    """
+    if idle_ms <= HOST_BOUND * step_ms:
+        return "device"
+    return "queue" if causes.get(QUEUED, 0.0) + causes.get(LATENCY, 0.0) > idle_ms / 2 else "host"
+
+
+def idle_rows(graph: Graph, kernels: KernelTable, segments: Segments, start: float, end: float) -> list[IdleRow]:
+    """What the device idles for in a time window, the longest first.
+
+    Parameters
+    ----------
+    graph
+        Whose runtime calls the kernels are launched by, and whose ops the host time is of.
+    kernels
+        The device work of the window.
+    segments
+        Its host time.
+    start, end
+        The window.
+    """
+    if not len(kernels):
+        return []
+    busy_start, busy_end, first = merged(kernels.start, kernels.end)
+    begins, ends = np.append(start, busy_end), np.append(busy_start, end)
+    call = np.append(kernels.call[first], -1)
+    main = _launching(segments)
+    waits_for_host = call >= 0
+    waits_for_host[-1] = True
+    if not len(graph.calls):
+        waits_for_host[:] = True
+    launched = np.append(graph.calls.end, end)[call]
+    launched = np.clip(np.where(waits_for_host, launched, begins), begins, np.maximum(ends, begins))
+    thread = np.append(graph.calls.thread, main[0] if main else -1)[call]
+    found: dict[tuple[str, str], float] = defaultdict(float)
+    late = ends - launched
+    found[LATENCY, ""] = float(late[(late > 0) & (late <= LATENCY_US)].sum())
+    found[QUEUED, ""] = float(late[late > LATENCY_US].sum())
+    _add_host(graph, segments, begins, launched, thread.astype(np.int32), main, found)
+    total = sum(found.values())
+    rows = [IdleRow(*key, us / 1e3, us / total) for key, us in found.items() if us > 0]
+    return sorted(rows, key=lambda row: -row.ms)
+
+
+def _launching(segments: Segments) -> list[int]:
+    """The threads of a rank, those that launch most first."""
+    threads, counts = np.unique(segments.thread, return_counts=True)
+    launches = np.array([int(((segments.thread == one) & (segments.kind == T4)).sum()) for one in threads])
+    return [int(thread) for thread in threads[np.lexsort((-counts, -launches))]]
+
+
+def _add_host(
+    graph: Graph,
+    segments: Segments,
+    start: Floats,
+    end: Floats,
+    thread: Ints,
+    threads: list[int],
+    found: dict[tuple[str, str], float],
+) -> None:
+    """Add what the host does in gaps of the device: the thread that launches next, else another that does anything."""
+    kind, none = np.full(len(start), T1, np.int8), np.full(len(start), -1, np.int32)
+    gaps = Segments(start, end, kind, thread, none, none, none)
+    gaps = gaps.rows(end > start)
+    work = Activities(segments.start, segments.end, segments.thread, np.arange(len(segments), dtype=np.int32))
+    for other in [None, *threads]:
+        if other is not None:
+            gaps.thread = np.full(len(gaps), other, np.int32)
+        pieces = cut_at(gaps, work)
+        known = pieces.cause >= 0
+        rows, which = np.unique(pieces.cause[known], return_inverse=True)
+        for row, us in zip(rows.tolist(), np.bincount(which, pieces.duration[known], len(rows)).tolist()):
+            op = int(segments.op[row])
+            found[segments.label(row, graph.ops.names[graph.ops.name[op]] if op >= 0 else "")] += us
+        gaps = pieces.rows(~known)
+        if not len(gaps):
+            return
+    found[NO_EVENT, ""] += float(gaps.duration.sum())

@@ -1,0 +1,147 @@
+"""What fills host time, and why a device idles."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foretrace.analysis.compare import compare_steps
+from foretrace.analysis.host_time import host_segments
+from foretrace.analysis.measure import measure_step
+from foretrace.graph import Graph, Job, Names, Span
+from foretrace.graph.tables import ANNOTATION, FUNCTION, ActivityTable
+from foretrace.simulation.task_graph import SYNC
+from tests.analysis.builders import MAIN, Call, Orphan, Runtime, launch, rank, sync
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def doing(graph: Graph, *activities: tuple[str, float, float], kind: int = ANNOTATION) -> Graph:
+    """The graph with annotations or functions on its main thread."""
+    names = Names([name for name, *_ in activities])
+    count = len(activities)
+    start, end = (np.array([one[at] for one in activities]) for at in (1, 2))
+    table = ActivityTable(
+        np.arange(count, dtype=np.int32),
+        start,
+        end,
+        np.full(count, MAIN, np.int32),
+        np.full(count, kind, np.int8),
+        names,
+    )
+    return replace(graph, activities=table)
+
+
+def step(load_us: float, begin: float = 0.0) -> Graph:
+    """A step that loads a batch, then launches a kernel of 1 ms."""
+    mark = Call("ProfilerStep#1", begin, load_us + 1100, kind=ANNOTATION)
+    loaded = Call("aten::stack", load_us / 2, load_us / 2 + 10)
+    called, launched = (
+        Call("aten::mm", load_us, load_us + 50),
+        launch(load_us + 20, load_us + 30, (load_us + 35, load_us + 1035)),
+    )
+    graph = rank(mark, loaded, called, launched, steps=[Span("ProfilerStep#1", begin, load_us + 1100)])
+    return doing(graph, (LOADER, 5.0, load_us - 5.0))
+
+
+def causes(graph: Graph) -> dict[str, float]:
+    return {cause: ms * 1e3 for cause, ms in measure_step(graph).idle_causes.items()}
+
+
+def test_data_loading_is_a_cause_of_its_own_with_the_ops_inside_it() -> None:
+    seen = measure_step(step(2000.0))
+    assert seen.bound == "host" and seen.idle[0].cause == "data loading" and seen.idle[0].name == LOADER
+    assert seen.idle_causes["data loading"] == pytest.approx(1.99)
+    assert seen.overheads["data loading"].ms == pytest.approx(1.99)
+    assert seen.critical_path[0].what == "data loading"
+    assert sum(seen.idle_causes.values()) == pytest.approx(seen.device_idle_ms)
+
+
+def test_a_step_is_judged_by_its_own_time_and_not_by_that_from_first_to_last_kernel() -> None:
+    seen = measure_step(step(2000.0))
+    assert seen.device_active_ms == pytest.approx(1.0) and seen.device_idle_ms == pytest.approx(2.1)
+    assert measure_step(step(100.0)).bound == "device"
+
+
+def test_what_the_step_before_left_on_the_device_fills_its_gaps() -> None:
+    steps = [Span("ProfilerStep#1", 0.0, 1000.0), Span("ProfilerStep#2", 1000.0, 2000.0)]
+    calls = [Call("aten::mm", 0, 50), Call("aten::mm", 1000, 1050)]
+    graph = rank(*calls, launch(10, 20, (100, 1900)), launch(1010, 1020, (1900, 2600)), steps=steps)
+    seen = measure_step(graph, "ProfilerStep#2")
+    assert seen.device_active_ms == pytest.approx(1.0) and seen.bound == "device"
+
+
+def test_loading_that_goes_away_is_named_in_the_difference_of_two_steps() -> None:
+    change = {
+        row.what: row.change_ms
+        for row in compare_steps(measure_step(step(2000.0)), measure_step(step(100.0))).critical_path
+    }
+    assert change["data loading"] == pytest.approx(-1.9)
+
+
+def test_an_annotation_that_launches_nothing_is_a_cause_and_one_that_launches_is_not() -> None:
+    graph = rank(Call("aten::sort", 10, 400), Call("aten::mm", 500, 550), launch(520, 530, (540, 600)))
+    assert causes(doing(graph, ("prepare", 5, 450)))["annotation"] == pytest.approx(445)
+    assert causes(doing(graph, ("all of it", 5, 590)))["T2"] == pytest.approx(410)
+
+
+def test_a_long_python_function_names_a_pause_between_ops_by_its_innermost_piece() -> None:
+    graph = rank(Call("aten::view", 0, 10), Call("aten::mm", 1010, 1050), launch(1020, 1030, (1040, 1100)))
+    graph = doing(graph, ("train.py(3): run", 0, 1060), ("tokens.py(7): encode", 110, 810), kind=FUNCTION)
+    assert {
+        (row.cause, row.name, round(row.ms * 1e3)) for row in measure_step(graph).idle if row.cause == "python"
+    } == {
+        ("python", "tokens.py(7): encode", 700),
+        ("python", "train.py(3): run", 300),
+    }
+
+
+def test_collecting_garbage_and_waiting_for_a_lock_have_their_names() -> None:
+    graph = rank(Call("aten::view", 0, 10), Call("aten::mm", 1010, 1050), launch(1020, 1030, (1040, 1100)))
+    functions = (
+        ("<built-in function collect>", 100, 400),
+        ("<built-in method acquire of _thread.lock object>", 500, 800),
+    )
+    found = causes(doing(graph, *functions, kind=FUNCTION))
+    assert found["garbage collection"] == found["lock"] == pytest.approx(300)
+
+
+def test_launched_work_that_does_not_start_is_no_fault_of_the_host() -> None:
+    seen = measure_step(rank(Call("aten::mm", 0, 50), launch(10, 20, (5000, 5100))))
+    assert seen.bound == "queue" and seen.idle[0].cause == "queued"
+
+
+def polling(*lengths: float, sticks_out: float = 30.0) -> Graph:
+    """A host that launches a kernel, and goes on just before the end of each, however late that is."""
+    events: list[Call | Runtime | Orphan] = []
+    at = 0.0
+    for length in lengths:
+        events += [launch(at, at + 5, (at + length - 200, at + length + sticks_out), name="notify")]
+        events += [Call("aten::empty", at + length, at + length + 5)]
+        at += length + 500
+    return rank(*events)
+
+
+def test_a_pause_that_ends_with_the_kernel_launched_before_it_is_a_wait() -> None:
+    cut = host_segments(polling(2000.0, 9000.0, 700.0))
+    assert sorted(cut.duration[(cut.kind == SYNC)].round().tolist()) == [695, 1995, 8995]
+    assert {cut.causes.items[code] for code in cut.cause[cut.kind == SYNC]} == {("busy wait", "notify")}
+
+
+def test_a_pause_that_ends_while_a_long_kernel_runs_is_none() -> None:
+    assert not (host_segments(polling(2000.0, 9000.0, 700.0, sticks_out=4000.0)).kind == SYNC).any()
+
+
+def test_a_step_whose_kernels_are_not_in_the_trace_is_not_all_of_it_on_the_host() -> None:
+    seen = measure_step(Job([rank(Call("aten::mm", 0, 50), Runtime(10, 20), sync(50, 90))]))
+    assert seen.bound is None and seen.unrecorded_launches == 1
+
+
+def test_what_was_launched_before_the_trace_counts_only_in_the_step_that_it_ran_in() -> None:
+    steps = [Span("ProfilerStep#1", 0.0, 1000.0), Span("ProfilerStep#2", 1000.0, 2000.0)]
+    calls = [Call("aten::mm", 20, 50), Call("aten::mm", 1010, 1050)]
+    graph = rank(*calls, Orphan(0, 300), launch(30, 40, (400, 500)), launch(1020, 1030, (1100, 1200)), steps=steps)
+    before = {
+        name: measure_step(graph, name).ranks[0].launched_before_ms for name in ("ProfilerStep#1", "ProfilerStep#2")
+    }
+    assert before == {"ProfilerStep#1": pytest.approx(0.3), "ProfilerStep#2": 0.0}
