@@ -239,3 +239,47 @@ def launches_nothing(op: Op, kind: str) -> bool:
             if (kind == "cpu" or tensor.device != "cpu") and (0 not in tensor.shape or tensor.layout != "strided"):
                 return False
     return True
+
+
+HALF_DTYPES = ("bfloat16", "float16")
+MAX_HEAD_SIZE = {"cudnn": 128, "flash": 256}
+"""Of implementations that take half precision only. The efficient one takes any head size."""
+
+
+def attention_backends(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, dropout: float = 0.0
+) -> list[str]:
+    """Implementations that PyTorch may run an attention with on Hopper and later GPUs, the preferred one first.
+
+    The checks of ``sdp_utils.cpp`` on dtypes and sizes; only cuDNN's and flash take fewer heads of keys and values.
+
+    >>> [attention_backends(*[Tensor((8, 12, 512, 64), dtype)] * 3)[0] for dtype in ("bfloat16", "float32")]
+    ['cudnn', 'efficient']
+    """
+    found = ["math"]
+    sizes = [tensor.shape for tensor in (q, k, v)]
+    if any(len(shape) != 4 or 0 in shape for shape in sizes) or len({shape[0] for shape in sizes}) != 1:
+        return found
+    (_, heads, rows, head_size), (_, k_heads, columns, k_size), (_, v_heads, _, v_size) = sizes
+    half, grouped = q.dtype in HALF_DTYPES, not heads == k_heads == v_heads
+    alignment = 8 if half else 4
+    if head_size == k_size and not (head_size % alignment or v_size % alignment or grouped) and q.dtype != "float64":
+        found.insert(0, "efficient")
+    square = not causal or rows == columns
+    if half and mask is None and head_size == k_size == v_size <= MAX_HEAD_SIZE["flash"] and square:
+        found.insert(0, "flash")
+    if half and _cudnn_takes_attention(q.shape, columns, v_size, mask, dropout):
+        found.insert(0, "cudnn")
+    return found
+
+
+def _cudnn_takes_attention(q: Sequence[int], columns: int, v_size: int, mask: Tensor | None, dropout: float) -> bool:
+    batch, heads, rows, size = q
+    if max(size, v_size) > MAX_HEAD_SIZE["cudnn"] and (size, v_size) != (192, 128):
+        return False
+    if size % 8 or v_size % 8 or columns == 1 or (dropout and rows == 1):
+        return False
+    if mask is None:
+        return True
+    broadcast = zip(mask.shape, (batch, heads, rows, columns)[-len(mask.shape) :])
+    return len(mask.shape) in (2, 4) and all(given in (1, whole) for given, whole in broadcast)

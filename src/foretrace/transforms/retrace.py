@@ -226,7 +226,7 @@ class _Program:
 
         A Python function of PyTorch where autocast knows it by that name, else the op itself, which has defaults.
         """
-        from foretrace.record.sketch.cuda_ops import FULL, FULL_RESULT, LOWER, WIDEST
+        from foretrace.record.sketch.autocast import FULL, FULL_RESULT, LOWER, WIDEST
 
         torch, short, op = self._torch, composite.name.removeprefix("aten::"), None
         if composite.is_op:
@@ -236,7 +236,7 @@ class _Program:
             op = torch_operator(path)
             if not any(short in known for known in (LOWER, FULL, FULL_RESULT, WIDEST)):
                 return op, []
-        homes = (torch, torch.nn.functional, torch._C._nn, torch.Tensor)
+        homes = (torch, torch.nn.functional, torch._C._nn, torch._C._linalg, torch.Tensor)
         function = next(getattr(home, short) for home in homes if hasattr(home, short))
         if op is None:
             return function, []

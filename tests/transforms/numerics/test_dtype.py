@@ -62,8 +62,8 @@ def test_attention_is_swapped_in_both_directions() -> None:
 def test_attention_is_not_given_what_it_does_not_take() -> None:
     with pytest.raises(ForetraceError, match=r"takes float32, and flash attention supports.*Set dtype=bf16"):
         attention(sketched(gpt), "flash")
-    odd = dtype(sketched(gpt, dim=68), "bf16")
-    with pytest.raises(ForetraceError, match="head size of 17, and cudnn attention supports multiples of 8 up to 128"):
+    odd = dtype(sketched(gpt, dim=80), "bf16")
+    with pytest.raises(ForetraceError, match="head size of 20, and cudnn attention supports multiples of 8 up to 128"):
         attention(odd, "cudnn")
 
 

@@ -2,57 +2,45 @@
 
 A build without CUDA can't make CUDA tensors, not even fake ones. There the step is sketched on fake CPU tensors: each
 storage is labelled with the device it would be on, a script that asks for it gets that label, and where PyTorch would
-choose another op for a GPU, that one is called. Streams and events are stand-ins that order nothing.
+choose another op for a GPU, that one is called.
+
+Every function of torch that a script or PyTorch's own Python code calls passes a function mode (`FunctionsOnCuda`), so
+nothing of torch is replaced that a script could have imported before, or could keep.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from itertools import count
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from foretrace.record.sketch.cuda_ops import OTHER_RESULTS, casting_like_cuda, choosing_like_cuda, counting_regions
+from foretrace.record.sketch.autocast import CudaAutocast, counting_regions
+from foretrace.record.sketch.cuda_api import pretended_api
+from foretrace.record.sketch.cuda_ops import ON_CUDA, ORDER_ON_HOPPER, OTHER_RESULTS, OWN_RESULTS
 from foretrace.record.watch.tensors import DeviceName
 from foretrace.record.watch.watch import desugars
 
 CUDA, CPU = "cuda:0", "cpu"
-MOVES = (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu)
+MOVES = (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.type)
+PLAIN_FUNCTION = torch._C._disabled_torch_function_impl
 
 QUESTIONS: dict[Any, Callable[[str], Any]] = {
+    torch.Tensor.device.__get__: torch.device,
     torch.Tensor.is_cuda.__get__: lambda label: label == CUDA,
     torch.Tensor.is_cpu.__get__: lambda label: label == CPU,
     torch.Tensor.get_device: lambda label: 0 if label == CUDA else -1,
 }
 """Queries of a tensor's device, and the answer by its label."""
-
-ANSWERS: dict[str, Any] = {
-    "is_available": lambda: True,
-    "is_initialized": lambda: False,
-    "device_count": lambda: 1,
-    "current_device": lambda: 0,
-    "set_device": lambda device: None,
-    "synchronize": lambda device=None: None,
-    "is_bf16_supported": lambda including_emulation=True: True,
-    "get_device_capability": lambda device=None: (9, 0),
-    "get_device_name": lambda device=None: "pretended GPU",
-    "manual_seed": lambda seed: None,
-    "manual_seed_all": lambda seed: None,
-    "empty_cache": lambda: None,
-    "memory_allocated": lambda device=None: 0,
-    "max_memory_allocated": lambda device=None: 0,
-    "reset_peak_memory_stats": lambda device=None: None,
-}
-"""What functions of torch.cuda return."""
-_handles = count(1)
 
 
 @contextmanager
@@ -62,23 +50,80 @@ def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
     ``fake_of`` returns the fake tensor that represents a real one.
     """
     with ExitStack() as stack:
-        for name, answer in ANSWERS.items():
-            stack.enter_context(patch.object(torch.cuda, name, answer))
+        stack.enter_context(pretended_api())
         if torch.version.cuda:  # fake CUDA tensors work as they are
             yield lambda tensor: str(tensor.device)
             return
         labels = Labels(fake_of)
-        stack.enter_context(pretended_streams())
         stack.enter_context(_sharding_on_cuda())
         stack.enter_context(counting_regions())
-        stack.enter_context(choosing_like_cuda())
-        stack.enter_context(casting_like_cuda(lambda tensor: labels.of(tensor) == CUDA))
+        stack.enter_context(_attention_as_on_hopper())
+        stack.enter_context(_all_functions_seen())
+        stack.enter_context(_grouping_by_label(labels))
         for name, mover in _module_movers(labels).items():
             stack.enter_context(patch.object(torch.nn.Module, name, mover))
-        stack.enter_context(Answers(labels))
+        stack.callback(torch.set_default_device, torch.get_default_device() if _device.CURRENT_DEVICE else None)
+        stack.enter_context(FunctionsOnCuda(labels))
         stack.enter_context(Follower(labels))
         stack.enter_context(patch.object(FakeTensor, "device", _device_property(labels)))
         yield labels.of
+
+
+@contextmanager
+def _attention_as_on_hopper() -> Iterator[None]:
+    """The order in which PyTorch tries implementations of attention."""
+    before = torch._C._get_sdp_priority_order()
+    torch._C._set_sdp_priority_order(ORDER_ON_HOPPER)
+    try:
+        yield
+    finally:
+        torch._C._set_sdp_priority_order(before)
+
+
+@contextmanager
+def _all_functions_seen() -> Iterator[None]:
+    """Let functions of torch that are written in Python run, so that the mode sees those which they call.
+
+    Where a function mode is on, they ask ``has_torch_function`` and hand themselves to the mode, out of its sight.
+    """
+
+    def overrides(tensor: Any) -> bool:
+        return getattr(type(tensor), "__torch_function__", PLAIN_FUNCTION) is not PLAIN_FUNCTION and (
+            type(tensor) is not torch.Tensor
+        )
+
+    answers = {
+        "has_torch_function": lambda tensors: any(map(overrides, tensors)),
+        "has_torch_function_unary": overrides,
+        "has_torch_function_variadic": lambda *tensors: any(map(overrides, tensors)),
+    }
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            original = getattr(torch.overrides, name)
+            for module in [module for place, module in list(sys.modules.items()) if place.startswith("torch.")]:
+                if vars(module).get(name) is original:
+                    stack.enter_context(patch.object(module, name, answer))
+        yield
+
+
+@contextmanager
+def _grouping_by_label(labels: Labels) -> Iterator[None]:
+    """Groups of tensors by device, for foreach functions: PyTorch's own sees them all on the CPU."""
+    original = torch._C._group_tensors_by_device_and_dtype
+
+    def group(lists: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:
+        groups: dict[Any, Any] = {}
+        for (_, dtype), (members, indices) in original(lists, with_indices).items():
+            rows: dict[str, list[int]] = {}
+            for row, tensor in enumerate(members[0]):
+                rows.setdefault(labels.of(tensor), []).append(row)
+            for label, chosen in rows.items():
+                part = [[each[row] for row in chosen] if each else each for each in members]
+                groups[torch.device(label), dtype] = part, [indices[row] for row in chosen] if indices else indices
+        return groups
+
+    with patch.object(torch._C, "_group_tensors_by_device_and_dtype", group):
+        yield
 
 
 def _sharding_on_cuda() -> AbstractContextManager[Any]:
@@ -100,6 +145,7 @@ class Labels:
         self.in_dispatch = 0
         """How many calls are in flight: inside one, fake tensors must see their true device."""
         self._labels: Any = WeakIdKeyDictionary()
+        self._addresses: Any = WeakIdKeyDictionary()
 
     def of(self, tensor: torch.Tensor) -> str:
         """The device of a tensor; the CPU where it has no label."""
@@ -114,19 +160,29 @@ class Labels:
         for tensor in (*module.parameters(), *module.buffers()):
             self._labels[self._holder(tensor)] = label
 
-    def follow(self, arguments: list[Any], result: Any) -> None:
-        """Label a call's results with the requested device, else with that of its arguments."""
+    def expected(self, arguments: list[Any]) -> str:
+        """The label of a call's results: the requested device, else that of its arguments."""
+        if self.requested is not None:
+            return self.requested
         given = [a for a in arguments if isinstance(a, torch.Tensor)]
-        label = self.requested
-        if label is None:
-            label = CUDA if not given or any(self.of(t) == CUDA for t in given) else CPU
-        for made in tree_leaves(result):
-            if isinstance(made, torch.Tensor):
-                self.put(made, label)
+        return CUDA if not given or any(self.of(t) == CUDA for t in given) else CPU
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """An address for a tensor: equal for tensors that begin at the same place, different for others."""
+        fake = self._fake_of(_innermost(tensor))
+        storage = self._addresses.setdefault(self._holder(fake), (len(self._addresses) + 1) << 40)
+        return int(storage) + fake.storage_offset() * fake.element_size() if fake.numel() else 0
 
     def _holder(self, tensor: torch.Tensor) -> Any:
-        fake = self._fake_of(tensor)
+        fake = self._fake_of(_innermost(tensor))
         return fake.untyped_storage() if fake.layout == torch.strided else fake
+
+
+def _innermost(tensor: Any) -> Any:
+    """The tensor that a subclass wraps, as DTensor does; itself for others."""
+    while desugars(type(tensor)) and hasattr(tensor, "__tensor_flatten__"):
+        tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
+    return tensor
 
 
 def _module_movers(labels: Labels) -> dict[str, Any]:
@@ -134,11 +190,19 @@ def _module_movers(labels: Labels) -> dict[str, Any]:
     original = torch.nn.Module.to
 
     def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+            args = (CUDA, *args[1:])
+        if isinstance(kwargs.get("device"), int):
+            kwargs["device"] = CUDA
         device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         if device is not None:
             labels.move(module, _label(device))
         formatted = {} if memory_format is None else {"memory_format": memory_format}
-        return original(module, dtype=dtype, **formatted) if dtype or formatted else module
+        if dtype or formatted:
+            return original(module, dtype=dtype, **formatted)
+        for recurrent in (each for each in module.modules() if isinstance(each, torch.nn.RNNBase)):
+            recurrent.flatten_parameters()
+        return module
 
     return {"to": to, "cuda": lambda module, device=None: to(module, CUDA), "cpu": lambda module: to(module, CPU)}
 
@@ -166,39 +230,55 @@ class Follower(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if getattr(kwargs.get("device"), "type", CPU) != CPU:  # hooks of backward are not asked by `Answers`
             kwargs["device"] = torch.device(CPU)
+        label = self._labels.expected(tree_leaves((args, kwargs)))
         self._labels.in_dispatch += 1
         try:
-            result = func(*args, **kwargs)
-            if func in OTHER_RESULTS and self._labels.of(args[0]) == CUDA:
+            on_cuda = label == CUDA
+            result = OWN_RESULTS[func](*args, **kwargs) if on_cuda and func in OWN_RESULTS else func(*args, **kwargs)
+            if on_cuda and func in OTHER_RESULTS:
                 result = OTHER_RESULTS[func](args, result)
         finally:
             self._labels.in_dispatch -= 1
-        self._labels.follow(tree_leaves((args, kwargs)), result)
+        for made in tree_leaves(result):
+            if isinstance(made, torch.Tensor):
+                self._labels.put(made, label)
         return result
 
 
-class Answers(TorchFunctionMode):
-    """Function mode for device queries, moves between devices, and factory functions."""
+class FunctionsOnCuda(TorchFunctionMode):
+    """Function mode for device queries, moves between devices, factory functions, and what a GPU does differently."""
 
     def __init__(self, labels: Labels) -> None:
         super().__init__()
         self._labels = labels
+        self._autocast = CudaAutocast(lambda tensor: labels.of(tensor) == CUDA)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
         if func in QUESTIONS:
             return QUESTIONS[func](self._labels.of(args[0]))
+        if getattr(func, "__name__", "") == "__get__" or isinstance(
+            func, torch._ops.OpOverload
+        ):  # what PyTorch itself calls
+            return func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        if func is torch.device:
+            return torch.device(CUDA) if args and isinstance(args[0], int) else func(*args, **kwargs)
         if func is torch.Tensor.pin_memory:
             return args[0]
+        if func is torch.Tensor.data_ptr:
+            return 0 if _called_by_deepcopy() else self._labels.address(args[0])
         if func in MOVES:
             return self._move(func, args, kwargs)
-        if isinstance(func, torch._ops.OpOverload):  # a mode passes on what PyTorch calls: buckets of DDP
-            return func(*args, **kwargs)
+        args, kwargs = self._autocast.cast(func, args, kwargs)
+        if func in ON_CUDA and self._labels.of(args[0]) == CUDA:
+            return ON_CUDA[func](*args, **kwargs)
         return self._made(func, args, kwargs)
 
     def _made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A call that may make tensors: note the device it asks for and make them on the CPU."""
         asked = kwargs.get("device")
+        if asked is None and _device.CURRENT_DEVICE is not None and func in _device._device_constructors():
+            asked = _device.CURRENT_DEVICE
         if asked is not None:
             kwargs["device"] = CPU
         kwargs.pop("pin_memory", None)
@@ -208,17 +288,46 @@ class Answers(TorchFunctionMode):
 
     def _move(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensor, *rest = args
-        if func is not torch.Tensor.to:
+        memory_format = kwargs.get("memory_format")
+        if func in (torch.Tensor.cuda, torch.Tensor.cpu):
             target, dtype = (CUDA if func is torch.Tensor.cuda else CPU), None
+        elif func is torch.Tensor.type:
+            named = kwargs.get("dtype", rest[0] if rest else None)
+            if named is None:
+                name = str(func(tensor))
+                return name.replace("torch.", "torch.cuda.") if self._labels.of(tensor) == CUDA else name
+            target, dtype = self._type(tensor, named)
         elif rest and isinstance(rest[0], torch.Tensor):
             target, dtype = self._labels.of(rest[0]), rest[0].dtype
         else:
-            device, dtype, _, _ = torch._C._nn._parse_to(*rest, **{k: v for k, v in kwargs.items() if k != "copy"})
-            target = _label(device) if device is not None else self._labels.of(tensor)
+            target, dtype, memory_format = self._parsed(tensor, rest, kwargs)
+        layout = {} if memory_format is None else {"memory_format": memory_format}
         if target == self._labels.of(tensor):
-            return tensor.to(dtype or tensor.dtype, copy=kwargs.get("copy", False))
+            return tensor.to(dtype or tensor.dtype, copy=kwargs.get("copy", False), **layout)
         with self._requesting(target):
-            return torch.ops.aten._to_copy(tensor, dtype=dtype or tensor.dtype, device=torch.device(CPU))
+            return torch.ops.aten._to_copy(
+                tensor, dtype=dtype or tensor.dtype, device=torch.device(CPU), **layout,
+                **({"non_blocking": True} if _non_blocking(func, rest, kwargs) else {}),
+            )  # fmt: skip
+
+    def _parsed(self, tensor: torch.Tensor, rest: list[Any], kwargs: dict[str, Any]) -> tuple[str, Any, Any]:
+        """Device, dtype and memory format that ``Tensor.to`` is given."""
+        known = {key: value for key, value in kwargs.items() if key != "copy"}
+        if "device" in known and known["device"] is not None:
+            known["device"] = torch.device(_label(known["device"]))
+        if rest and isinstance(rest[0], int):
+            rest = [torch.device(CUDA), *rest[1:]]
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*rest, **known)
+        return _label(device) if device is not None else self._labels.of(tensor), dtype, memory_format
+
+    def _type(self, tensor: torch.Tensor, named: Any) -> tuple[str, Any]:
+        """Device and dtype of a tensor type: a dtype, torch.cuda.FloatTensor, or the name of one."""
+        if isinstance(named, torch.dtype):
+            return self._labels.of(tensor), named
+        name = named if isinstance(named, str) else f"{named.__module__}.{named.__name__}"
+        short = name.rpartition(".")[2]
+        kind = getattr(torch, short, None)
+        return CUDA if ".cuda." in name else CPU, getattr(kind, "dtype", None)
 
     @contextmanager
     def _requesting(self, label: str | None) -> Iterator[None]:
@@ -229,93 +338,19 @@ class Answers(TorchFunctionMode):
             self._labels.requested = before
 
 
+def _called_by_deepcopy() -> bool:
+    """Whether ``Tensor.__deepcopy__`` asks: it copies a tensor without an address by a call, others byte by byte."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name == "__deepcopy__"
+
+
+def _non_blocking(func: Any, rest: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a move says that the host need not wait for it."""
+    positional = next((value for value in rest if isinstance(value, bool)), False)
+    return bool(kwargs.get("non_blocking", positional)) and func is not torch.Tensor.cpu
+
+
 def _label(device: Any) -> str:
-    return CUDA if torch.device(device).type == "cuda" else CPU
-
-
-class PretendStream:
-    """A CUDA stream that does nothing. All its methods go through events, so that noting events is enough.
-
-    >>> PretendStream(priority=-1).query()
-    True
-    """
-
-    pretended = True
-
-    def __init__(self, *args: Any, default: bool = False, **kwargs: Any) -> None:
-        self.cuda_stream = 0 if default else next(_handles)
-
-    def wait_event(self, event: PretendEvent) -> None:
-        """What comes next on this stream comes after the event."""
-        event.wait(self)
-
-    def wait_stream(self, other: PretendStream) -> None:
-        """What comes next on this stream comes after what the other was given so far."""
-        self.wait_event(other.record_event())
-
-    def record_event(self, event: PretendEvent | None = None) -> PretendEvent:
-        """The event of all that this stream was given so far."""
-        event = event if event is not None else PretendEvent()
-        event.record(self)
-        return event
-
-    def synchronize(self) -> None:
-        """Everything is done already."""
-
-    def query(self) -> bool:
-        """Whether everything is done."""
-        return True
-
-
-class PretendEvent:
-    """A CUDA event that does nothing.
-
-    >>> PretendEvent().query()
-    True
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Accept and ignore the options."""
-
-    def record(self, stream: PretendStream | None = None) -> None:
-        """The event is what the stream was given so far."""
-
-    def wait(self, stream: PretendStream | None = None) -> None:
-        """The stream waits for the event."""
-
-    def synchronize(self) -> None:
-        """Return at once: nothing runs."""
-
-    def query(self) -> bool:
-        """Whether it is complete: always."""
-        return True
-
-    def elapsed_time(self, end: PretendEvent) -> float:
-        """Always 0: nothing runs."""
-        return 0.0
-
-
-@contextmanager
-def pretended_streams() -> Iterator[None]:
-    """Replace torch.cuda's streams and events by stand-ins, and track the current stream."""
-    stack = [PretendStream(default=True)]
-
-    @contextmanager
-    def on(stream: PretendStream | None) -> Iterator[None]:
-        stack.append(stream or stack[-1])
-        try:
-            yield
-        finally:
-            stack.pop()
-
-    answers = {
-        "Stream": PretendStream,
-        "Event": PretendEvent,
-        "stream": on,
-        "current_stream": lambda device=None: stack[-1],
-        "default_stream": lambda device=None: stack[0],
-    }
-    with ExitStack() as patches:
-        for name, answer in answers.items():
-            patches.enter_context(patch.object(torch.cuda, name, answer))
-        yield
+    return CUDA if isinstance(device, int) or torch.device(device).type == "cuda" else CPU

@@ -1,61 +1,38 @@
-"""Ops and types that PyTorch chooses on a GPU (Hopper or newer), for sketches in a build of torch without CUDA.
+"""Functions that run other ops on a GPU (Hopper or newer) than on the CPU, for sketches in a build without CUDA.
 
-Attention, batch norm and dropout dispatch to other ops on CUDA than on the CPU (`choosing_like_cuda`), and autocast has
-other lists of ops there (`casting_like_cuda`).
+`ON_CUDA` has a replacement for each function of torch whose C++ code asks for the device, or that has a kernel on one
+device only: attention, norms, dropout, recurrent networks. `OWN_RESULTS` and `OTHER_RESULTS` are ops whose results on a
+GPU PyTorch's fake kernels do not tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+import sys
+from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_map
+from torch.nn.modules._functions import SyncBatchNorm
 
-from foretrace.graph.operators import cudnn_takes_batch_norm
+from foretrace.graph import Tensor
+from foretrace.graph.operators import attention_backends, cudnn_takes_batch_norm
 
-aten = torch.ops.aten
-HEAD_SIZES_OF_CUDNN, HEAD_SIZES_OF_FLASH = 128, 256
-LOWER = (
-    "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",
-    "prelu", "addmm", "addmv", "addr", "matmul", "__matmul__", "__rmatmul__", "einsum", "mm", "mv", "linear", "addbmm",
-    "baddbmm", "bmm", "chain_matmul", "scaled_dot_product_attention",
-)  # fmt: skip
-"""Ops that run in the lower precision: PyTorch's list for CUDA."""
-
-FULL = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
-    "tan", "pow", "softplus", "layer_norm", "group_norm", "cosine_similarity", "poisson_nll_loss",
-    "cosine_embedding_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
-    "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
-    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist",
-    "cdist", "renorm", "logsumexp", "norm",
-)  # fmt: skip
-"""Ops that run in float32."""
-
-FULL_RESULT = ("prod", "softmax", "log_softmax", "cumprod", "cumsum", "sum")
-"""Ops that read the lower precision and compute in float32."""
-
-WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
-          "scatter_add")  # fmt: skip
-"""Ops that run in the widest type among their arguments."""
-
-Cast = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
-
-
-@contextmanager
-def choosing_like_cuda() -> Iterator[None]:
-    """Run attention, batch norm and dropout as CUDA does."""
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
-        stack.enter_context(patch.object(torch, "batch_norm", _batch_norm(torch.batch_norm)))
-        for home in (torch, torch._VF):
-            stack.enter_context(patch.object(home, "dropout", dropout, create=True))
-        yield
+aten: Any = torch.ops.aten
+C: Any = torch._C
+ATTENTION_CODES = {"math": 0, "flash": 1, "efficient": 2, "cudnn": 3}
+"""Members of ``torch.nn.attention.SDPBackend``."""
+ORDER_ON_HOPPER = [3, 1, 2, 0]
+MASK_ALIGNMENT = 8
+"""In elements, of the rows of a mask that the memory-efficient attention is given."""
+MAX_CUDNN_BATCH = {True: 880801, False: 65535}
+"""Largest batch that cuDNN's batch norm takes, in training and in evaluation."""
+RNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+"""CuDNN's numbers of recurrent networks."""
+MAX_FRAMES = 20
+"""Between a call and the Python function of PyTorch that makes it."""
+DROPOUT_STATE = 2 << 20
+"""Bytes of cuDNN's generators for dropout between layers, kept between calls."""
 
 
 def attention(
@@ -68,44 +45,92 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The attention that PyTorch chooses on a GPU: cuDNN's where it may, else flash, else the memory-efficient one.
-
-    A mask with a gradient is computed in separate steps.
+    """The attention that PyTorch chooses on a GPU among those that are enabled: cuDNN's, flash, efficient, in steps.
 
     >>> q = torch.empty(1, 2, 8, 64, dtype=torch.bfloat16, device="meta")
     >>> attention(q, q, q, is_causal=True).shape
     torch.Size([1, 2, 8, 64])
     """
-    if enable_gqa:
-        groups = query.size(-3) // key.size(-3)
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    half, size = query.dtype in (torch.float16, torch.bfloat16), query.size(-1)
     training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    chosen = _backend(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, training)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
-    if attn_mask is not None and attn_mask.requires_grad and training:
-        return _step_by_step(query, key, value, attn_mask, dropout_p, scale if scale is not None else size**-0.5)
-    if half and size <= HEAD_SIZES_OF_CUDNN and size % 8 == 0:
+        hidden = torch.scalar_tensor(-torch.inf, dtype=query.dtype)
+        attn_mask = torch.where(attn_mask, 0.0, hidden)
+    if chosen == "cudnn":
         return aten._scaled_dot_product_cudnn_attention(
             query, key, value, attn_mask, training, dropout_p, is_causal, False, scale=scale
         )[0]
-    if attn_mask is None and half and size <= HEAD_SIZES_OF_FLASH:
+    if chosen == "flash":
         return _flash(query, key, value, dropout_p, is_causal, scale)
+    if chosen == "math":
+        return _step_by_step(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if attn_mask is not None:
-        attn_mask = attn_mask.expand(query.size(0), query.size(1), query.size(-2), key.size(-2))
+        attn_mask = _aligned(attn_mask).expand(query.size(0), query.size(1), query.size(-2), key.size(-2))
     return aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, training, dropout_p, is_causal, scale=scale
     )[0]
 
 
+def _backend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float,
+    is_causal: bool, enable_gqa: bool, training: bool,
+) -> str:  # fmt: skip
+    """The first implementation in PyTorch's order that is enabled and takes the call."""
+    q, k, v = (_described(t) for t in (query, key, value))
+    possible = attention_backends(q, k, v, _described(mask) if mask is not None else None, is_causal, dropout_p)
+    if not enable_gqa and not query.size(1) == key.size(1) == value.size(1):
+        possible = ["math"]
+    if any(t.stride(-1) != 1 and t.size(-1) != 1 for t in (query, key, value)):
+        possible = ["math"]
+    if mask is not None and (mask.stride(-1) != 1 or (mask.requires_grad and training)):
+        possible = ["math"]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    enabled = {
+        "cudnn": C._get_cudnn_sdp_enabled()
+        and not (deterministic and not torch.is_deterministic_algorithms_warn_only_enabled()),
+        "flash": C._get_flash_sdp_enabled(),
+        "efficient": C._get_mem_efficient_sdp_enabled(),
+        "math": C._get_math_sdp_enabled(),
+    }
+    order = C._get_sdp_priority_order()
+    usable = [name for name in possible if enabled[name]]
+    if not usable:
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return min(usable, key=lambda name: order.index(ATTENTION_CODES[name]))
+
+
+def _described(tensor: torch.Tensor) -> Tensor:
+    return Tensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """A mask with aligned rows: a view of a padded one, if it has none."""
+    if all(stride % MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]):
+        return mask
+    size = mask.size(-1)
+    return F.pad(mask, (0, MASK_ALIGNMENT - size % MASK_ALIGNMENT))[..., :size]
+
+
 def _step_by_step(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, dropout_p: float, scale: float
-) -> torch.Tensor:
-    """GEMMs and a softmax in float32, regardless of autocast."""
-    given = query.dtype
-    query, key, value = (t.to(torch.float32) for t in (query, key, value))
-    scores = aten.matmul(query * scale**0.5, key.transpose(-2, -1) * scale**0.5)
-    weights = dropout(aten._safe_softmax(scores + mask, -1), dropout_p, train=True)
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float,
+    is_causal: bool, scale: float | None, enable_gqa: bool,
+) -> torch.Tensor:  # fmt: skip
+    """GEMMs and a softmax in float32, regardless of autocast: PyTorch's own steps but for dropout's kernel."""
+    if not dropout_p:
+        return aten._scaled_dot_product_attention_math(
+            query, key, value, mask, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    given, root = query.dtype, (scale if scale is not None else query.size(-1) ** -0.5) ** 0.5
+    if given in (torch.float16, torch.bfloat16) and not C._get_math_sdp_allow_fp16_bf16_reduction():
+        query, key, value = (t.to(torch.float32) for t in (query, key, value))
+    query = query * root
+    if is_causal:
+        visible = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
+        mask = torch.where(visible, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype))
+    if enable_gqa and query.size(-3) != key.size(-3):
+        key, value = (t.repeat_interleave(query.size(-3) // t.size(-3), -3) for t in (key, value))
+    scores = aten.matmul(query, key.transpose(-2, -1) * root)
+    weights = dropout(aten._safe_softmax(scores if mask is None else scores + mask, -1), dropout_p, train=True)
     weights.to(given)  # its second result, always computed
     result: torch.Tensor = aten.matmul(weights, value)
     return result.to(given)
@@ -117,8 +142,8 @@ def _flash(
     """Flash attention wants head sizes that are multiples of 8: pad, as PyTorch does."""
     size = query.size(-1)
     pad = -size % 8
+    scale = scale if scale is not None else size**-0.5
     if pad:
-        scale = scale if scale is not None else size**-0.5
         query, key, value = (F.pad(t, (0, pad)) for t in (query, key, value))
     result: torch.Tensor = aten._scaled_dot_product_flash_attention(
         query, key, value, dropout_p, is_causal, False, scale=scale
@@ -126,29 +151,82 @@ def _flash(
     return result[..., :size] if pad else result
 
 
-def _batch_norm(original: Any) -> Any:
-    def batch_norm(
-        input: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
-        cudnn: bool,
-    ) -> torch.Tensor:  # fmt: skip
-        """CuDNN's where it would be taken: in training, with weights and statistics, in types that it takes."""
-        complete = weight is not None and bias is not None and mean is not None
-        if not (cudnn and training and complete and cudnn_takes_batch_norm(*_types(input, weight))):
-            return original(input, weight, bias, mean, var, training, momentum, eps, cudnn)
-        return aten.cudnn_batch_norm(
-            input.contiguous(memory_format=_memory_format(input)), weight, bias, mean, var, training, momentum, eps
-        )[0]
+def batch_norm(
+    input: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float,
+    cudnn: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Batch norm by cuDNN where it takes sizes, dtypes and statistics, else by PyTorch's own kernel."""
+    usable = (
+        cudnn
+        and C._get_cudnn_enabled()
+        and weight is not None
+        and bias is not None
+        and ((mean is not None and var is not None) or (mean is None and var is None and training))
+        and input.dim() >= 3
+        and input.size(0) <= MAX_CUDNN_BATCH[training]
+        and 0 < input.numel() < 2**31 - 1
+        and cudnn_takes_batch_norm(_described(input).dtype, _described(weight).dtype)
+    )
+    if not usable:
+        return torch.batch_norm(input, weight, bias, mean, var, training, momentum, eps, cudnn)
+    dense = input.contiguous(memory_format=_memory_format(input))
+    return aten.cudnn_batch_norm(dense, weight, bias, mean, var, training, momentum, eps)[0]
 
-    return batch_norm
 
-
-def _types(*tensors: torch.Tensor) -> Iterator[str]:
-    return (str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+def instance_norm(
+    input: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, use_input_stats: bool, momentum: float,
+    eps: float, cudnn: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Instance norm: a batch norm of one example that has all channels of all examples."""
+    batch, channels = input.shape[:2]
+    weights, biases, means, variances = (None if t is None else t.repeat(batch) for t in (weight, bias, mean, var))
+    folded = input.contiguous().view(1, batch * channels, *input.shape[2:])
+    result = batch_norm(folded, weights, biases, means, variances, use_input_stats, momentum, eps, cudnn)
+    for held, of_examples in ((mean, means), (var, variances)):
+        if of_examples is not None:
+            aten.alias(held).copy_(of_examples.view(batch, channels).mean(0))
+    return result.view(input.shape)
 
 
 def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
-    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
+    for dims, last in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if tensor.dim() == dims and tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous():
+            return last
+    return torch.contiguous_format
+
+
+def rms_norm(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """RMS norm as one kernel, where dtypes and layout allow it."""
+    apart = (weight is not None and weight.dtype != input.dtype) or input.is_complex()
+    if apart or _memory_format(input) != torch.contiguous_format:
+        return torch.rms_norm(input, list(normalized_shape), weight, eps)
+    return FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)
+
+
+class FusedRmsNorm(torch.autograd.Function):
+    """``aten::_fused_rms_norm`` and its backward: on the CPU PyTorch takes both apart."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Any, shape: list[int], weight: Any, eps: float | None) -> Any:
+        """The norm; statistics are saved for backward."""
+        with torch._C._AutoDispatchBelowAutograd():
+            made, saved = aten._fused_rms_norm(input, shape, weight, eps)
+        ctx.save_for_backward(input, weight, saved)
+        ctx.normalized_shape = shape
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Gradients of the input and of the weight."""
+        input, weight, saved = ctx.saved_tensors
+        needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        with torch._C._AutoDispatchBelowAutograd():
+            of_input, of_weight = aten._fused_rms_norm_backward(
+                gradients[0], input, ctx.normalized_shape, saved, weight, needed
+            )
+        return of_input, None, of_weight, None
 
 
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -156,6 +234,18 @@ def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     if not train or p == 0:
         return input
     return torch.native_dropout(input, p, train)[0]
+
+
+def cross_entropy(
+    given: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignore: int, smoothing: float
+) -> Any:
+    """Cross entropy under autocast: the softmax in the dtype that is given, and only the loss in float32."""
+    if not torch.is_autocast_enabled("cuda") or smoothing or target.is_floating_point():
+        return C._nn.cross_entropy_loss(given, target, weight, reduction, ignore, smoothing)
+    softened = torch.log_softmax(given, 0 if given.dim() == 1 else 1, dtype=given.dtype)
+    if softened.is_floating_point() and softened.dtype != torch.float64:
+        softened = softened.to(torch.float32)
+    return C._nn.nll_loss_nd(softened, target, weight, reduction, ignore)
 
 
 def embedding_bag(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -172,137 +262,149 @@ def norm(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]
     return result[0], *(saved.new_empty(saved.shape, dtype=torch.float32) for saved in result[1:])
 
 
+def recurrent(name: str) -> Any:
+    """LSTM, GRU or RNN by cuDNN: one call for all layers and steps; None where it does not take the dtype."""
+
+    def call(input: torch.Tensor, *given: Any) -> Any:
+        original = getattr(torch._VF, name)
+        rest = list(given)
+        half = torch.is_autocast_enabled("cuda") and input.dtype != torch.float64
+        if not (C._get_cudnn_enabled() and (half or input.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES)):
+            return original(input, *rest)
+        packed = not isinstance(rest[2], bool)
+        sizes: list[int] = []
+        if packed:
+            batch_sizes = rest.pop(0)
+            first = rest[0][0] if isinstance(rest[0], (list, tuple)) else rest[0]
+            sizes = _batch_sizes(len(batch_sizes), first.size(1), input.size(0))
+        hidden, weights, biases, layers, p, train, both_ways, *batch_first = rest
+        hx, cx = hidden if isinstance(hidden, (list, tuple)) else (hidden, None)
+        buffer = None if half else _flat_buffer(weights)
+        if half:
+            input, hx, cx = (None if t is None else t.to(torch.float16) for t in (input, hx, cx))
+            weights = [weight.to(torch.float16) for weight in weights]
+        projected = cx is not None and cx.size(2) != hx.size(2)
+        state = _dropout_state(input) if train and p > 0 else None
+        made = aten._cudnn_rnn(
+            input, list(weights), (4 if biases else 2) + projected, buffer, hx, cx, RNN_MODES[name],
+            (cx if projected else hx).size(2), hx.size(2) if projected else 0, layers, batch_first == [True], p, train,
+            both_ways, sizes, state,
+        )  # fmt: skip
+        return made[:3] if cx is not None else made[:2]
+
+    return call
+
+
+def _dropout_state(input: Any) -> torch.Tensor:
+    """CuDNN's state of dropout between layers: made by the first call, then kept."""
+    holder = getattr(input, "fake_mode", None) or input
+    if not hasattr(holder, "rnn_dropout_state"):
+        holder.rnn_dropout_state = torch.empty(DROPOUT_STATE, dtype=torch.uint8)
+    return holder.rnn_dropout_state
+
+
+def _batch_sizes(steps: int, batch: int, total: int) -> list[int]:
+    """Rows of each step of a packed batch: only their sum and the first are known, so the others are alike."""
+    others = max(steps - 1, 1)
+    return [batch, *((total - batch) // others + (step < (total - batch) % others) for step in range(steps - 1))]
+
+
+def _flat_buffer(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The one buffer that holds all weights of a recurrent network, None if they lie apart."""
+    storage = weights[0].untyped_storage()
+    if any(weight.untyped_storage()._cdata != storage._cdata for weight in weights):
+        return None
+    return torch.empty(0, dtype=weights[0].dtype).set_(storage)
+
+
+def flatten_rnn_weights(weights: Sequence[torch.Tensor], *_: Any) -> torch.Tensor:
+    """``aten::_cudnn_rnn_flatten_weight``: weights move into one buffer."""
+    buffer = weights[0].new_empty(sum(weight.numel() for weight in weights))
+    start = 0
+    for weight in weights:
+        weight.set_(buffer.untyped_storage(), start, weight.shape, weight.stride())
+        start += weight.numel()
+    return buffer
+
+
+def rnn_forward(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Results of ``aten::_cudnn_rnn``: also the buffer into which weights were copied that lay apart."""
+    weights, buffer = arguments[1], arguments[3]
+    total = sum(weight.numel() for weight in weights)
+    return *result[:4], buffer if buffer is not None else weights[0].new_empty(total)
+
+
+def rnn_backward(input: torch.Tensor, weights: Sequence[torch.Tensor], *rest: Any) -> tuple[Any, ...]:
+    """Gradients of a recurrent network, where they are asked for."""
+    hx, cx, (of_input, of_hx, of_cx, of_weights) = rest[2], rest[3], rest[-1]
+    return (
+        torch.empty_like(input) if of_input else None,
+        torch.empty_like(hx) if of_hx else None,
+        torch.empty_like(cx) if of_cx and cx is not None else None,
+        [torch.empty_like(weight) for weight in weights] if of_weights else [],
+    )
+
+
+def _per_channel(count: int) -> Any:
+    """Results of a part of synchronized batch norm: so many statistics of each channel, in float32."""
+
+    def call(input: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(input.new_empty(input.size(1), dtype=torch.float32) for _ in range(count))
+
+    return call
+
+
+def sync_batch_norm_reduce(
+    gradient: torch.Tensor, input: torch.Tensor, mean: Any, invstd: Any, weight: Any, *needed: bool
+) -> tuple[Any, ...]:
+    """``aten::batch_norm_backward_reduce``: two sums of each channel, and gradients of weight and bias."""
+    sums = _per_channel(2)(input) if needed[0] else (None, None)
+    return *sums, *(torch.empty_like(weight) if wanted and weight is not None else None for wanted in needed[1:])
+
+
+def index(input: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
+    """``aten::index``: synchronized batch norm drops ranks without data by a mask, and here all ranks have data."""
+    frame, depth = sys._getframe(1), 0
+    masked = indices[0] is not None and indices[0].dtype == torch.bool
+    while masked and frame is not None and depth < MAX_FRAMES:
+        if frame.f_code is SyncBatchNorm.forward.__code__:
+            return input.new_empty(input.shape)
+        frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
+    return aten.index(input, indices)
+
+
+def histogram(given: torch.Tensor, bins: int = 100, *_: Any) -> torch.Tensor:
+    """``aten::histc``, which a GPU has for integers too."""
+    return given.new_empty(bins)
+
+
+ON_CUDA: dict[Any, Any] = {
+    F.scaled_dot_product_attention: attention,
+    torch.batch_norm: batch_norm,
+    torch.instance_norm: instance_norm,
+    torch.rms_norm: rms_norm,
+    torch.dropout: dropout,
+    C._nn.cross_entropy_loss: cross_entropy,
+    **{getattr(torch._VF, name): recurrent(name) for name in RNN_MODES},
+}
+"""Functions that call other ops on a GPU, and what they do there."""
+OWN_RESULTS = {
+    aten._cudnn_rnn_flatten_weight.default: flatten_rnn_weights,
+    aten._cudnn_rnn_backward.default: rnn_backward,
+    aten.histc.default: histogram,
+    aten.index.Tensor: index,
+    aten.batch_norm_stats.default: _per_channel(2),
+    aten.batch_norm_gather_stats_with_counts.default: _per_channel(2),
+    aten.batch_norm_elemt.default: lambda input, *_: torch.empty_like(input),
+    aten.batch_norm_backward_reduce.default: sync_batch_norm_reduce,
+    aten.batch_norm_backward_elemt.default: lambda gradient, input, *_: torch.empty_like(input),
+}
+"""Ops that PyTorch's fake kernels do not have, or only for the CPU, and the function from arguments to results."""
 OTHER_RESULTS = {
+    aten._cudnn_rnn.default: rnn_forward,
     aten._embedding_bag.default: embedding_bag,
     **dict.fromkeys(
         (aten.native_layer_norm.default, aten.native_batch_norm.default, aten.native_group_norm.default), norm
     ),
 }
 """Ops with other results on a GPU, and the function from their arguments and CPU results to those."""
-
-
-@contextmanager
-def casting_like_cuda(on_device: Callable[[torch.Tensor], bool]) -> Iterator[None]:
-    """Apply CUDA's autocast rules to tensors that pass ``on_device``, where ``torch.autocast("cuda")`` is on.
-
-    >>> with casting_like_cuda(lambda tensor: True), torch.autocast("cpu", enabled=False):
-    ...     torch.set_autocast_enabled("cuda", True); torch.set_autocast_dtype("cuda", torch.bfloat16)
-    ...     made = torch.ones(2, 2) @ torch.ones(2, 2)
-    ...     torch.set_autocast_enabled("cuda", False)
-    >>> made.dtype
-    torch.bfloat16
-    """
-    rules = _Rules(on_device)
-    casts: dict[str, Cast] = {
-        **dict.fromkeys(LOWER, rules.lower),
-        **dict.fromkeys(FULL, rules.full),
-        **dict.fromkeys(FULL_RESULT, rules.full_result),
-        **dict.fromkeys(WIDEST, rules.widest),
-    }
-    with ExitStack() as stack:
-        for home in (torch, torch.Tensor, F, torch._C._nn, torch._VF):
-            for name, cast in casts.items():
-                # Python functions of F call one of the built-in ones further down; attention's stands for one.
-                if callable(original := getattr(home, name, None)) and (
-                    not hasattr(original, "__code__") or original is attention
-                ):
-                    stack.enter_context(patch.object(home, name, _cast_first(original, cast), create=True))
-        entropy = torch._C._nn.cross_entropy_loss
-        stack.enter_context(patch.object(torch._C._nn, "cross_entropy_loss", _cross_entropy(entropy)))
-        yield
-
-
-def _cross_entropy(original: Any) -> Any:
-    """Cross entropy takes the softmax in the type it is given, and only the loss in float32."""
-
-    def cross_entropy(
-        given: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignore: int, smoothing: float
-    ) -> Any:
-        if not torch.is_autocast_enabled("cuda") or smoothing or target.is_floating_point():
-            return original(given, target, weight, reduction, ignore, smoothing)
-        softened = torch.log_softmax(given, 0 if given.dim() == 1 else 1, dtype=given.dtype)
-        return torch._C._nn.nll_loss_nd(softened, target, weight, reduction, ignore)
-
-    return cross_entropy
-
-
-def _cast_first(function: Any, cast: Cast) -> Any:
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_autocast_enabled("cuda"):
-            args, kwargs = cast(args, kwargs)
-        return function(*args, **kwargs)
-
-    return call
-
-
-class _Rules:
-    def __init__(self, on_device: Callable[[torch.Tensor], bool]) -> None:
-        self._on_device = on_device
-        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._nesting = 0
-
-    def lower(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        wanted = torch.get_autocast_dtype("cuda")
-        return self._all(args, kwargs, lambda t: wanted if self._casts(t) else t.dtype)
-
-    def full(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return self._all(args, kwargs, lambda t: torch.float32 if self._casts(t) else t.dtype)
-
-    def full_result(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        narrow = self._casts(args[0]) and args[0].dtype in (torch.bfloat16, torch.float16)
-        return args, {"dtype": torch.float32, **kwargs} if narrow and not kwargs.get("dtype") else kwargs
-
-    def widest(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        wide = any(isinstance(a, torch.Tensor) and a.dtype == torch.float32 for a in args)
-        return self.full(args, kwargs) if wide else (args, kwargs)
-
-    def _casts(self, tensor: Any) -> bool:
-        return (
-            isinstance(tensor, torch.Tensor)
-            and tensor.is_floating_point()
-            and tensor.dtype != torch.float64
-            and self._on_device(tensor)
-        )
-
-    def _all(self, args: Any, kwargs: Any, dtype_of: Callable[[torch.Tensor], torch.dtype]) -> tuple[Any, Any]:
-        def cast(value: Any) -> Any:
-            return self._cast(value, dtype_of(value)) if isinstance(value, torch.Tensor) else value
-
-        # Autocast itself casts the last argument first.
-        keywords = {key: tree_map(cast, value) for key, value in reversed(kwargs.items())}
-        return tuple(tree_map(cast, value) for value in reversed(args))[::-1], keywords
-
-    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if tensor.dtype == dtype:
-            return tensor
-        if not (tensor.is_leaf and tensor.requires_grad and torch.is_autocast_cache_enabled()):
-            return tensor.to(dtype)
-        # Weights are cast once in an autocast region, as autocast itself does.
-        self._forget_other_regions()
-        known = self._cache.get(id(tensor))
-        if known is None or known[1].dtype != dtype:
-            known = self._cache[id(tensor)] = (tensor, tensor.to(dtype))
-        return known[1]
-
-    def _forget_other_regions(self) -> None:
-        if self._nesting != _region:
-            self._cache.clear()
-            self._nesting = _region
-
-
-_region = 0
-
-
-@contextmanager
-def counting_regions() -> Iterator[None]:
-    """Count entered autocast regions: weights are cast again in each."""
-    enter = torch.autocast.__enter__
-
-    def entering(self: Any) -> Any:
-        global _region
-        _region += 1
-        return enter(self)
-
-    with patch.object(torch.autocast, "__enter__", entering):
-        yield

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 from foretrace.errors import check_count
 from foretrace.files import gc_paused
@@ -26,6 +27,7 @@ from foretrace.graph import MAX_RANKS, ForetraceError, Graph
 from foretrace.record.guard import RefusedError, guarded
 from foretrace.record.sketch.cuda import pretended_cuda
 from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, compilation_disabled
+from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
 from foretrace.record.watch.step_boundaries import listen
 from foretrace.record.watch.tensors import DeviceName
 
@@ -67,11 +69,15 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
         side_effects = stack.enter_context(guarded())
         stack.enter_context(_without_fake_tensor_log())
         compiled = stack.enter_context(compilation_disabled())
+        stack.enter_context(libraries_on_fake_tensors())
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copying a model causes it
         stack.enter_context(gc_paused())  # it would walk a growing heap again and again, and find nothing
         fake_step = stack.enter_context(FakeStepMode())
-        device_name = stack.enter_context(pretended_cuda(fake_step.copied)) if device == "cuda" else None
+        device_name, left_out = None, LeftOut()
+        if device == "cuda":
+            left_out = stack.enter_context(eager_code_on_cuda())
+            device_name = stack.enter_context(pretended_cuda(fake_step.copied))
         group = None
         if world is not None:
             from foretrace.record.sketch.process_group import pretended_group
@@ -79,16 +85,15 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
             group = stack.enter_context(pretended_group(world, rank))
         stack.enter_context(_restoring_models())
         stack.enter_context(patch.object(torch.nn.Module, "_apply", ModuleMover().apply))
-        # Let optimizers choose foreach for fake weights as they would for real ones.
-        kinds = [*optimizer._foreach_supported_types, FakeTensor]
-        stack.enter_context(patch.object(optimizer, "_foreach_supported_types", kinds))
+        stack.enter_context(_foreach_of_fake_tensors())
         try:
             step = _warmed_up(step_fn)
             if group and group.reducing:
                 step()
+            left_out.reset()
             graph = _watched(step, fake_step, device_name)
             graph.world, graph.rank, graph.source = world or 1, rank, getattr(step_fn, "__name__", "a step")
-            graph.notes += compiled.notes
+            graph.notes += compiled.notes + left_out.notes
             if device == "cuda" and not any(t.device.startswith("cuda") for op in graph.ops for t in op.produced):
                 graph.notes.append("the step puts nothing on the GPU: build the model on device cuda")
             graph.notes += side_effects.notes()
@@ -148,6 +153,19 @@ def _watched(step: Callable[[], Any], fake_step: FakeStepMode, device_name: Devi
     if fake_step.assumed:
         graph.notes.append(f"{fake_step.assumed} values read on the host (.item()) were assumed to be 1")
     return graph
+
+
+@contextmanager
+def _foreach_of_fake_tensors() -> Iterator[None]:
+    """Let optimizers, clipping and averaging choose foreach functions for fake tensors as they would for real ones."""
+    lists = [optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types]
+    for kinds in lists:
+        kinds.append(FakeTensor)
+    try:
+        yield
+    finally:
+        for kinds in lists:
+            kinds.remove(FakeTensor)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Constant, Op, Tensor, contiguous_strides, map_tensors
+from foretrace.graph.operators import HALF_DTYPES, MAX_HEAD_SIZE, attention_backends
 from foretrace.transforms.dataflow import Call, Dataflow, rebuild, substitute
 from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, call_on_meta, meta_results
 from foretrace.transforms.step import EditedCall, IdAllocator, flatten, reassemble
@@ -44,9 +45,6 @@ DEFAULT_ARGUMENTS: dict[str, Any] = {"train": True, "p": 0.0, "causal": False, "
 SAVED = ("lse", "seed", "offset", "cum_q", "cum_k", "max_q", "max_k")
 """Arguments of backward that forward returned."""
 NAME = "aten::_scaled_dot_product_{}_attention"
-HALF = ("bfloat16", "float16")
-MAX_HEAD_SIZE = {"cudnn": 128, "flash": 256}
-"""Of implementations that take half precision only. The efficient one takes any head size, in any dtype."""
 VIEW, COPY, VIEW_OF_COPY = "aten::view", "aten::clone", "aten::_unsafe_view"
 CONTIGUOUS = Constant("memory_format", "contiguous_format")
 
@@ -54,7 +52,7 @@ CONTIGUOUS = Constant("memory_format", "contiguous_format")
 def attention(graph: Graph, kind: str) -> Graph:
     """The step with its attention computed by ``"cudnn"``, ``"flash"`` or ``"efficient"``."""
     check_attention(kind)
-    made = _Swap(lambda q, bias: kind).graph(graph)
+    made = _Swap(lambda roles: kind).graph(graph)
     if not any(attention_kind(op.name) for op in made.ops):
         raise ForetraceError(f"{graph.title} calls none of {', '.join(FORWARD)} attention", "There is nothing to swap.")
     made.notes.append(f"all attention is {kind}")
@@ -70,19 +68,15 @@ def check_attention(kind: str) -> str:
 
 def select_attention(graph: Graph) -> Graph:
     """The step with the attention that PyTorch selects on Hopper and later GPUs, for its dtypes and sizes."""
-    return _Swap(default_attention).graph(graph)
+    return _Swap(_default_attention).graph(graph)
 
 
-def default_attention(q: Tensor, bias: object) -> str:
-    """The implementation that PyTorch selects.
-
-    >>> [default_attention(Tensor((8, 12, 512, 64), dtype), None) for dtype in ("bfloat16", "float32")]
-    ['cudnn', 'efficient']
-    """
-    size = q.shape[-1]
-    if q.dtype in HALF and size <= MAX_HEAD_SIZE["cudnn"] and size % 8 == 0:
-        return "cudnn"
-    return "flash" if q.dtype in HALF and bias is None and size <= MAX_HEAD_SIZE["flash"] else "efficient"
+def _default_attention(roles: dict[str, Any]) -> str:
+    """The implementation that PyTorch selects; the efficient one where it would take the call apart."""
+    mask = roles["bias"] if isinstance(roles["bias"], Tensor) else None
+    causal, dropout = bool(roles["causal"]), float(roles["p"] or 0)
+    first = attention_backends(roles["q"], roles["k"], roles["v"], mask, causal, dropout)[0]
+    return first if first in FORWARD else "efficient"
 
 
 def attention_kind(name: str) -> str | None:
@@ -97,7 +91,7 @@ def attention_kind(name: str) -> str | None:
 class _Swap:
     """Replaces attention calls, forward and backward, by those of a wanted implementation."""
 
-    def __init__(self, wanted: Callable[[Tensor, object], str]) -> None:
+    def __init__(self, wanted: Callable[[dict[str, Any]], str]) -> None:
         self._wanted = wanted
         self._ids = IdAllocator([])
         self._saved: dict[int, dict[str, Any]] = {}
@@ -121,7 +115,7 @@ class _Swap:
     def _forward(self, op: Op, kind: str) -> Op:
         takes, gives = FORWARD[kind]
         roles = {**DEFAULT_ARGUMENTS, **dict(zip(takes, op.args)), **dict(zip(gives, op.outputs))}
-        new = self._wanted(roles["q"], roles["bias"])
+        new = self._wanted(roles)
         out = roles["out"]
         if new != kind:
             _check_supported(op, new, roles)
@@ -139,7 +133,7 @@ class _Swap:
         takes, gives = BACKWARD[kind]
         roles = {**DEFAULT_ARGUMENTS, **dict(zip(takes, op.args)), **dict(zip(gives, op.outputs))}
         forward = self._saved.get(roles["out"].storage)
-        new = self._wanted(roles["q"], roles["bias"])
+        new = self._wanted(roles)
         if new == kind or forward is None:
             return op
         roles |= {role: forward.get(role) for role in SAVED}
@@ -179,9 +173,9 @@ def _check_supported(op: Op, kind: str, roles: dict[str, Any]) -> None:
     if kind not in MAX_HEAD_SIZE:
         return
     q, most = roles["q"], MAX_HEAD_SIZE[kind]
-    if q.dtype not in HALF:
+    if q.dtype not in HALF_DTYPES:
         raise ForetraceError(
-            f"{op.name} takes {q.dtype}, and {kind} attention supports only {' and '.join(HALF)}",
+            f"{op.name} takes {q.dtype}, and {kind} attention supports only {' and '.join(HALF_DTYPES)}",
             "Set dtype=bf16 or autocast=bf16 before it.",
         )
     if q.shape[-1] > most or (kind == "cudnn" and q.shape[-1] % 8):

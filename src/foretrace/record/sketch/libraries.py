@@ -1,0 +1,172 @@
+"""Code that looks for fake tensors, or that can't run on them: transformers, Triton, scripted code, FlexAttention.
+
+Libraries that a script has not imported yet are changed once it does.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._higher_order_ops.flex_attention import FlexAttentionHOP
+
+from foretrace.graph import ForetraceError
+from foretrace.record.sketch.cuda_ops import attention
+
+Change = Callable[[ModuleType, ExitStack], None]
+SCRIPTED = "torch.jit was left out, with the fusion of its compiler: {} predicted as eager code"
+FLEXIBLE = "FlexAttention is predicted as attention over all blocks, with no mask and no score function: {}"
+
+
+class LeftOut:
+    """What a sketch runs in another way than the GPU would, and how often."""
+
+    def __init__(self) -> None:
+        self._scripted: set[int] = set()
+        self._calls: Counter[str] = Counter()
+
+    def scripted(self, function: Any) -> None:
+        """Note a call of a scripted function."""
+        self._scripted.add(id(function))
+
+    def flex_attention(self) -> None:
+        """Note a call of FlexAttention."""
+        self._calls["call"] += 1
+
+    def reset(self) -> None:
+        """Forget calls so far: those of the step that is watched count."""
+        self._calls.clear()
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes of the sketch about them."""
+        said = []
+        if self._scripted:
+            said.append(
+                SCRIPTED.format(
+                    _counted(len(self._scripted), "scripted function") + (" is" if len(self._scripted) == 1 else " are")
+                )
+            )
+        if self._calls:
+            said.append(FLEXIBLE.format(_counted(self._calls["call"], "call")))
+        return said
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+@contextmanager
+def libraries_on_fake_tensors() -> Iterator[None]:
+    """Let libraries treat fake tensors as real ones, or say that they can't run on them.
+
+    >>> with libraries_on_fake_tensors():
+    ...     pass
+    """
+    with ExitStack() as stack:
+        waiting = {}
+        for name, change in CHANGES.items():
+            if name in sys.modules:
+                change(sys.modules[name], stack)
+            else:
+                waiting[name] = change
+        finder = _OnImport(waiting, stack)
+        sys.meta_path.insert(0, finder)
+        stack.callback(sys.meta_path.remove, finder)
+        yield
+
+
+class _OnImport(importlib.abc.MetaPathFinder):
+    """Changes modules right after their import."""
+
+    def __init__(self, changes: dict[str, Change], stack: ExitStack) -> None:
+        self._changes, self._stack = changes, stack
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name not in self._changes:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        change, run = self._changes.pop(name), spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            change(module, self._stack)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _transformers(module: ModuleType, stack: ExitStack) -> None:
+    """A model drops a mask of ones, unless it is exported: fake tensors must not look like an export."""
+    if hasattr(module, "is_fake_tensor"):
+        stack.enter_context(patch.object(module, "is_fake_tensor", lambda x: False))
+
+
+def _triton(module: ModuleType, stack: ExitStack) -> None:
+    """A kernel of Triton can't run on fake tensors."""
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(getattr(self, "fn", self), "__name__", "one")
+        raise ForetraceError(
+            f"the step can't be sketched: it launches the Triton kernel {name!r} itself",
+            "Wrap it into an operator that declares its output shapes (torch.library.custom_op and register_fake); "
+            "or record a real run instead: foretrace record --out DIR -- python train.py",
+        )
+
+    if hasattr(module, "JITFunction"):
+        stack.enter_context(patch.object(module.JITFunction, "run", refuse))
+
+
+CHANGES: dict[str, Change] = {"transformers.utils.import_utils": _transformers, "triton.runtime.jit": _triton}
+
+
+@contextmanager
+def eager_code_on_cuda() -> Iterator[LeftOut]:
+    """Run scripted functions as the Python code that they came from, and FlexAttention as another attention.
+
+    The JIT's interpreter asks tensors for their device in C++, where a pretended GPU is none; FlexAttention is fused by
+    torch.compile.
+    """
+    left_out = LeftOut()
+    call_function: Any = torch.jit.ScriptFunction.__call__
+    call_method: Any = torch._C.ScriptMethod.__call__
+    compile_script = torch.jit.script
+
+    def function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        left_out.scripted(self)
+        source = getattr(self, "_torchdynamo_inline", None)
+        return source(*args, **kwargs) if source else call_function(self, *args, **kwargs)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        left_out.scripted(self.owner)  # its source is not known any more: the interpreter runs it
+        return call_method(self, *args, **kwargs)
+
+    def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        left_out.scripted(obj)
+        return compile_script(obj, *args, **kwargs)
+
+    def flex_attention(self: Any, query: Any, key: Any, value: Any, *rest: Any, **kwargs: Any) -> Any:
+        left_out.flex_attention()
+        scale = kwargs.get("scale", rest[2] if len(rest) > 2 else None)
+        made = attention(query, key, value, scale=scale, enable_gqa=True)
+        saved = made.new_empty(made.shape[:-1], dtype=torch.float32)
+        return made, saved, saved
+
+    enabled = torch.jit._state._enabled
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.jit.ScriptFunction, "__call__", function))
+        stack.enter_context(patch.object(torch._C.ScriptMethod, "__call__", method))
+        stack.enter_context(patch.object(enabled, "enabled", False))
+        stack.enter_context(patch.object(torch.jit, "script", script))
+        stack.enter_context(patch.object(FlexAttentionHOP, "__call__", flex_attention))
+        yield left_out

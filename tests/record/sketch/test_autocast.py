@@ -1,0 +1,77 @@
+"""Autocast's rules for CUDA are those of PyTorch's own code, asked through fake CUDA tensors without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from foretrace.record.sketch.sketch import sketch
+from foretrace.record.watch.watch import Watch
+
+pytestmark = pytest.mark.skipif(bool(torch.version.cuda), reason="a build with CUDA casts itself")
+
+CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "linear": lambda x, ids: F.linear(x, x, x.sum(0)),
+    "einsum": lambda x, ids: torch.einsum("ab,cb->ac", x, x),
+    "matmul": lambda x, ids: x @ x,
+    "softmax": lambda x, ids: x.softmax(-1),
+    "softmax in a dtype": lambda x, ids: torch.softmax(x, -1, dtype=torch.float32),
+    "cumsum": lambda x, ids: x.cumsum(0),
+    "sum": lambda x, ids: x.sum(),
+    "norm": lambda x, ids: x.norm(),
+    "vector norm": lambda x, ids: torch.linalg.vector_norm(x),
+    "layer norm": lambda x, ids: F.layer_norm(x, (8,)),
+    "group norm": lambda x, ids: F.group_norm(x, 2),
+    "exp and pow": lambda x, ids: x.exp() + x.pow(2),
+    "gelu": lambda x, ids: F.gelu(x),
+    "mse": lambda x, ids: F.mse_loss(x, x),
+    "smooth l1": lambda x, ids: F.smooth_l1_loss(x, x),
+    "logits": lambda x, ids: F.binary_cross_entropy_with_logits(x, x),
+    "cross entropy": lambda x, ids: F.cross_entropy(x, ids),
+    "cdist": lambda x, ids: torch.cdist(x, x),
+    "prelu": lambda x, ids: F.prelu(x, x.sum(0)),
+    "addcmul": lambda x, ids: torch.addcmul(x, x, x.float()),
+    "dropout": lambda x, ids: F.dropout(x, 0.1),
+    "conv": lambda x, ids: F.conv1d(x.unsqueeze(0), x.unsqueeze(2)),
+}
+
+
+def called(ops: Any) -> list[tuple[str, list[str]]]:
+    return [(op.name, [t.dtype for t in op.produced]) for op in ops]
+
+
+def by_torch(call: Callable[..., Any], dtype: torch.dtype) -> list[tuple[str, list[str]]]:
+    """What PyTorch's C++ calls for tensors of CUDA."""
+    with (
+        patch.object(torch.cuda, "is_available", lambda: True),
+        patch.object(torch.cuda, "is_bf16_supported", lambda *_: True),
+        patch.object(torch.cuda, "_lazy_init", lambda: None),
+        FakeTensorMode(),
+        torch.no_grad(),
+    ):
+        given = torch.empty(8, 8, device="cuda:0", dtype=dtype)
+        ids = torch.empty(8, device="cuda:0", dtype=torch.int64)
+        with torch.autocast("cuda", torch.bfloat16), Watch() as watch:
+            call(given, ids)
+    return called(watch.ops)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_cast_as_pytorch_does_on_cuda(name: str, dtype: torch.dtype) -> None:
+    def build() -> Callable[[], None]:
+        given, ids = torch.empty(8, 8, device="cuda", dtype=dtype), torch.empty(8, device="cuda", dtype=torch.int64)
+
+        def step() -> None:
+            with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+                CALLS[name](given, ids)
+
+        return step
+
+    assert called(sketch(build, device="cuda").ops) == by_torch(CALLS[name], dtype)

@@ -1,0 +1,131 @@
+"""Code that looks for fake tensors finds none, and what can't run on them says so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from foretrace.graph import ForetraceError
+from foretrace.record.sketch.sketch import sketch
+
+on_cuda = pytest.mark.skipif(bool(torch.version.cuda), reason="a build with CUDA runs scripted code as it is")
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.is_cuda:
+        return torch.dropout(x * y, 0.5, True)
+    return x
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Write a module of a library, found by imports until the test ends."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+
+    def write(name: str, text: str) -> None:
+        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (path.parent, *path.parent.parents):
+            if folder != tmp_path and tmp_path in folder.parents:
+                (folder / "__init__.py").touch()
+        path.write_text(text)
+
+    yield write
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("transformers", "triton"):
+            del sys.modules[name]
+
+
+EXPORTING = """
+def is_fake_tensor(x):
+    return type(x).__name__ == "FakeTensor"
+def is_tracing(x):
+    return is_fake_tensor(x)
+"""
+
+
+@pytest.mark.parametrize("loaded", ["before", "in the sketch"])
+def test_transformers_does_not_take_a_sketch_for_an_export(loaded: str, library: Callable[[str, str], None]) -> None:
+    library("transformers.utils.import_utils", EXPORTING)
+    if loaded == "before":
+        __import__("transformers.utils.import_utils")
+    asked = []
+
+    def step() -> None:
+        from transformers.utils.import_utils import is_tracing  # type: ignore[import-not-found]
+
+        asked.append(is_tracing(torch.ones(2)))
+
+    sketch(step)
+    assert asked[-1] is False
+    assert sys.modules["transformers.utils.import_utils"].is_fake_tensor.__name__ == "is_fake_tensor"
+
+
+KERNELS = """
+class JITFunction:
+    def __init__(self, fn): self.fn = fn
+    def run(self, *args, **kwargs): raise RuntimeError("0 active drivers")
+"""
+
+
+def test_a_triton_kernel_is_refused_by_name_with_the_way_out(library: Callable[[str, str], None]) -> None:
+    library("triton.runtime.jit", KERNELS)
+
+    def add_rows() -> None: ...
+
+    def step() -> None:
+        from triton.runtime.jit import JITFunction  # type: ignore[import-not-found]
+
+        JITFunction(add_rows).run(torch.ones(2), grid=(1,))
+
+    with pytest.raises(ForetraceError, match="Triton kernel 'add_rows'") as raised:
+        sketch(step)
+    assert "register_fake" in raised.value.advice and "foretrace record" in raised.value.advice
+
+
+@on_cuda
+def test_a_function_that_was_scripted_before_runs_as_its_source() -> None:
+    def build() -> Callable[[], None]:
+        given = torch.ones(2, 2, device="cuda", requires_grad=True)
+        return lambda: scripted(given, given).sum().backward()
+
+    graph = sketch(build, device="cuda")
+    assert "aten::native_dropout" in {op.name for op in graph.ops}
+    (note,) = graph.notes
+    assert "torch.jit was left out" in note and "1 scripted function is predicted as eager code" in note
+    assert scripted(torch.ones(2), torch.ones(2)).tolist() == [1, 1]
+
+
+@on_cuda
+def test_modules_that_are_scripted_in_the_sketch_stay_modules() -> None:
+    def build() -> Callable[[], Any]:
+        model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))).to("cuda")
+        given = torch.ones(2, 4, device="cuda")
+        return lambda: model(given)
+
+    graph = sketch(build, device="cuda")
+    assert [op.name for op in graph.ops] == ["aten::t", "aten::addmm", "aten::native_dropout"]
+    assert isinstance(torch.jit.script(nn.Linear(2, 2)), torch.jit.ScriptModule)
+
+
+@on_cuda
+def test_flex_attention_is_an_attention_and_a_note() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def build() -> Callable[[], None]:
+        heads = torch.randn(1, 4, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        keys = torch.randn(1, 2, 128, 64, device="cuda", dtype=torch.bfloat16)
+        attend = torch.compile(flex_attention)
+        return lambda: attend(heads, keys, keys, enable_gqa=True).sum().backward()
+
+    graph = sketch(build, device="cuda")
+    assert "aten::_scaled_dot_product_cudnn_attention_backward" in {op.name for op in graph.ops}
+    assert any("FlexAttention is predicted as attention over all blocks" in note for note in graph.notes)
