@@ -98,13 +98,7 @@ def describe_device(facts: DeviceFacts, found: Iterable[Measurement], name: str)
 
 
 def best_tflops(found: Iterable[Measurement]) -> dict[str, float]:
-    """The best rate of GEMMs by dtype, ``tf32`` apart from float32.
-
-    >>> from foretrace.platform.measurements.cases import Case
-    >>> square = Tensor((1000, 1000), "bfloat16")
-    >>> best_tflops([Measurement(Case(Op("aten::mm", (square, square))), warm=[[("gemm", 10.0)]])])
-    {'bfloat16': 200.0}
-    """
+    """The best rate of GEMMs by dtype, ``tf32`` apart from float32."""
     best: dict[str, float] = {}
     for one in found:
         if one.case.op.name in GEMMS and not one.error and one.warm:

@@ -266,12 +266,7 @@ def held_out_errors(raw: Path) -> dict[str, float]:
 
 
 def shares_by_error(errors: Mapping[str, float]) -> dict[str, float]:
-    """Shares of the time in proportion to the families' own shares and their errors.
-
-    >>> shares = shares_by_error({name: 0.03 if name == "matrix" else 0.02 for name in DRAWN})
-    >>> round(shares["matrix"] / DRAWN["matrix"].share / (shares["attention"] / DRAWN["attention"].share), 6)
-    1.5
-    """
+    """Shares of the time in proportion to the families' own shares and their errors."""
     average = sum(errors.values()) / len(errors) if errors else 1.0
     return {name: family.share * errors.get(name, UNFITTED * average) for name, family in DRAWN.items()}
 

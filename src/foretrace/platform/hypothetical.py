@@ -210,10 +210,6 @@ def _with_scaled_device(platform: Platform, factors: Mapping[str, float]) -> Pla
     )
 
 
-def _clock(device: Device, factor: float) -> Device:
-    return replace(_compute(device, factor), clock_mhz=device.clock_mhz * factor)
-
-
 def _compute(device: Device, factor: float) -> Device:
     peaks, best = (
         {rate: tflops * factor for rate, tflops in rates.items()}
@@ -231,7 +227,7 @@ def _hbm(device: Device, factor: float) -> Device:
 DEVICE_PARTS: dict[str, Callable[[Device, float], Device]] = {
     "hbm": _hbm,
     "compute": _compute,
-    "clock": _clock,
+    "clock": lambda device, factor: replace(_compute(device, factor), clock_mhz=device.clock_mhz * factor),
     "cache": lambda device, factor: replace(device, l2_mb=device.l2_mb * factor),
     "memory": lambda device, factor: replace(device, memory_gb=device.memory_gb * factor),
 }

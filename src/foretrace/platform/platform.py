@@ -191,13 +191,7 @@ def read_about(folder: Path) -> About:
 
 
 def write_about(folder: Path, about: About) -> None:
-    """Write ``platform.json``.
-
-    >>> import tempfile; folder = Path(tempfile.mkdtemp())
-    >>> write_about(folder, About("mine", "2026-11-15", "measured here", {"torch": "2.11"}))
-    >>> read_about(folder).name
-    'mine'
-    """
+    """Write ``platform.json``."""
     write(folder / ABOUT, asdict(about))
 
 

@@ -57,15 +57,7 @@ class FittedModel:
 
 @dataclass(frozen=True)
 class Summary:
-    """A platform with as many parts as were measured; or a hypothetical one.
-
-    >>> fields = Summary.named("h200").to_dict()
-    >>> fields["device"]["sms"], fields["fabric"]
-    (132, None)
-    >>> fields = Summary.named("a100").to_dict()
-    >>> fields["device"]["sms"], fields["carried_from"]
-    (108, 'h200')
-    """
+    """A platform with as many parts as were measured; or a hypothetical one."""
 
     about: About
     name: str
@@ -132,13 +124,7 @@ def _timed_calls(path: Path) -> int:
 
 
 def device_fields(device: Device) -> Fields:
-    """A device, and the share of each of its peaks that was reached.
-
-    >>> from foretrace.platform.registry import SHIPPED
-    >>> fields = device_fields(Device.read(SHIPPED / "h200" / DEVICE))
-    >>> 0.5 < fields["reached"]["memory"] < 1
-    True
-    """
+    """A device, and the share of each of its peaks that was reached."""
     peaks = {**device.peak_tflops, "memory": device.memory_gbps}
     best: dict[str, float] = dict(device.measured.tflops)
     if device.measured.memory_gbps:

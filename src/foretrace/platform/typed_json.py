@@ -36,17 +36,6 @@ def read_as(kind: type[T], path: Path, advice: str = "Restore it.") -> T:
 
     Fields may be text, booleans, numbers (finite and not negative), dataclasses, and tuples, lists and dicts of
     those; a field with a default may be absent, and ``null`` where its type allows None.
-
-    >>> import tempfile
-    >>> from dataclasses import dataclass
-    >>> @dataclass
-    ... class Wheel:
-    ...     spokes: int
-    ...     name: str = "front"
-    >>> path = Path(tempfile.mkdtemp()) / "wheel.json"
-    >>> write(path, {"spokes": 32})
-    >>> read_as(Wheel, path)
-    Wheel(spokes=32, name='front')
     """
     values = read_object(path, advice)
     try:

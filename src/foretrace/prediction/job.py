@@ -223,16 +223,16 @@ def back_to_back_ms(
         several = with_arrivals(tasks, np.where(kernel >= 0, kernel + shift, -1).ravel())
         unrolled.append(several.with_slower_host((slow_host or {}).get(rank.graph.rank, 1.0)))
         ends.append(np.searchsorted(tasks.op, np.arange(1, UNROLLED_STEPS + 1) * len(rank.step)))
-    again = [_calls_in_step(match, turn, ranks) for turn in range(UNROLLED_STEPS) for match in matches]
+    again = [
+        [(graph, number + turn * len(ranks[graph].graph.collectives)) for graph, number in match.calls]
+        for turn in range(UNROLLED_STEPS)
+        for match in matches
+    ]
     merged = merge_ranks(unrolled, again, np.tile(transfer_us, UNROLLED_STEPS))
     merged, timeline = _with_contention(merged, ranks)
     each = [np.maximum.accumulate(merged.rank_timeline(at, timeline).end)[last - 1] for at, last in enumerate(ends)]
     *_, before, after = np.max(each, axis=0)
     return float(after - before) / 1e3
-
-
-def _calls_in_step(match: CollectiveMatch, turn: int, ranks: Sequence[PricedRank]) -> list[tuple[int, int]]:
-    return [(graph, number + turn * len(ranks[graph].graph.collectives)) for graph, number in match.calls]
 
 
 def _skew_note(skew: Floats, ranks: Sequence[RankModel]) -> str:

@@ -108,12 +108,6 @@ def predict_on_platform(
     """Predict all ranks of a job on a platform, which has a fabric where they exchange anything.
 
     As `foretrace.predict`; a graph is a job of one rank.
-
-    >>> from foretrace.graph import Op, OpTable, Tensor
-    >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
-    >>> job = Job([Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,))]))])
-    >>> 0.1 < predict_on_platform(job, Platform.named("h200")).step_ms < 1.0
-    True
     """
     overrides = overrides or RankOverrides()
     job = Job([what], what.source) if isinstance(what, Graph) else what
@@ -190,13 +184,6 @@ def step_figures(job: Job, platform: Platform, gpus_per_node: int | None = None)
     on.
 
     Kernel times are those of the platform's models.
-
-    >>> from foretrace.graph import Op, OpTable, Tensor
-    >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
-    >>> job = Job([Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,))]))])
-    >>> figures, _ = step_figures(job, Platform.named("h200"))
-    >>> figures.next_ms < figures.step_ms
-    True
     """
     ranks = priced_ranks(job, platform, "model", None)
     fabric = platform.fabric or NO_FABRIC

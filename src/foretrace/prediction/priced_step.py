@@ -87,8 +87,12 @@ class PricedStep:
 
     def repeated(self, times: int) -> PricedStep:
         """The step so many times, one after the other."""
+
+        def tiled(column: Any) -> Any:
+            return column * times if isinstance(column, list) else np.tile(column, times)
+
         shift = np.repeat(np.arange(times, dtype=np.int32), len(self.work))
-        columns = {f.name: _tiled(getattr(self.work, f.name), times) for f in fields(DeviceWork)}
+        columns = {f.name: tiled(getattr(self.work, f.name)) for f in fields(DeviceWork)}
         columns["call"] += shift * np.int32(len(self))
         columns["launch"] += shift * np.int32(self.work.launch.max(initial=-1) + 1)
         columns["collective"] += np.where(
@@ -96,22 +100,14 @@ class PricedStep:
         )
         later = np.arange(times, dtype=np.int32)[:, None, None] * np.int32(len(self))
         pairs = ((some + later).reshape(-1, 2) for some in (self.waits.streams, self.waits.works))
-        return PricedStep(
-            thread=np.tile(self.thread, times),
-            concurrent=np.tile(self.concurrent, times),
-            durations={kind: np.tile(us, times) for kind, us in self.durations.items()},
-            cold=np.tile(self.cold, times),
-            spread=np.tile(self.spread, times),
-            common=self.common,
+        kept = ("thread", "concurrent", "cold", "spread", "stream", "captured")
+        return replace(
+            self,
+            **{name: tiled(getattr(self, name)) for name in kept},
+            durations={kind: tiled(us) for kind, us in self.durations.items()},
             work=DeviceWork(**columns),
-            waits=Waits(np.tile(self.waits.host, times), *pairs),
-            stream=np.tile(self.stream, times),
-            captured=np.tile(self.captured, times),
+            waits=Waits(tiled(self.waits.host), *pairs),
         )
-
-
-def _tiled(column: Any, times: int) -> Any:
-    return column * times if isinstance(column, list) else np.tile(column, times)
 
 
 def price_step(

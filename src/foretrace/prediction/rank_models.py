@@ -191,12 +191,6 @@ def measured_rank_tasks(graph: Graph, segments: Segments) -> MeasuredRankTasks:
     Between the end of what a task waited for and its start lies a latency: the typical one, or a longer one where the
     device idled for a reason that the trace does not show. What was already running when the trace began starts when it
     did.
-
-    >>> from foretrace.graph import Op, OpTable
-    >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
-    >>> step = Graph(OpTable.of(ops))
-    >>> measured_rank_tasks(step, host_segments(step)).tasks.tasks.duration.tolist()
-    [8.0, 2.0, 5.0]
     """
     from foretrace.simulation.contention import measured_overlap  # priced ranks do without
 

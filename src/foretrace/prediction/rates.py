@@ -60,14 +60,7 @@ def add_rates(report: StepReport, each: Sequence[Totals | None]) -> None:
 
 
 def works(calls: Graph, rows: Iterable[int], device: Device) -> Iterator[tuple[int, Work, bool]]:
-    """What some calls have to do, and whether their arithmetic counts; those without shapes are left out.
-
-    >>> from foretrace.graph import OpTable, Tensor
-    >>> square = Tensor((1000, 1000), "float32", "cuda:0")
-    >>> step = Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,)), Op("aten::some")]))
-    >>> [(row, work.flops, counts) for row, work, counts in works(step, [0, 1], Device.named("h200"))]
-    [(0, 2000000000, True)]
-    """
+    """What some calls have to do, and whether their arithmetic counts; those without shapes are left out."""
     known: dict[tuple[object, ...], tuple[Work, bool]] = {}
     ops = list(calls.ops)
     ids = index_statistics(ops, calls.indices)

@@ -59,12 +59,7 @@ def _back_from(task: int, binding: Longs) -> Iterator[int]:
 
 
 def binding_predecessors(tasks: TaskGraph, timeline: Timeline) -> Longs:
-    """For each task, the one of those it waits for that released it last; -1 where it waits for none.
-
-    >>> tasks = TaskGraph.of(duration=[2.0, 5.0, 1.0], lane=[0, 1, 0], edges=[(0, 2), (1, 2)])
-    >>> binding_predecessors(tasks, Timeline(np.array([0.0, 0.0, 5.5]), np.array([2.0, 5.0, 6.5]))).tolist()
-    [-1, -1, 1]
-    """
+    """For each task, the one of those it waits for that released it last; -1 where it waits for none."""
     binding = np.full(len(tasks), -1, np.int64)
     waiting = np.flatnonzero(np.diff(tasks.first))
     if not len(waiting):

@@ -6,12 +6,15 @@ Interpreted as long as a process simulates few tasks, compiled from then on; bot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foretrace._jit import compiled, jit_budget
-from foretrace.simulation.task_graph import Floats, Ints, Longs, TaskGraph, Timeline
+from foretrace.simulation.task_graph import Floats, Longs, TaskGraph, Timeline
+
+if TYPE_CHECKING:
+    from foretrace.simulation.uncertainty import Chains
 
 TASK_MS = 8e-4
 """What a task takes where the pass is interpreted."""
@@ -143,22 +146,6 @@ interpreted_pass = forward_pass(max)
 compiled_pass = compiled(interpreted_pass)
 
 
-class Edges(Protocol):
-    """What tasks wait for, in the form of `TaskGraph`."""
-
-    @property
-    def first(self) -> Longs:
-        """Where the edges of each task begin."""
-
-    @property
-    def before(self) -> Ints | Longs:
-        """The task that each edge waits for."""
-
-    @property
-    def lag(self) -> Floats:
-        """Microseconds after its end."""
-
-
 def in_one_row(tasks: TaskGraph) -> bool:
     """Whether all tasks may start at once, and each waits for earlier ones only, as those of one rank do.
 
@@ -170,7 +157,7 @@ def in_one_row(tasks: TaskGraph) -> bool:
 
 
 def pass_in_order(
-    tasks: Edges, duration: Iterable[Any], later: Callable[[Any, Any], Any]
+    tasks: TaskGraph | Chains, duration: Iterable[Any], later: Callable[[Any, Any], Any]
 ) -> tuple[list[Any], list[Any]]:
     """Starts and ends of tasks that stand in one row, interpreted; twice as fast as `forward_pass`.
 

@@ -53,11 +53,6 @@ def sample_ends(tasks: TaskGraph, uncertainty: Uncertainty, count: int, seed: in
 
     What groups have of their own averages out over many of them and does not shift the mean; what they have in common
     does not average out, and shifts the median as little.
-
-    >>> tasks = TaskGraph.of(duration=[2.0, 5.0], lane=[0, 0], edges=[(0, 1)])
-    >>> certain = Uncertainty(np.array([0, 0], np.int32), np.zeros(1), np.zeros(1), np.zeros(1, np.int32), np.zeros(1))
-    >>> sample_ends(tasks, certain, count=3).tolist()
-    [7.0, 7.0, 7.0]
     """
     check_durations(tasks, tasks.duration)
     _check_groups(tasks, uncertainty)
@@ -141,11 +136,6 @@ class Chains:
     A task continues the chain of another where it waits for that one alone, and no other task does. Whatever waits for
     a chain waits for the last of its tasks, and the chain waits for what its first task waits for. A sampled pass has a
     third of the tasks to go through.
-
-    >>> fork = TaskGraph.of([1.0, 2.0, 4.0, 8.0], lane=[0, 0, 0, 1], edges=[(0, 1), (1, 2), (1, 3)], lag=0.5)
-    >>> chains = Chains(fork)
-    >>> chains.chain.tolist(), chains.first.tolist(), chains.before.tolist()
-    ([0, 0, 1, 2], [0, 0, 1, 2], [0, 0])
     """
 
     def __init__(self, tasks: TaskGraph) -> None:

@@ -25,6 +25,14 @@ def test_an_argument_that_is_absent_or_none_gives_the_default():
     assert ints_in("text") == []
 
 
+def test_an_argument_is_found_by_position_or_by_name():
+    placed, named = Op("a", (0, [2, None, 3], -1, True)), Op("a", (), {"dim": [0]})
+    assert argument(placed, 1, "dim") == [2, None, 3] and argument(named, 1, "dim") == [0]
+    assert ints_in(argument(placed, 1, "dim")) == [2, 3]
+    assert int_argument(placed, 2, "x", 0) == -1 and bool_argument(placed, 3, "x")
+    assert bitmask([True, False, True]) == 5
+
+
 def test_tensors_are_those_that_an_op_names_in_its_order():
     one, two, three = (Tensor((n,), "int8") for n in (1, 2, 3))
     op = Op("a", (one, [two, None]), {"other": three, "dtype": Constant("dtype", "int8")})
@@ -39,6 +47,7 @@ def test_dimensions_of_one_element_may_have_any_stride():
 def test_strides_that_are_not_known_are_dense():
     assert strides_of(Tensor((2, 3), "int8")) == (3, 1)
     assert not channels_last(Tensor((2, 3, 4, 4), "int8"))
+    assert channels_last(Tensor((2, 8, 4, 4), "int8", stride=(128, 1, 32, 8)))
 
 
 def test_a_dtype_is_read_from_a_constant_only():

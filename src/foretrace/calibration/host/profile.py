@@ -57,13 +57,7 @@ def profile_step(training: Training, calls: Calls) -> Profiled:
 
 
 def profile_steps(training: Training, repeats: int) -> list[list[Event]]:
-    """The events of some steps under one profile, after a first one.
-
-    >>> weight = torch.ones(3, requires_grad=True)
-    >>> training = Training(lambda: weight.sum(), torch.optim.SGD([weight], lr=0.5))
-    >>> [any(event.name == "aten::sum" for event in step) for step in profile_steps(training, 2)]
-    [True, True]
-    """
+    """The events of some steps under one profile, after a first one."""
     return _profile_marked([training.timed_step] * repeats, first=training.timed_step)
 
 
@@ -100,13 +94,7 @@ def _profile_marked(calls: Sequence[Callable[[], Any]], first: Callable[[], Any]
 
 
 def cut_at_launches(events: list[Event], names: list[str]) -> Profiled:
-    """For each call, the time to its first launch, in launches, between them, and after the last.
-
-    >>> events = [Event(0, 9000, "aten::linear"), Event(1000, 8000, "aten::mm"), Event(3000, 5000, "cudaLaunchKernel")]
-    >>> found = cut_at_launches(events, ["aten::mm"])
-    >>> found.to_launch, found.launching, found.after, found.launches
-    ([2.0], [2.0], [3.0], [1])
-    """
+    """For each call, the time to its first launch, in launches, between them, and after the last."""
     rows: list[tuple[Any, ...]] = []
     for call, inside in _found(events, names):
         launches = [event for event in inside if event.name.startswith(LAUNCHES)]
@@ -179,12 +167,7 @@ def gaps_us() -> tuple[float, float, float]:
 
 
 def mean_gaps(steps: Sequence[Sequence[Event]], calls: Calls) -> list[float]:
-    """The mean gap before a call of each phase; each gap the median over some repeats of the step.
-
-    >>> events = [Event(0, 9000, "aten::linear"), Event(1000, 2000, "aten::t"), Event(5000, 8000, "aten::addmm")]
-    >>> mean_gaps([events], Calls(["aten::t", "aten::addmm"], [0, 0], [0, 0], [0, 0]))
-    [3.0, 0.0, 0.0]
-    """
+    """The mean gap before a call of each phase; each gap the median over some repeats of the step."""
     each = np.full((len(steps), len(calls)), np.nan)
     for repeat, events in enumerate(steps):
         found = found_calls(events, calls.name)

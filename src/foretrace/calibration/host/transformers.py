@@ -196,9 +196,7 @@ class _VerboseModel(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCABULARY).float(), labels.view(-1), ignore_index=-100), result
 
 
-def _blocks(kind: str, layers: int) -> nn.ModuleList:
-    makers = {"turning": _RotaryBlock, "joined": _FusedQkvBlock, "spelled out": _UnfusedAttentionBlock}
-    return nn.ModuleList(makers[kind]() for _ in range(layers))
+BLOCKS = {"turning": _RotaryBlock, "joined": _FusedQkvBlock, "spelled out": _UnfusedAttentionBlock}
 
 
 def attention(
@@ -206,7 +204,7 @@ def attention(
 ) -> Training:
     """A language model of blocks of one kind."""
     tokens, head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
-    blocks = _blocks(kind, layers)
+    blocks = nn.ModuleList(BLOCKS[kind]() for _ in range(layers))
     model = nn.ModuleList([tokens, blocks, nn.LayerNorm(WIDTH), head]).to(device)
     text = torch.randint(VOCABULARY, (SEQUENCES, LENGTH), device=device)
     extra = _extra(kind, device)

@@ -118,11 +118,7 @@ def kernels_of(chains: Sequence[Chain], device: Any, autotuner: Any) -> list[Com
 
 
 def operands_of(chain: Chain, device: Any) -> list[Any]:
-    """A chain's operands with values in them.
-
-    >>> [tuple(t.shape) for t in operands_of(Chain(4, 8, "float32", ("row", "transposed"), (), "", "float32"), "cpu")]
-    [(4, 8), (8,), (4, 8)]
-    """
+    """A chain's operands with values in them."""
     rows, columns, dtype = chain.rows, chain.columns, getattr(torch, chain.dtype)
     shapes = {"whole": (rows, columns), "row": (columns,), "column": (rows, 1), "transposed": (columns, rows)}
     kinds = ("whole", *chain.operands)
@@ -131,12 +127,7 @@ def operands_of(chain: Chain, device: Any) -> list[Any]:
 
 
 def run(chain: Chain, operands: Sequence[Any]) -> Any:
-    """Compute a chain.
-
-    >>> chain = Chain(2, 2, "float32", ("row",), ("relu", "add"), "sum", "float32")
-    >>> run(chain, [torch.tensor([[-1.0, 1.0], [2.0, 3.0]]), torch.ones(2)])
-    tensor([3., 7.])
-    """
+    """Compute a chain."""
     flow, *others = operands
     left = iter(others)
     for step in chain.steps:

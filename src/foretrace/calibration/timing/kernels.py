@@ -207,11 +207,7 @@ def measure_ceilings(folder: Path, device: Any) -> None:
 
 
 def ceiling_cases(kind: str) -> list[Case]:
-    """The calls of the ceilings, for a kind of device.
-
-    >>> [case.op.name for case in ceiling_cases("cpu")]
-    ['aten::mm', 'aten::mm', 'aten::mm', 'aten::mm', 'aten::copy_']
-    """
+    """The calls of the ceilings, for a kind of device."""
     square = (CEILING_SIDE[kind], CEILING_SIDE[kind])
     gemms = [Op("aten::mm", (Tensor(square, dtype),) * 2, overload="default") for dtype in CEILING_DTYPES]
     cases = [Case(op) for op in gemms]

@@ -51,11 +51,6 @@ def time_cases(cases: Iterable[Case], device: Any, until: float = float("inf")) 
     """Measure cases one after the other, under one profile; one that fails is kept with its error.
 
     After ``until``, a time of `time.monotonic`, no further case is begun; the first one always is.
-
-    >>> from foretrace.cost_models.kernels.families import case_number
-    >>> found, = time_cases([case_number("elementwise", 0, 4096, "cpu")], torch.device("cpu"))
-    >>> len(found.cold), len(found.warm), found.us("warm") > 0
-    (4, 4, True)
     """
     found: list[Measurement] = []
     runs: list[tuple[int, int]] = []  # of each case: its first timed run, and the one after its last

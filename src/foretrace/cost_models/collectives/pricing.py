@@ -83,15 +83,10 @@ def price_collective(
     Kind and bytes are as in `foretrace.graph.Collective`; of uneven splits, the bytes of each rank: what it sends in an
     all_to_all, its part of what is gathered or scattered. Ranks fill the nodes one after the other: which members share
     a node decides which links they use.
-
-    >>> a100 = Fabric.named("a100-nvswitch")
-    >>> tensor = price_collective(a100, "all_reduce", 2**26, range(8))
-    >>> data = price_collective(a100, "all_reduce", 2**26, range(0, 64, 8))
-    >>> tensor.typical < data.typical
-    True
     """
-    size = nbytes if isinstance(nbytes, int) else _decisive_bytes(kind, nbytes)
-    return _price(fabric, kind, size, Placement.of(members, gpus_per_node or fabric.gpus_per_node))
+    if not isinstance(nbytes, int):  # of uneven splits all count in a ring, else those of the busiest rank
+        nbytes = sum(nbytes) if kind in SUMMED_KINDS else max(nbytes, default=0)
+    return _price(fabric, kind, nbytes, Placement.of(members, gpus_per_node or fabric.gpus_per_node))
 
 
 def assumptions(fabric: Fabric, world: int, gpus_per_node: int | None = None) -> list[str]:
@@ -119,11 +114,6 @@ def assumptions(fabric: Fabric, world: int, gpus_per_node: int | None = None) ->
     if world > ranks:
         return [f"fabric {fabric.name} was measured with up to {ranks} ranks: {world} are extrapolated {method}"]
     return []
-
-
-def _decisive_bytes(kind: str, sizes: Sequence[int]) -> int:
-    """The bytes that decide the time of uneven splits: all of them in a ring, else those of the busiest rank."""
-    return sum(sizes) if kind in SUMMED_KINDS else max(sizes, default=0)
 
 
 def _price(fabric: Fabric, kind: str, nbytes: int, placement: Placement) -> Range:

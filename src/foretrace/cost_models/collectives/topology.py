@@ -172,11 +172,6 @@ def link_time(
     """Microseconds of a collective by the specification of its links.
 
     Bytes may be many sizes at once.
-
-    >>> h100 = Links.named("h100-nvswitch")
-    >>> inside, across = Placement.of(range(8), 8), Placement.of(range(0, 64, 8), 8)
-    >>> bool(link_time(h100, "all_reduce", 2**30, inside) < link_time(h100, "all_reduce", 2**30, across))
-    True
     """
     known = constants or LinkConstants.shipped()
     if placement.nodes > 1 and links.network is None:

@@ -198,12 +198,10 @@ def with_calls_alone(host: Host, runs: Sequence[HostRun]) -> Host:
     both = [name for name in times if name in host.calls]
     ratio = float(np.median([_in_step(host.calls[name], times[name]) for name in both])) if both else 1.0
     alone = {name: _cost_alone(calls * (1.0, 1.0, ratio), host) for name, calls in times.items()}
-    known = {name: cost for name, cost in host.calls.items() if cost.tensor or not _has_slope(alone.get(name))}
+    known = {
+        name: cost for name, cost in host.calls.items() if cost.tensor or name not in alone or not alone[name].tensor
+    }
     return replace(host, calls=dict(sorted({**alone, **known}.items())))
-
-
-def _has_slope(cost: CallCost | None) -> bool:
-    return cost is not None and cost.tensor > 0
 
 
 def _in_step(cost: CallCost, found: Floats) -> float:

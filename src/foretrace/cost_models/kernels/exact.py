@@ -65,7 +65,8 @@ class TimedCall(NamedTuple):
         cold, warm = np.array(cold_us, float), np.array(warm_us, float)
         named = isinstance(kernels, list) and all(isinstance(name, str) for name in kernels)
         numbers = np.concatenate([cold.ravel(), warm.ravel(), [spread]])
-        if not named or cold.shape != warm.shape or cold.shape != (len(kernels),) or not _are_times(numbers):
+        timed = ((numbers >= 0) & (numbers <= LARGEST)).all()
+        if not named or cold.shape != warm.shape or cold.shape != (len(kernels),) or not timed:
             raise ValueError(f"{kernels} took {cold_us} and {warm_us}, {spread} apart")
         return cls(kernels, cold, warm, float(spread))
 
@@ -126,10 +127,6 @@ class ExactTimes:
             raise ForetraceError(
                 f"{path} does not hold timed calls ({error})", "Restore it, or fit it again: foretrace calibrate fit."
             ) from None
-
-
-def _are_times(numbers: NDArray[np.float64]) -> bool:
-    return bool(((numbers >= 0) & (numbers <= LARGEST)).all())
 
 
 def _alike(repeats: Sequence[Repeat], kernels: int) -> NDArray[np.float64]:

@@ -42,11 +42,7 @@ def alignment(size: int) -> int:
 
 
 def ceil_div(count: float, size: float) -> int:
-    """How many pieces of a size a count takes.
-
-    >>> ceil_div(9, 4)
-    3
-    """
+    """How many pieces of a size a count takes."""
     return -int(-count // size) if size > 0 else 0
 
 
@@ -69,31 +65,19 @@ def dtype_code(dtype: str) -> int:
 
 
 def argument(op: Op, place: int, name: str, default: object = None) -> object:
-    """An argument by position or by name; the default where it is absent or None.
-
-    >>> argument(Op("aten::sum", (1, [0])), 1, "dim"), argument(Op("aten::sum", (1,)), 1, "dim", "all")
-    ([0], 'all')
-    """
+    """An argument by position or by name; the default where it is absent or None."""
     found = op.args[place] if 0 <= place < len(op.args) else op.kwargs.get(name)
     return default if found is None else found
 
 
 def int_argument(op: Op, place: int, name: str, default: int) -> int:
-    """An argument that is an integer.
-
-    >>> int_argument(Op("aten::cat", ([], -1)), 1, "dim", 0), int_argument(Op("aten::cat", ([],)), 1, "dim", 0)
-    (-1, 0)
-    """
+    """An argument that is an integer."""
     found = argument(op, place, name)
     return found if isinstance(found, int) and not isinstance(found, bool) else default
 
 
 def int_list_argument(op: Op, place: int, name: str, count: int, default: int) -> list[int]:
-    """An argument that is a list of integers, one of which may stand for all.
-
-    >>> int_list_argument(Op("aten::convolution", (0, 0, 0, [2])), 3, "stride", 2, 1)
-    [2, 2]
-    """
+    """An argument that is a list of integers, one of which may stand for all."""
     found = argument(op, place, name)
     listed = ints_in(found) if isinstance(found, (list, tuple)) else [found] if isinstance(found, int) else []
     if len(listed) < count:
@@ -102,48 +86,28 @@ def int_list_argument(op: Op, place: int, name: str, count: int, default: int) -
 
 
 def ints_in(values: object) -> list[int]:
-    """The integers of a list; of anything else none.
-
-    >>> ints_in([2, None, 3]), ints_in(None)
-    ([2, 3], [])
-    """
+    """The integers of a list; of anything else none."""
     return [v for v in values if isinstance(v, int)] if isinstance(values, (list, tuple)) else []
 
 
 def bool_argument(op: Op, place: int, name: str) -> bool:
-    """An argument that is true or false; absent is false.
-
-    >>> bool_argument(Op("aten::sum", (0, [0], True)), 2, "keepdim")
-    True
-    """
+    """An argument that is true or false; absent is false."""
     return argument(op, place, name) is True
 
 
 def bitmask(values: object) -> int:
-    """The true values of a list as bits.
-
-    >>> bitmask([True, False, True])
-    5
-    """
+    """The true values of a list as bits."""
     return sum(1 << i for i, v in enumerate(values) if v is True) if isinstance(values, (list, tuple)) else 0
 
 
 def dtype_argument(op: Op, default: str) -> str:
-    """The ``dtype`` argument.
-
-    >>> dtype_argument(Op("aten::sum", (), {"dtype": Constant("dtype", "float32")}), "int8")
-    'float32'
-    """
+    """The ``dtype`` argument."""
     found = op.kwargs.get("dtype")
     return found.value if isinstance(found, Constant) and found.kind == "dtype" else default
 
 
 def tensors_of(op: Op) -> list[Tensor]:
-    """Every tensor among the arguments, like `Op.tensors`, faster where few arguments are tensors.
-
-    >>> [t.shape for t in tensors_of(Op("aten::cat", ([Tensor((1,), "int8"), Tensor((2,), "int8")], 0)))]
-    [(1,), (2,)]
-    """
+    """Every tensor among the arguments, like `Op.tensors`, faster where few arguments are tensors."""
     found: list[Tensor] = []
     for value in (*op.args, *op.kwargs.values()) if op.kwargs else op.args:
         if isinstance(value, Tensor):
@@ -173,13 +137,7 @@ def strides_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def is_contiguous(tensor: Tensor) -> bool:
-    """Whether a tensor is contiguous.
-
-    >>> is_contiguous(Tensor((2, 1, 3), "int8", stride=(3, 99, 1)))
-    True
-    >>> is_contiguous(Tensor((2, 3), "int8", stride=(1, 2)))
-    False
-    """
+    """Whether a tensor is contiguous."""
     stride = tensor.stride
     if stride is None:
         return True
@@ -193,11 +151,7 @@ def is_contiguous(tensor: Tensor) -> bool:
 
 
 def channels_last(tensor: Tensor) -> bool:
-    """Whether channels are innermost in memory.
-
-    >>> channels_last(Tensor((2, 8, 4, 4), "int8", stride=(128, 1, 32, 8)))
-    True
-    """
+    """Whether channels are innermost in memory."""
     stride = tensor.stride
     return stride is not None and len(stride) > 2 and len(tensor.shape) > 2 and stride[1] == 1 and tensor.shape[1] > 1
 

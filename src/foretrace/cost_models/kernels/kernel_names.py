@@ -87,13 +87,7 @@ def gemm_kernel(names: Sequence[str]) -> TiledKernel:
 
 
 def convolution_kernel(names: Sequence[str]) -> TiledKernel:
-    """The kernel that convolved, from the names of all kernels of a call. Dtypes, which the call tells, are left out.
-
-    >>> long = "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x128x32_warpgroupsize1x1x1_g1"
-    >>> found = convolution_kernel([long, "nhwcToNchwKernel<float>"])
-    >>> found.maker, found.first, found.second, found.depth, found.around
-    ('sm90_xmma_fprop_implicit_gemm_nhwckrsc_nhwc', 128, 64, 32, '<')
-    """
+    """The kernel that convolved, from the names of all kernels of a call. Dtypes, which the call tells, are left out."""
     roles = [_helper_letter(name) for name in names]
     working = [name for name, letter in zip(names, roles) if letter is None] or names[:1]
     around = "".join(sorted({letter for letter in roles if letter}))

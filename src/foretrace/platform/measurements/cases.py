@@ -182,11 +182,6 @@ def recorded_cases(ops: Sequence[Op], indices: Iterable[Indices] = (), tf32: Tf3
     """The distinct calls among the ops of a step, in order.
 
     ``op`` of the indices is the position in ``ops``.
-
-    >>> square = Tensor((8, 8), "float32", "cuda:0", id=3, storage=5)
-    >>> case, = recorded_cases([Op("aten::mm", (square, square)), Op("aten::mm", (square, square), phase="backward")])
-    >>> case.op.tensors[0].id, case.op.tensors[0].storage == case.op.tensors[1].storage
-    (-1, True)
     """
     found: dict[str, Case] = {}
     for case in case_of_each(ops, indices, tf32):
@@ -213,13 +208,10 @@ def case_of_each(ops: Sequence[Op], indices: Iterable[Indices] = (), tf32: Tf32 
             continue
         key = signature(op), ids
         if key not in made:
-            made[key] = Case(stripped(op), ids, tf32=_may_use_tf32(op.name, tf32))
+            may_use = tf32.convolutions if "convolution" in op.name else tf32.gemms and "mm" in op.name
+            made[key] = Case(stripped(op), ids, tf32=may_use)
         cases.append(made[key])
     return cases
-
-
-def _may_use_tf32(name: str, tf32: Tf32) -> bool:
-    return tf32.convolutions if "convolution" in name else tf32.gemms and "mm" in name
 
 
 def case_key(case: Case) -> str:

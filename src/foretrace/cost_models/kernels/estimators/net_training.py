@@ -76,15 +76,12 @@ def train(
     """Layers of nets that predict the logarithm of a time, trained on a GPU where there is one.
 
     Where a kernel is to be selected, they also predict the pieces of each kernel's score.
-
-    >>> x = np.linspace(-1, 1, 300)[:, None]
-    >>> layers = train(x, 3 * x[:, 0], traits=x > 0)
-    >>> [weights.shape[1:] for weights, _ in layers][-1][1], bool(len(layers) > 2)
-    (1, True)
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     effort = EFFORTS[device][purpose]
-    wanted = target[:, None] if traits is None else np.column_stack([target, _standardized(traits)])
+    wanted = target[:, None]
+    if traits is not None:
+        wanted = np.column_stack([target, (traits - traits.mean(axis=0)) / (traits.std(axis=0) + 1e-6)])
     with torch.random.fork_rng():
         torch.manual_seed(7)
         x, y = (torch.tensor(values, dtype=torch.float32, device=device) for values in (columns, wanted))
@@ -98,10 +95,6 @@ def train(
     asked = [0, *range(wanted.shape[1], len(middle))]
     weights, biases = plain[-1]
     return [*plain[:-1], (weights[:, :, asked], biases[:, :, asked])]
-
-
-def _standardized(traits: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray((traits - traits.mean(axis=0)) / (traits.std(axis=0) + 1e-6))
 
 
 def _initial(inputs: int, middle: torch.Tensor, effort: Effort) -> Parameters:

@@ -37,13 +37,7 @@ PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
 class ScaledRoofline:
-    """A start-up time, and bytes and flops at fitted rates: three numbers per op and cache state.
-
-    >>> us = np.array([[4.0, 4.0], [6.0, 6.0], [10.0, 10.0]])
-    >>> calls = Dataset(np.zeros((3, 1)), np.zeros(3), np.array([1.0, 2.0, 4.0]), us, [])
-    >>> ScaledRoofline().fit(calls).predict_both(calls)[:, 0].round(3).tolist()
-    [4.0, 6.0, 10.0]
-    """
+    """A start-up time, and bytes and flops at fitted rates: three numbers per op and cache state."""
 
     def fit(self, calls: Dataset) -> Self:
         """Non-negative least squares of the relative error; ops are told apart by the first column."""

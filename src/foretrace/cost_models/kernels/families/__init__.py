@@ -87,13 +87,7 @@ def context_of(family: Family, device: Device, indices: Indices | None, tf32: Tf
 
 
 def case_number(family: str, number: int, most: int, kind: str, series: str = "") -> Case:
-    """The case of a family that has this number in a series: always the same one.
-
-    >>> case_number("matrix", 7, 4096, "cpu") == case_number("matrix", 7, 4096, "cpu")
-    True
-    >>> case_number("matrix", 7, 4096, "cpu") == case_number("matrix", 7, 4096, "cpu", series=HELD_OUT)
-    False
-    """
+    """The case of a family that has this number in a series: always the same one."""
     shapes, turn = divmod(number, DRAWN[family].cases_per_shape)
     return DRAWN[family].case(Draw(f"{family} {series}{shapes}", most, kind, turn))
 
