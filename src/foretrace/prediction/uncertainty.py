@@ -140,7 +140,7 @@ def log_spread(times: Sequence[float] | Floats) -> float:
 
 
 def host_spread(graph: Graph) -> float:
-    """Spread of a factor that all host time of a step shares: that of its unprofiled steps, or else of a typical host."""
+    """Spread of a factor that all host time of a step shares: that of its unprofiled steps, or of a typical host."""
     times = graph.unprofiled.synced_ms
     return log_spread(times) if len(times) >= MIN_FOR_SPREAD else typical_host_spread()
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from foretrace.cost_models.kernels.estimators.dataset import Dataset
-from foretrace.cost_models.kernels.kernel_names import short_name
+from foretrace.cost_models.kernels.exact import short_name
 from foretrace.cost_models.kernels.model import KernelSequences
 
 

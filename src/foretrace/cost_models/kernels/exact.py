@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.kernels.kernel_names import short_name
 from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded
 from foretrace.graph import Indices, Op, Tf32
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from foretrace.platform.measurements.kernels import Measurement, Repeat
 
 FILE = Path(EXACT).name
+_SHORT_ENDS = re.compile(r"_tilesize|_\d+x\d+|_sm\d+_|_f\d+f\d+|_bf16|_align\d")
 
 
 class TimedCall(NamedTuple):
@@ -140,3 +142,18 @@ def _mean(repeats: Sequence[Repeat]) -> list[Repeat]:
     from foretrace.platform.measurements.kernels import CALL
 
     return [[(CALL, float(np.mean([us for _, us in chain.from_iterable(repeats)])))]] if repeats else []
+
+
+@cache
+def short_name(kernel: str) -> str:
+    """A kernel's name without its template arguments, tiles and dtypes.
+
+    >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>(int)")
+    'vectorized_elementwise_kernel'
+    >>> short_name("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_TNN"), short_name("Memset (Device)")
+    ('nvjet', 'Memset')
+    """
+    if "cutlass" in kernel:
+        return "cutlass"
+    name = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""))[0].strip()
+    return _SHORT_ENDS.split(name.split("::")[-1].split(" ")[-1])[0] or kernel[:40]

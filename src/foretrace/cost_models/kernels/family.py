@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from foretrace.cost_models.kernels.features import tensors_of
-from foretrace.cost_models.kernels.kernel_names import TiledKernel
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Indices, Op, Tf32
 from foretrace.platform.device import Device
 from foretrace.platform.measurements.cases import Case, Draw
+
+if TYPE_CHECKING:
+    from foretrace.cost_models.kernels.kernel_names import TiledKernel
 
 PYTORCH_NAMESPACES = ("aten::", "prims::", "c10d::", "higher_order::")
 """Prefixes of PyTorch's own ops, which are no custom kernels."""

@@ -45,7 +45,6 @@ _DTYPES = re.compile(r"_(?:[bt]?f(?:16|32))+_(?:[bt]?f(?:16|32))+_f32(?=_)|_(?:b
 _ROWS_FIRST = re.compile("fprop|dgrad|wgrad|ImplicitGemm")
 """Such kernels name the tile's side along the rows of the result first, others the side along its columns."""
 _TEMPLATE_DTYPES = re.compile(r"__nv_bfloat16|__half|c10::\w+|float")
-_SHORT_ENDS = re.compile(r"_tilesize|_\d+x\d+|_sm\d+_|_f\d+f\d+|_bf16|_align\d")
 
 
 class TiledKernel(NamedTuple):
@@ -87,7 +86,7 @@ def gemm_kernel(names: Sequence[str]) -> TiledKernel:
 
 
 def convolution_kernel(names: Sequence[str]) -> TiledKernel:
-    """The kernel that convolved, from the names of all kernels of a call. Dtypes, which the call tells, are left out."""
+    """The kernel that convolved, by the names of all kernels of a call. Dtypes, which the call tells, are left out."""
     roles = [_helper_letter(name) for name in names]
     working = [name for name, letter in zip(names, roles) if letter is None] or names[:1]
     around = "".join(sorted({letter for letter in roles if letter}))
@@ -115,18 +114,3 @@ def _convolution_kernel(name: str) -> TiledKernel:
     if "nvjet" in name:
         return gemm_kernel([name])
     return TiledKernel(_TEMPLATE_DTYPES.sub("", plain.replace("(anonymous namespace)::", "").split("(")[0]))
-
-
-@cache
-def short_name(kernel: str) -> str:
-    """A kernel's name without its template arguments, tiles and dtypes.
-
-    >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>(int)")
-    'vectorized_elementwise_kernel'
-    >>> short_name("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_TNN"), short_name("Memset (Device)")
-    ('nvjet', 'Memset')
-    """
-    if "cutlass" in kernel:
-        return "cutlass"
-    name = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""))[0].strip()
-    return _SHORT_ENDS.split(name.split("::")[-1].split(" ")[-1])[0] or kernel[:40]

@@ -21,9 +21,8 @@ from foretrace._lazy import LazyMapping
 from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats
 from foretrace.cost_models.kernels.estimators.forests import Forest
 from foretrace.cost_models.kernels.estimators.npz import finite, read_arrays
-from foretrace.cost_models.kernels.exact import ExactTimes
+from foretrace.cost_models.kernels.exact import ExactTimes, short_name
 from foretrace.cost_models.kernels.families import FAMILIES, Family
-from foretrace.cost_models.kernels.kernel_names import short_name
 from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.errors import ForetraceError
 

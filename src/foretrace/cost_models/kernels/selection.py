@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,9 @@ from foretrace.cost_models.kernels.estimators.forests import Forest, boost
 from foretrace.cost_models.kernels.estimators.npz import finite
 from foretrace.cost_models.kernels.estimators.residual import KernelChoice, NetEnsemble
 from foretrace.cost_models.kernels.family import GEMM_SIZES
-from foretrace.cost_models.kernels.kernel_names import TiledKernel
+
+if TYPE_CHECKING:
+    from foretrace.cost_models.kernels.kernel_names import TiledKernel
 
 MIN_RUNS = 2
 """Measured runs from which on a kernel is told apart; all rarer ones count as one."""

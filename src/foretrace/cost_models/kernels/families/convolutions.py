@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from foretrace.cost_models.kernels.families.reductions import RESIDENT, reduce_plan
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
@@ -24,10 +24,12 @@ from foretrace.cost_models.kernels.features import (
     tensors_of,
     wave_quantization,
 )  # fmt: skip
-from foretrace.cost_models.kernels.kernel_names import TiledKernel, convolution_kernel
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Tf32, Value
 from foretrace.platform.measurements.cases import Case, Draw, Shape, strides
+
+if TYPE_CHECKING:
+    from foretrace.cost_models.kernels.kernel_names import TiledKernel
 
 FORWARD = ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::convolution_overrideable")
 BACKWARD = "aten::convolution_backward"
@@ -112,6 +114,8 @@ class Convolutions(Family):
 
     def main_kernel(self, kernels: Sequence[str]) -> TiledKernel:
         """The kernel that convolved, without layout changes and other helpers."""
+        from foretrace.cost_models.kernels.kernel_names import convolution_kernel  # fitting alone reads names
+
         return convolution_kernel(kernels)
 
     def may_use_tf32(self, settings: Tf32) -> bool:

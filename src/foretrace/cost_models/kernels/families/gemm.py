@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from foretrace.cost_models.kernels.family import GEMM_SIZES, CallContext, Description, Family
 from foretrace.cost_models.kernels.features import alignment, log
-from foretrace.cost_models.kernels.kernel_names import TiledKernel, gemm_kernel
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor, Tf32, Value
 from foretrace.platform.measurements.cases import Case, Draw, Shape, strides
+
+if TYPE_CHECKING:
+    from foretrace.cost_models.kernels.kernel_names import TiledKernel
 
 PLAIN = ("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm", "aten::_grouped_mm", "aten::mv")
 ADDING = ("aten::addmm", "aten::baddbmm", "aten::addmv", "aten::_addmm_activation", "aten::addbmm")
@@ -74,12 +77,14 @@ class Gemm(Family):
         >>> Gemm().kernel_traits(["Memset (Device)", "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_TNN"])[:4]
         (7.0, 8.0, 6.0, False)
         """
-        kernel = gemm_kernel(kernels)
+        kernel = self.main_kernel(kernels)
         tile = (log(side) for side in (kernel.first, kernel.second, kernel.depth))
         return (*tile, kernel.split, len(kernels), *(maker in kernel.maker for maker in MAKERS))
 
     def main_kernel(self, kernels: Sequence[str]) -> TiledKernel:
         """The kernel that multiplied, without split-K reductions and other helpers."""
+        from foretrace.cost_models.kernels.kernel_names import gemm_kernel  # fitting alone reads names
+
         return gemm_kernel(kernels)
 
     def may_use_tf32(self, settings: Tf32) -> bool:
