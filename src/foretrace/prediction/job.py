@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foretrace import cost_models
 from foretrace.analysis.collective_matching import Call, CollectiveMatch, match_collectives
 from foretrace.analysis.host_time import Segments
-from foretrace.cost_models import collectives
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 from foretrace.graph.tables import Floats, Ints
@@ -76,7 +76,7 @@ def price_transfers(
             if one.us:
                 prices.append((one.us / speed,) * 3)
             else:
-                prices.append(collectives.price_collective(fabric, one.kind, nbytes, one.ranks, gpus_per_node))
+                prices.append(cost_models.price_collective(fabric, one.kind, nbytes, one.ranks, gpus_per_node))
         which[place] = known[key]
     each = np.array(prices).reshape(-1, 3)[which]
     return Transfers(each[:, 0], each[:, 1], each[:, 2], which)
@@ -169,7 +169,7 @@ def fabric_assumptions(
     ['fabric h100-nvswitch was not measured: times come from the specification of its links']
     """
     joined = any(len(match.ranks) > 1 for match in matches)
-    return collectives.assumptions(fabric, world, gpus_per_node) if joined else []
+    return cost_models.assumptions(fabric, world, gpus_per_node) if joined else []
 
 
 def run_ranks(
@@ -196,7 +196,7 @@ def _with_contention(job: JobTasks, ranks: Sequence[RankModel]) -> tuple[JobTask
         return job, simulate(job.tasks)
     from foretrace.simulation.contention import with_contention
 
-    return with_contention(job, [rank.overlap for rank in ranks], ranks[0].slowdown or collectives.gpu_contention())
+    return with_contention(job, [rank.overlap for rank in ranks], ranks[0].slowdown or cost_models.gpu_contention())
 
 
 def _calls(matches: Sequence[CollectiveMatch]) -> list[tuple[Call, ...]]:
