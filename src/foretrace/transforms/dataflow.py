@@ -69,7 +69,10 @@ class Dataflow:
             if storage not in self._preexisting:
                 self._bindings.release(storage)
         if op.resized is not None:
-            self._move(*op.resized[:2])
+            old, new, _ = op.resized  # a storage under a new id
+            self._bindings.move(old, new)
+            if old in self._preexisting:
+                self._preexisting.add(new)
         reads: list[int] = []
 
         def read(tensor: Tensor) -> Slot:
@@ -118,19 +121,9 @@ class Dataflow:
         self._bindings.bind(tensor, number)
         return number
 
-    def _move(self, old: int, new: int) -> None:
-        """Follow a resized storage to its new id."""
-        self._bindings.move(old, new)
-        if old in self._preexisting:
-            self._preexisting.add(new)
-
 
 def is_sequence(value: Any) -> bool:
-    """Whether a value is a list or tuple of values; slots and constants are tuples too, but count as one value.
-
-    >>> is_sequence([Slot(3)]), is_sequence(Slot(3))
-    (True, False)
-    """
+    """Whether a value is a list or tuple of values; slots and constants are tuples too, but count as one value."""
     return type(value) in (list, tuple)
 
 

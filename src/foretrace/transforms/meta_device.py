@@ -121,11 +121,7 @@ def torch_operator(path: str) -> Any:
 
 @cache
 def is_pointwise(name: str, overload: str) -> bool:
-    """Whether PyTorch tags an operator as pointwise.
-
-    >>> is_pointwise("aten::gelu", "default"), is_pointwise("aten::mm", "default"), is_pointwise("my::own", "")
-    (True, False, False)
-    """
+    """Whether PyTorch tags an operator as pointwise."""
     path = operator_path(name, overload)
     if path is None:
         return False
@@ -158,11 +154,7 @@ def as_torch(value: Any, device: Callable[[str], str]) -> Any:
 
 
 def torch_empty(tensor: Tensor, device: str) -> Any:
-    """An uninitialized PyTorch tensor with the shape, strides and dtype of a recorded one.
-
-    >>> torch_empty(Tensor((2, 3), "bfloat16", stride=(1, 2)), "meta").stride()
-    (1, 2)
-    """
+    """An uninitialized PyTorch tensor with the shape, strides and dtype of a recorded one."""
     import torch
 
     if tensor.dtype not in ITEMSIZE:

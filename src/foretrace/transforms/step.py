@@ -196,13 +196,7 @@ def _positions(calls: Sequence[EditedCall], count: int) -> list[int]:
 
 
 class IdAllocator:
-    """Allocates tensor and storage ids that a step does not use yet.
-
-    >>> x = Tensor((4,), "float32", id=7, storage=2)
-    >>> made = IdAllocator([Op("aten::relu", (x,))]).tensor((2, 2), "float32", "cuda:0")
-    >>> made.id, made.storage, made.stride
-    (8, 3, (2, 1))
-    """
+    """Allocates tensor and storage ids that a step does not use yet."""
 
     def __init__(self, ops: Iterable[Op]) -> None:
         tensors = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]

@@ -137,11 +137,7 @@ def _complete(parallelism: dict[str, Any], world: int | None) -> dict[str, Any]:
 
 
 def parallel_options(changes: Iterable[Change]) -> dict[str, Any]:
-    """Options of `parallelize` that changes of ``--parallel`` say; refuses those that contradict each other.
-
-    >>> parallel_options([Change("data", "8"), Change("sharded", "on")])
-    {'data': 8, 'sharded': True}
-    """
+    """Options of `parallelize` that changes of ``--parallel`` say; refuses those that contradict each other."""
     options = {
         "bucket_mb" if change.name == "buckets" else change.name: JOB_CHANGES[change.name](change.value)
         for change in changes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 import foretrace
 from foretrace.analysis.report import NotebookDocument
 from foretrace.formats.load import trace_files
-from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable
+from foretrace.graph import ForetraceError, Graph, Job, Names, Op, OpTable
 from foretrace.platform.platform import Platform
 from foretrace.record.folder import is_recording
 
@@ -221,7 +221,6 @@ def append_points(out: Path, source: str, points: Iterable[Point], keys: Mapping
         raise ForetraceError(f"{out} can't be written ({error.strerror})", "Choose another file.") from None
 
 
-CHUNK = 1 << 20
 NO_PART_OF_A_STEP = ("source", "notes", "world")
 """Fields of a graph that are not its step: where it came from, and its place in the job."""
 SHIPPED = ("shipped", "assets", "templates")
@@ -240,13 +239,7 @@ class Key:
 
 
 def key_of(step: str, where: Platform, gpus_per_node: int | None) -> Key:
-    """The key of a step, known by its digest, on a platform with its fabric.
-
-    >>> from foretrace.platform.registry import load_platform
-    >>> slow, same = (key_of("1234", load_platform(name), None) for name in ("h200:host=0.5", "h200"))
-    >>> slow.joined == same.joined, slow.platform == same.platform
-    (True, False)
-    """
+    """The key of a step, known by its digest, on a platform with its fabric."""
     return Key(step, platform_digest(where), _digest([where.fabric, gpus_per_node]), foretrace_digest())
 
 
@@ -287,14 +280,11 @@ def _code_digest() -> str:
 def _of_files(files: Iterable[tuple[str, Path]]) -> str:
     whole = hashlib.sha256()
     for name, file in files:
-        one = hashlib.sha256()
         try:
             with file.open("rb") as opened:
-                while chunk := opened.read(CHUNK):
-                    one.update(chunk)
+                whole.update(f"{name}\0{hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
         except OSError as error:
             raise ForetraceError(f"{file} can't be read ({error.strerror})", "Check its permissions.") from None
-        whole.update(f"{name}\0{one.hexdigest()}\n".encode())
     return whole.hexdigest()
 
 
@@ -304,35 +294,24 @@ def _digest(values: Iterable[Any]) -> str:
     >>> _digest([1, "a", np.zeros(2)]) == _digest([1, "a", np.zeros(2)]) != _digest([1, "a", np.zeros(3)])
     True
     """
-    digest = hashlib.sha256()
-    for value in values:
-        _feed(digest.update, value)
-    return digest.hexdigest()
+    return hashlib.sha256(repr(_plain(list(values))).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _feed(take: Callable[[bytes], object], value: Any) -> None:
+def _plain(value: Any) -> Any:
+    """What a value holds, in lists: equal for equal values."""
     if isinstance(value, np.ndarray):
-        take(f"{value.dtype.str}{value.shape}".encode())
-        take(np.ascontiguousarray(value).tobytes() if value.dtype != object else repr(value.tolist()).encode())
-    elif isinstance(value, OpTable):
-        take("".join(f"{op!r}\n" for op in value).encode("utf-8", "surrogatepass"))
-    elif is_dataclass(value) and not isinstance(value, (type, Op)):
-        take(type(value).__name__.encode())
-        skipped_points = NO_PART_OF_A_STEP if isinstance(value, Graph) else ()
-        for field in fields(value):
-            if field.name not in skipped_points:
-                take(field.name.encode())
-                _feed(take, getattr(value, field.name))
-    elif isinstance(value, Mapping):
-        take(f"{{{len(value)}".encode())
-        for name, item in value.items():
-            _feed(take, name)
-            _feed(take, item)
-    elif isinstance(value, (list, tuple)):
-        take(f"[{len(value)}".encode())
-        for item in value:
-            _feed(take, item)
-    elif hasattr(value, "items") and isinstance(value.items, list):  # the names of a table
-        _feed(take, value.items)
-    else:
-        take(f"{type(value).__name__}:{value!r};".encode("utf-8", "surrogatepass"))
+        held = repr(value.tolist()).encode() if value.dtype == object else np.ascontiguousarray(value).tobytes()
+        return [value.dtype.str, value.shape, hashlib.sha256(held).hexdigest()]
+    if isinstance(value, OpTable):
+        return [repr(op) for op in value]
+    if is_dataclass(value) and not isinstance(value, (type, Op)):
+        skipped = NO_PART_OF_A_STEP if isinstance(value, Graph) else ()
+        held_fields = [field.name for field in fields(value) if field.name not in skipped]
+        return [type(value).__name__, *([name, _plain(getattr(value, name))] for name in held_fields)]
+    if isinstance(value, Mapping):
+        return [[_plain(name), _plain(item)] for name, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Names):
+        return _plain(value.items)
+    return [type(value).__name__, value]

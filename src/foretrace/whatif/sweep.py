@@ -88,7 +88,8 @@ def sweep(
     combinations, names = _combinations(sets or {}), _names(on)
     _check_prices(prices or {}, names)
     source = what.source if isinstance(what, (Graph, Job)) else str(what)
-    subject = Subject(what, names, fabric, gpus_per_node, _longest(combinations), _smallest_world(combinations))
+    lengths = (parse_size("seq", change.value)[0] for each in combinations for change in each if change.name == "seq")
+    subject = Subject(what, names, fabric, gpus_per_node, max(lengths, default=0), _smallest_world(combinations))
     file = Path(out) if out else None
     known, keys, notes = dict[tuple[str, ...], Point](), dict[str, Key](), list[str]()
     if file:
@@ -152,11 +153,6 @@ def _planned(
         else:
             todo += [(combination, names)] if names else []
     return points, todo
-
-
-def _longest(combinations: Sequence[Combination]) -> int:
-    sizes = (parse_size("seq", change.value)[0] for each in combinations for change in each if change.name == "seq")
-    return max(sizes, default=0)
 
 
 def _smallest_world(combinations: Sequence[Combination]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,9 @@ def what_if(
         notes += [UNSEEN] if any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs) else []
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
         job = replace(job, graphs=[flatten(graph) for graph in job.graphs])
-    edited = EditedJob(job, recorded=_recorded_batch(read), on_stage=lambda stage: on_progress(Progress(stage)))
+    said = [parse_size("batch", change.value)[1] for change in read if change.name == "batch"]
+    recorded = next(filter(None, said), None)  # as in batch=64/16
+    edited = EditedJob(job, recorded=recorded, on_stage=lambda stage: on_progress(Progress(stage)))
     reports = list[StepReport]()
     for side, words in zip(sides, ("as it is", "as it would be")):
         made = edited.by(side)
@@ -136,12 +138,6 @@ def what_if(
         reports.append(replace(report, samples=edited.samples(side, made)))
     before, after = reports
     return WhatIf([str(change) for change in read], before, after, notes)
-
-
-def _recorded_batch(changes: Sequence[Change]) -> int | None:
-    """The batch that the step was recorded with, where a change says it: ``batch=64/16``."""
-    said = (parse_size(change.name, change.value)[1] for change in changes if change.name == "batch")
-    return next((batch for batch in said if batch is not None), None)
 
 
 def one_step(job: Job, step: str | None = None) -> Job:

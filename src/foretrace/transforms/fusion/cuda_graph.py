@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import GRAPH_LAUNCH, Op, Tensor
+from foretrace.graph.op import GRAPH_LAUNCH, Op
 from foretrace.graph.operators import SYNCHRONIZE, on_device, waits_for_device
 from foretrace.graph.tables import SYNC
 from foretrace.transforms.dataflow import Dataflow
@@ -31,10 +30,12 @@ def cudagraph(graph: Graph) -> Graph:
     last = max(row for row, op in enumerate(ops) if not op.is_side_call)
     for row, op in enumerate(ops[: last + 1]):  # a synchronization at the end of the step comes after the graph
         _check_capturable(row, op, row in synchronizing - {last})
-    copies = [
-        Op("aten::copy_", (to, given), outputs=(to,), overload="default", thread=ops[0].thread)
-        for to, given in _batch_copies(ops)
-    ]
+    inputs, ids = StepInputs(Dataflow(ops)), IdAllocator(ops)
+    size, copies = inputs.batch, []
+    for to in inputs.data.values():
+        if size and to.shape and on_device(to.device) and not is_per_channel(to) and to.shape[0] % size == 0:
+            given = replace(ids.copy(to), offset=0)
+            copies.append(Op("aten::copy_", (to, given), outputs=(to,), overload="default", thread=ops[0].thread))
     launch = Op(GRAPH_LAUNCH, thread=ops[0].thread)
     calls = [*(EditedCall(op) for op in (*copies, launch)), *(EditedCall(op, row) for row, op in enumerate(ops))]
     made = assemble(graph, calls)
@@ -58,12 +59,3 @@ def _check_capturable(row: int, op: Op, synchronizes: bool) -> None:
         if op.phase == "optimizer":
             advice = "Use an optimizer that counts its steps on the device: set optimizer=fused before it."
         raise ForetraceError(f"{call} works on the host, and a CUDA graph captures only device work", advice)
-
-
-def _batch_copies(ops: Sequence[Op]) -> list[tuple[Tensor, Tensor]]:
-    """Inputs on the device that hold the batch, each with a tensor like it to copy from."""
-    inputs, ids = StepInputs(Dataflow(ops)), IdAllocator(ops)
-    size = inputs.batch
-    data = [t for t in inputs.data.values() if t.shape and on_device(t.device) and not is_per_channel(t)]
-    batches = [t for t in data if size and t.shape[0] % size == 0]
-    return [(tensor, replace(ids.copy(tensor), offset=0)) for tensor in batches]

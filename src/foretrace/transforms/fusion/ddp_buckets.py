@@ -268,11 +268,6 @@ class _NewBucket:
         buffer = ids.tensor((end,), gradients[0].part.dtype, gradients[0].part.device)
         return cls(gradients, buffer, offsets, like, Constant("work", f"bucket.{buffer.id}"))
 
-    @property
-    def filled(self) -> int:
-        """The row after which it is full."""
-        return max(one.fill for one in self.gradients)
-
 
 def _with_buckets(step: DdpStep, new: list[_NewBucket]) -> Iterator[tuple[Position, EditedCall]]:
     """All calls of the step, those on buckets changed to the new ones."""
@@ -295,28 +290,23 @@ def _with_buckets(step: DdpStep, new: list[_NewBucket]) -> Iterator[tuple[Positi
     replaced = {*back, *(bucket.row for bucket in step.buckets)}
     for row, call in enumerate(step.calls):
         if row not in replaced:
-            yield (row, 0), replace(call, op=_relocated(call, buffers, relocate))
+            try:
+                op = with_tensors(call.op, relocate)
+            except LookupError:
+                raise ForetraceError(
+                    f"a bucket can't be changed: call {row}, {call.op.name}, reads several of its gradients at once",
+                    "Leave the buckets as they are.",
+                ) from None
+            yield (row, 0), replace(call, op=op)
     # After the last gradient: what copies the reduced gradients back, bucket by bucket.
     end = (max(step.filled, min(back, default=0) - 1), 1)
     for bucket in new:
-        yield (bucket.filled, 1) if step.overlapped else end, _all_reduce(step, bucket)
+        full = max(one.fill for one in bucket.gradients), 1
+        yield full if step.overlapped else end, _all_reduce(step, bucket)
     origins = iter(sorted(back))  # in their old order, which determines when storages are freed
     for bucket in new:
         for op in _copy_back(step, bucket, relocate):
             yield end, EditedCall(op, next(origins, -1))
-
-
-def _relocated(call: EditedCall, buffers: set[int], relocate: Relocate) -> Op:
-    """A call that may read or fill old buckets, on the new ones."""
-    if all(tensor.storage not in buffers for tensor in call.op.tensors):
-        return call.op
-    try:
-        return with_tensors(call.op, relocate)
-    except LookupError:
-        raise ForetraceError(
-            f"a bucket can't be changed: call {call.origin}, {call.op.name}, reads several of its gradients at once",
-            "Leave the buckets as they are.",
-        ) from None
 
 
 def _all_reduce(step: DdpStep, bucket: _NewBucket) -> EditedCall:

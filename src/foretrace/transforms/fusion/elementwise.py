@@ -25,19 +25,15 @@ def fuse_elementwise(graph: Graph) -> Graph:
     A call joins the chain whose result it reads, if both have the same shape and stream and nothing else has read that
     result. What later calls need is written. Reductions, views and the optimizer stay. ``torch.compile`` fuses at least
     that; it would also make the calls around the chains without Python, which stay here.
-
-    >>> from foretrace.graph import OpTable
-    >>> x, y, z = (Tensor((8, 4), "float32", "cuda:0", (4, 1), id=number, storage=number) for number in range(3))
-    >>> relu, double = Op("aten::relu", (x,), outputs=(y,)), Op("aten::mul", (y, 2.0), outputs=(z,), frees=())
-    >>> relu.overload, double.overload = "default", "Tensor"
-    >>> [op.name for op in fuse_elementwise(Graph(OpTable.of([relu, double]))).ops]
-    ['triton_poi_fused_relu_mul_0']
     """
     graph, ops = editable_step(graph)
     chains = [chain for chain in _chains(ops) if len(chain.rows) > 1]
     if not chains:
         raise ForetraceError(f"{graph.title} has no two consecutive element-wise calls", "There is nothing to fuse.")
-    readers = _readers(ops)
+    readers: dict[int, list[int]] = {}
+    for row, op in enumerate(ops):
+        for tensor in op.tensors:
+            readers.setdefault(tensor.storage, []).append(row)
     kernels = {chain.rows[-1]: _kernel(chain, ops, readers, number) for number, chain in enumerate(chains)}
     inside = {row for chain in chains for row in chain.rows}
     calls = [EditedCall(kernels.get(row, op), row) for row, op in enumerate(ops) if row in kernels or row not in inside]
@@ -98,15 +94,6 @@ def _is_elementwise(op: Op) -> bool:
     if len({tensor.device for tensor in (*op.tensors, *op.produced) if tensor.shape}) != 1 or not op.produced[0].shape:
         return False
     return op.name in ALSO_POINTWISE or is_pointwise(op.name, op.overload)
-
-
-def _readers(ops: Sequence[Op]) -> dict[int, list[int]]:
-    """The rows that read each storage."""
-    found: dict[int, list[int]] = {}
-    for row, op in enumerate(ops):
-        for tensor in op.tensors:
-            found.setdefault(tensor.storage, []).append(row)
-    return found
 
 
 def _kernel(chain: _Chain, ops: Sequence[Op], readers: dict[int, list[int]], number: int) -> Op:

@@ -111,23 +111,15 @@ def _with_dtype_arguments(value: Any, dtype: str) -> Any:
 
 
 def remove_noop_casts(graph: Graph) -> Graph:
-    """The step without casts to the dtype, device and layout that a tensor already has.
-
-    >>> from foretrace.graph import OpTable, Tensor
-    >>> x, y, z = (Tensor((4,), "float32", "cpu", (1,), id=number, storage=number) for number in range(3))
-    >>> step = Graph(OpTable.of([Op(CAST, (x,), outputs=(y,)), Op("aten::relu", (y,), outputs=(z,))]))
-    >>> [(op.name, op.tensors[0].id) for op in remove_noop_casts(step).ops]
-    [('aten::relu', 0)]
-    """
+    """The step without casts to the dtype, device and layout that a tensor already has."""
     graph = flatten(graph)
-    return remove_calls(graph, {row for row, op in enumerate(graph.ops) if _is_noop_cast(op)})
-
-
-def _is_noop_cast(op: Op) -> bool:
-    if op.name != CAST or len(op.tensors) != 1 or len(op.produced) != 1:
-        return False
-    given, made = op.tensors[0], op.produced[0]
-    return (given.dtype, given.device, given.layout) == (made.dtype, made.device, made.layout)
+    removed = set()
+    for row, op in enumerate(graph.ops):
+        if op.name == CAST and len(op.tensors) == len(op.produced) == 1:
+            given, made = op.tensors[0], op.produced[0]
+            if (given.dtype, given.device, given.layout) == (made.dtype, made.device, made.layout):
+                removed.add(row)
+    return remove_calls(graph, removed)
 
 
 CUDNN, NATIVE = "aten::cudnn_batch_norm", "aten::native_batch_norm"

@@ -21,12 +21,7 @@ FIRST_BUCKET_BYTES = MIB
 
 
 def gradient_buckets(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gradient]]:
-    """Gradients by bucket, in the order in which they are ready; a bucket is closed when it is full.
-
-    >>> gradients = [Gradient(Tensor((2**18,), "float32"), row, "") for row in range(4)]
-    >>> [[len(bucket) for bucket in gradient_buckets(gradients, size)] for size in (25.0, float("inf"))]
-    [[1, 3], [4]]
-    """
+    """Gradients by bucket, in the order in which they are ready; a bucket is closed when it is full."""
     is_default = bucket_mb == DEFAULT_BUCKET_MB
     limits = [FIRST_BUCKET_BYTES, DEFAULT_BUCKET_MB * MIB] if is_default else [bucket_mb * MIB]
     buckets: list[list[Gradient]] = []

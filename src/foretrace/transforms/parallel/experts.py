@@ -105,10 +105,8 @@ class _Mixture:
             at = 3 - at
         for tensor in op.produced:
             self.tokens[key_of(tensor)] = at
-        if op.phase == "optimizer":
-            self._propagate_update(op)
-
-    def _propagate_update(self, op: Op) -> None:
+        if op.phase != "optimizer":
+            return
         lists = [a for a in op.args if isinstance(a, list) and a and isinstance(a[0], Tensor)]
         for same in zip(*lists) if lists else [op.tensors]:
             if any(self._at_experts(t) for t in same):

@@ -47,21 +47,15 @@ def shard_weights(
     found = weights_of(ops, draft.graph.source).without(excluded)
     if not found.weights:
         return list(calls)
-    if mixed:
-        _check_half_precision(found, draft.graph.source)
-    divided = _find_units(ops, found, unit_modules(ops, units))
-    return _ShardedStep(draft, ops, group, found, divided, mixed, stays, excluded).calls(calls)
-
-
-def _check_half_precision(found: Weights, source: str) -> None:
     full = next((weight for weight in found.weights.values() if weight.dtype not in HALF), None)
-    if full is not None:
-        module = found.modules[full.storage][0]
+    if mixed and full is not None:
         raise ForetraceError(
-            f"mixed needs a step in half precision, and {source or 'the graph'} has a weight in "
-            f"{full.dtype} in {module or 'its forward'}",
+            f"mixed needs a step in half precision, and {draft.graph.source or 'the graph'} has a weight in "
+            f"{full.dtype} in {found.modules[full.storage][0] or 'its forward'}",
             "Sketch the step with model.bfloat16() and no autocast, or leave out mixed.",
         )
+    divided = _find_units(ops, found, unit_modules(ops, units))
+    return _ShardedStep(draft, ops, group, found, divided, mixed, stays, excluded).calls(calls)
 
 
 def unit_modules(ops: Sequence[Op], units: Sequence[str] | None) -> list[str]:

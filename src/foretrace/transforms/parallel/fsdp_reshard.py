@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from foretrace.errors import ForetraceError
-from foretrace.graph.graph import Collective, Graph
+from foretrace.graph.graph import Graph
 from foretrace.graph.op import RESIZE, Op, Tensor, contiguous_strides, with_tensors
 from foretrace.transforms.step import EditedCall, assemble, editable_step
 from foretrace.transforms.weights import tensor_lists
@@ -43,15 +43,11 @@ def shards(graph: Graph, ranks: int) -> Graph:
         for number, storage in graph.storages.items()
     }
     made = assemble(replace(graph, storages=storages), calls)
-    made.collectives = [_with_bytes(one, ops[one.op], made.ops[one.op]) for one in made.collectives]
+    for one in made.collectives:  # as large as the tensor that gives their size: the gathered or the scattered one
+        sides = zip(ops[one.op].tensors, made.ops[one.op].tensors)
+        one.nbytes = next((after.nbytes for before, after in sides if before.nbytes == one.nbytes), one.nbytes)
     made.notes.append(f"weights are sharded over {ranks} ranks instead of {resharding.was}")
     return made
-
-
-def _with_bytes(one: Collective, was: Op, now: Op) -> Collective:
-    """A collective with the bytes of the tensor that gives its size: the gathered or the scattered one."""
-    sizes = (after.nbytes for before, after in zip(was.tensors, now.tensors) if before.nbytes == one.nbytes)
-    return replace(one, nbytes=next(sizes, one.nbytes))
 
 
 @dataclass(frozen=True)
@@ -71,11 +67,7 @@ class _Unit:
 
 
 def _shard_shape(shape: Shape, ranks: int) -> Shape:
-    """The shape of the first rank's shard.
-
-    >>> _shard_shape((10, 4), 8)
-    (2, 4)
-    """
+    """The shape of the first rank's shard."""
     return (-(-shape[0] // ranks), *shape[1:])
 
 

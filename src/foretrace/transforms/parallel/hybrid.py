@@ -143,28 +143,22 @@ class _HybridRank:
         ``inserted`` are new calls with the row that they stand before, generated in the order of the step. ``trained``
         says by storage whether the step's optimizer calls update it on this rank; what is not in it is updated.
         """
-        lines = list(self._before_ddp(replaced, inserted, trained))
-        if self.world == 1:
-            return lines
-        return share_gradients(
-            self.draft, lines, ProcessGroup("data", tuple(range(self.world))), bucket_mb, own_gradients
-        )
-
-    def _before_ddp(
-        self, replaced: Collection[int], inserted: Sequence[tuple[int, Iterable[EditedCall]]], trained: dict[int, bool]
-    ) -> Iterator[EditedCall]:
         before: dict[int, Iterable[EditedCall]] = {}
         for row, calls in inserted:
             before[row] = chain(before.get(row, ()), calls)
+        lines: list[EditedCall] = []
         for row, line in enumerate(self.draft.calls):
-            yield from before.get(row, ())
+            lines += before.get(row, ())
             if row in replaced:
-                yield from self.own_calls(row)
+                lines += self.own_calls(row)
             elif line.op.phase != "optimizer":
-                yield EditedCall(with_tensors(line.op, lambda t: self.received.get(t.storage, t)), line.origin)
-            elif (op := restrict_update(line.op, trained)) is not None:
-                yield EditedCall(op, line.origin)
-        yield from before.get(len(self.draft.calls), ())
+                op = with_tensors(line.op, lambda t: self.received.get(t.storage, t))
+                lines.append(EditedCall(op, line.origin))
+            elif (update := restrict_update(line.op, trained)) is not None:
+                lines.append(EditedCall(update, line.origin))
+        lines += before.get(len(self.draft.calls), ())
+        group = ProcessGroup("data", tuple(range(self.world)))
+        return share_gradients(self.draft, lines, group, bucket_mb, own_gradients) if self.world > 1 else lines
 
     def own_calls(self, row: int) -> Iterator[EditedCall]:
         """What this rank calls in place of a call on a table: nothing, where its lookups are inserted."""

@@ -14,8 +14,8 @@ from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, share_gradient
 from foretrace.transforms.parallel.experts import with_experts
 from foretrace.transforms.parallel.fsdp import shard_weights, unit_modules
 from foretrace.transforms.parallel.hybrid import tables_on_ranks
-from foretrace.transforms.parallel.pipeline import microbatch_calls, split_stages
-from foretrace.transforms.parallel.schedules import check_schedule
+from foretrace.transforms.parallel.pipeline import split_stages
+from foretrace.transforms.parallel.schedules import check_schedule, microbatch_of
 from foretrace.transforms.parallel.tensor import split_blocks
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import propagate_owners, reject_sparse_gradients, weights_of
@@ -127,8 +127,13 @@ class ParallelConfig:
     bucket_mb: float = DEFAULT_BUCKET_MB
 
     def __post_init__(self) -> None:
-        self._check_counts()
-        self._check_combinations()
+        for name in ("data", "tensor", "pipeline", "microbatches", "experts", "chunks"):
+            check_count(getattr(self, name), name, MAX_RANKS)
+        if self.world > MAX_RANKS:
+            raise ForetraceError(f"a job can't have {self.world:,} ranks", f"At most {MAX_RANKS:,} are simulated.")
+        for refused, what, advice in self._contradictions():
+            if refused:
+                raise ForetraceError(what, advice)
         check_schedule(self.schedule, self.pipeline, self.microbatches, self.chunks)
         if (self.overlap or self.sequence) and self.tensor == 1:
             option = "overlap" if self.overlap else "sequence"
@@ -138,33 +143,23 @@ class ParallelConfig:
                 f"bucket_mb can't be {self.bucket_mb!r}", "Give a size in MB, or infinity for one bucket."
             )
 
+    def _contradictions(self) -> list[tuple[object, str, str]]:
+        ranks = "Give data, the number of ranks."
+        uneven = f"{self.data} data parallel ranks can't be divided into groups of {self.experts} for experts"
+        others = self.sharded or max(self.tensor, self.pipeline, self.microbatches, self.experts) > 1
+        only_data = "tables can be combined with data parallel only", "Leave out everything but data."
+        return [
+            (self.mixed and not self.sharded, "mixed is about sharded weights", "Give sharded too, or leave it out."),
+            (self.sharded and self.data == 1, "weights can't be sharded on one rank", ranks),
+            (self.data % self.experts, uneven, "Give a multiple of experts as data."),
+            (self.tables and self.data == 1, "tables can't be distributed on one rank", ranks),
+            (self.tables and others, *only_data),
+        ]
+
     @property
     def world(self) -> int:
         """Number of ranks."""
         return self.data * self.tensor * self.pipeline
-
-    def _check_counts(self) -> None:
-        for name in ("data", "tensor", "pipeline", "microbatches", "experts", "chunks"):
-            check_count(getattr(self, name), name, MAX_RANKS)
-        if self.world > MAX_RANKS:
-            raise ForetraceError(f"a job can't have {self.world:,} ranks", f"At most {MAX_RANKS:,} are simulated.")
-
-    def _check_combinations(self) -> None:
-        if self.mixed and not self.sharded:
-            raise ForetraceError("mixed is about sharded weights", "Give sharded too, or leave it out.")
-        if self.sharded and self.data == 1:
-            raise ForetraceError("weights can't be sharded on one rank", "Give data, the number of ranks.")
-        if self.data % self.experts:
-            raise ForetraceError(
-                f"{self.data} data parallel ranks can't be divided into groups of {self.experts} for experts",
-                "Give a multiple of experts as data.",
-            )
-        if not self.tables:
-            return
-        if self.data == 1:
-            raise ForetraceError("tables can't be distributed on one rank", "Give data, the number of ranks.")
-        if self.sharded or max(self.tensor, self.pipeline, self.microbatches, self.experts) > 1:
-            raise ForetraceError("tables can be combined with data parallel only", "Leave out everything but data.")
 
 
 @dataclass(frozen=True)
@@ -236,7 +231,8 @@ class _ParallelJob:
         calls = draft.calls
         splits_batch = config.pipeline > 1 or config.microbatches > 1
         if splits_batch:
-            calls = microbatch_calls(draft, calls, config.microbatches)
+            ops = microbatch_of(draft.ops, config.microbatches, draft.graph.source)
+            calls = [replace(call, op=op) for call, op in zip(calls, ops)]
         if config.tensor > 1:
             calls = split_blocks(draft, calls, mesh.group(TENSOR, 0), config.overlap, config.sequence)
         if config.experts > 1:

@@ -15,16 +15,10 @@ from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import RESIZE, with_tensors
 from foretrace.transforms.blocks import block_index, repeated_blocks
 from foretrace.transforms.draft import Draft, ProcessGroup, call_like
-from foretrace.transforms.parallel.schedules import ScheduledPass, check_schedule, microbatch_of, stage_schedule
+from foretrace.transforms.parallel.schedules import ScheduledPass, check_schedule, stage_schedule
 from foretrace.transforms.parallel.splitting import preexisting_tensors
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import Gradient, Weights, propagate_owners, restrict_update, weights_of
-
-
-def microbatch_calls(draft: Draft, calls: Sequence[EditedCall], microbatches: int) -> list[EditedCall]:
-    """The calls of a step on one of its microbatches."""
-    ops = microbatch_of([call.op for call in calls], microbatches, draft.graph.source)
-    return [replace(call, op=op) for call, op in zip(calls, ops)]
 
 
 def split_stages(

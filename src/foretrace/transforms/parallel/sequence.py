@@ -50,7 +50,9 @@ class SequenceParallel:
         block = block_index(op.module, self.blocks)
         self.left |= op.phase == "backward" and block == 0
         if op.phase == "backward" and not self.left:
-            self._split_like_others(op)
+            for tensor in self._whole_among_split(op):  # each rank takes its part
+                self.splitting.cause = SEQUENCE
+                self.splitting.set(tensor, 1, op)
         if self.entered is not None or op.phase != "forward" or block != 0:
             return
         self.entered = next((t for t in op.tensors if len(t.shape) == ACTIVATION_DIMS), None)
@@ -64,13 +66,8 @@ class SequenceParallel:
         self.splitting.cause = SEQUENCE
         self.splitting.set(self.entered, 1, op)
 
-    def _split_like_others(self, op: Op) -> None:
-        """Split whole arguments of a call that have the shape of a split one: each rank takes its part."""
-        for tensor in self._whole_among_split(op):
-            self.splitting.cause = SEQUENCE
-            self.splitting.set(tensor, 1, op)
-
     def _whole_among_split(self, op: Op) -> list[Tensor]:
+        """Whole arguments of a call that have the shape of a split one."""
         shapes = {t.shape for t in op.tensors if self.is_split(t) and len(t.shape) == ACTIVATION_DIMS}
         return [t for t in op.tensors if t.shape in shapes and self.splitting.state(t) is None]
 

@@ -43,11 +43,7 @@ class SizeChange:
     """Sizes of concatenated tensors, found by the search: how many times each holds the size, besides other parts."""
 
     def of(self, size: int) -> int:
-        """The new value of a size that holds the old one; other sizes stay.
-
-        >>> SizeChange(8, 16).of(9), SizeChange(8, 16).of(5)
-        (17, 5)
-        """
+        """The new value of a size that holds the old one; other sizes stay."""
         if size in self.sums:
             return size + self.sums[size] * (self.new - self.old)
         if not self.holds(size):
@@ -230,11 +226,7 @@ def integers_in(args: Any) -> Iterator[int]:
 def with_interpretation(
     args: tuple[Argument, ...], interpretation: Interpretation, change: SizeChange
 ) -> tuple[Argument, ...]:
-    """The arguments with the integers of an interpretation changed.
-
-    >>> with_interpretation(([8, 16, 3], 8), frozenset([1]), SizeChange(8, 24))
-    ([8, 48, 3], 8)
-    """
+    """The arguments with the integers of an interpretation changed."""
     if not interpretation:
         return args
     place = -1

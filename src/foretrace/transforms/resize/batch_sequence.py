@@ -56,18 +56,12 @@ def batch_size(graph: Graph) -> int | None:
 
 def _batch_options(tensor: Tensor, change: SizeChange) -> list[Dims]:
     """Dimensions of an input that may hold the batch, likeliest first."""
-    options: list[Dims] = []
-    if tensor.shape and _starts_with_batch(tensor, change):
-        options.append(frozenset([0]))
-    options.insert(0 if is_per_channel(tensor) else len(options), NO_DIMS)
-    return options + [frozenset([dim]) for dim, n in enumerate(tensor.shape) if dim and n % change.old == 0 and n]
-
-
-def _starts_with_batch(tensor: Tensor, change: SizeChange) -> bool:
-    """Whether the first dimension is the batch; offsets have one more, the end of the last bag."""
-    first = tensor.shape[0]
-    offsets = len(tensor.shape) == 1 and tensor.dtype.startswith("int") and first == change.old + 1
-    return first > 0 and (first % change.old == 0 or offsets)
+    holding = [dim for dim, size in enumerate(tensor.shape) if size and size % change.old == 0]
+    if tensor.shape == (change.old + 1,) and tensor.dtype.startswith("int"):
+        holding = [0]  # offsets: one more, the end of the last bag
+    options: list[Dims] = [frozenset([dim]) for dim in holding]
+    options.insert(1 if 0 in holding and not is_per_channel(tensor) else 0, NO_DIMS)
+    return options
 
 
 def _check_recorded_batch(graph: Graph, data: dict[int, Tensor], old: int) -> None:

@@ -80,11 +80,7 @@ def _default_attention(roles: dict[str, Any]) -> str:
 
 
 def attention_kind(name: str) -> str | None:
-    """The attention implementation of an op; None for other ops.
-
-    >>> attention_kind("aten::_scaled_dot_product_flash_attention_backward"), attention_kind("aten::mm")
-    ('flash', None)
-    """
+    """The attention implementation of an op; None for other ops."""
     return next((kind for kind in FORWARD if name.removesuffix("_backward") == NAME.format(kind)), None)
 
 

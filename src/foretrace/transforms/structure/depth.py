@@ -69,11 +69,7 @@ def _adjacent_blocks(graph: Graph, most: int) -> AdjacentBlocks:
 
 
 def _unused(names: Sequence[str]) -> Iterator[str]:
-    """Names for new blocks.
-
-    >>> next(_unused(["GPT.blocks.0", "GPT.blocks.1"])), next(_unused(["ViT.layer_8", "ViT.layer_9"]))
-    ('GPT.blocks.2', 'ViT.layer_10')
-    """
+    """Names for new blocks."""
     stem = names[0].rstrip(digits)
     return (f"{stem}{number}" for number in count(max(int(name.removeprefix(stem)) for name in names) + 1))
 
@@ -119,7 +115,12 @@ class AdjacentBlocks:
         self._second = {id(call) for call in (*forward[1], *backward[0])}
         self._first_backward = {id(call) for call in backward[1]}
         made = {slot for call in forward[1] for slot in call.made} | self._passed
-        weights = self._weights()
+        weights = {  # inputs of the second run that differ from those of the first at the same position
+            theirs
+            for one, two in zip(*forward)
+            for ours, theirs in zip(one.reads, two.reads)
+            if ours != theirs and theirs in step.inputs
+        }
         known = dict.fromkeys(StepInputs(step).weights, OTHERS)
         known.update(dict.fromkeys([*weights, *self._passed], SECOND))
         self._owners = WeightOwners(step, known, {call.row for part in (*forward, *backward) for call in part})
@@ -129,16 +130,6 @@ class AdjacentBlocks:
     def blocks(self) -> int:
         """Number of blocks in a run."""
         return len(self._names)
-
-    def _weights(self) -> set[int]:
-        """Inputs of the second run that differ from those of the first at the same position."""
-        inputs = self._step.inputs
-        return {
-            theirs
-            for one, two in zip(*self._forward)
-            for ours, theirs in zip(one.reads, two.reads)
-            if ours != theirs and theirs in inputs
-        }
 
     def with_copy(self) -> Graph:
         """The step with a copy of the second run between the two."""

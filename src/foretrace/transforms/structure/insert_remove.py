@@ -103,11 +103,7 @@ def _backward_rows(ops: Sequence[Op], rows: Sequence[int]) -> set[int]:
 
 
 def _autograd_node(name: str) -> str:
-    """The name of the autograd node of an op.
-
-    >>> _autograd_node("aten::native_dropout"), _autograd_node("aten::relu_")
-    ('NativeDropoutBackward', 'ReluBackward')
-    """
+    """The name of the autograd node of an op."""
     return "".join(word.capitalize() for word in name.partition("::")[2].strip("_").split("_")) + "Backward"
 
 
