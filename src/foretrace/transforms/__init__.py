@@ -16,6 +16,9 @@
 ``parallel/``   the step of one rank as a job of many: data, FSDP, tensor, sequence, pipeline, expert, hybrid parallel
 ==============  ======================================================================================================
 
+All take a recording, a sketch, or a trace with the arguments of its calls; what is about modules (depth, checkpointing,
+widths, heads) needs calls that know theirs, which those of traces do not.
+
 Shared machinery: ``step`` (flat steps to edit, and ids for new tensors), ``dataflow`` (calls over slots), ``inputs``
 and ``weights`` (roles of tensors), ``blocks`` (repeated modules), ``draft`` (steps with collectives), ``meta_device``
 (shapes and dtypes of results), ``composites`` and ``retrace`` (the forward sketched again).
