@@ -57,6 +57,10 @@ FORMATS = {
         header=rb"[\x80-\xff]{0,3}[\x01-\x7f](\x0a[\x01-\x3f][\dv]|[\x0a\x12][\x80-\xff]?[\x01-\x7f]\x0a[\x01-\x3f]\w)"
         rb"|\x00[\x80-\xff]{0,3}[\x01-\x7f][\x08\x12]",
     ),
+    "Nsight Systems report": TraceFormat(
+        "foretrace.formats.nsight", "read_nsight", (".sqlite", ".sqlite3"), header=rb"SQLite format 3\x00"
+    ),
+    "rocprofv3 trace": TraceFormat("foretrace.formats.rocprof", "read_rocprof", (".json",), key="rocprofiler-sdk-tool"),
 }  # fmt: skip
 """Trace formats by name. If one rank has files of several formats, the first of these is read."""
 
@@ -182,7 +186,9 @@ def _files(path: Path) -> list[Path]:
         inside = [*path.glob("*"), *path.glob("*/*")]
         found = sorted(file for file in inside if file.name.lower().endswith(SUFFIXES) and file.is_file())
         if not found:
-            raise ForetraceError(f"{path} holds no traces (*.json, *.json.gz, *.et)", "Name the folder with the files.")
+            raise ForetraceError(
+                f"{path} holds no traces (*.json, *.json.gz, *.et, *.sqlite)", "Name the folder with the files."
+            )
         return found
     if not has_magic(str(path)) or path.exists():
         return [path]
@@ -197,10 +203,10 @@ def _traces(source: str, files: list[Path]) -> list[tuple[Path, str]]:
     """The files that are traces, each with its format; other files may lie among them."""
     traces = [(file, name) for file in dict.fromkeys(files) if (name := format_of(file))]
     if not traces:
-        raise ForetraceError(
-            f"{files[0] if len(files) == 1 else source} is no trace that Foretrace reads",
-            "Give a trace of torch.profiler, an execution trace of PyTorch or a Chakra trace.",
-        )
+        advice = "Give a trace of torch.profiler, an execution trace of PyTorch or a Chakra trace."
+        if files[0].suffix in (".nsys-rep", ".qdrep"):
+            advice = f"Export it: nsys export --type sqlite {files[0].name}, and give the file that this writes."
+        raise ForetraceError(f"{files[0] if len(files) == 1 else source} is no trace that Foretrace reads", advice)
     return traces
 
 

@@ -247,7 +247,10 @@ class Graph:
         called = self.ops.start if self.has_times else np.arange(len(self.ops))
         ops = (called >= start) & (called < end)
         calls = (self.calls.start >= start) & (self.calls.start < end)
-        kernels = (self.kernels.call >= 0) & calls[self.kernels.call] if len(calls) else self.kernels.call >= 0
+        if (self.kernels.call >= 0).any():
+            kernels = (self.kernels.call >= 0) & calls[self.kernels.call]
+        else:  # a trace without launches: what ran at the time
+            kernels = (self.kernels.start >= start) & (self.kernels.start < end)
         new_op, new_call, new_kernel = (np.where(k, np.cumsum(k) - 1, -1) for k in (ops, calls, kernels))
 
         def moved(rows: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -356,7 +359,10 @@ def cut_to_step(graph: Graph, step: str | None) -> tuple[Graph, Graph]:
     if span is None:
         return graph, graph
     cut = graph.between(span.start, span.end)
-    earlier = np.flatnonzero(np.append(graph.calls.start, -np.inf)[graph.kernels.call] < span.start)
+    launched = np.append(graph.calls.start, -np.inf)[graph.kernels.call]
+    if not (graph.kernels.call >= 0).any():  # a trace without launches
+        launched = graph.kernels.start
+    earlier = np.flatnonzero(launched < span.start)
     if len(graph.steps) == 1:
         cut = replace(cut, kernels=_with_rows(cut.kernels, graph.kernels, earlier))
         return cut, cut

@@ -415,3 +415,25 @@ def test_an_event_that_takes_years_is_refused(tmp_path: Path, cat: str) -> None:
 def test_a_step_in_which_the_profiler_stopped_at_once_is_none(shared: Path):
     graph = read_kineto(shared / "public/wild/mi250_toy.json.gz")
     assert [step.name for step in graph.steps] == ["ProfilerStep#1"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "launch", "device"),
+    [("xpu_runtime", "urEnqueueKernelLaunch", "kernel"), ("privateuse1_runtime", "aclrtLaunchKernel", "npu_kernel"),
+     ("hpu_runtime", "synLaunch", "hpu_op")],
+)  # fmt: skip
+def test_work_of_other_accelerators_is_device_work(tmp_path: Path, runtime: str, launch: str, device: str) -> None:
+    trace = Trace()
+    with trace.op("aten::mm"):
+        trace.add(runtime, launch, trace.now, 2, correlation=7)
+        trace.add(device, "gemm", trace.now + 10, 30, pid=0, tid=1, correlation=7, stream=1)
+    graph = read(trace, tmp_path)
+    assert graph.kernels.op.tolist() == [0] and graph.kernels.kind.tolist() == [COMPUTE]
+    assert graph.calls.kind.tolist() == [LAUNCH]
+
+
+def test_an_mtia_copies_computes_and_waits(shared: Path):
+    graph = read_kineto(shared / "public/wild/mtia_inference.json.gz")
+    names = [graph.kernels.names[code] for code in graph.kernels.name]
+    assert len(names) == 877 + 37 + 36 + 24 and "event_wait" not in names
+    assert (graph.kernels.kind == COPY).sum() == 877

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Hashable
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -19,11 +20,32 @@ NO_ARGUMENTS = b"[],[],[],[]"
 MODULE_PREFIX = "nn.Module: "
 """How the profiler marks modules among Python functions."""
 _OPS = {"cpu_op": CALL, "Operator": CALL, "user_annotation": ANNOTATION, "python_function": MODULE}
-_CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime"}
-_DEVICE = {"kernel": COMPUTE, "gpu_memcpy": COPY, "gpu_memset": SET, "Kernel": COMPUTE, "Memcpy": COPY, "Memset": SET}
+_CALLS = re.compile(r"\w+_(runtime|driver)|Runtime")
+"""Categories of runtime calls: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, privateuse1_runtime."""
+_DEVICE = ((COPY, re.compile(r"(\w+_)?[mM]emcpy")), (SET, re.compile(r"(\w+_)?[mM]emset")),
+           (COMPUTE, re.compile(r"(\w+_)?[kK]ernel|hpu_op|mtia_ccp_events|mtia_workloadd")))  # fmt: skip
+"""Categories of device work: kernel, gpu_memcpy and their like on other accelerators."""
+NO_WORK = ("event_wait", "event_record")
+"""Records of a device's queue in which it does nothing (MTIA's)."""
+_COPIES = "dma_request"
+"""MTIA's copies, among its other device records."""
 _MAX_PRODUCT = 2**62
 LONG_FUNCTION_US = 100
 """Python functions that took less explain no gap of the device, and are most of a trace with stacks."""
+
+
+_DEVICE_PROCESS = re.compile(
+    r"(?i)/device:|\b(gpu|cuda|hip|xpu|npu|hpu|tpu|mtia|mlu|musa|gaudi|ascend)\b(?!.*overhead)", re.ASCII
+)
+
+
+def is_device(process: str) -> bool:
+    """Whether a trace's process, by its name, is an accelerator.
+
+    >>> [is_device(name) for name in ("/device:GPU:0", "Ascend Hardware", "CUDA functions", "python", "/host:CPU")]
+    [True, True, True, False, False]
+    """
+    return bool(_DEVICE_PROCESS.search(process))
 
 
 class Codes(dict[Hashable, int]):
@@ -99,6 +121,8 @@ class Columns:
         """Distinct argument lists of ops, undecoded."""
         self.op_collectives: dict[int, CollectiveArgs] = {}
         self.device_collectives: dict[int, CollectiveArgs] = {}
+        self.processes: list[str] = []
+        """Names of the trace's processes, devices among them."""
 
     @classmethod
     def of(cls, events: list[Event], source: str) -> Columns:
@@ -106,12 +130,17 @@ class Columns:
         columns = cls()
         columns.events = len(events)
         spans = [event for event in events if event.ph == "X"]
+        others = [event for event in events if event.ph != "X"] if len(spans) < len(events) else []
+        categories = set(map(_cat, spans))
+        calls = set(filter(_CALLS.fullmatch, categories))
+        device = {cat: kind for cat in categories for kind, pattern in _DEVICE if pattern.fullmatch(cat)}
         columns._take_ops([event for event in spans if event.cat in _OPS and _is_op(event)], source)
-        columns._take_calls([event for event in spans if event.cat in _CALLS], source)
-        columns._take_device([event for event in spans if event.cat in _DEVICE], source)
+        columns._take_calls([event for event in spans if event.cat in calls], source)
+        columns._take_device([event for event in spans if event.cat in device], device, source)
         long = [e for e in spans if e.cat == "python_function" and e.dur >= LONG_FUNCTION_US and not _is_op(e)]
         columns._take_functions(long, source)
-        columns._take_memory([event for event in events if event.name == "[memory]" and event.ph == "i"], source)
+        columns._take_memory([event for event in others if event.name == "[memory]" and event.ph == "i"], source)
+        columns.processes = [str(event.args.label) for event in others if event.name == "process_name"]
         return columns
 
     def _take_ops(self, events: list[Event], source: str) -> None:
@@ -139,13 +168,18 @@ class Columns:
             correlation=_ints(args, attrgetter("correlation")),
         )
 
-    def _take_device(self, events: list[Event], source: str) -> None:
+    def _take_device(self, events: list[Event], kinds: dict[str, int], source: str) -> None:
+        kind: Callable[[Event], str] = _cat
+        if any(cat.startswith("mtia") for cat in kinds):
+            events = [event for event in events if event.name not in NO_WORK]
+            kinds = {**kinds, _COPIES: COPY}
+            kind = lambda event: event.name if event.name == _COPIES else event.cat  # noqa: E731
         args, products = [event.args for event in events], Products()
         self.device_collectives = _collectives(args)
         self.device = Rows(
             **_times(events, source),
             name=_ints(events, _name, self.kernel_names),
-            kind=_ints(events, _cat, _DEVICE),
+            kind=_ints(events, kind, kinds),
             grid=_ints(args, attrgetter("grid"), products),
             block=_ints(args, attrgetter("block"), products),
             nbytes=_ints(args, lambda one: one.nbytes if isinstance(one.nbytes, int) else 0),
@@ -174,6 +208,7 @@ class Columns:
     def append(self, other: Columns) -> None:
         """Append the rows of another."""
         self.events += other.events
+        self.processes += other.processes
         self.op_collectives |= {self.ops.count + row: one for row, one in other.op_collectives.items()}
         self.device_collectives |= {self.device.count + row: one for row, one in other.device_collectives.items()}
         threads = self.threads.of(other.threads)

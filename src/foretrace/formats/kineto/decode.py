@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -41,6 +42,8 @@ class Args(Struct, frozen=True, gc=False):
     allocated: Id = field(default=-1, name="Total Allocated")
     device_type: Id = field(default=0, name="Device Type")
     device_id: Id = field(default=0, name="Device Id")
+    label: Any = field(default="", name="name")
+    """What a process or a thread is called."""
 
 
 class Event(Struct, gc=False):
@@ -187,6 +190,9 @@ def _id_or_text(value: Any) -> int | str:
 
 
 def _time(value: Any) -> int | float:
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = int(value) if value.isdecimal() else float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
     return math.inf if abs(value) >= 2**63 else value

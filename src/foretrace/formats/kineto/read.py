@@ -9,7 +9,7 @@ import numpy as np
 
 from foretrace.formats.call_tree import STEP_MARK
 from foretrace.formats.kineto.collectives import CollectiveFinder
-from foretrace.formats.kineto.columns import NO_ARGUMENTS, Columns
+from foretrace.formats.kineto.columns import NO_ARGUMENTS, Columns, is_device
 from foretrace.formats.kineto.decode import Head
 from foretrace.formats.kineto.events import read_events
 from foretrace.formats.kineto.tables import Clock, activity_table, call_table, kernel_table, op_table, shared_ids
@@ -34,8 +34,17 @@ def read_kineto(path: Path | str) -> Graph:
     """
     path = Path(path)
     columns, head = read_events(path)
+    if not columns.device.count and (not columns.ops.count or any(map(is_device, columns.processes))):
+        from foretrace.formats.chrome_trace import read_lanes  # other profilers' traces
+
+        columns = read_lanes(path) or columns
     if not (columns.ops.count or columns.calls.count or columns.device.count):
         raise _no_events(path, columns)
+    return graph_of_columns(path, columns, head)
+
+
+def graph_of_columns(path: Path, columns: Columns, head: Head) -> Graph:
+    """The graph of a trace's events and its other fields."""
     clock = Clock.of(columns)
     ops = op_table(columns, clock)
     calls = call_table(columns, ops, clock)

@@ -36,7 +36,7 @@ from foretrace.graph.tables import (
 
 _CALL_KINDS = (
     (LAUNCH, re.compile(r"(cuda|cu|hip)(Ext|Drv)?(Module)?(Launch|Memcpy|Memset|GraphLaunch)")),
-    (SYNC, re.compile(r"\w*Synchronize")),
+    (SYNC, re.compile(r"\w*Synchronize|synchronize|\w*QueueFinish|(ur|pi)Events?Wait$")),
     (WAIT_EVENT, re.compile(r"\w*StreamWaitEvent")),
     (RECORD_EVENT, re.compile(r"\w*EventRecord")),
 )

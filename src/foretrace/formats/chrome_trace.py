@@ -1,0 +1,139 @@
+"""Traces of other profilers in Chrome's format: JAX and XLA, Ascend, PyTorch before Kineto.
+
+Their events have no categories that tell host from device: the names of processes and threads do. The events become
+those of a PyTorch profiler trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from foretrace.files import read_json_chunks
+from foretrace.formats.kineto.columns import Columns, is_device
+from foretrace.formats.kineto.decode import Args, Event, lenient_event
+from foretrace.formats.kineto.events import json_or_error
+
+_WORK_LANES = (re.compile(r"(?i)stream"), re.compile(r"XLA Ops"))
+"""Threads of a device that show its work; others repeat it by module, step or framework op."""
+_HOST = re.compile(r"(?i)host|cpu|python")
+_RUNTIME_CALL = re.compile(r"(cuda|cu|hip|ze|acl)[A-Z]\w+")
+_LEGACY_HOST = "CPU functions"
+"""Process under which PyTorch's profiler before Kineto lists ops."""
+_CATEGORIES = ("cpu_op", "user_annotation", "python_function")
+_COPY = re.compile(r"(?i)memcpy|(?<![a-z])copy|MemCopy")
+
+Lane = tuple[Any, Any]
+"""Process and thread of an event."""
+
+
+def read_lanes(path: Path) -> Columns | None:
+    """The events of a trace whose processes say what is a device; None where none of them does."""
+    loaded = json_or_error(path, b"".join(read_json_chunks(path)))
+    listed = loaded.get("traceEvents") if isinstance(loaded, dict) else loaded
+    raw = [event for event in listed if isinstance(event, dict)] if isinstance(listed, list) else []
+    lanes = _Lanes(raw)
+    if not lanes.devices:
+        return None
+    return Columns.of(list(lanes.events(raw)), str(path))
+
+
+class _Lanes:
+    """Which processes of a trace are devices, and which of their threads show work."""
+
+    def __init__(self, raw: list[dict[str, Any]]) -> None:
+        self.processes: dict[Any, str] = {}
+        self.threads: dict[Lane, str] = {}
+        for event in raw:
+            args = event.get("args")
+            label = str(args.get("name", "")) if isinstance(args, dict) else ""
+            if event.get("name") == "process_name":
+                self.processes[_key(event.get("pid"))] = label
+            elif event.get("name") == "thread_name":
+                self.threads[_lane(event)] = label
+        pids = {_key(event.get("pid")) for event in raw if event.get("ph") == "X"}
+        self.devices = {pid for pid in pids if is_device(self.processes.get(pid, str(pid)))}
+        self.started = {_at(event): event.get("id") for event in raw if event.get("ph") in ("f", "t")}
+        """Flows by the place where they end."""
+        self.shown = {pid: self._shown(pid) for pid in self.devices}
+
+    def _shown(self, pid: Any) -> set[Lane] | None:
+        """The threads of a device that show its work; None for all."""
+        named = {lane: name for lane, name in self.threads.items() if lane[0] == pid}
+        for pattern in _WORK_LANES:
+            if found := {lane for lane, name in named.items() if pattern.search(name)}:
+                return found
+        return None
+
+    def events(self, raw: list[dict[str, Any]]) -> Iterator[Event]:
+        """The events as PyTorch's profiler would have written them."""
+        numbers: dict[Any, int] = {}
+        for event in raw:
+            pid, ph = _key(event.get("pid")), event.get("ph")
+            if ph == "X" and pid in self.devices:
+                if self.shown[pid] is None or _lane(event) in (self.shown[pid] or ()):
+                    yield self._device_event(event, numbers)
+            elif ph == "X":
+                yield from self._host_event(event, numbers)
+            elif ph == "s" and "id" in event:
+                launch = lenient_event({**event, "ph": "X", "cat": "cuda_runtime", "name": "launch", "args": None})
+                launch.args = Args(correlation=_number(event["id"], numbers))
+                yield launch
+
+    def _device_event(self, event: dict[str, Any], numbers: dict[Any, int]) -> Event:
+        found = lenient_event({**event, "args": None})
+        flow = _correlation(event)
+        flow = self.started.get(_at(event)) if flow is None else flow
+        found.cat = "gpu_memcpy" if _COPY.match(found.name) else "kernel"
+        found.args = Args(
+            device=_number(("device", _key(event.get("pid"))), numbers),
+            stream=_number(("stream", _lane(event)), numbers),
+            correlation=0 if flow is None else _number(flow, numbers),
+        )
+        return found
+
+    def _host_event(self, event: dict[str, Any], numbers: dict[Any, int]) -> Iterator[Event]:
+        pid = _key(event.get("pid"))
+        process, found = self.processes.get(pid, str(pid)), lenient_event(event)
+        flow = _correlation(event)
+        if _RUNTIME_CALL.match(found.name) and found.cat not in _CATEGORIES:
+            found.cat, found.args = "cuda_runtime", Args(correlation=0 if flow is None else _number(flow, numbers))
+        elif pid == _LEGACY_HOST:
+            found.cat = "cpu_op"
+            if re.fullmatch(r"[a-z_]\w*", found.name):  # before PyTorch 1.6 without the namespace
+                found.name = f"aten::{found.name}"
+        elif found.cat not in _CATEGORIES:
+            if not _HOST.search(process):
+                return
+            found.cat = "user_annotation"
+            args = event.get("args")
+            if isinstance(args, dict) and str(args.get("step_num", "")).isdecimal():
+                found.name = f"ProfilerStep#{args['step_num']}"
+        yield found
+
+
+def _key(pid: Any) -> Any:
+    return pid if isinstance(pid, (int, str)) else str(pid)
+
+
+def _lane(event: dict[str, Any]) -> Lane:
+    return _key(event.get("pid")), _key(event.get("tid"))
+
+
+def _at(event: dict[str, Any]) -> tuple[Lane, str]:
+    return _lane(event), str(event.get("ts"))
+
+
+def _correlation(event: dict[str, Any]) -> Any:
+    args = event.get("args")
+    if not isinstance(args, dict):
+        return None
+    found = args.get("correlation_id", args.get("correlation"))
+    return None if found in (None, 0, "0", "") else str(found)
+
+
+def _number(key: Any, numbers: dict[Any, int]) -> int:
+    """A number for each distinct key, from 1 on."""
+    return numbers.setdefault(key if isinstance(key, (int, str, tuple)) else str(key), len(numbers) + 1)

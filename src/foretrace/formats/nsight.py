@@ -1,0 +1,160 @@
+"""Nsight Systems reports, exported as SQLite (``nsys export --type sqlite``): kernels, CUDA calls and NVTX ranges.
+
+Its records become the events of a PyTorch profiler trace, from which the graph is built.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from foretrace.files import GZIP_MAGIC, open_input, read_chunks
+from foretrace.formats.kineto.columns import Columns
+from foretrace.formats.kineto.decode import Args, Event, Head
+from foretrace.formats.kineto.read import graph_of_columns
+from foretrace.graph import ForetraceError, Graph
+
+_DEVICE = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": "kernel",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "gpu_memcpy",
+    "CUPTI_ACTIVITY_KIND_MEMSET": "gpu_memset",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "kernel",
+}
+_RUNTIME, _NVTX = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+_NESTED = (59, 70)
+"""Types of NVTX events that are pushed and popped, and so nest in their thread."""
+_PID_BITS = 24
+"""Bits of a thread's number in a global id; those of the process come above it."""
+_VERSION = re.compile(r"_v\d+$")
+_EMITTED = re.compile(r",\s*(seq|op_id|sizes|input_op_ids) = .*", re.DOTALL)
+"""What ``torch.autograd.profiler.emit_nvtx`` writes after the name of an op."""
+_COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
+"""CUPTI's numbers of the directions of copies."""
+
+
+def read_nsight(path: Path) -> Graph:
+    """The graph of the busiest process in a report: NVTX ranges are its ops and annotations."""
+    with open_input(path) as file:
+        packed = file.read(2) == GZIP_MAGIC
+    try:
+        if not packed:
+            return _read(path, path)
+        with tempfile.NamedTemporaryFile(suffix=".sqlite") as unpacked:
+            for chunk in read_chunks(path):
+                unpacked.write(chunk)
+            unpacked.flush()
+            return _read(path, Path(unpacked.name))
+    except (sqlite3.Error, OverflowError) as error:
+        raise ForetraceError(f"{path} can't be read as an SQLite file ({error})", "Export it again.") from None
+
+
+def _read(path: Path, database: Path) -> Graph:
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.row_factory = sqlite3.Row
+        connection.text_factory = lambda text: text.decode(errors="replace")
+        report = _Report(connection)
+        if not report.tables.intersection((*_DEVICE, _RUNTIME)):
+            raise ForetraceError(
+                f"{path} is an SQLite file without CUDA events of Nsight Systems",
+                "Export a report that was taken with --trace=cuda,nvtx: nsys export --type sqlite. Of rocprofv3, give "
+                "what --output-format json writes.",
+            )
+        columns = Columns.of(list(report.events()), str(path))
+        if not (columns.ops.count or columns.calls.count or columns.device.count):
+            raise ForetraceError(f"{path} holds no events", "Profile at least one step and export the report again.")
+        graph = graph_of_columns(path, columns, Head([], None, report.devices(), report.start_ns()))
+        graph.notes += report.notes
+        return graph
+
+
+class _Report:
+    """The tables of a report; some are absent where nothing was recorded."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        self.strings = {row["id"]: str(row["value"]) for row in self.rows("StringIds")}
+        self.notes: list[str] = []
+        work = Counter(_process(row) for table in (*_DEVICE, _RUNTIME) for row in self.rows(table))
+        self.process = work.most_common(1)[0][0] if work else None
+        if len(work) > 1:
+            self.notes.append(f"the report has {len(work)} processes: the one with most events is shown")
+
+    def rows(self, table: str) -> Iterator[sqlite3.Row]:
+        return self.connection.execute(f"SELECT * FROM {table}") if table in self.tables else iter(())
+
+    def events(self) -> Iterator[Event]:
+        """All records of the process."""
+        for table, category in _DEVICE.items():
+            for row in self.rows(table):
+                if _process(row) == self.process and _whole(row, "end") is not None:
+                    yield self._event(row, category, self._device_name(row, table), _device_args(row))
+        for row in self.rows(_RUNTIME):
+            if _process(row) == self.process:
+                name = _VERSION.sub("", self.strings.get(_field(row, "nameId"), "unknown call"))
+                yield self._event(row, "cuda_runtime", name, Args(correlation=_whole(row, "correlationId") or 0))
+        for row in self.rows(_NVTX):
+            nests = _field(row, "eventType") in (None, *_NESTED)
+            if nests and _process(row) == self.process and _whole(row, "end") is not None:
+                text = _field(row, "text") or self.strings.get(_field(row, "textId"), "")
+                name = _EMITTED.sub("", str(text))
+                yield self._event(row, "cpu_op" if "::" in name else "user_annotation", name, Args())
+
+    def _event(self, row: sqlite3.Row, category: str, name: str, args: Args) -> Event:
+        start, end = _whole(row, "start") or 0, _whole(row, "end") or 0
+        thread = (_whole(row, "globalTid") or 0) % (1 << _PID_BITS)
+        return Event("X", category, name, 0, thread, start / 1e3, (end - start) / 1e3, args)
+
+    def _device_name(self, row: sqlite3.Row, table: str) -> str:
+        if table.endswith("MEMCPY"):
+            return f"Memcpy {_COPIES.get(_whole(row, 'copyKind') or 0, '')}".rstrip()
+        if table.endswith("MEMSET"):
+            return "Memset (Device)"
+        if table.endswith("GRAPH_TRACE"):
+            return "CUDA graph"
+        names = (self.strings.get(_field(row, column)) for column in ("demangledName", "shortName", "mangledName"))
+        return next((name for name in names if name), "unknown kernel")
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Names of the devices, by the numbers that kernels give them."""
+        names = {_field(row, "id"): str(_field(row, "name")) for row in self.rows("TARGET_INFO_GPU")}
+        numbers = {_field(row, "cudaId"): _field(row, "gpuId") for row in self.rows("TARGET_INFO_CUDA_DEVICE")}
+        return [{"id": number, "name": names.get(numbers.get(number, number), "")} for number in {*names, *numbers}]
+
+    def start_ns(self) -> int:
+        """Wall-clock time of time zero; 0 where unknown."""
+        return next((_whole(row, "utcEpochNs") or 0 for row in self.rows("TARGET_INFO_SESSION_START_TIME")), 0)
+
+
+def _field(row: sqlite3.Row, name: str) -> Any:
+    return row[name] if name in row.keys() else None  # noqa: SIM118 - a row contains its values
+
+
+def _whole(row: sqlite3.Row, name: str) -> int | None:
+    value = _field(row, name)
+    return value if isinstance(value, int) else None
+
+
+def _process(row: sqlite3.Row) -> int:
+    """The process of a record, from the global id of the process or of a thread in it."""
+    pid, tid = _whole(row, "globalPid"), _whole(row, "globalTid")
+    return (pid or tid or 0) >> _PID_BITS
+
+
+def _device_args(row: sqlite3.Row) -> Args:
+    sizes = [tuple(_whole(row, f"{what}{axis}") or 0 for axis in "XYZ") for what in ("grid", "block")]
+    return Args(
+        device=_whole(row, "deviceId") or 0,
+        stream=_whole(row, "streamId") or 0,
+        correlation=_whole(row, "correlationId") or 0,
+        nbytes=_whole(row, "bytes") or 0,
+        grid=sizes[0],
+        block=sizes[1],
+    )
