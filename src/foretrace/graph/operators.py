@@ -117,7 +117,7 @@ def communicates(kernel: str) -> bool:
     >>> communicates("void deep_ep::internode::dispatch<false, 8>(int4*)"), communicates("mscclpp::allreduce7(int*)")
     (True, True)
     """
-    return bool(_COMMUNICATES.search(kernel.lower().replace("_", "")))
+    return bool(_COMMUNICATES.search(kernel.lower().replace("_", "").replace("-", "")))
 
 
 DATA_DEPENDENT = frozenset({
