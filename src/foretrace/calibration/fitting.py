@@ -111,16 +111,13 @@ def _runs(raw: Path, part: str) -> list[Any]:
 def fit_device(raw: Path, folder: Path, on_progress: OnProgress, anew: bool) -> list[str]:
     """Describe a device by its facts and its best measured rates, and fit its kernel models."""
     device = describe_device(DeviceFacts.read(raw), read_all(raw, CEILINGS, "matrix", "copies"), folder.resolve().name)
-    notes = _fit_kernels(raw, folder, device, on_progress, anew) if can_fit() else [_how_to_fit_later(folder)]
-    write(folder / DEVICE, asdict(device))
-    return notes
-
-
-def _how_to_fit_later(folder: Path) -> str:
-    return (
+    later = (
         "kernel models were not fitted, since the packages for it are not installed: "
         f"`{INSTALL}`, then `foretrace calibrate fit --out {folder}`, here or elsewhere"
     )
+    notes = _fit_kernels(raw, folder, device, on_progress, anew) if can_fit() else [later]
+    write(folder / DEVICE, asdict(device))
+    return notes
 
 
 def _fit_kernels(raw: Path, folder: Path, device: Device, on_progress: OnProgress, anew: bool) -> list[str]:

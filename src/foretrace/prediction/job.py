@@ -55,12 +55,6 @@ def price_transfers(
 
     A collective is as slow as the slowest link in it: ``slow_links`` has the part of its speed that a rank's link has.
     One of unknown size takes as long as it was measured to.
-
-    >>> half = price_transfers([CollectiveMatch("all_reduce", 2**26, tuple(range(8)), ())], Fabric.named("h100-8x"),
-    ...     slow_links={3: 0.5})
-    >>> whole = price_transfers([CollectiveMatch("all_reduce", 2**26, tuple(range(8)), ())], Fabric.named("h100-8x"))
-    >>> bool(1.8 < half.typical[0] / whole.typical[0] < 2.0)
-    True
     """
     slow = slow_links or {}
     known: dict[tuple[object, ...], int] = {}

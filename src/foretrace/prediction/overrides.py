@@ -81,11 +81,6 @@ def with_own_graphs(job: Job, overrides: RankOverrides) -> Job:
     """The job with a graph for each rank whose host is overridden.
 
     A rank that shared another one's graph gets a copy. That is possible where all its groups are the whole job.
-
-    >>> from foretrace.graph import Graph, Op, OpTable
-    >>> job = Job([Graph(OpTable.of([Op("aten::mm")]), world=2)], alike={1: 0})
-    >>> [graph.rank for graph in with_own_graphs(job, RankOverrides(slow_host={1: 1.2})).graphs]
-    [0, 1]
     """
     check_alike(job)
     alone = sorted(job.alike.keys() & {*overrides.slow_host, *overrides.host_of, *overrides.host_of.values()})

@@ -158,7 +158,12 @@ def _simulate_on_platform(
         raise ForetraceError(f"{job.source or 'the job'} holds no rank", "Record the job again.")
     ranks = priced_ranks(job, platform, kernels, step, keep_collectives=bool(overrides.slow_link))
     cut = replace(job, graphs=[rank.graph for rank in ranks])
-    fabric = platform.fabric or _no_fabric(platform, cut)
+    fabric = platform.fabric or NO_FABRIC
+    if platform.fabric is None and any(graph.collectives for graph in cut.graphs):
+        raise ForetraceError(
+            f"{platform.name} has no fabric, and the ranks exchange data",
+            "Name one with --fabric: `foretrace platform list` shows them.",
+        )
     if fabric.crowd:  # calls were measured with as many ranks at once
         from foretrace.prediction.cpu_ranks import with_oversubscription
 
@@ -212,15 +217,6 @@ def step_figures(job: Job, platform: Platform, gpus_per_node: int | None = None)
 def _peak_memory(rank: PricedRank, platform: Platform) -> int | None:
     held = peak_memory(rank.uncut)
     return None if held is None else held + gemm_workspaces(rank.dispatched, platform.device)
-
-
-def _no_fabric(platform: Platform, job: Job) -> Fabric:
-    if any(graph.collectives for graph in job.graphs):
-        raise ForetraceError(
-            f"{platform.name} has no fabric, and the ranks exchange data",
-            "Name one with --fabric: `foretrace platform list` shows them.",
-        )
-    return NO_FABRIC
 
 
 def _from_zero(graphs: list[Graph]) -> list[Graph]:

@@ -42,16 +42,7 @@ class Event(NamedTuple):
 
 
 def profile_step(training: Training, calls: Calls) -> Profiled:
-    """Profile two steps, the first of which includes the profiler's start, and find each call of the second.
-
-    >>> from foretrace.calibration.host.training import calls_of
-    >>> weight = torch.ones(3, requires_grad=True)
-    >>> training = Training(lambda: weight.sum(), torch.optim.SGD([weight], lr=0.5))
-    >>> calls = calls_of(training)
-    >>> found = profile_step(training, calls)
-    >>> len(found.to_launch) == len(calls), found.launches[0]
-    (True, 0)
-    """
+    """Profile two steps, the first of which includes the profiler's start, and find each call of the second."""
     (step,) = profile_steps(training, 1)
     return cut_at_launches(step, calls.name)
 
