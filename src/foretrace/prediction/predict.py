@@ -108,6 +108,12 @@ def predict_on_platform(
     """Predict all ranks of a job on a platform, which has a fabric where they exchange anything.
 
     As `foretrace.predict`; a graph is a job of one rank.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> square = Tensor((4096, 4096), "bfloat16", "cuda:0")
+    >>> job = Job([Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,))]))])
+    >>> 0.1 < predict_on_platform(job, Platform.named("h200")).step_ms < 1.0
+    True
     """
     overrides = overrides or RankOverrides()
     job = Job([what], what.source) if isinstance(what, Graph) else what

@@ -99,6 +99,12 @@ def merge_ranks(ranks: Sequence[RankTasks], collectives: Sequence[Calls], transf
     """One task graph of all ranks.
 
     Of each collective its calls are given, and what it takes from the last arrival on.
+
+    >>> from foretrace.simulation.engine import simulate
+    >>> def rank(works):  # works so long, arrives, and goes on for 1 us when all are there
+    ...     return RankTasks(TaskGraph.of([works, 0.0, 1.0], [0, 1, 0], [(0, 1), (1, 2)]), np.array([1]))
+    >>> simulate(merge_ranks([rank(1.0), rank(3.0)], [[(0, 0), (1, 0)]], np.array([0.5])).tasks).span
+    4.5
     """
     sizes = np.array([len(rank.tasks) for rank in ranks], np.int64)
     first = np.concatenate([[0], np.cumsum(sizes)])

@@ -179,53 +179,26 @@ def _seconds_per_call(call: Call | None, calls: int, world: World) -> float:
     return (time.perf_counter() - begun) / calls
 
 
-def all_reduce(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
-    """Sum a buffer over all ranks."""
-    return lambda: dist.all_reduce(whole, group=group)
-
-
-def all_gather(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
-    """Concatenate the parts of all ranks into a buffer."""
+def _call(kind: str, whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
+    """A collective of a buffer: all of it is gathered or scattered, or is what a rank sends."""
     part = torch.zeros_like(whole[: len(whole) // ranks])
-    return lambda: dist.all_gather_into_tensor(whole, part, group=group)
-
-
-def reduce_scatter(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
-    """Sum a buffer, and leave a part of it on each rank."""
-    part = torch.zeros_like(whole[: len(whole) // ranks])
-    return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
-
-
-def all_to_all(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
-    """Send each rank its part of a buffer."""
-    received = torch.zeros_like(whole)
-    return lambda: dist.all_to_all_single(received, whole, group=group)
-
-
-def broadcast(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
-    """Send a buffer from the first rank to all others."""
-    return lambda: dist.broadcast(whole, 0, group=group)
-
-
-def send(whole: torch.Tensor, ranks: int, group: Any, rank: int) -> Call:
-    """Send a buffer from the first rank to the last one of the group; the others do nothing."""
-    if rank == 0:
+    received = torch.zeros_like(whole) if kind == "all_to_all" else whole
+    calls: dict[str, Call] = {
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(received, whole, group=group),
+        "broadcast": lambda: dist.broadcast(whole, 0, group=group),
+    }
+    if kind != "send":
+        return calls[kind]
+    if rank == 0:  # to the last one of the group; the others do nothing
         return lambda: dist.send(whole, ranks - 1, group=group)
-    if rank == ranks - 1:
-        return lambda: dist.recv(whole, 0, group=group)
-    return lambda: None
+    return (lambda: dist.recv(whole, 0, group=group)) if rank == ranks - 1 else (lambda: None)
 
 
-KINDS: dict[str, Callable[[torch.Tensor, int, Any, int], Call]] = {
-    "all_reduce": all_reduce,
-    "all_gather": all_gather,
-    "reduce_scatter": reduce_scatter,
-    "all_to_all": all_to_all,
-    "broadcast": broadcast,
-    "send": send,
-}
-"""By kind, as `foretrace.graph.Collective` names it. Sizes are counted as there: all that is gathered, all that is
-scattered, all that a rank sends."""
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
+"""As `foretrace.graph.Collective` names them, and so are sizes counted."""
 ONE_SENDER = ("broadcast", "send")
 """Those in which one rank only sends."""
 
@@ -234,7 +207,7 @@ def prepared(kind: str, nbytes: int, ranks: int, group: Any, world: World) -> Ca
     """A collective of this size with its buffers; None where they do not fit into memory."""
     elements = max(1, nbytes // 4 // ranks) * ranks
     try:
-        return KINDS[kind](torch.zeros(elements, device=world.device), ranks, group, world.rank)
+        return _call(kind, torch.zeros(elements, device=world.device), ranks, group, world.rank)
     except (torch.OutOfMemoryError, MemoryError):
         return None
 

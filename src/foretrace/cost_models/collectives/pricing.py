@@ -83,6 +83,12 @@ def price_collective(
     Kind and bytes are as in `foretrace.graph.Collective`; of uneven splits, the bytes of each rank: what it sends in an
     all_to_all, its part of what is gathered or scattered. Ranks fill the nodes one after the other: which members share
     a node decides which links they use.
+
+    >>> a100 = Fabric.named("a100-nvswitch")
+    >>> tensor = price_collective(a100, "all_reduce", 2**26, range(8))
+    >>> data = price_collective(a100, "all_reduce", 2**26, range(0, 64, 8))
+    >>> tensor.typical < data.typical
+    True
     """
     if not isinstance(nbytes, int):  # of uneven splits all count in a ring, else those of the busiest rank
         nbytes = sum(nbytes) if kind in SUMMED_KINDS else max(nbytes, default=0)
