@@ -74,12 +74,7 @@ def make_app(subcommands: Iterable[str]) -> typer.Typer:
 
 
 def run() -> int:
-    """Run the subcommand of the arguments: a bad input ends in one line and exit code 2, never in a traceback.
-
-    Returns
-    -------
-    The exit code.
-    """
+    """Run the subcommand of the arguments, and give the exit code: 2, and one line, for a bad input; no traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without the characters of bars shows question marks
     # Parsing the options of all subcommands takes longer than many of them: only the one that is called is imported.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from glob import glob, has_magic
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -58,22 +58,13 @@ Ranks = Annotated[int | None, typer.Option(metavar="N", help="Only the first N r
 
 
 def replay_choices(
-    phase: str | None,
-    first: str | None,
-    last: str | None,
-    only: str | None,
-    without: list[str] | None,
-    ops: list[str] | None,
-    dtype: str | None,
-    obfuscate: bool,
-    ranks: int | None,
-    batch: str | None,
-) -> Choices:
-    """The part of a step that `benchmark` and `replay` take, and how."""
+    phase: str | None, first: str | None, last: str | None, only: str | None, without: list[str] | None,
+    ops: list[str] | None, *how: Any,
+) -> Choices:  # fmt: skip
+    """The part of a step that `benchmark` and `replay` take, and how: the other fields of `Choices`."""
     from foretrace.replay import Choices, Selection, packages
 
-    selection = Selection(phase, first, last, only, tuple(without or ()))
-    return Choices(selection, packages(ops or ()), dtype, obfuscate, ranks, batch)
+    return Choices(Selection(phase, first, last, only, tuple(without or ())), packages(ops or ()), *how)
 
 
 def rank_numbers(text: str | None) -> list[int] | None:
@@ -114,45 +105,34 @@ class Output(NamedTuple):
     """None for what is added to, not replaced."""
 
 
-def check_outputs(
-    inputs: Iterable[str | Path | None],
-    html: Path | None = None,
-    trace: Path | None = None,
-    perfetto: Path | None = None,
-    chakra: Path | None = None,
-    plan: Path | None = None,
-    points: Path | None = None,
-) -> None:
+def check_outputs(inputs: Iterable[str | Path | None], chakra: Path | None = None, **outputs: Path | None) -> None:
     """Refuse outputs that would harm: inputs, others' files, folders, two outputs in one file.
 
     Inputs are as the user wrote them: recordings, traces, globs, scripts with or without ``:function``, tables,
     platforms; names that are no paths are passed over. Outputs are replaced where Foretrace wrote them; a sweep's
     points are added to. Where an output is standard output, it has that to itself: tables go to stderr.
     """
-    if all(path is None for path in (html, trace, perfetto, chakra, plan, points)):
+    if all(path is None for path in (chakra, *outputs.values())):
         return
     from foretrace.errors import ForetraceError
     from foretrace.files import descriptor_of
     from foretrace.output import CHAKRA, PAGE, PLAN, TIMELINE, check_output, check_writable
 
-    named: list[tuple[str, Path | None, OutputKind | None]] = [
-        ("--html", html, PAGE),
-        ("--trace", trace, TIMELINE),
-        ("--perfetto", perfetto, TIMELINE),
-        ("--out", plan, PLAN),
-        ("--out", points, None),
+    kinds = {"html": PAGE, "trace": TIMELINE, "perfetto": TIMELINE, "plan": PLAN, "points": None}
+    options = {"plan": "--out", "points": "--out"}
+    written = [
+        Output(options.get(name, f"--{name}"), path, kinds[name]) for name, path in outputs.items() if path is not None
     ]
     if chakra is not None:
         if chakra.exists() and not chakra.is_dir():
             raise ForetraceError(f"--chakra {chakra} is no folder", "Name one: it gets a file for each rank.")
         check_writable(chakra / "chakra.0.et")
-        named += [("--chakra", path, CHAKRA) for path in sorted(chakra.glob("chakra.*.et"))]
-    outputs = [Output(option, path, kind) for option, path, kind in named if path is not None]
-    for one, other in combinations(outputs, 2):  # both to /dev/null is no harm
+        written += [Output("--chakra", path, CHAKRA) for path in sorted(chakra.glob("chakra.*.et"))]
+    for one, other in combinations(written, 2):  # both to /dev/null is no harm
         if _is_file(one.path) and os.path.realpath(one.path) == os.path.realpath(other.path):
             raise ForetraceError(f"{one.option} and {other.option} are both {one.path}", "Name a file for each.")
-    _check_inputs(list(_paths(inputs)), outputs)
-    for output in outputs:
+    _check_inputs(list(_paths(inputs)), written)
+    for output in written:
         if output.kind:
             check_output(output.path, output.kind)
         elif _is_file(output.path):  # points are read before they are added to
@@ -160,7 +140,7 @@ def check_outputs(
         else:
             what = f"--out {output.path} is {'a folder' if output.path.is_dir() else 'no plain file'}"
             raise ForetraceError(what, "Points are added to a file: name one, like points.jsonl.")
-    if any(descriptor_of(output.path) == 1 for output in outputs):
+    if any(descriptor_of(output.path) == 1 for output in written):
         sys.stdout = sys.stderr
 
 

@@ -74,9 +74,13 @@ def predict(
     """
     check_outputs([what, on, host, fabric], html=html, trace=trace)
     sizes = _sizes(world, trace)
+    from foretrace.prediction.overrides import RankOverrides
+
+    # Wrong values are refused before a script is sketched.
+    overrides = RankOverrides(_numbers(slow_host, float), _numbers(host_of, int), _numbers(slow_link, float))
     options: dict[str, Any] = {
         "host": host, "fabric": fabric, "gpus_per_node": gpus_per_node, "step": step,
-        "kernels": kernels.value if kernels else None, **_overrides(slow_host, host_of, slow_link),
+        "kernels": kernels.value if kernels else None, **vars(overrides),
     }  # fmt: skip
     result = _predicted(what, on, parallel, sizes, options)
     if trace is not None:
@@ -100,14 +104,6 @@ def _sizes(world: str | None, trace: Path | None) -> list[int]:
     if len(sizes) > 1 and trace is not None:
         raise ForetraceError("--trace is the timeline of one job, and --world lists several", "Give one of them.")
     return sizes
-
-
-def _overrides(slow_host: list[str] | None, host_of: list[str] | None, slow_link: list[str] | None) -> dict[str, Any]:
-    """What is different on some ranks; wrong values are refused before a script is sketched."""
-    from foretrace.prediction.overrides import RankOverrides
-
-    overrides = RankOverrides(_numbers(slow_host, float), _numbers(host_of, int), _numbers(slow_link, float))
-    return vars(overrides)
 
 
 def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int], options: dict[str, Any]) -> Any:

@@ -76,14 +76,11 @@ class Suite:
             "ratio": self.ratio,
             "coverage": {"calls": self.coverage},
             "suite": [
-                {"name": m.name, "what": str(m.what), "weight": m.weight, **_fields(r)}
+                {"name": m.name, "what": str(m.what), "weight": m.weight}
+                | (r.to_dict() if isinstance(r, Replay) else {"error": str(r)})
                 for m, r in zip(self.members, self.results)
             ],
         }
-
-
-def _fields(result: Replay | ForetraceError) -> dict[str, Any]:
-    return result.to_dict() if isinstance(result, Replay) else {"error": str(result)}
 
 
 def members_of(paths: Sequence[Path], weights: str | None) -> list[Member]:

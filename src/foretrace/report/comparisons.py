@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from foretrace.report.formatting import (
-    UNKNOWN,
-    bytes_,
-    change,
-    dollars,
-    ms,
-    off,
-    percent,
-    plural,
-    printable,
-    short_name,
-)
+from foretrace.report.formatting import UNKNOWN, bytes_, change, figure, ms, off, percent, plural, printable, short_name
 from foretrace.report.step import COVERAGE, OVERHEADS
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
@@ -225,7 +214,9 @@ def scaling_speed(curve: Scaling) -> str:
 def sweep_blocks(sweep: Sweep, top: int | None) -> Blocks:
     """The best point, the Pareto front, all points, and why some were left out."""
     made, left = made_and_left(sweep)
-    common = _common_changes(sweep.points)
+    # Changes that all of several points have: their tables leave them out.
+    first = sweep.points[0].changes if len(sweep.points) > 1 else []
+    common = [change for change in first if all(change in point.changes for point in sweep.points)]
     title = f"{sweep.source or 'the step'}{', with ' if common else ''}{', '.join(common)}"
     yield fact_lines(f"{title}: {plural(len(made), 'point')}", sweep_facts(sweep))
     front = [point for point in made if point.front]
@@ -237,12 +228,6 @@ def sweep_blocks(sweep: Sweep, top: int | None) -> Blocks:
         rows = [(f"{count}", "", f"{reason} ({example})") for count, reason, example in reasons(left)]
         yield fact_lines(f"Left out: {plural(len(left), 'point')}", rows[:top])
     yield from note_lines(sweep.notes)
-
-
-def _common_changes(points: Sequence[Point]) -> list[str]:
-    """Changes that all of several points have: their tables leave them out."""
-    first = points[0].changes if len(points) > 1 else []
-    return [change for change in first if all(change in point.changes for point in points)]
 
 
 def _goals(front: Sequence[Point]) -> str:
@@ -301,10 +286,10 @@ def _points(title: str, points: Sequence[Point], common: Sequence[str], top: int
             *(change.rpartition("=")[2] for change in point.changes if change not in common),
             point.platform,
             *([f"{point.ranks:,}"] if ranks else []),
-            *(ms(figure) for figure in (point.step_ms, point.next_ms, point.device_ms, point.sample_us)),
+            *(ms(time) for time in (point.step_ms, point.next_ms, point.device_ms, point.sample_us)),
             bytes_(point.memory_bytes),
             {True: "yes", False: "NO", None: UNKNOWN}[point.fits],
-            *([dollars(point.cost)] if priced else []),
+            *([figure(point.cost)] if priced else []),
         ]
         for point in points
     ]

@@ -55,15 +55,15 @@ def signed(share: float) -> str:
     return size if size in ("0 %", "<0.1 %") else f"{'-' if share < 0 else '+'}{size}"
 
 
-def dollars(cost: float | None) -> str:
-    """Dollars to three significant figures.
+def figure(value: float | None) -> str:
+    """A number to three significant figures; all digits before the point.
 
-    >>> dollars(0.000564), dollars(22.84), dollars(12345.6), dollars(None)
-    ('0.000564', '22.8', '12,346', '–')
+    >>> figure(989), figure(4376.5), figure(1.7), figure(0.0025), figure(None)
+    ('989', '4,376', '1.7', '0.0025', '–')
     """
-    if cost is None:
+    if value is None:
         return UNKNOWN
-    return f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def rate(value: float, unit: str) -> str:
@@ -72,8 +72,7 @@ def rate(value: float, unit: str) -> str:
     >>> rate(822.4, "GB/s"), rate(5.541, "TFLOP/s"), rate(0.00001, "TFLOP/s"), rate(12345.6, "GB/s")
     ('822 GB/s', '5.54 TFLOP/s', '<0.001 TFLOP/s', '12,346 GB/s')
     """
-    figures = f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.001 else "<0.001"
-    return f"{figures} {unit}"
+    return f"{figure(value) if value >= 0.001 else '<0.001'} {unit}"
 
 
 def bytes_(count: float | None) -> str:

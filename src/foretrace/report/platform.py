@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 
 from foretrace.platform.summary import COMMON_CALLS
-from foretrace.report.formatting import UNKNOWN, percent, plural
+from foretrace.report.formatting import UNKNOWN, figure, percent, plural
 from foretrace.report.json import Document
 from foretrace.report.terminal import Blocks, Fact, fact_lines, table
 
@@ -168,17 +168,6 @@ def comparison_blocks(comparison: Document, top: int | None) -> Blocks:
         for row in fields["figures"]
     ]
     yield table(f"{first} and {second}", ["<part", "<figure…", first, second, "<", "ratio"], rows)
-
-
-def figure(value: float | None) -> str:
-    """A number with three figures that say something.
-
-    >>> figure(989), figure(4376.5), figure(1.7), figure(0.0025), figure(None)
-    ('989', '4,376', '1.7', '0.0025', '–')
-    """
-    if value is None:
-        return UNKNOWN
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def measured_families(done: Sequence[MeasuredFamily]) -> RenderableType:

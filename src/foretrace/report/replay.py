@@ -11,7 +11,7 @@ from foretrace.report.terminal import Blocks, Fact, fact_lines, note_lines, tabl
 
 if TYPE_CHECKING:
     from foretrace.replay.running import Replay
-    from foretrace.replay.suite import Member, Suite
+    from foretrace.replay.suite import Suite
 
 COVERED = {"calls": "of the calls", "host": "of their host time", "device": "of their device time"}
 FIGURES: tuple[tuple[str, str, Callable[[Any], str], str, str], ...] = (
@@ -105,8 +105,14 @@ def _kernels(kernels: dict[str, Any], top: int | None) -> Blocks:
 def suite_blocks(suite: Suite, top: int | None) -> Blocks:
     """The weighted result of a suite, then a row for each replay."""
     yield fact_lines("suite", _suite_facts(suite))
-    each = list(zip(suite.members, suite.results))
-    rows = [_suite_row(member, result) for member, result in each if not isinstance(result, Exception)]
+    each, rows = list(zip(suite.members, suite.results)), []
+    for member, result in each:
+        if not isinstance(result, Exception):
+            took, was = result.step_ms, result.original.get("step_ms")
+            times = [ms(took) if took else UNKNOWN, ms(was) if was else UNKNOWN]
+            relative = off((took, was)) if took and was else UNKNOWN
+            memory, calls = bytes_(result.peak_memory_bytes), percent(result.coverage["calls"])
+            rows.append([member.name, f"{member.weight:g}", *times, relative, memory, calls])
     if rows:
         yield table("Replays", ["<recording…", "weight", "step ms", "was", "off", "memory", "calls"], rows, top)
     failed = [[member.name, str(result)] for member, result in each if isinstance(result, Exception)]
@@ -124,16 +130,3 @@ def _suite_facts(suite: Suite) -> Iterator[Fact]:
     if suite.ratio is not None:
         yield "ratio", f"{suite.ratio:.3f}", "of the original's step times, weighted geometric mean"
     yield "covered", percent(suite.coverage), "of the calls, by weight"
-
-
-def _suite_row(member: Member, replay: Replay) -> list[str]:
-    took, was = replay.step_ms, replay.original.get("step_ms")
-    return [
-        member.name,
-        f"{member.weight:g}",
-        ms(took) if took else UNKNOWN,
-        ms(was) if was else UNKNOWN,
-        off((took, was)) if took and was else UNKNOWN,
-        bytes_(replay.peak_memory_bytes),
-        percent(replay.coverage["calls"]),
-    ]

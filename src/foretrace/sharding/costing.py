@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -95,11 +95,12 @@ class Communication:
             CROSS_NODE: [("all_to_all", across)] * 2,
             REPLICAS: [("all_reduce", world)],
         }
-        return {what: sum(self._curve(kind, members) for kind, members in calls) for what, calls in collectives.items()}  # type: ignore[misc]
 
-    def _curve(self, kind: str, members: range) -> Floats:
-        per_node = self.ranks.per_node
-        return np.array([price_collective(self.fabric, kind, int(size), members, per_node) for size in PRICED_SIZES]).T
+        def curve(kind: str, members: range) -> Floats:
+            price = partial(price_collective, self.fabric, kind, members=members, gpus_per_node=self.ranks.per_node)
+            return np.array([price(nbytes=int(size)) for size in PRICED_SIZES]).T
+
+        return {what: sum(curve(*call) for call in calls) for what, calls in collectives.items()}  # type: ignore[misc]
 
     def us(self, what: str, nbytes: Floats | float) -> Floats:
         """Low, typical and high; zero for no bytes."""

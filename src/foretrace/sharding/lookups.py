@@ -7,7 +7,6 @@ rank calls them for all its shards is a class of kernels: fused, one call per ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -196,14 +195,13 @@ class Single(LookupKernels):
         table = Table("tiny", rows=TINY, dim=TINY)
         tiny = Shards.of([Shard(table, TINY, TINY, TINY, *accesses(table, TINY))])
         by_phase = zip(*(lookup_calls(tiny, 0) for _ in range(TINY_CALLS)))
-        forward, backward, update = (self._step_us(ops, phase) for ops, phase in zip(by_phase, PHASES))
-        return np.array([forward, backward + update]) / TINY_CALLS
-
-    def _step_us(self, ops: Sequence[Op], phase: str) -> float:
         from foretrace.prediction.predict import predict_on_platform
 
-        graph = Graph(OpTable.of([replace(op, phase=phase) for op in ops]))
-        return predict_on_platform(Job([graph]), self.platform, "model").step_ms * 1e3
+        us = []
+        for ops, phase in zip(by_phase, PHASES):
+            job = Job([Graph(OpTable.of([replace(op, phase=phase) for op in ops]))])
+            us.append(predict_on_platform(job, self.platform, "model").step_ms * 1e3)
+        return np.array([us[0], us[1] + us[2]]) / TINY_CALLS
 
 
 class Fused(LookupKernels):
@@ -255,17 +253,14 @@ class Fused(LookupKernels):
             us, spread = self._model.us(calls.select(linear)), 1 + self._model.spread
             priced[:, linear] = us / spread, us, us * spread
         if not linear.all():
-            added = _by_rank(marginal, group.ravel(), len(groups))
-            priced[:, ~linear] = self._mean_of_both(calls.select(~linear), added[~linear])
+            added = _by_rank(marginal, group.ravel(), len(groups))[~linear]
+            itself = price_lookups(calls.select(~linear), self.platform)
+            share = np.sqrt((self.per_call(calls.select(~linear)) + added) / np.maximum(itself.typical, 1e-9))
+            priced[:, ~linear] = [us * share for us in itself]
         return LookupTimes(*(_by_rank(us, groups[:, 0], world) for us in priced))
 
     def _is_linear(self, shards: Shards) -> NDArray[np.bool_]:
         return FusedModel.applies(shards) if self._model else np.zeros(len(shards), np.bool_)
-
-    def _mean_of_both(self, calls: Shards, added: Floats) -> LookupTimes:
-        priced = price_lookups(calls, self.platform)
-        share = np.sqrt((self.per_call(calls) + added) / np.maximum(priced.typical, 1e-9))
-        return LookupTimes(*(us * share for us in priced))
 
 
 KERNELS: dict[str, type[LookupKernels]] = {"fused": Fused, "single": Single, "tbe": Batched}

@@ -5,7 +5,7 @@ The types are TorchRec's. A new one is a function that makes the shard of a rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ SENT_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0}
 """Bytes of an element that is sent, by its dtype."""
 MIN_COLUMNS = 16
 """Columns of a column-wise shard at least: narrower rows fill no 32-byte sector at 2 bytes each."""
-MAX_COLUMN_SHARDS = 8
+COLUMN_SHARDS = (2, 4, 8)
 MAX_WORLD = 4096
 """Ranks for which a search still ends within its time."""
 
@@ -134,17 +134,14 @@ def communication_of(table: Table, sharding_type: str) -> str:
     return SHARDING_TYPES[sharding_type].communication
 
 
-def _column_counts(table: Table, ranks: Ranks) -> Iterator[int]:
-    count = 2
-    while count <= min(MAX_COLUMN_SHARDS, ranks.world) and table.dim % count == 0 and table.dim // count >= MIN_COLUMNS:
-        yield count
-        count *= 2
+def _column_counts(table: Table, ranks: Ranks) -> list[int]:
+    counts = [count for count in COLUMN_SHARDS if count <= ranks.world and table.dim % count == 0]
+    return [count for count in counts if table.dim // count >= MIN_COLUMNS]
 
 
-def _one_per_rank_of_node(table: Table, ranks: Ranks) -> Iterator[int]:
-    even = ranks.world % ranks.per_node == 0
-    if ranks.nodes > 1 and ranks.per_node > 1 and even and table.rows >= ranks.per_node:
-        yield ranks.per_node
+def _one_per_rank_of_node(table: Table, ranks: Ranks) -> list[int]:
+    full_nodes = ranks.nodes > 1 and ranks.world % ranks.per_node == 0
+    return [ranks.per_node] if full_nodes and table.rows >= ranks.per_node > 1 else []
 
 
 def _one_per_rank(table: Table, ranks: Ranks) -> list[int]:

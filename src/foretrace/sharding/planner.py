@@ -116,7 +116,11 @@ def shard(
     chosen, notes = choose_fabric(named, where.fabric, where.device.matches, world, ranks_per_node)
     ranks = Ranks(world, ranks_per_node or chosen.gpus_per_node, model.batch, sent_as)
     ranks.check()
-    _check_nodes(ranks, chosen)
+    if chosen.links and min(world, ranks.per_node) > chosen.gpus_per_node:
+        raise ForetraceError(
+            f"a node of fabric {chosen.name} has {chosen.gpus_per_node} GPUs, not {ranks.per_node}",
+            f"Give {chosen.gpus_per_node} ranks of a node at most (--per-node), or another fabric (--fabric).",
+        )
     notes += assumptions(chosen, world, ranks.per_node) if world > 1 else []
     if kernels not in KERNELS:
         raise ForetraceError(f"there are no lookup kernels {kernels!r}", f"Known are: {', '.join(KERNELS)}.")
@@ -171,9 +175,8 @@ def _at_batch(model: _Model, batch: int | None) -> tuple[_Model, list[str]]:
     try:
         return other._replace(step=with_batch(model.step, batch, model.batch)), []
     except ForetraceError as error:
-        return other, [
-            f"lookups have a batch of {batch:,}, the rest of the step stays at {model.batch:,}: {error.what}"
-        ]
+        rest = f"the rest of the step stays at {model.batch:,}: {error.what}"
+        return other, [f"lookups have a batch of {batch:,}, {rest}"]
 
 
 def _named_fabric(on: Platform | str | Path, named: Fabric | Platform | str | Path | None, world: int) -> Fabric | None:
@@ -184,15 +187,6 @@ def _named_fabric(on: Platform | str | Path, named: Fabric | Platform | str | Pa
         return NO_FABRIC
     here = not isinstance(on, Platform) and str(on).partition(":")[0] == CPU
     return find_fabric(CPU) if here else None
-
-
-def _check_nodes(ranks: Ranks, fabric: Fabric) -> None:
-    """Raise for more ranks in a node than it has GPUs."""
-    if fabric.links and min(ranks.world, ranks.per_node) > fabric.gpus_per_node:
-        raise ForetraceError(
-            f"a node of fabric {fabric.name} has {fabric.gpus_per_node} GPUs, not {ranks.per_node}",
-            f"Give {fabric.gpus_per_node} ranks of a node at most (--per-node), or another fabric (--fabric).",
-        )
 
 
 def _hbm_budget(where: Platform, memory_gb: float | None, step: Graph | None) -> tuple[float, list[str]]:

@@ -202,7 +202,11 @@ class ForetraceEstimator(ShardEstimator):  # type: ignore[misc]
         ranks = Ranks(self._world, self._per_node, batch)
         communication = Communication(self._fabric, ranks)
         costing = Costing(list(tables.values()), ranks, Batched(self._platform), communication)
-        ours = [(numbers[option.name], _option(option)) for option in sharding_options]
+        ours = []
+        for option in sharding_options:
+            kind = SPECIAL_CASES.get(option.sharding_type, option.sharding_type)
+            known = ShardingOption(kind if kind in SHARDING_TYPES else TABLE_WISE, max(1, len(option.shards)))
+            ours.append((numbers[option.name], known))
         for theirs, (number, option), lookup in zip(sharding_options, ours, costing.marginal(ours).tolist()):
             forward, backward = lookup
             out, back = _communication_us(costing.tables[number], option, communication)
@@ -213,19 +217,10 @@ class ForetraceEstimator(ShardEstimator):  # type: ignore[misc]
 def _table(option: Any) -> Table:
     rows, dim = option.tensor.shape
     dtype = str(option.tensor.dtype).removeprefix("torch.")
+    # The planner counts as many features as it has pooling factors for.
+    features = (len(config.feature_names) for config in configs_of(option.module[1]) if config.name == option.name)
     return Table(option.name, rows, dim, fmean(option.input_lengths), dtype if dtype in ITEMSIZE else "float32",
-                 sequence=not option.is_pooled, features=_features(option))  # fmt: skip
-
-
-def _features(option: Any) -> int:
-    """Features of the module's table: the planner counts as many as it has pooling factors for."""
-    found = (len(config.feature_names) for config in configs_of(option.module[1]) if config.name == option.name)
-    return next(found, len(option.input_lengths))
-
-
-def _option(option: Any) -> ShardingOption:
-    kind = SPECIAL_CASES.get(option.sharding_type, option.sharding_type)
-    return ShardingOption(kind if kind in SHARDING_TYPES else TABLE_WISE, max(1, len(option.shards)))
+                 sequence=not option.is_pooled, features=next(features, len(option.input_lengths)))  # fmt: skip
 
 
 def _communication_us(table: Table, option: ShardingOption, communication: Communication) -> tuple[float, float]:

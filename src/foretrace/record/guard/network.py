@@ -7,11 +7,12 @@ import io
 import weakref
 from typing import Any
 
-from foretrace.record.guard.guard import REFUSED, Inert, RefusedError, does_nothing, note, stands_in_for
+from foretrace.record.guard.guard import REFUSED, Inert, RefusedError, StandIn, does_nothing, note, stands_in_for
 from foretrace.record.guard.side_effects import shown
 
 _pretended: weakref.WeakSet[Any] = weakref.WeakSet()
 """Sockets that a stand-in has connected or bound."""
+NO_ADDRESS = ("127.0.0.1", 0)
 
 
 def _is_pretended(socket: Any) -> bool:
@@ -32,9 +33,16 @@ def _bind(original: Any, self: Any, address: Any) -> None:
     _pretended.add(self)
 
 
-@stands_in_for("socket:socket.listen")
-def _listen(original: Any, self: Any, *args: Any) -> Any:
-    return None if _is_pretended(self) else original(self, *args)
+def _answers(answer: Any) -> StandIn:
+    """A stand-in for a method of a socket that gives one answer."""
+    return lambda original, self, *args: answer if _is_pretended(self) else original(self, *args)
+
+
+for _method, _answer in {
+    "listen": None, "shutdown": None, "recv": b"", "recv_into": 0, "recvfrom": (b"", NO_ADDRESS),
+    "getpeername": NO_ADDRESS, "getsockname": NO_ADDRESS,
+}.items():  # fmt: skip
+    stands_in_for(f"socket:socket.{_method}")(_answers(_answer))
 
 
 @stands_in_for("socket:socket.accept")
@@ -61,20 +69,6 @@ def _send(original: Any, self: Any, data: Any, *args: Any, **kwargs: Any) -> Any
     if self not in _pretended:  # connected before
         note("send to {}", "a server that was connected before")
     return {"send": len(data), "sendall": None}[original.__name__]
-
-
-@stands_in_for("socket:socket.recv", "socket:socket.recv_into", "socket:socket.recvfrom")
-def _receive(original: Any, self: Any, *args: Any) -> Any:
-    if not _is_pretended(self):
-        return original(self, *args)
-    return {"recv": b"", "recv_into": 0}.get(original.__name__, (b"", ("127.0.0.1", 0)))
-
-
-@stands_in_for("socket:socket.shutdown", "socket:socket.getpeername", "socket:socket.getsockname")
-def _about_socket(original: Any, self: Any, *args: Any) -> Any:
-    if self not in _pretended:
-        return original(self, *args)
-    return None if original.__name__ == "shutdown" else ("127.0.0.1", 0)
 
 
 @stands_in_for("socket:getaddrinfo")

@@ -79,11 +79,11 @@ def _spawn(original: Any, mode: int, file: Any, *args: Any) -> int:
     return 0 if mode == os.P_WAIT else next(_pids)
 
 
-@stands_in_for("os:waitpid", "os:wait4", "os:wait", "os:wait3", "os:waitid", "os:waitstatus_to_exitcode")
-def _wait(original: Any, *args: Any) -> Any:
-    if original.__name__ in ("waitpid", "wait4") and args[0] >= NO_PID:
-        return (args[0], 0) if original.__name__ == "waitpid" else (args[0], 0, None)
-    return original(*args)
+@stands_in_for("os:waitpid", "os:wait4")
+def _wait(original: Any, process: int, options: int) -> Any:
+    if process < NO_PID:
+        return original(process, options)
+    return (process, 0) if original.__name__ == "waitpid" else (process, 0, None)
 
 
 @stands_in_for("os:kill", "os:killpg", "signal:pidfd_send_signal")

@@ -143,6 +143,7 @@ SHIFTS = frozenset(f"aten::{name}" for name in ("add", "sub", "add_", "sub_", "r
 """Ops that change integers little, so that ids stay ids."""
 POSITIVE = Content("uniform", {"low": 1e-8, "high": 1e-4})
 UNIT = Content("uniform", {"low": 0.01, "high": 0.99})
+VARIANCE = Content("constant", {"value": 1.0})
 
 
 @dataclass(frozen=True)
@@ -230,31 +231,13 @@ def _classes(scores: int, target: int) -> Callable[[ReadingCall], Roles]:
     return contents
 
 
-def _positive(*places: int) -> Callable[[ReadingCall], Roles]:
-    def contents(call: ReadingCall) -> Roles:
-        for place in places:
-            for tensor in tensors_in(call[place]):
-                yield tensor, POSITIVE
-
-    return contents
+def _holds(content: Content, *places: int) -> Callable[[ReadingCall], Roles]:
+    return lambda call: ((call[place], content) for place in places)
 
 
 def _fused(call: ReadingCall) -> Roles:
-    yield from _positive(3, 4)(call)
-    for tensor in tensors_in(call[5]):
-        yield tensor, Content("constant", {"value": 10.0})
-
-
-def _unit(*places: int) -> Callable[[ReadingCall], Roles]:
-    def contents(call: ReadingCall) -> Roles:
-        for place in places:
-            yield call[place], UNIT
-
-    return contents
-
-
-def _variance(call: ReadingCall) -> Roles:
-    yield call[4], Content("constant", {"value": 1.0})
+    yield from _holds(POSITIVE, 3, 4)(call)
+    yield call[5], Content("constant", {"value": 10.0})
 
 
 BY_OP: dict[str, Callable[[ReadingCall], Roles]] = {
@@ -278,16 +261,16 @@ BY_OP: dict[str, Callable[[ReadingCall], Roles]] = {
     "aten::nll_loss_backward": _classes(1, 2),
     "aten::nll_loss2d_forward": _classes(0, 1),
     "aten::nll_loss2d_backward": _classes(1, 2),
-    "aten::binary_cross_entropy": _unit(0, 1),
-    "aten::binary_cross_entropy_with_logits": _unit(1),
+    "aten::binary_cross_entropy": _holds(UNIT, 0, 1),
+    "aten::binary_cross_entropy_with_logits": _holds(UNIT, 1),
     "aten::_fused_adamw_": _fused,
     "aten::_fused_adam_": _fused,
-    "aten::_foreach_sqrt": _positive(0),
-    "aten::sqrt": _positive(0),
-    "aten::rsqrt": _positive(0),
-    "aten::native_batch_norm": _variance,
-    "aten::cudnn_batch_norm": _variance,
-    "aten::_native_batch_norm_legit": _variance,
+    "aten::_foreach_sqrt": _holds(POSITIVE, 0),
+    "aten::sqrt": _holds(POSITIVE, 0),
+    "aten::rsqrt": _holds(POSITIVE, 0),
+    "aten::native_batch_norm": _holds(VARIANCE, 4),
+    "aten::cudnn_batch_norm": _holds(VARIANCE, 4),
+    "aten::_native_batch_norm_legit": _holds(VARIANCE, 4),
 }
 
 

@@ -161,13 +161,7 @@ def tensor_json(tensor: Tensor) -> dict[str, Any] | None:
     """
     if tensor.dtype not in ITEMSIZE or tensor.layout not in LAYOUTS or not DEVICE.fullmatch(tensor.device or "cpu"):
         return None
-    return {
-        "shape": tensor.shape,
-        "stride": tensor.stride,
-        "dtype": tensor.dtype,
-        "device": tensor.device,
-        "layout": tensor.layout,
-    }
+    return {name: getattr(tensor, name) for name in ("shape", "stride", "dtype", "device", "layout")}
 
 
 def write_job(job: Job, out: Path, choices: Choices) -> Path:

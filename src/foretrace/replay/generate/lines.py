@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from foretrace.graph import Constant
 from foretrace.graph.op import RESIZE
@@ -108,7 +109,11 @@ class Lines:
             yield f"pace({due:.4g})"
 
     def _call(self, call: Call) -> Iterator[str]:
-        comment = self._comment(call)
+        made: list[str] = []
+        with suppress(NotWritableError):
+            made = [describe(tensor) for tensor in call.made.values()]
+        more = f", … {len(made)} in all" if len(made) > MAX_DESCRIBED else ""
+        comment = f"{call.number}  {', '.join(made[:MAX_DESCRIBED])}{more}".rstrip()
         results = _results(call.results)
         try:
             written = f"{self._target(call)}({self._arguments(call)})"
@@ -120,10 +125,8 @@ class Lines:
                 return  # a work that no call issued need not be waited for
             self.stand_ins[call.number] = str(problem)
             self.harness_functions.add("stand_in")
-            written, comment = (
-                f"stand_in({call.number})",
-                f"{comment}  {safe_name(call.name)}: {safe_text(str(problem))}",
-            )
+            written = f"stand_in({call.number})"
+            comment += f"  {safe_name(call.name)}: {safe_text(str(problem))}"
         yield f"{results}{written}  # {comment}" if call.number >= 0 else f"{results}{written}"
         if re.search(r"\b_\b", results):
             yield "del _"
@@ -160,14 +163,6 @@ class Lines:
             return  # no variable on that storage
         self.harness_functions.add(function)
         yield f"{function}({', '.join(map(str, arguments))})"
-
-    def _comment(self, call: Call) -> str:
-        try:
-            made = [describe(tensor) for tensor in call.made.values()]
-        except NotWritableError:
-            made = []
-        more = f", … {len(made)} in all" if len(made) > MAX_DESCRIBED else ""
-        return f"{call.number}  {', '.join(made[:MAX_DESCRIBED])}{more}".rstrip()
 
 
 def _results(results: tuple[Result, ...]) -> str:

@@ -89,18 +89,13 @@ def _waits(graph: Graph, bounds: Floats) -> tuple[Floats, float | None]:
             last = first if last is None else min(last, first)
         elif 0 <= place < len(waited):
             waited[place] += min(until, bounds[place + 1]) - first
-    return waited + _waits_for_threads(graph, bounds), last
-
-
-def _waits_for_threads(graph: Graph, bounds: Floats) -> Floats:
-    """Time between calls in which the host waited for a collective on its other threads (gloo)."""
-    waited = np.zeros(len(bounds) - 1)
+    on_threads = np.zeros(len(bounds) - 1)  # between calls, for a collective on the host's other threads (gloo)
     for row in [c.op for c in graph.collectives if c.kernel < 0 <= c.op]:
         began, ended = float(graph.ops.start[row]), float(graph.ops.end[row])
         place = int(np.searchsorted(bounds, ended, side="right")) - 1
         if graph.ops[row].name.startswith("gloo:") and 0 <= place < len(waited) and place % 2 == 0:
-            waited[place] = max(waited[place], ended - max(began, bounds[place]))
-    return waited
+            on_threads[place] = max(on_threads[place], ended - max(began, bounds[place]))
+    return waited + on_threads, last
 
 
 HALVINGS = 40

@@ -25,22 +25,12 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description="Run this benchmark.")
     options.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options.add_argument("--iterations", type=_positive, help="steps to time; as many as fit in a second by default")
-    options.add_argument(
-        "--device", choices=["cpu", "cuda", "meta"], help="device to run on, instead of the recorded one"
-    )
-    options.add_argument(
-        "--pace",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="spend the original's host time between calls; --no-pace shows what the device could do",
-    )
-    options.add_argument(
-        "--slow-host",
-        type=_factor,
-        default=1.0,
-        metavar="X",
-        help="pace as if the original's host took X times as long",
-    )
+    where = "device to run on, instead of the recorded one"
+    options.add_argument("--device", choices=["cpu", "cuda", "meta"], help=where)
+    paced = "spend the original's host time between calls; --no-pace shows what the device could do"
+    options.add_argument("--pace", action=argparse.BooleanOptionalAction, default=True, help=paced)
+    slower = "pace as if the original's host took X times as long"
+    options.add_argument("--slow-host", type=_factor, default=1.0, metavar="X", help=slower)
     options.add_argument("--alone", type=int, metavar="RANK", help="of a job of several ranks, run this one alone")
     options.add_argument(
         "--counters", action="store_true", help="on a GPU, also measure its activity and traffic with Nsight Compute"

@@ -258,7 +258,9 @@ class BoundedStorages(Storages):
         super().__exit__(*problem)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._kind or self._kind in _kinds(args, kwargs or {}):
+        given = [*args, *(kwargs or {}).values()]
+        named = {value.type for value in given if isinstance(value, torch.device)}
+        if not self._kind or self._kind in (named or {tensor.device.type for tensor in tensors_in(given)} or {"cpu"}):
             self.allow(bytes_made(func, args, kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -270,13 +272,6 @@ class BoundedStorages(Storages):
         if nbytes > declared:
             says = f"the recording says {format_bytes(declared)}"
             raise TooLargeError(f"it would make {format_bytes(nbytes)}, and {says}")
-
-
-def _kinds(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str]:
-    """Kinds of devices that a call may allocate on."""
-    given = [*args, *kwargs.values()]
-    named = {value.type for value in given if isinstance(value, torch.device)}
-    return named or {tensor.device.type for tensor in tensors_in(given)} or {"cpu"}
 
 
 def bytes_made(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:

@@ -40,11 +40,6 @@ class RankState:
     """Number of values gathered so far."""
     store: Any = None
 
-    @property
-    def has_missing_ranks(self) -> bool:
-        """Whether some group has fewer ranks than in the original."""
-        return any(len(entry["ranks"]) < entry["of"] for entry in self.members.values())
-
 
 rank_state = RankState()
 

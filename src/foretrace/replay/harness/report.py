@@ -42,22 +42,13 @@ def compare_kernels(kernels: list[tuple[str, float]], original: dict[str, list[f
     total = sum(ms for _, ms in original.values())
     both = [name for name in original if name in ours]
     there = sum(original[name][1] * min(1.0, ours[name][0] / original[name][0]) for name in both)
-    rows = [
-        {
-            "name": name,
-            "count": int(ours[name][0]),
-            "ms": ours[name][1],
-            "was_count": int(original[name][0]),
-            "was_ms": original[name][1],
-        }
-        for name in sorted(both, key=lambda name: -original[name][1])
-    ]
-    return {
-        "same": there / total if total else None,
-        "matched": rows,
-        "missing": _named(original, ours),
-        "extra": _named(ours, original),
-    }
+    rows = []
+    for name in sorted(both, key=lambda name: -original[name][1]):
+        (count, ms), (was_count, was_ms) = ours[name], original[name]
+        row = {"name": name, "count": int(count), "ms": ms, "was_count": int(was_count), "was_ms": was_ms}
+        rows.append(row)
+    share = there / total if total else None
+    return {"same": share, "matched": rows, "missing": _named(original, ours), "extra": _named(ours, original)}
 
 
 def obfuscated(name: str) -> str:

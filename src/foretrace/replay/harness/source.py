@@ -125,7 +125,8 @@ class Source:
 
     def make_runnable_on_all_ranks(self, inputs: Sequence[torch.Tensor]) -> None:
         """Run the step with the other ranks, replacing lines that fail, until none does on any rank."""
-        self.collectives_via = "adapted" if rank_state.has_missing_ranks or runtime.delayed else ""
+        lacks_ranks = any(len(group["ranks"]) < group["of"] for group in rank_state.members.values())
+        self.collectives_via = "adapted" if lacks_ranks or runtime.delayed else ""
         self.step = self._compiled(self._lines)
         failed = True
         while failed:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from foretrace.analysis.compare import compare_steps
 from foretrace.analysis.report import StepReport, plain
 from foretrace.report.comparisons import made_and_left, point_label, reasons, scaling_speed, signed_ms
-from foretrace.report.formatting import UNKNOWN, bytes_, dollars, ms, percent, plural, signed
+from foretrace.report.formatting import UNKNOWN, bytes_, figure, ms, percent, plural, signed
 from foretrace.report.pages import charts
 from foretrace.report.pages.page import Chart, Page
 from foretrace.report.pages.step import range_marks
@@ -110,19 +110,19 @@ def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str
 
 def _lines(before: StepReport, after: StepReport) -> Iterator[Line]:
     per_sample = None not in (before.samples, after.samples) and before.samples != after.samples
-    for figure in FIGURES:
-        old, new = getattr(before, figure.field), getattr(after, figure.field)
-        other = figure.only_if_other
+    for row in FIGURES:
+        old, new = getattr(before, row.field), getattr(after, row.field)
+        other = row.only_if_other
         same = bool(other) and getattr(before, other) == getattr(after, other)
         if old is None or new is None or not (old or new) or same:
             continue
         share = new / old - 1 if old else 0.0
         verdict = ""
-        if abs(share) > SAME and figure.better and not (per_sample and figure.of_a_step):
-            verdict = "good" if (share < 0) == (figure.better == "lower") else "bad"
-        unit = " ms" if figure.shown is ms else ""
-        shown = figure.shown(old) + unit, figure.shown(new) + unit
-        yield Line(figure.name, *shown, signed(share) if old else UNKNOWN, verdict)
+        if abs(share) > SAME and row.better and not (per_sample and row.of_a_step):
+            verdict = "good" if (share < 0) == (row.better == "lower") else "bad"
+        unit = " ms" if row.shown is ms else ""
+        shown = row.shown(old) + unit, row.shown(new) + unit
+        yield Line(row.name, *shown, signed(share) if old else UNKNOWN, verdict)
 
 
 def _distributions(pair: Pair, names: tuple[str, str]) -> Chart | None:
@@ -176,7 +176,7 @@ def sweep_page(sweep: Sweep) -> Page:
             "limit": f"in {bytes_(sweep.memory_limit)}" if sweep.memory_limit else "in its device's memory",
             "settings": [change.rpartition("=")[0] for change in points[0].changes] if points else [],
             "rows": [
-                (point, [change.rpartition("=")[2] for change in point.changes], dollars(point.cost)) for point in made
+                (point, [change.rpartition("=")[2] for change in point.changes], figure(point.cost)) for point in made
             ],
             "ranks": any(point.ranks > 1 for point in points),
             "priced": _priced(points),

@@ -139,16 +139,12 @@ def _predicted_ranks(report: StepReport) -> Chart | None:
 
 def _measured_ranks(report: StepReport) -> Chart | None:
     """What each rank's device did from its first kernel to its last."""
-    if not report.device_span_ms:
-        return None
     rows = []
-    for rank in sorted(report.ranks, key=lambda rank: rank.rank):
-        about = f"step {ms(rank.step_ms)} ms" + (
-            f", at most {bytes_(rank.peak_memory_bytes)}" if rank.peak_memory_bytes else ""
-        )
-        exposed, waits = rank.communication.exposed_ms, rank.communication.exposed_wait_ms
-        bar = charts.RankBar(str(rank.rank), rank.device_active_ms, exposed, waits, rank.device_idle_ms, about)
-        rows.append(bar)
+    for rank in sorted(report.ranks, key=lambda rank: rank.rank) if report.device_span_ms else []:
+        peak = f", at most {bytes_(rank.peak_memory_bytes)}" if rank.peak_memory_bytes else ""
+        about, times = f"step {ms(rank.step_ms)} ms{peak}", rank.communication
+        bar = rank.device_active_ms, times.exposed_ms, times.exposed_wait_ms, rank.device_idle_ms
+        rows.append(charts.RankBar(str(rank.rank), *bar, about))
     return charts.ranks(rows)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace._jit import compiled
+from foretrace.sharding.options import SHARDING_TYPES
 from foretrace.sharding.search.state import LOAD, MEMORY, RECEIVED, SENT, PlanState
 from foretrace.sharding.shards import Floats, Longs
 
@@ -51,7 +52,8 @@ class MovableShards(NamedTuple):
     @classmethod
     def of(cls, state: PlanState) -> MovableShards:
         """Those of a state."""
-        tables = [table for table in range(len(state.places)) if state.is_movable(table)]
+        types = [SHARDING_TYPES[state.costs.options[choice].option.sharding_type] for choice in state.choice]
+        tables = [table for table, of_type in enumerate(types) if of_type.on_any_rank]
         split_of = {table: number for number, table in enumerate(t for t in tables if len(state.places[t]) > 1)}
         found = [(t, n, rank, split_of.get(t, -1)) for t in tables for n, rank in enumerate(state.places[t])]
         table, place, rank, split = (column.copy() for column in np.array(found, np.int64).reshape(-1, 4).T)
@@ -80,17 +82,13 @@ def improve_options(state: PlanState, until: float) -> PlanState:
     """The state with other options for some tables, as far as that helps before a `time.monotonic` time."""
     while time.monotonic() < until:
         score = state.score()
-        tried = sorted(_changes(state), key=lambda change: change[0])[:CHANGES_FOLLOWED]
-        better = (moved for *_, changed in tried if (moved := _moved(changed)).score() < score * (1 - MIN_CHANGE_GAIN))
-        found = next(better, None)
-        if found is None:
+        for *_, changed in sorted(_changes(state), key=lambda change: change[0])[:CHANGES_FOLLOWED]:
+            improve_placement(changed, MOVES_PER_CHANGE)
+            if changed.score() < score * (1 - MIN_CHANGE_GAIN):
+                state = changed
+                break
+        else:
             return state
-        state = found
-    return state
-
-
-def _moved(state: PlanState) -> PlanState:
-    improve_placement(state, MOVES_PER_CHANGE)
     return state
 
 

@@ -262,10 +262,6 @@ class PlanState:
         """The penalty of each rank for memory above the budget: far more than a step takes."""
         return np.asarray(OVERFLOW_US * np.maximum(totals[..., MEMORY] - self.hbm_budget, 0.0))
 
-    def is_movable(self, table: int) -> bool:
-        """Whether its shards may lie on any rank."""
-        return SHARDING_TYPES[self.costs.options[self.choice[table]].option.sharding_type].on_any_rank
-
     def rank_groups(self, option: int) -> list[tuple[int, ...]]:
         """The groups of ranks that may hold an option's shards."""
         return SHARDING_TYPES[self.costs.options[option].option.sharding_type].rank_groups(self.ranks)
