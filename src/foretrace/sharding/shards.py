@@ -7,9 +7,9 @@ So lookups are priced by an access histogram: how many rows are accessed once, 2
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,8 +113,7 @@ class Shards:
     def repeated(self, copies: Floats) -> Shards:
         """Each shard as a call that looks up this many like it."""
         grown = {name: getattr(self, name) * copies for name in ("rows", "bags", "ids", "unique")}
-        return Shards(**grown, histogram=self.histogram * copies[:, None], dim=self.dim, dtype=self.dtype,
-                      optimizer=self.optimizer, replicated=self.replicated, sequence=self.sequence)  # fmt: skip
+        return replace(self, **grown, histogram=self.histogram * copies[:, None])
 
     def fused(self, group: Longs, groups: int) -> Shards:
         """Each group of shards, which must have one `call_key`, as one call."""
@@ -122,11 +121,9 @@ class Shards:
         first[group[::-1]] = np.arange(len(self))[::-1]
         histogram = np.zeros((groups, HISTOGRAM_BINS))
         np.add.at(histogram, group, self.histogram)
-        rows, bags, ids, unique = (
-            sum_by(group, column, groups) for column in (self.rows, self.bags, self.ids, self.unique)
-        )
-        return Shards(rows, self.dim[first], bags, ids, unique, histogram, self.dtype[first], self.optimizer[first],
-                      self.replicated[first], self.sequence[first])  # fmt: skip
+        names = ("rows", "bags", "ids", "unique")
+        sums: dict[str, Any] = {name: sum_by(group, getattr(self, name), groups) for name in names}
+        return replace(self.select(first), **sums, histogram=histogram)
 
 
 class LookupTimes(NamedTuple):

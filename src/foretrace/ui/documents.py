@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from foretrace.analysis.report import Communication, RankReport, StepReport
 from foretrace.errors import ForetraceError
-from foretrace.prediction.scaling import Scaling, ScalingRow
+from foretrace.prediction.scaling import Scaling
 from foretrace.report.json import FieldError, decode
 from foretrace.report.pages.comparisons import comparison_page, scaling_page, sweep_page
 from foretrace.report.pages.page import Page
@@ -74,21 +74,6 @@ def _whatif_page(document: Fields, name: str) -> Page:
     return comparison_page(before, after, ("before", ", ".join(map(str, document["changes"]))))
 
 
-@dataclass
-class _Curve:
-    """A scaling curve as ``foretrace predict --world 1,2,… --json`` writes it."""
-
-    scaling: list[ScalingRow]
-    source: str = ""
-    platform: str = ""
-    notes: list[str] | None = None
-
-
-def _scaling_page(document: Fields, name: str) -> Page:
-    curve = _decode(_Curve, document, name)
-    return scaling_page(Scaling(curve.source, curve.platform, curve.scaling, curve.notes or []))
-
-
 def is_prediction(document: Fields) -> bool:
     """Whether `foretrace predict --json` wrote it.
 
@@ -114,7 +99,10 @@ DOCUMENTS: dict[str, tuple[Callable[[Fields], bool], Callable[[Fields, str], Pag
     ),
     "sweep": (_is_sweep, lambda document, name: sweep_page(_decode(Sweep, document, name))),
     "what-if": (_is_whatif, _whatif_page),
-    "scaling curve": (lambda document: isinstance(document.get("scaling"), list), _scaling_page),
+    "scaling curve": (
+        lambda document: isinstance(document.get("scaling"), list),
+        lambda document, name: scaling_page(_decode(Scaling, {**document, "rows": document["scaling"]}, name)),
+    ),
     PREDICTION: (is_prediction, lambda document, name: step_page(read_prediction(document, name))),
 }
 """What Foretrace writes as JSON: how each is recognized, and what makes its page of its fields and the file's name."""

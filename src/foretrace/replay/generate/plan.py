@@ -209,44 +209,37 @@ class _MemoryTracker:
         self._sizes = plan.sizes
         self._forms = {(entry.tensor.shape, entry.tensor.dtype) for entry in plan.inputs}
         self._before = plan.before | {-1}
-        self._given = {memory.name: memory.nbytes for memory in plan.memories if self._counts(memory.device)}
-        self._made: dict[int, int] = {}
-        self._gradients: set[int] = set()
-        self._memory = {entry.name: entry.memory.name for entry in plan.inputs if entry.memory is not None}
-        self._storage: dict[Name, int] = {}
-        self.bytes = sum(self._given.values())
-        self.lasting = self.bytes
+        self._place: dict[Name, Name | int] = {e.name: e.memory.name for e in plan.inputs if e.memory is not None}
+        """The memory of an input, and the storage of a tensor that the step has made."""
+        self._held: dict[Name | int, int] = {}
+        given = [memory for memory in plan.memories if self._counts(memory.device)]
+        self._lasting: set[Name | int] = {memory.name for memory in given}
+        self.bytes = self.lasting = 0
+        for memory in given:
+            self._hold(memory.name, memory.nbytes)
 
     def follow(self, call: Call) -> None:
         """Follow what a call frees, resizes and makes."""
-        for number in {self._storage.get(name, -1) for name in call.frees} & set(self._made):
-            self._hold(number, 0)
-            del self._made[number]
+        for place in {self._place.get(name, -1) for name in call.frees}:
+            if isinstance(place, int) and place in self._held:
+                self._hold(place, 0)
+                del self._held[place]
         if call.resized is not None:
-            self._resize(*call.resized)
+            name, nbytes = call.resized
+            if (place := self._place.get(name, -1)) in self._held:
+                self._hold(place, nbytes)
         for name, tensor in call.made.items():
-            number = self._storage[name] = tensor.storage
-            if number not in self._before and number not in self._made and self._counts(tensor.device):
+            number = self._place[name] = tensor.storage
+            if number not in self._before and number not in self._held and self._counts(tensor.device):
                 if (tensor.shape, tensor.dtype) in self._forms:
-                    self._gradients.add(number)
+                    self._lasting.add(number)
                 self._hold(number, self._sizes.get(number, tensor.nbytes))
 
     def _counts(self, device: str) -> bool:
         return (device or "cpu").startswith(self._main)
 
-    def _resize(self, name: Name, nbytes: int) -> None:
-        memory = self._memory.get(name)
-        if memory is None:
-            if self._storage.get(name, -1) in self._made:
-                self._hold(self._storage[name], nbytes)
-        elif memory in self._given:
-            more = nbytes - self._given[memory]
-            self._given[memory] = nbytes
-            self.bytes, self.lasting = self.bytes + more, self.lasting + more
-
-    def _hold(self, storage: int, nbytes: int) -> None:
-        """Set the bytes of a storage that the step has made."""
-        more = nbytes - self._made.get(storage, 0)
-        self._made[storage] = nbytes
+    def _hold(self, place: Name | int, nbytes: int) -> None:
+        more = nbytes - self._held.get(place, 0)
+        self._held[place] = nbytes
         self.bytes += more
-        self.lasting += more if storage in self._gradients else 0
+        self.lasting += more if place in self._lasting else 0
