@@ -86,11 +86,15 @@ def calibrate(
     from foretrace.calibration.machine import SHARES, Outcome, exclusive, is_first_rank
     from foretrace.calibration.machine import calibrate as measure
     from foretrace.cost_models.kernels.families import check_families
+    from foretrace.errors import ForetraceError
     from foretrace.platform.platform import check_out
+    from foretrace.platform.registry import CPU, user_platforms
 
     _check(what, {"--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw})
     check_families(family or ())
-    out = _folder(what, out)
+    if out is None and what is not What.CPU:
+        raise ForetraceError("--out is missing", "Name the platform's folder: foretrace calibrate --out my-platform.")
+    out = out or user_platforms() / CPU
     check_out(out)
     if what in (What.FIT, What.CPU):
         require_fitter()
@@ -128,16 +132,6 @@ def _check(what: What, options: dict[str, object]) -> None:
         raise ForetraceError(f"--minutes {minutes:g} is no time to measure in", "Give a number above 0, up to 1440.")
     if options["--for"] and options["--family"]:
         raise ForetraceError("with --for no families are measured", "Give --for or --family, one after the other.")
-
-
-def _folder(what: What, out: Path | None) -> Path:
-    """The platform's folder; the CPU of this machine has one among the user's own platforms."""
-    from foretrace.errors import ForetraceError
-    from foretrace.platform.registry import CPU, user_platforms
-
-    if out is None and what is not What.CPU:
-        raise ForetraceError("--out is missing", "Name the platform's folder: foretrace calibrate --out my-platform.")
-    return out or user_platforms() / CPU
 
 
 @contextmanager

@@ -23,7 +23,7 @@ STREAM = re.compile(r"/dev/std(?:out|err)|/(?:dev|proc/(?:self|\d+))/fd/[12]")
 
 
 def redirected(path: PathLike, action: str, fresh: bool = True) -> str:
-    """Where a file goes that a library would write at a path; noted with what the library was asked for."""
+    """The scratch file for one that a library would write at a path; noted as that action."""
     files = guard().files
     wanted = files.absolute(path)
     if files.is_safe(wanted) and files.find(wanted) == wanted:
@@ -34,7 +34,7 @@ def redirected(path: PathLike, action: str, fresh: bool = True) -> str:
 
 
 def found(path: PathLike) -> str:
-    """Where a file is that a library would read at a path."""
+    """The file that a library would read at a path."""
     return guard().files.find(guard().files.absolute(path)) or os.fsdecode(path)
 
 

@@ -28,7 +28,7 @@ ACCELERATORS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg")
 """Devices that a driver must open for writing to say whether there is a GPU."""
 
 OWN = "/proc/self"
-"""What the kernel tells of this process: CUDA names its threads there, and does not start where it can't."""
+"""The kernel's files of this process: CUDA names its threads there, and does not start where it can't."""
 
 
 class _Ruleset(ctypes.Structure):

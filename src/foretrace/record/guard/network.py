@@ -48,7 +48,7 @@ for _method, _answer in {
 @stands_in_for("socket:socket.accept")
 def _accept(original: Any, self: Any) -> Any:
     if _is_pretended(self):
-        raise RefusedError(errno.EPERM, "nobody connects while sketching")
+        raise RefusedError(errno.EPERM, "no connections arrive while sketching")
     return original(self)
 
 

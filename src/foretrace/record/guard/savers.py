@@ -22,12 +22,12 @@ def _without_workers(original: Any, self: Any) -> Any:
     from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
     note(f"start {self.num_workers} workers of a DataLoader (the script loads its data itself)")
-    kept = (self.num_workers, self.timeout)
+    before = (self.num_workers, self.timeout)
     self.num_workers, self.timeout = 0, 0
     try:
         return _SingleProcessDataLoaderIter(self)
     finally:
-        self.num_workers, self.timeout = kept
+        self.num_workers, self.timeout = before
 
 
 @stands_in_for("torch:save", "torch.serialization:save")
