@@ -80,7 +80,7 @@ def without_cost() -> Platform:
 
 def span_ms(job: Job, on: Platform) -> float:
     """From the first kernel to the last: how long the host takes to launch the first one is no bubble."""
-    with patch("foretrace.prediction.job.gpu_contention", lambda: ALONE):
+    with patch("foretrace.cost_models.gpu_contention", lambda: ALONE):
         return predict_on_platform(job, on).device_span_ms
 
 
