@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.analysis.memory import MemoryCurve, memory_over
-from foretrace.graph.graph import chosen_step
+from foretrace.graph.graph import cautions, chosen_step
 from foretrace.graph.tables import Floats, Ints, Small
 
 if TYPE_CHECKING:
@@ -303,6 +303,15 @@ class StepReport(NotebookDocument):
         return self.platform is not None
 
     @property
+    def cautions(self) -> list[str]:
+        """The notes that say that the step may be another one than would run: part of every headline.
+
+        >>> StepReport(notes=["the step has no backward: train.py:3", "ranks are alike"]).cautions
+        ['the step has no backward: train.py:3']
+        """
+        return cautions(self.notes)
+
+    @property
     def sample_us(self) -> float | None:
         """Microseconds for each training sample, from step to step.
 
@@ -334,7 +343,7 @@ PREDICTED = (
     "device_active_ms", "device_idle_ms", "device_span_ms", "idle_causes", "kernel_ms", "kernels",
     "exposed_communication_ms", "hidden_communication_ms", "peak_memory_bytes", "memory_bytes", "fits", "tflops",
     "tflops_per_second", "mfu", "gigabytes", "gbps", "coverage", "critical_path", "critical_path_ranks", "waits_for",
-    "stragglers", "look_at", "overheads", "by_op", "by_family", "by_phase", "by_module", "notes",
+    "stragglers", "look_at", "overheads", "by_op", "by_family", "by_phase", "by_module", "cautions", "notes",
 )  # fmt: skip
 """Fields of a predicted step's JSON that are those of the report."""
 MEASURED = (

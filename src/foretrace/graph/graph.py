@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, TypeAlias
 
@@ -16,6 +16,25 @@ Fact: TypeAlias = "bool | int | float | list[int] | list[float]"
 
 MAX_RANKS = 1 << 20
 """The most ranks that a job may have: a file with more is damaged or malicious."""
+CAUTIONS = (
+    "assumed while the model was built: ",
+    "assumed in the step, and decisive: ",
+    "the step has no backward: ",
+    "weights without an update: ",
+    "weights on different devices: ",
+    "torch.compile was left out: ",
+    "the step puts nothing on the GPU: ",
+)
+"""How notes begin that headlines show: another step may have been sketched than the one that would run."""
+
+
+def cautions(notes: Iterable[str]) -> list[str]:
+    """The notes that belong in a headline.
+
+    >>> cautions(["ranks are alike", "the step has no backward: train.py:3"])
+    ['the step has no backward: train.py:3']
+    """
+    return [note for note in notes if note.startswith(CAUTIONS)]
 
 
 class Span(NamedTuple):

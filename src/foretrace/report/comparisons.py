@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from foretrace.report.formatting import UNKNOWN, bytes_, change, figure, ms, off, percent, plural, printable, short_name
-from foretrace.report.step import COVERAGE, OVERHEADS
+from foretrace.report.step import COVERAGE, OVERHEADS, caution_facts
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def _both_ms(pair: tuple[float, float]) -> str:
 
 def whatif_blocks(found: WhatIf, top: int | None) -> Blocks:
     """Both predictions side by side, then which ops make the difference."""
-    yield fact_lines(whatif_title(found), whatif_facts(found))
+    cautions = caution_facts([*found.before.notes, *found.after.notes])
+    yield fact_lines(whatif_title(found), [*cautions, *whatif_facts(found)])
     yield from _change_tables(found.difference, top)
     yield from note_lines([*found.notes, *(note for note in found.after.notes if note not in found.before.notes)])
 
@@ -171,7 +172,7 @@ def _speed(before: float, after: float) -> str:
 
 def scaling_blocks(curve: Scaling, top: int | None) -> Blocks:
     """A scaling curve as a table of at most ``top`` rows, all where it is None, with a bar for each step."""
-    yield fact_lines(scaling_title(curve), scaling_facts(curve))
+    yield fact_lines(scaling_title(curve), [*caution_facts(curve.notes), *scaling_facts(curve)])
     longest = max(row.step_ms for row in curve.rows) or 1.0
     cells = [
         [
@@ -218,7 +219,7 @@ def sweep_blocks(sweep: Sweep, top: int | None) -> Blocks:
     first = sweep.points[0].changes if len(sweep.points) > 1 else []
     common = [change for change in first if all(change in point.changes for point in sweep.points)]
     title = f"{sweep.source or 'the step'}{', with ' if common else ''}{', '.join(common)}"
-    yield fact_lines(f"{title}: {plural(len(made), 'point')}", sweep_facts(sweep))
+    yield fact_lines(f"{title}: {plural(len(made), 'point')}", [*caution_facts(sweep.notes), *sweep_facts(sweep)])
     front = [point for point in made if point.front]
     if front:
         yield _points(f"Front: no other point is better in {_goals(front)}", front, common, top)

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 
 from foretrace.analysis.idle import bound_by
 from foretrace.analysis.report import CollectiveRow, PathRow, RankReport, StepReport, TimeRow
+from foretrace.graph.graph import cautions
 from foretrace.report.formatting import bytes_, join_words, ms, ms_range, percent, plural, rate, short_name
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
@@ -47,9 +48,9 @@ FAMILIES_NAMED = 3
 
 def step_blocks(report: StepReport, top: int | None) -> Blocks:
     """The headline and every table that is not empty, of at most ``top`` rows each."""
-    yield fact_lines(step_title(report), step_facts(report))
+    yield fact_lines(step_title(report), [*caution_facts(report.notes), *step_facts(report)])
     yield from _predicted_tables(report, top) if report.predicted else _measured_tables(report, top)
-    yield from note_lines(report.notes)
+    yield from note_lines(note for note in report.notes if note not in report.cautions)
 
 
 def step_title(report: StepReport) -> str:
@@ -79,6 +80,15 @@ def which_step(report: StepReport) -> str:
     seen = len(report.ranks)
     ranks = f"{seen} of {plural(report.world, 'rank')}" if seen < report.world else plural(report.world, "rank")
     return f"{step}, {ranks}"
+
+
+def caution_facts(notes: Iterable[str]) -> list[Fact]:
+    """The notes that make figures doubtful, to be read before those.
+
+    >>> caution_facts(["ranks are alike", "the step has no backward: train.py:3"])
+    [('caution', '', 'the step has no backward: train.py:3')]
+    """
+    return [("caution", "", note) for note in dict.fromkeys(cautions(notes))]
 
 
 def step_facts(report: StepReport) -> list[Fact]:

@@ -103,6 +103,7 @@ def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str
             "path_change": signed_ms(sum(row.change_ms for row in difference.critical_path)),
             "samples": " → ".join(f"{report.samples:,}" for report in pair) if per_sample else "",
             "notes": list(dict.fromkeys([*before.notes, *after.notes])),
+            "cautions": list(dict.fromkeys([*before.cautions, *after.cautions])),
             "rows": [(row, signed_ms(row.change_ms)) for row in rows],
         },
     )
