@@ -52,9 +52,51 @@ def test_a_script_is_sketched(foretrace, tmp_path):
     assert words["device_active_ms"] > 0 and words["source"] == str(script)
 
 
+DOUBTFUL = """import torch
+def make_step():
+    model = torch.compile(torch.nn.Linear(int(torch.randint(8, 9, ())), 8)).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    def step():
+        loss = model(torch.randn(4, 1, device="cuda")).sum()
+        loss.backward()
+        if loss < 8:
+            optimizer.step()
+    return step
+"""
+CAUTIONS = (
+    "assumed while the model was built: 1 for an integer, perhaps a size (train.py:3)",
+    "assumed in the step, and decisive: False for a flag (train.py:8)",
+    "weights without an update: 2 weights of 2 with gradients (train.py:5)",
+    "torch.compile was left out: 1 compiled region is predicted as eager code",
+)
+
+
+def test_what_makes_a_sketch_doubtful_is_in_the_headline_the_json_and_the_page(foretrace, tmp_path):
+    script, page = tmp_path / "train.py", tmp_path / "page.html"
+    script.write_text(DOUBTFUL)
+    words = json.loads(foretrace("predict", script, "--on", "h200", "--html", page, "--json").out)
+    assert words["cautions"] == list(CAUTIONS)
+    assert set(CAUTIONS) <= set(words["notes"])
+    headline, _, rest = foretrace("predict", script, "--on", "h200").out.partition("Look at these first")
+    said = " ".join(headline.split())
+    assert all(caution in said for caution in CAUTIONS)
+    assert headline.index("caution") < headline.index("step    ")
+    assert not any(caution in " ".join(rest.split()) for caution in CAUTIONS), "said once"
+    top = page.read_text().partition('<div class="answer">')[0]
+    assert all(f'<p class="wrong">{caution}</p>' in top for caution in CAUTIONS)
+
+
+def test_a_what_if_of_a_doubtful_sketch_says_so_first(foretrace, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(DOUBTFUL)
+    ran = foretrace("whatif", script, "--on", "h200", "--set", "dtype=bf16")
+    headline = " ".join(ran.out[: ran.out.index("kernels")].split())
+    assert ran.code == 0 and all(caution in headline for caution in CAUTIONS)
+
+
 def test_a_script_that_fails_shows_its_own_frames_and_no_others(foretrace, tmp_path):
     script = tmp_path / "train.py"
-    script.write_text("import torch\ndef step():\n    torch.ones(3).nonzero()\n")
+    script.write_text("import torch\ndef step():\n    torch.randn(3).nonzero()\n")
     ran = foretrace("predict", script)
     assert ran.code == 2 and "aten.nonzero" in ran.err and "foretrace record" in ran.err
     assert "line 3, in step" in ran.err and "site-packages" not in ran.err and "Traceback" not in ran.err

@@ -20,14 +20,15 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from foretrace.graph import ForetraceError
+from foretrace.record.sketch.assumptions import Assumptions
+from foretrace.record.sketch.values import UNKNOWN, Values
 from foretrace.record.watch.tensors import DeviceName
 from foretrace.record.watch.watch import Watch, desugars
-
-STAND_INS: dict[Any, Any] = {torch.bool: False}
-"""Values assumed where a fake tensor is read: False for a flag, otherwise 1."""
 
 
 class FakeStepMode(FakeTensorMode):
@@ -35,8 +36,12 @@ class FakeStepMode(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.assumed = 0
-        """How many values were read, and assumed."""
+        self.values = Values()
+        self.assumptions = Assumptions()
+        self.calls = 0
+        """How many calls were made so far."""
+        self._depth = 0
+        """Calls in flight: PyTorch decomposes some calls on fake tensors into others."""
         self._copies: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         """Fake copies by id of the real tensor, which is referenced so that its id stays unique."""
 
@@ -46,19 +51,85 @@ class FakeStepMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _refuse_a_real_gpu(kwargs or {})
+        self.calls += 1
         args, kwargs = self.given(func, args), self.given(func, kwargs)
         if func is torch.ops.aten.is_coalesced.default:
             return False  # duplicate ids are unknown
         if func is torch.ops.aten._coalesce.default:
             raise DynamicOutputShapeException(func)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._read(args[0])
+        self._depth += 1
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        except DataDependentOutputException:
-            if func is not torch.ops.aten._local_scalar_dense.default:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            made = self.values.compute(func, args, kwargs or {})
+            if made is UNKNOWN:
                 raise
-            self.assumed += 1
-            kind = args[0].dtype
-            return STAND_INS.get(kind, 1.0 if kind.is_floating_point else 1)
+            return self._faked(made)
+        finally:
+            self._depth -= 1
+        if isinstance(func, torch._ops.OpOverload) and result is not NotImplemented and not self._depth:
+            if func in self.lift_fns and not isinstance(args[0], FakeTensor):
+                self._lifted(result, args[0])
+            else:
+                self.values.follow(func, args, kwargs or {}, result)
+        return result
+
+    def _read(self, fake: Any) -> Any:
+        """The only element of a tensor: its value where it is known, else an assumed one."""
+        known = self.values.of(fake)
+        if known is None:
+            return self.assumptions.unknown(fake.dtype, self.calls)
+        if assumed := self.values.assumed(fake):
+            self.assumptions.known(assumed, self.calls)
+        with no_dispatch():
+            return known.item()
+
+    def item(self, fake: Any) -> Any:
+        """``Tensor.item``: a number that is assumed tells where it decides something."""
+        numbers = self.assumptions.numbers
+        value = torch.Tensor.item(fake)
+        return value if self.assumptions.numbers == numbers else self.assumptions.tracked(value)
+
+    def tolist(self, fake: Any) -> Any:
+        """``Tensor.tolist``: a copy to the host, whose elements are no calls."""
+        fake = fake.cpu() if fake.is_cuda else fake
+        if not fake.dim():
+            return self.item(fake)
+        known, assumed = self.values.of(fake), self.values.assumed(fake)
+        if assumed:
+            self.assumptions.known(assumed, self.calls)
+        value = self.assumptions.unknown(fake.dtype, self.calls) if known is None and fake.numel() else 0
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return torch.full(fake.shape, value).tolist() if known is None else known.tolist()
+
+    def numpy(self, fake: Any, **options: Any) -> Any:
+        """``Tensor.numpy``, of tensors with values."""
+        known = None if fake.requires_grad or fake.is_cuda else self.values.of(fake)
+        if known is None:
+            return torch.Tensor.numpy(fake, **options)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return known.numpy(**options)
+
+    def format(self, fake: Any, how: str) -> str:
+        """``format(tensor, how)``: that of a tensor of one element is that of its value."""
+        return object.__format__(fake, how) if fake.dim() else format(self.item(fake), how)
+
+    def _faked(self, made: Any) -> Any:
+        """The fake result of a call that was computed, since its shapes depend on values."""
+
+        def fake(real: torch.Tensor) -> FakeTensor:
+            result = self.from_tensor(real)
+            self.values.hold(result, real)
+            return result
+
+        return tree_map_only(torch.Tensor, fake, made)
+
+    def _lifted(self, fake: Any, real: torch.Tensor) -> None:
+        """A constant of the script has its values; PyTorch's own way of following them loses aliases."""
+        fake.constant = None
+        self.values.hold(fake, real)
 
     def given(self, func: Any, values: Any) -> Any:
         """Arguments of a call, made fake; constants of the script, as in torch.tensor(2), keep their values."""
@@ -78,8 +149,26 @@ class FakeStepMode(FakeTensorMode):
         if id(tensor) not in self._copies:
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 bare = tensor.detach()  # its gradient may be fake already
-                self._copies[id(tensor)] = (tensor, self.from_tensor(bare))
+                fake = self.from_tensor(bare)
+                self._copies[id(tensor)] = (tensor, fake)
+                if tensor.device.type == "cpu" and not tensor.requires_grad and tensor.layout == torch.strided:
+                    self.values.hold(fake, bare)
         return self._copies[id(tensor)][1]
+
+
+@contextmanager
+def readable(fake_step: FakeStepMode) -> Iterator[None]:
+    """Let scripts read fake tensors by methods that bypass the dispatcher."""
+    methods: dict[str, Callable[..., Any]] = {
+        "item": lambda fake: fake_step.item(fake),
+        "tolist": lambda fake: fake_step.tolist(fake),
+        "numpy": lambda fake, **options: fake_step.numpy(fake, **options),
+        "__format__": lambda fake, how: fake_step.format(fake, how),
+    }
+    with ExitStack() as stack:
+        for name, method in methods.items():
+            stack.enter_context(patch.object(FakeTensor, name, method, create=True))
+        yield
 
 
 class FakeStepWatch(Watch):

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
@@ -25,9 +24,11 @@ from foretrace.errors import check_count
 from foretrace.files import gc_paused
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph
 from foretrace.record.guard import RefusedError, guarded
+from foretrace.record.sketch.assumptions import STEP, WARM_UP
 from foretrace.record.sketch.cuda import pretended_cuda
-from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, compilation_disabled
+from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, compilation_disabled, readable
 from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
+from foretrace.record.sketch.training import TrainingCheck, before_zero_grad
 from foretrace.record.watch.step_boundaries import listen
 from foretrace.record.watch.tensors import DeviceName
 
@@ -74,6 +75,7 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copying a model causes it
         stack.enter_context(gc_paused())  # it would walk a growing heap again and again, and find nothing
         fake_step = stack.enter_context(FakeStepMode())
+        stack.enter_context(readable(fake_step))
         device_name, left_out = None, LeftOut()
         if device == "cuda":
             left_out = stack.enter_context(eager_code_on_cuda())
@@ -87,7 +89,7 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
         stack.enter_context(patch.object(torch.nn.Module, "_apply", ModuleMover().apply))
         stack.enter_context(_foreach_of_fake_tensors())
         try:
-            step = _warmed_up(step_fn)
+            step = _warmed_up(step_fn, fake_step)
             if group and group.reducing:
                 step()
             left_out.reset()
@@ -135,23 +137,24 @@ def _check(step_fn: Any, device: str | None, world: int | None, rank: int) -> No
         raise ForetraceError(f"there is no rank {rank} among {world or 1}", f"Say a rank from 0 to {(world or 1) - 1}.")
 
 
-def _warmed_up(step_fn: Callable[[], Any]) -> Callable[[], Any]:
+def _warmed_up(step_fn: Callable[[], Any], fake_step: FakeStepMode) -> Callable[[], Any]:
     """The step after one call: the first step makes the optimizer's state."""
     built = step_fn()
     if not callable(built):
         return step_fn
+    fake_step.assumptions.start(WARM_UP, fake_step.calls)
     built()
     return built  # type: ignore[no-any-return]
 
 
 def _watched(step: Callable[[], Any], fake_step: FakeStepMode, device_name: DeviceName | None) -> Graph:
     watch = FakeStepWatch(fake_step, *([device_name] if device_name else []))
-    fake_step.assumed = 0
-    with watch:
+    training = TrainingCheck(fake_step)
+    fake_step.assumptions.start(STEP, fake_step.calls)
+    with watch, training.following():
         step()
     graph = watch.graph()
-    if fake_step.assumed:
-        graph.notes.append(f"{fake_step.assumed} values read on the host (.item()) were assumed to be 1")
+    graph.notes += [*fake_step.assumptions.notes(), *training.notes(graph, step)]
     return graph
 
 
@@ -200,8 +203,8 @@ def _restoring_models() -> Iterator[None]:
     silence = listen(before=save_all, after=lambda _: None)
     try:
         with (
-            _before_zero_grad(optimizer.Optimizer, save_all),
-            _before_zero_grad(torch.nn.Module, lambda module: save_gradients(module.parameters())),
+            before_zero_grad(optimizer.Optimizer, save_all),
+            before_zero_grad(torch.nn.Module, lambda module: save_gradients(module.parameters())),
         ):
             yield
     finally:
@@ -211,15 +214,3 @@ def _restoring_models() -> Iterator[None]:
         for chosen, saved in states.values():
             chosen.state.clear()
             chosen.state.update(saved)
-
-
-def _before_zero_grad(kind: Any, function: Callable[[Any], None]) -> Any:
-    """Patch ``zero_grad`` to call a function first."""
-    method = kind.zero_grad
-
-    @wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        function(self)
-        return method(self, *args, **kwargs)
-
-    return patch.object(kind, "zero_grad", call)

@@ -1,0 +1,231 @@
+"""What a sketch assumes where a step reads a value that is unknown, and the line of the script that reads it.
+
+A read that only logs changes nothing. One that steers Python (a flag, an integer, a number that is compared) may lead
+to another step than the one that would run, and one while the model is built to another model: headlines say those.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from math import isfinite
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from foretrace.errors import ForetraceError
+from foretrace.record.guard.side_effects import INSTALLED, OURS, script_line
+from foretrace.record.sketch.values import CHECKED, FINITE, SHUFFLED
+
+TORCHS = str(Path(str(torch.__file__)).parent) + os.sep
+DISPATCH = tuple(
+    f"{TORCHS}{name}"
+    for name in ("_compile.py", "_dynamo", "_ops.py", "_subclasses", "_tensor.py", "overrides.py", f"utils{os.sep}_")
+)
+"""Where calls pass through on their way to a sketch; no code that reads values."""
+DATA = f"{TORCHS}utils{os.sep}data{os.sep}"
+"""Loaders read random seeds and permutations, which change no shape."""
+MAX_READS = 10_000
+"""Times that one line may read assumed values in a step, with other calls in between, before it is an endless loop."""
+MAX_CALLS = 1_000_000
+"""The same of calls in a step, once a line has read `MANY_READS` times."""
+MANY_READS = 200
+MAX_PLACES = 4
+"""Lines that a note names, before the rest are counted."""
+FLAG, INTEGER = "False for a flag", "1 for an integer, perhaps a size"
+NUMBER, COMPARED = "1 for a number", "1 for a number that is compared"
+PASSED = "PyTorch's own checks of values pass"
+BUILDING, WARM_UP, STEP = "building", "warm-up", "step"
+
+
+class Assumptions:
+    """Values that were assumed, with the lines that read them.
+
+    >>> assumptions = Assumptions()
+    >>> assumptions.start(STEP)
+    >>> assumptions.unknown(torch.float32, calls=1), assumptions.unknown(torch.bool, calls=2)
+    (1.0, False)
+    >>> [note.partition(" (")[0] for note in assumptions.notes()]
+    ['assumed in the step, and decisive: False for a flag', '1 value read on the host']
+    """
+
+    def __init__(self) -> None:
+        self._stage = BUILDING
+        self._found: dict[tuple[str, str], dict[str, int]] = {}
+        self._reads: dict[str, int] = {}
+        self._begun = self._last = 0
+        self.numbers = 0
+        """How many numbers were assumed so far."""
+
+    def start(self, stage: str, calls: int = 0) -> None:
+        """A stage begins: building, warm-up or the step itself, after so many calls."""
+        self._stage, self._reads = stage, {}
+        self._begun = self._last = calls
+
+    def unknown(self, dtype: torch.dtype, calls: int) -> bool | int | float:
+        """What is assumed for a value that is read: False for a flag, otherwise 1."""
+        reader, line = _reader()
+        self._bound(line, calls)
+        if dtype.is_floating_point or dtype.is_complex:
+            self.numbers += 1
+            self._note(NUMBER, line)
+            return 1.0
+        if not reader.startswith(DATA):
+            self._note(FLAG if dtype == torch.bool else INTEGER, line)
+        return False if dtype == torch.bool else 1
+
+    def known(self, assumed: frozenset[str], calls: int) -> None:
+        """A value is read that rests on assumptions."""
+        if assumed == {SHUFFLED}:
+            return
+        reader, line = _reader()
+        self._bound(line, calls)
+        for why in assumed:
+            # PyTorch's own checks end in an error where they fail; others may choose another way.
+            self._note(PASSED if why == CHECKED and reader.startswith(TORCHS) else why, line)
+
+    def tracked(self, value: float) -> float:
+        """The number that a step gets: it tells where it decides something."""
+        return AssumedFloat.made(value, self._decides)
+
+    def notes(self) -> list[str]:
+        """What to tell the reader."""
+        built = self._read_at(BUILDING, FLAG, INTEGER, COMPARED, NUMBER, CHECKED)
+        notes = [f"assumed while the model was built: {_listed(built)}"] if built else []
+        if decisive := self._read_at(STEP, FLAG, INTEGER, COMPARED, CHECKED):
+            notes.append(f"assumed in the step, and decisive: {_listed(decisive)}")
+        for lines in self._read_at(STEP, NUMBER).values():
+            count = sum(lines.values())
+            read = "value read on the host (.item()) was" if count == 1 else "values read on the host (.item()) were"
+            notes.append(f"{count:,} {read} assumed to be 1{_places(lines)}")
+        usual = self._read_at(STEP, FINITE, PASSED)
+        return [*notes, f"assumed: {_listed(usual)}"] if usual else notes
+
+    def _read_at(self, stage: str, *kinds: str) -> dict[str, dict[str, int]]:
+        """The lines that read values of some kinds; of those while building, the ones that the step does not repeat.
+
+        A step function that builds nothing is called twice, and its first call takes the place of building.
+        """
+        found = {}
+        for what in kinds:
+            again = self._found.get((STEP, what), {}) if stage == BUILDING else {}
+            lines = self._found.get((stage, what), {})
+            found[what] = {line: count for line, count in lines.items() if line not in again}
+        return {what: lines for what, lines in found.items() if lines}
+
+    def _decides(self) -> None:
+        if self._stage == STEP:
+            self._note(COMPARED, script_line())
+
+    def _note(self, what: str, line: str) -> None:
+        lines = self._found.setdefault((self._stage, what), {})
+        lines[line] = lines.get(line, 0) + 1
+
+    def _bound(self, line: str, calls: int) -> None:
+        """Refuse a loop that waits for a value which never comes."""
+        if calls <= self._last + 1:  # the elements of one tensor
+            self._last = calls
+            return
+        self._last = calls
+        reads = self._reads[line] = self._reads.get(line, 0) + 1
+        if reads > MAX_READS or (reads > MANY_READS and calls - self._begun > MAX_CALLS):
+            raise ForetraceError(
+                f"the step does not end: {line or 'a library'} has read a value {reads:,} times that is unknown in a "
+                "sketch, and was assumed",
+                "Bound the loop by a number that the script knows, or record a real run.",
+            )
+
+
+def _listed(found: dict[str, dict[str, int]]) -> str:
+    return "; ".join(f"{what}{_places(lines)}" for what, lines in found.items())
+
+
+def _places(lines: dict[str, int]) -> str:
+    """The lines that read values, most of them in brackets.
+
+    >>> _places({"a.py:3": 1, "a.py:5": 2}), _places({"": 1})
+    (' (a.py:3, a.py:5 2 times)', '')
+    """
+    shown = [f"{line}{f' {count:,} times' if count > 1 else ''}" for line, count in lines.items() if line]
+    more = len(shown) - MAX_PLACES
+    shown = [*shown[:MAX_PLACES], f"and {more} more lines"] if more > 0 else shown
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def _reader() -> tuple[str, str]:
+    """The file of the code that reads a value, and its line: the user's, and where a library reads also the library's.
+
+    As ``train.py:12``, or ``train.py:12 through timm/layers/drop.py:80``.
+    """
+    for frame in _frames():
+        name = frame.f_code.co_filename
+        if name.startswith(("<", OURS, *DISPATCH)):
+            continue
+        line = script_line()
+        library = next((name.rpartition(part)[2] for part in INSTALLED if part in name), "")
+        if library and not name.startswith(TORCHS):
+            return name, f"{line}{' through ' if line else ''}{library}:{frame.f_lineno}"
+        return name, line
+    return "", script_line()
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+class AssumedFloat(float):
+    """A number that was assumed, and so are those computed from it; it tells where it decides something.
+
+    >>> decided = []
+    >>> half = AssumedFloat.made(1.0, lambda: decided.append("here")) / 2
+    >>> f"{half:.2f}", decided, half < 3, decided
+    ('0.50', ['here'], True, ['here'])
+    """
+
+    _decides: Callable[[], None]
+
+    @classmethod
+    def made(cls, value: float, decides: Callable[[], None]) -> AssumedFloat:
+        """The number, and what it calls where it decides something."""
+        made = cls(value)
+        made._decides = decides
+        return made
+
+    def __reduce__(self) -> Any:
+        """Copies are plain numbers."""
+        return float, (float(self),)
+
+    __hash__ = float.__hash__
+
+
+def _arithmetic(name: str) -> Any:
+    original = getattr(float, name)
+
+    def call(self: AssumedFloat, *others: Any) -> Any:
+        value = original(self, *others)
+        return AssumedFloat.made(value, self._decides) if type(value) is float else value
+
+    return call
+
+
+def _decisive(name: str) -> Any:
+    original = getattr(float, name)
+
+    def call(self: AssumedFloat, *others: Any) -> Any:
+        if not any(other is self or (isinstance(other, float) and not isfinite(other)) for other in others):
+            self._decides()
+        return original(self, *others)
+
+    return call
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "neg", "abs"):
+    setattr(AssumedFloat, f"__{_name}__", _arithmetic(f"__{_name}__"))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "bool", "int", "floor", "ceil", "trunc"):
+    setattr(AssumedFloat, f"__{_name}__", _decisive(f"__{_name}__"))

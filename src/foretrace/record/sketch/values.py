@@ -1,0 +1,268 @@
+"""Values in a sketch: small tensors that are made from constants are computed beside their fake ones.
+
+Architectures are read from tensors (``torch.linspace(0, rate, depth).tolist()``), and steps count in tensors. Such
+values follow from the script alone, so they are computed for real: each storage of a fake tensor may have a real one
+behind it, which a call reads where all its arguments have one, and which a write with unknown values ends. What is
+random, or computed from it, is unknown.
+
+Some results of unknown tensors are assumed, since they are the same in every step that goes well: numbers are finite,
+checks of all elements pass (`ASSUMED`). Values that rest on an assumption are marked.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map_only
+
+aten = torch.ops.aten
+MAX_ELEMENTS = 1 << 16
+"""Larger tensors are unknown: a sketch computes nothing that takes time or memory."""
+FINITE, CHECKED, SHUFFLED = "losses and gradients are finite", "checks of all elements pass", "ids are in order"
+"""What values that are assumed rest on."""
+OVERWRITES = (aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default)
+"""Calls after which a tensor holds what they were given, whatever was in it."""
+UNKNOWN = object()
+UNSCALES = aten._amp_foreach_non_finite_check_and_unscale_.default
+
+
+class Held(NamedTuple):
+    """What a fake storage holds."""
+
+    storage: torch.UntypedStorage
+    assumed: frozenset[str]
+    """What the values rest on, besides the script itself."""
+    fake: weakref.ref[torch.UntypedStorage]
+
+
+class Values:
+    """The values that are known, by the storage of the fake tensor."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Held] = {}
+        self.written: set[int] = set()
+        """Storages that calls wrote to, by their addresses."""
+
+    def of(self, fake: Any) -> torch.Tensor | None:
+        """The values of a fake tensor; None where they are unknown."""
+        held = self._find(fake)
+        if held is None:
+            return None
+        geometry = fake.storage_offset(), fake.shape, fake.stride()
+        with no_dispatch(), torch._C.DisableTorchFunction():
+            return torch.empty(0, dtype=fake.dtype, device="cpu").set_(held.storage, *geometry)
+
+    def assumed(self, *fakes: Any) -> frozenset[str]:
+        """What the values of fake tensors rest on."""
+        return frozenset().union(*(held.assumed for fake in fakes if (held := self._find(fake))))
+
+    def hold(self, fake: Any, values: torch.Tensor, assumed: frozenset[str] = frozenset()) -> None:
+        """Remember the values of a fake tensor, where it is small; they are copied."""
+        if not _is_small(fake):
+            return
+        with no_dispatch(), torch._C.DisableTorchFunction():
+            storage, nbytes = fake.untyped_storage(), fake.untyped_storage().nbytes()
+            real = torch.zeros(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
+            key = storage._cdata
+            self._held[key] = Held(real, assumed, weakref.ref(storage, lambda _: self._held.pop(key, None)))
+            view = self.of(fake)
+            assert view is not None
+            view.copy_(values)
+
+    def follow(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """Compute the values that a call makes or changes; forget those that it makes unknown."""
+        with torch._C.DisableTorchFunction():
+            kind = traits(func)
+            if kind.keeps_values:
+                return
+            given, made = list(_fakes((*args, *kwargs.values()))), list(_fakes((result,)))
+            places = [args[place] if place < len(args) else kwargs.get(name) for place, name in kind.written]
+            written = [fake for fake in _fakes(places) if fake.layout == torch.strided]
+            self.written.update(fake.untyped_storage()._cdata for fake in written)
+            if not written and all(self._find(fake) or _is_among(fake, given) for fake in made):
+                return  # a view
+            if func is UNSCALES and self.of(args[1]) is not None:
+                self.hold(args[1], self.of(args[1]), frozenset({FINITE}))
+                written = list(args[0])
+            elif self._computed(func, args, kwargs, given, made, written):
+                return
+            for fake in written:
+                self._held.pop(fake.untyped_storage()._cdata, None)
+            self._assume(func, args, made)
+
+    def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a call gives, from the values of its arguments; `UNKNOWN` where one has none, or it fails."""
+        if not traits(func).computable or any(map(self._lacks, _fakes((*args, *kwargs.values())))):
+            return UNKNOWN
+        args, kwargs = tree_map_only(FakeTensor, self.of, (args, {**kwargs}))
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("cpu")
+        kwargs.pop("pin_memory", None)
+        try:
+            with no_dispatch(), torch._C.DisableTorchFunction(), torch.no_grad():
+                return func(*args, **kwargs)
+        except Exception:  # what is wrong with the call is said where it really runs
+            return UNKNOWN
+
+    def _computed(self, func: Any, args: Any, kwargs: Any, given: Any, made: Any, written: Any) -> bool:
+        if not traits(func).computable or not all(map(_is_small, made)):
+            return False
+        if func in OVERWRITES and self._lacks(args[0]) and _fills_its_storage(args[0]):
+            self.hold(args[0], torch.zeros((), dtype=args[0].dtype))
+        assumed = self.assumed(*given)
+        values = self.compute(func, args, kwargs)
+        if values is UNKNOWN:
+            return False
+        for fake, real in zip(made, _leaves(values)):
+            if not _is_among(fake, given):
+                self.hold(fake, real, assumed)
+        for fake in written if assumed else ():
+            key = fake.untyped_storage()._cdata
+            self._held[key] = self._held[key]._replace(assumed=assumed | self._held[key].assumed)
+        return True
+
+    def _assume(self, func: Any, args: Any, made: list[Any]) -> None:
+        """Hold what a result of unknown tensors is assumed to be."""
+        rule = ASSUMED.get(func.overloadpacket)
+        found = rule(self, *args) if rule and len(made) == 1 and _is_small(made[0]) else None
+        if found is not None:
+            value, why = found
+            with no_dispatch():
+                self.hold(made[0], torch.as_tensor(value), frozenset(why))
+
+    def _lacks(self, fake: Any) -> bool:
+        return self._find(fake) is None
+
+    def _find(self, fake: Any) -> Held | None:
+        if fake.layout != torch.strided:
+            return None
+        storage = fake.untyped_storage()
+        held = self._held.get(storage._cdata)
+        if held is None or held.storage.nbytes() != storage.nbytes() or held.fake() is None:
+            return None
+        return held
+
+
+def _fakes(values: Iterable[Any]) -> Iterator[Any]:
+    return (value for value in _leaves(values) if isinstance(value, FakeTensor))
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    """Values of arguments or results, which are nested twice at most."""
+    for value in values if isinstance(values, (list, tuple)) else (values,):
+        if isinstance(value, (list, tuple)):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _is_small(fake: Any) -> bool:
+    return (
+        fake.layout == torch.strided
+        and fake.fake_device.type != "meta"
+        and not fake.is_complex()
+        and fake.untyped_storage().nbytes() <= MAX_ELEMENTS * fake.element_size()
+    )
+
+
+def _fills_its_storage(fake: Any) -> bool:
+    return _is_small(fake) and fake.numel() * fake.element_size() == fake.untyped_storage().nbytes()
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (
+        _is_among(one, [other])
+        and (one.storage_offset(), one.shape, one.stride()) == (other.storage_offset(), other.shape, other.stride())
+    )
+
+
+def _is_among(fake: Any, others: Iterable[Any]) -> bool:
+    """Whether a tensor lies in the storage of one of some others."""
+    key = fake.untyped_storage()._cdata if fake.layout == torch.strided else None
+    return any(key == other.untyped_storage()._cdata for other in others if other.layout == torch.strided)
+
+
+class Traits(NamedTuple):
+    """What an operator does to values."""
+
+    written: tuple[tuple[int, str], ...]
+    """Arguments that it writes to, by place and name; a collective may write to any that it is given."""
+    computable: bool
+    """Whether its results follow from its arguments."""
+    keeps_values: bool
+    """Whether it changes the geometry of a tensor alone, or asks about it."""
+
+
+@functools.cache
+def traits(func: Any) -> Traits:
+    """What an operator does to values.
+
+    >>> traits(aten.add_.Tensor)
+    Traits(written=((0, 'self'),), computable=True, keeps_values=False)
+    """
+    space, _, name = func._schema.name.partition("::")
+    written = tuple(
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if space == "c10d" or (argument.alias_info is not None and argument.alias_info.is_write)
+    )
+    random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
+    geometry = torch.Tag.inplace_view in func.tags and "resize" not in name
+    return Traits(written, space in ("aten", "prims") and not random, geometry or space == "prim")
+
+
+# Results of unknown tensors that are assumed: the value, and what for.
+
+Assumption = tuple[Any, Iterable[str]]
+
+
+def _finite(values: Values, *args: Any) -> Assumption:
+    return False, (FINITE,)
+
+
+def _compared(equal: bool) -> Callable[..., Assumption | None]:
+    """A number equals itself, and no infinite one: how PyTorch asks whether it is finite."""
+
+    def rule(values: Values, one: Any, other: Any) -> Assumption | None:
+        if isinstance(other, float) and other in (float("inf"), float("-inf")):
+            return not equal, (FINITE,)
+        return (equal, (FINITE,)) if isinstance(other, FakeTensor) and _is_same(one, other) else None
+
+    return rule
+
+
+def _decided(by: bool) -> Callable[..., Assumption | None]:
+    """The result that one operand of an "or" (``by`` true) or an "and" decides alone."""
+
+    def rule(values: Values, *operands: Any) -> Assumption | None:
+        for operand in operands[:2]:
+            known = values.of(operand) if isinstance(operand, FakeTensor) else None
+            if known is not None and (known.dtype == torch.bool or not by) and bool((known != 0).eq(by).all()):
+                return by, values.assumed(operand)
+        return None
+
+    return rule
+
+
+ASSUMED: dict[Any, Callable[..., Assumption | None]] = {
+    aten.isnan: _finite,
+    aten.isinf: _finite,
+    aten.eq: _compared(equal=True),
+    aten.ne: _compared(equal=False),
+    aten.all: lambda values, *args: (True, (CHECKED,)),
+    aten._is_all_true: lambda values, *args: (True, (CHECKED,)),
+    aten.any: lambda values, *args: (False, (CHECKED,)),
+    aten._is_any_true: lambda values, *args: (False, (CHECKED,)),
+    aten.randperm: lambda values, count, *args: (torch.arange(count), (SHUFFLED,)),
+    aten.bitwise_or: _decided(by=True),
+    aten.logical_or: _decided(by=True),
+    aten.bitwise_and: _decided(by=False),
+    aten.logical_and: _decided(by=False),
+}
+"""For each op whose result may be assumed, the rule: given the known values and the arguments."""

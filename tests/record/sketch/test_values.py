@@ -1,0 +1,138 @@
+"""Values that follow from a script alone are true in a sketch; random ones are unknown."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foretrace.graph import Graph
+from foretrace.record.sketch.sketch import sketch
+from foretrace.record.sketch.values import MAX_ELEMENTS
+
+KNOWN: dict[str, Callable[[], Any]] = {
+    "arithmetic": lambda: (torch.arange(4) * 8 + 8).int().tolist(),
+    "drop paths": lambda: [rate.item() for rate in torch.linspace(0, 0.3, 5)],
+    "a written list": lambda: torch.tensor([[1.5, 2.0], [3.0, 4.0]]).sum(1).tolist(),
+    "a part that is changed": lambda: _changed(torch.zeros(4)).tolist(),
+    "a cumulative sum": lambda: int(torch.tensor([2, 3, 5]).cumsum(0)[-1]),
+    "a copy": lambda: copy.deepcopy(torch.tensor(2.5)).item(),
+    "a buffer of a copied module": lambda: copy.deepcopy(_counter()).count.item(),
+    "numpy": lambda: (torch.arange(3).numpy() + 1).tolist(),
+    "from numpy": lambda: (torch.from_numpy(np.arange(3)) * 2).tolist(),
+    "a comparison": lambda: bool((torch.arange(3) < 3).all()),
+    "where": lambda: torch.tensor([0, 4, 0, 7]).nonzero().flatten().tolist(),
+    "a mask": lambda: torch.arange(6)[torch.arange(6) % 2 == 0].tolist(),
+    "unique": lambda: torch.tensor([3, 1, 3]).unique().tolist(),
+    "filled": lambda: torch.empty(3).fill_(2.0).tolist(),
+    "a foreach call": lambda: _foreach([torch.tensor(1.0), torch.tensor(2.0)]),
+    "a format": lambda: f"{torch.tensor(2.0) / 3:.3f}",
+    "half precision": lambda: torch.full((2,), 3.0, dtype=torch.bfloat16).tolist(),
+    "transposed": lambda: torch.arange(6).reshape(2, 3).t().contiguous().flatten().tolist(),
+    "a scalar of a list": lambda: [torch.arange(3)[2].item(), float(torch.ones(1)), int(torch.tensor(7))],
+}
+
+
+def _changed(tensor: torch.Tensor) -> torch.Tensor:
+    tensor[1] = 5
+    tensor[2:].add_(torch.arange(2)).mul_(3)
+    return tensor
+
+
+def _counter() -> Any:
+    module = torch.nn.Module()
+    module.register_buffer("count", torch.tensor(41) + 1)
+    return module
+
+
+def _foreach(tensors: list[torch.Tensor]) -> list[float]:
+    torch._foreach_add_(tensors, 1)
+    return [tensor.item() for tensor in tensors]
+
+
+def told(step: Callable[[], Any], device: str | None = None) -> tuple[Any, Graph]:
+    """What a step returns in a sketch, and the graph."""
+    seen: list[Any] = []
+    graph = sketch(lambda: seen.append(step()), device)
+    return seen[-1], graph
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_what_is_made_from_constants_has_its_true_value(name: str, device: str | None) -> None:
+    value, graph = told(KNOWN[name], device)
+    assert value == KNOWN[name]()
+    assert not [note for note in graph.notes if "assumed" in note]
+
+
+def test_constants_on_a_pretended_gpu_are_followed_too() -> None:
+    lengths, graph = told(lambda: (torch.arange(3, device="cuda") + 1).cumsum(0).tolist(), "cuda")
+    assert lengths == [1, 3, 6]
+    assert [op.produced[0].device for op in graph.ops if op.name == "aten::_to_copy"] == ["cpu"], "tolist copies"
+
+
+UNKNOWN: dict[str, Callable[[], Any]] = {
+    "random": lambda: torch.rand(2).tolist(),
+    "computed from random": lambda: (torch.ones(2) + torch.rand(2)).tolist(),
+    "filled at random": lambda: torch.ones(2).uniform_().tolist(),
+    "a copy of random": lambda: torch.zeros(2).copy_(torch.rand(2)).tolist(),
+    "not initialized": lambda: torch.empty(2).tolist(),
+    "through a view": lambda: _overwritten(torch.zeros(2)).tolist(),
+    "too large": lambda: torch.full((MAX_ELEMENTS + 1,), 3.0)[:2].tolist(),
+}
+
+
+def _overwritten(tensor: torch.Tensor) -> torch.Tensor:
+    tensor[:1] = torch.rand(1)
+    return tensor
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_random_is_unknown_and_assumed_to_be_one(name: str) -> None:
+    value, graph = told(UNKNOWN[name])
+    assert value == [1.0, 1.0]
+    assert any("assumed to be 1 (test_values.py:" in note for note in graph.notes)
+
+
+def test_a_model_whose_widths_are_read_from_tensors_is_that_model() -> None:
+    def build() -> Callable[[], Any]:
+        widths = (torch.arange(4) * 8 + 16).tolist()
+        layers = torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in pairwise(widths)))
+        return lambda: layers(torch.randn(2, 16)).sum().backward()
+
+    products = [op.args for op in sketch(build).ops if op.name == "aten::addmm"]
+    assert [weight.shape for _, _, weight, *_ in products] == [(16, 24), (24, 32), (32, 40)]  # type: ignore[union-attr]
+
+
+def test_values_of_real_tensors_that_a_step_reads_are_true_and_stay_as_they_are() -> None:
+    lengths = torch.tensor([3, 5])
+
+    def step() -> int:
+        lengths.add_(1)
+        return int(lengths.max())
+
+    value, _ = told(step)
+    assert value == 7, "the second of two steps"
+    assert lengths.tolist() == [3, 5]
+
+
+def test_a_counted_step_goes_on_counting() -> None:
+    def build() -> Callable[[], None]:
+        weight = torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.Adam([weight], foreach=False)
+
+        def step() -> None:
+            weight.sum().backward()
+            optimizer.step()
+            counts.append(optimizer.state[weight]["step"].item())
+
+        return step
+
+    counts: list[float] = []
+    sketch(build)
+    assert counts == [1.0, 2.0]
