@@ -50,7 +50,7 @@ def step_blocks(report: StepReport, top: int | None) -> Blocks:
     """The headline and every table that is not empty, of at most ``top`` rows each."""
     yield fact_lines(step_title(report), [*caution_facts(report.notes), *step_facts(report)])
     yield from _predicted_tables(report, top) if report.predicted else _measured_tables(report, top)
-    yield from note_lines(note for note in report.notes if note not in report.cautions)
+    yield from note_lines([note for note in report.notes if note not in report.cautions])
 
 
 def step_title(report: StepReport) -> str:
