@@ -23,6 +23,8 @@ CAUTIONS = (
     "weights without an update: ",
     "weights on different devices: ",
     "torch.compile was left out: ",
+    "torch.jit was left out, ",
+    "FlexAttention is predicted as ",
     "the step puts nothing on the GPU: ",
 )
 """How notes begin that headlines show: another step may have been sketched than the one that would run."""

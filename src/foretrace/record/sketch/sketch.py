@@ -28,7 +28,7 @@ from foretrace.record.sketch.assumptions import STEP, WARM_UP
 from foretrace.record.sketch.cuda import pretended_cuda
 from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, compilation_disabled, readable
 from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
-from foretrace.record.sketch.training import TrainingCheck, before_zero_grad
+from foretrace.record.sketch.training import TrainingCheck, before
 from foretrace.record.watch.step_boundaries import listen
 from foretrace.record.watch.tensors import DeviceName
 
@@ -86,6 +86,8 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
 
             group = stack.enter_context(pretended_group(world, rank))
         stack.enter_context(_restoring_models())
+        training = TrainingCheck(fake_step)
+        stack.enter_context(training.expecting_updates())
         stack.enter_context(patch.object(torch.nn.Module, "_apply", ModuleMover().apply))
         stack.enter_context(_foreach_of_fake_tensors())
         try:
@@ -93,7 +95,7 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
             if group and group.reducing:
                 step()
             left_out.reset()
-            graph = _watched(step, fake_step, device_name)
+            graph = _watched(step, fake_step, training, device_name)
             graph.world, graph.rank, graph.source = world or 1, rank, getattr(step_fn, "__name__", "a step")
             graph.notes += compiled.notes + left_out.notes
             if device == "cuda" and not any(t.device.startswith("cuda") for op in graph.ops for t in op.produced):
@@ -147,9 +149,10 @@ def _warmed_up(step_fn: Callable[[], Any], fake_step: FakeStepMode) -> Callable[
     return built  # type: ignore[no-any-return]
 
 
-def _watched(step: Callable[[], Any], fake_step: FakeStepMode, device_name: DeviceName | None) -> Graph:
+def _watched(
+    step: Callable[[], Any], fake_step: FakeStepMode, training: TrainingCheck, device_name: DeviceName | None
+) -> Graph:
     watch = FakeStepWatch(fake_step, *([device_name] if device_name else []))
-    training = TrainingCheck(fake_step)
     fake_step.assumptions.start(STEP, fake_step.calls)
     with watch, training.following():
         step()
@@ -203,8 +206,8 @@ def _restoring_models() -> Iterator[None]:
     silence = listen(before=save_all, after=lambda _: None)
     try:
         with (
-            before_zero_grad(optimizer.Optimizer, save_all),
-            before_zero_grad(torch.nn.Module, lambda module: save_gradients(module.parameters())),
+            before(optimizer.Optimizer, "zero_grad", save_all),
+            before(torch.nn.Module, "zero_grad", lambda module: save_gradients(module.parameters())),
         ):
             yield
     finally:

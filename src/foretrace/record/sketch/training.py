@@ -6,7 +6,7 @@ A step that was led astray by an assumed value often lacks its backward or its o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,17 @@ class TrainingCheck:
         self._models: dict[int, tuple[torch.nn.Module, str]] = {}
         """Modules that are called, not by another, each with the line that calls it first."""
         self._inside: set[int] = set()
-        self._training = False
+        self._with_grad = False
+        self._optimizes = False
+        """Whether there is an optimizer: the step is meant to train."""
         self._with_gradient: dict[int, Any] = {}
+
+    def expecting_updates(self) -> AbstractContextManager[Any]:
+        """Note optimizers that are made."""
+        return before(torch.optim.Optimizer, "__init__", self._expect_update)
+
+    def _expect_update(self, optimizer: Any) -> None:
+        self._optimizes = True
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -40,8 +49,8 @@ class TrainingCheck:
         self._fake_step.values.written.clear()
         try:
             with (
-                before_zero_grad(torch.optim.Optimizer, self.note_gradients),
-                before_zero_grad(torch.nn.Module, lambda module: self.note_gradients()),
+                before(torch.optim.Optimizer, "zero_grad", self.note_gradients),
+                before(torch.nn.Module, "zero_grad", lambda module: self.note_gradients()),
             ):
                 yield
             self.note_gradients()
@@ -50,14 +59,14 @@ class TrainingCheck:
             hook.remove()
 
     def _enter(self, module: torch.nn.Module, inputs: object) -> None:
-        if torch.is_grad_enabled() and module.training:
-            self._training = True
+        self._with_grad |= torch.is_grad_enabled()
         if id(module) not in self._inside:
             self._inside.update(map(id, module.modules()))
             self._models[id(module)] = (module, script_line())
 
     def note_gradients(self, optimizer: Any = None) -> None:
         """Remember which weights have a gradient by now: an optimizer is about to run, or gradients to be zeroed."""
+        self._optimizes |= optimizer is not None
         groups = optimizer.param_groups if optimizer is not None else []
         for weight in (*(w for group in groups for w in group["params"]), *self._weights()):
             if weight.requires_grad and weight.grad is not None:
@@ -71,7 +80,7 @@ class TrainingCheck:
     def _missing(self, graph: Graph, line: str) -> str:
         trained = [weight for weight in self._weights() if weight.requires_grad]
         if "backward" not in {op.phase for op in graph.ops}:
-            if not (self._training and trained):
+            if not (self._with_grad and self._optimizes and trained):
                 return ""
             inference = "inference runs under torch.no_grad()"
             return f"the step has no backward: {_count(trained)} would be trained{line}; {inference}"
@@ -124,13 +133,13 @@ def _line_of(step: Callable[[], Any]) -> str:
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
-def before_zero_grad(kind: Any, function: Callable[[Any], None]) -> Any:
-    """Patch ``zero_grad`` to call a function first."""
-    method = kind.zero_grad
+def before(kind: Any, name: str, function: Callable[[Any], None]) -> AbstractContextManager[Any]:
+    """Patch a method to call a function first."""
+    method = getattr(kind, name)
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         function(self)
         return method(self, *args, **kwargs)
 
-    return patch.object(kind, "zero_grad", call)
+    return patch.object(kind, name, call)
