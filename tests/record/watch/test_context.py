@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,38 @@ def test_a_failure_to_note_does_not_end_the_step(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ZeroDivisionError), watch:
         storage.resize_(0)
         assert storage.nbytes() == 0, "the step itself goes on"
+
+
+def closing(kind: Any, keyword: bool) -> Callable[[], Any]:
+    """A step that is a closure of its optimizer, as Lightning calls it, and as LBFGS needs it."""
+    layer, given = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    optimizer = kind(layer.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = layer(given).square().mean()
+        loss.backward()
+        return loss
+
+    return lambda: optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.LBFGS])
+@pytest.mark.parametrize("sketched", [False, True])
+def test_what_runs_in_a_closure_has_the_phase_that_it_would_have_outside(
+    kind: Any, keyword: bool, sketched: bool
+) -> None:
+    step = closing(kind, keyword)
+    if sketched:
+        ops = list(ft.sketch(step).ops)
+    else:
+        with Watch() as watch:
+            step()
+        ops = watch.ops
+    phases = {name: {op.phase for op in ops if op.name == f"aten::{name}"} for name in ("addmm", "mean", "mm")}
+    assert phases["addmm"] == phases["mean"] == {"forward"} and phases["mm"] == {"backward"}
+    assert "optimizer" in {op.phase for op in ops}
 
 
 NEW_WORDS = hasattr(torch.backends.cuda.matmul, "fp32_precision")

@@ -23,7 +23,7 @@ from foretrace.graph import Constant, Value
 from foretrace.graph.op import RESIZE
 from foretrace.record.watch.communication import c10d
 from foretrace.record.watch.compiled_calls import skip_compilation
-from foretrace.record.watch.step_boundaries import listen
+from foretrace.record.watch.step_boundaries import listen, running_closures
 
 if TYPE_CHECKING:
     from foretrace.record.watch.watch import Watch
@@ -51,7 +51,7 @@ class CallContext:
         """``forward``, ``backward`` (from autograd) or ``optimizer`` (from the optimizers' hooks)."""
         if torch._C._current_graph_task_id() != -1:
             return "backward"
-        return "optimizer" if self._optimizing else "forward"
+        return "optimizer" if self._optimizing > running_closures() else "forward"
 
     @property
     def node(self) -> str:

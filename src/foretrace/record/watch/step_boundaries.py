@@ -13,6 +13,7 @@ it does nothing. Steps inside compiled code call no hook: the compiled code rais
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -135,6 +136,7 @@ class Listener(NamedTuple):
 
 _listeners: list[Listener] = []
 _hooked = False
+_closures = 0
 
 
 def listen(after: Callback = _ignore, before: Callback = _ignore, left: Callback = _ignore) -> Callable[[], None]:
@@ -191,10 +193,41 @@ def _all_kinds(kind: Any) -> list[Any]:
     return [kind, *(found for subclass in kind.__subclasses__() for found in _all_kinds(subclass))]
 
 
-def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if not torch.compiler.is_compiling():
-        for listener in tuple(_listeners):
-            listener.before(optimizer)
+def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Call the listeners; the arguments are returned where they hold a closure, which does no update."""
+    if torch.compiler.is_compiling() or not _listeners:
+        return None
+    for listener in tuple(_listeners):
+        listener.before(optimizer)
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], _as_closure(args[1]), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": _as_closure(kwargs["closure"])}
+    return None
+
+
+def _as_closure(function: Callable[[], Any]) -> Callable[[], Any]:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        global _closures
+        _closures += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _closures -= 1
+
+    return call
+
+
+def running_closures() -> int:
+    """How many closures of optimizers run, one inside the other: they hold forward and backward, and no update.
+
+    >>> seen = []
+    >>> silence = listen()
+    >>> torch.optim.SGD([torch.zeros(1)], lr=0.1).step(lambda: seen.append(running_closures())); silence(); seen
+    [1]
+    """
+    return _closures
 
 
 def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
