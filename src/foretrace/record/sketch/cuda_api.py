@@ -56,6 +56,12 @@ def _no_graphs(*args: Any, **kwargs: Any) -> Any:
     )
 
 
+class PretendGraph:
+    """``torch.cuda.CUDAGraph``, which can't be captured in a sketch."""
+
+    __init__ = _no_graphs
+
+
 SHARED: dict[str, Callable[..., Any]] = {
     "is_available": _always(True),
     "device_count": _always(1),
@@ -86,7 +92,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "memory_snapshot": lambda *_: [],
     "get_rng_state": _rng_state,
     "get_rng_state_all": lambda: [_rng_state()],
-    "CUDAGraph": _no_graphs,
+    "CUDAGraph": PretendGraph,
     "make_graphed_callables": _no_graphs,
 }  # fmt: skip
 """What functions of torch.cuda return."""
@@ -250,7 +256,7 @@ def pretended_api() -> Iterator[None]:
                 replace(torch.accelerator, {**ACCELERATOR, **current})
             replace(torch.cuda, {**current, "Stream": PretendStream, "Event": PretendEvent, "stream": on,
                                  "default_stream": lambda device=None: streams[0], "device": PretendDevice,
-                                 "device_of": PretendDevice, "StreamContext": on})  # fmt: skip
+                                 "device_of": PretendDevice})  # fmt: skip
             patches.enter_context(patch.object(torch.cuda, "_initialized", True))
             patches.enter_context(patch.object(torch.cuda, "default_generators", (PretendGenerator("cuda"),)))
             patches.enter_context(patch.object(torch, "Generator", PretendGenerator))
