@@ -79,6 +79,25 @@ def test_weights_that_are_flattened_in_the_step_are_flattened_by_a_call() -> Non
     assert names(graph, "rnn") == ["_cudnn_rnn_flatten_weight", "_cudnn_rnn", "_cudnn_rnn_backward"]
 
 
+CELLS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, int]] = {
+    "LSTM": (lambda: nn.LSTM(8, 16, 2, bidirectional=True, dropout=0.1), (5, 3, 8), "_thnn_fused_lstm_cell", 20),
+    "projected LSTM": (lambda: nn.LSTM(8, 16, proj_size=4, batch_first=True), (5, 3, 8), "_thnn_fused_lstm_cell", 3),
+    "GRU": (lambda: nn.GRU(8, 16, bias=False), (5, 3, 8), "_thnn_fused_gru_cell", 5),
+    "RNN": (lambda: nn.RNN(8, 16), (5, 3, 8), "tanh", 5),
+    "LSTMCell": (lambda: nn.LSTMCell(8, 16), (3, 8), "_thnn_fused_lstm_cell", 1),
+    "GRUCell": (lambda: nn.GRUCell(8, 16), (3, 8), "_thnn_fused_gru_cell", 1),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_in_bfloat16_which_cudnn_does_not_take_each_step_is_a_fused_cell(name: str) -> None:
+    make, shape, cell, count = CELLS[name]
+    graph = cuda(training(lambda: make().to(torch.bfloat16), *shape, dtype=torch.bfloat16))
+    ops = [op.name.removeprefix("aten::") for op in graph.ops]
+    assert ops.count(cell) == count and not names(graph, "cudnn_rnn", "mkldnn")
+    assert sum(name.startswith(f"{cell}_backward") for name in ops) == count
+
+
 def test_rms_norm_is_one_kernel_each_way() -> None:
     graph = cuda(training(lambda: nn.RMSNorm(16), 4, 16))
     assert names(graph, "rms") == ["_fused_rms_norm", "_fused_rms_norm_backward"]

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_map
 LOWER = (
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",
     "prelu", "addmm", "addmv", "addr", "matmul", "__matmul__", "__rmatmul__", "einsum", "mm", "mv", "linear", "addbmm",
-    "baddbmm", "bmm", "chain_matmul", "scaled_dot_product_attention",
+    "baddbmm", "bmm", "chain_matmul", "linalg_vecdot", "linalg_multi_dot", "lstm_cell", "gru_cell", "rnn_tanh_cell",
+    "rnn_relu_cell", "scaled_dot_product_attention",
 )  # fmt: skip
 """Ops that run in the lower precision: PyTorch's list for CUDA."""
 

@@ -72,6 +72,9 @@ def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
 @contextmanager
 def _attention_as_on_hopper() -> Iterator[None]:
     """The order in which PyTorch tries implementations of attention."""
+    if not hasattr(torch._C, "_set_sdp_priority_order"):  # before torch 2.6
+        yield
+        return
     before = torch._C._get_sdp_priority_order()
     torch._C._set_sdp_priority_order(ORDER_ON_HOPPER)
     try:

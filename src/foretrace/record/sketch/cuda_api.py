@@ -20,7 +20,7 @@ import torch.backends.cudnn.rnn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from foretrace.graph import ForetraceError
-from foretrace.record.sketch.cuda_ops import RNN_MODES
+from foretrace.record.sketch.cuda_rnn import RNN_MODES
 
 MEMORY = 150_754_820_096
 """Bytes of the pretended GPU: those of an H200."""

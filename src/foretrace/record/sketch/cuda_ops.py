@@ -17,6 +17,7 @@ from torch.nn.modules._functions import SyncBatchNorm
 
 from foretrace.graph import Tensor
 from foretrace.graph.operators import attention_backends, cudnn_takes_batch_norm
+from foretrace.record.sketch.cuda_rnn import RECURRENT_ON_CUDA, RECURRENT_RESULTS, rnn_forward
 
 aten: Any = torch.ops.aten
 C: Any = torch._C
@@ -27,12 +28,8 @@ MASK_ALIGNMENT = 8
 """In elements, of the rows of a mask that the memory-efficient attention is given."""
 MAX_CUDNN_BATCH = {True: 880801, False: 65535}
 """Largest batch that cuDNN's batch norm takes, in training and in evaluation."""
-RNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
-"""CuDNN's numbers of recurrent networks."""
 MAX_FRAMES = 20
 """Between a call and the Python function of PyTorch that makes it."""
-DROPOUT_STATE = 2 << 20
-"""Bytes of cuDNN's generators for dropout between layers, kept between calls."""
 
 
 def attention(
@@ -92,7 +89,7 @@ def _backend(
         "efficient": C._get_mem_efficient_sdp_enabled(),
         "math": C._get_math_sdp_enabled(),
     }
-    order = C._get_sdp_priority_order()
+    order = C._get_sdp_priority_order() if hasattr(C, "_get_sdp_priority_order") else ORDER_ON_HOPPER
     usable = [name for name in possible if enabled[name]]
     if not usable:
         raise RuntimeError("No available kernel. Aborting execution.")
@@ -200,7 +197,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """RMS norm as one kernel, where dtypes and layout allow it."""
     apart = (weight is not None and weight.dtype != input.dtype) or input.is_complex()
-    if apart or _memory_format(input) != torch.contiguous_format:
+    if apart or not hasattr(aten, "_fused_rms_norm_backward") or _memory_format(input) != torch.contiguous_format:
         return torch.rms_norm(input, list(normalized_shape), weight, eps)
     return FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)
 
@@ -262,89 +259,6 @@ def norm(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]
     return result[0], *(saved.new_empty(saved.shape, dtype=torch.float32) for saved in result[1:])
 
 
-def recurrent(name: str) -> Any:
-    """LSTM, GRU or RNN by cuDNN: one call for all layers and steps; None where it does not take the dtype."""
-
-    def call(input: torch.Tensor, *given: Any) -> Any:
-        original = getattr(torch._VF, name)
-        rest = list(given)
-        half = torch.is_autocast_enabled("cuda") and input.dtype != torch.float64
-        if not (C._get_cudnn_enabled() and (half or input.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES)):
-            return original(input, *rest)
-        packed = not isinstance(rest[2], bool)
-        sizes: list[int] = []
-        if packed:
-            batch_sizes = rest.pop(0)
-            first = rest[0][0] if isinstance(rest[0], (list, tuple)) else rest[0]
-            sizes = _batch_sizes(len(batch_sizes), first.size(1), input.size(0))
-        hidden, weights, biases, layers, p, train, both_ways, *batch_first = rest
-        hx, cx = hidden if isinstance(hidden, (list, tuple)) else (hidden, None)
-        buffer = None if half else _flat_buffer(weights)
-        if half:
-            input, hx, cx = (None if t is None else t.to(torch.float16) for t in (input, hx, cx))
-            weights = [weight.to(torch.float16) for weight in weights]
-        projected = cx is not None and cx.size(2) != hx.size(2)
-        state = _dropout_state(input) if train and p > 0 else None
-        made = aten._cudnn_rnn(
-            input, list(weights), (4 if biases else 2) + projected, buffer, hx, cx, RNN_MODES[name],
-            (cx if projected else hx).size(2), hx.size(2) if projected else 0, layers, batch_first == [True], p, train,
-            both_ways, sizes, state,
-        )  # fmt: skip
-        return made[:3] if cx is not None else made[:2]
-
-    return call
-
-
-def _dropout_state(input: Any) -> torch.Tensor:
-    """CuDNN's state of dropout between layers: made by the first call, then kept."""
-    holder = getattr(input, "fake_mode", None) or input
-    if not hasattr(holder, "rnn_dropout_state"):
-        holder.rnn_dropout_state = torch.empty(DROPOUT_STATE, dtype=torch.uint8)
-    return holder.rnn_dropout_state
-
-
-def _batch_sizes(steps: int, batch: int, total: int) -> list[int]:
-    """Rows of each step of a packed batch: only their sum and the first are known, so the others are alike."""
-    others = max(steps - 1, 1)
-    return [batch, *((total - batch) // others + (step < (total - batch) % others) for step in range(steps - 1))]
-
-
-def _flat_buffer(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The one buffer that holds all weights of a recurrent network, None if they lie apart."""
-    storage = weights[0].untyped_storage()
-    if any(weight.untyped_storage()._cdata != storage._cdata for weight in weights):
-        return None
-    return torch.empty(0, dtype=weights[0].dtype).set_(storage)
-
-
-def flatten_rnn_weights(weights: Sequence[torch.Tensor], *_: Any) -> torch.Tensor:
-    """``aten::_cudnn_rnn_flatten_weight``: weights move into one buffer."""
-    buffer = weights[0].new_empty(sum(weight.numel() for weight in weights))
-    start = 0
-    for weight in weights:
-        weight.set_(buffer.untyped_storage(), start, weight.shape, weight.stride())
-        start += weight.numel()
-    return buffer
-
-
-def rnn_forward(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Results of ``aten::_cudnn_rnn``: also the buffer into which weights were copied that lay apart."""
-    weights, buffer = arguments[1], arguments[3]
-    total = sum(weight.numel() for weight in weights)
-    return *result[:4], buffer if buffer is not None else weights[0].new_empty(total)
-
-
-def rnn_backward(input: torch.Tensor, weights: Sequence[torch.Tensor], *rest: Any) -> tuple[Any, ...]:
-    """Gradients of a recurrent network, where they are asked for."""
-    hx, cx, (of_input, of_hx, of_cx, of_weights) = rest[2], rest[3], rest[-1]
-    return (
-        torch.empty_like(input) if of_input else None,
-        torch.empty_like(hx) if of_hx else None,
-        torch.empty_like(cx) if of_cx and cx is not None else None,
-        [torch.empty_like(weight) for weight in weights] if of_weights else [],
-    )
-
-
 def _per_channel(count: int) -> Any:
     """Results of a part of synchronized batch norm: so many statistics of each channel, in float32."""
 
@@ -385,12 +299,11 @@ ON_CUDA: dict[Any, Any] = {
     torch.rms_norm: rms_norm,
     torch.dropout: dropout,
     C._nn.cross_entropy_loss: cross_entropy,
-    **{getattr(torch._VF, name): recurrent(name) for name in RNN_MODES},
+    **RECURRENT_ON_CUDA,
 }
 """Functions that call other ops on a GPU, and what they do there."""
 OWN_RESULTS = {
-    aten._cudnn_rnn_flatten_weight.default: flatten_rnn_weights,
-    aten._cudnn_rnn_backward.default: rnn_backward,
+    **RECURRENT_RESULTS,
     aten.histc.default: histogram,
     aten.index.Tensor: index,
     aten.batch_norm_stats.default: _per_channel(2),

@@ -10,13 +10,12 @@ import importlib.machinery
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._higher_order_ops.flex_attention import FlexAttentionHOP
 
 from foretrace.graph import ForetraceError
 from foretrace.record.sketch.cuda_ops import attention
@@ -168,5 +167,8 @@ def eager_code_on_cuda() -> Iterator[LeftOut]:
         stack.enter_context(patch.object(torch._C.ScriptMethod, "__call__", method))
         stack.enter_context(patch.object(enabled, "enabled", False))
         stack.enter_context(patch.object(torch.jit, "script", script))
-        stack.enter_context(patch.object(FlexAttentionHOP, "__call__", flex_attention))
+        with suppress(ImportError):  # before torch 2.6
+            from torch._higher_order_ops.flex_attention import FlexAttentionHOP
+
+            stack.enter_context(patch.object(FlexAttentionHOP, "__call__", flex_attention))
         yield left_out
