@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import bert
 import dlrm
@@ -100,3 +104,60 @@ def test_norms_of_half_precision_keep_their_statistics_in_float32() -> None:
     graph = sketch(partial(resnet.make_step, preset="tiny", device="cuda", dtype="bf16"), device="cuda")
     norms = [op for op in graph.ops if op.name == "aten::native_batch_norm"]
     assert norms and {tensor.dtype for op in norms for tensor in op.produced[1:]} == {"float32"}
+
+
+def sharded_fully(model: nn.Module) -> nn.Module:
+    fully_shard(model)
+    return model
+
+
+def sharded_by_columns(model: nn.Module) -> nn.Module:
+    mesh = init_device_mesh("cuda", (torch.distributed.get_world_size(),))
+    return parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+
+
+SHARDED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "FSDP2": sharded_fully,
+    "tensor parallel": sharded_by_columns,
+    "FSDP1": lambda model: FullyShardedDataParallel(model, device_id=0),
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_weights_of_shards_are_on_the_gpu_and_their_optimizer_is_foreach(name: str) -> None:
+    def build() -> Callable[[], None]:
+        model = SHARDED[name](nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to("cuda"))
+        assert all(weight.is_cuda and weight.device == torch.device("cuda:0") for weight in model.parameters())
+        optimizer = torch.optim.AdamW(model.parameters())
+        given = torch.randn(4, 64, device="cuda")
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(given).mean().backward()
+            optimizer.step()
+
+        return step
+
+    graph = sketch(build, device="cuda", world=2)
+    ops = [op.name for op in graph.ops if op.phase == "optimizer"]
+    assert ops.count("aten::_foreach_addcdiv_") == 1 and "aten::addcdiv_" not in ops
+    assert {one.kind for one in graph.collectives} <= {"all_gather", "reduce_scatter", "all_reduce"}
+    assert graph.collectives
+
+
+def test_synchronized_batch_norm_gathers_the_statistics_of_all_ranks() -> None:
+    def build() -> Callable[[], None]:
+        plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        model = nn.parallel.DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(plain).to("cuda"))
+        given = torch.randn(4, 3, 8, 8, device="cuda")
+        return lambda: model(given).mean().backward()
+
+    ops = [op.name for op in sketch(build, device="cuda", world=4).ops if "batch_norm" in op.name or "c10d" in op.name]
+    assert [name for name in ops if "batch_norm" in name] == [
+        "aten::batch_norm_stats",
+        "aten::batch_norm_gather_stats_with_counts",
+        "aten::batch_norm_elemt",
+        "aten::batch_norm_backward_reduce",
+        "aten::batch_norm_backward_elemt",
+    ]
+    assert "c10d::_allgather_base_" in ops

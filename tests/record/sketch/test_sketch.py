@@ -70,6 +70,32 @@ def test_a_sketch_is_what_a_watched_step_shows(name: str) -> None:
     assert [layouts(op) for op in drawn.ops] == [layouts(op) for op in ran]
 
 
+def limited() -> Callable[[], None]:
+    """A step that limits its gradients in two ways and averages its weights."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    averages = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=averages)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(torch.ones(4, 8)).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        optimizer.step()
+        average.update_parameters(model)
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_clipping_and_averages_choose_foreach_functions_as_a_real_step_does() -> None:
+    drawn = sketch(limited)
+    step = limited()
+    step()  # weights are copied into the average, and averaged from then on
+    assert names_and_shapes(drawn) == names_and_shapes(watched(step))
+    assert {"aten::_foreach_norm", "aten::_foreach_clamp_min_"} <= {op.name for op in drawn.ops}
+
+
 @pytest.mark.parametrize("name", ["gpt", "gpt with checkpointed activations", "resnet", "dlrm"])
 def test_memory_is_taken_and_freed_as_in_a_real_step(name: str) -> None:
     build = partial(EXAMPLES[name], device="cpu")
