@@ -222,6 +222,7 @@ def predict(
     slow_host: Mapping[int, float] | None = None,
     host_of: Mapping[int, int] | None = None,
     slow_link: Mapping[int, float] | None = None,
+    drop_gaps: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> StepReport:
     """How long a training step takes on a platform, and why.
@@ -255,6 +256,9 @@ def predict(
         For some ranks of a measured job, the rank whose host times they are given.
     slow_link
         For some ranks, the part of the speed that their links have.
+    drop_gaps
+        Leave out measured host time that no model has: data loading, checkpoints, work of the CPU, long pauses. Without
+        it such time is carried over from the trace, scaled by the hosts where both are known.
     on_progress
         Called with what is being done, where that takes long.
 
@@ -284,10 +288,18 @@ def predict(
     job = as_job(what, where.device.kind if where else "cuda", world)
     on_progress(Progress("predicting"))
     if where is None and host is None and kernels != "model" and _is_measured(job, world):
-        report = _on_own_machine(job, fabric, gpus_per_node, step, overrides, world)
+        report = _on_own_machine(job, fabric, gpus_per_node, step, overrides, world, drop_gaps)
+    elif where is not None and host is None and world is None and _tells_more(job, where, kernels):
+        fabric = fabric or where.fabric
+        report = _on_own_machine(job, fabric, gpus_per_node, step, overrides, None, drop_gaps)
+        report.platform = where.name
+        report.notes.append(
+            f"hosts and kernels as measured: the trace is of this GPU, and the host of {where.name} was not measured; "
+            "--host names another, --kernels model models both"
+        )
     else:
         where = where or load_platform(DEFAULT_PLATFORM, host, fabric)
-        report = on_platform(job, where, kernels, step, gpus_per_node, world, overrides)
+        report = on_platform(job, where, kernels, step, gpus_per_node, world, overrides, drop_gaps)
     if report.workings is not None and world is None:  # charts show what was measured beside it
         report.workings = replace(report.workings, job=job, step=step)
     return report
@@ -366,6 +378,7 @@ def _on_own_machine(
     step: str | None,
     overrides: RankOverrides,
     world: int | None,
+    drop_gaps: bool = False,
 ) -> StepReport:
     """A measured job where it was measured, with overrides; or one of another size, made of that."""
     from foretrace.prediction.fabric_choice import choose_fabric
@@ -375,9 +388,9 @@ def _on_own_machine(
 
     measured, job = (None, job) if world is None else (job, at_world(job, world))
     chosen, notes = NO_FABRIC, list[str]()
-    if fabric is not None or job.world > 1:
+    if fabric is not None or (job.world > 1 and (len(job.graphs) > 1 or world is not None)):
         chosen, notes = choose_fabric(fabric, None, job.graphs[0].device, job.world, gpus_per_node)
-    return _with_notes(predict_on_own_machine(job, chosen, step, overrides, gpus_per_node, measured), notes)
+    return _with_notes(predict_on_own_machine(job, chosen, step, overrides, gpus_per_node, measured, drop_gaps), notes)
 
 
 def on_platform(
@@ -388,6 +401,7 @@ def on_platform(
     gpus_per_node: int | None,
     world: int | None,
     overrides: RankOverrides,
+    drop_gaps: bool = False,
 ) -> StepReport:
     """A loaded job on a loaded platform; the rest is as in `predict`."""
     from foretrace.prediction.predict import predict_on_platform
@@ -403,7 +417,7 @@ def on_platform(
         if len(job.graphs) > 1 or job.alike or overrides.ranks:
             raise
         notes = []
-    return _with_notes(predict_on_platform(job, where, kernels, step, overrides, gpus_per_node), notes)
+    return _with_notes(predict_on_platform(job, where, kernels, step, overrides, gpus_per_node, drop_gaps), notes)
 
 
 def with_fabric(where: Platform, job: Job, gpus_per_node: int | None) -> tuple[Platform, list[str]]:
@@ -426,6 +440,23 @@ def _is_measured(job: Job, world: int | None) -> bool:
     ranks = job.graphs if world is None else job.graphs[:1]
     enough = job.world > 1 and (len(ranks) > 1 or world is not None)
     return enough and not job.alike and all(np.isfinite(graph.ops.start).any() for graph in ranks)
+
+
+def _tells_more(job: Job, where: Platform, kernels: str | None) -> bool:
+    """Whether a profiled job knows more of a platform than its description: it ran on that GPU, whose host was not
+    measured.
+    """
+    from foretrace.platform.device import Device
+
+    if where.cross_device is None or kernels == "model" or job.alike or not job.graphs:
+        return False
+    if not all(graph.has_times and len(graph.kernels) for graph in job.graphs):
+        return False
+    device = job.graphs[0].device
+    if where.device.matches.endswith("scaled") or (kernels is None and device != where.device.matches):
+        return False
+    closest = Device.closest(device)
+    return closest is not None and closest.name.partition("-")[0] == where.device.name.partition("-")[0]
 
 
 def _with_notes(report: StepReport, notes: list[str]) -> StepReport:

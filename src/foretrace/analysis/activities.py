@@ -50,6 +50,7 @@ _MEANINGS = (
 )
 """What the name of an annotation or a function says; the first that matches."""
 _ALLOCATES = re.compile(r"(cuda|cu|hip)\w*(Malloc|Free|HostAlloc|HostRegister|ModuleLoad|LibraryLoad)")
+MEANINGS = frozenset(kind for kind, _ in _MEANINGS)
 LONG_US = 100.0
 """A pause of the host that is shorter is the ordinary time between two ops."""
 LAUNCHED_JUST_BEFORE_US = 50.0

@@ -137,7 +137,11 @@ def hot_ops(
         rank, row = ranks[int(tasks.rank[task])], int(tasks.row[task])
         on_host = tasks.kind[task] <= SYNC
         op = int(rank.cut.op[row] if on_host else rank.launcher[row])
-        if op >= 0:
+        if on_host and rank.cut.cause[row] >= 0:
+            what, name = rank.cut.causes.items[rank.cut.cause[row]]
+            how = 2 if rank.cut.kind[row] == SYNC else 0
+            spent[f"{what}: {name}" if name else what, PHASES.index("other")][how] += time
+        elif op >= 0:
             how = rank.beyond if not on_host else 2 if rank.cut.kind[row] == SYNC else 0
             spent[rank.names[rank.codes[op]], int(rank.graph.ops.phase[op])][how] += time
     largest = sorted(spent, key=lambda key: -spent[key].sum())[:MAX_HOT_OPS]

@@ -222,6 +222,8 @@ class StepReport(NotebookDocument):
     last rank's end."""
     step_ms_back_to_back: float | None = None
     """From the end of one step to the end of the next, where the host may run ahead."""
+    span_ms: float | None = None
+    """Of a job predicted on its own machine, from the first rank's start to the last one's end."""
     samples: int | None = None
     """Training samples in a step of all ranks, where known."""
     low_ms: float = 0.0
@@ -238,6 +240,8 @@ class StepReport(NotebookDocument):
     """What the device idles for, in milliseconds: the causes of `IdleRow`."""
     idle: list[IdleRow] = field(default_factory=list)
     """The same by cause and name, the longest first."""
+    carried: list[IdleRow] = field(default_factory=list)
+    """Of a prediction, measured host time that no model has and that was carried over; shares are of all of it."""
     bound: str | None = None
     """What limits the step: host, device, or queue: launched work that does not start. None where no device worked."""
     kernel_ms: float = 0.0
@@ -339,9 +343,10 @@ class StepReport(NotebookDocument):
 
 
 PREDICTED = (
-    "source", "platform", "fabric", "world", "step_ms", "step_ms_back_to_back", "samples", "low_ms", "high_ms",
-    "device_active_ms", "device_idle_ms", "device_span_ms", "idle_causes", "kernel_ms", "kernels",
+    "source", "platform", "fabric", "world", "step_ms", "step_ms_back_to_back", "span_ms", "samples", "low_ms",
+    "high_ms", "device_active_ms", "device_idle_ms", "device_span_ms", "idle_causes", "kernel_ms", "kernels",
     "exposed_communication_ms", "hidden_communication_ms", "peak_memory_bytes", "memory_bytes", "fits", "tflops",
+    "carried", "bound",
     "tflops_per_second", "mfu", "gigabytes", "gbps", "coverage", "critical_path", "critical_path_ranks", "waits_for",
     "stragglers", "look_at", "overheads", "by_op", "by_family", "by_phase", "by_module", "cautions", "notes",
 )  # fmt: skip

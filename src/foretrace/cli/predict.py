@@ -40,6 +40,9 @@ HostsOf = Annotated[
 SlowLinks = Annotated[
     list[str] | None, typer.Option(metavar="RANK=PART", help="This rank's link has so much of its speed.")
 ]
+DropGaps = Annotated[
+    bool, typer.Option("--drop-gaps", help="Leave out measured host time that no model has, as data loading.")
+]
 Trace = Annotated[Path | None, typer.Option(help="Write the predicted timeline to this file, for Perfetto.")]
 KernelTimes = Annotated[
     Kernels | None,
@@ -60,6 +63,7 @@ def predict(
     slow_host: SlowHosts = None,
     host_of: HostsOf = None,
     slow_link: SlowLinks = None,
+    drop_gaps: DropGaps = False,
     json: AsJson = False,
     trace: Trace = None,
     html: Html = None,
@@ -80,7 +84,7 @@ def predict(
     overrides = RankOverrides(_numbers(slow_host, float), _numbers(host_of, int), _numbers(slow_link, float))
     options: dict[str, Any] = {
         "host": host, "fabric": fabric, "gpus_per_node": gpus_per_node, "step": step,
-        "kernels": kernels.value if kernels else None, **vars(overrides),
+        "kernels": kernels.value if kernels else None, "drop_gaps": drop_gaps, **vars(overrides),
     }  # fmt: skip
     result = _predicted(what, on, parallel, sizes, options)
     if trace is not None:

@@ -92,6 +92,17 @@ def _find_host(of: Platform | str | Path) -> Host:
     return read_host(_checked(find_platform(of)))
 
 
+def host_of_device(driver_name: str) -> Host | None:
+    """The host that a device was calibrated with; None for one that was not.
+
+    >>> host_of_device("NVIDIA H200").name, host_of_device("Tesla T4")
+    ('h200', None)
+    """
+    device = Device.matching(driver_name)
+    folder = platform_folders().get(device.name) if device else None
+    return read_host(folder) if folder else None
+
+
 def find_fabric(of: Fabric | Platform | str | Path) -> Fabric:
     """A fabric by its name, by its file, or by the platform that it belongs to.
 

@@ -17,12 +17,12 @@ from foretrace.analysis.collective_matching import Call, CollectiveMatch, match_
 from foretrace.analysis.host_time import Segments
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
-from foretrace.graph.tables import Floats, Ints
+from foretrace.graph.tables import Floats, Ints, Longs
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
 from foretrace.prediction.overrides import RankOverrides, apply_overrides
 from foretrace.prediction.priced_tasks import priced_tasks
-from foretrace.prediction.rank_models import PricedRank, RankModel, with_arrivals
+from foretrace.prediction.rank_models import MeasuredRank, PricedRank, RankModel, repeated_tasks, with_arrivals
 from foretrace.simulation.engine import DeadlockError, simulate
 from foretrace.simulation.merge import JobTasks, RankTasks, merge_ranks
 from foretrace.simulation.task_graph import Timeline
@@ -185,12 +185,14 @@ def run_ranks(
     return merged, timeline, skew
 
 
-def _with_contention(job: JobTasks, ranks: Sequence[RankModel]) -> tuple[JobTasks, Timeline]:
+def _with_contention(job: JobTasks, ranks: Sequence[RankModel], steps: int = 1) -> tuple[JobTasks, Timeline]:
     if len(job.tasks) == job.first[-1]:  # no collectives
         return job, simulate(job.tasks)
     from foretrace.simulation.contention import with_contention
 
-    return with_contention(job, [rank.overlap for rank in ranks], ranks[0].slowdown or cost_models.gpu_contention())
+    known = [rank.overlap for rank in ranks]
+    overlap = [one if one is None or len(one) == 1 else np.tile(one, steps) for one in known]
+    return with_contention(job, overlap, ranks[0].slowdown or cost_models.gpu_contention())
 
 
 def _calls(matches: Sequence[CollectiveMatch]) -> list[tuple[Call, ...]]:
@@ -217,13 +219,36 @@ def back_to_back_ms(
         several = with_arrivals(tasks, np.where(kernel >= 0, kernel + shift, -1).ravel())
         unrolled.append(several.with_slower_host((slow_host or {}).get(rank.graph.rank, 1.0)))
         ends.append(np.searchsorted(tasks.op, np.arange(1, UNROLLED_STEPS + 1) * len(rank.step)))
+    return _last_period(ranks, unrolled, ends, matches, transfer_us)
+
+
+def measured_period_ms(done: SimulatedJob) -> float | None:
+    """Milliseconds from step to step of a measured job that does the same step again and again; None for very large
+    jobs.
+    """
+    ranks = [rank for rank in done.ranks if isinstance(rank, MeasuredRank)]
+    if sum(len(rank.tasks.tasks) for rank in ranks) > MAX_UNROLLED_TASKS:
+        return None
+    each = [repeated_tasks(rank, tasks, UNROLLED_STEPS) for rank, tasks in zip(ranks, done.tasks.ranks)]
+    unrolled, ends = [tasks for tasks, _ in each], [last for _, last in each]
+    return _last_period(ranks, unrolled, ends, done.matches, done.transfers.typical)
+
+
+def _last_period(
+    ranks: Sequence[RankModel],
+    unrolled: Sequence[RankTasks],
+    ends: Sequence[Longs],
+    matches: Sequence[CollectiveMatch],
+    transfer_us: Floats,
+) -> float:
+    """Milliseconds from the end of the last but one of several steps to the end of the last."""
     again = [
         [(graph, number + turn * len(ranks[graph].graph.collectives)) for graph, number in match.calls]
         for turn in range(UNROLLED_STEPS)
         for match in matches
     ]
     merged = merge_ranks(unrolled, again, np.tile(transfer_us, UNROLLED_STEPS))
-    merged, timeline = _with_contention(merged, ranks)
+    merged, timeline = _with_contention(merged, ranks, UNROLLED_STEPS)
     each = [np.maximum.accumulate(merged.rank_timeline(at, timeline).end)[last - 1] for at, last in enumerate(ends)]
     *_, before, after = np.max(each, axis=0)
     return float(after - before) / 1e3

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretrace.analysis.collective_matching import seen_by_all
+from foretrace.analysis.idle import bound_by
 from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import StepReport
 from foretrace.errors import ForetraceError
@@ -22,11 +23,13 @@ from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.prediction.device_work import keeps_measured_kernels
+from foretrace.prediction.gaps import carried_rows
 from foretrace.prediction.job import (
     NO_FABRIC,
     SimulatedJob,
     back_to_back_ms,
     fabric_assumptions,
+    measured_period_ms,
     price_transfers,
     run_ranks,
     simulate_job,
@@ -54,11 +57,12 @@ def predict_on_own_machine(
     overrides: RankOverrides | None = None,
     gpus_per_node: int | None = None,
     measured: Job | None = None,
+    drop_gaps: bool = False,
 ) -> StepReport:
     """Predict a measured job on its own machine: hosts and kernels as measured, collectives by a fabric.
 
-    No time of a transfer is taken from the traces. ``measured`` is the measured job, where this one was made of its
-    first rank.
+    No time of a transfer is taken from the traces, but for one rank alone without a fabric. ``measured`` is the job
+    that was measured, where this one was made of its first rank; ``drop_gaps`` leaves out host time that no model has.
 
     >>> from foretrace.graph import Op, OpTable
     >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
@@ -68,11 +72,13 @@ def predict_on_own_machine(
     overrides = overrides or RankOverrides()
     overrides.check(job.world)
     job = with_own_graphs(job, overrides)
-    ranks, notes = measured_ranks(job, step)
+    if len(job.graphs) == 1 and not job.alike and fabric is NO_FABRIC:
+        job = replace(job, graphs=[replace(job.graphs[0], collectives=[])])
+    ranks, notes = measured_ranks(job, step, drop_gaps)
     if measured:
         from foretrace.prediction.cpu_ranks import as_typical
 
-        ranks, typical = as_typical(ranks, measured_ranks(measured, step)[0])
+        ranks, typical = as_typical(ranks, measured_ranks(measured, step, drop_gaps)[0])
         notes += typical
     shared: list[str] = []
     if fabric.crowd:
@@ -83,16 +89,39 @@ def predict_on_own_machine(
     done = simulate_job(cut, ranks, fabric, overrides, gpus_per_node)
     report = build_report(job, done, Device.matching(job.graphs[0].device))
     report.platform = OWN_MACHINE
+    _add_period(report, job, done, bool(overrides.ranks or drop_gaps))
     report.fabric = None if fabric is NO_FABRIC else fabric.name
     measured_as = [measured_range_note(job.graphs), *_stall_notes(ranks, report.step_ms), *_overhead_notes(ranks)]
     report.notes = _job_notes(job, [*notes, *done.notes, *measured_as, *shared])
     return report
 
 
-def measured_ranks(job: Job, step: str | None = None) -> tuple[list[MeasuredRank], list[str]]:
+def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool) -> None:
+    """The step time of a measured job whose trace marks steps: how long a host takes for one, or as long as it takes
+    from step to step where the same is done again and again, whichever is longer.
+
+    From the first rank's start to the last one's end is longer still, by how far hosts run ahead of their devices and
+    by how much later some ranks begin. A trace that marks no steps is taken as one step from end to end.
+    """
+    report.span_ms = report.step_ms
+    report.step_ms_back_to_back = measured_period_ms(done)
+    if not all(graph.steps for graph in job.graphs):
+        return
+    hosts = [float(cut.end.max() - cut.start.min()) / 1e3 for cut in done.segments]
+    steady = report.step_ms_back_to_back or 0.0
+    if any(len(graph.steps) > 1 for graph in job.graphs) and not changed:
+        steady = 0.0  # it went from step to step in the trace: that is what its hosts took
+    report.step_ms = min(max(*hosts, steady), report.span_ms)
+    ratio = report.step_ms / report.span_ms if report.span_ms else 1.0
+    report.low_ms, report.high_ms = report.low_ms * ratio, report.high_ms * ratio
+    report.device_idle_ms = max(report.step_ms - report.device_active_ms, 0.0)
+    report.bound = bound_by(report.step_ms, report.device_idle_ms, {}) if report.kernels else None
+
+
+def measured_ranks(job: Job, step: str | None = None, drop_gaps: bool = False) -> tuple[list[MeasuredRank], list[str]]:
     """The ranks of a measured job as they were, and notes on them."""
     name = chosen_step(job, step)
-    ranks = [MeasuredRank.of(graph, name) for graph in _from_zero(job.graphs)]
+    ranks = [MeasuredRank.of(graph, name, drop_gaps) for graph in _from_zero(job.graphs)]
     graphs, notes = seen_by_all([rank.graph for rank in ranks])
     return [rank.with_collectives_of(one) for rank, one in zip(ranks, graphs)], notes
 
@@ -104,6 +133,7 @@ def predict_on_platform(
     step: str | None = None,
     overrides: RankOverrides | None = None,
     gpus_per_node: int | None = None,
+    drop_gaps: bool = False,
 ) -> StepReport:
     """Predict all ranks of a job on a platform, which has a fabric where they exchange anything.
 
@@ -119,9 +149,10 @@ def predict_on_platform(
     job = Job([what], what.source) if isinstance(what, Graph) else what
     overrides.check(job.world)
     job = with_own_graphs(job, overrides)
-    done, ranks = _simulate_on_platform(job, platform, kernels, step, overrides, gpus_per_node)
+    done, ranks = _simulate_on_platform(job, platform, kernels, step, overrides, gpus_per_node, drop_gaps)
     report = build_report(job, done, platform.device)
     report.platform, report.fabric = platform.name, platform.fabric.name if platform.fabric else None
+    report.carried = carried_rows([rank.step.gaps for rank in ranks if rank.step.gaps])
     report.step_ms_back_to_back = back_to_back_ms(
         ranks, done.matches, done.transfers.typical, platform.device, overrides.slow_host
     )
@@ -132,7 +163,12 @@ def predict_on_platform(
 
 
 def priced_ranks(
-    job: Job, platform: Platform, kernels: str | None, step: str | None, keep_collectives: bool = False
+    job: Job,
+    platform: Platform,
+    kernels: str | None,
+    step: str | None,
+    keep_collectives: bool = False,
+    drop_gaps: bool = False,
 ) -> list[PricedRank]:
     """The ranks of a job with the costs of a platform.
 
@@ -141,7 +177,7 @@ def priced_ranks(
     """
     name = chosen_step(job, step)
     cuts, notes = seen_by_all([cut_to_step(graph, name)[0] for graph in job.graphs], leave_out=False)
-    ranks = [PricedRank.of(graph, name, platform, kernels, cut) for graph, cut in zip(job.graphs, cuts)]
+    ranks = [PricedRank.of(graph, name, platform, kernels, cut, drop_gaps) for graph, cut in zip(job.graphs, cuts)]
     ranks[0] = replace(ranks[0], notes=(*ranks[0].notes, *notes))
     if len(ranks) == 1 and not job.alike:
         (rank,) = ranks
@@ -159,10 +195,11 @@ def _simulate_on_platform(
     step: str | None,
     overrides: RankOverrides,
     gpus_per_node: int | None,
+    drop_gaps: bool,
 ) -> tuple[SimulatedJob, list[PricedRank]]:
     if not job.graphs:
         raise ForetraceError(f"{job.source or 'the job'} holds no rank", "Record the job again.")
-    ranks = priced_ranks(job, platform, kernels, step, keep_collectives=bool(overrides.slow_link))
+    ranks = priced_ranks(job, platform, kernels, step, bool(overrides.slow_link), drop_gaps)
     cut = replace(job, graphs=[rank.graph for rank in ranks])
     fabric = platform.fabric or NO_FABRIC
     if platform.fabric is None and any(graph.collectives for graph in cut.graphs):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from foretrace.analysis.dependencies import WORK_WAIT, Streams, event_waits
 from foretrace.analysis.dispatched import DispatchedCalls
+from foretrace.analysis.host_time import host_segments
 from foretrace.cost_models.host.pricing import HostCosts, price_host
 from foretrace.cost_models.kernels.pricing import MEASURED
 from foretrace.graph import Constant, Graph, Op, Value
@@ -20,6 +21,7 @@ from foretrace.graph.tables import SYNC, Floats, Ints, Longs, Small, distinct
 from foretrace.platform.device import CudaGraphCosts
 from foretrace.platform.platform import Platform
 from foretrace.prediction.device_work import DeviceWork, device_work
+from foretrace.prediction.gaps import Gaps, carried_rows, host_ratio, measured_gaps
 from foretrace.simulation.task_graph import T1, T2, T3, T4, T5
 
 NO_SYNC, OWN_STREAM, ALL_STREAMS = range(3)
@@ -62,6 +64,8 @@ class PricedStep:
     """The stream that each call works on."""
     captured: NDArray[np.bool_]
     """Whether each call is in a CUDA graph, with those around it."""
+    gaps: Gaps | None = None
+    """Measured host time that was carried over; it is in the durations."""
 
     def __len__(self) -> int:
         return len(self.thread)
@@ -107,11 +111,12 @@ class PricedStep:
             durations={kind: tiled(us) for kind, us in self.durations.items()},
             work=DeviceWork(**columns),
             waits=Waits(tiled(self.waits.host), *pairs),
+            gaps=self.gaps and self.gaps.repeated(times),
         )
 
 
 def price_step(
-    graph: Graph, step: DispatchedCalls, platform: Platform, kernels: str | None
+    graph: Graph, step: DispatchedCalls, platform: Platform, kernels: str | None, drop_gaps: bool = False
 ) -> tuple[PricedStep, list[str]]:
     """A step's calls with their costs on a platform, and notes on these.
 
@@ -125,10 +130,16 @@ def price_step(
         launched = int(inside[work.call].sum())
         host = with_graph_launch(host, inside, launched, platform.host.before.forward_call)
         notes = [*notes, f"{launched:,} kernels are one CUDA graph; its cost: {CudaGraphCosts.shipped().provenance}"]
+    durations = _durations(host, _timed_whole(work, platform))
+    gaps = Gaps.none(count)
+    if not drop_gaps and not inside.any() and not platform.device.runs_on_host:
+        gaps, more = _carried_over(graph, step, platform, durations, work.launches(count))
+        notes = [*notes, *more]
     return PricedStep(
         thread=calls.ops.thread,
         concurrent=_concurrent(calls),
-        durations=_durations(host, _timed_whole(work, platform)),
+        durations=durations,
+        gaps=gaps,
         cold=host.cold_penalty,
         spread=host.spread,
         common=host.common,
@@ -137,6 +148,29 @@ def price_step(
         stream=_streams(work, count),
         captured=inside,
     ), notes
+
+
+def _carried_over(
+    graph: Graph, step: DispatchedCalls, platform: Platform, durations: dict[int, Floats], launches: Ints
+) -> tuple[Gaps, list[str]]:
+    """Measured host time that no model has, as it will be on the platform's host; it is added to the durations."""
+    inside = durations[T2] + durations[T3] + durations[T4] * launches + durations[T5] * np.maximum(launches - 1, 0)
+    ratio = host_ratio(graph, platform)
+    gaps = measured_gaps(graph, step, durations[T1], inside, meant_only=ratio is not None)
+    if not gaps.total_ms:
+        return gaps, []
+    gaps = gaps.scaled((ratio or 1.0) / graph.profiling_overhead)
+    durations[T1] = durations[T1] + gaps.before
+    durations[T3] = durations[T3].copy()
+    durations[T3][-1] += gaps.after
+    how = (
+        "as measured: its host is unknown" if ratio is None else f"{ratio:.2f} times as long as measured, as the hosts"
+    )
+    largest = carried_rows([gaps])[0]
+    return gaps, [
+        f"{gaps.total_ms:.1f} ms of measured host time that no model has are carried over, {how} "
+        f"(mostly {largest.cause}, {largest.name[:60]}); --drop-gaps leaves them out"
+    ]
 
 
 def _durations(host: HostCosts, whole: Ints) -> dict[int, Floats]:
@@ -210,6 +244,10 @@ def step_waits(graph: Graph, step: DispatchedCalls) -> Waits:
         if waits_for_device(calls.ops[row]):
             host[row] = OWN_STREAM
     host[calls.calls.op[(calls.calls.kind == SYNC) & (calls.calls.op >= 0)]] = OWN_STREAM
+    if len(calls.kernels) and graph.has_times:
+        polled = host_segments(graph).polled
+        owner = calls.kernels.op[polled[polled >= 0]]
+        host[owner[owner >= 0]] = OWN_STREAM
     side = [(int(np.searchsorted(step.rows, row)), graph.ops[row]) for row in _side_rows(graph)]
     for place, op in side:
         # A sync between two calls holds the host at the end of the first of them.

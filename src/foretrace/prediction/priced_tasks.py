@@ -25,6 +25,7 @@ from foretrace.graph import CallTable, Graph, KernelTable, Names, Span
 from foretrace.graph.tables import COLLECTIVE, LAUNCH, Floats, Ints, Longs, Small, distinct
 from foretrace.graph.tables import SYNC as SYNC_CALL
 from foretrace.platform.device import CudaGraphCosts, Device
+from foretrace.prediction.gaps import CARRIED
 from foretrace.prediction.priced_step import ALL_STREAMS, NO_SYNC, PricedStep
 from foretrace.simulation.engine import simulate
 from foretrace.simulation.task_graph import KERNEL, SYNC, T1, T2, T3, T4, T5, TaskGraph, Timeline, previous_on_lane
@@ -210,7 +211,13 @@ def _segments(step: PricedStep, tasks: TaskGraph, timeline: Timeline, hosts: Lon
     start[waits] = end[waits - 1]
     call = tasks.op[hosts]
     none = np.full(len(hosts), -1, np.int32)
-    return Segments(start, end, kind, step.thread[call], call, none.copy(), none)
+    segments = Segments(start, end, kind, step.thread[call], call, none.copy(), none)
+    if step.gaps is None:
+        return segments
+    carried = np.flatnonzero((kind == T1) & (step.gaps.cause[call] >= 0))
+    codes = [segments.causes.code(CARRIED, f"{what}: {name}") for what, name in step.gaps.causes]
+    segments.cause[carried] = np.array([*codes, -1], np.int32)[step.gaps.cause[call[carried]]]
+    return segments
 
 
 def _spans(calls: int, segments: Segments) -> tuple[Floats, Floats]:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from foretrace.analysis.critical_path import LATENCY_US
-from foretrace.analysis.dependencies import edges, in_time_order, rank_tasks, with_host_collectives_as_kernels
+from foretrace.analysis.dependencies import (
+    LAUNCHES_AHEAD,
+    Pairs,
+    edges,
+    in_time_order,
+    rank_tasks,
+    with_host_collectives_as_kernels,
+)
 from foretrace.analysis.dispatched import DispatchedCalls, dispatched_calls
 from foretrace.analysis.host_time import Segments, host_segments
 from foretrace.cost_models.kernels.pricing import MEASURED, MODEL
@@ -26,7 +33,7 @@ from foretrace.prediction.priced_step import PricedStep, price_step
 from foretrace.prediction.priced_tasks import STEP, at_predicted_times, priced_tasks, with_cold_host_penalty
 from foretrace.prediction.uncertainty import host_spread, measured_uncertainty, priced_uncertainty
 from foretrace.simulation.merge import RankTasks
-from foretrace.simulation.task_graph import KERNEL, TaskGraph, Timeline
+from foretrace.simulation.task_graph import KERNEL, SYNC, TaskGraph, Timeline
 from foretrace.simulation.uncertainty import Uncertainty
 
 if TYPE_CHECKING:
@@ -97,8 +104,8 @@ class MeasuredRank(RankModel):
     """How many times as long the step took as an unprofiled one: host times are divided by that."""
 
     @classmethod
-    def of(cls, whole: Graph, step: str | None) -> MeasuredRank:
-        """A rank's step, with what ran on its device before."""
+    def of(cls, whole: Graph, step: str | None, drop_gaps: bool = False) -> MeasuredRank:
+        """A rank's step, with what ran on its device before; without what no model has, where ``drop_gaps`` says so."""
         _, cut = cut_to_step(whole, step)
         graph = with_host_collectives_as_kernels(cut)
         segments = host_segments(graph)
@@ -108,6 +115,8 @@ class MeasuredRank(RankModel):
                 "Say --on PLATFORM to predict it on one, or give profiler traces of all ranks.",
             )
         measured = measured_rank_tasks(graph, segments)
+        if drop_gaps:
+            measured = _without_gaps(measured, segments)
         overhead = _profiling_overhead(whole, step)
         tasks = measured.tasks.with_slower_host(1 / overhead)  # profiling slows the host
         on_cpu = not len(cut.kernels)
@@ -167,6 +176,69 @@ class MeasuredRank(RankModel):
         return {SOURCES[MEASURED]: float((kernels.end - kernels.start)[kernels.kind != COLLECTIVE].sum())}
 
 
+def repeated_tasks(rank: MeasuredRank, tasks: RankTasks, times: int) -> tuple[RankTasks, Longs]:
+    """A measured step so many times, one after the other with nothing between them, and where each of them ends.
+
+    Threads and streams go on with the next step where they left the last one, and launches wait while the queue is
+    full. What the device had left from before the first step is there once: it is what each step leaves to the next.
+
+    Parameters
+    ----------
+    rank
+        The rank.
+    tasks
+        Its tasks, with what is different from the measured ones.
+    times
+        How many steps.
+    """
+    one, count, kernels = tasks.tasks, len(tasks.tasks), rank.graph.kernels
+    step = np.arange(times, dtype=np.int64)[:, None]
+    is_kernel = one.kind == KERNEL
+    ours = ~is_kernel
+    ours[is_kernel] = (kernels.call >= 0)[one.row[is_kernel]] | (kernels.op >= 0)[one.row[is_kernel]]
+    duration = np.tile(one.duration, times)
+    duration[count:][~np.tile(ours, times - 1)] = 0.0
+    _, first = np.unique(one.lane[ours], return_index=True)
+    _, last = np.unique(one.lane[ours][::-1], return_index=True)
+    rows = np.flatnonzero(ours)
+    follows = edges((rows[::-1][last] + step[:-1] * count).ravel(), (rows[first] + step[1:] * count).ravel())
+    queue = _queue_edges(rank, one, times)
+    inside = edges((one.before + step * count).ravel(), (one.after + step * count).ravel())
+    lag = np.concatenate([np.tile(one.lag, times), np.zeros(len(follows) + len(queue))])
+    several = TaskGraph.of(
+        duration,
+        np.tile(one.lane, times),
+        np.concatenate([inside, follows, queue]),
+        lag,
+        kind=np.tile(one.kind, times),
+        row=np.tile(one.row, times),
+    )
+    if len(one.release):
+        several = replace(several, release=np.append(one.release, np.zeros(count * (times - 1))))
+    arrival = np.where(tasks.arrival >= 0, tasks.arrival + step * count, -1).ravel()
+    return RankTasks(several, arrival), (step.ravel() + 1) * count
+
+
+def _queue_edges(rank: MeasuredRank, one: TaskGraph, times: int) -> Pairs:
+    """A launch waits for the kernel that was launched so many launches before it, in a step before its own."""
+    kernels, calls, count = rank.graph.kernels, rank.graph.calls, len(one)
+    hosts, on_device = np.flatnonzero(one.on_host), np.flatnonzero(one.kind == KERNEL)
+    launch = np.full(len(calls) + 1, -1)
+    launch[rank.segments.call[one.row[hosts]]] = hosts
+    launch[-1] = -1
+    launched = on_device[launch[kernels.call[one.row[on_device]]] >= 0]
+    call = kernels.call[one.row[launched]]
+    order = np.argsort(calls.start[call], kind="stable")
+    launched, launching = launched[order], launch[call[order]]
+    place = np.arange(len(launched) * times)
+    if not len(launched):
+        return np.zeros((0, 2), np.int32)
+    ahead = place - LAUNCHES_AHEAD
+    crosses = (ahead >= 0) & (ahead // len(launched) < place // len(launched))
+    (step, at), (before, what) = divmod(place[crosses], len(launched)), divmod(ahead[crosses], len(launched))
+    return edges(launched[what] + before * count, launching[at] + step * count)
+
+
 def _profiling_overhead(graph: Graph, step: str | None) -> float:
     """That of this very step, where unprofiled ones were timed as well; else that of all of them."""
     ours = [span for span in graph.steps if span.name == step or len(graph.steps) == 1]
@@ -211,6 +283,14 @@ def measured_rank_tasks(graph: Graph, segments: Segments) -> MeasuredRankTasks:
     tasks = replace(tasks, lag=lag + stall[tasks.after], release=np.where(free, timeline.start, 0.0))
     rank = RankTasks(tasks, arrival)
     return MeasuredRankTasks(rank, stall, measured_overlap(rank, timeline))
+
+
+def _without_gaps(measured: MeasuredRankTasks, segments: Segments) -> MeasuredRankTasks:
+    """The tasks without host time that has a cause of its own, and without stalls."""
+    tasks = measured.tasks.tasks
+    dropped = tasks.on_host & (segments.cause[np.where(tasks.on_host, tasks.row, 0)] >= 0) & (tasks.kind != SYNC)
+    kept = replace(tasks, duration=np.where(dropped, 0.0, tasks.duration), lag=tasks.lag - measured.stall[tasks.after])
+    return measured._replace(tasks=replace(measured.tasks, tasks=kept), stall=np.zeros_like(measured.stall))
 
 
 def _without_guessed_edges(graph: Graph, measured: TaskGraph) -> TaskGraph:
@@ -281,7 +361,13 @@ class PricedRank(RankModel):
 
     @classmethod
     def of(
-        cls, whole: Graph, step: str | None, platform: Platform, kernels: str | None, cut: Graph | None = None
+        cls,
+        whole: Graph,
+        step: str | None,
+        platform: Platform,
+        kernels: str | None,
+        cut: Graph | None = None,
+        drop_gaps: bool = False,
     ) -> PricedRank:
         """A rank's step with its costs on a platform; ``cut`` is the step, where it was cut out before."""
         cut = cut or cut_to_step(whole, step)[0]
@@ -291,7 +377,7 @@ class PricedRank(RankModel):
             raise ForetraceError(
                 f"{whole.source or f'rank {whole.rank}'} holds no calls", "Record or sketch a training step."
             )
-        priced, notes = price_step(cut, dispatched, platform, kernels)
+        priced, notes = price_step(cut, dispatched, platform, kernels, drop_gaps)
         tasks = with_cold_host_penalty(priced, priced_tasks(priced, platform.device))
         work = priced.work
         row = np.full(len(calls.collectives), -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from foretrace.analysis.critical_path import LATENCY, hot_ops, summarize_path
 from foretrace.analysis.dependencies import without_host_collective_kernels
 from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.analysis.host_time import KINDS, host_overheads
+from foretrace.analysis.idle import bound_by
 from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import RankReport, StepReport, Workings
 from foretrace.cost_models.kernels.pricing import MODEL
@@ -29,7 +31,7 @@ from foretrace.graph.tables import percentiles
 from foretrace.platform.device import Device
 from foretrace.prediction.device_work import SOURCES
 from foretrace.prediction.job import SimulatedJob
-from foretrace.prediction.rank_models import PricedRank
+from foretrace.prediction.rank_models import MeasuredRank, PricedRank
 from foretrace.prediction.uncertainty import PERCENTILES, job_uncertainty, sample_count
 from foretrace.simulation.critical_path import critical_path
 from foretrace.simulation.task_graph import SYNC
@@ -85,8 +87,13 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
 
         report.stragglers = stragglers(graphs, collectives, step_ms)
     report.idle_causes = _idle_causes(graphs, done, report.device_idle_ms)
+    report.bound = bound_by(step_ms, report.device_idle_ms, {}) if report.kernels else None
     samples = sample_step_ms(done)
     low, high = percentiles(samples, PERCENTILES)
+    if not low < step_ms < high or isinstance(done.ranks[0], MeasuredRank):
+        # What was measured has its own spread already: samples that draw more of it are all longer.
+        samples = samples * (step_ms / percentiles(samples, [50])[0])
+        low, high = percentiles(samples, PERCENTILES)
     report.low_ms, report.high_ms = min(low, step_ms), max(high, step_ms)
     sources = [rank.sources for rank in done.ranks]
     report.workings = Workings(tasks, timeline, path, done.graphs, done.segments, device, sources, samples, collectives)
@@ -117,9 +124,14 @@ def _coverage(done: SimulatedJob) -> dict[str, float]:
 def _idle_causes(graphs: list[Graph], done: SimulatedJob, idle_ms: float) -> dict[str, float]:
     """Milliseconds in which the device idles, by what the host does; the rest is the device's own latency."""
     end = done.timeline.span
-    each = np.mean([idle_causes(graph, cut, end) for graph, cut in zip(graphs, done.segments)], axis=0) / 1e3
-    causes = dict(zip(KINDS, each.tolist()))
-    return {**causes, LATENCY: max(idle_ms - float(each.sum()), 0.0)}
+    causes: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    for graph, cut in zip(graphs, done.segments):
+        kinds = np.array([*(kind for kind, _ in cut.causes.items), ""])[cut.cause]  # of its own kind where no cause is
+        for cause in dict.fromkeys(["", *kinds.tolist()]):
+            ours = idle_causes(graph, cut.rows(kinds == cause), end) / 1e3 / len(graphs)
+            for kind, spent in [(cause, float(ours.sum()))] if cause else zip(KINDS, ours.tolist()):
+                causes[kind] = causes.get(kind, 0.0) + spent
+    return {**causes, LATENCY: max(idle_ms - sum(causes.values()), 0.0)}
 
 
 def _rank_reports(
@@ -130,8 +142,11 @@ def _rank_reports(
     begin = min((step.start for graph in graphs for step in graph.steps), default=0.0)
     reports = []
     for position, (graph, whole) in enumerate(zip(graphs, job.graphs)):
-        talk = communication(graph, position, collectives)
-        active, idle = (us / 1e3 for us in active_and_idle(graph))
+        # What the step before left on the device is that step's; of a trace of one step, it is this one's.
+        earlier = (graph.kernels.call < 0) & (graph.kernels.op < 0) & (len(whole.steps) > 1)
+        kernels = graph.kernels.rows(~earlier)
+        talk = communication(graph, position, collectives, kernels)
+        active, idle = (us / 1e3 for us in active_and_idle(replace(graph, kernels=kernels)))
         (step,) = graph.steps
         reports.append(
             RankReport(

@@ -99,8 +99,14 @@ def step_facts(report: StepReport) -> list[Fact]:
 def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     likely = f"80 %: {ms(report.low_ms)} – {ms(report.high_ms)}"
     yield "step", f"{ms(report.step_ms)} ms", f"({likely}) {_predicted_limit(report)}"
+    if report.span_ms and report.span_ms != report.step_ms:
+        yield "span", f"{ms(report.span_ms)} ms", "from the first rank's start to the last one's end"
     if report.step_ms_back_to_back is not None:
         yield "next", f"{ms(report.step_ms_back_to_back)} ms", "back to back, where the host may run ahead"
+    if report.carried:
+        largest, spent = report.carried[0], sum(row.ms for row in report.carried)
+        mostly = f"of measured host time that no model has, mostly {largest.cause}; --drop-gaps leaves it out"
+        yield "gaps", f"{ms(spent)} ms", mostly
     if report.kernels:
         named = ", ".join(f"{row.name} {percent(row.share)}" for row in report.by_family[:FAMILIES_NAMED])
         more = ", …" if len(report.by_family) > FAMILIES_NAMED else ""
@@ -171,6 +177,8 @@ def _predicted_limit(report: StepReport) -> str:
     """What limits a predicted step: the host or the device."""
     if not report.kernels:
         return "all of it on the host"
+    if len(report.ranks) > 1 and report.span_ms and report.span_ms != report.step_ms:
+        return "a step of the slowest host"
     if len(report.ranks) > 1:
         return "from the first rank's start to the last one's end"
     return f"{_bound(report, report.step_ms)} of it"

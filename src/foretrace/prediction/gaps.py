@@ -1,0 +1,162 @@
+"""Measured host time that no model has: data loading, checkpoints, work of the CPU, long pauses. It is carried over to
+another machine as it was measured, and can be left out on purpose.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from foretrace.analysis.activities import ALLOCATION, MEANINGS
+from foretrace.analysis.dispatched import DispatchedCalls
+from foretrace.analysis.host_time import KINDS, Segments, host_segments
+from foretrace.analysis.report import IdleRow
+from foretrace.graph import Graph
+from foretrace.graph.tables import Floats, Longs, distinct
+from foretrace.platform.platform import Platform
+from foretrace.platform.registry import host_of_device
+from foretrace.simulation.task_graph import SYNC, T1, T4, merged
+
+UNEXPLAINED_US, TIMES_THE_MODEL = 1000.0, 20.0
+"""A pause or a call whose name does not say what it is for is carried over where it took so much longer, and so many
+times as long, as its model says: no profiler slows one call so much."""
+CARRIED = "carried over"
+"""The cause of such time in a prediction."""
+CARRIED_KINDS = MEANINGS | {ALLOCATION}
+"""Causes that say what host time is for: no model has it."""
+PAUSE, CPU_WORK = "pause", "cpu work"
+"""Causes of gaps that have no other name: between ops, and inside one."""
+
+
+@dataclass
+class Gaps:
+    """Host time of a step that its model does not have, in microseconds."""
+
+    before: Floats
+    """Before each dispatcher call, or inside it."""
+    cause: Longs
+    """For each call the code in `causes` of what its gap is; -1 for none."""
+    causes: list[tuple[str, str]] = field(default_factory=list)
+    after: float = 0.0
+    """After the last call."""
+
+    @classmethod
+    def none(cls, calls: int) -> Gaps:
+        """No gap in so many calls."""
+        return cls(np.zeros(calls), np.full(calls, -1, np.int64))
+
+    def add(self, call: int, kind: str, name: str, us: float) -> None:
+        """Add a gap before a call; after the last one for a call that there is not. The longest names them all."""
+        if us <= 0:
+            return
+        if call >= len(self.before):
+            self.after += us
+            return
+        if us > self.before[call] / 2:
+            if (kind, name) not in self.causes:
+                self.causes.append((kind, name))
+            self.cause[call] = self.causes.index((kind, name))
+        self.before[call] += us
+
+    def repeated(self, times: int) -> Gaps:
+        """Those of so many steps."""
+        return replace(self, before=np.tile(self.before, times), cause=np.tile(self.cause, times))
+
+    def scaled(self, factor: float) -> Gaps:
+        """Those of a host that takes so many times as long."""
+        return replace(self, before=self.before * factor, after=self.after * factor)
+
+    @property
+    def total_ms(self) -> float:
+        """All of them."""
+        return float(self.before.sum() + self.after) / 1e3
+
+
+def measured_gaps(
+    graph: Graph, step: DispatchedCalls, before: Floats, inside: Floats, meant_only: bool = False
+) -> Gaps:
+    """The gaps of a measured step.
+
+    Parameters
+    ----------
+    graph
+        The step as it was measured.
+    step
+        Its dispatcher calls.
+    before, inside
+        What the model of the host has for each of them: T1, and T2 to T5.
+    meant_only
+        Whether only what has a name that says what it is for is carried over: where the model is of the host that the
+        step was measured on, it knows the rest.
+    """
+    ops = step.calls.ops
+    gaps = Gaps.none(len(ops))
+    if not len(ops) or not len(graph.kernels) or not np.isfinite(ops.start).all():
+        return gaps
+    cut = host_segments(graph)
+    modelled = np.append(0.0, np.cumsum(before + inside))
+    for thread in distinct(ops.thread).tolist():
+        calls = np.flatnonzero(ops.thread == thread)
+        ours = cut.rows((cut.thread == thread) & (cut.kind != SYNC))
+        meant = np.array([kind in CARRIED_KINDS for kind, _ in cut.causes.items] + [False])[ours.cause]
+        named = ours.rows(meant)
+        begins, ends, _ = merged(named.start, named.end)
+        place = np.searchsorted(ops.start[calls], begins)
+        beyond = np.searchsorted(ops.start[calls], ends)
+        own = np.append(calls, len(ops))
+        for at in range(len(begins)):
+            inner = modelled[own[beyond[at]]] - modelled[own[place[at]]] if beyond[at] > place[at] else 0.0
+            gaps.add(int(own[place[at]]), *_longest(named, begins[at], ends[at]), float(ends[at] - begins[at]) - inner)
+        if not meant_only and not graph.unprofiled.synced_ms:  # else what profiling adds would be among it
+            _add_unnamed(gaps, graph, ours.rows(~meant), ops.start[calls], own, before, modelled)
+    return gaps
+
+
+def _longest(named: Segments, begin: float, end: float) -> tuple[str, str]:
+    """The cause of most of an interval."""
+    rows = np.flatnonzero((named.start >= begin) & (named.end <= end))
+    us = np.bincount(named.cause[rows], named.duration[rows])
+    return named.causes.items[int(us.argmax())]
+
+
+def _add_unnamed(
+    gaps: Gaps, graph: Graph, rest: Segments, starts: Floats, own: Longs, before: Floats, modelled: Floats
+) -> None:
+    """Add pauses between ops and time inside ops that are far longer than the model has them."""
+    names, pauses = graph.ops.names, rest.rows(rest.kind == T1)
+    known = np.append(before, 0.0)
+    for row in np.flatnonzero(pauses.duration >= UNEXPLAINED_US).tolist():
+        call, us = int(own[np.searchsorted(starts, pauses.end[row])]), float(pauses.duration[row])
+        kind, name = pauses.label(row, names[graph.ops.name[pauses.op[row]]] if pauses.op[row] >= 0 else "")
+        if us >= TIMES_THE_MODEL * known[call] and not name.startswith("Optimizer."):
+            gaps.add(call, PAUSE if kind in KINDS else kind, name, us - known[call])
+    spent = rest.rows((rest.kind != T1) & (rest.kind != T4) & (rest.op >= 0))
+    inside = np.bincount(spent.op, spent.duration, len(graph.ops))
+    for op in np.flatnonzero(inside >= UNEXPLAINED_US).tolist():
+        first, last = np.searchsorted(starts, [graph.ops.start[op], graph.ops.end[op]])
+        has = float(modelled[own[last]] - modelled[own[first]]) if last > first else 0.0
+        if inside[op] >= max(has + UNEXPLAINED_US, TIMES_THE_MODEL * has):
+            gaps.add(int(own[first]), CPU_WORK, names[graph.ops.name[op]], float(inside[op]) - has)
+
+
+def host_ratio(graph: Graph, platform: Platform) -> float | None:
+    """How many times as long the host of a platform takes as the one that a graph was measured on; None where that is
+    unknown: it is known for the device of a calibrated platform.
+    """
+    here = host_of_device(graph.device)
+    return None if here is None else platform.host.before.forward_call / here.before.forward_call
+
+
+def carried_rows(each: Sequence[Gaps]) -> list[IdleRow]:
+    """What was carried over, the mean over ranks, the longest first; shares are of all of it."""
+    ms: dict[tuple[str, str], float] = defaultdict(float)
+    for gaps in each:
+        for call in np.flatnonzero(gaps.cause >= 0).tolist():
+            ms[gaps.causes[gaps.cause[call]]] += float(gaps.before[call]) / 1e3 / len(each)
+        if gaps.after:
+            ms[PAUSE, "after the last call"] += gaps.after / 1e3 / len(each)
+    total = sum(ms.values())
+    return sorted((IdleRow(*key, one, one / total) for key, one in ms.items()), key=lambda row: -row.ms)

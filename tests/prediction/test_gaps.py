@@ -1,0 +1,107 @@
+"""Measured host time that no model has is carried over; a step of a measured job is the time from step to step."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import foretrace as ft
+from foretrace.graph import Graph, Job, Span
+from foretrace.graph.tables import ANNOTATION
+from foretrace.platform.platform import Platform
+from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
+from tests.analysis.builders import Call, launch, rank
+from tests.analysis.test_idle import LOADER, step
+
+
+def shaped(graph: Graph, device: str = "Tesla T4") -> Graph:
+    """With measured kernels, of a device."""
+    return replace(graph, device=device)
+
+
+def priced(graph: Graph, on: str = "h200", **options: bool) -> ft.StepReport:
+    return predict_on_platform(graph, Platform.named(on), "measured", **options)
+
+
+def test_data_loading_is_carried_over_to_another_machine_and_said() -> None:
+    kept, dropped = priced(shaped(step(20_000.0))), priced(shaped(step(20_000.0)), drop_gaps=True)
+    assert kept.step_ms == pytest.approx(dropped.step_ms + 19.9, abs=0.2)
+    assert (kept.carried[0].cause, kept.carried[0].name) == ("data loading", LOADER) and not dropped.carried
+    assert kept.idle_causes["carried over"] == pytest.approx(19.9, abs=0.2)
+    assert kept.critical_path[0].what == "carried over" and kept.look_at[0].name.startswith(
+        "carried over: data loading"
+    )
+    assert any("carried over, as measured: its host is unknown" in note for note in kept.notes)
+    assert kept.to_dict()["carried"][0]["cause"] == "data loading"
+
+
+def test_what_it_calls_meanwhile_is_not_counted_twice() -> None:
+    row = priced(shaped(step(20_000.0))).carried[0]
+    assert row.ms + 0.05 > 19.9 and row.ms < 19.99
+
+
+def test_work_of_the_cpu_is_carried_over_where_it_is_far_longer_than_the_model_has_it() -> None:
+    def drawn(us: float) -> Graph:
+        late = launch(us + 20, us + 30, (us + 40, us + 90))
+        return shaped(rank(Call("aten::randn", 0, us), Call("aten::mm", us + 10, us + 40), late))
+
+    assert [row.cause for row in priced(drawn(10_000.0)).carried] == ["cpu work"]
+    assert not priced(drawn(900.0)).carried
+
+
+def test_pauses_without_a_name_are_not_carried_over_from_a_host_that_the_model_is_of() -> None:
+    pause = rank(Call("aten::view", 0, 10), Call("aten::mm", 9_000, 9_050), launch(9_020, 9_030, (9_040, 9_090)))
+    assert priced(shaped(pause)).carried[0].cause == "pause"
+    assert not priced(shaped(pause, "NVIDIA H200")).carried
+
+
+def test_a_trace_of_a_gpu_whose_host_was_not_measured_keeps_its_own_host_there() -> None:
+    graph = shaped(step(20_000.0))
+    there = ft.predict(graph, on="t4", kernels="measured")
+    assert there.platform == "t4" and there.step_ms == pytest.approx(21.1, rel=0.01)
+    assert any("hosts and kernels as measured" in note for note in there.notes)
+    without = ft.predict(graph, on="t4", kernels="measured", drop_gaps=True)
+    assert without.step_ms == pytest.approx(21.1 - 19.99, rel=0.02)
+    assert ft.predict(graph, on="h200", kernels="measured").platform == "h200"
+
+
+def ahead(count: int = 1, begin: float = 0.0) -> Graph:
+    """A rank whose host takes 1 ms for a step, and leaves its device 0.5 ms of work at its end."""
+    events: list[object] = []
+    spans = []
+    for number in range(count):
+        at = begin + 1000.0 * number
+        spans.append(Span(f"ProfilerStep#{number}", at, at + 1000.0))
+        events += [Call(f"ProfilerStep#{number}", at, at + 1000.0, kind=ANNOTATION)]
+        events += [Call("aten::mm", at + 600, at + 700), launch(at + 650, at + 660, (at + 670, at + 1500))]
+    return rank(*events, steps=spans)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_step_of_a_measured_job_does_not_count_how_far_its_host_runs_ahead(steps: int) -> None:
+    report = predict_on_own_machine(Job([ahead(steps)]))
+    assert report.step_ms == pytest.approx(1.0, rel=1e-3)
+    assert report.span_ms == pytest.approx(1.5, rel=1e-3)
+    assert report.step_ms_back_to_back == pytest.approx(1.0, rel=1e-3)
+
+
+def test_steps_one_after_the_other_take_as_long_as_the_device_does_where_that_is_slower() -> None:
+    mark, span = Call("ProfilerStep#0", 0, 100, kind=ANNOTATION), Span("ProfilerStep#0", 0.0, 100.0)
+    report = predict_on_own_machine(
+        Job([rank(mark, Call("aten::mm", 10, 90), launch(20, 30, (40, 940)), steps=[span])])
+    )
+    assert report.step_ms == report.step_ms_back_to_back == pytest.approx(0.9, rel=0.01)
+
+
+def test_the_estimate_lies_inside_its_range() -> None:
+    report = predict_on_own_machine(Job([ahead()]))
+    assert report.low_ms < report.step_ms < report.high_ms
+
+
+def test_a_host_that_polls_for_a_kernel_waits_for_it_on_another_machine_too() -> None:
+    from tests.analysis.test_idle import polling
+
+    graph = polling(2000.0, 9000.0, 700.0)
+    waits = predict_on_platform(graph, Platform.named("h200"), "measured")
+    assert waits.step_ms == pytest.approx(float(np.sum(graph.kernels.end - graph.kernels.start)) / 1e3, rel=0.5)
+    assert [row.what for row in waits.critical_path].count("sync") >= 1
