@@ -165,3 +165,10 @@ def test_pipes_among_traces_are_refused_or_passed_over(foretrace, trace, tmp_pat
     os.mkfifo(tmp_path / "rank1.json")
     assert "is a pipe" in foretrace("show", tmp_path / "*.json").err
     assert foretrace("show", tmp_path).code == 0
+
+
+def test_all_steps_are_listed_where_they_are_asked_for(foretrace, trace):
+    text = foretrace("show", trace, "--steps").out
+    assert "median" in text and "ProfilerStep#" in text
+    assert json.loads(foretrace("show", trace, "--steps", "--json").out)["steps"][0]["step"].startswith("ProfilerStep#")
+    assert foretrace("show", trace, "--steps", "--step", "ProfilerStep#1").code == 2

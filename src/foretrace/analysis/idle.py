@@ -11,7 +11,7 @@ from foretrace.analysis.activities import Activities
 from foretrace.analysis.critical_path import LATENCY, LATENCY_US
 from foretrace.analysis.host_time import Segments, cut_at
 from foretrace.analysis.report import IdleRow
-from foretrace.graph import Graph
+from foretrace.graph import Graph, OpTable
 from foretrace.graph.tables import Floats, Ints, KernelTable
 from foretrace.simulation.task_graph import T1, T4, merged
 
@@ -55,19 +55,23 @@ def bound_by(step_ms: float, idle_ms: float, causes: dict[str, float]) -> str:
     return "queue" if causes.get(QUEUED, 0.0) + causes.get(LATENCY, 0.0) > idle_ms / 2 else "host"
 
 
-def idle_rows(graph: Graph, kernels: KernelTable, segments: Segments, start: float, end: float) -> list[IdleRow]:
+def idle_rows(
+    graph: Graph, kernels: KernelTable, segments: Segments, start: float, end: float, ops: OpTable
+) -> list[IdleRow]:
     """What the device idles for in a time window, the longest first.
 
     Parameters
     ----------
     graph
-        Whose runtime calls the kernels are launched by, and whose ops the host time is of.
+        Whose runtime calls the kernels are launched by.
     kernels
         The device work of the window.
     segments
         Its host time.
     start, end
         The window.
+    ops
+        Those that the host time is of.
     """
     if not len(kernels):
         return []
@@ -86,7 +90,7 @@ def idle_rows(graph: Graph, kernels: KernelTable, segments: Segments, start: flo
     late = ends - launched
     found[LATENCY, ""] = float(late[(late > 0) & (late <= LATENCY_US)].sum())
     found[QUEUED, ""] = float(late[late > LATENCY_US].sum())
-    _add_host(graph, segments, begins, launched, thread.astype(np.int32), main, found)
+    _add_host(ops, segments, begins, launched, thread.astype(np.int32), main, found)
     total = sum(found.values())
     rows = [IdleRow(*key, us / 1e3, us / total) for key, us in found.items() if us > 0]
     return sorted(rows, key=lambda row: -row.ms)
@@ -100,7 +104,7 @@ def _launching(segments: Segments) -> list[int]:
 
 
 def _add_host(
-    graph: Graph,
+    ops: OpTable,
     segments: Segments,
     start: Floats,
     end: Floats,
@@ -121,7 +125,7 @@ def _add_host(
         rows, which = np.unique(pieces.cause[known], return_inverse=True)
         for row, us in zip(rows.tolist(), np.bincount(which, pieces.duration[known], len(rows)).tolist()):
             op = int(segments.op[row])
-            found[segments.label(row, graph.ops.names[graph.ops.name[op]] if op >= 0 else "")] += us
+            found[segments.label(row, ops.names[ops.name[op]] if op >= 0 else "")] += us
         gaps = pieces.rows(~known)
         if not len(gaps):
             return

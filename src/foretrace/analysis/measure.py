@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 
@@ -101,7 +100,7 @@ def _rank_reports(
         window = start, end = step_window(whole, step)
         kernels = kernels_in(whole, start, end)
         active, step_ms = total(kernels.start, kernels.end) / 1e3, (end - start) / 1e3
-        idle = idle_rows(replace(whole, ops=graph.ops), kernels, cut, start, end)
+        idle = idle_rows(whole, kernels, cut, start, end, graph.ops)
         on_device = len(kernels) or len(graph.kernels)
         reports.append(
             RankReport(

@@ -18,6 +18,7 @@ def show(
     html: Html = None,
     step: Annotated[str | None, typer.Option(help="Name of the step, for instance ProfilerStep#3.")] = None,
     ranks: Annotated[str | None, typer.Option(help="Only these ranks, for instance 0-2,4.")] = None,
+    steps: Annotated[bool, typer.Option("--steps", help="List all steps, and what differs in the slow ones.")] = False,
     top: Top = 10,
 ) -> None:
     """Show where the time of a step goes.
@@ -28,5 +29,12 @@ def show(
     from foretrace.api import load, observe
     from foretrace.report import show as show_result
 
-    report = observe(load(*paths, ranks=rank_numbers(ranks)), step)
-    show_result(report, json, html, top)
+    job = load(*paths, ranks=rank_numbers(ranks))
+    if steps:
+        from foretrace.analysis.steps import list_steps
+
+        if html is not None or step is not None:
+            raise typer.BadParameter("lists all steps: it goes with neither --html nor --step", param_hint="--steps")
+        show_result(list_steps(job), json, top=top)
+        return
+    show_result(observe(job, step), json, html, top)

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 
 from foretrace.analysis.idle import bound_by
 from foretrace.analysis.report import CollectiveRow, PathRow, RankReport, StepReport, TimeRow
+from foretrace.analysis.steps import StepList, StepRow
 from foretrace.graph.graph import cautions
 from foretrace.report.formatting import bytes_, join_words, ms, ms_range, percent, plural, rate, short_name
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
@@ -51,6 +52,36 @@ def step_blocks(report: StepReport, top: int | None) -> Blocks:
     yield fact_lines(step_title(report), [*caution_facts(report.notes), *step_facts(report)])
     yield from _predicted_tables(report, top) if report.predicted else _measured_tables(report, top)
     yield from note_lines([note for note in report.notes if note not in report.cautions])
+
+
+def step_list_blocks(steps: StepList, top: int | None) -> Blocks:
+    """All steps of a trace, and what differs in the slow ones; ``top`` things of each."""
+    slow = [row for row in steps.steps if row.slow]
+    about = f"{plural(len(slow), 'step')} of {len(steps.steps)} more than 10 % slower" if slow else "none much slower"
+    yield fact_lines(steps.source or "the trace", [("step", f"{ms(steps.median_ms)} ms", f"median; {about}")])
+    ranks = len({row.rank for row in steps.steps}) > 1
+    columns: dict[str, Callable[[StepRow], str]] = {
+        "<step": lambda row: row.step,
+        "ms": lambda row: ms(row.ms),
+        "rank": lambda row: str(row.rank),
+        "active": lambda row: ms(row.device_active_ms),
+        "idle": lambda row: ms(row.device_idle_ms),
+        "kernels": lambda row: f"{row.kernels:,}",
+        "<bound": lambda row: row.bound or "host",
+        "<": lambda row: "slow" if row.slow else "",
+    }
+    if not ranks:
+        del columns["rank"]
+    cells = [[cell(row) for cell in columns.values()] for row in steps.steps]
+    yield table("Steps, each of the rank that takes longest", list(columns), cells)
+    for row in slow:
+        named = ((more, *name.partition(": ")) for name, more in row.differs.items())
+        rows = [[f"+{ms(more)}", what, short_name(name)] for more, what, _, name in named]
+        if rows:
+            title = f"{row.step}: {ms(row.ms - steps.median_ms)} ms longer than the median, of which"
+            yield table(title, ["ms", "<what", "<name…"], rows, top)
+    if steps.notes:
+        yield from note_lines(steps.notes)
 
 
 def step_title(report: StepReport) -> str:

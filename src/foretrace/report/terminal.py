@@ -30,6 +30,7 @@ Blocks = Iterator[RenderableType]
 
 BLOCKS = {
     "StepReport": "step.step_blocks",
+    "StepList": "step.step_list_blocks",
     "StepDifference": "comparisons.difference_blocks",
     "Check": "comparisons.check_blocks",
     "WhatIf": "comparisons.whatif_blocks",

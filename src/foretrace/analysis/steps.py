@@ -1,0 +1,105 @@
+"""All steps of a trace: how long each takes, and what differs in the slow ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from foretrace.analysis.host_time import host_segments
+from foretrace.analysis.idle import bound_by, idle_rows, kernels_in
+from foretrace.analysis.report import idle_by_cause, plain
+from foretrace.errors import ForetraceError
+from foretrace.graph import Job
+from foretrace.graph.graph import cut_to_step
+from foretrace.graph.tables import median
+from foretrace.simulation.task_graph import total
+
+SLOW = 1.1
+"""A step that takes this many times the median is slow."""
+WORTH_NAMING = 0.1
+"""Share of what a slow step takes longer, from which on a part of it is named."""
+WORK = "device work"
+"""The part of a step in which its device is active."""
+
+
+@dataclass(slots=True)
+class StepRow:
+    """One step, of the rank that takes longest for it."""
+
+    step: str
+    ms: float
+    rank: int
+    device_active_ms: float
+    device_idle_ms: float
+    kernels: int
+    """Launched in it."""
+    bound: str | None
+    slow: bool = False
+    """Whether it takes more than 1.1 times the median."""
+    differs: dict[str, float] = field(default_factory=dict)
+    """Of a slow step, what it has more of than the median step, in milliseconds, the most first."""
+
+
+@dataclass
+class StepList:
+    """All steps of a trace in their order."""
+
+    source: str
+    median_ms: float
+    steps: list[StepRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of ``foretrace show --steps --json``."""
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def list_steps(job: Job) -> StepList:
+    """The steps that all ranks of a job mark, with what differs in the slow ones.
+
+    A step is its device's work and what the device idles for, by cause and name; where a slow one has more of something
+    than the median over all steps, that is what differs.
+    """
+    names = [span.name for span in job.graphs[0].steps] if job.graphs else []
+    names = [name for name in names if all(any(s.name == name for s in graph.steps) for graph in job.graphs)]
+    if not names or not all(graph.has_times for graph in job.graphs):
+        raise ForetraceError(
+            f"{job.source or 'the trace'} marks no steps that have times",
+            "Call the profiler's step() after each step; without --steps all of the trace is shown as one.",
+        )
+    each = [_row(job, name) for name in names]
+    typical = float(median(np.array([row.ms for row, _ in each])))
+    parts = {part: float(median(np.array([has.get(part, 0.0) for _, has in each]))) for _, has in each for part in has}
+    for row, has in each:
+        row.slow = row.ms > SLOW * typical
+        if row.slow:
+            more = {part: ms - parts[part] for part, ms in has.items()}
+            least = WORTH_NAMING * (row.ms - typical)
+            row.differs = {part: ms for part, ms in sorted(more.items(), key=lambda one: -one[1]) if ms > least}
+    return StepList(job.source, typical, [row for row, _ in each], list(job.notes))
+
+
+def _row(job: Job, name: str) -> tuple[StepRow, dict[str, float]]:
+    """A step on the rank that takes longest for it, and what it is made of, in milliseconds."""
+    spans = {graph.rank: next(span for span in graph.steps if span.name == name) for graph in job.graphs}
+    graph = max(job.graphs, key=lambda graph: spans[graph.rank].ms)
+    span = spans[graph.rank]
+    cut, _ = cut_to_step(graph, name)
+    kernels = kernels_in(graph, span.start, span.end)
+    active = total(kernels.start, kernels.end) / 1e3
+    segments = host_segments(cut)
+    idle = idle_rows(graph, kernels, segments, span.start, span.end, cut.ops)
+    if not len(kernels):
+        kinds = [segments.label(row, "") for row in range(len(segments))]
+        parts: dict[str, float] = {}
+        for (kind, _), us in zip(kinds, segments.duration.tolist()):
+            parts[kind] = parts.get(kind, 0.0) + us / 1e3
+        return StepRow(name, span.ms, graph.rank, 0.0, 0.0, 0, None), parts
+    bound = bound_by(span.ms, span.ms - active, idle_by_cause(idle))
+    parts = {WORK: active}
+    for row in idle:
+        label = f"{row.cause}: {row.name}" if row.name else row.cause
+        parts[label] = parts.get(label, 0.0) + row.ms
+    return StepRow(name, span.ms, graph.rank, active, span.ms - active, len(cut.kernels), bound), parts

@@ -1,0 +1,51 @@
+"""All steps of a trace, and what differs in the slow ones."""
+
+import pytest
+
+from foretrace.analysis.steps import list_steps
+from foretrace.errors import ForetraceError
+from foretrace.graph import Graph, Job, Span
+from foretrace.graph.tables import ANNOTATION
+from tests.analysis.builders import Call, launch, rank
+from tests.analysis.test_idle import LOADER, doing
+
+
+def trained(*loads: float, kernel_us: float = 500.0) -> Graph:
+    """Steps that load a batch for so long, and then launch a kernel."""
+    events: list[object] = []
+    spans, loading, at = [], [], 0.0
+    for number, load in enumerate(loads):
+        end = at + load + kernel_us + 100
+        spans.append(Span(f"ProfilerStep#{number}", at, end))
+        loading.append((LOADER, at + 5, at + load))
+        events += [
+            Call(f"ProfilerStep#{number}", at, end, kind=ANNOTATION),
+            Call("aten::mm", at + load + 10, at + load + 50),
+        ]
+        events += [launch(at + load + 20, at + load + 30, (at + load + 40, at + load + 40 + kernel_us))]
+        at = end
+    return doing(rank(*events, steps=spans), *loading)  # type: ignore[arg-type]
+
+
+def test_a_slow_step_is_told_by_what_it_has_more_of() -> None:
+    found = list_steps(Job([trained(100, 100, 2100, 100, 100)], "run"))
+    assert [row.slow for row in found.steps] == [False, False, True, False, False]
+    assert found.median_ms == pytest.approx(0.7) and found.steps[2].ms == pytest.approx(2.7)
+    assert found.steps[2].differs == {f"data loading: {LOADER}": pytest.approx(2.0)}
+    assert (found.steps[2].bound, found.steps[0].bound) == ("host", "device")
+    assert found.to_dict()["steps"][2]["step"] == "ProfilerStep#2"
+
+
+def test_steps_alike_have_nothing_that_differs() -> None:
+    assert not any(row.slow or row.differs for row in list_steps(Job([trained(100, 101, 99)])).steps)
+
+
+def test_a_step_is_that_of_the_rank_that_takes_longest_for_it() -> None:
+    ranks = [trained(100, 100), trained(100, 900)]
+    ranks[1].rank = 1
+    assert [row.rank for row in list_steps(Job(ranks)).steps] == [0, 1]
+
+
+def test_a_trace_without_marks_has_no_steps_to_list() -> None:
+    with pytest.raises(ForetraceError, match="marks no steps"):
+        list_steps(Job([rank(Call("aten::mm", 0, 10))]))
