@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foretrace.graph import Job
-from foretrace.platform.fabric import Curve, Fabric, Overlap, Oversubscription
+from foretrace.platform.fabric import CpuOverlap, Curve, Fabric, Oversubscription
 from foretrace.prediction.cpu_ranks import as_typical, expected_last, with_oversubscription
 from foretrace.prediction.predict import measured_ranks, predict_on_own_machine
 from foretrace.prediction.scaling import at_world
@@ -61,7 +61,7 @@ def test_a_job_of_more_ranks_than_were_recorded_is_slower_by_that() -> None:
 
 
 def test_ranks_are_slowed_by_what_they_exchange_and_the_other_way_round() -> None:
-    seen = replace(fabric(), beside=Overlap(work=1.5, transfer=2.0))
+    seen = replace(fabric(), beside=CpuOverlap(work=1.5, transfer=2.0))
     ranks, _ = measured_ranks(Job([rank(0), rank(1)]))
     same, _ = with_oversubscription(ranks, seen, 2, was=2, per_node=None)
     more, _ = with_oversubscription(ranks, seen, WORLD, was=2, per_node=None)
@@ -71,7 +71,7 @@ def test_ranks_are_slowed_by_what_they_exchange_and_the_other_way_round() -> Non
 
 
 def test_a_transfer_takes_longer_beside_work_on_processors() -> None:
-    job, seen = Job([rank(0), rank(1)]), Overlap(work=1.5, transfer=2.0)
+    job, seen = Job([rank(0), rank(1)]), CpuOverlap(work=1.5, transfer=2.0)
     alone, beside = (predict_on_own_machine(job, replace(fabric(), beside=one)).step_ms for one in (None, seen))
     # Of 100 us it was slowed while a call of 50 us went on.
     assert 0.03 < beside - alone < 0.06

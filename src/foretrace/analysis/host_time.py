@@ -5,7 +5,7 @@
 | T1 | between outermost calls |
 | T2 | from the start of a call to its first launch; all of a call that launches nothing |
 | T3 | from the last launch of a call to its end |
-| T4 | inside a launch |
+| T4 | inside a launch: launch overhead |
 | T5 | between the launches of a call |
 | SYNC | inside a sync, or inside a copy that returns only when it is done |
 
@@ -60,7 +60,7 @@ class Segments:
     after_thread: Ints
     """The thread whose stop this T1 waited for; -1 where it followed its own."""
     cause: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Code in `causes` of what fills it; -1 where it is of its kind."""
+    """Code in `causes` of what fills it (garbage collection, a lock, …); -1 for ordinary overhead of its kind."""
     polled: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     """The kernel that a SYNC without a call polled for; -1 elsewhere."""
     causes: Causes = field(default_factory=Causes)
@@ -297,9 +297,10 @@ def _between_calls(thread: _Thread, threads: list[_Thread]) -> Segments:
 
 
 def _stopped_meanwhile(busy: _Busy, idle_since: Floats, other: _Busy) -> Floats:
-    """When the other thread stopped before each of ours began, if it worked while we did not and then the reverse.
+    """When another thread handed over to this one: for each busy interval of ours the end of the other's last one
+    before it, if the two took turns; else minus infinity.
 
-    Two threads that merely both have pauses do not take turns: the whole of the other's last piece of work must lie in
+    Two threads that merely both have pauses do not take turns: the whole of the other's last busy interval must lie in
     our pause, and the whole of our next one in the other's.
     """
     last = np.searchsorted(other.end, busy.start, "right") - 1

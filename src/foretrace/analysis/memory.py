@@ -1,4 +1,8 @@
-"""Memory of a step: peak, and bytes held op by op."""
+"""Memory of a step: peak, and bytes held op by op, as PyTorch's CUDA caching allocator counts allocated memory.
+
+Not modelled is what the allocator reserves beyond that: memory lost to fragmentation, and free blocks that it caches.
+Nor are the CUDA context and what libraries allocate by themselves; `prediction.report` adds cuBLAS's workspaces.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from foretrace.graph.graph import cut_to_step
 from foretrace.graph.tables import Floats, Ints, Longs
 
 BLOCK = 512
-"""Bytes in which PyTorch's allocator of device memory gives it out."""
+"""PyTorch's caching allocator rounds the size of an allocation up to a multiple of these bytes."""
 MAKES_SPARSE = ("aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors")
 ADDS_SPARSE = "aten::add_"
 
@@ -27,7 +31,7 @@ class MemoryCurve(NamedTuple):
 def peak_memory(graph: Graph) -> int | None:
     """Most bytes alive at once on the rank's device; None where the source says nothing about memory.
 
-    The allocator's own figures lead; without them, storages are added up from their births and deaths.
+    The caching allocator's own figures where they are known; else storages, added up from their births and deaths.
 
     >>> from foretrace.graph import OpTable, Storage
     >>> weights, activation = Storage(0, 2048, "cuda:0"), Storage(1, 600, "cuda:0", birth=2, death=5)

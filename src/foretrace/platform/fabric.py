@@ -72,8 +72,11 @@ class Oversubscription:
 
 
 @dataclass(frozen=True)
-class Overlap:
-    """Slowdown of a rank on a CPU while its threads communicate, as gloo's do."""
+class CpuOverlap:
+    """Compute/communication overlap on a CPU: slowdown of a rank while its threads communicate, as gloo's do.
+
+    That of GPUs is `foretrace.cost_models.collectives.contention.Contention`.
+    """
 
     work: Positive
     """Time of the work, over that without communication."""
@@ -162,7 +165,7 @@ class Fabric:
     """None where they are not known."""
     crowd: tuple[Oversubscription, ...] = ()
     """By rising number of ranks; empty where ranks have devices of their own."""
-    beside: Overlap | None = None
+    beside: CpuOverlap | None = None
     """None where it was not measured, or ranks have devices of their own."""
 
     @property

@@ -15,7 +15,7 @@ class CallCost:
     to_launch: float
     """T2: from its start to its first launch; all of a call that launches nothing."""
     launch: float
-    """T4: in a launch."""
+    """T4, launch overhead: in a launch."""
     between: float
     """T5: from one launch to the next."""
     after: float

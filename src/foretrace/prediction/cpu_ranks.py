@@ -17,7 +17,7 @@ import numpy as np
 from foretrace.analysis.collective_matching import CollectiveMatch
 from foretrace.cost_models.collectives.contention import Contention, oversubscription
 from foretrace.graph.tables import Floats
-from foretrace.platform.fabric import Fabric, Overlap
+from foretrace.platform.fabric import CpuOverlap, Fabric
 from foretrace.prediction.rank_models import NO_OVERLAP, MeasuredRank, PricedRank
 from foretrace.simulation.merge import JobTasks, RankTasks
 from foretrace.simulation.task_graph import Timeline
@@ -66,7 +66,7 @@ def as_typical(ranks: Sequence[MeasuredRank], measured: Sequence[MeasuredRank]) 
     return changed, [f"{said}: the mean of all {len(measured)} measured ranks"]
 
 
-def _communicating(rank: SomeRank, seen: Overlap, more: bool) -> SomeRank:
+def _communicating(rank: SomeRank, seen: CpuOverlap, more: bool) -> SomeRank:
     """A rank whose work and communication slow each other.
 
     Measured work was slowed already: only longer communication than measured, in a larger job, slows it more.

@@ -1,4 +1,6 @@
-"""Contention: kernels and collectives that overlap slow each other, simulated again until the times settle.
+"""Contention in compute/communication overlap: kernels and collectives that run at once slow each other down.
+
+What overlaps follows from the times, and the times from what overlaps: the step is simulated again until they settle.
 
 Kernel models know kernels alone, and fabrics transfers alone: what overlap adds comes on top. Measured kernels already
 hold what it added in the measured run: for them only the difference in overlap counts.

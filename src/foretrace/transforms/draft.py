@@ -16,7 +16,7 @@ from foretrace.graph import Collective, Constant, ForetraceError, Graph, Op, OpT
 from foretrace.graph.calls import dispatched, recorded_kernels
 from foretrace.graph.op import RESIZE, end_in_storage
 from foretrace.graph.tables import CallTable, KernelTable
-from foretrace.transforms.step import EditedCall, IdAllocator
+from foretrace.transforms.step import EditedCall, UnusedIds
 
 COLLECTIVE_OPS = {
     "all_reduce": "c10d::allreduce_",
@@ -41,7 +41,7 @@ class ProcessGroup:
         return len(self.ranks)
 
 
-class Draft(IdAllocator):
+class Draft(UnusedIds):
     """The calls of a graph in order, and what creates tensors, collectives and events to put between them."""
 
     def __init__(self, graph: Graph) -> None:

@@ -1,7 +1,7 @@
 """Flat steps: the calls of a step in one list to edit, and the graph assembled from edited calls.
 
 Every transform follows the same pattern: `editable_step` opens a step, the transform builds a list of `EditedCall`,
-and `assemble` builds the new graph; `reassemble` also decides where storages are freed now. `IdAllocator` creates
+and `assemble` builds the new graph; `reassemble` also decides where storages are freed now. `UnusedIds` creates
 tensors that are new to the step. `StepTemplate` serves transforms that change tensors only and are applied many times.
 """
 
@@ -195,8 +195,8 @@ def _positions(calls: Sequence[EditedCall], count: int) -> list[int]:
     return positions
 
 
-class IdAllocator:
-    """Allocates tensor and storage ids that a step does not use yet."""
+class UnusedIds:
+    """Tensor and storage ids that a step does not use yet, handed out one by one."""
 
     def __init__(self, ops: Iterable[Op]) -> None:
         tensors = [tensor for op in ops for tensor in (*op.tensors, *op.produced)]
@@ -234,7 +234,7 @@ class SketchIds:
         pairs = list(same)
         self._tensors = {new.id: was.id for new, was in pairs}
         self._storages = {new.storage: was.storage for new, was in pairs if new.storage >= 0 <= was.storage}
-        self._unused = IdAllocator(ops)
+        self._unused = UnusedIds(ops)
 
     def storages(self, numbers: Iterable[int]) -> tuple[int, ...]:
         """The step's ids of some storages."""

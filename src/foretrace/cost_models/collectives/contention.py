@@ -1,4 +1,5 @@
-"""Contention: kernels and collectives that overlap slow each other down, and so do ranks that share CPU cores."""
+"""Contention in compute/communication overlap: kernels and collectives slow each other down; so do ranks that share
+CPU cores (oversubscription)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foretrace.graph.tables import Floats
-from foretrace.platform.fabric import Fabric, Overlap, Oversubscription
+from foretrace.platform.fabric import CpuOverlap, Fabric, Oversubscription
 from foretrace.platform.typed_json import Positive, read_as
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ MAX_SLOWDOWN = 4.0
 
 @dataclass(frozen=True)
 class Contention:
-    """The slowdown of kernels by an overlapping collective, and of the collective by overlapping kernels.
+    """Cost of compute/communication overlap: slowdown of kernels by an overlapping collective, and of it by kernels.
 
     A collective occupies some SMs and memory bandwidth. ``benchmarks/fit/contention_fit.py`` fits both: kernels on
     traces, transfers on published measurements, since no published trace of all ranks shows the same transfer with and
@@ -102,13 +103,13 @@ def fit_oversubscription(seen: Iterable[TimedCollective]) -> tuple[Oversubscript
     return tuple(Oversubscription(ranks, average[ranks] / average[1], behind[ranks]) for ranks in sorted(works))
 
 
-def fit_overlap(seen: Sequence[TimedCollective]) -> Overlap | None:
+def fit_overlap(seen: Sequence[TimedCollective]) -> CpuOverlap | None:
     """The slowdown of CPU work and of a collective while they overlap; None if that was not measured.
 
     >>> from foretrace.platform.measurements.fabric import OVERLAPPED, WORK, TimedCollective
     >>> work, both = TimedCollective(WORK, 2, 1, 0, (100.0, 100.0)), TimedCollective(WORK, 2, 1, 4096, (110.0, 130.0))
     >>> fit_overlap([work, both, TimedCollective(OVERLAPPED, 2, 1, 4096, (200.0, 240.0))])
-    Overlap(work=1.2, transfer=1.5)
+    CpuOverlap(work=1.2, transfer=1.5)
     """
     from foretrace.platform.measurements.fabric import OVERLAPPED, WORK
 
@@ -122,7 +123,7 @@ def fit_overlap(seen: Sequence[TimedCollective]) -> Overlap | None:
         return None
     work, overlapped_work, (transfer, overlapped_transfer) = mean(alone), mean(both), np.mean(sums, axis=0).tolist()
     overlap = min(overlapped_work, overlapped_transfer)
-    return Overlap(_slowdown(work, overlapped_work, overlap), _slowdown(transfer, overlapped_transfer, overlap))
+    return CpuOverlap(_slowdown(work, overlapped_work, overlap), _slowdown(transfer, overlapped_transfer, overlap))
 
 
 def _slowdown(alone: float, overlapped: float, overlap: float) -> float:

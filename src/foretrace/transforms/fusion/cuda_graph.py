@@ -11,7 +11,7 @@ from foretrace.graph.operators import SYNCHRONIZE, on_device, waits_for_device
 from foretrace.graph.tables import SYNC
 from foretrace.transforms.dataflow import Dataflow
 from foretrace.transforms.inputs import StepInputs, is_per_channel
-from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step
+from foretrace.transforms.step import EditedCall, UnusedIds, assemble, editable_step
 
 NO_WORK = ("aten::empty", "aten::empty_strided", "aten::lift_fresh", "aten::detach", "aten::alias")
 """Calls that compute nothing: allowed on the host."""
@@ -30,7 +30,7 @@ def cudagraph(graph: Graph) -> Graph:
     last = max(row for row, op in enumerate(ops) if not op.is_side_call)
     for row, op in enumerate(ops[: last + 1]):  # a synchronization at the end of the step comes after the graph
         _check_capturable(row, op, row in synchronizing - {last})
-    inputs, ids = StepInputs(Dataflow(ops)), IdAllocator(ops)
+    inputs, ids = StepInputs(Dataflow(ops)), UnusedIds(ops)
     size, copies = inputs.batch, []
     for to in inputs.data.values():
         if size and to.shape and on_device(to.device) and not is_per_channel(to) and to.shape[0] % size == 0:

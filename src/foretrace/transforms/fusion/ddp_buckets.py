@@ -18,7 +18,7 @@ from foretrace.graph.op import Constant, Op, Tensor, Value, map_tensors, with_te
 from foretrace.graph.operators import COLLECTIVE_CALLS
 from foretrace.transforms.draft import ProcessGroup, draft_of
 from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, gradient_buckets, share_gradients
-from foretrace.transforms.step import EditedCall, IdAllocator, editable_step, flatten, reassemble
+from foretrace.transforms.step import EditedCall, UnusedIds, editable_step, flatten, reassemble
 from foretrace.transforms.weights import Gradient
 
 ALL_REDUCE = "c10d::allreduce_"
@@ -40,7 +40,7 @@ def buckets(graph: Graph, mb: float) -> Graph:
     DDP's default, whose first bucket has 1; infinity stands for a single bucket.
     """
     step = DdpStep(graph)
-    ids = IdAllocator(step.ops)
+    ids = UnusedIds(step.ops)
     new: list[_NewBucket] = []
     for group in dict.fromkeys(bucket.group for bucket in step.buckets):
         old = [bucket for bucket in step.buckets if bucket.group == group]
@@ -259,7 +259,7 @@ class _NewBucket:
     work: Constant
 
     @classmethod
-    def of(cls, gradients: list[BucketedGradient], like: Bucket, ids: IdAllocator) -> _NewBucket:
+    def of(cls, gradients: list[BucketedGradient], like: Bucket, ids: UnusedIds) -> _NewBucket:
         """A bucket of these gradients, reduced as another one was."""
         offsets, end = [], 0
         for one in gradients:

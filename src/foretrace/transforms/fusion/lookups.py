@@ -14,7 +14,7 @@ from foretrace.transforms.draft import call_like
 from foretrace.transforms.inputs import EMBEDDING_BAGS, WeightOwners, foreach_lists
 from foretrace.transforms.resize.resizable import resized_content
 from foretrace.transforms.resize.tables import table_ids, table_rows
-from foretrace.transforms.step import EditedCall, IdAllocator, editable_step, reassemble
+from foretrace.transforms.step import EditedCall, UnusedIds, editable_step, reassemble
 
 IDS, OFFSETS = 1, 2
 """Positions among the arguments of a lookup."""
@@ -96,7 +96,7 @@ class _FusedStep:
         self._last = max((call.row for call in self._backwards), default=-1)
         """The row at which the gradients of all tables are complete."""
         self._owners, self._dropped = self._find_owners()
-        ids, count = IdAllocator(self._ops), len(self._lookups)
+        ids, count = UnusedIds(self._ops), len(self._lookups)
         first = self._lookups[0].op
         self._part = first.produced[0]
         self._parts = {call.op.produced[0].storage: number for number, call in enumerate(self._lookups)}

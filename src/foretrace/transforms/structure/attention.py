@@ -16,7 +16,7 @@ from foretrace.graph.op import Constant, Op, Tensor, contiguous_strides, map_ten
 from foretrace.graph.operators import HALF_DTYPES, MAX_HEAD_SIZE, attention_backends
 from foretrace.transforms.dataflow import Call, Dataflow, rebuild, substitute
 from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, call_on_meta, meta_results
-from foretrace.transforms.step import EditedCall, IdAllocator, flatten, reassemble
+from foretrace.transforms.step import EditedCall, UnusedIds, flatten, reassemble
 
 Roles: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 """Arguments and results of an implementation, by what they are for."""
@@ -89,7 +89,7 @@ class _Swap:
 
     def __init__(self, wanted: Callable[[dict[str, Any]], str]) -> None:
         self._wanted = wanted
-        self._ids = IdAllocator([])
+        self._ids = UnusedIds([])
         self._saved: dict[int, dict[str, Any]] = {}
         """Arguments and results of forward calls, by the storage of their output."""
         self._added: dict[int, tuple[int, ...]] = {}
@@ -99,7 +99,7 @@ class _Swap:
         """The step with attention replaced, and layouts propagated."""
         graph = flatten(graph)
         before, after = list(graph.ops), []
-        self._ids = IdAllocator(before)
+        self._ids = UnusedIds(before)
         for op in graph.ops:
             op.frees += tuple(number for freed in op.frees for number in self._added.get(freed, ()))
             kind = attention_kind(op.name)
@@ -190,7 +190,7 @@ class _LayoutPropagation:
     def __init__(self, before: Sequence[Op], after: Sequence[Op]) -> None:
         self._after = after
         self._step = Dataflow(before)
-        self._ids = IdAllocator([*before, *after])
+        self._ids = UnusedIds([*before, *after])
         self._now = dict(self._step.inputs)
         self._was = dict(self._step.inputs)
         self._freed = {storage for op in after for storage in op.frees}

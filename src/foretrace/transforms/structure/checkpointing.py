@@ -9,7 +9,7 @@ from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, Tensor
 from foretrace.transforms.blocks import all_repeated_blocks, block_index, is_named
 from foretrace.transforms.dataflow import Call, Dataflow, rebuild
-from foretrace.transforms.step import EditedCall, IdAllocator, assemble, editable_step
+from foretrace.transforms.step import EditedCall, UnusedIds, assemble, editable_step
 
 
 def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
@@ -44,7 +44,7 @@ class _Recomputation:
     def __init__(self, step: Dataflow, ops: list[Op]) -> None:
         self._calls = [call for call in step.calls if call.row >= 0]
         self._ops = ops
-        self._ids = IdAllocator(ops)
+        self._ids = UnusedIds(ops)
         self._allocated: list[int] = []
         """Storages that recomputed calls allocate."""
         self._inserted: dict[int, list[Op]] = {}

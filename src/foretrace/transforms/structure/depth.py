@@ -15,7 +15,7 @@ from foretrace.transforms.blocks import block_index, repeated_blocks
 from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, rebuild, with_elements
 from foretrace.transforms.inputs import StepInputs, WeightOwners, foreach_lists
 from foretrace.transforms.resize.resizable import check_size
-from foretrace.transforms.step import EditedCall, IdAllocator, editable_step, reassemble
+from foretrace.transforms.step import EditedCall, UnusedIds, editable_step, reassemble
 
 Runs: TypeAlias = tuple[list[Call], list[Call]]
 """The calls of two adjacent runs of blocks."""
@@ -199,7 +199,7 @@ class _Copy:
     """A copy of what belongs to a run of blocks, under new ids."""
 
     def __init__(self, ops: list[Op], step: Dataflow, own: set[int]) -> None:
-        self._ids = IdAllocator(ops)
+        self._ids = UnusedIds(ops)
         self._storage: dict[int, int] = {}
         self._old = step.tensors
         self.now: dict[int, Tensor] = {}
