@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from foretrace.record.sketch.sketch import sketch
-from foretrace.record.watch.watch import Watch
+from foretrace.graph import Op
+from tests.record.sketch.fake_cuda import called_by_torch, called_in_a_sketch
 
 pytestmark = pytest.mark.skipif(bool(torch.version.cuda), reason="a build with CUDA casts itself")
 
@@ -42,36 +40,17 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
-def called(ops: Any) -> list[tuple[str, list[str]]]:
+def dtypes(ops: Iterable[Op]) -> list[tuple[str, list[str]]]:
     return [(op.name, [t.dtype for t in op.produced]) for op in ops]
-
-
-def by_torch(call: Callable[..., Any], dtype: torch.dtype) -> list[tuple[str, list[str]]]:
-    """What PyTorch's C++ calls for tensors of CUDA."""
-    with (
-        patch.object(torch.cuda, "is_available", lambda: True),
-        patch.object(torch.cuda, "is_bf16_supported", lambda *_: True),
-        patch.object(torch.cuda, "_lazy_init", lambda: None),
-        FakeTensorMode(),
-        torch.no_grad(),
-    ):
-        given = torch.empty(8, 8, device="cuda:0", dtype=dtype)
-        ids = torch.empty(8, device="cuda:0", dtype=torch.int64)
-        with torch.autocast("cuda", torch.bfloat16), Watch() as watch:
-            call(given, ids)
-    return called(watch.ops)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_cast_as_pytorch_does_on_cuda(name: str, dtype: torch.dtype) -> None:
-    def build() -> Callable[[], None]:
-        given, ids = torch.empty(8, 8, device="cuda", dtype=dtype), torch.empty(8, device="cuda", dtype=torch.int64)
+    def step(device: str) -> None:
+        given = torch.empty(8, 8, device=device, dtype=dtype)
+        ids = torch.empty(8, device=device, dtype=torch.int64)
+        with torch.autocast("cuda", torch.bfloat16):
+            CALLS[name](given, ids)
 
-        def step() -> None:
-            with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-                CALLS[name](given, ids)
-
-        return step
-
-    assert called(sketch(build, device="cuda").ops) == by_torch(CALLS[name], dtype)
+    assert dtypes(called_in_a_sketch(step)) == dtypes(called_by_torch(step))

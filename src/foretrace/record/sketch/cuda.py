@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
@@ -60,6 +61,9 @@ def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
         stack.enter_context(_attention_as_on_hopper())
         stack.enter_context(_all_functions_seen())
         stack.enter_context(_grouping_by_label(labels))
+        # Fake kernels ask this way whether a result has another layout on CUDA.
+        kind = lambda tensor: labels.of(tensor).partition(":")[0]  # noqa: E731
+        stack.enter_context(patch.object(_meta_registrations, "device_hint", kind))
         for name, mover in _module_movers(labels).items():
             stack.enter_context(patch.object(torch.nn.Module, name, mover))
         stack.callback(torch.set_default_device, torch.get_default_device() if _device.CURRENT_DEVICE else None)

@@ -185,6 +185,11 @@ def instance_norm(
     return result.view(input.shape)
 
 
+def group_norm(input: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    """Group norm, which has no kernel for channels that come last."""
+    return torch.group_norm(input.contiguous(), *rest, **options)
+
+
 def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
     for dims, last in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if tensor.dim() == dims and tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous():
@@ -259,6 +264,17 @@ def norm(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]
     return result[0], *(saved.new_empty(saved.shape, dtype=torch.float32) for saved in result[1:])
 
 
+def native_batch_norm(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Results of batch norm on a GPU, which has places for statistics in evaluation too."""
+    channels = arguments[0].size(1)
+    return norm(arguments, (result[0], *(t if t.numel() else t.new_empty(channels) for t in result[1:])))
+
+
+def contiguous(arguments: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
+    """The result of a call that has no kernel for channels that come last."""
+    return result.new_empty(result.shape)
+
+
 def _per_channel(count: int) -> Any:
     """Results of a part of synchronized batch norm: so many statistics of each channel, in float32."""
 
@@ -287,15 +303,11 @@ def index(input: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
     return aten.index(input, indices)
 
 
-def histogram(given: torch.Tensor, bins: int = 100, *_: Any) -> torch.Tensor:
-    """``aten::histc``, which a GPU has for integers too."""
-    return given.new_empty(bins)
-
-
 ON_CUDA: dict[Any, Any] = {
     F.scaled_dot_product_attention: attention,
     torch.batch_norm: batch_norm,
     torch.instance_norm: instance_norm,
+    torch.group_norm: group_norm,
     torch.rms_norm: rms_norm,
     torch.dropout: dropout,
     C._nn.cross_entropy_loss: cross_entropy,
@@ -304,7 +316,6 @@ ON_CUDA: dict[Any, Any] = {
 """Functions that call other ops on a GPU, and what they do there."""
 OWN_RESULTS = {
     **RECURRENT_RESULTS,
-    aten.histc.default: histogram,
     aten.index.Tensor: index,
     aten.batch_norm_stats.default: _per_channel(2),
     aten.batch_norm_gather_stats_with_counts.default: _per_channel(2),
@@ -315,9 +326,9 @@ OWN_RESULTS = {
 """Ops that PyTorch's fake kernels do not have, or only for the CPU, and the function from arguments to results."""
 OTHER_RESULTS = {
     aten._cudnn_rnn.default: rnn_forward,
-    aten._embedding_bag.default: embedding_bag,
-    **dict.fromkeys(
-        (aten.native_layer_norm.default, aten.native_batch_norm.default, aten.native_group_norm.default), norm
-    ),
+    **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), embedding_bag),
+    **dict.fromkeys((aten.native_layer_norm.default, aten.native_group_norm.default), norm),
+    aten.native_batch_norm.default: native_batch_norm,
+    aten.reflection_pad2d.default: contiguous,
 }
 """Ops with other results on a GPU, and the function from their arguments and CPU results to those."""
