@@ -6,7 +6,7 @@ import pytest
 from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.graph import ForetraceError, Graph, Indices, Op, OpTable, Tensor
 from foretrace.graph.tables import ANNOTATION, NODE
-from tests.analysis.builders import Call, Orphan, launch, rank
+from tests.analysis.builders import Call, Orphan, all_reduce, launch, rank
 
 
 def test_kernels_and_runtime_calls_belong_to_the_dispatcher_call_around_them() -> None:
@@ -85,3 +85,10 @@ def test_ops_inside_each_other_are_refused() -> None:
     ops.parent = np.array([1, 0], np.int32)
     with pytest.raises(ForetraceError, match="does not come before it"):
         dispatched_calls(Graph(ops))
+
+
+def test_a_collective_in_a_graph_is_issued_by_the_call_that_launches_it() -> None:
+    graph = rank(Call("ProfilerStep#1", 0, 100, kind=ANNOTATION), all_reduce(10, 12, (20, 40)))
+    step = dispatched_calls(graph)
+    assert [op.name for op in step.calls.ops] == ["nccl"]
+    assert [(one.op, one.kernel) for one in step.calls.collectives] == [(0, 0)]

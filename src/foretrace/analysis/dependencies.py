@@ -416,9 +416,15 @@ def without_host_collective_kernels(graph: Graph) -> Graph:
 
 
 def _host_collectives(graph: Graph) -> Longs:
-    """Kernels that are collectives of host threads: they come last."""
-    kernels = graph.kernels
-    return np.flatnonzero((kernels.kind == COLLECTIVE) & (kernels.call < 0) & (kernels.op >= 0))
+    """Kernels that are collectives of host threads: they have the names of what runs them, and come last."""
+    kernels, ops = graph.kernels, graph.ops
+    performing = np.full(len(kernels), -1)
+    for one in graph.collectives:
+        if one.kernel >= 0:
+            performing[one.kernel] = one.op
+    ours = np.flatnonzero((kernels.kind == COLLECTIVE) & (kernels.call < 0) & (kernels.op >= 0) & (performing >= 0))
+    named = [kernels.names[kernels.name[row]] == ops.names[ops.name[performing[row]]] for row in ours.tolist()]
+    return np.asarray(ours[np.array(named, bool)])
 
 
 def _concat(one: KernelTable, other: KernelTable) -> KernelTable:

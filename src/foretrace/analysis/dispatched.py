@@ -32,7 +32,7 @@ def dispatched_calls(graph: Graph) -> DispatchedCalls:
     ['aten::t', 'aten::addmm']
     """
     check_order(graph)
-    rows = dispatched(graph)
+    called = rows = dispatched(graph)
     place = enclosing_calls(graph, rows)
     picked = list(graph.ops.rows(rows))
     nested = bool((graph.ops.parent[rows] >= 0).any())
@@ -45,9 +45,11 @@ def dispatched_calls(graph: Graph) -> DispatchedCalls:
     kinds = graph.ops.kind[rows]
     loose = distinct(kernels.call[(kernels.op < 0) & (kernels.call >= 0)])
     if len(loose):
-        added = [_launch(graph, call) for call in loose.tolist()]
+        launching, first = np.unique(graph.kernels.call, return_index=True)
+        kernel = first[np.searchsorted(launching, loose)].tolist()
+        both = [*picked, *(_launch(graph, call, row) for call, row in zip(loose.tolist(), kernel))]
         # Calls are in the order in which they started.
-        order = np.argsort([op.start_us for op in (*picked, *added)], kind="stable")
+        order = np.argsort([op.start_us for op in both], kind="stable")
         new = np.empty(len(order) + 1, np.int32)
         new[order], new[-1] = np.arange(len(order)), -1
         calls.op, kernels.op, place = new[calls.op], new[kernels.op], new[place]
@@ -55,8 +57,8 @@ def dispatched_calls(graph: Graph) -> DispatchedCalls:
         kernels.op = np.where((kernels.op < 0) & (kernels.call >= 0), calls.op[kernels.call], kernels.op)
         before = np.searchsorted(graph.ops.start, graph.calls.start[loose], "right") - 1
         rows = np.concatenate([rows, np.maximum(before, 0)])[order].astype(np.int32)
-        kinds = np.concatenate([kinds, np.full(len(added), CALL, np.int8)])[order]
-        picked = [(*picked, *added)[at] for at in order.tolist()]
+        kinds = np.concatenate([kinds, np.full(len(loose), CALL, np.int8)])[order]
+        picked = [both[at] for at in order.tolist()]
     ops = OpTable.of(picked)
     ops.kind = kinds
     ops.detail = picked.__getitem__  # no copies: nothing else holds them
@@ -65,14 +67,14 @@ def dispatched_calls(graph: Graph) -> DispatchedCalls:
         ops=ops,
         calls=calls,
         kernels=kernels,
-        collectives=_issued(graph, place, rows),
+        collectives=_issued(graph, place, called, kernels.op),
         indices=[replace(i, op=int(place[i.op])) for i in graph.indices],
         storages={},
     )
     return DispatchedCalls(alone, rows, np.array([op.stream for op in picked], np.int32))
 
 
-def _launch(graph: Graph, call: int) -> Op:
+def _launch(graph: Graph, call: int, kernel: int) -> Op:
     """A launch outside of any dispatcher call, as one.
 
     It has the name of the runtime call for a CUDA or HIP graph, of the autograd node that launches it, else of its
@@ -83,7 +85,7 @@ def _launch(graph: Graph, call: int) -> Op:
     if "GraphLaunch" not in name and around >= 0 and ops.kind[around] == NODE:
         name = ops.names[ops.name[around]]
     elif "GraphLaunch" not in name:
-        name = kernels.names[kernels.name[int(np.argmax(kernels.call == call))]]
+        name = kernels.names[kernels.name[kernel]]
     return Op(
         name,
         start_us=float(calls.start[call]),
@@ -94,13 +96,14 @@ def _launch(graph: Graph, call: int) -> Op:
     )
 
 
-def _issued(graph: Graph, place: Ints, rows: Ints) -> list[Collective]:
-    """The collectives with the calls that issue them."""
+def _issued(graph: Graph, place: Ints, rows: Ints, launching: Ints) -> list[Collective]:
+    """The collectives with the calls that issue them: those around them, or that launch their kernels."""
     asked = host_collective_calls(graph, rows) if (place[[c.op for c in graph.collectives]] < 0).any() else {}
-    return [
-        replace(c, op=int(place[c.op] if place[c.op] >= 0 else place[asked.get(number, -1)]))
-        for number, c in enumerate(graph.collectives)
-    ]
+    found = []
+    for number, c in enumerate(graph.collectives):
+        issued = int(place[c.op] if place[c.op] >= 0 else place[asked.get(number, -1)])
+        found.append(replace(c, op=int(launching[c.kernel]) if issued < 0 <= c.kernel else issued))
+    return found
 
 
 def check_order(graph: Graph) -> None:

@@ -136,7 +136,8 @@ def _around_calls(graph: Graph, threads: list[_Thread]) -> list[Segments]:
         known = graph.activities.rows(np.isin(graph.activities.thread, [one.id for one in threads]))
         if names or not len(known):
             return []
-        thread = int(np.bincount(known.thread, known.end - known.start).argmax())
+        ours = distinct(known.thread)
+        thread = int(ours[np.bincount(known.thread, known.end - known.start)[ours].argmax()])
         begin, end = float(known.start[known.thread == thread].min()), float(known.end[known.thread == thread].max())
     main = next((one for one in threads if one.id == thread), None)
     if main is None or not len(main.busy.start):

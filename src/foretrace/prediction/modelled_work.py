@@ -138,15 +138,17 @@ def _with_collectives(work: DeviceWork, calls: Graph, platform: Platform) -> tup
     if fabric is None:
         kinds = ", ".join(sorted({c.kind for _, c in theirs}))
         return work, [f"{platform.name} has no fabric: {len(theirs)} collectives ({kinds}) take no time here"]
-    from foretrace.cost_models.collectives.pricing import assumptions, price_collective
+    from foretrace.cost_models.collectives.pricing import Range, assumptions, price_collective
 
     lanes: dict[object, int] = {}
     first_lane = int(work.stream.max(initial=0)) + 1
     known: dict[object, Range] = {}
     for _, c in theirs:
-        if (c.kind, c.nbytes, _lane(c)) not in known:
-            known[c.kind, c.nbytes, _lane(c)] = price_collective(fabric, c.kind, c.nbytes, members(calls, c))
-    price = [known[c.kind, c.nbytes, _lane(c)] for _, c in theirs]
+        if (c.kind, c.nbytes, _lane(c), c.us) not in known:
+            measured = Range(c.us, c.us, c.us) if c.us and not c.is_sized else None
+            price_of = measured or price_collective(fabric, c.kind, c.nbytes, members(calls, c))
+            known[c.kind, c.nbytes, _lane(c), c.us] = price_of
+    price = [known[c.kind, c.nbytes, _lane(c), c.us] for _, c in theirs]
     added = DeviceWork(
         call=np.array([c.op for _, c in theirs], np.int32),
         launch=np.arange(len(theirs), dtype=np.int32) + len(work),
@@ -242,4 +244,4 @@ def _longest(calls: Graph, which: NDArray[np.bool_]) -> str:
 
 def _bare(kernel: str) -> str:
     """A kernel's name without what it returns, takes and is made for."""
-    return re.split("[<(]", kernel.replace("(anonymous namespace)::", ""))[0].split()[-1]
+    return (re.split("[<(]", kernel.replace("(anonymous namespace)::", ""))[0].split() or [kernel])[-1]

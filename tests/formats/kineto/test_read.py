@@ -437,3 +437,9 @@ def test_an_mtia_copies_computes_and_waits(shared: Path):
     names = [graph.kernels.names[code] for code in graph.kernels.name]
     assert len(names) == 877 + 37 + 36 + 24 and "event_wait" not in names
     assert (graph.kernels.kind == COPY).sum() == 877
+
+
+def test_a_device_with_an_odd_number_is_no_bug(tmp_path: Path) -> None:
+    trace = json.loads(training_step().text())
+    trace["deviceProperties"] = [{"id": [0], "name": "NVIDIA H200"}, {"id": {}, "name": "x"}, 7]
+    assert read(json.dumps(trace).encode(), tmp_path).device == "NVIDIA H200"

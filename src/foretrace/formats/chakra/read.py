@@ -48,6 +48,8 @@ def read_chakra(path: Path | str) -> Graph:
     with gc_paused():
         file = read_nodes(path)
         nodes = [n for n in file.nodes if "gap" not in n.attributes and n.type != METADATA_NODE]
+        if not file.is_measured and not file.has_durations:
+            _call_device_nodes(nodes)
         ops, op_rows = _ops(path, [n for n in nodes if n.on_host and "runtime_call" not in n.attributes])
         calls, call_rows = _calls([n for n in nodes if n.on_host and "runtime_call" in n.attributes], op_rows)
         device = sorted((n for n in nodes if not n.on_host), key=lambda n: n.start)
@@ -61,6 +63,14 @@ def read_chakra(path: Path | str) -> Graph:
     graph = Graph(ops, calls, kernels, source=str(path), collectives=collectives)
     _set_file_attributes(graph, file, nodes)
     return graph
+
+
+def _call_device_nodes(nodes: list[ChakraNode]) -> None:
+    """Take device work for calls, as in an execution trace: without any time it is no timeline of kernels."""
+    for node in nodes:
+        if not node.on_host:
+            node.attributes["is_cpu_op"] = True
+            node.name = f"c10d::{_kind(node) or node.name}" if node.communicates else f"chakra::{node.name}"
 
 
 def _column(values: Iterable[Any], kind: type) -> NDArray[Any]:
@@ -197,17 +207,19 @@ def _host_collectives(nodes: Sequence[ChakraNode], op_rows: dict[int, int], besi
 
 
 def _collective(node: ChakraNode, kernel: int, op: int) -> Collective:
-    kind = {COMM_SEND_NODE: "send", COMM_RECV_NODE: "recv"}.get(node.type, "")
-    number = node.number("comm_type", -1)
-    if not kind and 0 <= number < len(COLLECTIVES):
-        kind = COLLECTIVES[number]
     group = node.text("pg_name") or str(node.attributes.get("pg_id", ""))
     ranks = node.attributes.get("comm_ranks", ())
     ranks = ranks if isinstance(ranks, tuple) and all(isinstance(rank, int) for rank in ranks) else ()
-    found = Collective(kind, group, node.number("comm_size", 0), kernel, op, ranks, node.text("comm_dtype"))
+    found = Collective(_kind(node), group, node.number("comm_size", 0), kernel, op, ranks, node.text("comm_dtype"))
+    found.peer = node.number({"send": "comm_dst", "recv": "comm_src"}.get(found.kind, ""), -1)
     if not found.is_sized and kernel >= 0 and node.end > node.start:
         found.us = node.end - node.start
     return found
+
+
+def _kind(node: ChakraNode) -> str:
+    kind, number = {COMM_SEND_NODE: "send", COMM_RECV_NODE: "recv"}.get(node.type, ""), node.number("comm_type", -1)
+    return COLLECTIVES[number] if not kind and 0 <= number < len(COLLECTIVES) else kind
 
 
 def _set_file_attributes(graph: Graph, file: ChakraFile, nodes: list[ChakraNode]) -> None:

@@ -14,7 +14,7 @@ from foretrace.formats.kineto.decode import Head
 from foretrace.formats.kineto.events import read_events
 from foretrace.formats.kineto.tables import Clock, activity_table, call_table, kernel_table, op_table, shared_ids
 from foretrace.graph import CallTable, ForetraceError, Graph, KernelTable, OpTable, Span
-from foretrace.graph.tables import CALL
+from foretrace.graph.tables import CALL, distinct
 
 NO_SHAPES = "no shapes of arguments: profile with record_shapes=True to have them"
 MAX_EVENT_US = 86_400e6
@@ -136,7 +136,7 @@ def _device(head: Head, columns: Columns) -> str:
     if not columns.device.count or not isinstance(head.deviceProperties, list):
         return ""
     listed = [d for d in head.deviceProperties if isinstance(d, dict) and isinstance(d.get("name"), str)]
-    used = set(columns.device["device"].tolist())
+    used = distinct(columns.device["device"]).tolist()
     # On ROCm the device ids of kernels count devices that the list leaves out.
     return next((d["name"] for d in listed if d.get("id") in used), listed[0]["name"] if listed else "")
 

@@ -135,7 +135,7 @@ def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
 def _layout(matrix: Tensor) -> tuple[int, int]:
     """Row-major (0), column-major (1) or neither (2), and the leading dimension."""
     stride = matrix.stride
-    if stride is None or len(matrix.shape) < 2:
+    if stride is None or len(matrix.shape) < 2 or len(stride) < 2:
         return 0, matrix.shape[-1] if matrix.shape else 1
     if stride[-1] == 1 and (stride[-2] >= matrix.shape[-1] or stride[-2] != 1):
         return 0, stride[-2]
