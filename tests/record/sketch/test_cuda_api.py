@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ EVERYDAY: dict[str, Callable[[], Any]] = {
     "a tensor made by number": lambda: torch.ones(2, device=0),
     "a type of tensors": lambda: torch.ones(2).type(torch.cuda.FloatTensor),
     "the name of a type": lambda: torch.ones(2).type("torch.cuda.HalfTensor"),
+    "a tensor of a type": lambda: torch.cuda.FloatTensor(2, 3),
+    "numbers like a tensor's": lambda: torch.ones(2, device="cuda").new_tensor([1.0, 2.0]),
     "a generator": lambda: torch.randn(2, generator=torch.Generator(device="cuda").manual_seed(1), device="cuda"),
     "the accelerator": lambda: torch.ones(2, device=torch.accelerator.current_accelerator()),
     "a context": lambda: _in(torch.cuda.device(0), lambda: torch.ones(2).cuda()),
@@ -99,6 +102,28 @@ def test_a_function_that_a_module_kept_is_the_original_again() -> None:
     kept: list[Callable[[], Any]] = []
     sketch(lambda: kept.append(torch.cuda.is_available) or torch.ones(1), device="cuda")
     assert kept[0]() == torch.cuda.is_available() is False
+
+
+@pytest.mark.parametrize("place", ["cuda", torch.device("cuda:0"), lambda storage, _: storage, None])
+def test_saved_weights_are_loaded_to_any_place(place: Any, tmp_path: Path) -> None:
+    torch.save(nn.Linear(8, 8).state_dict(), tmp_path / "weights.pt")
+
+    def build() -> Callable[[], Any]:
+        layer = nn.Linear(8, 8).to("cuda")
+        layer.load_state_dict(torch.load(tmp_path / "weights.pt", map_location=place))
+        return lambda: layer(torch.ones(2, 8, device="cuda"))
+
+    assert {t.device for op in sketch(build, device="cuda").ops for t in op.produced} == {"cuda:0"}
+
+
+def test_a_profiler_in_the_step_looks_for_no_events_of_cuda(capfd: pytest.CaptureFixture[str]) -> None:
+    def step() -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities):
+            torch.ones(2, device="cuda")
+
+    sketch(step, device="cuda")
+    assert "Failed to record CUDA event" not in capfd.readouterr().err
 
 
 def test_a_captured_graph_is_refused_with_the_way_out() -> None:

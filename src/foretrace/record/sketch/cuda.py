@@ -289,8 +289,13 @@ class FunctionsOnCuda(TorchFunctionMode):
         if asked is not None:
             kwargs["device"] = CPU
         kwargs.pop("pin_memory", None)
-        from_nothing = not any(isinstance(a, torch.Tensor) for a in tree_leaves((args, kwargs)))
-        with self._requesting(_label(asked) if asked is not None else CPU if from_nothing else None):
+        if asked is not None:
+            label: str | None = _label(asked)
+        elif func is torch.Tensor.new_tensor:
+            label = self._labels.of(args[0])
+        else:
+            label = None if any(isinstance(a, torch.Tensor) for a in tree_leaves((args, kwargs))) else CPU
+        with self._requesting(label):
             return func(*args, **kwargs)
 
     def _move(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

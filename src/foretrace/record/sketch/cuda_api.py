@@ -33,6 +33,10 @@ PROPERTIES = SimpleNamespace(
 )  # fmt: skip
 RNG_STATE = 16
 """Bytes of the state of CUDA's random generator."""
+TENSOR_TYPES = tuple(
+    f"{kind}Tensor" for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+)
+"""Names of tensor types of torch.cuda, from before there were dtypes."""
 _handles = count(1)
 
 
@@ -189,6 +193,17 @@ class PretendEvent:
         return 0.0
 
 
+class _TensorTypes(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.type() == f"torch.cuda.{cls.__name__}"
+
+
+def _tensor_type(name: str) -> type:
+    """A type such as ``torch.cuda.FloatTensor``, which makes tensors of a dtype on the GPU."""
+    made = lambda cls, *args: getattr(torch, name)(*args).to("cuda")  # noqa: E731
+    return _TensorTypes(name, (), {"__new__": made, "__module__": "torch.cuda", "dtype": getattr(torch, name).dtype})
+
+
 class _GeneratorType(type(torch._C.Generator)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch._C.Generator)
@@ -257,6 +272,13 @@ def pretended_api() -> Iterator[None]:
             replace(torch.cuda, {**current, "Stream": PretendStream, "Event": PretendEvent, "stream": on,
                                  "default_stream": lambda device=None: streams[0], "device": PretendDevice,
                                  "device_of": PretendDevice})  # fmt: skip
+            replace(torch.cuda, {name: _tensor_type(name) for name in TENSOR_TYPES})
+            begin: Any = torch.autograd.profiler.profile.__init__
+
+            def on_the_host(self: Any, *args: Any, **kwargs: Any) -> None:
+                begin(self, *args, **{**kwargs, "use_device": None})  # it would look for events of CUDA
+
+            patches.enter_context(patch.object(torch.autograd.profiler.profile, "__init__", on_the_host))
             patches.enter_context(patch.object(torch.cuda, "_initialized", True))
             patches.enter_context(patch.object(torch.cuda, "default_generators", (PretendGenerator("cuda"),)))
             patches.enter_context(patch.object(torch, "Generator", PretendGenerator))
