@@ -22,11 +22,11 @@ def test_every_shipped_machine_can_be_read_and_is_named_after_its_file(path):
 
 
 def test_matrix_units_know_bfloat16_since_ampere_and_float8_since_hopper_and_ada():
-    known = {path.stem: Device.named(path.stem).peak_tflops for path in DEVICES.glob("*.json")}
-    old = {"p4", "p100", "v100", "v100-pcie", "t4"}
-    assert {name for name, rates in known.items() if "bfloat16" not in rates} == old
-    eight = {"l4", "l40s", "h100", "h100-pcie", "h200", "b200", "mi300x"}
-    assert {name for name, rates in known.items() if "float8_e4m3fn" in rates} == eight
+    shipped = [Device.named(path.stem) for path in DEVICES.glob("*.json")]
+    generation = {device.name: device.process_nm for device in shipped}  # 8 nm and below since Ampere, 5 since Hopper
+    for dtype, node in (("bfloat16", 8), ("float8_e4m3fn", 5)):
+        knows = {device.name for device in shipped if dtype in device.peak_tflops}
+        assert knows == {name for name, nm in generation.items() if nm <= node}
 
 
 def test_a_machine_nobody_knows_is_answered_with_those_that_are_known():

@@ -85,8 +85,8 @@ class _RankFiles:
 def load_traces(paths: Path | str | Sequence[Path | str], ranks: set[int] | None = None) -> Job:
     """Read traces into a job: a file, a folder, a glob, or several of these; with ``ranks``, only these ranks.
 
-    Profiler traces, PyTorch execution traces and Chakra traces are recognised by their content. If a rank has an
-    execution trace and a profiler trace, they are joined: ops get their arguments from the execution trace.
+    Files of all `FORMATS` are recognised by their content. If a rank has an execution trace and a profiler trace of
+    PyTorch, they are joined: ops get their arguments from the execution trace.
     """
     given = [Path(path) for path in ([paths] if isinstance(paths, (Path, str)) else paths)]
     source = str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
@@ -203,7 +203,7 @@ def _traces(source: str, files: list[Path]) -> list[tuple[Path, str]]:
     """The files that are traces, each with its format; other files may lie among them."""
     traces = [(file, name) for file in dict.fromkeys(files) if (name := format_of(file))]
     if not traces:
-        advice = "Give a trace of torch.profiler, an execution trace of PyTorch or a Chakra trace."
+        advice = f"Give a file of torch.profiler, or another of these: {', '.join(FORMATS)}."
         if files[0].suffix in (".nsys-rep", ".qdrep"):
             advice = f"Export it: nsys export --type sqlite {files[0].name}, and give the file that this writes."
         raise ForetraceError(f"{files[0] if len(files) == 1 else source} is no trace that Foretrace reads", advice)

@@ -3,6 +3,10 @@
 `load_platform` finds one by name, folder or parts (`registry`); `hypothetical` scales kernel times to GPUs that were
 not calibrated; `measurements` are the raw files that `foretrace.calibration` writes and cost models are fitted on.
 ``data/`` holds the shipped descriptions, links, fabrics and platforms.
+
+To add a machine: write ``data/devices/<name>.json`` from the GPU's datasheet, with the fields of `Device`; kernel times
+are then scaled to it. For its interconnect, ``data/links/<name>.json`` with the fields of `Links`. Tests find both by
+themselves. ``foretrace calibrate`` measures a machine that is at hand, which is better and needs neither.
 """
 
 from foretrace._deprecated import keep_callable

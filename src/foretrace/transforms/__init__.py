@@ -1,4 +1,5 @@
-"""Transforms: functions from a graph to a graph, or to a job, that never change their input.
+"""Transforms: functions from the graph of a step to another graph, or to a job of many ranks, that never change their
+input.
 
 >>> from foretrace import transforms
 >>> from foretrace.graph import Graph, Op, OpTable, Tensor

@@ -1,7 +1,9 @@
 """Changes as a user writes them: ``--set batch=64``, ``--set rows:tables.3=1000000``, ``--parallel data=8,sharded``.
 
 One grammar for both options: `STEP_CHANGES` are made to the step of each rank, `JOB_CHANGES` to how ranks share it. To
-add a change, write the transform in `foretrace.transforms` and name it here.
+add a change of the step, write the transform in `foretrace.transforms` and name it in `STEP_CHANGES`. One of the job is
+named in `PARALLELISM` if it is an option of `parallelize`; else in `JOB_CHANGES`, with a field of `JobChanges` and its
+place in `EditedJob.by` (``changes``).
 """
 
 from __future__ import annotations
