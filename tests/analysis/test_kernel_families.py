@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretrace.analysis.breakdown import FAMILIES, kernel_family
+from foretrace.analysis.breakdown import KERNEL_GROUPS, kernel_family
 
 KERNELS = {
     "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn": "matrix product",
@@ -38,7 +38,7 @@ KERNELS = {
 @pytest.mark.parametrize(("name", "expected"), KERNELS.items())
 def test_a_kernel_is_known_by_its_name(name: str, expected: str) -> None:
     assert kernel_family(name) == expected
-    assert expected in FAMILIES
+    assert expected in KERNEL_GROUPS
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from foretrace.platform.device import Device
 from foretrace.platform.measurements.kernels import SUFFIX, read_batches
 
 H200 = Path(__file__).resolve().parents[2] / "measurements" / "h200"
+UNMEASURED: dict[str, str] = {}
+"""Families not measured on an H200 yet, each with the reason; their calls are priced by the roofline there."""
 
 
 def families(folder: Path) -> set[str]:
@@ -19,8 +21,9 @@ def families(folder: Path) -> set[str]:
     return {path.name.partition(".")[0] for path in folder.glob("*.jsonl.*")}
 
 
-def test_every_family_was_measured_on_the_h200():
-    assert families(H200) >= set(DRAWN)
+def test_every_family_was_measured_on_the_h200_or_says_why_not():
+    assert families(H200) >= set(DRAWN) - UNMEASURED.keys()
+    assert not families(H200) & UNMEASURED.keys() and all(UNMEASURED.values())
 
 
 @pytest.mark.parametrize("family", ["attention", "losses", "fills"])
@@ -36,7 +39,7 @@ def test_they_are_of_that_device_complete_and_repeat_well(family):
 
 def test_what_models_are_scored_on_is_kept_apart_and_shares_no_case_with_what_they_are_fitted_to():
     held = H200 / "heldout"
-    assert families(held) == set(DRAWN)
+    assert families(held) == set(DRAWN) - UNMEASURED.keys()
     fitted, scored = (
         {str(m.case.op) for batch in read_batches(folder / f"attention{SUFFIX}") for m in batch.measurements}
         for folder in (H200, held)

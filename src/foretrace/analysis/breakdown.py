@@ -179,14 +179,16 @@ def labels_of(graph: Graph) -> tuple[Ints, list[str]]:
     return op_labels(graph.ops, kernels.op, [kernels.names[code] for code in kernels.name.tolist()])
 
 
-# The family of a kernel, by its name and that of its op. Some kernels say all by themselves (a copy, a collective). Of
-# the others the op knows best what they are for: a layout change in a convolution is a part of it. Where the op says
-# nothing, the kernel's own name does. Within each list the first rule that matches wins.
+# The group that reports show a kernel in, by its name and that of its op. Some kernels say all by themselves (a copy,
+# a collective). Of the others the op knows best what they are for: a layout change in a convolution is a part of it.
+# Where the op says nothing, the kernel's own name does. Within each list the first rule that matches wins.
 
-FAMILIES = (
+KERNEL_GROUPS = (
     "matrix product", "convolution", "attention", "lookup", "element-wise", "copy", "reduction", "norm", "softmax",
     "optimizer", "sort/index", "communication", "memset", "compiled", "other",
 )  # fmt: skip
+"""What `kernel_family` answers. Kernels of any trace are grouped by name; the families that cost models are fitted for
+(`foretrace.cost_models.kernels.families`) are sets of ops, and finer."""
 
 Rules = tuple[tuple[str, re.Pattern[str]], ...]
 

@@ -11,6 +11,7 @@ import numpy as np
 from foretrace.analysis.report import StepReport, Workings
 from foretrace.cost_models.kernels.families import context_of, family_of
 from foretrace.cost_models.kernels.families.lookups import index_statistics
+from foretrace.cost_models.kernels.family import TENSOR_CORE_FAMILIES
 from foretrace.cost_models.kernels.roofline import Work, work_of
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.calls import dispatched, enclosing_calls
@@ -18,8 +19,6 @@ from foretrace.graph.tables import Floats, Ints
 from foretrace.platform.device import Device
 from foretrace.prediction.priced_step import PricedStep
 
-ARITHMETIC = ("matrix", "convolutions", "attention")
-"""Families whose arithmetic counts: what a model's FLOPs are commonly taken to be."""
 DEFAULT_RATE = "float32"
 """The rate of a step without arithmetic."""
 
@@ -80,7 +79,7 @@ def _work(op: Op, device: Device, indices: Indices | None, tf32: Tf32) -> tuple[
     family = family_of(op)
     if family is None:
         return work_of(op), False
-    return family.describe(op, context_of(family, device, indices, tf32)).work, family.name in ARITHMETIC
+    return family.describe(op, context_of(family, device, indices, tf32)).work, family.name in TENSOR_CORE_FAMILIES
 
 
 Key = tuple[str, tuple[tuple[int, ...], ...], str]

@@ -17,6 +17,7 @@ from foretrace.cost_models.kernels.decomposition import parts_of
 from foretrace.cost_models.kernels.estimators.dataset import Floats
 from foretrace.cost_models.kernels.families import FAMILIES, context_of, family_of
 from foretrace.cost_models.kernels.families.lookups import index_statistics
+from foretrace.cost_models.kernels.family import TENSOR_CORE_FAMILIES
 from foretrace.cost_models.kernels.pricing import USABLE_SHARE
 from foretrace.cost_models.kernels.roofline import LATENCY_US, Work, work_of
 from foretrace.graph import Graph, Indices, Op, Tf32
@@ -33,7 +34,7 @@ L2_BYTES_PER_CLOCK = 64
 """That an SM reads from the L2 cache in a clock."""
 CUDA_CORE_DTYPES = ("float32", "float64")
 """Dtypes that Tensor Cores do not multiply, or are not given."""
-TENSOR_CORE_OPS = frozenset(op for name in ("matrix", "convolutions", "attention") for op in FAMILIES[name].ops)
+TENSOR_CORE_OPS = frozenset(op for name in TENSOR_CORE_FAMILIES for op in FAMILIES[name].ops)
 
 
 class CallRoofline(NamedTuple):

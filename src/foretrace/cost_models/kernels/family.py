@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 PYTORCH_NAMESPACES = ("aten::", "prims::", "c10d::", "higher_order::")
 """Prefixes of PyTorch's own ops, which are no custom kernels."""
+TENSOR_CORE_FAMILIES = ("matrix", "convolutions", "attention")
+"""Families whose work is matrix products, on Tensor Cores where the dtype lets them: their arithmetic is what a model's
+FLOPs, and so its MFU, are commonly taken to be."""
 GEMM_SIZES = ("batch", "m", "n", "k", "processors")
 """The size of a GEMM, the first four as base-2 logarithms, and the number of SMs that share it."""
 
