@@ -88,7 +88,7 @@ def test_ops_inside_each_other_are_refused() -> None:
 
 
 def test_a_collective_in_a_graph_is_issued_by_the_call_that_launches_it() -> None:
-    graph = rank(Call("ProfilerStep#1", 0, 100, kind=ANNOTATION), all_reduce(10, 12, (20, 40)))
-    step = dispatched_calls(graph)
-    assert [op.name for op in step.calls.ops] == ["nccl"]
-    assert [(one.op, one.kernel) for one in step.calls.collectives] == [(0, 0)]
+    step_mark, call = Call("ProfilerStep#1", 0, 100, kind=ANNOTATION), Call("aten::mm", 1, 5)
+    step = dispatched_calls(rank(step_mark, call, all_reduce(10, 12, (20, 40))))
+    assert [op.name for op in step.calls.ops] == ["aten::mm", "nccl"]
+    assert [(one.op, one.kernel) for one in step.calls.collectives] == [(1, 0)]
