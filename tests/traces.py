@@ -48,11 +48,12 @@ class Trace:
     def op(self, name: str, cat: str = "cpu_op", tid: int = MAIN, **args: Any) -> Iterator[dict[str, Any]]:
         """An event around what happens inside the block."""
         args = {"External id": next(self._ids), **args}
-        event = {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": self.now, "dur": 0.0, "args": args}
+        start = self.now
+        event = {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": 0.0, "args": args}
         self.now += 1.0
         yield event
         self.now += 1.0
-        event["dur"] = self.now - event["ts"]
+        event["dur"] = self.now - start
         self.events.append(event)
 
     def step(self, number: int) -> Any:
@@ -99,7 +100,11 @@ class Trace:
 def training_step(rank: int | None = None, world: int = 1, late_us: float = 0.0, start: float = 1_000_000.0) -> Trace:
     """One step of a small model: forward, backward on its own thread, an all_reduce where there are ranks, AdamW."""
     trace = Trace(rank, world, start)
-    matrix = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
+    matrix: dict[str, Any] = {
+        "Input Dims": [[64, 32], [32, 16]],
+        "Input type": ["float", "float"],
+        "Concrete Inputs": ["", ""],
+    }
     with trace.step(3):
         trace.now += late_us
         with (
@@ -125,7 +130,7 @@ def training_step(rank: int | None = None, world: int = 1, late_us: float = 0.0,
 
 def all_reduce(trace: Trace, elements: int, world: int, ends: float) -> None:
     """An all_reduce of NCCL on a stream of its own, as today's PyTorch tells of it: all ranks end it at once."""
-    told = {
+    told: dict[str, Any] = {
         "Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements, "Group size": world,
         "dtype": "Float", "Process Group Name": "0", "Process Group Ranks": str(list(range(world))),
     }  # fmt: skip

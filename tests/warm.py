@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
+from tests.narrowing import present
+
 PATIENCE_S = 240
 _forks = get_context("forkserver")
 # The second comes with the first optimizer, the third is what sketches scripts.
@@ -34,7 +36,7 @@ def run(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]
         if process.exitcode is None:
             process.kill()
             process.join()
-        return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), err.read_text())
+        return subprocess.CompletedProcess(command, present(process.exitcode), out.read_text(), err.read_text())
 
 
 def _become(words: list[str], environment: dict[str, str], out: Path, err: Path) -> None:

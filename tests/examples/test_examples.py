@@ -51,7 +51,7 @@ def test_of_two_ranks_under_torchrun_one_says_how_it_went(name, on_two_ranks):
 
 def test_sizes_are_those_of_the_literature():
     with torch.device("meta"):
-        counts = {
+        counts: dict[str, torch.nn.Module] = {
             "gpt2": gpt.GPT(gpt.PRESETS["gpt2"], recompute=False),
             "bert-base": bert.BERT(bert.PRESETS["base"]),
             "resnet50": resnet.ResNet(resnet.PRESETS["resnet50"]),
