@@ -19,19 +19,19 @@ from foretrace.analysis.breakdown import (
 )
 from foretrace.analysis.collectives import collective_times
 from foretrace.analysis.host_time import host_segments
-from foretrace.analysis.report import QueueDepth
+from foretrace.analysis.report import QueueDepth, TimeRow
 from foretrace.graph import Graph
 from foretrace.graph.tables import NODE
 from tests.analysis.builders import Call, Orphan, all_reduce, job, launch, rank
 
 
-def named(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def named(rows: list[TimeRow], name: str) -> TimeRow:
     (row,) = [row for row in rows if row.name == name]
     return row
 
 
-def summed(by: Any, *graphs: Graph) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = by(list(graphs), [host_segments(graph) for graph in graphs])
+def summed(by: Any, *graphs: Graph) -> list[TimeRow]:
+    rows: list[TimeRow] = by(list(graphs), [host_segments(graph) for graph in graphs])
     return rows
 
 

@@ -1,6 +1,7 @@
 """Collectives matched across ranks."""
 
 from dataclasses import replace
+from typing import Any
 
 from foretrace.analysis.collective_matching import match_collectives, seen_by_all
 from foretrace.analysis.collectives import collective_times
@@ -8,7 +9,7 @@ from foretrace.graph import Collective, Graph, Job, Op, OpTable
 from tests.analysis.builders import all_reduce, job, rank
 
 
-def arrivals(*kernels: tuple[float, float], **more: object) -> Graph:
+def arrivals(*kernels: tuple[float, float], **more: Any) -> Graph:
     """A rank whose collectives' kernels run at these times."""
     return rank(*(all_reduce(start - 2, start - 1, (start, end), **more) for start, end in kernels))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from foretrace.platform.platform import Platform, read_about
 from foretrace.platform.summary import Summary
 from tests.machines import host
 
-FILLS = {"parts": ("device",), "on": "cpu", "families": ["fills"]}
+FILLS: dict[str, Any] = {"parts": ("device",), "on": "cpu", "families": ["fills"]}
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_after_a_round_the_time_goes_where_the_errors_are(tmp_path, small, monke
 @pytest.fixture
 def gpu(small, monkeypatch):
     """A GPU with Triton, as far as sharing the time goes: what would be measured, and for how many seconds."""
-    asked = []
+    asked: list[tuple[object, int]] = []
 
     def measure_compiled(raw, device, minutes, on_progress):
         asked.append(("compiled", round(60 * minutes)))

@@ -21,7 +21,7 @@ FEW = ["classifier adamw", "two towers"]
 
 
 def test_a_round_is_measured_and_can_be_fitted(tmp_path):
-    reported = []
+    reported: list[Progress] = []
     done = measure_host(tmp_path, 0.0, reported.append, CPU, FEW)
     (run,) = read_host_runs(tmp_path / HOST_FILE)
     assert [progress.text for progress in reported] == ["host: 1 rounds"] and done.rounds == 1

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from foretrace.calibration.timing.collectives import KINDS, _shared, process_group
+from foretrace.calibration.timing.collectives import KINDS, World, _shared, process_group
 from foretrace.cost_models.collectives.pricing import price_collective
 from foretrace.graph import ForetraceError
 from foretrace.platform.fabric import Fabric
@@ -63,8 +63,11 @@ def test_it_is_known_how_work_and_exchanges_slow_each_other(measured):
 
 @pytest.mark.parametrize("kind, shared", [("all_reduce", 2.0), ("broadcast", 3.0)])
 def test_who_came_last_says_what_a_collective_takes_but_for_one_that_only_sends(kind, shared):
-    class Other:
+    class Other(World):
         """The rank beside this one, which took 2 seconds."""
+
+        def __init__(self) -> None:
+            """Alone, with no process group."""
 
         def largest(self, number: float) -> float:
             return max(number, 2.0 if number > 0 else -2.0)

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from foretrace._progress import Progress
 from foretrace.calibration.timing import kernels as module
 from foretrace.calibration.timing.kernels import MeasuredFamily, measure_families, reference_drift
 from foretrace.calibration.timing.timer import HostTimer
@@ -73,7 +74,7 @@ def test_a_batch_that_took_the_machine_down_is_not_tried_again(tmp_path, few, mo
 
 
 def test_progress_is_reported_batch_by_batch(tmp_path, few):
-    seen = []
+    seen: list[Progress] = []
     measure_families(tmp_path, CPU, minutes=0.005, families=["fills"], on_progress=seen.append)
     cases = [int(text.removeprefix("fills: ").removesuffix(" cases").replace(",", "")) for text, *_ in seen]
     assert cases and cases == sorted(cases)
@@ -97,7 +98,8 @@ def test_progress_says_what_failed_and_how_far_repeats_lie_apart_where_there_are
     once = Measurement(relu, cold=[[("k", 1.0)]])
     early, late = MeasuredFamily("some"), MeasuredFamily("some")
     early.add_batch(Batch(0, 1, {}, [once]))
-    assert early.spread is None
+    spread_of_none = early.spread
+    assert spread_of_none is None
     late.add_batch(
         Batch(1, 3, {}, [Measurement(relu, cold=[[("k", 4.0)], [("k", 6.0)]]), Measurement(broken, error="no")])
     )
