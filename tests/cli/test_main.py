@@ -126,7 +126,7 @@ def test_an_interrupt_ends_as_shells_expect(foretrace, monkeypatch):
 
 
 def test_so_does_one_while_it_starts(monkeypatch):
-    left = []
+    left: list[int] = []
     monkeypatch.setattr("foretrace.cli.app.run", failing(KeyboardInterrupt()))
     monkeypatch.setattr("foretrace.cli.main.exit_fast", left.append)
     monkeypatch.setattr("gc.disable", lambda: None)

@@ -87,8 +87,9 @@ BAD = {
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 def test_a_bad_file_is_named_in_one_line(foretrace, tmp_path, what, suffix):
     path = tmp_path / f"bad{suffix}"
-    if BAD[what] is not None:
-        path.write_bytes(gzip.compress(BAD[what]) if suffix.endswith("gz") else BAD[what])
+    content = BAD[what]
+    if content is not None:
+        path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
     ran = foretrace("show", path)
     assert ran.code == 2
     assert ran.err.startswith("foretrace: ") and ran.err.count("\n") == 1 and path.name in ran.err

@@ -6,14 +6,15 @@ import subprocess
 import sys
 import urllib.request
 
+from tests.narrowing import present
 from tests.processes import PATIENCE_S, started
 
 
 def test_a_folder_is_shown_until_it_is_stopped(tmp_path):
     command = [sys.executable, "-m", "foretrace", "ui", str(tmp_path), "--port", "0"]
     with started(command, stdout=subprocess.PIPE) as shown:
-        line = shown.stdout.readline()
-        address = re.match(r"http://127\.0\.0\.1:\d+/", line)[0]
+        line = present(shown.stdout).readline()
+        address = present(re.match(r"http://127\.0\.0\.1:\d+/", line))[0]
         with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
             assert "Nothing here yet" in answer.read().decode()
         shown.send_signal(2)

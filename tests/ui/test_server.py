@@ -22,6 +22,7 @@ from foretrace.ui.server import MAX_BODY_BYTES, Server
 from foretrace.whatif.points import Point, Sweep
 from foretrace.whatif.what_if import WhatIf
 from tests.cli.samples import step_of_two_ops
+from tests.narrowing import present
 from tests.processes import PATIENCE_S
 from tests.report.steps import sketched
 
@@ -127,7 +128,7 @@ def test_a_result_is_not_predicted_again(server, root):
 def test_only_what_can_be_compared_is_offered_for_it(server, root):
     (root / "curve.json").write_text(as_json(scaling_curve([StepReport(platform="h200", world=1, step_ms=4.0)])))
     _, text = ask(server, "/")
-    offered = re.search(r'<select name="a".*?</select>', text).group()
+    offered = present(re.search(r'<select name="a".*?</select>', text)).group()
     assert {"one", "two", "before.json", "after.json"} == set(re.findall(r"<option[^>]*>([^<]*)", offered))
 
 

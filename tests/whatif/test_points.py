@@ -50,7 +50,7 @@ def kept(tmp_path: Path) -> Path:
 
 def swept(what: Path | str, batches: list[int], out: Path, on: str | Path = "h200", **more: Any) -> tuple[int, Sweep]:
     """How many points were predicted, and the answer."""
-    done: list[int] = []
+    done: list[float] = []
     found = sweep(
         what, [on], {"batch": batches}, out=out, on_progress=lambda progress: done.append(progress.done), **more
     )

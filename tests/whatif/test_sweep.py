@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from foretrace.graph import ForetraceError
 from foretrace.whatif.points import Point, Sweep, with_pareto_front
 from foretrace.whatif.sweep import sweep
 from tests.cli.samples import step_of_two_ops
+from tests.narrowing import present
 from tests.processes import PATIENCE_S, started
 from tests.transforms.agreement import sketched
 from tests.transforms.parallel.steps import gpt_step
@@ -31,14 +33,16 @@ def test_every_combination_is_a_point_of_each_platform() -> None:
     assert len(found.points) == 8
     assert found.best is not None and "batch=256" in found.best.changes and found.best.platform == "h200:host=2"
     priced = next(point for point in found.points if point.platform == "h200")
-    assert priced.cost == pytest.approx(3.6 * priced.sample_us / 3600)
-    assert [point.sample_us for point in found.points] == sorted(point.sample_us for point in found.points)
+    assert priced.cost == pytest.approx(3.6 * present(priced.sample_us) / 3600)
+    times = [present(point.sample_us) for point in found.points]
+    assert times == sorted(times)
 
 
 def test_nobody_beats_a_point_of_the_front() -> None:
     points = sweep(sketched(dlrm), ["h200"], SETS).points
-    for mine in (point for point in points if point.front):
-        assert not any(o.sample_us < mine.sample_us and o.memory_bytes < mine.memory_bytes for o in points)
+    sizes = [(present(point.sample_us), present(point.memory_bytes)) for point in points]
+    front = [size for point, size in zip(points, sizes) if point.front]
+    assert not any(other[0] < mine[0] and other[1] < mine[1] for mine in front for other in sizes)
 
 
 def test_of_points_that_are_equally_fast_the_smallest_is_the_best() -> None:
@@ -50,11 +54,11 @@ def test_of_points_that_are_equally_fast_the_smallest_is_the_best() -> None:
 
 def test_the_best_point_keeps_to_a_limit_of_memory() -> None:
     free = sweep(sketched(dlrm), ["h200"], SETS)
-    least = min(point.memory_bytes for point in free.points)
-    assert sweep(sketched(dlrm), ["h200"], SETS, memory_limit=least).best.memory_bytes == least
+    least = min(present(point.memory_bytes) for point in free.points)
     assert sweep(sketched(dlrm), ["h200"], SETS, memory_limit=1).best is None
     limited = sweep(sketched(dlrm), ["h200"], SETS, memory_limit=least)
-    assert all(point.fits == (point.memory_bytes <= least) for point in limited.points)
+    assert present(limited.best).memory_bytes == least
+    assert all(point.fits == (present(point.memory_bytes) <= least) for point in limited.points)
 
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -63,7 +67,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     whole = sweep(step, ["h200"], SETS, out=out)
     lines = out.read_text().splitlines()
     out.write_text("\n".join(lines[:2]) + "\n" + lines[2][: len(lines[2]) // 2])  # killed in the middle of a line
-    done: list[int] = []
+    done: list[float] = []
     again = sweep(step, ["h200"], SETS, out=out, on_progress=lambda progress: done.append(progress.of))
     assert done == [2, 2] and again.to_dict() == whole.to_dict()
     assert sum("point" in line for line in out.read_text().splitlines()) >= 4
@@ -113,7 +117,7 @@ def test_what_is_named_twice_is_one_point() -> None:
 
 def test_a_point_that_can_not_be_made_says_why_and_the_others_stay() -> None:
     found = sweep(sketched(dlrm), ["h200"], {"seq": [8], "batch": [64]})
-    assert found.best is None and "sequence length of" in found.points[0].error
+    assert found.best is None and "sequence length of" in present(found.points[0].error)
 
 
 def test_ways_to_share_a_step_are_swept_and_what_does_not_fit_is_left_out() -> None:
@@ -125,7 +129,7 @@ def test_ways_to_share_a_step_are_swept_and_what_does_not_fit_is_left_out() -> N
     for point in made:
         batch, ways = (int(change.partition("=")[2]) for change in point.changes[:2])
         assert point.samples == batch * 4 // ways
-        assert point.cost == pytest.approx(4 * 3.6 * point.sample_us / 3600)
+        assert point.cost == pytest.approx(4 * 3.6 * present(point.sample_us) / 3600)
     assert any("joined by h200-nvswitch" in note for note in found.notes)
 
 
@@ -150,14 +154,14 @@ def test_more_ranks_have_to_be_worth_their_devices_where_nothing_is_priced() -> 
 
 
 @pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf"), "3"])
-def test_a_price_that_makes_no_sense_is_refused(price: object) -> None:
+def test_a_price_that_makes_no_sense_is_refused(price: Any) -> None:
     with pytest.raises(ForetraceError, match="no price of h200"):
         sweep(sketched(dlrm), ["h200"], SETS, {"h200": price})
 
 
 def test_a_platform_at_hand_is_not_swept() -> None:
     with pytest.raises(ForetraceError, match="can't take a Platform"):
-        sweep(sketched(dlrm), [ft.load_platform("h200")])
+        sweep(sketched(dlrm), [ft.load_platform("h200")])  # type: ignore[list-item]
 
 
 def test_a_price_of_nobody_is_refused() -> None:
