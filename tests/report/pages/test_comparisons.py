@@ -6,15 +6,16 @@ import foretrace as ft
 from foretrace.analysis.report import PathRow, StepReport
 from foretrace.report.pages.comparisons import comparison_page, sweep_page
 from foretrace.whatif.points import Point, Sweep
+from tests.narrowing import present
 from tests.report.steps import HOSTILE, sketched
 
 
 def test_both_predictions_are_drawn_on_one_clock_and_in_one_distribution():
     before, after = ft.predict(sketched(40), on="h200"), ft.predict(sketched(10), on="h200")
     page = comparison_page(before, after, ("forty", "ten"))
-    assert [one["title"] for one in page.charts["timeline"]["timelines"]] == ["forty", "ten"]
-    assert [one["name"] for one in page.charts["distribution"]["series"]] == ["forty", "ten"]
-    assert all(row["change_ms"] < 0 for row in page.charts["by_op"]["rows"])
+    assert [one["title"] for one in present(page.charts["timeline"])["timelines"]] == ["forty", "ten"]
+    assert [one["name"] for one in present(page.charts["distribution"])["series"]] == ["forty", "ten"]
+    assert all(row["change_ms"] < 0 for row in present(page.charts["by_op"])["rows"])
     assert HOSTILE not in page.html()
 
 
@@ -50,7 +51,7 @@ def swept(*points: Point) -> Sweep:
 
 def test_points_are_drawn_by_the_time_of_a_sample_and_the_best_is_marked():
     page = sweep_page(swept(point(64), point(8, fits=False)))
-    chart = page.charts["points"]
+    chart = present(page.charts["points"])
     assert [(one["name"], one["best"]) for one in chart["points"]] == [
         ("batch=64 on h200", True),
         ("batch=8 on h200", False),
@@ -62,13 +63,13 @@ def test_points_are_drawn_by_the_time_of_a_sample_and_the_best_is_marked():
 
 def test_prices_and_ranks_are_shown_where_there_are_any():
     page = sweep_page(swept(point(64, cost=0.5), point(8, ranks=16)))
-    assert [view["word"] for view in page.charts["points"]["views"]] == ["memory_bytes", "cost"]
+    assert [view["word"] for view in present(page.charts["points"])["views"]] == ["memory_bytes", "cost"]
     text = page.html()
     assert "$ a million" in text and ">ranks</th>" in text
 
 
 def test_without_batches_steps_are_compared():
-    chart = sweep_page(swept(point(64, sample_us=None), point(8, sample_us=None))).charts["points"]
+    chart = present(sweep_page(swept(point(64, sample_us=None), point(8, sample_us=None))).charts["points"])
     assert chart["across"] == "step_ms"
 
 
@@ -101,7 +102,7 @@ def test_the_critical_path_shows_where_the_change_comes_from():
         for ms in (4.0, 2.5)
     )
     page = comparison_page(before, after)
-    assert [(row["name"], row["change_ms"]) for row in page.charts["path"]["rows"]] == [
+    assert [(row["name"], row["change_ms"]) for row in present(page.charts["path"])["rows"]] == [
         ("host, op start to first launch", -1.5)
     ]
     assert "These changes add up to -1.50 ms" in page.html()

@@ -4,29 +4,31 @@ import base64
 import hashlib
 import json
 import re
+from typing import Any
 
 import pytest
 
 from foretrace.graph import ForetraceError
 from foretrace.report.pages.page import Page
+from tests.narrowing import present
 
 HOSTILE = "</script><script>alert(1)</script>"
 
 
 @pytest.fixture
 def page() -> str:
-    charts = {"a": {"kind": "stacked", "name": HOSTILE}}
+    charts: dict[str, dict[str, Any] | None] = {"a": {"kind": "stacked", "name": HOSTILE}}
     return Page("refusal.html", HOSTILE, charts, {"heading": "no", "why": HOSTILE}).html()
 
 
 def test_what_a_name_holds_never_ends_the_data(page):
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1]
+    data = present(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL))[1]
     assert json.loads(data)["a"]["name"] == HOSTILE
     assert HOSTILE not in page
 
 
 def test_the_browser_may_run_the_pages_own_scripts_and_nothing_else(page):
-    allowed = re.search(r"script-src ([^;]*);", page)[1].split()
+    allowed = present(re.search(r"script-src ([^;]*);", page))[1].split()
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     assert len(scripts) == 2 and allowed == [f"'sha256-{digest}'" for digest in digests]

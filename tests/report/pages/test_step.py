@@ -13,6 +13,7 @@ from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Timings
 from foretrace.report.pages import write_page
 from foretrace.report.pages.step import measured_with, step_page
 from foretrace.whatif.what_if import WhatIf
+from tests.narrowing import present
 from tests.report.steps import HOSTILE, rank, sketched
 
 
@@ -47,7 +48,7 @@ def test_everything_in_the_prediction_is_drawn(forecast):
     charts = step_page(forecast).charts
     drawn = {name for name, chart in charts.items() if chart is not None}
     assert drawn == {"distribution", "parts", "views", "timeline", "roofline", "memory", "sources"}
-    assert charts["memory"]["peak"] == forecast.peak_memory_bytes
+    assert present(charts["memory"])["peak"] == forecast.peak_memory_bytes
 
 
 def test_a_prediction_without_its_workings_has_a_page(forecast):
@@ -59,18 +60,19 @@ def test_a_prediction_without_its_workings_has_a_page(forecast):
 def test_a_measured_step_is_shown_with_its_prediction():
     measured = replace(rank(0, 50.0, world=1), device="NVIDIA H200", unprofiled=Timings(synced_ms=(0.2, 0.3)))
     forecast = ft.predict(measured, on="h200", kernels="measured")
-    seen, check = measured_with(forecast)
-    assert seen.step_ms > 0 and check.step_ms[1] == 0.25
+    seen, check = present(measured_with(forecast))
+    assert seen.step_ms > 0 and present(check).step_ms[1] == 0.25
     page = step_page(forecast, (seen, check))
-    assert [one["title"] for one in page.charts["timeline"]["timelines"]] == ["predicted", "measured"]
+    assert [one["title"] for one in present(page.charts["timeline"])["timelines"]] == ["predicted", "measured"]
     assert "Predicted and measured" in page.html()
 
 
 def test_a_measurement_on_another_device_does_not_check_the_prediction():
     measured = replace(rank(0, 50.0, world=1), device="NVIDIA V100", unprofiled=Timings(synced_ms=(0.2, 0.3)))
     forecast = ft.predict(measured, on="h200", kernels="measured")
-    seen, check = measured_with(forecast)
-    titles = [one["title"] for one in step_page(forecast, (seen, check)).charts["timeline"]["timelines"]]
+    seen, check = present(measured_with(forecast))
+    drawn = present(step_page(forecast, (seen, check)).charts["timeline"])
+    titles = [one["title"] for one in drawn["timelines"]]
     assert check is None and titles == ["predicted", "measured elsewhere"]
 
 
@@ -118,7 +120,7 @@ def test_bars_of_shares_are_as_long_as_the_largest_allows(forecast):
 
 
 def test_each_rank_has_a_bar_of_what_its_device_did():
-    chart = step_page(measure_step(Job([rank(0, 100.0), rank(1, 50.0)]))).charts["ranks"]
+    chart = present(step_page(measure_step(Job([rank(0, 100.0), rank(1, 50.0)]))).charts["ranks"])
     assert chart["rows"] == ["rank 0", "rank 1"]
     by_part = dict(zip(chart["parts"], chart["ms"]))
     assert by_part["waits for other ranks"] == [0.0, 0.05] and by_part["transfers"] == [0.05, 0.05]
