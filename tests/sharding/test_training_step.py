@@ -26,6 +26,7 @@ from foretrace.sharding.training_step import (
     tables_of_graph,
 )
 from foretrace.transforms.parallel.hybrid import tables_on_ranks
+from tests.narrowing import present
 from tests.sharding.simple import costing
 
 
@@ -138,7 +139,7 @@ def adam(parameters):
 
 @pytest.mark.parametrize(("sparse", "optimizer"), [(True, sgd), (False, sgd), (False, adam)])
 def test_tables_their_gradients_and_what_is_kept_of_them_are_no_part_of_it(sparse, optimizer):
-    few, many = (dense_bytes(sketch(partial(made, rows, sparse, optimizer))) for rows in (1000, 100_000))
+    few, many = (present(dense_bytes(sketch(partial(made, rows, sparse, optimizer)))) for rows in (1000, 100_000))
     weights = (DIM + 2) * WIDTH * 4
     assert few == many
     assert few > weights * (4 if optimizer is adam else 2)

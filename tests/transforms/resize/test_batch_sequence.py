@@ -105,7 +105,7 @@ def test_a_trace_without_arguments_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2_b2_s256_fp32", "dlrm_default_b512"])
-def test_a_trace_of_others_takes_another_batch(shared, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_trace_of_others_takes_another_batch(shared, name: str) -> None:
     from foretrace.api import load
 
     trace = load(shared / "traces" / "h200" / name).graphs[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ DATA = Tensor((64,), "float32", "cuda:0", (1,), id=100_000, storage=100_000)
 @pytest.mark.parametrize("model", [gpt, bert])
 def test_everything_as_wide_as_the_blocks_follows(model: ModuleType) -> None:
     # Batch, length and vocabulary are multiples of the width too, and stay.
-    small = {"layers": 2, "batch": 32, "seq": 32, "dim": 32, "vocabulary": 64}
+    small: dict[str, Any] = {"layers": 2, "batch": 32, "seq": 32, "dim": 32, "vocabulary": 64}
     assert_same(hidden(sketched(model, **small), 48), sketched(model, **small | {"dim": 48}))
 
 
@@ -58,8 +59,9 @@ def test_the_same_width_is_shared_by_other_heads(model: ModuleType) -> None:
 
 
 def test_of_a_model_without_blocks_the_layers_between_others_change() -> None:
-    before, after = {"bottom": (13, 32, 24, 16), "top": (32, 16, 1)}, {"bottom": (13, 48, 48, 16), "top": (48, 48, 1)}
-    assert_same(hidden(sketched(dlrm, **before), 48), sketched(dlrm, **after))
+    before = sketched(dlrm, bottom=(13, 32, 24, 16), top=(32, 16, 1))
+    after = sketched(dlrm, bottom=(13, 48, 48, 16), top=(48, 48, 1))
+    assert_same(hidden(before, 48), after)
 
 
 def test_gradients_that_ranks_share_fill_other_buckets() -> None:

@@ -11,6 +11,7 @@ import resnet
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError
 from foretrace.transforms.structure.checkpointing import checkpointing
+from tests.narrowing import present
 from tests.transforms.agreement import assert_same, sketched
 
 
@@ -20,7 +21,7 @@ def test_a_step_computes_its_blocks_again_as_pytorch_does(dtype: str) -> None:
     edited = checkpointing(plain)
     assert_same(edited, truth)
     assert [op.entered for op in edited.ops] == [op.entered for op in truth.ops]
-    assert peak_memory(edited) < peak_memory(plain)
+    assert present(peak_memory(edited)) < present(peak_memory(plain))
     times = [ft.predict(graph, on="h200").step_ms for graph in (edited, truth)]
     assert times[0] == pytest.approx(times[1], rel=0.05)
 
