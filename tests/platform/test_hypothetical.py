@@ -8,6 +8,7 @@ from foretrace.platform.device import Device
 from foretrace.platform.hypothetical import CrossDeviceConstants, CrossDeviceScaling, read_factors
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import device_files
+from tests.narrowing import present
 
 DESCRIBED = Device.named("h200")
 
@@ -61,12 +62,14 @@ def test_a_faster_host_alone_leaves_the_device_as_it_was_measured():
 
 
 def test_links_inside_a_node_and_between_nodes_are_scaled_apart():
-    whole = ft.load_platform("h200", fabric="h100-2x8-p5").fabric
-    inside = ft.load_platform("h200:nvlink=0.5", fabric="h100-2x8-p5").fabric
-    between = ft.load_platform("h200:network=2", fabric="h100-2x8-p5").fabric
-    assert inside.links.inside.gbps == whole.links.inside.gbps / 2
-    assert inside.links.network == whole.links.network and inside.curves == whole.curves
-    assert between.links.network.gbit == whole.links.network.gbit * 2
+    whole, inside, between = (
+        present(ft.load_platform(name, fabric="h100-2x8-p5").fabric)
+        for name in ("h200", "h200:nvlink=0.5", "h200:network=2")
+    )
+    links, slower, faster = (present(fabric.links) for fabric in (whole, inside, between))
+    assert slower.inside.gbps == links.inside.gbps / 2
+    assert slower.network == links.network and inside.curves == whole.curves
+    assert present(faster.network).gbit == present(links.network).gbit * 2
     assert [c.gbps for c in between.curves] == [2 * c.gbps for c in whole.curves]
 
 
@@ -94,7 +97,7 @@ def test_what_makes_no_sense_is_said_before_anything_runs(name, said):
 
 def test_a_described_gpu_can_be_scaled_too():
     scaled = ft.load_platform("a100:hbm=2")
-    assert scaled.device.memory_gbps == 2 * 2039 and scaled.cross_device.source.name == "h200"
+    assert scaled.device.memory_gbps == 2 * 2039 and present(scaled.cross_device).source.name == "h200"
 
 
 def test_factors_are_read_from_a_name():
@@ -108,4 +111,4 @@ def test_faster_units_are_reached_as_well():
 
 def test_a_faster_memory_is_reached_as_well():
     h200 = Platform.named("h200")
-    assert h200.scaled(hbm=2).device.measured.memory_gbps == 2 * h200.device.measured.memory_gbps
+    assert h200.scaled(hbm=2).device.measured.memory_gbps == 2 * present(h200.device.measured.memory_gbps)

@@ -11,11 +11,12 @@ from foretrace.cost_models.kernels.decomposition import attribute_kernels, parts
 from foretrace.cost_models.kernels.estimators.dataset import Dataset, dataset_of
 from foretrace.cost_models.kernels.families import FAMILIES, family_of
 from foretrace.cost_models.kernels.pricing import price_kernels
-from foretrace.graph import Graph, Op, OpTable, Tensor
+from foretrace.graph import Graph, Op, OpTable, Tensor, Value
 from foretrace.platform.device import Device
 from foretrace.platform.measurements.cases import Case
 from foretrace.platform.measurements.kernels import Measurement
 from foretrace.platform.platform import Platform
+from tests.narrowing import instance, present
 
 SCORES = Tensor((16, 8, 256, 256), "float32", device="cuda:0")
 SAFE = Op("aten::_safe_softmax", (SCORES, -1), overload="default", outputs=(SCORES,))
@@ -64,7 +65,8 @@ def test_tensors_of_several_dtypes_are_copied_into_the_result_one_by_one():
     long, short = Tensor((4096, 512), "float32", device="cuda:0"), Tensor((4096, 256), "bfloat16", device="cuda:0")
     mixed, alike = Op("aten::cat", ([long, short], 1)), Op("aten::cat", ([long, long], 1))
     copies = parts_of(mixed)
-    assert [(copy.args[0].dtype, copy.args[0].stride, copy.args[1]) for copy in copies] == [
+    results = [instance(Tensor, copy.args[0]) for copy in copies]
+    assert [(result.dtype, result.stride, copy.args[1]) for result, copy in zip(results, copies)] == [
         ("float32", (768, 1), long),
         ("float32", (768, 1), short),
     ]
@@ -74,8 +76,8 @@ def test_tensors_of_several_dtypes_are_copied_into_the_result_one_by_one():
 
 
 def test_halves_that_cannot_hold_each_other_become_whole_floats():
-    joined = [Tensor((8,), "float16"), Tensor((8,), "bfloat16")]
-    assert [copy.args[0].dtype for copy in parts_of(Op("aten::cat", (joined,)))] == ["float32", "float32"]
+    copies = parts_of(Op("aten::cat", ([Tensor((8,), "float16"), Tensor((8,), "bfloat16")],)))
+    assert [instance(Tensor, copy.args[0]).dtype for copy in copies] == ["float32", "float32"]
 
 
 def test_a_call_without_tensors_is_left_as_it_is():
@@ -85,7 +87,7 @@ def test_a_call_without_tensors_is_left_as_it_is():
 
 X, W, GRAD = Tensor((8, 64, 28, 28), "float32"), Tensor((32, 64, 3, 3), "float32"), Tensor((8, 32, 28, 28), "float32")
 H200 = Device.named("h200")
-WINDOW = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+WINDOW: tuple[Value, ...] = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
 TO_LAST, TO_FIRST = "void cudnn::ops::nchwToNhwcKernel<float>", "void cudnn::ops::nhwcToNchwKernel<float>"
 DGRAD, WGRAD = "sm80_xmma_dgrad_implicit_gemm_tf32f32", "sm80_xmma_wgrad_implicit_gemm_tf32f32"
 GEMM, SUM = "nvjet_sm90_tst_128x64", "void at::native::reduce_kernel<512, 1>"
@@ -93,7 +95,7 @@ GEMM, SUM = "nvjet_sm90_tst_128x64", "void at::native::reduce_kernel<512, 1>"
 
 def measured(*kernels: str, mask: tuple[bool, ...] = (True, True, False)) -> Measurement:
     """A backward call whose kernels take a microsecond, two, three, ... with a cold cache, and half with a warm one."""
-    op = Op("aten::convolution_backward", (GRAD, X, W, [32], *WINDOW, list(mask)), overload="default")
+    op = Op("aten::convolution_backward", (GRAD, X, W, [32], *WINDOW, [*mask]), overload="default")
     cold = [(name, 1.0 + place) for place, name in enumerate(kernels)]
     return Measurement(Case(op), cold=[cold], warm=[[(name, us / 2) for name, us in cold]])
 
@@ -110,7 +112,7 @@ def measured(*kernels: str, mask: tuple[bool, ...] = (True, True, False)) -> Mea
     ],
 )
 def test_each_gradient_has_its_own_kernels(of_input, of_filter):
-    first, second = attribute_kernels(measured(*of_input, *of_filter), 2)
+    first, second = present(attribute_kernels(measured(*of_input, *of_filter), 2))
     assert [name for name, _ in first.kernels] == of_input
     assert [name for name, _ in second.kernels] == of_filter
     assert first.cold == pytest.approx(first.warm) == pytest.approx(1 - second.cold)
@@ -122,13 +124,13 @@ def test_pytorch_itself_makes_the_gradient_of_the_filter_first(more):
         "void at::native::conv_depthwise2d_grad_weight_kernel",
         "void at::native::conv_depthwise2d_backward_kernel",
     ]
-    shares = attribute_kernels(measured(*kernels, *more, mask=(True, True, bool(more))), 2 + len(more))
+    shares = present(attribute_kernels(measured(*kernels, *more, mask=(True, True, bool(more))), 2 + len(more)))
     assert [share.kernels[0][0] for share in shares] == [kernels[1], kernels[0], *more]
     assert shares[0].cold == pytest.approx(2 * shares[1].cold)
 
 
 def test_the_bias_is_summed_last():
-    shares = attribute_kernels(measured(DGRAD, WGRAD, "Memset (Device)", SUM, mask=(True, True, True)), 3)
+    shares = present(attribute_kernels(measured(DGRAD, WGRAD, "Memset (Device)", SUM, mask=(True, True, True)), 3))
     assert [len(share.kernels) for share in shares] == [1, 1, 2]
     assert [share.cold for share in shares] == pytest.approx([0.1, 0.2, 0.7])
 

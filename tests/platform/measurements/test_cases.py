@@ -14,6 +14,7 @@ from foretrace.calibration.timing.call import Call
 from foretrace.graph import Constant, Indices, Op, Tensor, Tf32
 from foretrace.graph.codec import from_lines
 from foretrace.platform.measurements.cases import Draw, Ids, case_key, recorded_cases, stripped
+from tests.narrowing import present
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "h200"
 F = "float32"
@@ -58,7 +59,8 @@ def test_a_gradient_and_a_sparse_update_have_the_ids_of_their_lookup():
     torch.manual_seed(0)
     for case in cases:
         made = Call(case, torch.device("cpu"))
-        assert made.indices.unique == pytest.approx(40, abs=2) and made.indices.count == 64
+        indices = present(made.indices)
+        assert indices.unique == pytest.approx(40, abs=2) and indices.count == 64
 
 
 def test_tables_whose_ids_hardly_differ_are_measured_once_and_others_apart():

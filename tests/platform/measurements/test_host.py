@@ -12,7 +12,7 @@ from foretrace.platform.measurements.journal import append
 
 CALLS = Calls(["aten::mm", "aten::t"], [0, 1], [1, 0], [0, 0])
 HEAD = [{"run": {"device": "cpu"}}, CALLS.line("step", "tiny"), CALLS.line("single", "")]
-PROFILED = {
+PROFILED: dict[str, list[float]] = {
     "to_launch": [3.0, -1.0], "launching": [2.0, -1.0], "between": [0.0, -1.0], "after": [1.0, -1.0],
     "launches": [1, 0],
 }  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 
 from foretrace.cost_models.kernels.families import FAMILIES, CallContext, family_of
 from foretrace.cost_models.kernels.families.compiled import Compiled, loops_of
-from foretrace.graph import Op, Tensor
+from foretrace.graph import Op, Tensor, Value
 from foretrace.platform.device import Device
 
 FACTS = CallContext(Device.named("h200"))
@@ -15,7 +15,7 @@ TABLE = Tensor((50257, 768), "float32", stride=(768, 1))
 COMPILED = Compiled()
 
 
-def kernel(name: str, *args: object) -> Op:
+def kernel(name: str, *args: Value) -> Op:
     return Op(name, (*args, 0))
 
 

@@ -1,5 +1,5 @@
 from foretrace.cost_models.kernels.families import FAMILIES, CallContext
-from foretrace.graph import Op, Tensor
+from foretrace.graph import Op, Tensor, Value
 from foretrace.platform.device import Device
 
 CONVOLUTIONS = FAMILIES["convolutions"]
@@ -13,8 +13,8 @@ def forward(stride: int = 1, groups: int = 1, x: Tensor = IMAGE, w: Tensor = FIL
 
 def backward(mask: list[bool]) -> Op:
     grad = Tensor((8, 128, 56, 56), "bfloat16")
-    args = (grad, IMAGE, FILTERS, [128], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask)
-    return Op("aten::convolution_backward", args)
+    window: tuple[Value, ...] = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    return Op("aten::convolution_backward", (grad, IMAGE, FILTERS, [128], *window, [*mask]))
 
 
 def test_flops_are_those_of_the_implicit_gemm():

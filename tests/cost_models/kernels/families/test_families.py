@@ -21,7 +21,7 @@ RECORDED = sorted((Path(__file__).parents[3] / "data" / "h200").glob("*.ops.json
 
 
 def recorded_ops() -> list[Op]:
-    return [op for path in RECORDED for op in from_lines(gzip.open(path, "rt"), path)]
+    return [op for path in RECORDED for op in from_lines(gzip.open(path, "rt"), str(path))]
 
 
 def check(op: Op) -> None:
