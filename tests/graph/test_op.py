@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_a_copy_has_all_fields_and_is_another_op() -> None:
     assert twin == op and twin is not op
 
 
-def _matrix(storage: int, **others: object) -> Tensor:
+def _matrix(storage: int, **others: Any) -> Tensor:
     return Tensor((8, 8), "float32", "cuda:0", stride=(8, 1), storage=storage, id=storage, **others)
 
 

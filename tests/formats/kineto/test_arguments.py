@@ -1,16 +1,18 @@
 """Arguments of ops as a profiler trace tells them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foretrace.formats.kineto import read_kineto
 from foretrace.formats.kineto.arguments import decoded, values, with_enumerations
 from foretrace.graph import Constant, Op, Tensor
+from tests.narrowing import instance
 from tests.traces import Trace
 
 
-def op(tmp_path: Path, **args: object) -> Op:
+def op(tmp_path: Path, **args: Any) -> Op:
     trace = Trace()
     with trace.op("aten::some", **args):
         pass
@@ -33,16 +35,18 @@ def test_tensors_have_shape_dtype_and_stride(tmp_path: Path) -> None:
 
 def test_a_tensor_without_strides_among_others_that_have_them_is_sparse(tmp_path: Path) -> None:
     fields = {"Input Dims": [[100, 8], [100, 8]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
-    into, gradient = op(tmp_path, **fields, **{"Input Strides": [[8, 1], []]}).args
+    into, gradient = (
+        instance(Tensor, value) for value in op(tmp_path, **fields, **{"Input Strides": [[8, 1], []]}).args
+    )
     assert (into.layout, gradient.layout) == ("strided", "sparse_coo")
-    assert [tensor.layout for tensor in op(tmp_path, **fields).args] == ["strided", "strided"]
+    assert [instance(Tensor, value).layout for value in op(tmp_path, **fields).args] == ["strided", "strided"]
 
 
 def test_lists_of_tensors_are_lists(tmp_path: Path) -> None:
     fields = {"Input Dims": [[[4, 8], [3]], []], "Input type": ["TensorList", ""], "Concrete Inputs": ["", ""]}
     tensors, nothing = op(tmp_path, **fields).args
     assert nothing is None
-    assert [tensor.shape for tensor in tensors] == [(4, 8), (3,)]
+    assert [instance(Tensor, tensor).shape for tensor in instance(list, tensors)] == [(4, 8), (3,)]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,8 @@ def test_signatures_that_make_no_sense_have_no_arguments() -> None:
 def test_a_row_keeps_its_arguments_when_rows_are_picked(tmp_path: Path) -> None:
     trace = Trace()
     for size in (3, 5, 7):
-        with trace.op("aten::relu", **{"Input Dims": [[size]], "Input type": ["float"]}):
+        arguments: dict[str, Any] = {"Input Dims": [[size]], "Input type": ["float"]}
+        with trace.op("aten::relu", **arguments):
             pass
     ops = read_kineto(trace.write(tmp_path / "trace.json")).ops
     assert ops.rows(ops.start > ops.start[0])[1].tensors[0].shape == (7,)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,7 +226,8 @@ def test_old_external_ids_that_repeat_the_correlation_name_no_op(tmp_path: Path)
     with trace.op("aten::mm") as event:
         pass
     trace.now += 100
-    trace.launch("gemm", **{"External id": 0})
+    external: dict[str, Any] = {"External id": 0}
+    trace.launch("gemm", **external)
     for event in trace.events:
         event["args"]["External id"] = event["args"].get("correlation", trace.events[1]["args"]["correlation"])
     assert read(trace, tmp_path).kernels.op.tolist() == [-1]
