@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from foretrace.analysis.breakdown import idle_causes
-from foretrace.analysis.host_time import KINDS, host_segments
+from foretrace.analysis.host_time import KINDS, Segments, host_segments
 from foretrace.graph import Graph, Op, OpTable
 from foretrace.prediction.priced_step import OWN_STREAM
 from foretrace.prediction.priced_tasks import at_predicted_times
@@ -15,13 +15,13 @@ CALLS = [Call(after=0.0), Call([30.0, 5.0]), Call([4.0], waits=OWN_STREAM), Call
 
 
 @pytest.fixture
-def graph_and_segments() -> tuple[Graph, object]:
+def graph_and_segments() -> tuple[Graph, Segments]:
     made = step(*CALLS)
     calls = Graph(OpTable.of([Op("aten::mm", thread=call.thread) for call in CALLS]))
     return at_predicted_times(calls, made, *run(made, device(gap=1.0, latency=2.0)))
 
 
-def test_ops_launches_and_kernels_stand_at_their_predicted_times(graph_and_segments: tuple[Graph, object]) -> None:
+def test_ops_launches_and_kernels_stand_at_their_predicted_times(graph_and_segments: tuple[Graph, Segments]) -> None:
     graph, _ = graph_and_segments
     assert graph.ops.start[:2].tolist() == [1.0, 4.0]
     assert graph.ops.end[:2].tolist() == [3.0, 4.0 + 2 + 3 + 0.5 + 3 + 1]
@@ -31,7 +31,7 @@ def test_ops_launches_and_kernels_stand_at_their_predicted_times(graph_and_segme
     assert graph.calls.op[graph.kernels.call].tolist() == [1, 1, 2, 3]
 
 
-def test_the_five_overheads_are_found_again_in_the_predicted_graph(graph_and_segments: tuple[Graph, object]) -> None:
+def test_the_five_overheads_are_found_again_in_the_predicted_graph(graph_and_segments: tuple[Graph, Segments]) -> None:
     graph, segments = graph_and_segments
     again = host_segments(graph)
     for kind in range(len(KINDS)):
@@ -40,7 +40,7 @@ def test_the_five_overheads_are_found_again_in_the_predicted_graph(graph_and_seg
         assert again.duration[again.kind == kind].sum() == pytest.approx(ours - (1.0 if KINDS[kind] == "T1" else 0.0))
 
 
-def test_a_wait_lasts_from_the_hosts_arrival_to_the_devices_end(graph_and_segments: tuple[Graph, object]) -> None:
+def test_a_wait_lasts_from_the_hosts_arrival_to_the_devices_end(graph_and_segments: tuple[Graph, Segments]) -> None:
     graph, segments = graph_and_segments
     (wait,) = np.flatnonzero(segments.kind == SYNC)
     assert segments.end[wait] == graph.kernels.end[2] + 2.0  # and its word reaches the host

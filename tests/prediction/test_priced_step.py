@@ -50,5 +50,5 @@ def test_repeating_a_step_repeats_all_of_it() -> None:
 def test_what_was_timed_up_to_the_next_call_has_no_gap_of_its_own() -> None:
     once, gap = np.array([5.0, 0.0]), np.array([2.0, 2.0])
     nothing = np.zeros(2)
-    host = HostCosts(once + gap, gap, *[nothing] * 4, cold_penalty=nothing, spread=nothing, common=0.1)
+    host = HostCosts(once + gap, gap, nothing, nothing, nothing, nothing, nothing, nothing, common=0.1)
     assert _durations(host, np.array([0], np.int32))[T1].tolist() == [5.0, 2.0]
