@@ -13,7 +13,7 @@ import torch
 from foretrace.graph import Graph, Op
 
 FORETRACE = [sys.executable, "-m", "foretrace"]
-SHORT = {"plain": 2, "profile": 1, "warmup": 2}
+SHORT: dict[str, Any] = {"plain": 2, "profile": 1, "warmup": 2}
 """The shortest schedule that has something of everything."""
 SHORT_STEPS = 10
 """How many steps that takes: 2 of warm-up, 2 synced, 2 back to back, 2 profiled, structure, indices."""
@@ -24,7 +24,7 @@ Step = Callable[[], Any]
 def small_step(optimizer: type[torch.optim.Optimizer] = torch.optim.SGD) -> Step:
     """A linear layer and an optimizer; counts its calls in ``step.calls``."""
     model = torch.nn.Linear(8, 8)
-    optim = optimizer(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    optim = optimizer(model.parameters(), lr=0.1)
     given = torch.ones(4, 8)
 
     def step() -> None:

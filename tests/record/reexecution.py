@@ -10,6 +10,7 @@ import torch
 from foretrace.graph import Constant, Op, Tensor
 from foretrace.graph.codec import from_lines, to_lines
 from foretrace.record.watch.watch import Watch
+from tests.narrowing import instance
 
 
 class Snapshots(Watch):
@@ -22,8 +23,8 @@ class Snapshots(Watch):
 
     def describe(self, value: Any) -> Any:
         described = super().describe(value)
-        if isinstance(value, torch.Tensor) and described.storage >= 0:
-            storage = self.registry.storages[described.storage]
+        if isinstance(value, torch.Tensor) and (number := instance(Tensor, described).storage) >= 0:
+            storage = self.registry.storages[number]
             if storage.birth < 0 and storage.id not in self.before:
                 self.before[storage.id] = _bytes_of(value).clone()
         return described

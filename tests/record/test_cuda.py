@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from foretrace.graph import Constant
 from foretrace.record.recording import load_recording
 from foretrace.record.sketch.sketch import sketch
 from foretrace.record.watch.session import record_step
 from foretrace.record.watch.watch import Watch
+from tests.narrowing import instance
 
 pytestmark = [
     pytest.mark.cuda,
@@ -19,7 +21,7 @@ pytestmark = [
 ]
 
 
-def small_step(compiled: bool = False):  # type: ignore[no-untyped-def]
+def small_step(compiled: bool = False):
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     run = torch.compile(model) if compiled else model
@@ -54,7 +56,7 @@ def test_waits_between_streams_are_seen() -> None:
     assert names == [*waits, "aten::mm", *waits, "aten::sum"]
     product, total = watch.ops[2], watch.ops[5]
     assert product.stream != total.stream == 0
-    assert watch.ops[1].args[0].value == str(product.stream)
+    assert instance(Constant, watch.ops[1].args[0]).value == str(product.stream)
 
 
 def test_reading_a_value_and_waiting_for_the_device_are_seen() -> None:

@@ -19,7 +19,7 @@ Step = Callable[[], Any]
 def layers(optimizer: type[torch.optim.Optimizer], **options: Any) -> Step:
     """Three layers and an optimizer of PyTorch's."""
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
-    update = optimizer(model.parameters(), lr=1e-3, **options)  # type: ignore[call-arg]
+    update = optimizer(model.parameters(), lr=1e-3, **options)
     given, wanted = torch.randn(4, 16), torch.randint(8, (4,))
 
     def step() -> None:

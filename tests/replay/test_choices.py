@@ -183,7 +183,7 @@ def test_what_is_gathered_is_as_large_as_its_type_needs(loaded: Callable[..., An
 def test_a_tensor_that_is_given_another_storage_keeps_its_name(loaded: Callable[..., Any]) -> None:
     def step() -> torch.Tensor:
         data = torch.empty((), dtype=torch.uint8)
-        data.set_(torch.UntypedStorage(21))  # type: ignore[call-overload]
+        data.set_(torch.UntypedStorage(21))
         return data.add_(1)
 
     graph = graph_of(step)[0]

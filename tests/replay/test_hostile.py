@@ -261,7 +261,7 @@ def test_a_tensor_that_can_not_be_is_told_and_nothing_else_happens(
         Content("offsets", {"first": 0, "last": 4, "steps": [-1]}),
         Content("arange", {"start": 0, "step": 1, "period": 0}),
         Content("tril", {"side": 1 << 40, "offset": -1, "row": 0}),
-        Content("values", {"values": ["__import__('os')"] * 4}),  # type: ignore[list-item]
+        Content("values", {"values": ["__import__('os')"] * 4}),  # type: ignore[dict-item]
         Content("constant", {"value": "x"}),  # type: ignore[dict-item]
         Content("__import__", {"value": 1}),
         Content("constant", {"value": 1, "x); import os #": 1}),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.graph import Graph, Op, OpTable, Tensor
+from foretrace.graph import Graph, Op, OpTable, Tensor, Value
 from foretrace.replay.harness import translations
 
 
@@ -63,11 +63,12 @@ def test_a_batch_norm_gives_what_cudnn_gives() -> None:
     mean, variance = torch.zeros(4), torch.ones(4)
     weight, bias = norm.weight.detach(), norm.bias.detach()
     with torch.no_grad():
-        out, *statistics, _ = translations.batch_norm(given, weight, bias, mean, variance, True, 0.1, 1e-5)
+        out, saved_mean, saved_var, _ = translations.batch_norm(given, weight, bias, mean, variance, True, 0.1, 1e-5)
     made = norm(given)
     made.square().sum().backward()
     assert close([out, mean, variance], [made, norm.running_mean, norm.running_var])
-    back = translations.batch_norm_backward(given.detach(), 2 * out, weight, mean, variance, *statistics, 1e-5, None)
+    statistics = (mean, variance, saved_mean, saved_var)
+    back = translations.batch_norm_backward(given.detach(), 2 * out, weight, *statistics, 1e-5, None)
     assert close(back, [given.grad, norm.weight.grad, norm.bias.grad])
 
 
@@ -85,7 +86,7 @@ def normed() -> Graph:
     given, out = (Tensor((2, 4, 5, 5), "float32", "cuda:0", (100, 25, 5, 1), id=n, storage=n) for n in (0, 1))
     parts = [Tensor((4,), "float32", "cuda:0", (1,), id=n, storage=n) for n in range(2, 8)]
     reserve = Tensor((16,), "uint8", "cuda:0", (1,), id=9, storage=9)
-    arguments = (given, *parts[:4], True, 0.1, 1e-5)
+    arguments: tuple[Value, ...] = (given, *parts[:4], True, 0.1, 1e-5)
     norm = Op("aten::cudnn_batch_norm", arguments, outputs=(out, *parts[4:], reserve), overload="default")
     relu = Op("aten::relu", (out,), outputs=(Tensor((2, 4, 5, 5), "float32", id=10, storage=10),), overload="default")
     return Graph(OpTable.of([norm, relu]))

@@ -49,7 +49,7 @@ class Outcome:
 
 def state_of(folder: Path) -> dict[str, object]:
     """All that is in a folder: kinds, permissions, times and contents."""
-    found = {}
+    found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         held = path.lstat()
         content = path.read_bytes() if path.is_file() else b""
@@ -344,7 +344,7 @@ def test_a_log_that_was_opened_before_gets_no_lines(tmp_path: Path) -> None:
 
 
 def test_workers_of_a_loader_are_left_out_for_the_sketch_alone() -> None:
-    loader = torch.utils.data.DataLoader(range(8), num_workers=2)  # type: ignore[arg-type]
+    loader = torch.utils.data.DataLoader(range(8), num_workers=2)
     graph = sketch(lambda: [relu(), list(loader)])
     assert any("start 2 workers of a DataLoader" in note for note in graph.notes)
     assert loader.num_workers == 2

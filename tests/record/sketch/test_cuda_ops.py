@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as imported_before
 
-from foretrace.graph import Graph, Op
+from foretrace.graph import Graph, Op, Tensor
 from foretrace.record.sketch.sketch import sketch
+from tests.narrowing import instance
 from tests.record.sketch.fake_cuda import called_by_torch, called_in_a_sketch
 
 pytestmark = pytest.mark.skipif(bool(torch.version.cuda), reason="a build with CUDA has fake CUDA tensors")
@@ -46,7 +47,7 @@ def training(make: Callable[[], nn.Module], *shape: int, **options: Any) -> Call
     return build
 
 
-RECURRENT = {
+RECURRENT: dict[str, tuple[type[nn.Module], dict[str, Any], int]] = {
     "LSTM": (nn.LSTM, {"num_layers": 2, "dropout": 0.1}, 2),
     "LSTM both ways": (nn.LSTM, {"bidirectional": True, "batch_first": True}, 2),
     "projected LSTM": (nn.LSTM, {"proj_size": 3}, 2),
@@ -63,7 +64,8 @@ def test_a_recurrent_network_is_one_call_of_cudnn(name: str) -> None:
     (forward,) = [op for op in graph.ops if op.name == "aten::_cudnn_rnn"]
     assert forward.args[6] == mode
     count = len(list(kind(8, 16, **options).parameters()))
-    weights, buffer = forward.args[1], forward.args[3]
+    weights = [instance(Tensor, weight) for weight in instance(list, forward.args[1])]
+    buffer = instance(Tensor, forward.args[3])
     assert len(weights) == count and {w.storage for w in weights} == {buffer.storage}, "one buffer holds the weights"
     backward = next(op for op in graph.ops if op.name == "aten::_cudnn_rnn_backward")
     assert [t.shape for t in backward.produced[-count:]] == [w.shape for w in weights]

@@ -60,7 +60,7 @@ def test_transformers_does_not_take_a_sketch_for_an_export(loaded: str, library:
     asked = []
 
     def step() -> None:
-        from transformers.utils.import_utils import is_tracing  # type: ignore[import-not-found]
+        from transformers.utils.import_utils import is_tracing
 
         asked.append(is_tracing(torch.ones(2)))
 
@@ -82,7 +82,7 @@ def test_a_triton_kernel_is_refused_by_name_with_the_way_out(library: Callable[[
     def add_rows() -> None: ...
 
     def step() -> None:
-        from triton.runtime.jit import JITFunction  # type: ignore[import-not-found]
+        from triton.runtime.jit import JITFunction
 
         JITFunction(add_rows).run(torch.ones(2), grid=(1,))
 

@@ -120,7 +120,7 @@ def peak(graph: Graph | Watch) -> int:
     return most
 
 
-RANKS = {
+RANKS: dict[str, Callable[..., Any]] = {
     "ddp": partial(gpt.make_step, ddp=True),
     "fsdp": partial(gpt.make_step, fsdp=True),
     "hybrid": dlrm_distributed.make_step,
@@ -346,7 +346,7 @@ def test_the_attention_that_a_gpu_would_take_is_taken(name: str) -> None:
     options, size, expected = ATTENTION[name]
 
     def step() -> None:
-        query = torch.ones(1, 2, 16, size, device="cuda", requires_grad=True, **options)  # type: ignore[call-overload]
+        query = torch.ones(1, 2, 16, size, device="cuda", requires_grad=True, **options)
         torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
 
     ops = [op.name for op in cuda(step).ops]

@@ -19,6 +19,7 @@ from foretrace.record.sketch.process_group import pretended_group
 from foretrace.record.watch.context import _targets, settings
 from foretrace.record.watch.watch import Watch
 from tests import warm
+from tests.narrowing import instance
 
 
 def test_a_resized_storage_is_noted_with_old_and_new() -> None:
@@ -90,7 +91,8 @@ def test_events_and_streams_are_noted_by_small_numbers(cuda: None) -> None:
         side.synchronize()
         answers.append(torch.cuda.synchronize(device=0))
     assert answers == ["recorded", "recorded", "waited", "waited", "synchronized", "all synchronized"]
-    reported = [(op.name.removeprefix("cuda::"), [f"{c.kind} {c.value}" for c in op.args]) for op in watch.ops]
+    constants = [(op.name, [instance(Constant, value) for value in op.args]) for op in watch.ops]
+    reported = [(name.removeprefix("cuda::"), [f"{c.kind} {c.value}" for c in args]) for name, args in constants]
     assert reported == [
         ("event_record", ["event 0", "stream 0"]),
         ("event_record", ["event 1", "stream 1"]),

@@ -119,7 +119,7 @@ def test_a_rank_that_was_not_recorded_is_said(tmp_path: Path) -> None:
 
 def test_ending_the_recorder_ends_the_job(tmp_path: Path) -> None:
     train = script(tmp_path, "import time\nprint('began', flush=True)\ntime.sleep(60)\n")
-    command = [PYTHON, "-m", "foretrace.record", "--out", str(tmp_path / "r"), "--", PYTHON, train]
+    command = [PYTHON, "-m", "foretrace.record", "--out", str(tmp_path / "r"), "--", PYTHON, str(train)]
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as recorder:
         assert recorder.stdout is not None and recorder.stdout.readline() == "began\n"
         recorder.terminate()

@@ -24,8 +24,11 @@ from foretrace.processes import OWNER, Claim, Owner
 from foretrace.record import folder as files
 from foretrace.record.recording import load_recording
 from foretrace.record.watch import recorder, session
+from foretrace.record.watch.indices import IndexWatch
+from foretrace.record.watch.profile import LightProfile
 from foretrace.record.watch.session import OutputFolder, claim_output
 from foretrace.record.watch.step_boundaries import _listeners
+from foretrace.record.watch.watch import Watch
 from tests.processes import PATIENCE_S, started
 from tests.record.jobs import FORETRACE, SHORT, SHORT_STEPS, run_recorded, script, small_step
 
@@ -196,14 +199,14 @@ def test_two_recordings_at_once_are_refused(tmp_path: Path) -> None:
 
 
 FAILURES = {
-    "entering the profile": (recorder.LightProfile, "__enter__"),
-    "leaving the profile": (recorder.LightProfile, "__exit__"),
-    "entering the structure": (recorder.Watch, "__enter__"),
-    "noting a call": (recorder.Watch, "note"),
-    "leaving the structure": (recorder.Watch, "__exit__"),
-    "entering the index step": (recorder.IndexWatch, "__enter__"),
-    "writing the structure": (recorder.files, "write_structure"),
-    "writing the rank": (recorder.files, "write_rank"),
+    "entering the profile": (LightProfile, "__enter__"),
+    "leaving the profile": (LightProfile, "__exit__"),
+    "entering the structure": (Watch, "__enter__"),
+    "noting a call": (Watch, "note"),
+    "leaving the structure": (Watch, "__exit__"),
+    "entering the index step": (IndexWatch, "__enter__"),
+    "writing the structure": (files, "write_structure"),
+    "writing the rank": (files, "write_rank"),
 }
 
 
@@ -232,7 +235,7 @@ def test_a_recorder_that_fails_lets_the_training_go_on(
 def test_a_recorder_that_fails_does_not_end_a_job_whose_warnings_are_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder.files, "write_structure", lambda *_: 1 / 0)
+    monkeypatch.setattr(files, "write_structure", lambda *_: 1 / 0)
     step = small_step()
     with pytest.warns(UserWarning, match="ZeroDivisionError"), ft.recording(tmp_path / "r", **SHORT):
         for _ in range(SHORT_STEPS):
@@ -298,7 +301,7 @@ def test_two_steps_lie_between_the_profilers_of_a_compiled_job(tmp_path: Path, m
     step = small_step()
 
     def noting(kind: Any) -> Any:
-        class Noting(kind):  # type: ignore[misc]
+        class Noting(kind):
             def __enter__(self) -> Any:
                 events.append(f"{kind.__name__} begins")
                 return super().__enter__()

@@ -126,7 +126,7 @@ def test_an_optimizer_around_another_ends_one_step() -> None:
             super().__init__([torch.zeros(1)], lr=0.1)
             self.inner = inner
 
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        def step(self, closure: Any = None) -> None:
             self.inner.step()
 
     outer = Wrapped(torch.optim.SGD([torch.zeros(1)], lr=0.1))
@@ -207,7 +207,8 @@ def test_every_kind_of_optimizer_is_heard_once_a_step(kind: str) -> None:
 
 
 def test_optimizers_made_before_and_after_are_heard() -> None:
-    early, heard = sgd(), []
+    heard: list[Any] = []
+    early = sgd()
     silence = listen(heard.append)
     late = sgd()
     early.step()
