@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -35,9 +36,7 @@ def test_each_forward_of_a_step_casts_its_weights_anew() -> None:
 
 
 def test_convolutions_on_a_cpu_are_cast_too() -> None:
-    plain, truth = (
-        sketch(lambda dtype=dtype: resnet.make_step("tiny", device="cpu", dtype=dtype)) for dtype in ("fp32", "bf16")
-    )
+    plain, truth = (sketch(partial(resnet.make_step, "tiny", device="cpu", dtype=dtype)) for dtype in ("fp32", "bf16"))
     assert calls(autocast(plain, "bf16")) == calls(truth)
 
 
