@@ -19,8 +19,8 @@ def shaped(graph: Graph, device: str = "Tesla T4") -> Graph:
     return replace(graph, device=device)
 
 
-def priced(graph: Graph, on: str = "h200", **options: bool) -> ft.StepReport:
-    return predict_on_platform(graph, Platform.named(on), "measured", **options)
+def priced(graph: Graph, on: str = "h200", drop_gaps: bool = False) -> ft.StepReport:
+    return predict_on_platform(graph, Platform.named(on), "measured", drop_gaps=drop_gaps)
 
 
 def test_data_loading_is_carried_over_to_another_machine_and_said() -> None:
