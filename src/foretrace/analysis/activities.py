@@ -7,6 +7,7 @@ allocate. A host that polls for the device has no event at all: it is seen from 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,11 @@ _MEANINGS = (
     ("sleep", re.compile(r"<built-in function sleep>|\bselectors?\.py\(\d+\): select\b|<built-in method poll\b")),
 )
 """What the name of an annotation or a function says; the first that matches."""
+_WORDS = re.compile(
+    "dataload|batch|gc|garbage|collect|seriali|checkpoint|save|log|metric|wandb|tensorboard|mlflow|acquire|wait|join|"
+    "get|flock|sleep|select|poll"
+)
+"""One of these is in every name that says something: most names have none, and are done with."""
 _ALLOCATES = re.compile(r"(cuda|cu|hip)\w*(Malloc|Free|HostAlloc|HostRegister|ModuleLoad|LibraryLoad)")
 MEANINGS = frozenset(kind for kind, _ in _MEANINGS)
 LONG_US = 100.0
@@ -72,6 +78,7 @@ class Activities(NamedTuple):
     """Code in the list of causes."""
 
 
+@lru_cache(maxsize=4096)
 def meaning(name: str) -> str:
     """What an annotation or a Python function is for; empty where its name does not say.
 
@@ -80,6 +87,8 @@ def meaning(name: str) -> str:
     >>> meaning("torch/utils/checkpoint.py(243): backward"), meaning("<built-in function collect>")
     ('', 'garbage collection')
     """
+    if not _WORDS.search(name.lower()):
+        return ""
     return next((kind for kind, pattern in _MEANINGS if pattern.search(name)), "")
 
 

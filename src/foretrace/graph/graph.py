@@ -390,6 +390,7 @@ def cut_to_step(graph: Graph, step: str | None) -> tuple[Graph, Graph]:
     running = earlier[graph.kernels.end[earlier] > span.start]
     kernels = _with_rows(cut.kernels, graph.kernels, running)
     kernels.start = np.maximum(kernels.start, span.start)
+    kernels.end = np.maximum(kernels.end, kernels.start)  # clocks of host and device may disagree
     return cut, replace(cut, kernels=kernels)
 
 
