@@ -123,7 +123,7 @@ def simulate_job(
         _, without, _ = run_ranks([rank.tasks for rank in ranks], ranks, matches, usual)
         before = without.span / 1e3
         change = timeline.span / 1e3 / before - 1
-        how.append(f"without these assumptions the step takes {before:.2f} ms: they change it by {100 * change:+.1f} %")
+        how.append(f"without these assumptions the span is {before:.2f} ms: they change it by {100 * change:+.1f} %")
     at = [rank.at(tasks.rank_timeline(position, timeline)) for position, rank in enumerate(ranks)]
     return SimulatedJob(
         job,
