@@ -109,3 +109,30 @@ def test_another_batch_is_judged_by_the_sample(foretrace, script):
 
 def test_where_the_batch_stays_no_line_speaks_of_samples(foretrace, script):
     assert "\n  sample" not in foretrace("whatif", script, "--set", "optimizer=fused").out
+
+
+def test_a_batch_that_the_inputs_disagree_on_is_asked_for_and_may_be_stated_in_two_ways(foretrace, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\ndef make_step():\n"
+        "    layer = torch.nn.Linear(12, 12).to('cuda')\n"
+        "    data, table = torch.randn(8, 12, device='cuda'), torch.randn(12, 12, device='cuda')\n"
+        "    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)\n"
+        "    def step():\n        (layer(data) + table.sum(0)).sum().backward()\n        optimizer.step()\n"
+        "    return step\n"
+    )
+    refused = foretrace("whatif", script, "--set", "batch=16")
+    assert refused.code == 2 and "can't be told: first dimensions of its inputs are 8, 12" in refused.err
+    assert "--batch-was" in refused.err
+    first, second = (foretrace("whatif", script, *words) for words in (["--set", "batch=16/8"], STATED))
+    assert first.code == 0 and first.out == second.out, first.err
+    headline = first.out[: first.out.index("step  ")]
+    assert "batch" in headline and "8 → 16" in headline and "as you said" in headline
+
+
+STATED = ["--set", "batch=16", "--batch-was", "8"]
+
+
+def test_the_batch_that_was_found_is_said_before_the_figures(foretrace, script):
+    headline = foretrace("whatif", script, "--set", "batch=512").out.partition("sample  ")[0]
+    assert "32 → 512" in headline and "as found in the step; batch=512/OLD says" in " ".join(headline.split())

@@ -29,6 +29,9 @@ Parallel = Annotated[
     str | None,
     typer.Option(metavar="WAYS", help="Share the step of one rank: data=8,tensor=2,pipeline=4,microbatches=16."),
 ]
+BatchWas = Annotated[
+    int | None, typer.Option(min=1, help="The recorded batch size, where the step does not show it: batch=16/8.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")]
 Top = Annotated[int, typer.Option(min=1, help="How many rows of each table.")]
@@ -86,6 +89,16 @@ def rank_numbers(text: str | None) -> list[int] | None:
             raise typer.BadParameter(f"{part.strip()!r} is no range of ranks; write it like 0-7", param_hint="--ranks")
         ranks.update(range(int(first), int(last or first) + 1))
     return sorted(ranks)
+
+
+def with_recorded_batch(change: str, recorded: int | None) -> str:
+    """A change of the batch size with the recorded one, where it does not state that itself.
+
+    >>> with_recorded_batch("batch=16", 8), with_recorded_batch("batch=16/4", 8), with_recorded_batch("seq=16", 8)
+    ('batch=16/8', 'batch=16/4', 'seq=16')
+    """
+    name, _, value = change.partition("=")
+    return f"{change}/{recorded}" if recorded and name.strip() == "batch" and "/" not in value else change
 
 
 def print_frames(error: Exception) -> None:

@@ -8,7 +8,18 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, OtherFabric, PerNode, Top, What, check_outputs, print_frames
+from foretrace.cli.options import (
+    AsJson,
+    BatchWas,
+    Html,
+    OtherFabric,
+    PerNode,
+    Top,
+    What,
+    check_outputs,
+    print_frames,
+    with_recorded_batch,
+)
 from foretrace.cli.progress import progress_bar
 
 GIBIBYTE = 2**30
@@ -30,6 +41,7 @@ def sweep(
     world: Annotated[
         str | None, typer.Option(metavar="N,…", help="Numbers of ranks, like 8,16 or 1,2,4,...,64; as --set world.")
     ] = None,
+    batch_was: BatchWas = None,
     fabric: OtherFabric = None,
     gpus_per_node: PerNode = None,
     out: Annotated[
@@ -52,7 +64,8 @@ def sweep(
     from foretrace.prediction.scaling import parse_worlds
     from foretrace.whatif.sweep import sweep as predict_all
 
-    pairs = [*map(_split, sets or ()), *([("world", [str(size) for size in parse_worlds(world)])] if world else [])]
+    worlds = [("world", [str(size) for size in parse_worlds(world)])] if world else []
+    pairs = [*(_split(text, batch_was) for text in sets or ()), *worlds]
     values = _once("--set", pairs, "write all its values at once, like batch=256,512")
     prices = _once("--price", [_price(text) for text in price or ()], "a platform has one price")
     limit = None if memory is None else _limit(memory)
@@ -101,11 +114,12 @@ def _limit(gibibytes: float) -> int:
     return round(gibibytes * GIBIBYTE)
 
 
-def _split(text: str) -> tuple[str, list[str]]:
+def _split(text: str, batch_was: int | None) -> tuple[str, list[str]]:
     name, _, values = text.partition("=")
     if not values:
         raise typer.BadParameter(f"{text!r} sets nothing; write it like batch=256,512", param_hint="--set")
-    return name, values.split(",")
+    changes = (with_recorded_batch(f"{name}={value}", batch_was) for value in values.split(","))
+    return name, [change.partition("=")[2] for change in changes]
 
 
 def _price(text: str) -> tuple[str, float]:

@@ -8,6 +8,7 @@ import typer
 
 from foretrace.cli.options import (
     AsJson,
+    BatchWas,
     Html,
     OtherFabric,
     Parallel,
@@ -18,6 +19,7 @@ from foretrace.cli.options import (
     What,
     check_outputs,
     print_frames,
+    with_recorded_batch,
 )
 from foretrace.cli.progress import progress_bar
 
@@ -55,6 +57,7 @@ def whatif(
     without: Without = None,
     fuse: Fuses = None,
     world: Annotated[int | None, typer.Option(min=1, help="Ranks that all do the same, before and after.")] = None,
+    batch_was: BatchWas = None,
     parallel: Parallel = None,
     fabric: OtherFabric = None,
     gpus_per_node: PerNode = None,
@@ -73,7 +76,7 @@ def whatif(
     from foretrace.whatif.grammar import read_parallel
     from foretrace.whatif.what_if import what_if as ask
 
-    changes = [*(sets or ()), *map(_insertion, insert or ())]
+    changes = [*(with_recorded_batch(change, batch_was) for change in sets or ()), *map(_insertion, insert or ())]
     changes += [*(f"without={op}" for op in without or ()), *(f"fuse={name}" for name in fuse or ())]
     try:
         shared = read_parallel(parallel) if parallel else []

@@ -278,7 +278,7 @@ def _storages(storages: dict[int, Storage], found: Ints) -> dict[int, Storage]:
     rows = np.append(np.where(found >= 0, found, last), last)
     following = np.minimum.accumulate(rows[::-1])[::-1]
     moved = [*following.tolist(), -1]  # the last one is for -1, which means unknown
-    return {i: Storage(s.id, s.nbytes, s.device, moved[s.birth], moved[s.death]) for i, s in storages.items()}
+    return {i: replace(s, birth=moved[s.birth], death=moved[s.death]) for i, s in storages.items()}
 
 
 def _collectives(structure: Graph, profile: Graph, found: Sequence[Ints]) -> list[Collective]:

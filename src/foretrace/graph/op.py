@@ -64,7 +64,8 @@ class Storage:
     """A block of memory: size, device, and the ops between which it was allocated.
 
     ``birth`` is the row of the op that allocated it, -1 if it existed before the step. ``death`` is the row of the
-    first op after it was freed, -1 if it outlived the step.
+    first op after it was freed, -1 if it outlived the step. ``held`` says that a module holds it, as a weight or a
+    buffer; traces of others do not know that of any storage.
     """
 
     id: int
@@ -72,6 +73,7 @@ class Storage:
     device: str
     birth: int = -1
     death: int = -1
+    held: bool = False
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

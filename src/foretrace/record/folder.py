@@ -53,7 +53,7 @@ def write_structure(folder: Path, ops: Iterable[Op], storages: dict[int, Storage
     ('aten::relu', 64)
     """
     _write(folder / OPS, "".join(line + "\n" for line in to_lines(ops)))
-    rows = [[s.id, s.nbytes, s.device, s.birth, s.death] for s in storages.values()]
+    rows = [[s.id, s.nbytes, s.device, s.birth, s.death, *([1] if s.held else [])] for s in storages.values()]
     _write(folder / STORAGES, json.dumps(rows))
 
 
@@ -113,12 +113,14 @@ def read_storages(folder: Path, calls: int) -> dict[int, Storage]:
 
 
 def _storage(row: Any, calls: int) -> Storage:
-    number, nbytes, device, birth, death = row
+    number, nbytes, device, birth, death, *held = row
     if not (-1 <= birth < calls and -1 <= death <= calls):
         raise ValueError(f"storage {number} lives from call {birth} to {death} of {calls}")
+    if held not in ([], [1]):
+        raise ValueError(f"storage {number} is held by {held}")
     if not 0 <= nbytes < MAX_BYTES:
         raise ValueError(f"storage {number} has {nbytes} bytes")
-    return Storage(int(number), int(nbytes), str(device), int(birth), int(death))
+    return Storage(int(number), int(nbytes), str(device), int(birth), int(death), bool(held))
 
 
 def read_indices(folder: Path, ops: list[Op]) -> list[Indices]:

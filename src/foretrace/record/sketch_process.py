@@ -167,7 +167,7 @@ def _end_ahead() -> None:
 def _encoded(graph: Graph) -> Iterator[str]:
     from foretrace.graph.codec import to_lines
 
-    storages = [[s.id, s.nbytes, s.device, s.birth, s.death] for s in graph.storages.values()]
+    storages = [[s.id, s.nbytes, s.device, s.birth, s.death, s.held] for s in graph.storages.values()]
     facts = {"rank": graph.rank, "world": graph.world, "source": graph.source, "notes": graph.notes}
     more = {"settings": graph.settings, "groups": graph.groups, "storages": storages, "ops": len(graph.ops)}
     yield json.dumps({"graph": {**facts, **more}})
@@ -183,7 +183,7 @@ def _decoded(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
     ops = from_lines(lines, "the sketch")
     try:
         groups = {str(name): tuple(map(int, ranks)) for name, ranks in facts["groups"].items()}
-        storages = [Storage(int(i), int(n), str(d), int(b), int(e)) for i, n, d, b, e in facts["storages"]]
+        storages = [Storage(int(i), int(n), str(d), int(b), int(e), bool(h)) for i, n, d, b, e, h in facts["storages"]]
         return Graph(
             OpTable.of(ops),
             rank=int(facts["rank"]),

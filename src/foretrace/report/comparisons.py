@@ -133,6 +133,7 @@ def whatif_title(found: WhatIf) -> str:
 def whatif_facts(found: WhatIf) -> Iterator[Fact]:
     """The most important figures before and after, the step first."""
     before, after = found.before, found.after
+    yield from _recorded_sizes(found)
     ranges = f"80 %: {' → '.join(f'{ms(side.low_ms)} – {ms(side.high_ms)}' for side in (before, after))}"
     if before.sample_us and after.sample_us and before.samples != after.samples:
         # Of steps with other numbers of samples, the time per sample says which is faster.
@@ -157,6 +158,16 @@ def whatif_facts(found: WhatIf) -> Iterator[Fact]:
         fits = "fits in" if after.fits else "does NOT fit in"
         yield "memory", held, f"peak, {fits} the device's {bytes_(after.memory_bytes)}"
     yield "kernels", f"{before.kernels:,} → {after.kernels:,}", "that the step launches"
+
+
+def _recorded_sizes(found: WhatIf) -> Iterator[Fact]:
+    """Sizes that were changed, with what was taken for the recorded ones: what the figures below rest on."""
+    for name, _, value in (text.partition("=") for text in found.changes):
+        new, _, stated = value.partition("/")
+        start = f"{name}: {int(new):,} instead of " if new.isdecimal() else "\n"
+        for note in (note for note in found.after.notes if note.startswith(start)):
+            source = "as you said" if stated else f"as found in the step; {name}={new}/OLD says otherwise"
+            yield name, f"{note.removeprefix(start)} → {int(new):,}", source
 
 
 def _speed(before: float, after: float) -> str:

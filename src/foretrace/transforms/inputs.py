@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from math import log2
 from typing import Any
@@ -12,14 +11,17 @@ from foretrace.graph.op import Tensor
 from foretrace.transforms.dataflow import Call, Dataflow, Slot, is_sequence, slots_in
 
 EMBEDDING_BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+VIEWS = ("t", "transpose", "permute", "detach", "_to_copy", "view", "alias", "as_strided", "expand")
+FACTORS = {"mm": 1, "addmm": 2, "matmul": 1, "linear": 1, "convolution": 1, "embedding": 0, "_embedding_bag": 0}
+"""Calls of layers, and which of the tensors that they read is a weight."""
 BEFORE_BACKWARD = ("forward", "other")
 """Phases in which data and weights are first read."""
 
 
 class StepInputs:
-    """The inputs of a step by their role."""
+    """The inputs of a step by their role; ``held`` are storages of modules, which are no data, frozen or not."""
 
-    def __init__(self, step: Dataflow) -> None:
+    def __init__(self, step: Dataflow, held: Collection[int] = ()) -> None:
         optimized = {
             tensor.storage
             for call in step.calls
@@ -36,7 +38,7 @@ class StepInputs:
         self.weights: dict[int, Tensor] = {}
         """Slots that the model reads and the optimizer updates."""
         # A storage that is resized in the step holds nothing before it: weights that FSDP gathers.
-        gathered = {call.op.resized[1] for call in step.calls if call.op.resized}
+        without_data = {*held, *(call.op.resized[1] for call in step.calls if call.op.resized)}
         early = {
             step.inputs[slot].storage
             for slot, phase in first.items()
@@ -46,32 +48,65 @@ class StepInputs:
             if tensor.storage in optimized:
                 if tensor.storage in early:
                     self.weights[slot] = tensor
-            elif first[slot] in BEFORE_BACKWARD and tensor.layout == "strided" and tensor.storage not in gathered:
+            elif first[slot] in BEFORE_BACKWARD and tensor.layout == "strided" and tensor.storage not in without_data:
                 self.data[slot] = tensor
-        self._ids = {call.reads[1] for call in step.calls if call.op.name in EMBEDDING_BAGS and len(call.reads) > 1}
+        self._certain = bool(held)
+        self._batchless = _without_batch(step)
+        self._ends = {call.reads[2] for call in step.calls if call.op.name in EMBEDDING_BAGS and _has_last_offset(call)}
 
     @property
     def batch(self) -> int | None:
-        """The batch size, by the sizes of the data; ids of bags do not count, since a sample has many of them."""
-        return common_size([tensor for slot, tensor in self.data.items() if slot not in self._ids])
+        """The batch size, by the sizes of the data; None where there are none, or they disagree.
+
+        Where modules are known, all data must agree; elsewhere there may be buffers among it, and most must.
+        """
+        found = max(self.first_sizes, key=self._likelihood, default=None)
+        if found is None:
+            return None
+        others = [size for size in self.first_sizes if size % found]
+        return None if others and (self._certain or 2 * len(others) >= len(self.first_sizes)) else found
+
+    def _likelihood(self, batch: int) -> float:
+        return log2(batch) * sum(size % batch == 0 for size in self.first_sizes)
+
+    @property
+    def first_sizes(self) -> list[int]:
+        """First dimensions of the data that may hold a batch."""
+        sizes = (
+            tensor.shape[0] - (slot in self._ends)
+            for slot, tensor in self.data.items()
+            if tensor.shape and slot not in self._batchless and not is_per_channel(tensor)
+        )
+        return [size for size in sizes if size > 1]
+
+
+def _has_last_offset(call: Call) -> bool:
+    """Whether the offsets of bags have one entry more than there are bags."""
+    return len(call.reads) > 2 and len(call.args) > 7 and call.args[7] is True
+
+
+def _without_batch(step: Dataflow) -> set[int]:
+    """Inputs that hold no batch: ids of bags, since a sample has many; matrices that data is multiplied with and tables
+    that it is looked up in; data sets of which samples are picked.
+    """
+    views: dict[int, int] = {}
+    found, picked, read = set[int](), set[int](), set[int]()
+    for call in (call for call in step.calls if call.op.phase in BEFORE_BACKWARD):
+        name = call.op.name.removeprefix("aten::").rstrip("_")
+        origins = [views.get(slot, slot) for slot in call.reads]
+        if name in VIEWS and len(call.made) == 1:
+            views[next(iter(call.made))] = origins[0]
+        if name in FACTORS and len(origins) > FACTORS[name]:
+            found.add(origins[FACTORS[name]])
+        if call.op.name in EMBEDDING_BAGS and len(origins) > 1:
+            found.add(origins[1])
+        (picked if name == "select" and call.args[1:2] == (0,) else read).update(origins)
+    return found | (picked - read)
 
 
 def is_per_channel(tensor: Tensor) -> bool:
     """Whether a tensor looks like the statistics of a norm: one floating number per channel."""
     return len(tensor.shape) == 1 and not tensor.dtype.startswith("int")
-
-
-def common_size(tensors: list[Tensor]) -> int | None:
-    """The size of which most first dimensions are multiples: the batch size of a step's data. None if there is none.
-
-    >>> common_size([Tensor((64, 13), "float32"), Tensor((6400,), "int64"), Tensor((64,), "int64")])
-    64
-    """
-    sizes = [tensor.shape[0] for tensor in tensors if tensor.shape and not is_per_channel(tensor)]
-    counts = Counter(size for size in sizes if size > 1)
-    if not counts:
-        return None
-    return max(counts, key=lambda size: log2(size) * sum(n for other, n in counts.items() if other % size == 0))
 
 
 def tied_inputs(step: Dataflow) -> list[tuple[int, ...]]:

@@ -291,7 +291,7 @@ class StepTemplate:
         nbytes = known.nbytes if known else 0
         if original and original != used:
             nbytes = round(nbytes * used / original)
-        return Storage(storage.id, max(nbytes, used), storage.device, storage.birth, storage.death)
+        return Storage(storage.id, max(nbytes, used), storage.device, storage.birth, storage.death, storage.held)
 
 
 def _largest(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:

@@ -161,3 +161,99 @@ def test_positions_are_cut_from_a_buffer_for_longer_samples() -> None:
 def test_a_step_without_sequences_says_so() -> None:
     with pytest.raises(ForetraceError, match=r"sequence length of .* can't be found"):
         sequence(sketched(dlrm), 64)
+
+
+class LowRank(torch.nn.Module):
+    """A frozen layer with a trained detour, as LoRA has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Linear(width, width)
+        self.down, self.up = torch.nn.Linear(width, 2, bias=False), torch.nn.Linear(2, width, bias=False)
+        self.register_buffer("scale", torch.randn(width, width))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given + self.frozen(given) * self.scale[0] + self.up(self.down(given))
+
+
+def low_rank(samples: int) -> Graph:
+    def build() -> Callable[[], None]:
+        model = torch.nn.Sequential(*(LowRank(64) for _ in range(4)))
+        optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad])
+        given = torch.randn(samples, 8, 64)
+
+        def step() -> None:
+            model(given).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    return ft.sketch(build)
+
+
+@pytest.mark.parametrize("old", [None, 4])
+def test_frozen_weights_and_buffers_of_modules_are_no_data(old: int | None) -> None:
+    assert batch_size(low_rank(4)) == 4
+    assert_same(batch(low_rank(4), 16, old), low_rank(16))
+
+
+def test_averaged_weights_of_a_copied_model_are_no_data() -> None:
+    def build() -> Callable[[], None]:
+        model = torch.nn.Linear(32, 32)
+        averaged = [weight.detach().clone() for weight in model.parameters()]
+        optimizer = torch.optim.AdamW(model.parameters())
+        given = torch.randn(4, 32)
+
+        def step() -> None:
+            model(given).square().mean().backward()
+            optimizer.step()
+            for mean, weight in zip(averaged, model.parameters()):
+                mean.lerp_(weight.detach(), 0.1)
+
+        return step
+
+    with pytest.raises(ForetraceError, match="can't be told: first dimensions of its inputs are"):
+        batch(ft.sketch(build), 8)
+    product = next(op for op in batch(ft.sketch(build), 8, 4).ops if op.name == "aten::addmm")
+    assert [tensor.shape for tensor in product.tensors] == [(32,), (8, 32), (32, 32)]
+
+
+def bags(samples: int) -> Graph:
+    """Lookups by offsets that end with the number of ids, as torchrec calls them."""
+
+    def build() -> Callable[[], None]:
+        tables = torch.nn.ModuleList(torch.nn.EmbeddingBag(50, 8, mode="sum", include_last_offset=True) for _ in "ab")
+        optimizer = torch.optim.SGD(tables.parameters(), lr=0.1)
+        ids, ends = torch.randint(0, 50, (3 * samples,)), torch.arange(0, 3 * samples + 1, 3)
+
+        def step() -> None:
+            torch.cat([table(ids, ends) for table in tables], 1).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    return ft.sketch(build)
+
+
+def test_offsets_are_one_more_than_the_batch() -> None:
+    assert batch_size(bags(8)) == 8
+    lookups = [op for op in batch(bags(8), 16).ops if op.name == "aten::_embedding_bag"]
+    assert [tensor.shape for tensor in lookups[0].tensors] == [(50, 8), (48,), (17,)]
+    assert [op.produced[0].shape for op in lookups] == [(16, 8), (16, 8)]
+
+
+def test_a_data_set_of_which_samples_are_picked_is_no_batch() -> None:
+    def build() -> Callable[[], None]:
+        model, samples = torch.nn.Linear(4, 4), torch.randn(512, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            model(torch.stack([samples[number] for number in range(8)])).sum().backward()
+            optimizer.step()
+
+        return step
+
+    with pytest.raises(ForetraceError, match="can't be told") as raised:
+        batch(ft.sketch(build), 16)
+    assert "--batch-was" in raised.value.advice

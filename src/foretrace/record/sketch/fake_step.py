@@ -182,6 +182,10 @@ class FakeStepWatch(Watch):
         given = self._fake_step.given
         return super().__torch_dispatch__(func, types, given(func, args), given(func, kwargs))
 
+    def recorded(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake copy of a real tensor."""
+        return self._fake_step.copied(tensor)
+
 
 class ModuleMover:
     """Moves and casts modules of fake weights: PyTorch swaps tensors, which fails on fake ones."""

@@ -41,6 +41,8 @@ class CallContext:
         self._optimizing = 0
         self._stack: list[str] = []
         self._paths: dict[int, str] = {}
+        self.models: list[torch.nn.Module] = []
+        """Modules that were called, not by another."""
         self._entered = 0
         self._threads: dict[int, int] = {}
         self._streams: dict[int, int] = {}
@@ -126,6 +128,7 @@ class CallContext:
         if torch.compiler.is_compiling():
             return
         if id(module) not in self._paths:
+            self.models.append(module)
             root = type(module).__name__
             for path, child in module.named_modules():
                 self._paths.setdefault(id(child), f"{root}.{path}" if path else root)

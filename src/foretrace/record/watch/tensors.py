@@ -79,6 +79,12 @@ class TensorRegistry:
             return known[0]
         return self._born(storage, int(storage.nbytes()), device)
 
+    def hold(self, tensor: torch.Tensor) -> None:
+        """A module holds a tensor: a weight or a buffer."""
+        known = self._living.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            self.storages[known[0]].held = True
+
     def resized(self, storage: torch.UntypedStorage, nbytes: int) -> tuple[int, int]:
         """A storage is about to be resized: the old one ends and a new one begins. Their ids."""
         old = self.storage_id(storage, str(storage.device))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -68,6 +68,11 @@ class Watch(TorchDispatchMode):
         if self._failure is not None and not any(failure):
             raise self._failure
         self.registry.freed()
+        for model in self.context.models:
+            for tensor in (*model.parameters(), *model.buffers()):
+                with suppress(RuntimeError, NotImplementedError):  # a subclass of tensors may have no storage
+                    self.registry.hold(self.recorded(getattr(tensor, "_local_tensor", tensor)))
+        self.context.models.clear()
         self.ops = without_saves(self.ops, self.registry.storages)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,6 +98,10 @@ class Watch(TorchDispatchMode):
             op.outputs = tuple(self.describe(value) for value in results)
             _use_output_device(op)
         return result
+
+    def recorded(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor that calls are recorded with, for one of the job's."""
+        return tensor
 
     @contextmanager
     def unharmed(self) -> Iterator[None]:

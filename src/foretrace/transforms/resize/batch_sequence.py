@@ -35,7 +35,7 @@ def resizable_batch(graph: Graph, old: int | None = None) -> Resizable:
     """The step with any batch size: ``resizable_batch(graph).to(64)``."""
     graph, ops = editable_step(graph)
     step = Dataflow(ops)
-    inputs = StepInputs(step)
+    inputs = StepInputs(step, _held(graph))
     data = inputs.data
     if old is not None:
         _check_recorded_batch(graph, data, check_size("batch", old))
@@ -43,7 +43,11 @@ def resizable_batch(graph: Graph, old: int | None = None) -> Resizable:
     if found is None and not _first_sizes(data):
         raise _no_data(graph)
     if found is None:
-        raise ForetraceError(f"the batch size of {graph.title} can't be found", "State it: batch=NEW/OLD.")
+        sizes = _listed(inputs.first_sizes or _first_sizes(data))
+        raise ForetraceError(
+            f"the batch size of {graph.title} can't be told: first dimensions of its inputs are {sizes}",
+            "State it: --batch-was OLD, or batch=NEW/OLD.",
+        )
     change = SizeChange(found, found)
     choices = [InputChoice((slot,), _batch_options(tensor, change)) for slot, tensor in data.items()]
     return Resizable(graph, step, "batch", change, choices)
@@ -51,7 +55,12 @@ def resizable_batch(graph: Graph, old: int | None = None) -> Resizable:
 
 def batch_size(graph: Graph) -> int | None:
     """The batch size of a step, by the sizes of its data; None if it can't be found."""
-    return StepInputs(Dataflow(list(flatten(graph).ops))).batch
+    return StepInputs(Dataflow(list(flatten(graph).ops)), _held(graph)).batch
+
+
+def _held(graph: Graph) -> set[int]:
+    """Storages that modules hold."""
+    return {storage.id for storage in graph.storages.values() if storage.held}
 
 
 def _batch_options(tensor: Tensor, change: SizeChange) -> list[Dims]:
@@ -71,11 +80,14 @@ def _check_recorded_batch(graph: Graph, data: dict[int, Tensor], old: int) -> No
         return
     if not firsts:
         raise _no_data(graph)
-    sizes = ", ".join(str(size) for size, _ in Counter(firsts).most_common(5))
     raise ForetraceError(
-        f"{graph.title} was not recorded with a batch of {old}: first dimensions of its inputs are {sizes}",
+        f"{graph.title} was not recorded with a batch of {old}: first dimensions of its inputs are {_listed(firsts)}",
         "Leave out the recorded size, and it is found: batch=NEW.",
     )
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(str(size) for size, _ in Counter(sizes).most_common(5))
 
 
 def _first_sizes(data: dict[int, Tensor]) -> list[int]:
