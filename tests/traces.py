@@ -48,12 +48,12 @@ class Trace:
     def op(self, name: str, cat: str = "cpu_op", tid: int = MAIN, **args: Any) -> Iterator[dict[str, Any]]:
         """An event around what happens inside the block."""
         args = {"External id": next(self._ids), **args}
-        start = self.now
-        event = {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": 0.0, "args": args}
+        event: dict[str, Any] = {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": self.now, "dur": 0.0}
+        event["args"] = args
         self.now += 1.0
         yield event
         self.now += 1.0
-        event["dur"] = self.now - start
+        event["dur"] = self.now - event["ts"]
         self.events.append(event)
 
     def step(self, number: int) -> Any:

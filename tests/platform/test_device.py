@@ -24,9 +24,8 @@ def test_every_shipped_machine_can_be_read_and_is_named_after_its_file(path):
 
 def test_matrix_units_know_bfloat16_since_ampere_and_float8_since_hopper_and_ada():
     shipped = [Device.named(path.stem) for path in DEVICES.glob("*.json")]
-    generation = {
-        device.name: present(device.process_nm) for device in shipped
-    }  # 8 nm and below since Ampere, 5 since Hopper
+    # 8 nm and below since Ampere, 5 since Hopper.
+    generation = {device.name: present(device.process_nm) for device in shipped}
     for dtype, node in (("bfloat16", 8), ("float8_e4m3fn", 5)):
         knows = {device.name for device in shipped if dtype in device.peak_tflops}
         assert knows == {name for name, nm in generation.items() if nm <= node}
