@@ -78,6 +78,12 @@ def test_a_shape_that_depends_on_data_is_named_with_the_line_and_the_way_out(scr
 
 
 NOTHING = "def step():\n    pass\n"
+HIDDEN = f"""
+try:
+    import wonders
+except ImportError as error:
+    raise RuntimeError("could not import Trainer") from error
+{NOTHING}"""
 OPERATOR = """
 import torch
 library = torch.library.Library("of_a_script", "DEF")
@@ -97,6 +103,8 @@ def step():
         (f"open('weights.pt')\n{NOTHING}", "No such file", "start Foretrace where the script is started"),
         (f"import os\nos.environ['RANK']\n{NOTHING}", "KeyError: 'RANK'", "finds it a group with --world N"),
         ("import torch\ndef step():\n    torch.randn(4).numpy()\n", r"\.numpy\(\)", "no values, and it wants some"),
+        (f"raise RuntimeError('no libcuda.so.1')\n{NOTHING}", "libcuda", "what only a real GPU has"),
+        (HIDDEN, "first of all ModuleNotFoundError: No module named 'wonders'", "install wonders here"),
         (OPERATOR, r"the output shapes of of_a_script\.odd\.default are unknown", "torch.library.register_fake"),
     ],
 )

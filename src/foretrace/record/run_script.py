@@ -32,6 +32,8 @@ REFUSALS = (errno.EACCES, errno.EPERM)
 """Errors of code in C that the kernel keeps from writing a file or connecting."""
 SUBCLASSED = "tensor subclasses"
 """Part of PyTorch's error where the values of a fake tensor are read."""
+NEEDS_GPU = ("not compiled with CUDA", "libcuda", "NVIDIA driver", "nvidia-smi", "CUDA error")
+"""In errors where code reaches for a GPU past the functions that a sketch pretends."""
 NO_GROUP = ("process group has not been initialized", "env:// rendezvous")
 """Parts of PyTorch's errors where a script of torchrun was started without it."""
 
@@ -47,10 +49,21 @@ def sketch_of(script: Path, function: str | None, device: str | None, world: int
             said = refusal(cause, str(script)) if isinstance(cause, NEEDS_VALUES) else error
             raise _failure(f"{script}: {said.what}", said.advice, cause, effects) from None
         except (Exception, SystemExit) as error:
-            what = f"{script} failed while its step was sketched ({type(error).__name__}: {error})"
-            raise _failure(what, advice_on(error, script), error, effects) from None
+            first = _first_cause(error)
+            reason = f"{type(error).__name__}: {error}"
+            reason += f"; first of all {type(first).__name__}: {first}" if str(first) not in str(error) else ""
+            what = f"{script} failed while its step was sketched ({reason})"
+            raise _failure(what, advice_on(first, script), error, effects) from None
     graph.source = str(script)
     return graph
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The error at the start of a chain of causes: libraries hide what went wrong behind errors of their own."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain[-1]
 
 
 def _failure(what: str, advice: str, error: BaseException, effects: SideEffects) -> ScriptError:
@@ -184,7 +197,9 @@ def advice_on(error: BaseException, script: Path) -> str:
         return f"It must find its files, without a network: start Foretrace where the script is started. Or {record}"
     if SUBCLASSED in str(error):
         return f"Sketches have shapes and no values, and it wants some; {record}"
-    return f"Try it by itself: python {script}. If it runs, it needs values, which sketches have not: {record}"
+    if any(part in str(error) for part in NEEDS_GPU):
+        return f"It asks for what only a real GPU has, and no sketch pretends: leave that out of the step, or {record}"
+    return f"Try it by itself: python {script}. If it runs, it needs what sketches have not, values perhaps: {record}"
 
 
 def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
