@@ -83,7 +83,7 @@ class Device:
 
     @property
     def lanes(self) -> int:
-        """Multiply-adds of float32 that a processor does in a clock.
+        """FP32 lanes of an SM: multiply-adds of float32 that it does in a clock.
 
         >>> Device.named("a100").lanes, Device.named("h100").lanes
         (64, 128)

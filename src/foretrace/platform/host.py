@@ -52,7 +52,7 @@ class BetweenCalls:
     backward_parameter: float
     """A parameter's gradient that is accumulated."""
     optimizer: float
-    """Once."""
+    """Once: entering the optimizer's step."""
     optimizer_call: float
     optimizer_parameter: float
     """A parameter that is put on the optimizer's lists."""
@@ -61,7 +61,7 @@ class BetweenCalls:
     recomputed_forward: float
     """A checkpointed block: saving its inputs, in forward. Its recomputed calls cost the same as in forward."""
     recomputed_backward: float
-    """The same: setting it up again, in backward."""
+    """A checkpointed block: setting it up again, in backward."""
     new_name: float
     """The first call of a name in a phase: its code is not in the caches."""
 
@@ -90,7 +90,7 @@ class Sharded:
     call: float = 0.0
     """A call of the optimizer."""
     planned: float = 0.0
-    """The same with a number that changes every step, for each shape that it is made with: DTensor plans it again."""
+    """A call of the optimizer with a number that changes every step, for each shape: DTensor plans it again."""
     gather: float = 0.0
     """A group of parameters that is gathered, used and freed."""
     gathered: float = 0.0
@@ -112,7 +112,7 @@ class Host:
     launching: CallCost
     """A call of a name that was never measured, if it launches something."""
     view: CallCost
-    """The same, if it launches nothing."""
+    """A call of a name that was never measured, if it launches nothing."""
     before: BetweenCalls
     common: Positive
     """Standard deviation of the logarithm of a factor that all calls of a step share: how much equal steps differ, and

@@ -45,11 +45,11 @@ class CrossDeviceScaling:
     gemm: Positive = 1.0
     """Share of the reachable rate that GEMMs, convolutions and attention keep."""
     no_tensor_cores: Positive = 1.0
-    """The same, on top, of GEMMs that don't use Tensor Cores."""
+    """Further share that GEMMs without Tensor Cores (float32, float64) keep; above 1 where they reach more."""
     memory: Positive = 1.0
-    """The same of memory-bound calls."""
+    """Share of the reachable bandwidth that memory-bound calls keep."""
     issue: Positive = 1.0
-    """The same of calls that are bound by the instructions that processors issue."""
+    """Share of the instruction rate (SMs times clock) that calls bound by instruction issue keep."""
     start: Positive = 1.0
     """How many times as long a kernel takes to start and end."""
     spread: float = 0.15
@@ -81,20 +81,20 @@ class CrossDeviceConstants:
     """What descriptions do not say; most of it fitted on published step times of models (the claim ``other_gpus``)."""
 
     narrow: Positive
-    """How many times the share of its float32 peak a GPU reaches whose processors have half as many lanes to feed: what
-    was published for one such GPU, over what was measured on the H200."""
+    """Share of the float32 peak that GEMMs reach on a GPU whose SMs have at most half the FP32 lanes of the measured
+    device, over the share that they reach there: published for one such GPU, over measured on the H200."""
     energy_pj: Positive
-    """Picojoules that a lane takes in a clock during a GEMM, for each nanometre of the GPU's process."""
+    """Picojoules that an FP32 lane takes in a clock during a GEMM, for each nanometre of the GPU's process node."""
     other_maker: Positive
     """Share of the reachable rate that GEMMs keep on another maker's GPU."""
     start: Positive
     """How many times as many clocks a kernel takes to start and end."""
     other_start: Positive
-    """The same on another maker's GPU."""
+    """`start` on another maker's GPU."""
     spread: Positive
     """Standard deviation of the logarithm of a time that is scaled by a factor of two or more."""
     other_spread: Positive
-    """The same on another maker's GPU."""
+    """`spread` on another maker's GPU."""
     provenance: str
 
     @classmethod
@@ -113,7 +113,7 @@ def sustained_clock(device: Device, energy_pj: float) -> float:
 
 
 def power_budget_pj(device: Device) -> float:
-    """Picojoules that a device may take for a lane in a clock, for each nanometre of its process.
+    """Picojoules that a device may take for an FP32 lane in a clock, for each nanometre of its process node.
 
     >>> round(power_budget_pj(Device.named("h200")), 1)
     5.2

@@ -89,7 +89,7 @@ class RooflineCalls(NamedTuple):
     """Calls of one name with the same shapes."""
 
     op: Op
-    """One of them."""
+    """One of the calls."""
     us: list[float]
     """What the device takes for each."""
     flops: float

@@ -139,7 +139,7 @@ def sharding_blocks(sharding: Sharding, top: int | None) -> Blocks:
 
 
 def plan_blocks(plan: PlanReport, top: int | None) -> Blocks:
-    """The same of a report."""
+    """What the plan of a report takes, its ranks and tables, and how the heuristics compare."""
     yield fact_lines(plan_title(plan), plan_facts(plan))
     yield _ranks(plan, top)
     if plan.exchange_ms:

@@ -24,7 +24,7 @@ OVERHEADS = {
     "T5": "between launches of an op",
 }
 WITHOUT_LAUNCHES = {"T1": "between ops", "T2": "inside ops"}
-"""The same where nothing is launched."""
+"""Names of the overheads of a step that launches nothing."""
 CAUSES = {
     **OVERHEADS,
     "sync": "the host waits for the device",

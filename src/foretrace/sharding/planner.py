@@ -164,7 +164,7 @@ def _model(what: Sequence[Table] | Graph | Job | Module | str | Path, device: st
 
 
 def _at_batch(model: _Model, batch: int | None) -> tuple[_Model, list[str]]:
-    """The same with another batch of a rank, if one is given; and notes."""
+    """The model with another batch of a rank, if one is given; and notes."""
     if batch is None or batch == model.batch:
         return model, []
     other = model._replace(batch=batch)

@@ -46,7 +46,7 @@ OPTIMIZERS = {
 FORWARD = ((POOLED, "all_to_all"), (SUMS, "reduce_scatter"), (NODE_SUMS, "reduce_scatter"), (CROSS_NODE, "all_to_all"))
 """The collectives that bring embeddings to the ranks of their samples, in order."""
 BACKWARD = ((POOLED, "all_to_all"), (SUMS, "all_gather"), (CROSS_NODE, "all_to_all"), (NODE_SUMS, "all_gather"))
-"""Those that bring gradients back."""
+"""The collectives that bring gradients of embeddings back, in order."""
 NARROW = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
 """The dtype that embeddings are converted into before they are sent."""
 

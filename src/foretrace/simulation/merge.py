@@ -42,13 +42,13 @@ class RankTasks:
         return edge, number[self.tasks.before[edge]]
 
     def scaled(self, factor: Floats) -> RankTasks:
-        """The same with each duration multiplied by a factor."""
+        """These tasks with each duration multiplied by a factor."""
         scaled = replace(self, tasks=replace(self.tasks, duration=self.tasks.duration * factor))
         vars(scaled)["arrival_edges"] = self.arrival_edges  # the edges stay: thousands of ranks share them
         return scaled
 
     def with_slower_host(self, times: float) -> RankTasks:
-        """The same with a host that takes so many times as long."""
+        """These tasks with a host that takes so many times as long."""
         return self.scaled(np.where(self.tasks.on_host, times, 1.0))
 
 
@@ -66,7 +66,7 @@ class JobTasks:
     """For each rank's collectives the task that is its transfer; -1 for none."""
 
     def delayed(self, us: Floats) -> JobTasks:
-        """The same with each transfer so much later than its last arrival."""
+        """The tasks with each transfer so much later than its last arrival."""
         lag, arriving = self.tasks.lag.copy(), [len(tasks) for tasks in self.arrivals]
         lag[len(lag) - sum(arriving) :] = np.repeat(us, arriving)
         return replace(self, tasks=replace(self.tasks, lag=lag))

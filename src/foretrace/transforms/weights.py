@@ -32,7 +32,7 @@ class Weights:
     """Modules whose forward reads each weight."""
     gradients: list[Gradient] = field(default_factory=list)
     in_model_order: list[Gradient] = field(default_factory=list)
-    """The same, in the order in which the optimizer reads them."""
+    """The gradients in the order in which the optimizer reads them."""
 
     @property
     def storages(self) -> set[int]:

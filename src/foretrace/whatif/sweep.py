@@ -212,13 +212,13 @@ class Subject(NamedTuple):
     """Digest of the files at a path; empty where it is not compared."""
 
     def sketched(self) -> Subject:
-        """The same with the job of its script, where it is one."""
+        """The subject with its script sketched into a job; itself where it is no script."""
         if isinstance(self.what, (Graph, Job)) or script_of(self.what) is None:
             return self
         return self._replace(what=as_job(self.what, self.platforms()[self.on[0]].device.kind, self.world))
 
     def keyed(self) -> tuple[Subject, dict[str, Key]]:
-        """The same with its digest, and what its points depend on: by platform."""
+        """The subject with its digest, and by platform what its points depend on."""
         digest = step_digest(self.what)
         keys = {name: key_of(digest, where, self.gpus_per_node) for name, where in self.platforms().items()}
         return (self if isinstance(self.what, (Graph, Job)) else self._replace(digest=digest)), keys

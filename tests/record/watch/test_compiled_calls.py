@@ -25,7 +25,7 @@ def test_the_end_of_a_step_is_heard_outside_of_its_annotation() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     inside: list[list[str]] = []
     outside: list[list[str]] = []
-    silence = listen(after=lambda _: inside.append(frames()), left=lambda _: outside.append(frames()))
+    silence = listen(after=lambda _: inside.append(frames()), returned=lambda _: outside.append(frames()))
     optimizer.step()
     silence()
     assert "optimizer.py:wrapper" in inside[0], "which annotates it"
@@ -41,7 +41,7 @@ def test_an_optimizer_inside_another_is_heard_outside_of_both() -> None:
     events: list[str] = []
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
     outer = Outer([torch.zeros(1)], lr=0.1)
-    silence = listen(left=lambda _: events.append("left"))
+    silence = listen(returned=lambda _: events.append("left"))
     outer.step()
     silence()
     assert events == ["in the step", "left", "left"]
@@ -56,7 +56,7 @@ def test_a_step_that_fails_is_not_heard_and_the_next_one_is() -> None:
 
     heard: list[str] = []
     optimizer = Failing([torch.zeros(1)], lr=0.1)
-    silence = listen(left=lambda _: heard.append("left"))
+    silence = listen(returned=lambda _: heard.append("left"))
     with pytest.raises(KeyError, match="the job's own"):
         optimizer.step()
     optimizer.step()
@@ -96,7 +96,7 @@ early()
 
 follow_compiled_calls()
 heard = []
-silence = listen(left=lambda optimizer: heard.append([optimizer is COMPILED, _in_a_compiled_call()]))
+silence = listen(returned=lambda optimizer: heard.append([optimizer is COMPILED, _in_a_compiled_call()]))
 update = torch.compile(lambda: own.step(), backend="eager", fullgraph=True)
 
 @torch.compile(backend="eager")

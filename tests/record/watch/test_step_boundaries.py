@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretrace.record.watch import step_boundaries as optimizers
-from foretrace.record.watch.step_boundaries import Boundaries, Repeats, listen, on_step_end
+from foretrace.record.watch.step_boundaries import Boundaries, CallsPerGradients, listen, on_step_end
 
 
 def steps(calls: list[str]) -> list[list[str]]:
@@ -158,18 +158,18 @@ def test_an_optimizer_that_is_called_once_for_each_group_of_weights_ends_one_ste
 
 
 def test_an_optimizer_that_is_called_twice_now_and_then_ends_a_step_with_each_call() -> None:
-    repeats = Repeats()
+    repeats = CallsPerGradients()
     calls = [1, 2, 3, 3, 4, 5, 6, 6, 7]
     assert all(repeats.learn("a", sequence) == (False, True) for sequence in calls)
 
 
 def test_two_optimizers_that_are_called_for_the_same_gradients_are_each_called_once() -> None:
-    repeats = Repeats()
+    repeats = CallsPerGradients()
     assert all(repeats.learn(who, sequence) == (False, True) for sequence in range(5) for who in "ab")
 
 
 def test_a_forward_that_is_not_seen_any_more_is_not_waited_for() -> None:
-    repeats = Repeats()
+    repeats = CallsPerGradients()
     for sequence in (1, 1, 2, 2, 3, 3):
         repeats.learn("a", sequence)
     lasting = [repeats.learn("a", 3)[1] for _ in range(20)]

@@ -61,7 +61,7 @@ def bag(call: Call) -> None:
 
 
 def bag_backward(call: Call) -> None:
-    """The same, and the bag of each id."""
+    """Ids and offsets of bags of equal size, and the bag of each id."""
     ids, bags = call["indices"], call["bag_size"].numel()
     _fill(ids, _draw(call, ids.numel(), call["num_weights"], bags))
     starts = _even_offsets(ids.numel(), bags, ids.device)

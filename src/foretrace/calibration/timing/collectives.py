@@ -200,7 +200,7 @@ def _call(kind: str, whole: torch.Tensor, ranks: int, group: Any, rank: int) -> 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 """As `foretrace.graph.Collective` names them, and so are sizes counted."""
 ONE_SENDER = ("broadcast", "send")
-"""Those in which one rank only sends."""
+"""The kinds in which one rank only sends."""
 
 
 def prepared(kind: str, nbytes: int, ranks: int, group: Any, world: World) -> Call | None:

@@ -91,7 +91,7 @@ class LinkConstants:
     @classmethod
     @cache
     def shipped(cls) -> LinkConstants:
-        """Those that come with Foretrace."""
+        """The constants that come with Foretrace."""
         return read_as(cls, CONSTANTS_FILE)
 
 

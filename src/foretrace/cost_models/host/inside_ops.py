@@ -31,15 +31,25 @@ class ProfiledCall(NamedTuple):
     """A call of a small step: medians over its profiles, in microseconds."""
 
     to_launch: float
+    """T2: from its start to its first launch."""
     launching: float
+    """T4, launch overhead: in all its launches together."""
     between: float
+    """T5: between its launches, together."""
     after: float
+    """T3: from its last launch to its end."""
     launches: float
+    """How many launches it makes."""
     tensors: float
+    """Tensors in the lists that it is given."""
     spread: float
     """Standard deviation of the logarithm of its time; NaN if it was profiled once."""
     first: bool = False
     """Whether it is the first call of its name in its phase."""
+
+
+TO_LAUNCH, LAUNCHING, BETWEEN, AFTER, LAUNCHES, TENSORS, SPREAD = range(7)
+"""Columns of arrays whose rows are `ProfiledCall`."""
 
 
 @dataclass
@@ -60,12 +70,13 @@ class MeasuredStep:
         shown = np.flatnonzero(np.isfinite(columns[:, 0]).any(axis=0))
         middle = np.full(columns.shape[1:], np.nan)
         middle[:, shown] = np.nanmedian(columns[:, :, shown], axis=0)
-        spread = [_log_spread(times) for times in columns[:, :4].sum(axis=1).T]
-        first = HostCalls.measured(step.calls, middle[4]).first
+        spread = [_log_spread(times) for times in columns[:, :LAUNCHES].sum(axis=1).T]
+        first = HostCalls.measured(step.calls, middle[LAUNCHES]).first
         each = np.vstack([middle, step.calls.tensors, spread, first]).T
         samples = [(step.calls.name[row], ProfiledCall._make(each[row].tolist())) for row in shown.tolist()]
         mean = mean_launches(samples)
-        launches = np.where(np.isnan(middle[4]), [mean.get(name, 0.0) for name in step.calls.name], middle[4])
+        launches = middle[LAUNCHES]
+        launches = np.where(np.isnan(launches), [mean.get(name, 0.0) for name in step.calls.name], launches)
         return cls(HostCalls.measured(step.calls, launches), samples, np.array(step.plain))
 
     @property
@@ -122,7 +133,7 @@ def costs_by_name(samples: Sequence[tuple[str, ProfiledCall]], first: float) -> 
         by_name[name].append(sample)
     everything = np.array([sample for _, sample in samples])
     launch, between = _per_launch(everything, 0.0, 0.0)
-    known = everything[np.isfinite(everything[:, 6]), 6]
+    known = everything[np.isfinite(everything[:, SPREAD]), SPREAD]
     spread = float(np.median(known)) if len(known) else DEFAULT_SPREAD
     costs = {}
     for name, found in sorted(by_name.items()):
@@ -132,10 +143,10 @@ def costs_by_name(samples: Sequence[tuple[str, ProfiledCall]], first: float) -> 
 
 
 def _cost(found: Floats, slower: Floats, launch: float, between: float, spread: float) -> CallCost:
-    to_launch, after, tensors = found[:, 0], found[:, 3], found[:, 5]
+    to_launch, after, tensors = found[:, TO_LAUNCH], found[:, AFTER], found[:, TENSORS]
     tensor = _slope(tensors, to_launch)
     own_launch, own_between = _per_launch(found, launch, between)
-    known = found[np.isfinite(found[:, 6]), 6]
+    known = found[np.isfinite(found[:, SPREAD]), SPREAD]
     return CallCost(
         to_launch=max(0.0, _trimmed_mean((to_launch - tensor * tensors) / slower)),
         launch=own_launch,
@@ -148,11 +159,11 @@ def _cost(found: Floats, slower: Floats, launch: float, between: float, spread: 
 
 def _per_launch(found: Floats, launch: float, between: float) -> tuple[float, float]:
     """Time of a launch and between two launches, shrunk towards the given averages."""
-    launches, pauses = found[:, 4].sum(), np.maximum(found[:, 4] - 1, 0).sum()
+    launches, pauses = found[:, LAUNCHES].sum(), np.maximum(found[:, LAUNCHES] - 1, 0).sum()
     prior = PRIOR_LAUNCHES if launch else 0
     return (
-        float((found[:, 1].sum() + prior * launch) / max(launches + prior, 1)),
-        float((found[:, 2].sum() + prior * between) / max(pauses + prior, 1)),
+        float((found[:, LAUNCHING].sum() + prior * launch) / max(launches + prior, 1)),
+        float((found[:, BETWEEN].sum() + prior * between) / max(pauses + prior, 1)),
     )
 
 

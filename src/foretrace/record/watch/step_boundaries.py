@@ -20,8 +20,9 @@ import torch
 
 from foretrace.record.watch.compiled_calls import SIGNALS, deferring, follow_compiled_calls, on_signal, run_outside
 
-MANY_TIMES = 4
-"""An optimizer that is called so many times as often as expected, with no forward in between, follows other rules."""
+MAX_CALL_RATIO = 4
+"""Calls of an optimizer for the same gradients, over the learned number, above which autograd's counter of forward
+calls must have stopped: what was learned from it is dropped."""
 Callback = Callable[[Any], None]
 
 COMPILED = "an optimizer in compiled code"
@@ -60,24 +61,25 @@ class Boundaries:
         return changed
 
 
-class Repeats:
+class CallsPerGradients:
     """Learns how often each optimizer is called for the same gradients, and which of these calls is the last one.
 
     Whether there are other gradients shows in autograd's counter of forward calls. Where it never moves, as where the
     forward runs in another thread, every call is taken for the last.
 
-    >>> repeats = Repeats()
-    >>> [repeats.learn("adam", sequence)[1] for sequence in [10, 10, 20, 20, 30, 30, 40, 40]]
+    >>> calls = CallsPerGradients()
+    >>> [calls.learn("adam", sequence)[1] for sequence in [10, 10, 20, 20, 30, 30, 40, 40]]
     [True, True, True, True, False, True, False, True]
     """
 
     def __init__(self) -> None:
         self._sequence = -1
         self._calls: dict[object, int] = {}
-        """How often each optimizer was called for the gradients of now."""
+        """How often each optimizer was called for the current gradients."""
         self._before: dict[object, int] = {}
-        """How often it was for those before."""
+        """How often each was called for the gradients before."""
         self._expected: dict[object, int] = {}
+        """Calls of each for the same gradients, as learned: the same number twice in a row. Others: 1."""
 
     def learn(self, optimizer: object, sequence: int) -> tuple[bool, bool]:
         """Note a call, and where autograd's counter stands.
@@ -94,7 +96,7 @@ class Repeats:
             self._before, self._calls, self._sequence = self._calls, {}, sequence
         calls = self._calls[optimizer] = self._calls.get(optimizer, 0) + 1
         expected = self._expected.get(optimizer, 1)
-        if calls > MANY_TIMES * expected > MANY_TIMES:  # the counter has stopped
+        if calls > MAX_CALL_RATIO * expected > MAX_CALL_RATIO:  # the counter has stopped
             self._expected[optimizer] = expected = 1
         changed = self._expected.get(optimizer, 1) != before.get(optimizer, 1)
         return changed, expected == 1 or calls == expected
@@ -106,10 +108,10 @@ def on_step_end(ended: Callable[[], None], start_over: Callable[[], None]) -> Ca
     ``start_over`` is called before the end of the first step, and again where earlier ones turn out to be parts of one.
     """
     follow_compiled_calls()
-    boundaries, repeats = Boundaries(), Repeats()
+    boundaries, calls = Boundaries(), CallsPerGradients()
 
-    def left(optimizer: Any) -> None:
-        mistaken, last = repeats.learn(id(optimizer), torch.autograd._get_sequence_nr())
+    def returned(optimizer: Any) -> None:
+        mistaken, last = calls.learn(id(optimizer), torch.autograd._get_sequence_nr())
         if mistaken:
             start_over()
         if not last:
@@ -119,7 +121,7 @@ def on_step_end(ended: Callable[[], None], start_over: Callable[[], None]) -> Ca
         if boundaries.last == id(optimizer):
             ended()
 
-    return listen(left=left)
+    return listen(returned=returned)
 
 
 def _ignore(optimizer: Any) -> None:
@@ -131,7 +133,7 @@ class Listener(NamedTuple):
 
     before: Callback = _ignore
     after: Callback = _ignore
-    left: Callback = _ignore
+    returned: Callback = _ignore
 
 
 _listeners: list[Listener] = []
@@ -139,14 +141,14 @@ _hooked = False
 _closures = 0
 
 
-def listen(after: Callback = _ignore, before: Callback = _ignore, left: Callback = _ignore) -> Callable[[], None]:
+def listen(after: Callback = _ignore, before: Callback = _ignore, returned: Callback = _ignore) -> Callable[[], None]:
     """Call back around each optimizer's step. Returns the function that unsubscribes, which may be called repeatedly.
 
     Parameters
     ----------
     after, before
         Called right after and before the step, inside its profiler annotation; not where the step is compiled.
-    left
+    returned
         Called once the step has returned, outside of annotations and compiled code: profilers and dispatch modes may
         be started and stopped there.
 
@@ -156,7 +158,7 @@ def listen(after: Callback = _ignore, before: Callback = _ignore, left: Callback
     ['SGD']
     """
     install_hooks()
-    listener = Listener(before, after, left)
+    listener = Listener(before, after, returned)
     _listeners.append(listener)
 
     def silence() -> None:
@@ -180,7 +182,7 @@ def install_hooks() -> None:
 
     register_optimizer_step_pre_hook(_before)
     register_optimizer_step_post_hook(_after)
-    on_signal["optimizer"] = lambda: _left(COMPILED)
+    on_signal["optimizer"] = lambda: _returned(COMPILED)
     # PyTorch wraps the step of each class when its first instance is made.
     original = Optimizer.profile_hook_step
     Optimizer.profile_hook_step = staticmethod(lambda function: deferring(original(function)))
@@ -237,9 +239,9 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
     for listener in tuple(_listeners):
         listener.after(optimizer)
     if _listeners:
-        run_outside(lambda: _left(optimizer))
+        run_outside(lambda: _returned(optimizer))
 
 
-def _left(optimizer: Any) -> None:
+def _returned(optimizer: Any) -> None:
     for listener in tuple(_listeners):
-        listener.left(optimizer)
+        listener.returned(optimizer)

@@ -51,7 +51,7 @@ class MovableShards(NamedTuple):
 
     @classmethod
     def of(cls, state: PlanState) -> MovableShards:
-        """Those of a state."""
+        """The movable shards of a plan in the making."""
         types = [SHARDING_TYPES[state.costs.options[choice].option.sharding_type] for choice in state.choice]
         tables = [table for table, of_type in enumerate(types) if of_type.on_any_rank]
         split_of = {table: number for number, table in enumerate(t for t in tables if len(state.places[t]) > 1)}
@@ -166,7 +166,7 @@ def _best_move(
 ) -> tuple[int, int, int]:
     """The shard that should leave a rank, its target, and the shard that comes back; -1 if nothing gets below `best`.
 
-    One function without arrays and other calls: it compiles within a second.
+    Plain loops that allocate no arrays and call no functions, so that Numba compiles it within a second.
     """
     world, shards = len(totals), len(rank)
     found = (-1, -1, -1)

@@ -306,7 +306,7 @@ class _Places(NamedTuple):
 
     @classmethod
     def of(cls, ops: Sequence[Op], source: str) -> _Places:
-        """Those of a step; refused where it trains no tables."""
+        """Of the ops of a step; a step that trains no tables is refused."""
         rows = [row for row, op in enumerate(ops) if _is_on_table(op)]
         forward = [row for row in rows if ops[row].name in LOOKUPS and ops[row].phase == "forward"]
         back = next((row for row in rows if ops[row].phase == "backward"), None)
