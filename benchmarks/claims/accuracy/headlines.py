@@ -31,8 +31,10 @@ Event = dict[str, Any]
 Spans = list[tuple[float, float]]
 
 OFF, HOST_BOUND, NAMED, SMALL_MS = 0.01, 0.3, 0.95, 0.05
-DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
-RUNTIME = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime"}
+DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events"}
+NO_WORK = re.compile(r"event_(wait|record)")
+"""Records of a queue in which its device does nothing."""
+RUNTIME = {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "mtia_runtime"}
 HOST = {"cpu_op", "Operator", "user_annotation", "python_function"} | RUNTIME
 COMMUNICATES = re.compile(
     r"(?i)nccl|rccl|all_?reduce(?!d)|all_?gather|reduce_?scatter|all_?to_?all|all2all|cross_device_reduce|nvshmem|"
@@ -102,7 +104,7 @@ class Trace:
         events = [e for e in (loaded["traceEvents"] if isinstance(loaded, dict) else loaded) if e.get("ph") == "X"]
         scale = 1e-3 if any(e.get("ts", 0) > 1e17 for e in events[:100]) else 1.0
         self.events = [{**e, "ts": float(e["ts"]) * scale, "dur": float(e.get("dur", 0)) * scale} for e in events]
-        self.device = [e for e in self.events if e.get("cat") in DEVICE]
+        self.device = [e for e in self.events if e.get("cat") in DEVICE and not NO_WORK.match(e["name"])]
         self.host = [e for e in self.events if e.get("cat") in HOST]
         marks = [e for e in self.host if re.match(r"ProfilerStep#\d+$", e["name"])]
         self.steps = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in marks}
@@ -252,7 +254,8 @@ def held(name: str, given: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
         cause = causes.most_common(1)[0][0] if causes else None
         # Two causes that are as long as each other are both the largest.
         same = (
-            cause == plain["cause"] or abs(plain["causes"].get(str(cause), 0) / max(plain["causes"].values()) - 1) < 0.1
+            cause == plain["cause"]
+            or abs(plain["causes"].get(str(cause), 0) / max(plain["causes"].values(), default=1) - 1) < 0.1
         )
         yield {
             "trace": name,

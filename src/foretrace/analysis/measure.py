@@ -34,7 +34,7 @@ from foretrace.analysis.report import (
 )
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import chosen_step, cut_to_step
-from foretrace.graph.tables import LAUNCH, median
+from foretrace.graph.tables import LAUNCH, KernelTable, distinct, median
 from foretrace.simulation.critical_path import critical_path
 from foretrace.simulation.task_graph import total
 
@@ -118,12 +118,22 @@ def _rank_reports(
                 queue_depth=queue_depth(graph),
                 # Storages live by the numbers of the uncut graph's ops.
                 peak_memory_bytes=peak_memory(graph if graph.allocated else whole),
-                launched_before_ms=float((kernels.end - kernels.start)[kernels.call < 0].sum()) / 1e3
-                if len(whole.calls)
-                else 0.0,
+                launched_before_ms=_launched_before_ms(whole, kernels),
             )
         )
     return reports
+
+
+def _launched_before_ms(whole: Graph, kernels: KernelTable) -> float:
+    """Device time in a step's window that was launched before the trace began: without a launch in the trace, and ahead
+    of the first kernel on its stream that has one, since a stream runs its work in the order of launches.
+    """
+    us, known = 0.0, whole.kernels.call >= 0
+    for stream in distinct(kernels.stream[kernels.call < 0]).tolist():
+        first = whole.kernels.start[known & (whole.kernels.stream == stream)].min(initial=np.inf)
+        ahead = (kernels.stream == stream) & (kernels.call < 0) & (kernels.start < first)
+        us += float((kernels.end - kernels.start)[ahead].sum()) if np.isfinite(first) else 0.0
+    return us / 1e3
 
 
 def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
