@@ -4,7 +4,7 @@ A sketch is kept as a recording without times, so that it is loaded like one. Wh
 `torch.distributed._tools.RuntimeEstimator` says of a step, by its cost model, stands beside it in ``estimate.json``; it
 wants a GPU, and fails on some steps.
 
-    python -m benchmarks.truth.sketched OUT [--processes 8] [STEP …]
+    python -m benchmarks.truth.sketched OUT [--processes 8] [--zoo] [STEP …]
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.lib.workloads import ALL, Step
+from benchmarks.lib.zoo import ZOO
 from foretrace.graph import Graph
 from foretrace.record import folder as files
 from foretrace.record.sketch.fake_step import ModuleMover
 from foretrace.record.sketch.sketch import sketch
 
+STEPS = {**ALL, **ZOO}
 ESTIMATE = "estimate.json"
 COST_MODEL = "operator-level-cost-model"
 
@@ -64,9 +66,9 @@ def sketched(name: str, out: Path) -> str:
     """Sketch a step into a folder of its own; what became of it, in words."""
     begun = time.monotonic()
     try:
-        keep_sketch(sketch(ALL[name], device="cuda"), out / name)
+        keep_sketch(sketch(STEPS[name], device="cuda"), out / name)
         if torch.cuda.is_available():
-            (out / name / ESTIMATE).write_text(json.dumps(estimate(ALL[name])))
+            (out / name / ESTIMATE).write_text(json.dumps(estimate(STEPS[name])))
     except Exception as error:  # one that can't be sketched here is said and left out
         return f"{name} left out: {type(error).__name__}: {str(error)[:200]}"
     return f"{name} {time.monotonic() - begun:.1f} s"
@@ -80,10 +82,12 @@ def _sketched(given: tuple[str, Path]) -> str:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("out", type=Path)
-    options.add_argument("steps", nargs="*", default=list(ALL))
+    options.add_argument("steps", nargs="*")
+    options.add_argument("--zoo", action="store_true", help="the steps of benchmarks.lib.zoo")
     options.add_argument("--processes", type=int, default=8)
     chosen = options.parse_intermixed_args()
-    left = [(name, chosen.out) for name in chosen.steps if not (chosen.out / name).exists()]
+    steps = chosen.steps or list(ZOO if chosen.zoo else ALL)
+    left = [(name, chosen.out) for name in steps if not (chosen.out / name).exists()]
     with multiprocessing.get_context("spawn").Pool(min(chosen.processes, len(left) or 1)) as pool:
         for said in pool.imap_unordered(_sketched, left):
             print(said, flush=True)

@@ -122,6 +122,8 @@ class Host:
     """T2 of the first call of a name in a phase, over that of later ones."""
     rested: ColdHost = ColdHost()
     sharded: Sharded = Sharded()
+    inference: Positive = 1.0
+    """Host time of a forward without gradients, over that of the same forward with them."""
 
     def cost(self, name: str, launches: int) -> CallCost:
         """Cost of a call of this name; of such calls in general where the name was never measured."""

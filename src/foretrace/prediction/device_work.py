@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.analysis.dispatched import DispatchedCalls
-from foretrace.cost_models.kernels.pricing import FALLBACK, MEASURED, MODEL
+from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, FALLBACK, MEASURED, MODEL
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.graph.tables import Floats, Ints, KernelTable, Small, distinct
@@ -17,7 +17,7 @@ from foretrace.platform.platform import Platform
 
 CHOICES = ("measured", "model")
 """Where kernel times may come from."""
-SOURCES = {MEASURED: "measured", MODEL: "model", FALLBACK: "fallback"}
+SOURCES = {MEASURED: "measured", MODEL: "model", EXTRAPOLATED: "extrapolated", FALLBACK: "fallback"}
 
 
 @dataclass

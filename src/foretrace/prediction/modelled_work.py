@@ -18,7 +18,7 @@ from foretrace.analysis.collectives import ONE_SIDED, members
 from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.cost_models.kernels.family import PYTORCH_NAMESPACES
 from foretrace.cost_models.kernels.model import device_models
-from foretrace.cost_models.kernels.pricing import FALLBACK, MODEL, price_kernels
+from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, FALLBACK, MODEL, price_kernels
 from foretrace.graph import Collective, ForetraceError, Graph
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, SIGMAS_TO_P90, Ints, distinct
 from foretrace.platform.device import Device
@@ -105,16 +105,20 @@ def _streams(step: DispatchedCalls) -> Ints:
 
 
 def _by_roofline(work: DeviceWork, calls: Graph, platform: Platform) -> list[str]:
-    """Which ops no model of the platform knows, those that take longest first."""
+    """Which ops no model of the platform knows, or knows in other sizes only, those that take longest first."""
+    share: dict[int, dict[str, float]] = {FALLBACK: {}, EXTRAPOLATED: {}}
     total = float(work.typical.sum())
-    share: dict[str, float] = {}
-    for row in np.flatnonzero(work.source == FALLBACK).tolist():
-        name = calls.ops.names[calls.ops.name[work.call[row]]]
-        share[name] = share.get(name, 0.0) + float(work.typical[row]) / total
-    custom = {name: part for name, part in share.items() if not name.startswith(PYTORCH_NAMESPACES)}
-    calls_of_pytorch = {name: part for name, part in share.items() if name not in custom}
+    for row in np.flatnonzero(np.isin(work.source, list(share))).tolist():
+        name, found = calls.ops.names[calls.ops.name[work.call[row]]], share[int(work.source[row])]
+        found[name] = found.get(name, 0.0) + float(work.typical[row]) / total
+    custom = {name: part for name, part in share[FALLBACK].items() if not name.startswith(PYTORCH_NAMESPACES)}
+    calls_of_pytorch = {name: part for name, part in share[FALLBACK].items() if name not in custom}
     ways = ((calls_of_pytorch, "rooflines stand in"), (custom, "guesses from their tensors stand in"))
-    return [f"{platform.name} has no model that knows {_named(some)}: {way}" for some, way in ways if some]
+    notes = [f"{platform.name} has no model that knows {_named(some)}: {way}" for some, way in ways if some]
+    unlike = {name: part for name, part in share[EXTRAPOLATED].items() if part >= NOTED_SHARE}
+    if unlike:
+        notes.append(f"{platform.name} was measured on no calls like some of {_named(unlike)}: these are extrapolated")
+    return notes
 
 
 def _named(share: dict[str, float]) -> str:

@@ -41,7 +41,7 @@ CAUSES = {
 }
 """What a device idles for, and what fills a host's time."""
 BOUND = {"host": "host-bound", "device": "device-bound", "queue": "work is launched and does not start"}
-COVERAGE = {"measured": "measured", "model": "modelled", "fallback": "by roofline"}
+COVERAGE = {"measured": "measured", "model": "modelled", "extrapolated": "extrapolated", "fallback": "by roofline"}
 """How the time of a kernel is known."""
 RANKS_SHOWN = 16
 FAMILIES_NAMED = 3

@@ -141,3 +141,13 @@ def test_the_same_step_costs_the_same_recorded_and_traced(shared, request):
         costs = price_host(graph, rows, launches, host)
         totals.append(costs.before.sum() + costs.to_launch.sum())
     assert totals[0] == pytest.approx(totals[1], rel=0.02)
+
+
+def test_a_forward_without_gradients_costs_less_around_its_launches():
+    host = replace(HOST, inference=0.5)
+    forward = [Op("aten::mm", phase="forward"), Op("aten::relu", phase="forward")]
+    alone, trained = (
+        priced(ops, [1] * len(ops), host) for ops in (forward, [*forward, Op("aten::mm", phase="backward")])
+    )
+    assert (alone.to_launch * 2).tolist() == trained.to_launch[:2].tolist()
+    assert alone.launch.tolist() == trained.launch[:2].tolist()

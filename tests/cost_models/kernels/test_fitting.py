@@ -14,7 +14,7 @@ from foretrace.cost_models.kernels.families import FAMILIES
 from foretrace.cost_models.kernels.families.compiled import Compiled
 from foretrace.cost_models.kernels.fitting import estimated_errors, fit_family, fit_models
 from foretrace.cost_models.kernels.model import FamilyModel, device_models
-from foretrace.cost_models.kernels.pricing import FALLBACK, MEASURED, MODEL, price_kernels
+from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, FALLBACK, MEASURED, MODEL, price_kernels
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.platform.device import Device
 from foretrace.platform.measurements.cases import Case
@@ -92,7 +92,7 @@ def test_what_was_just_written_is_read_faster(platform):
 
 
 def test_a_call_far_larger_than_any_measured_is_marked(platform):
-    assert _priced(platform, relu(10**11)).source.tolist() == [FALLBACK]
+    assert _priced(platform, relu(10**11)).source.tolist() == [EXTRAPOLATED]
 
 
 def test_a_call_of_no_family_gets_a_roofline_and_is_marked(platform):

@@ -3,7 +3,7 @@ import pytest
 
 from foretrace.cost_models.kernels.estimators.dataset import Dataset
 from foretrace.cost_models.kernels.exact import short_name
-from foretrace.cost_models.kernels.model import KernelSequences
+from foretrace.cost_models.kernels.model import KernelSequences, Support
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +41,10 @@ def test_arrays_make_the_same_sequences(sequences):
 )
 def test_names_lose_what_differs_from_shape_to_shape(kernel, name):
     assert short_name(kernel) == name
+
+
+def test_calls_outside_of_what_was_measured_in_any_feature_are_told():
+    measured = np.array([[0.0, 4.0, 1.0], [0.0, 10.0, 1.0], [1.0, 30.0, 2.0]])
+    support = Support.of(measured)
+    asked = np.array([[0.0, 7.0, 1.0], [0.0, 10.5, 1.0], [0.0, 11.0, 1.0], [0.0, 7.0, 2.0], [1.0, 7.0, 2.0], [2.0] * 3])
+    assert support.holds(asked).tolist() == [True, True, False, False, False, False]

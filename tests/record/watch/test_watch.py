@@ -128,7 +128,8 @@ def test_a_subclass_is_seen_through_to_its_pieces() -> None:
 
 
 def test_in_inference_mode_calls_are_those_that_run_without_gradients():
-    model, x = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.LayerNorm(4)), torch.randn(2, 8)
+    layers = torch.nn.Linear(8, 4), torch.nn.Dropout(0.5), torch.nn.LayerNorm(4)
+    model, x = torch.nn.Sequential(*layers).eval(), torch.randn(2, 8)
 
     def names(mode: Any) -> list[str]:
         with mode(), Watch() as watch:

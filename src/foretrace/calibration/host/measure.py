@@ -194,6 +194,7 @@ def _round(steps: list[_Step], single: SingleCalls | None, done: HostOutcome) ->
         plain = _unprofiled(step.training)
         done.totals.setdefault(step.name, []).extend(sum(phases) for phases in plain)
         lines.append({"plain": step.name, "us": [_rounded(phases) for phases in plain]})
+        lines.append({"inference": step.name, "us": _rounded(_inference(step.training))})
         if done.rounds % PROFILE_EVERY == 0:
             lines.append({"profiled": step.name, **asdict(profile_step(step.training, step.calls))})
         if done.rounds % WAIT_EVERY == 0 and torch.cuda.is_initialized():
@@ -208,6 +209,15 @@ def _unprofiled(training: Training) -> list[Phases]:
     times = []
     for _ in range(IN_A_ROW + 1):
         times.append(training.timed_step())
+        _drain()
+    return times[1:]
+
+
+def _inference(training: Training) -> list[float]:
+    """Some forwards without gradients in a row; the first one does not count."""
+    times = []
+    for _ in range(IN_A_ROW + 1):
+        times.append(training.timed_inference())
         _drain()
     return times[1:]
 

@@ -214,6 +214,21 @@ def max_pool_backward(call: Call) -> None:
     call["indices"] = aten.max_pool2d_with_indices(call["self"], *window)[1]
 
 
+def flat_weights(call: Call) -> None:
+    """The weights of a recurrent network as cuDNN keeps them: views into one buffer."""
+    sizes = [call[name] for name in ("mode", "hidden_size", "proj_size", "num_layers", "batch_first", "bidirectional")]
+    call["weight_buf"] = aten._cudnn_rnn_flatten_weight(
+        call["weight"], call["weight_stride0"], call["input"].shape[-1], *sizes
+    )
+
+
+def recurrent_backward(call: Call) -> None:
+    """The forward's output and what it saved for the backward."""
+    flat_weights(call)
+    names = [argument.name for argument in aten._cudnn_rnn.default._schema.arguments]
+    call["output"], _, _, call["reserve"], _ = aten._cudnn_rnn(*(call[name] for name in names))
+
+
 def steps(call: Call) -> None:
     """Optimizer state after a first step, with second moments that have a square root."""
     for tensor in call["state_steps"]:
@@ -271,6 +286,8 @@ PREPARE: dict[str, Callable[[Call], None]] = {
     "aten::cudnn_batch_norm_backward": cudnn_batch_norm_backward,
     "aten::_fused_rms_norm_backward": rms_norm_backward,
     "aten::max_pool2d_with_indices_backward": max_pool_backward,
+    "aten::_cudnn_rnn": flat_weights,
+    "aten::_cudnn_rnn_backward": recurrent_backward,
     "aten::_fused_adamw_": steps,
     "aten::_fused_adam_": steps,
     "aten::_scaled_dot_product_cudnn_attention_backward": attention_backward(

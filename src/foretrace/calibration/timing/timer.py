@@ -211,13 +211,27 @@ class DeviceTimer:
         events = self._profile.profiler.kineto_results.events()
         work = [e for e in events if str(e.device_type()).endswith("CUDA")]
         work.sort(key=lambda e: e.start_ns())
-        found = cut_at_markers([(e.name(), e.duration_ns() / 1e3) for e in work])
+        found = cut_at_markers(without_overlap([(e.name(), e.start_ns() / 1e3, e.duration_ns() / 1e3) for e in work]))
         if len(found) != self.timed:
             raise ForetraceError(
                 f"the profiler saw {len(found)} of {self.timed} timed calls",
                 "Another profiler may be running on this device; stop it and measure again.",
             )
         return found
+
+
+def without_overlap(work: list[tuple[str, float, float]]) -> list[tuple[str, float]]:
+    """Kernels with the time that each adds to what began before it: a library may use several streams.
+
+    >>> without_overlap([("a", 0.0, 5.0), ("b", 2.0, 2.0), ("c", 4.0, 3.0), ("d", 9.0, 1.0)])
+    [('a', 5.0), ('b', 0.0), ('c', 2.0), ('d', 1.0)]
+    """
+    found, busy_until = [], 0.0
+    for name, start, us in work:
+        end = start + us
+        found.append((name, us if start >= busy_until else max(0.0, end - busy_until)))
+        busy_until = max(busy_until, end)
+    return found
 
 
 def cut_at_markers(work: list[tuple[str, float]]) -> list[Repeat]:

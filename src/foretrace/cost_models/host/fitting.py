@@ -49,7 +49,8 @@ def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
     host = Host(name, calls, *defaults, nothing, common=1.0, provenance=_provenance(runs), first=first)
     host = with_calls_alone(with_t1(host, steps), runs)
     common = _common_spread(steps, host)
-    return _rounded(replace(with_gaps(host, runs), common=common, rested=_cold_host(times), sharded=_fsdp_costs(runs)))
+    host = replace(with_gaps(host, runs), common=common, inference=_inference(times))
+    return _rounded(replace(host, rested=_cold_host(times), sharded=_fsdp_costs(runs)))
 
 
 def inside_us(calls: HostCalls, host: Host) -> Floats:
@@ -164,6 +165,12 @@ def _fsdp_costs(runs: Sequence[HostRun]) -> Sharded:
     return Sharded(*(us for seen in (updates, gathers) for us in np.mean(seen or [[0.0, 0.0]], axis=0).tolist()))
 
 
+def _inference(times: Sequence[StepTimes]) -> float:
+    """Host time of a forward without gradients over one with them: the median over steps; 1 if it was not measured."""
+    found = [np.median(step.inference) / np.median([us[1] for us in step.plain]) for step in times if step.inference]
+    return float(np.median(found)) if found else 1.0
+
+
 def _cold_host(times: Sequence[StepTimes]) -> ColdHost:
     """Additional time of each part of a step after a wait: the median over steps, weighted by the wait."""
     longer, doublings = [np.zeros((0, 4))], [np.zeros(0)]
@@ -208,6 +215,7 @@ def _rounded(host: Host) -> Host:
         before=BetweenCalls(*(round(number, 3) for number in astuple(host.before))),
         common=round(host.common, 4),
         first=round(host.first, 3),
+        inference=round(host.inference, 3),
         rested=ColdHost(*(round(number, 3) for number in astuple(host.rested))),
         sharded=Sharded(*(round(number, 3) for number in astuple(host.sharded))),
     )

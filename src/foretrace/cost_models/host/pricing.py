@@ -70,13 +70,16 @@ def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCost
     """
     calls = HostCalls.of(graph, rows, launches)
     inside, counts, costs = _inside(calls, host), t1_terms(calls), np.array(astuple(host.before))
+    # Without a backward there are no gradients to prepare for: a launch costs the same, all around it less.
+    factor = host.inference if (calls.phase == FORWARD).all() else 1.0
+    to_launch = inside["to_launch"] * np.where(calls.first, host.first, 1.0) + inside["tensor"] * calls.tensors
     return HostCosts(
-        before=counts @ costs + fsdp_us(graph, rows, host.sharded),
-        gap=counts[:, PER_CALL] @ costs[PER_CALL],
-        to_launch=inside["to_launch"] * np.where(calls.first, host.first, 1.0) + inside["tensor"] * calls.tensors,
+        before=factor * (counts @ costs + fsdp_us(graph, rows, host.sharded)),
+        gap=factor * (counts[:, PER_CALL] @ costs[PER_CALL]),
+        to_launch=factor * to_launch,
         launch=inside["launch"],
-        between=inside["between"],
-        after=inside["after"],
+        between=factor * inside["between"],
+        after=factor * inside["after"],
         cold_penalty=cold_host_terms(calls) @ np.array(astuple(host.rested)),
         spread=inside["spread"],
         common=host.common,

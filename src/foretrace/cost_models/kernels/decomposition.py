@@ -100,10 +100,55 @@ def _mixed_concat(op: Op, first: Tensor) -> Sequence[Op]:
     return [Op("aten::copy_", both, overload="default") for both in zip(targets, tensors)]
 
 
+def _self_attention(op: Op, query: Tensor) -> Sequence[Op]:
+    """PyTorch's whole multi-head attention without gradients, as the calls it makes inside."""
+    heads = op.args[4] if len(op.args) > 4 else 0
+    if len(query.shape) != 3 or not isinstance(heads, int) or heads < 1:
+        return (op,)
+    batch, length, width = query.shape
+    head = replace(
+        query, shape=(batch, heads, length, width // heads),
+        stride=(3 * length * width, width // heads, 3 * width, 1), storage=-1,
+    )  # fmt: skip
+    kind, bias = ("efficient", (None, False)) if query.dtype == "float32" else ("flash", ())
+    attention = Op(f"aten::_scaled_dot_product_{kind}_attention", (head, head, head, *bias, 0.0, False))
+    return _linear(query, 3 * width), attention, _linear(query, width)
+
+
+def _encoder_layer(op: Op, source: Tensor) -> Sequence[Op]:
+    """PyTorch's whole encoder layer without gradients (TransformerEncoder's fast path), as the calls it makes inside.
+
+    >>> x, w, b = Tensor((4, 16, 64), "float32"), Tensor((64, 64), "float32"), Tensor((64,), "float32")
+    >>> args = (x, 64, 4, Tensor((192, 64), "float32"), b, w, b, True, False, 1e-5, b, b, b, b, w, b, w, b)
+    >>> [part.name[6:] for part in parts_of(Op("aten::_transformer_encoder_layer_fwd", args))][:3]
+    ['addmm', '_scaled_dot_product_efficient_attention', 'addmm']
+    """
+    weights = [argument for argument in op.args if isinstance(argument, Tensor) and len(argument.shape) == 2]
+    if len(source.shape) != 3 or len(weights) != 4:
+        return (op,)
+    width, hidden = source.shape[-1], weights[2].shape[0]
+    norm = Op("aten::native_layer_norm", (source, [width], weights[0], weights[0], 1e-5), overload="default")
+    wide = replace(source, shape=(*source.shape[:2], hidden), stride=None, storage=-1)
+    add = Op("aten::add", (source, source), overload="Tensor", outputs=(source,))
+    between = Op("aten::gelu" if op.args[7] is True else "aten::relu", (wide,), overload="default", outputs=(wide,))
+    attention = _self_attention(Op(op.name, (source, source, source, width, op.args[2])), source)
+    return (*attention, add, norm, _linear(source, hidden), between, _linear(wide, width), add, norm)
+
+
+def _linear(x: Tensor, made: int) -> Op:
+    """A linear layer that makes so many features."""
+    given = x.shape[-1]
+    bias, rows = (replace(x, shape=s, stride=None, storage=-1) for s in ((made,), (x.numel // max(1, given), given)))
+    weight = replace(x, shape=(given, made), stride=(1, given), storage=-1)
+    return Op("aten::addmm", (bias, rows, weight), overload="default")
+
+
 _PARTS: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {"aten::_safe_softmax": _safe_softmax}
 _GPU_PARTS: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {
     "aten::convolution_backward": _gradients,
     "aten::cat": _mixed_concat,
+    "aten::_native_multi_head_attention": _self_attention,
+    "aten::_transformer_encoder_layer_fwd": _encoder_layer,
 }
 """Calls that a CPU does in one go."""
 

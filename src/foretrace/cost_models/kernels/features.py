@@ -136,6 +136,20 @@ def strides_of(tensor: Tensor) -> tuple[int, ...]:
     return stride if stride is not None and len(stride) == len(tensor.shape) else contiguous_strides(tensor.shape)
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has neither holes nor overlaps in memory, in any order of its dimensions.
+
+    >>> is_dense(Tensor((8, 4), "float32", stride=(1, 8))), is_dense(Tensor((8, 4), "float32", stride=(8, 1)))
+    (True, False)
+    """
+    step = 1
+    for stride, size in sorted(zip(tensor.stride or contiguous_strides(tensor.shape), tensor.shape)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
 def is_contiguous(tensor: Tensor) -> bool:
     """Whether a tensor is contiguous."""
     stride = tensor.stride

@@ -15,7 +15,7 @@ from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, da
 from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
 from foretrace.cost_models.kernels.exact import ExactTimes
 from foretrace.cost_models.kernels.families import FAMILIES, Family
-from foretrace.cost_models.kernels.model import ErrorRange, FamilyModel, KernelSequences
+from foretrace.cost_models.kernels.model import ErrorRange, FamilyModel, KernelSequences, Support
 from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.cost_models.kernels.selection import KernelSelection
 from foretrace.errors import ForetraceError
@@ -90,7 +90,8 @@ def fit_family(family: Family, calls: Dataset) -> tuple[FamilyModel, dict[str, A
     error_range = ErrorRange.of(held_out[best].ravel(), calls.us.ravel())
     estimator = _fit_estimators(family, calls)[best]
     sequences = KernelSequences().fit(calls)
-    model = FamilyModel(family, estimator, error_range, sequences, float(calls.roof_us.max()))
+    roof, support = float(calls.roof_us.max()), Support.of(calls.features)
+    model = FamilyModel(family, estimator, error_range, sequences, roof, support)
     others = {kind: score["gmae"] for kind, score in scores.items() if kind != best}
     return model, {"measurements": calls.calls, "kind": best, **scores[best], "others": others}
 

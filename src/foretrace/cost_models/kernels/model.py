@@ -43,6 +43,8 @@ ESTIMATORS = {
 """By the names in files and in `platform show`: the class, which is imported when a model of its kind is read."""
 MAX_EXTRAPOLATION = 2.0
 """A call may have so many times more work than any measured one and still be answered by the model."""
+SUPPORT_MARGIN = 0.1
+"""Share of a feature's range by which a call may lie outside of it: sizes are drawn at random, and seldom reach it."""
 MAX_LOG_ERROR = 50.0
 """Logarithm of the largest error that a file may hold: no model has it, and more can't be computed with."""
 MIN_SEEN = 3
@@ -86,6 +88,35 @@ class ErrorRange:
         """Low and high of predictions."""
         place = np.searchsorted(self.edges_us, us)
         return us * np.exp(self.low[place]), us * np.exp(self.high[place])
+
+
+@dataclass(frozen=True)
+class Support:
+    """Where a model's calls lie: the range of each feature, by the first one, which tells ops apart."""
+
+    codes: Floats
+    low: Floats
+    """By code and column."""
+    high: Floats
+
+    @classmethod
+    def of(cls, features: Floats) -> Support:
+        """From the calls that a model was fitted on.
+
+        >>> Support.of(np.array([[0.0, 4.0], [0.0, 14.0], [1.0, 3.0]])).high.tolist()
+        [[0.0, 15.0], [1.0, 3.0]]
+        """
+        codes = np.unique(features[:, 0])
+        rows = [features[features[:, 0] == code] for code in codes]
+        low, high = (np.array([each(group, axis=0) for group in rows]) for each in (np.min, np.max))
+        margin = SUPPORT_MARGIN * (high - low)
+        return cls(codes, low - margin, high + margin)
+
+    def holds(self, features: Floats) -> NDArray[np.bool_]:
+        """Whether each call lies inside, in every feature."""
+        place = np.searchsorted(self.codes, features[:, 0]).clip(max=len(self.codes) - 1)
+        inside = (self.low[place] <= features) & (features <= self.high[place])
+        return np.asarray(inside.all(axis=1) & (self.codes[place] == features[:, 0]))
 
 
 class KernelSequences:
@@ -164,10 +195,13 @@ class FamilyModel:
     sequences: KernelSequences
     most_roof_us: float
     """The largest roofline of a call that it was fitted on."""
+    support: Support | None = None
+    """None where the model was fitted before this was kept."""
 
     def covers(self, calls: Dataset) -> NDArray[np.bool_]:
         """Whether each call lies in the range that the model was fitted on."""
-        return np.asarray(calls.roof_us <= MAX_EXTRAPOLATION * self.most_roof_us)
+        small = np.asarray(calls.roof_us <= MAX_EXTRAPOLATION * self.most_roof_us)
+        return small & self.support.holds(calls.features) if self.support else small
 
     def write(self, folder: Path) -> None:
         """Write it to ``<family>.npz``: plain numbers."""
@@ -177,6 +211,7 @@ class FamilyModel:
             "columns": np.array(self.family.columns),
             "most_roof_us": np.array(self.most_roof_us),
             **{f"spread.{name}": getattr(self.errors, name) for name in ("edges_us", "low", "high")},
+            **({f"support.{name}": array for name, array in vars(self.support).items()} if self.support else {}),
             **self.estimator.arrays(),
             **self.sequences.arrays(),
         }
@@ -196,11 +231,23 @@ class FamilyModel:
             module, _, kind = ESTIMATORS[str(arrays["kind"])].rpartition(".")
             estimator = getattr(import_module(f"foretrace.cost_models.kernels.{module}"), kind).from_arrays(arrays)
             most = float(finite(arrays, "most_roof_us"))
-            return cls(family, estimator, ErrorRange.from_arrays(arrays), KernelSequences.from_arrays(arrays), most)
+            errors, sequences = ErrorRange.from_arrays(arrays), KernelSequences.from_arrays(arrays)
+            return cls(family, estimator, errors, sequences, most, _support(arrays))
         except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise ForetraceError(
                 f"{path} is not a fitted model ({error})", "Restore it, or fit it again: foretrace calibrate fit."
             ) from None
+
+
+def _support(arrays: Mapping[str, NDArray[Any]]) -> Support | None:
+    """As `FamilyModel.write` wrote it; a ValueError for arrays that do not fit each other."""
+    if "support.codes" not in arrays:
+        return None
+    codes = finite(arrays, "support.codes", None)
+    low, high = (arrays[f"support.{name}"].astype(np.float64) for name in ("low", "high"))
+    if not len(codes) or low.shape != (len(codes), len(arrays["columns"])) or high.shape != low.shape:
+        raise ValueError("the ranges of its features do not fit its columns")
+    return Support(codes, low, high)
 
 
 @dataclass(frozen=True)

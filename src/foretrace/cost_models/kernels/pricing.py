@@ -33,8 +33,8 @@ from foretrace.platform.platform import Platform
 if TYPE_CHECKING:
     from foretrace.platform.hypothetical import CrossDeviceScaling
 
-MEASURED, MODEL, FALLBACK = range(3)
-"""Sources of a kernel's time."""
+MEASURED, MODEL, FALLBACK, EXTRAPOLATED = range(4)
+"""Sources of a kernel's time; the last is a model asked about a call unlike those it was fitted on."""
 UNKNOWN_SHARE = 0.5
 """Share of a tensor that is taken to be in the cache if its last use is unknown."""
 USABLE_SHARE = 0.5
@@ -271,7 +271,7 @@ def _by_model(
         low=low[call] * share,
         typical=us[call] * share,
         high=high[call] * share,
-        source=np.where(known, MODEL, FALLBACK)[call],
+        source=np.where(known, MODEL, FALLBACK if method.guess else EXTRAPOLATED)[call],
     )
 
 

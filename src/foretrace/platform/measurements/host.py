@@ -6,6 +6,7 @@
 | ``{"step": name, ...}`` | the calls of a small training step, as columns |
 | ``{"single": "", ...}`` | the calls that are timed alone |
 | ``{"plain": name, "us": [[clearing, forward, backward, optimizer], ...]}`` | host time of whole steps, unprofiled |
+| ``{"inference": name, "us": [...]}`` | host time of the forward alone, without gradients |
 | ``{"rested": name, "waited": ms, "us": [...]}`` | the same of a step after a wait for the device |
 | ``{"profiled": name, ...}`` | each call of a step in a light profile, profiling overhead included |
 | ``{"launched": [...]}`` | launches of each single call |
@@ -79,6 +80,8 @@ class StepTimes:
     plain: list[list[float]] = field(default_factory=list)
     rested: list[StepAfterWait] = field(default_factory=list)
     profiled: list[Profiled] = field(default_factory=list)
+    inference: list[float] = field(default_factory=list)
+    """The forward without gradients; empty in older files."""
 
 
 @dataclass
@@ -117,6 +120,8 @@ def _add_line(line: dict[str, Any], runs: list[HostRun]) -> None:
         run.single = _columns(Calls, line)
     elif "plain" in line:
         run.steps[line["plain"]].plain += [_phases(times) for times in line["us"]]
+    elif "inference" in line:
+        run.steps[line["inference"]].inference += [float(us) for us in line["us"]]
     elif "rested" in line:
         run.steps[line["rested"]].rested.append(StepAfterWait(float(line["waited"]), _phases(line["us"])))
     elif "launched" in line:

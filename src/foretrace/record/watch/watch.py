@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,10 +21,19 @@ UNSEEN = ("profiler::", "prim::device")
 """Dispatcher calls that are no work: annotations, and device queries on fake tensors."""
 FUNCTIONAL = ("_c10d_functional::", "_dtensor::")
 """Collectives that name their group in plain text."""
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 PLAIN = (type(None), bool, int, float, str)
 NAMED = {
     torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "memory_format",
 }  # fmt: skip
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether PyTorch's C++ makes a call of others. (Decompositions in Python are for tracing, and differ.)"""
+    return isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
 
 
 class Watch(TorchDispatchMode):
@@ -81,12 +91,10 @@ class Watch(TorchDispatchMode):
         name, overload = op_name(func)
         if name.startswith(UNSEEN):
             return func(*args, **(kwargs or {}))
-        if torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
+        if torch.is_inference_mode_enabled() and _is_composite(func):
             # Autograd, which takes composite calls apart, is left out in inference mode.
             with self:
-                result = func.decompose(*args, **(kwargs or {}))
-            if result is not NotImplemented:
-                return result
+                return func._op_dk(COMPOSITE, *args, **(kwargs or {}))
         with self.unharmed():
             self._sparse.expect(func, args)
             func, args = plain_form(func, args, self.context.node, self._is_fresh(args))

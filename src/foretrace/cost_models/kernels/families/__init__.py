@@ -43,6 +43,10 @@ CLASSES = {
     "losses": ("losses.Losses", "loss|entropy|kl_div"),
     "dropout": ("dropout.Dropout", "dropout|rand|normal|uniform|bernoulli|exponential|geometric"),
     "pooling": ("pooling.Pooling", "pool|upsample"),
+    "grouped_convolutions": ("grouped_convolutions.GroupedConvolutions", "convolution"),
+    "decoding": ("decoding.Decoding", "attention"),
+    "resampling": ("resampling.Resampling", "pool|upsample"),
+    "recurrent": ("recurrent.Recurrent", "_rnn"),
     "fills": ("fills.Fills", "fill|full|zero|ones|scalar_tensor|arange|linspace|eye|_indices"),
     "compiled": ("compiled.Compiled", "^(?!aten::)"),
 }

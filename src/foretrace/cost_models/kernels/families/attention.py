@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isqrt, prod
 from typing import NamedTuple
 
@@ -66,15 +67,21 @@ class Attention(Family):
                "padded", "pair_waves", "pair_ragged", "heads_a_key")  # fmt: skip
 
     def accepts(self, op: Op) -> bool:
-        """Calls whose queries, keys and values are known."""
-        tensors = _inputs(op)
+        """Calls whose queries, keys and values are known, but for those of decoding."""
+        from foretrace.cost_models.kernels.families.decoding import is_decoding
+
+        return self.has_shapes(op) and not is_decoding(op)
+
+    def has_shapes(self, op: Op) -> bool:
+        """Whether queries, keys and values are known."""
+        tensors = inputs_of(op)
         return len(tensors) == 3 and all(len(t.shape) == 4 for t in tensors)
 
     def describe(self, op: Op, context: CallContext) -> Description:
         """Sizes, and the tiles of the busiest SM."""
         kind = op.name[len(PREFIX) :]
         backward = kind.endswith("backward")
-        q, k, v = _inputs(op)
+        q, k, v = inputs_of(op)
         batch, heads, queries, dim = q.shape
         keys = k.shape[2]
         causal = argument(op, CAUSAL[kind], "is_causal") is True
@@ -104,24 +111,10 @@ class Attention(Family):
 
     def case(self, draw: Draw) -> Case:
         """An attention in the first turn, its backward in the second."""
-        kind = draw.weighted(KINDS[draw.kind])
-        dtype = draw.weighted({"bfloat16": 5, "float16": 2})
-        if kind == "cpu" or (kind == "efficient" and draw.chance(0.5)):
-            dtype = "float32"
-        query, key = _shapes(draw, kind, dtype)
-        inputs = _draw_inputs(draw, query, key, dtype)
-        causal = query[2] == key[2] and draw.chance(0.5)
-        dropout = 0.1 if kind != "cpu" and draw.chance(0.3) else 0.0
-        bias = None
-        scores = (*query[:3], key[2])
-        biased = {"efficient": 0.5, "cudnn": 0.15}.get(kind, 0.0)
-        if not causal and prod(scores) <= 2 * draw.most and draw.chance(biased):
-            bias = _draw_bias(draw, scores, dtype)
-        attention = Inputs(kind, *inputs, bias, dropout, causal)
-        return Case(_backward(attention) if draw.turn else _forward(attention))
+        return attention_case(draw, _shapes)
 
 
-def _inputs(op: Op) -> list[Tensor]:
+def inputs_of(op: Op) -> list[Tensor]:
     """Queries, keys and values; in a backward call the gradient comes before them."""
     tensors = tensors_of(op)
     return tensors[1:4] if op.name.endswith("backward") else tensors[:3]
@@ -185,6 +178,25 @@ class Inputs(NamedTuple):
         return f"aten::_scaled_dot_product_{style}"
 
 
+def attention_case(draw: Draw, shapes: Callable[[Draw, str, str], tuple[Shape, Shape]]) -> Case:
+    """A forward or its backward, by the turn, with shapes of the query and of the key drawn by a function."""
+    kind = draw.weighted(KINDS[draw.kind])
+    dtype = draw.weighted({"bfloat16": 5, "float16": 2})
+    if kind == "cpu" or (kind == "efficient" and draw.chance(0.5)):
+        dtype = "float32"
+    query, key = shapes(draw, kind, dtype)
+    inputs = _draw_inputs(draw, query, key, dtype)
+    causal = query[2] == key[2] and draw.chance(0.5)
+    dropout = 0.1 if kind != "cpu" and draw.chance(0.3) else 0.0
+    bias = None
+    scores = (*query[:3], key[2])
+    biased = {"efficient": 0.5, "cudnn": 0.15}.get(kind, 0.0)
+    if not causal and prod(scores) <= 2 * draw.most and draw.chance(biased):
+        bias = _draw_bias(draw, scores, dtype)
+    attention = Inputs(kind, *inputs, bias, dropout, causal)
+    return Case(_backward(attention) if draw.turn else _forward(attention))
+
+
 def _shapes(draw: Draw, kind: str, dtype: str) -> tuple[Shape, Shape]:
     """Batch, heads, length and width of the queries, and of the keys, which may have other heads and another length."""
     width = draw.weighted({w: often for w, often in HEAD_WIDTHS.items() if w <= 128 or kind != "cudnn"})
@@ -197,6 +209,16 @@ def _shapes(draw: Draw, kind: str, dtype: str) -> tuple[Shape, Shape]:
     grouped = kind in ("cudnn", "flash") and draw.chance(0.2)
     shared = draw.one([n for n in (1, 2, 4, 8) if heads % n == 0]) if grouped else 1
     return (batch, heads, length, width), (batch, heads // shared, others, width)
+
+
+def decoding_shapes(draw: Draw, kind: str, dtype: str) -> tuple[Shape, Shape]:
+    """One or few new tokens over a cache of keys, as `_shapes` gives them."""
+    width = draw.weighted({w: often for w, often in HEAD_WIDTHS.items() if w <= 128 or kind != "cudnn"})
+    cached = draw.size(32, max(32, min(32768, draw.most // width)))
+    heads = min(draw.one((4, 8, 12, 16, 24, 32, 40, 64)), max(1, draw.most // (cached * width)))
+    batch = draw.whole(1, max(1, min(512, draw.most // (cached * width * heads))))
+    shared = draw.one([n for n in (1, 1, 2, 4, 8) if heads % n == 0]) if kind in ("cudnn", "flash") else 1
+    return (batch, heads, draw.one((1, 1, 1, 2, 4, 8, 16)), width), (batch, heads // shared, cached, width)
 
 
 def _draw_inputs(draw: Draw, query: Shape, key: Shape, dtype: str) -> tuple[Tensor, Tensor, Tensor]:

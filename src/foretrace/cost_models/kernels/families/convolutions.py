@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from foretrace.cost_models.kernels.families.reductions import RESIDENT, reduce_plan
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
@@ -78,10 +78,14 @@ class Convolutions(Family):
                *(f"waves_{a}x{b}" for a, b in TILES), *(f"ragged_{a}x{b}" for a, b in TILES), "deepest",
                "innermost", "filter_says", "grad_says", "copied_x", "copied_filter", "copied_grad",
                "copied", "after", "taps", "ragged_taps", *BIAS_COLUMNS, "processors")  # fmt: skip
-    gemm_sizes = ("groups", "m", "n", "k", "processors")
+    gemm_sizes: ClassVar[tuple[str, ...]] = ("groups", "m", "n", "k", "processors")
 
     def accepts(self, op: Op) -> bool:
-        """Calls whose input and filter are known."""
+        """Calls whose input and filter are known, but for grouped and dilated ones."""
+        return self.has_shapes(op) and not is_variant(op)
+
+    def has_shapes(self, op: Op) -> bool:
+        """Whether input and filter are known."""
         later = 1 if op.name == BACKWARD else 0
         tensors = tensors_of(op)[later : later + 2]
         return len(tensors) == 2 and len(tensors[0].shape) == len(tensors[1].shape) > 2
@@ -124,27 +128,7 @@ class Convolutions(Family):
 
     def case(self, draw: Draw) -> Case:
         """A layer of a random network, forward or backward."""
-        layer = _shrunk(draw.weighted(_LAYERS)(draw), draw.most)
-        dtype = draw.weighted({"bfloat16": 5, "float32": 5, "float16": 1} if draw.kind == "cuda" else {"float32": 1})
-        largest = max(layer.inner * layer.side**layer.dims, layer.outer * layer.out_side**layer.dims)
-        batch = draw.size(1, max(1, min(256, draw.most // largest)))
-        layouts = _layouts(draw)
-        x = _images(dtype, (batch, layer.inner, *(layer.side,) * layer.dims), layouts.input)
-        weight = _images(dtype, layer.weight, layouts.weight)
-        biased = draw.chance(0.3) if layer.biased is None else layer.biased
-        window: tuple[Value, ...] = (
-            [layer.stride] * layer.dims, [layer.padding] * layer.dims, [1] * layer.dims, layer.transposed,
-            [0] * layer.dims, layer.groups,
-        )  # fmt: skip
-        # cuDNN may use TF32 for float32 unless a script forbids it.
-        tf32 = dtype == "float32" and draw.chance(0.9)
-        if draw.chance(0.45):
-            bias = Tensor((layer.outer,), dtype) if biased else None
-            return Case(Op("aten::convolution", (x, weight, bias, *window), overload="default"), tf32=tf32)
-        grad = _images(dtype, (batch, layer.outer, *(layer.out_side,) * layer.dims), layouts.gradient)
-        sizes: list[Value] = [layer.outer if biased else 0]
-        args = (grad, x, weight, sizes, *window, _wanted(draw, layer, biased))
-        return Case(Op("aten::convolution_backward", args, overload="default"), tf32=tf32)
+        return conv_case(draw, draw.weighted(_LAYERS)(draw))
 
 
 def _layout_copies(s: Shapes, op: Op) -> tuple[float, ...]:
@@ -230,6 +214,17 @@ def _is_depthwise(s: Shapes) -> bool:
     return s.groups > 1 and s.groups == (s.x.shape[1] if len(s.x.shape) > 1 else 1)
 
 
+def is_variant(op: Op) -> bool:
+    """Whether a convolution has groups of several channels, or a dilated window.
+
+    >>> x, w = Tensor((1, 8, 9, 9), "float32"), Tensor((8, 4, 3, 3), "float32")
+    >>> is_variant(Op("aten::convolution", (x, w, None, [1], [1], [1], False, [0], 2)))
+    True
+    """
+    s = _shapes(op)
+    return (s.groups > 1 and not _is_depthwise(s)) or any(step > 1 for step in s.dilation)
+
+
 def _kind(s: Shapes) -> int:
     """A code for what is computed and how: forward or which gradients, depthwise or not."""
     return 2 * s.mask + (_is_depthwise(s) and s.mask != BIAS)
@@ -296,13 +291,14 @@ class Layer(NamedTuple):
     transposed: bool = False
     biased: bool | None = None
     """None where such layers come both with and without a bias."""
+    dilation: int = 1
 
     @property
     def out_side(self) -> int:
         """Pixels along an edge of the output."""
         if self.transposed:
             return (self.side - 1) * self.stride - 2 * self.padding + self.kernel
-        return (self.side + 2 * self.padding - self.kernel) // self.stride + 1
+        return (self.side + 2 * self.padding - self.dilation * (self.kernel - 1) - 1) // self.stride + 1
 
     @property
     def weight(self) -> Shape:
@@ -317,6 +313,31 @@ class Layouts(NamedTuple):
     input: bool
     weight: bool
     gradient: bool
+
+
+def conv_case(draw: Draw, layer: Layer) -> Case:
+    """A call of a layer to measure, forward or backward, with a random batch, dtype and layouts."""
+    layer = _shrunk(layer, draw.most)
+    dtype = draw.weighted({"bfloat16": 5, "float32": 5, "float16": 1} if draw.kind == "cuda" else {"float32": 1})
+    largest = max(layer.inner * layer.side**layer.dims, layer.outer * layer.out_side**layer.dims)
+    batch = draw.size(1, max(1, min(256, draw.most // largest)))
+    layouts = _layouts(draw)
+    x = _images(dtype, (batch, layer.inner, *(layer.side,) * layer.dims), layouts.input)
+    weight = _images(dtype, layer.weight, layouts.weight)
+    biased = draw.chance(0.3) if layer.biased is None else layer.biased
+    window: tuple[Value, ...] = (
+        [layer.stride] * layer.dims, [layer.padding] * layer.dims, [layer.dilation] * layer.dims, layer.transposed,
+        [0] * layer.dims, layer.groups,
+    )  # fmt: skip
+    # cuDNN may use TF32 for float32 unless a script forbids it.
+    tf32 = dtype == "float32" and draw.chance(0.9)
+    if draw.chance(0.45):
+        bias = Tensor((layer.outer,), dtype) if biased else None
+        return Case(Op("aten::convolution", (x, weight, bias, *window), overload="default"), tf32=tf32)
+    grad = _images(dtype, (batch, layer.outer, *(layer.out_side,) * layer.dims), layouts.gradient)
+    sizes: list[Value] = [layer.outer if biased else 0]
+    args = (grad, x, weight, sizes, *window, _wanted(draw, layer, biased))
+    return Case(Op("aten::convolution_backward", args, overload="default"), tf32=tf32)
 
 
 def _wanted(draw: Draw, layer: Layer, biased: bool) -> list[Value]:
@@ -350,21 +371,24 @@ def _shrunk(layer: Layer, most: int) -> Layer:
     return layer._replace(inner=inner, outer=outer, side=max(side, layer.kernel))
 
 
-def _channels(draw: Draw, low: int, high: int) -> int:
+def draw_channels(draw: Draw, low: int, high: int) -> int:
+    """A number of channels, mostly a multiple of a power of two."""
     step = draw.one((1, 8, 8, 16, 32, 64, 64))
     return max(step, draw.whole(low, high) // step * step)
 
 
-def _side(draw: Draw, low: int = 7, high: int = 112) -> int:
-    """Halvings of common image sizes, and any other."""
+def image_side(draw: Draw, low: int = 7, high: int = 112) -> int:
+    """Edge of an image: halvings of common image sizes, and any other."""
     usual = [side for side in (7, 8, 14, 14, 16, 28, 28, 32, 48, 56, 56, 64, 96, 112) if low <= side <= high]
     return draw.one(usual) if draw.chance(0.7) else draw.whole(low, high)
 
 
 def _residual(draw: Draw) -> Layer:
-    side, inner = _side(draw), _channels(draw, 16, 1024)
+    side, inner = image_side(draw), draw_channels(draw, 16, 1024)
     style = draw.weighted({"1x1": 6, "3x3": 6, "down": 2, "5x5": 1})
-    outer = draw.one((inner, inner * 2, inner * 4, max(1, inner // 4), max(1, inner // 2), _channels(draw, 16, 1024)))
+    outer = draw.one(
+        (inner, inner * 2, inner * 4, max(1, inner // 4), max(1, inner // 2), draw_channels(draw, 16, 1024))
+    )
     outer = min(outer, 2048)
     if style == "1x1":
         return Layer(inner, outer, 1, 1, 0, 1, side)
@@ -378,7 +402,9 @@ def _residual(draw: Draw) -> Layer:
 def _bottleneck(draw: Draw) -> Layer:
     """A ResNet bottleneck: the smaller the image, the more channels."""
     stage = draw.random.randrange(4)
-    width = 64 * 2**stage * draw.one((1, 1, 1, 2)) if draw.chance(0.6) else _channels(draw, 32 << stage, 160 << stage)
+    width = (
+        64 * 2**stage * draw.one((1, 1, 1, 2)) if draw.chance(0.6) else draw_channels(draw, 32 << stage, 160 << stage)
+    )
     side = max(4, round(56 * draw.random.uniform(0.5, 1.2)) >> stage) if draw.chance(0.6) else 56 >> stage
     style = draw.weighted({"reduce": 3, "middle": 4, "expand": 3, "down": 2, "shortcut": 2})
     if style in ("reduce", "expand"):
@@ -391,7 +417,7 @@ def _bottleneck(draw: Draw) -> Layer:
 
 
 def _stem(draw: Draw) -> Layer:
-    side, outer = draw.one((128, 160, 192, 224, 224, 256, 299)), _channels(draw, 16, 128)
+    side, outer = draw.one((128, 160, 192, 224, 224, 256, 299)), draw_channels(draw, 16, 128)
     kernel, stride, padding = draw.one(((7, 2, 3), (3, 2, 1), (3, 1, 1), (4, 4, 0)))
     return Layer(3, outer, kernel, stride, padding, 1, side)
 
@@ -403,8 +429,8 @@ def _patches(draw: Draw) -> Layer:
 
 
 def _depthwise(draw: Draw) -> Layer:
-    kernel, channels = draw.one((3, 3, 3, 5, 7, 7)), _channels(draw, 16, 1152)
-    side = max(kernel, _side(draw))
+    kernel, channels = draw.one((3, 3, 3, 5, 7, 7)), draw_channels(draw, 16, 1152)
+    side = max(kernel, image_side(draw))
     # Seven wide is ConvNeXt's, which has biases and never skips; the narrow ones come with a batch norm.
     stride = 1 if kernel == 7 else draw.one((1, 1, 1, 2))
     return Layer(channels, channels, kernel, stride, kernel // 2, channels, side, biased=kernel == 7)
@@ -412,54 +438,50 @@ def _depthwise(draw: Draw) -> Layer:
 
 def _pointwise(draw: Draw) -> Layer:
     """The narrow and wide ends of an inverted residual."""
-    narrow = _channels(draw, 8, 320)
+    narrow = draw_channels(draw, 8, 320)
     wide = narrow * draw.one((1, 2, 3, 4, 6, 6))
     inner, outer = (narrow, wide) if draw.chance(0.5) else (wide, narrow)
-    return Layer(inner, outer, 1, 1, 0, 1, _side(draw), biased=False)
+    return Layer(inner, outer, 1, 1, 0, 1, image_side(draw), biased=False)
 
 
 def _squeeze(draw: Draw) -> Layer:
     """Squeeze and excitation: an image of one pixel."""
-    wide, narrow = _channels(draw, 32, 1536), _channels(draw, 8, 96)
+    wide, narrow = draw_channels(draw, 32, 1536), draw_channels(draw, 8, 96)
     inner, outer = (narrow, wide) if draw.chance(0.5) else (wide, narrow)
     return Layer(inner, outer, 1, 1, 0, 1, 1, biased=True)
 
 
-def _grouped(draw: Draw) -> Layer:
-    groups = draw.one((2, 4, 8, 16, 32))
-    channels = groups * draw.one((4, 8, 16, 32, 64))
-    return Layer(channels, channels, 3, draw.one((1, 1, 2)), 1, groups, _side(draw))
-
-
 def _downsample(draw: Draw) -> Layer:
-    channels = _channels(draw, 32, 768)
-    return Layer(channels, 2 * channels, 2, 2, 0, 1, _side(draw) // 2 * 2)
+    channels = draw_channels(draw, 32, 768)
+    return Layer(channels, 2 * channels, 2, 2, 0, 1, image_side(draw) // 2 * 2)
 
 
 def _segmenting(draw: Draw) -> Layer:
     """A level of a U-Net: large images, concatenated channels, a bias."""
     level = draw.random.randrange(5)
-    width, side = _channels(draw, 16 << level, 80 << level), max(3, draw.whole(128, 320) >> level)
+    width, side = draw_channels(draw, 16 << level, 80 << level), max(3, draw.whole(128, 320) >> level)
     return Layer(min(2048, width * draw.one((1, 1, 2))), min(1024, width), draw.one((1, 3, 3, 3)), 1, 1, 1, side)
 
 
 def _upward(draw: Draw) -> Layer:
-    inner, side = _channels(draw, 16, 1024), draw.whole(4, 96)
+    inner, side = draw_channels(draw, 16, 1024), draw.whole(4, 96)
     kernel, padding = draw.one(((2, 0), (2, 0), (4, 1), (3, 1)))
     return Layer(inner, max(1, inner // draw.one((1, 2, 2, 4))), kernel, 2, padding, 1, side, transposed=True)
 
 
 def _sequence(draw: Draw) -> Layer:
-    channels = _channels(draw, 32, 1280)
+    channels = draw_channels(draw, 32, 1280)
     kernel = draw.one((1, 2, 3, 3, 4, 5, 10))
-    inner = draw.one((channels, channels, _channels(draw, 32, 1280), 80))
+    inner = draw.one((channels, channels, draw_channels(draw, 32, 1280), 80))
     groups = channels if inner == channels and kernel > 2 and draw.chance(0.3) else 1
     return Layer(inner, channels, kernel, draw.one((1, 1, 2)), kernel // 2, groups, draw.whole(32, 16384), dims=1)
 
 
 def _volume(draw: Draw) -> Layer:
-    inner, kernel = draw.one((3, _channels(draw, 8, 256), _channels(draw, 8, 256))), draw.one((1, 3, 3))
-    return Layer(inner, _channels(draw, 8, 256), kernel, draw.one((1, 1, 2)), kernel // 2, 1, draw.whole(4, 64), dims=3)
+    inner, kernel = draw.one((3, draw_channels(draw, 8, 256), draw_channels(draw, 8, 256))), draw.one((1, 3, 3))
+    return Layer(
+        inner, draw_channels(draw, 8, 256), kernel, draw.one((1, 1, 2)), kernel // 2, 1, draw.whole(4, 64), dims=3
+    )
 
 
 _LAYERS: dict[Callable[[Draw], Layer], int] = {
@@ -470,7 +492,6 @@ _LAYERS: dict[Callable[[Draw], Layer], int] = {
     _depthwise: 7,
     _pointwise: 5,
     _squeeze: 1,
-    _grouped: 2,
     _downsample: 2,
     _segmenting: 3,
     _upward: 1,

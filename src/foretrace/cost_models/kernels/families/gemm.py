@@ -179,9 +179,11 @@ def _eight_bits(draw: Draw) -> Op:
     """A GEMM of 8-bit floats, scaled per tensor or per row."""
     m, n, k = _within([16 * draw.whole(1, 4096), 16 * draw.whole(2, 1024), 16 * draw.whole(2, 1024)], draw.most)
     n, k = max(16, n // 16 * 16), max(16, k // 16 * 16)
-    a = _dense((m, k), "float8_e4m3fn")
-    b = Tensor((k, n), draw.weighted({"float8_e4m3fn": 4, "float8_e5m2": 1}), stride=(1, k))
-    by_row = b.dtype == a.dtype and draw.chance(0.3)
+    # Gradients have the wider range, activations and weights the finer steps; two of the wider kind are refused.
+    first, second = draw.weighted({("e4m3fn", "e4m3fn"): 4, ("e5m2", "e4m3fn"): 2, ("e4m3fn", "e5m2"): 1})
+    a = _dense((m, k), f"float8_{first}")
+    b = Tensor((k, n), f"float8_{second}", stride=(1, k))
+    by_row = first == second and draw.chance(0.3)
     scales = (Tensor((m, 1), "float32"), Tensor((1, n), "float32")) if by_row else (Tensor((), "float32"),) * 2
     options: dict[str, Value] = {"out_dtype": Constant("dtype", "bfloat16"), "use_fast_accum": draw.chance(0.6)}
     return Op("aten::_scaled_mm", (a, b, *scales), options, overload="default")

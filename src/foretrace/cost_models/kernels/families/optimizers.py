@@ -10,8 +10,10 @@ from foretrace.cost_models.kernels.family import CallContext, Description, Famil
 from foretrace.cost_models.kernels.features import (
     alignment,
     ceil_div,
+    contiguous_strides,
     dtype_code,
     is_contiguous,
+    is_dense,
     log,
     tensors_of,
     wave_quantization,
@@ -58,7 +60,7 @@ class Optimizers(Family):
         made = op.name in OUT_OF_PLACE and not op.name.endswith(("norm", "_max"))
         chunks = sum(ceil_div(n, CHUNK) for n in sizes)
         scalars = [a for a in (*op.args, *op.kwargs.values()) if isinstance(a, Tensor) and not a.shape]
-        slow = len({t.dtype for t in first}) > 1 or not all(is_contiguous(t) for t in first)
+        slow = len({t.dtype for t in first}) > 1 or not all(map(_in_one_pass, zip(*lists)))
         if op.name in BY_SCALAR_TENSOR and any(t.dtype != first[0].dtype for t in scalars):
             slow = True  # PyTorch has no fast path for a scalar tensor of another dtype
         launches = len(first) if slow else launches_of(sizes, len(lists) + made)
@@ -86,6 +88,18 @@ class Optimizers(Family):
         if draw.chance(0.3):
             return Case(_fused(draw, tensors))
         return Case(_foreach(draw, tensors))
+
+
+def _in_one_pass(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors at the same place of all lists lie densely in memory, in the same order of dimensions.
+
+    >>> last, first = Tensor((8, 4, 3, 3), "float32", stride=(36, 1, 12, 4)), Tensor((8, 4, 3, 3), "float32")
+    >>> _in_one_pass([last, last]), _in_one_pass([last, first])
+    (True, False)
+    """
+    one = tensors[0]
+    layouts = {tensor.stride if tensor.stride is not None else contiguous_strides(tensor.shape) for tensor in tensors}
+    return is_dense(one) and (len(layouts) == 1 or all(map(is_contiguous, tensors)))
 
 
 def launches_of(sizes: Sequence[int], lists: int) -> int:

@@ -1,4 +1,4 @@
-"""Pooling and interpolation, forward and backward: a thread per output, which loops over its window."""
+"""Pooling, forward and backward: a thread per output, which loops over its window."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Sides(NamedTuple):
 
 
 class Pooling(Family):
-    """Max, average and adaptive pooling, and resizing."""
+    """Max, average and adaptive pooling."""
 
     name = "pooling"
     share = 1.5
@@ -53,7 +53,11 @@ class Pooling(Family):
                "chain", "roof", "threads", "each", "mixed")  # fmt: skip
 
     def accepts(self, op: Op) -> bool:
-        """Calls whose input is known and has planes."""
+        """Pooling whose input is known and has planes; resizing is a family of its own."""
+        return self.has_planes(op) and "upsample" not in op.name
+
+    def has_planes(self, op: Op) -> bool:
+        """Whether the input is known and has planes."""
         tensors = tensors_of(op)
         return bool(tensors) and len(tensors[0].shape) >= 3
 
@@ -132,7 +136,8 @@ def _other(op: Op, tensors: list[Tensor], backward: bool, shape: tuple[int, int]
 # Cases to measure
 
 
-def _image(draw: Draw, low: int) -> tuple[Tensor, bool]:
+def draw_image(draw: Draw, low: int) -> tuple[Tensor, bool]:
+    """A batch of feature maps, and whether they are channels-last."""
     channels = draw.size(8, 1024)
     side = draw.whole(low, 128)
     while channels * side * side > draw.most:
@@ -150,7 +155,7 @@ def _pooled(x: Tensor, kernel: int, stride: int, padding: int, last: bool, dtype
 
 
 def _max(draw: Draw) -> Op:
-    x, last = _image(draw, low=8)
+    x, last = draw_image(draw, low=8)
     kernel, stride, padding = draw.one(((3, 2, 1), (2, 2, 0), (3, 2, 0), (3, 1, 1)))
     window: tuple[Value, ...] = ([kernel, kernel], [stride, stride], [padding, padding])
     if draw.chance(0.5):
@@ -162,7 +167,7 @@ def _max(draw: Draw) -> Op:
 
 
 def _average(draw: Draw) -> Op:
-    x, last = _image(draw, low=8)
+    x, last = draw_image(draw, low=8)
     kernel, stride, padding = draw.one(((2, 2, 0), (3, 1, 1), (3, 2, 1)))
     window: tuple[Value, ...] = ([kernel, kernel], [stride, stride], [padding, padding])
     if draw.chance(0.5):
@@ -172,7 +177,7 @@ def _average(draw: Draw) -> Op:
 
 
 def _adaptive(draw: Draw) -> Op:
-    x, _ = _image(draw, low=4)
+    x, _ = draw_image(draw, low=4)
     side = draw.one((1, 2, 7))
     if draw.chance(0.5):
         return Op("aten::_adaptive_avg_pool2d", (x, [side, side]), overload="default")
@@ -180,24 +185,4 @@ def _adaptive(draw: Draw) -> Op:
     return Op("aten::_adaptive_avg_pool2d_backward", (grad, x), overload="default")
 
 
-def _larger(draw: Draw) -> Op:
-    x, last = _image(draw, low=4)
-    batch, channels, side, _ = x.shape
-    if 4 * x.numel > 2 * draw.most:
-        batch = max(1, batch // 4)
-    small, large = (batch, channels, side, side), (batch, channels, 2 * side, 2 * side)
-    order = (0, 2, 3, 1) if last else None
-    bilinear = draw.chance(0.6)
-    name = "upsample_bilinear2d" if bilinear else "upsample_nearest2d"
-    size: list[Value] = [2 * side, 2 * side]
-    rest: tuple[Value, ...] = (False,) if bilinear else ()
-    if draw.chance(0.5):
-        return Op(
-            f"aten::{name}", (Tensor(small, x.dtype, stride=strides(small, order)), size, *rest), overload="default"
-        )
-    grad = Tensor(large, x.dtype, stride=strides(large, order))
-    args: tuple[Value, ...] = (grad, size, list(small), *rest)
-    return Op(f"aten::{name}_backward", args, overload="default")
-
-
-_KINDS: dict[Callable[[Draw], Op], int] = {_max: 4, _average: 2, _adaptive: 2, _larger: 2}
+_KINDS: dict[Callable[[Draw], Op], int] = {_max: 4, _average: 2, _adaptive: 2}

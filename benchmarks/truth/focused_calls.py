@@ -1,0 +1,130 @@
+"""Measures calls of a kind that models of before were far off on, drawn among a family's own cases.
+
+    python -m benchmarks.truth.focused_calls OUT --minutes 3
+
+Each kind is measured for its share of the time, into the file of its family; the families that are new have all of
+their cases measured. Some of each go into ``OUT/heldout``, drawn from another seed, for models to be scored on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from foretrace.calibration.timing.device import device_name, find_device, machine_facts
+from foretrace.calibration.timing.kernels import (
+    MAX_ELEMENTS,
+    CaseRange,
+    measure_batch,
+    measure_families,
+    next_case_in,
+    warm_up,
+)
+from foretrace.calibration.timing.workers import Workers, workers_for
+from foretrace.cost_models.kernels.families import HELD_OUT, case_number
+from foretrace.cost_models.kernels.features import channels_last
+from foretrace.graph import Op
+from foretrace.platform.measurements.kernels import SUFFIX, Batch
+
+NEW = {"grouped_convolutions": 5.0, "recurrent": 4.0}
+"""Families of which every case is measured, with their shares of the time."""
+BATCH = 192
+HELD_OUT_SHARE = 0.12
+SPREAD = 64
+"""Numbers of a family's cases that one focused case is searched among."""
+
+
+def _decoding(op: Op) -> bool:
+    tensors = op.tensors[1:] if op.name.endswith("backward") else op.tensors
+    return tensors[0].shape[2] <= 16 < tensors[1].shape[2]
+
+
+def _half_channels_last(op: Op) -> bool:
+    """A convolution of 16 bits whose input and filter are channels-last."""
+    x, weight = op.tensors[1:3] if op.name.endswith("backward") else op.tensors[:2]
+    return x.itemsize == 2 and channels_last(x) and channels_last(weight) and len(x.shape) == 4
+
+
+def _broadcast(op: Op) -> bool:
+    shapes = [t.shape for t in op.tensors]
+    return len(shapes) > 1 and len(set(shapes)) > 1 and all(shapes)
+
+
+FOCUS: dict[str, tuple[str, Callable[[Op], bool], float]] = {
+    "decoding": ("attention", _decoding, 4.0),
+    "channels_last": ("convolutions", _half_channels_last, 5.0),
+    "eight_bits": ("matrix", lambda op: op.name == "aten::_scaled_mm", 1.0),
+    "upsampling": ("pooling", lambda op: "upsample" in op.name, 1.0),
+    "broadcast": ("elementwise", _broadcast, 1.0),
+}
+"""Kinds of calls: their family, how to tell them, and their share of the time."""
+
+
+@dataclass(frozen=True)
+class FocusedRange(CaseRange):
+    """Cases of one kind, found among many more numbers than there are cases."""
+
+    focus: str = ""
+
+    def __iter__(self) -> Iterator[Any]:
+        family, tells, _ = FOCUS[self.focus]
+        numbers = range(self.first * SPREAD, self.last * SPREAD)
+        drawn = (case_number(family, n, self.max_elements, self.kind, self.series + self.focus) for n in numbers)
+        return islice((case for case in drawn if tells(case.op)), self.last - self.first)
+
+
+def measure_focus(focus: str, out: Path, device: Any, seconds: float, series: str, workers: Workers) -> int:
+    """Measure calls of a kind for some seconds; how many there are."""
+    family = FOCUS[focus][0]
+    path = out / f"{family}{SUFFIX}"
+    machine = {**machine_facts(device), "series": series + focus}
+    end, found = time.monotonic() + seconds, 0
+    first = next_case_in(path, device_name(device)) if path.exists() else 0
+    while time.monotonic() < end:
+        cases = FocusedRange(family, first, first + BATCH, MAX_ELEMENTS[device.type], device.type, series, focus)
+        if workers.ready and family in ("attention", "convolutions"):
+            batches = list(workers.measure(path, cases, machine, until=end))
+        else:
+            batches = [measure_batch(path, cases, Batch(cases.first, cases.last, machine), device, end)]
+        first = max([first + BATCH, *(batch.last for batch in batches)])
+        found += sum(len(batch.measurements) for batch in batches)
+    return found
+
+
+def main() -> None:
+    """Measure, and print how much."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--on")
+    given = parser.parse_args()
+    device = find_device(given.on)
+    whole = sum(NEW.values()) + sum(share for _, _, share in FOCUS.values())
+    warm_up(device)
+    with Workers(device, workers_for(device, 60 * given.minutes)) as workers:
+        for series, part in (("", 1 - HELD_OUT_SHARE), (HELD_OUT, HELD_OUT_SHARE)):
+            out = given.out / "heldout" if series else given.out
+            out.mkdir(parents=True, exist_ok=True)
+            minutes = given.minutes * part
+            quick = ["eight_bits", "upsampling", "broadcast", "decoding", "channels_last"]  # workers start meanwhile
+            for focus in quick:
+                seconds = 60 * minutes * FOCUS[focus][2] / whole
+                begun = time.monotonic()
+                count = measure_focus(focus, out, device, seconds, series, workers)
+                print(f"{series or 'to fit'} {focus}: {count} in {time.monotonic() - begun:.1f} s", flush=True)
+            shares = sum(NEW.values()) / whole
+            done = measure_families(
+                out, device, minutes * shares, list(NEW), series=series, shares=NEW, workers=workers
+            )
+            for family in done:
+                print(f"{series or 'to fit'} {family.family}: {family.cases}, {family.failed} failed {family.problem}",
+                      flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
