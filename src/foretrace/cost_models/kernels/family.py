@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PYTORCH_NAMESPACES = ("aten::", "prims::", "c10d::", "higher_order::")
 """Prefixes of PyTorch's own ops, which are no custom kernels."""
-TENSOR_CORE_FAMILIES = ("matrix", "convolutions", "attention")
+TENSOR_CORE_FAMILIES = ("matrix", "convolutions", "grouped_convolutions", "attention", "decoding", "recurrent")
 """Families whose work is matrix products, on Tensor Cores where the dtype lets them: their arithmetic is what a model's
 FLOPs, and so its MFU, are commonly taken to be."""
 GEMM_SIZES = ("batch", "m", "n", "k", "processors")
