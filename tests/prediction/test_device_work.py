@@ -55,7 +55,7 @@ def test_the_share_of_each_source_is_that_of_its_time(platform: Any) -> None:
     work, _ = device_work(
         dispatched_calls(sketched("aten::mm", "aten::mm", "aten::mm", "aten::strange", "aten::view")), platform
     )
-    assert work.coverage() == {"measured": 0.0, "model": 0.75, "fallback": 0.25}
+    assert work.coverage() == {"measured": 0.0, "model": 0.75, "extrapolated": 0.0, "fallback": 0.25}
 
 
 def test_what_no_model_knows_is_named_with_what_stands_in() -> None:

@@ -27,7 +27,7 @@ def test_a_host_bound_step_takes_what_the_host_takes_and_the_last_kernel(platfor
     assert forecast.device_active_ms == pytest.approx(0.010)
     assert forecast.device_idle_ms == pytest.approx(0.012)
     assert sum(forecast.idle_causes.values()) == pytest.approx(forecast.device_idle_ms)
-    assert forecast.coverage == {"measured": 0.0, "model": 1.0, "fallback": 0.0}
+    assert forecast.coverage == {"measured": 0.0, "model": 1.0, "extrapolated": 0.0, "fallback": 0.0}
 
 
 def test_a_device_bound_step_repeats_as_fast_as_the_device_can(platform: Any) -> None:

@@ -13,7 +13,7 @@ def test_measured_kernels_keep_their_call_launch_and_time() -> None:
     assert work.launch.tolist() == [0, 1, 2]
     assert work.typical.tolist() == [20.0, 4.0, 3.0]
     assert work.launches(2).tolist() == [2, 1]
-    assert work.coverage() == {"measured": 1.0, "model": 0.0, "fallback": 0.0}
+    assert work.coverage() == {"measured": 1.0, "model": 0.0, "extrapolated": 0.0, "fallback": 0.0}
 
 
 def test_kernels_of_one_launch_share_it() -> None:
