@@ -129,3 +129,31 @@ def test_flex_attention_is_an_attention_and_a_note() -> None:
     graph = sketch(build, device="cuda")
     assert "aten::_scaled_dot_product_cudnn_attention_backward" in {op.name for op in graph.ops}
     assert any("FlexAttention is predicted as attention over all blocks" in note for note in graph.notes)
+
+
+def stage(given: bool) -> Callable[[], Any]:
+    """One stage of a pipeline of as many as there are ranks."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    example = torch.empty(4, 64, device="cuda", requires_grad=True)
+    shapes = {"input_args": (example,), "output_args": (example,)} if given else {}
+    part = PipelineStage(nn.Linear(64, 64).to("cuda"), rank, ranks, torch.device("cuda"), **shapes)  # type: ignore[arg-type]
+    schedule = ScheduleGPipe(part, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+    batch = torch.randn(16, 64, device="cuda")
+    return lambda: schedule.step(batch) if rank == 0 else schedule.step(target=batch)
+
+
+@on_cuda
+def test_a_stage_of_a_pipeline_with_given_shapes_sends_and_receives() -> None:
+    first, last = (sketch(lambda: stage(given=True), device="cuda", world=2, rank=rank) for rank in (0, 1))
+    sent, received = ([one.kind for one in rank.collectives] for rank in (first, last))
+    assert sent.count("send") == received.count("recv") == 4
+    assert sent.count("recv") == received.count("send") == 4
+
+
+@on_cuda
+def test_a_stage_that_asks_its_neighbours_is_told_to_give_its_shapes() -> None:
+    with pytest.raises(ForetraceError, match="learns its shapes from other ranks") as raised:
+        sketch(lambda: stage(given=False), device="cuda", world=2)
+    assert "input_args" in raised.value.advice

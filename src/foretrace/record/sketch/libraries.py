@@ -135,7 +135,30 @@ def _triton(module: ModuleType, stack: ExitStack) -> None:
         stack.enter_context(patch.object(module.JITFunction, "run", refuse))
 
 
-CHANGES: dict[str, Change] = {"transformers.utils.import_utils": _transformers, "triton.runtime.jit": _triton}
+def _pipelining(module: ModuleType, stack: ExitStack) -> None:
+    """Stages of a pipeline ask their neighbours for shapes, unless they are given."""
+    prepare = module.PipelineStage._prepare_forward_infra
+
+    @wraps(prepare)
+    def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return prepare(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "metadata" not in str(error):
+                raise
+            raise ForetraceError(
+                "the step can't be sketched: a stage of its pipeline learns its shapes from other ranks",
+                "Give PipelineStage its input_args and output_args, as large as a microbatch; or record a real run.",
+            ) from error
+
+    stack.enter_context(patch.object(module.PipelineStage, "_prepare_forward_infra", prepared))
+
+
+CHANGES: dict[str, Change] = {
+    "transformers.utils.import_utils": _transformers,
+    "triton.runtime.jit": _triton,
+    "torch.distributed.pipelining.stage": _pipelining,
+}
 
 
 @contextmanager
