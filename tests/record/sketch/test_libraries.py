@@ -138,7 +138,7 @@ def stage(given: bool) -> Callable[[], Any]:
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     example = torch.empty(4, 64, device="cuda", requires_grad=True)
     shapes = {"input_args": (example,), "output_args": (example,)} if given else {}
-    part = PipelineStage(nn.Linear(64, 64).to("cuda"), rank, ranks, torch.device("cuda"), **shapes)  # type: ignore[arg-type]
+    part = PipelineStage(nn.Linear(64, 64).to("cuda"), rank, ranks, torch.device("cuda"), **shapes)
     schedule = ScheduleGPipe(part, n_microbatches=4, loss_fn=nn.functional.mse_loss)
     batch = torch.randn(16, 64, device="cuda")
     return lambda: schedule.step(batch) if rank == 0 else schedule.step(target=batch)

@@ -99,17 +99,27 @@ def _all_functions_seen() -> Iterator[None]:
             type(tensor) is not torch.Tensor
         )
 
+    active = [True]
+
+    def answer(original: Any, tensors_of: Callable[..., Any]) -> Any:
+        def has_torch_function(*args: Any) -> bool:
+            return any(map(overrides, tensors_of(*args))) if active else original(*args)
+
+        return has_torch_function
+
     answers = {
-        "has_torch_function": lambda tensors: any(map(overrides, tensors)),
-        "has_torch_function_unary": overrides,
-        "has_torch_function_variadic": lambda *tensors: any(map(overrides, tensors)),
+        "has_torch_function": lambda tensors: tensors,
+        "has_torch_function_unary": lambda tensor: (tensor,),
+        "has_torch_function_variadic": lambda *tensors: tensors,
     }
     with ExitStack() as stack:
-        for name, answer in answers.items():
+        stack.callback(active.clear)  # a module that is imported in the sketch keeps the function
+        for name, tensors_of in answers.items():
             original = getattr(torch.overrides, name)
+            replacement = answer(original, tensors_of)
             for module in [module for place, module in list(sys.modules.items()) if place.startswith("torch.")]:
                 if vars(module).get(name) is original:
-                    stack.enter_context(patch.object(module, name, answer))
+                    stack.enter_context(patch.object(module, name, replacement))
         yield
 
 
