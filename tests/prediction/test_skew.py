@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretrace.analysis.collective_matching import Call, CollectiveMatch
+from foretrace.analysis.collective_matching import CollectiveMatch, RankCall
 from foretrace.graph import Graph, Job, Timings
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.prediction.cpu_ranks import arrival_skew, expected_last
@@ -25,7 +25,7 @@ def job(waits: bool) -> tuple[JobTasks, list[CollectiveMatch]]:
     edges += [(FIRST, BETWEEN)] if waits else []
     kind = np.array([T1, KERNEL, T1, KERNEL, T1], np.int8)
     tasks = TaskGraph.of([100.0, 0.0, 50.0, 0.0, 5.0], [0, 1, 0, 1, 0], edges, kind=kind)
-    matches = [CollectiveMatch("all_reduce", 8, tuple(range(WORLD)), (Call(0, number),)) for number in (0, 1)]
+    matches = [CollectiveMatch("all_reduce", 8, tuple(range(WORLD)), (RankCall(0, number),)) for number in (0, 1)]
     ranks = [RankTasks(tasks, np.array([FIRST, SECOND]))]
     return merge_ranks(ranks, [match.calls for match in matches], np.array([20.0, 20.0])), matches
 

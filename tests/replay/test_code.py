@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foretrace.graph import Content, Graph, Op, OpTable, Storage, Tensor
 from foretrace.replay.generate.code import MAX_SECTIONS, code_of, content_text, sections
-from foretrace.replay.generate.plan import Call, Input, Memory, Name, Plan
+from foretrace.replay.generate.plan import Input, Memory, Name, Plan, PlanCall
 from foretrace.replay.generate.planning import plan_of
 
 
@@ -60,13 +60,15 @@ def test_contents_are_calls() -> None:
     assert content_text(Content("ids", {"low": 0, "high": 9, "reuse": [1, 2]})) == "ids(low=0, high=9, reuse=[1, 2])"
 
 
-def call(number: int, phase: str, reads: str, makes: str, frees: tuple[str, ...] = ()) -> Call:
+def call(number: int, phase: str, reads: str, makes: str, frees: tuple[str, ...] = ()) -> PlanCall:
     made = {Name(makes): Tensor((4,), "float32", id=number, storage=number)}
     ended = tuple(Name(name) for name in frees)
-    return Call(number, "aten::relu", args=(Name(reads),), results=(Name(makes),), made=made, frees=ended, phase=phase)
+    return PlanCall(
+        number, "aten::relu", args=(Name(reads),), results=(Name(makes),), made=made, frees=ended, phase=phase
+    )
 
 
-def plan(*calls: Call) -> Plan:
+def plan(*calls: PlanCall) -> Plan:
     memory = Memory(Name("m0"), 16, "cpu")
     return Plan(
         [memory], [Input(Name("x"), Tensor((4,), "float32", storage=99), memory, Content("constant"))], list(calls)

@@ -18,7 +18,7 @@ import gpt
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.replay.generate.choices import Choices
 from foretrace.replay.generate.folder import readme, write_benchmark
-from foretrace.replay.generate.plan import Call, Plan, footprint
+from foretrace.replay.generate.plan import Plan, PlanCall, footprint
 from foretrace.replay.generate.planning import plan_of
 from foretrace.transforms.numerics.dtype import parse_dtype
 from foretrace.transforms.resize.batch_sequence import batch
@@ -95,7 +95,7 @@ def test_a_readable_one_says_where_it_comes_from(graph: Graph, tmp_path: Path) -
 
 
 def test_it_says_what_it_was_made_from_and_what_is_missing() -> None:
-    text = readme(Plan([], [], [Call(0, "aten::mm")], notes=["rows of <b>"]), 3, "runs/dlrm")
+    text = readme(Plan([], [], [PlanCall(0, "aten::mm")], notes=["rows of <b>"]), 3, "runs/dlrm")
     assert "from runs/dlrm: 1 calls of the step in their order" in text and "3 calls can't be made" in text
     assert "- rows of ?b?" in text and "## Ranks" not in text and "`step.py`" in text
 

@@ -47,7 +47,7 @@ def programs(draw_one: st.DrawFn) -> TaskGraph:
         before=np.array([before for before, _ in edges], np.int32),
         lag=np.array(draw_one(st.lists(times, min_size=len(edges), max_size=len(edges)))),
         release=np.array(draw_one(st.one_of(st.just([]), column))),
-        rows=np.cumsum([0, *sizes[:-1]]),
+        row_starts=np.cumsum([0, *sizes[:-1]]),
     )
 
 

@@ -13,7 +13,7 @@ PAIR = TaskGraph.of([2.0, 1.0], [0, 0], [(0, 1)])
     "other",
     [
         TaskGraph(PAIR.duration, PAIR.lane, PAIR.first, PAIR.before, PAIR.lag, release=np.array([1.0, 0.0])),
-        TaskGraph(PAIR.duration, PAIR.lane, PAIR.first, PAIR.before, PAIR.lag, rows=np.array([0, 1])),
+        TaskGraph(PAIR.duration, PAIR.lane, PAIR.first, PAIR.before, PAIR.lag, row_starts=np.array([0, 1])),
         TaskGraph(PAIR.duration, PAIR.lane, PAIR.first, np.array([1], np.int32), PAIR.lag),
         TaskGraph(PAIR.duration, PAIR.lane, PAIR.first, PAIR.before, np.array([-1.0])),
     ],

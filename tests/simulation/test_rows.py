@@ -20,7 +20,9 @@ def rows_of(sizes: list[int], edges: list[tuple[int, int]], duration: float = 1.
     first = np.cumsum([0, *(len(some) for some in after)])
     all_before = np.array([one for some in after for one in some], np.int32)
     lane = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    return TaskGraph(np.full(tasks, duration), lane, first, all_before, np.zeros(len(all_before)), rows=begins[:-1])
+    return TaskGraph(
+        np.full(tasks, duration), lane, first, all_before, np.zeros(len(all_before)), row_starts=begins[:-1]
+    )
 
 
 def test_a_row_goes_on_when_what_it_waits_for_in_a_later_row_is_done() -> None:

@@ -186,7 +186,9 @@ def program(stages: int, microbatches: int) -> tuple[TaskGraph, np.ndarray, np.n
     first = np.concatenate([[0], np.cumsum(np.bincount(pairs[:, 1], minlength=len(place)))]).astype(np.int64)
     nothing = np.zeros(len(place))
     lane = np.array(stage_of, np.int32)
-    made = TaskGraph(nothing, lane, first, pairs[:, 0].copy(), np.zeros(len(pairs)), rows=np.array(rows, np.int64))
+    made = TaskGraph(
+        nothing, lane, first, pairs[:, 0].copy(), np.zeros(len(pairs)), row_starts=np.array(rows, np.int64)
+    )
     return made, lane, np.array(forward)
 
 

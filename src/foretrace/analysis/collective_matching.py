@@ -17,7 +17,7 @@ from foretrace.graph import PHASES, Collective, ForetraceError, Graph, Job
 SEND = "send"
 
 
-class Call(NamedTuple):
+class RankCall(NamedTuple):
     """One rank's part in a collective."""
 
     graph: int
@@ -38,13 +38,13 @@ class CollectiveMatch:
     """Of each call where these differ."""
     ranks: tuple[int, ...]
     """All members, those without a graph included."""
-    calls: tuple[Call, ...]
+    calls: tuple[RankCall, ...]
     """Of the members that have a graph."""
     us: float = 0.0
     """Measured microseconds on the member that waited least, where its kind or size is unknown; 0 elsewhere."""
 
 
-Queue = list[tuple[Call, Collective]]
+Queue = list[tuple[RankCall, Collective]]
 
 
 def match_collectives(job: Job) -> tuple[list[CollectiveMatch], list[str]]:
@@ -72,7 +72,7 @@ def match_collectives(job: Job) -> tuple[list[CollectiveMatch], list[str]]:
     for position, graph in enumerate(job.graphs):
         for number, collective in enumerate(graph.collectives):
             kind = pairs if collective.kind in ONE_SIDED else groups
-            kind.add(Call(position, number), collective)
+            kind.add(RankCall(position, number), collective)
     matches = [*groups.matches(), *pairs.matches()]
     return matches, list(dict.fromkeys([*groups.notes, *pairs.notes]))
 
@@ -87,7 +87,7 @@ class _Groups:
         self._numbers: dict[tuple[object, ...], int] = {}
         self._known: dict[tuple[int, str], list[tuple[tuple[int, ...], dict[int, Queue]]]] = defaultdict(list)
 
-    def add(self, call: Call, collective: Collective) -> None:
+    def add(self, call: RankCall, collective: Collective) -> None:
         if collective.match >= 0:
             self.numbered[collective.match].append((call, collective))
         else:
@@ -124,7 +124,7 @@ class _Groups:
                 yield self._agreed(same, list(by_graph))
         yield from map(self._match, self.numbered.values())
 
-    def _agreed(self, same: Sequence[tuple[Call, Collective] | None], positions: list[int]) -> CollectiveMatch:
+    def _agreed(self, same: Sequence[tuple[RankCall, Collective] | None], positions: list[int]) -> CollectiveMatch:
         there = [one for one in same if one is not None]
         if len(there) < len(same):
             alone = self.job.graphs[positions[same.index(None)]]
@@ -160,7 +160,7 @@ class _Pairs:
         self.received: dict[tuple[int, int], Queue] = defaultdict(list)
         self.alone: Queue = []
 
-    def add(self, call: Call, collective: Collective) -> None:
+    def add(self, call: RankCall, collective: Collective) -> None:
         graph = self.job.graphs[call.graph]
         peer = peer_of(graph, collective)
         if peer < 0:
@@ -188,12 +188,12 @@ class _Pairs:
                     raise _deadlock(_site(self.job, call, collective), f"rank {other} has no call that matches it")
                 yield self._one(call, collective)
 
-    def _one(self, call: Call, collective: Collective) -> CollectiveMatch:
+    def _one(self, call: RankCall, collective: Collective) -> CollectiveMatch:
         graph = self.job.graphs[call.graph]
         ends = tuple(members(graph, collective))
         return CollectiveMatch(SEND, collective.nbytes, ends, (call,), _measured_us([(call, collective)]))
 
-    def _pair(self, sent: tuple[Call, Collective], received: tuple[Call, Collective]) -> CollectiveMatch:
+    def _pair(self, sent: tuple[RankCall, Collective], received: tuple[RankCall, Collective]) -> CollectiveMatch:
         if sent[1].nbytes != received[1].nbytes and not self.measured:
             raise _deadlock(_site(self.job, *sent), _site(self.job, *received))
         graph = self.job.graphs[sent[0].graph]
@@ -226,7 +226,7 @@ def _check_member(graph: Graph, group: str, members: Sequence[int], world: int) 
         )
 
 
-def _site(job: Job, call: Call, collective: Collective) -> str:
+def _site(job: Job, call: RankCall, collective: Collective) -> str:
     """Where in a step a collective is called."""
     graph = job.graphs[call.graph]
     said = f"rank {graph.rank} calls {collective.kind} of {collective.nbytes:,} bytes"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretrace import cost_models
-from foretrace.analysis.collective_matching import Call, CollectiveMatch, match_collectives
+from foretrace.analysis.collective_matching import CollectiveMatch, RankCall, match_collectives
 from foretrace.analysis.host_time import Segments
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
@@ -195,7 +195,7 @@ def _with_contention(job: JobTasks, ranks: Sequence[RankModel], steps: int = 1) 
     return with_contention(job, overlap, ranks[0].slowdown or cost_models.gpu_contention())
 
 
-def _calls(matches: Sequence[CollectiveMatch]) -> list[tuple[Call, ...]]:
+def _calls(matches: Sequence[CollectiveMatch]) -> list[tuple[RankCall, ...]]:
     return [match.calls for match in matches]
 
 

@@ -59,7 +59,7 @@ class RowProgress:
     """The rows of a task graph, and the next task of each."""
 
     def __init__(self, tasks: TaskGraph) -> None:
-        self.begins: Longs = tasks.rows if len(tasks.rows) else np.zeros(1, np.int64)
+        self.begins: Longs = tasks.row_starts if len(tasks.row_starts) else np.zeros(1, np.int64)
         self.ends: Longs = np.append(self.begins[1:], len(tasks))
         self.at: Longs = self.begins.copy()
         """The next task of each row."""
@@ -152,7 +152,7 @@ def in_one_row(tasks: TaskGraph) -> bool:
     >>> in_one_row(TaskGraph.of([2.0, 1.0], lane=[0, 0], edges=[(0, 1)]))
     True
     """
-    free = not len(tasks.release) and len(tasks.rows) <= 1
+    free = not len(tasks.release) and len(tasks.row_starts) <= 1
     return free and bool((tasks.before < tasks.after).all() and (tasks.lag >= 0).all())
 
 
@@ -181,7 +181,7 @@ def pass_in_order(
 
 def interpreted_ms(tasks: TaskGraph, task_ms: float) -> float:
     """What an interpreted pass takes, where a task takes so long in it."""
-    return len(tasks) * task_ms * (IN_ONE_ROW if len(tasks.rows) <= 1 else 1.0)
+    return len(tasks) * task_ms * (IN_ONE_ROW if len(tasks.row_starts) <= 1 else 1.0)
 
 
 def run_interpreted(run: Callable[..., None], tasks: TaskGraph, rows: RowProgress, *times: Any) -> None:

@@ -50,8 +50,8 @@ class TaskGraph:
     The tasks that task ``i`` waits for are ``before[first[i]:first[i + 1]]``; it starts no sooner than ``lag`` after
     each of them has ended.
 
-    The tasks of several ranks stand one rank behind the other (``rows``). Each row is in order by itself; a task may
-    also wait for one of another row, wherever that stands.
+    The tasks of several ranks stand one rank behind the other, in rows of tasks (``row_starts``). Each row is in order
+    by itself; a task may also wait for one of another row, wherever that stands.
 
     >>> tasks = TaskGraph.of(duration=[2.0, 1.0, 4.0], lane=[0, 0, 1], edges=[(0, 1), (0, 2), (1, 2)])
     >>> tasks.before[tasks.first[2] : tasks.first[3]].tolist()
@@ -65,8 +65,8 @@ class TaskGraph:
     lag: Floats
     release: Floats = field(default_factory=lambda: np.zeros(0))
     """Earliest start of each task; empty where there is none."""
-    rows: Longs = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Where each row of tasks begins; empty where there is one row."""
+    row_starts: Longs = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Where each row of tasks (those of a rank, or a transfer) begins; empty where there is one row."""
     kind: Small = field(default_factory=lambda: np.zeros(0, np.int8))
     """The `TaskKind` of each task."""
     rank: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -75,7 +75,7 @@ class TaskGraph:
     op: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     """The op that each task belongs to, where the tasks were made from priced ops."""
     row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Row of each task in its rank's host segments or kernels; a transfer has that of the last rank's kernel."""
+    """Row of each task in the table of its rank's host segments or kernels; of a transfer, the last rank's kernel."""
 
     def __len__(self) -> int:
         return len(self.duration)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretrace.graph.op import contiguous_strides
-from foretrace.transforms.dataflow import Call, Slot
+from foretrace.transforms.dataflow import Slot, SlotCall
 from foretrace.transforms.structure.attention import CONTIGUOUS, DEFAULT_ARGUMENTS, FORWARD, attention_kind
 
 RESHAPES = ("aten::view", "aten::_unsafe_view", "aten::clone")
@@ -37,7 +37,7 @@ class Composite:
 
     name: str
     """A function of PyTorch (``linear``), or an op (``aten::relu``)."""
-    calls: list[Call]
+    calls: list[SlotCall]
     """Its dispatcher calls."""
     args: list[Any]
     """Its arguments, with slots for tensors."""
@@ -48,7 +48,7 @@ class Composite:
     """Whether the name comes from a recording: then only an operator may be called by it."""
 
 
-def composites(calls: Sequence[Call], is_input: Callable[[int], bool]) -> list[Composite]:
+def composites(calls: Sequence[SlotCall], is_input: Callable[[int], bool]) -> list[Composite]:
     """The function calls of a program, in order; ``is_input`` tells slots that existed before the step: weights."""
     found: list[Composite] = []
     place = 0
@@ -61,7 +61,7 @@ def composites(calls: Sequence[Call], is_input: Callable[[int], bool]) -> list[C
     return found
 
 
-def _linear(calls: Sequence[Call], is_input: Callable[[int], bool]) -> Composite | None:
+def _linear(calls: Sequence[SlotCall], is_input: Callable[[int], bool]) -> Composite | None:
     for names in LINEARS:
         if [call.op.name for call in calls[: len(names)]] == names:
             made = _linear_of(list(calls[: len(names)]), is_input)
@@ -70,7 +70,7 @@ def _linear(calls: Sequence[Call], is_input: Callable[[int], bool]) -> Composite
     return None
 
 
-def _linear_of(calls: list[Call], is_input: Callable[[int], bool]) -> Composite | None:
+def _linear_of(calls: list[SlotCall], is_input: Callable[[int], bool]) -> Composite | None:
     transposed = next(call for call in calls if call.op.name == "aten::t")
     product = next(call for call in calls if call.op.name in ("aten::mm", "aten::addmm"))
     weight, read = transposed.reads[0], product.reads[-2]
@@ -94,7 +94,7 @@ def _linear_of(calls: list[Call], is_input: Callable[[int], bool]) -> Composite 
     return Composite("linear", calls, [Slot(read), Slot(weight), None if bias is None else Slot(bias)], [Slot(last)])
 
 
-def _reshape(calls: Sequence[Call]) -> Composite | None:
+def _reshape(calls: Sequence[SlotCall]) -> Composite | None:
     """A reshape: a view, or a copy where the strides allow no view."""
     first = calls[0]
     if first.op.name == "aten::view" and isinstance(first.args[1], (list, tuple)):
@@ -109,7 +109,7 @@ def _reshape(calls: Sequence[Call]) -> Composite | None:
     return Composite("contiguous", [first], list(first.args), list(first.results))
 
 
-def _loss(calls: Sequence[Call]) -> Composite | None:
+def _loss(calls: Sequence[SlotCall]) -> Composite | None:
     """Cross entropy: a negative log likelihood right after a log softmax."""
     if len(calls) < 2 or calls[0].op.name != "aten::_log_softmax" or calls[1].op.name not in LOSSES:
         return None
@@ -119,7 +119,7 @@ def _loss(calls: Sequence[Call]) -> Composite | None:
     return Composite("cross_entropy_loss", list(calls[:2]), args, [calls[1].results[0]])
 
 
-def _batch_norm(calls: Sequence[Call]) -> Composite | None:
+def _batch_norm(calls: Sequence[SlotCall]) -> Composite | None:
     """A batch norm, with the empty tensor that PyTorch creates in place of cuDNN's reserve space."""
     reserved = calls[0].op.name == "aten::empty" and len(calls) > 1
     norm = calls[1] if reserved else calls[0]
@@ -128,7 +128,7 @@ def _batch_norm(calls: Sequence[Call]) -> Composite | None:
     return Composite("batch_norm", list(calls[: 1 + reserved]), [*norm.args[:8], True], [norm.results[0]])
 
 
-def _attention(call: Call) -> Composite | None:
+def _attention(call: SlotCall) -> Composite | None:
     kind = attention_kind(call.op.name)
     if kind is None:
         return None
@@ -137,7 +137,7 @@ def _attention(call: Call) -> Composite | None:
     return Composite("scaled_dot_product_attention", [call], args, [call.results[0]], call.kwargs)
 
 
-def _convolution(call: Call) -> Composite | None:
+def _convolution(call: SlotCall) -> Composite | None:
     """A convolution, under the name that autocast knows on every device."""
     if call.op.name != "aten::convolution" or len(call.args) < 9:
         return None
@@ -151,7 +151,7 @@ def _convolution(call: Call) -> Composite | None:
     return Composite(f"conv_transpose{dims}d", [call], args, [*call.results])
 
 
-def _op(call: Call) -> Composite:
+def _op(call: SlotCall) -> Composite:
     name = FUNCTIONS.get(call.op.name)
     if name:
         return Composite(name, [call], list(call.args[: ARGUMENT_COUNTS[name]]), [call.results[0]])

@@ -25,7 +25,7 @@ Argument: TypeAlias = "Value | Slot | list[Argument] | tuple[Argument, ...] | di
 
 
 @dataclass(slots=True)
-class Call:
+class SlotCall:
     """An op with slots in place of its tensors."""
 
     row: int
@@ -51,7 +51,7 @@ class Dataflow:
     def __init__(self, ops: Sequence[Op]) -> None:
         self.inputs: dict[int, Tensor] = {}
         """Slots that no call fills: their tensors existed before the step."""
-        self.calls: list[Call] = []
+        self.calls: list[SlotCall] = []
         self._slots = count()
         self._bindings = Bindings[int]()
         self._preexisting: set[int] = set()
@@ -90,7 +90,7 @@ class Dataflow:
             return Slot(number)
 
         results = map_tensors(op.outputs, make)
-        self.calls.append(Call(row, op, args, kwargs, results, made, reads))
+        self.calls.append(SlotCall(row, op, args, kwargs, results, made, reads))
 
     def _read(self, tensor: Tensor, reader: Op) -> int:
         known = self._bindings.find(tensor)
@@ -100,7 +100,7 @@ class Dataflow:
         number = self._new_slot(tensor)
         if base is not None:
             view = Op("aten::as_strided", phase=reader.phase, module=reader.module)
-            self.calls.append(Call(-1, view, (Slot(base),), {}, (Slot(number),), {number: tensor}, [base]))
+            self.calls.append(SlotCall(-1, view, (Slot(base),), {}, (Slot(number),), {number: tensor}, [base]))
             return number
         if tensor.storage >= 0:
             self._preexisting.add(tensor.storage)
@@ -144,7 +144,7 @@ def substitute(value: Any, tensors: Callable[[int], Any]) -> Any:
 
 
 def rebuild(
-    call: Call,
+    call: SlotCall,
     read: Callable[[int, Tensor], Tensor],
     make: Callable[[int, Tensor], Tensor] | None = None,
     op: Op | None = None,

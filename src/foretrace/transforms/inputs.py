@@ -8,7 +8,7 @@ from math import log2
 from typing import Any
 
 from foretrace.graph.op import Tensor
-from foretrace.transforms.dataflow import Call, Dataflow, Slot, is_sequence, slots_in
+from foretrace.transforms.dataflow import Dataflow, Slot, SlotCall, is_sequence, slots_in
 
 EMBEDDING_BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 VIEWS = ("t", "transpose", "permute", "detach", "_to_copy", "view", "alias", "as_strided", "expand")
@@ -80,7 +80,7 @@ class StepInputs:
         return [size for size in sizes if size > 1]
 
 
-def _has_last_offset(call: Call) -> bool:
+def _has_last_offset(call: SlotCall) -> bool:
     """Whether the offsets of bags have one entry more than there are bags."""
     return len(call.reads) > 2 and len(call.args) > 7 and call.args[7] is True
 
@@ -135,7 +135,7 @@ def tied_inputs(step: Dataflow) -> list[tuple[int, ...]]:
     return [tuple(group) for group in found.values()]
 
 
-def _used_together(call: Call) -> Iterator[list[int]]:
+def _used_together(call: SlotCall) -> Iterator[list[int]]:
     """Slots that a call combines: its arguments, and the elements at one position of its lists."""
     values: list[Any] = [*call.args, *call.kwargs.values(), *call.results]
     single = [value.number for value in values if isinstance(value, Slot)]
@@ -167,7 +167,7 @@ class WeightOwners:
         self.of_row = self._rows()
         """The owner of each row that has one."""
 
-    def _propagate(self, call: Call) -> None:
+    def _propagate(self, call: SlotCall) -> None:
         if (lists := foreach_lists(call)) is not None:
             for values, owner in zip(zip(*lists), self.of_elements(call)):
                 self._assign(slots_in(list(values)), owner)
@@ -207,7 +207,7 @@ class WeightOwners:
         """All slots of an owner."""
         return {slot for slot, of in self._of.items() if of == owner}
 
-    def of_elements(self, call: Call) -> list[int | None]:
+    def of_elements(self, call: SlotCall) -> list[int | None]:
         """The owner of each list element of a foreach call; step counters are listed in the order of the weights."""
         owners = self._by_element(call)
         if any(owner is not None for owner in owners):
@@ -216,11 +216,11 @@ class WeightOwners:
         known = (found for found in others if len(found) == len(owners) and any(owner is not None for owner in found))
         return next(known, owners)
 
-    def _by_element(self, call: Call) -> list[int | None]:
+    def _by_element(self, call: SlotCall) -> list[int | None]:
         return [self._owner(slots_in(list(slots))) for slots in zip(*foreach_lists(call) or [])]
 
 
-def foreach_lists(call: Call) -> list[list[Any]] | None:
+def foreach_lists(call: SlotCall) -> list[list[Any]] | None:
     """The tensor lists of a foreach or fused optimizer call; None for other calls."""
     if not call.op.name.startswith(("aten::_foreach_", "aten::_fused_")):
         return None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from foretrace.graph.op import ITEMSIZE, Constant, Tensor
 from foretrace.graph.operators import LAYOUTS, MEMORY_FORMATS, operator_path
-from foretrace.transforms.dataflow import Call, slots_in, substitute
+from foretrace.transforms.dataflow import SlotCall, slots_in, substitute
 
 UNSUPPORTED = ("meta tensors", "Expected a value of type")
 """In error messages of PyTorch that are not about shapes: values are needed, or a trace lost an argument."""
@@ -52,7 +52,7 @@ def call_on_meta(name: str, overload: str, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def meta_results(call: Call, args: Any, kwargs: Any, tensors: Mapping[int, Tensor]) -> dict[int, MetaTensor]:
+def meta_results(call: SlotCall, args: Any, kwargs: Any, tensors: Mapping[int, Tensor]) -> dict[int, MetaTensor]:
     """What the meta device makes of a call with some arguments over slots: of each slot that it fills, if it knows."""
     given = substitute(args, tensors.__getitem__), substitute(kwargs, tensors.__getitem__)
     result = call_on_meta(call.op.name, call.op.overload, *given)

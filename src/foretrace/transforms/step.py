@@ -18,7 +18,7 @@ from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
 from foretrace.graph.graph import Collective, Graph, Timings
 from foretrace.graph.op import Op, Storage, Tensor, contiguous_strides, end_in_storage, with_tensors
 from foretrace.graph.tables import SYNC, KernelTable, OpTable
-from foretrace.transforms.dataflow import Call, rebuild
+from foretrace.transforms.dataflow import SlotCall, rebuild
 
 
 @dataclass(slots=True)
@@ -254,7 +254,7 @@ class SketchIds:
 class StepTemplate:
     """A flat step to instantiate many times with other tensors in its ``changing`` calls; the rest is computed once."""
 
-    def __init__(self, graph: Graph, calls: Sequence[Call], changing: Sequence[Call]) -> None:
+    def __init__(self, graph: Graph, calls: Sequence[SlotCall], changing: Sequence[SlotCall]) -> None:
         self._known = graph.storages
         self._template = assemble(graph, [EditedCall(call.op, call.row) for call in calls])
         self._ops = [call.op for call in calls]
@@ -264,7 +264,7 @@ class StepTemplate:
         self._fixed = storage_extents(self._ops[place] for place in fixed)
         self._original = _largest(self._fixed, storage_extents(call.op for call in changing))
 
-    def instantiate(self, changed: Sequence[Call], tensors: dict[int, Tensor]) -> Graph:
+    def instantiate(self, changed: Sequence[SlotCall], tensors: dict[int, Tensor]) -> Graph:
         """The graph of the same calls, the changing ones with new arguments, and new tensors in their slots."""
 
         def now(slot: int, old: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from foretrace.graph.operators import LAYOUTS, NAMESPACES
 from foretrace.replay.generate.contents import CONTENT_KINDS
 from foretrace.replay.generate.lines import Lines
 from foretrace.replay.generate.literals import NotWritableError, describe, device_name, literal
-from foretrace.replay.generate.plan import Call, Input, Name, Plan
+from foretrace.replay.generate.plan import Input, Name, Plan, PlanCall
 
 WIDTH = 120
 
@@ -187,7 +187,7 @@ class Section:
     """Consecutive calls of one phase; variables come in from the sections before, and go out to those after."""
 
     name: str
-    calls: list[Call]
+    calls: list[PlanCall]
     inputs: list[Name] = field(default_factory=list)
     incoming: list[Name] = field(default_factory=list)
     outgoing: list[Name] = field(default_factory=list)
@@ -198,8 +198,8 @@ class Section:
 def sections(plan: Plan) -> list[Section]:
     """The sections of a plan, in order.
 
-    >>> relu = Call(0, "aten::relu", args=(Name("t0"),), results=(Name("t1"),), phase="forward")
-    >>> grad = Call(1, "aten::mul", args=(Name("t1"),), results=(Name("t2"),), phase="backward")
+    >>> relu = PlanCall(0, "aten::relu", args=(Name("t0"),), results=(Name("t1"),), phase="forward")
+    >>> grad = PlanCall(1, "aten::mul", args=(Name("t1"),), results=(Name("t2"),), phase="backward")
     >>> [(s.name, s.incoming, s.outgoing) for s in sections(Plan([], [], [relu, grad]))]
     [('forward', [], ['t1']), ('backward', ['t1'], ['t1', 't2'])]
     """

@@ -19,7 +19,7 @@ from foretrace.output import atomic_folder
 from foretrace.replay.generate.choices import Choices
 from foretrace.replay.generate.code import Code, code_of
 from foretrace.replay.generate.literals import DEVICE, NotWritableError, safe_name, safe_text
-from foretrace.replay.generate.plan import Call, Plan, Result, footprint, main_device
+from foretrace.replay.generate.plan import Plan, PlanCall, Result, footprint, main_device
 from foretrace.replay.generate.planning import plan_of
 from foretrace.replay.generate.timing import original_of
 from foretrace.replay.harness.files import digest
@@ -142,7 +142,7 @@ def facts(plan: Plan, code: Code) -> dict[str, Any]:
     }
 
 
-def _made(result: Result, call: Call) -> Any:
+def _made(result: Result, call: PlanCall) -> Any:
     if isinstance(result, list):
         return [_made(item, call) for item in result]
     return tensor_json(call.made[result]) if result in call.made else None

@@ -18,7 +18,7 @@ from foretrace.replay.generate.literals import (
     safe_name,
     safe_text,
 )
-from foretrace.replay.generate.plan import Argument, Call, Name, Result
+from foretrace.replay.generate.plan import Argument, Name, PlanCall, Result
 
 MIN_GAP_US = 1.0
 """Shorter gaps between calls are not paced one by one: looking at the clock takes time as well."""
@@ -49,7 +49,7 @@ class Lines:
     """Writes calls one after the other, and collects the names that they need.
 
     >>> lines = Lines()
-    >>> call = Call(7, "aten::relu", "default", args=(Name("t0"),), results=(Name("t1"),), gap_us=12.34, waits=True)
+    >>> call = PlanCall(7, "aten::relu", "default", args=(Name("t0"),), results=(Name("t1"),), gap_us=12.34, waits=True)
     >>> print(*lines.of(call, [Name("t9")]), sep="\\n")
     del t9
     pace(12.34)
@@ -73,7 +73,7 @@ class Lines:
         self._modules = modules
         self._module, self._stream, self._due = "", 0, 0.0
 
-    def of(self, call: Call, frees: Sequence[Name]) -> Iterator[str]:
+    def of(self, call: PlanCall, frees: Sequence[Name]) -> Iterator[str]:
         """The lines of one call."""
         if frees:
             yield f"del {', '.join(frees)}"
@@ -108,7 +108,7 @@ class Lines:
             self.harness_functions.add("pace")
             yield f"pace({due:.4g})"
 
-    def _call(self, call: Call) -> Iterator[str]:
+    def _call(self, call: PlanCall) -> Iterator[str]:
         made: list[str] = []
         with suppress(NotWritableError):
             made = [describe(tensor) for tensor in call.made.values()]
@@ -131,7 +131,7 @@ class Lines:
         if re.search(r"\b_\b", results):
             yield "del _"
 
-    def _target(self, call: Call) -> str:
+    def _target(self, call: PlanCall) -> str:
         helper = OPERATOR_HELPERS.get(call.name) or OPERATOR_HELPERS.get(f"{call.name}.{call.overload}")
         if helper is not None:
             self.harness_functions.add(helper)
@@ -144,7 +144,7 @@ class Lines:
         self.namespaces.add(found.partition(".")[0])
         return found
 
-    def _arguments(self, call: Call) -> str:
+    def _arguments(self, call: PlanCall) -> str:
         functional = call.name.startswith(FUNCTIONAL)
         positional = [self.literal(value, functional) for value in call.args]
         if not all(is_identifier(key) for key in call.kwargs):
@@ -156,7 +156,7 @@ class Lines:
         self.devices.update(_devices(value))
         return literal(self.group_variables.named(value, functional))
 
-    def _side_call(self, call: Call) -> Iterator[str]:
+    def _side_call(self, call: PlanCall) -> Iterator[str]:
         function = SIDE_CALL_FUNCTIONS[call.name]
         arguments = [int(a.value) if isinstance(a, Constant) and NUMBER.fullmatch(a.value) else a for a in call.args]
         if any(not isinstance(a, (int, Name)) for a in arguments):

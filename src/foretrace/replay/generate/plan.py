@@ -45,8 +45,8 @@ class Input:
 
 
 @dataclass(slots=True)
-class Call:
-    """One line of the benchmark.
+class PlanCall:
+    """A call of a benchmark: one line of its code.
 
     ``frees`` are variables deleted right before it. Host times are without profiling overhead.
     """
@@ -118,7 +118,7 @@ class Plan:
 
     memories: list[Memory]
     inputs: list[Input]
-    calls: list[Call]
+    calls: list[PlanCall]
     source: str = ""
     rank: int = 0
     world: int = 1
@@ -151,7 +151,7 @@ class Plan:
         return {entry.tensor.storage for entry in self.inputs if entry.memory is not None} | self.renumbered
 
     @property
-    def recorded(self) -> list[Call]:
+    def recorded(self) -> list[PlanCall]:
         """The calls that the original made."""
         return [call for call in self.calls if call.number >= 0]
 
@@ -188,8 +188,8 @@ def footprint(plan: Plan) -> Footprint:
     >>> from foretrace.graph import Tensor
     >>> t0, t1 = Name("t0"), Name("t1")
     >>> made = {t1: Tensor((8,), "float32", "cpu", (1,), storage=1)}
-    >>> relu = Call(0, "aten::relu", args=(t0,), results=(t1,), made=made)
-    >>> footprint(Plan([Memory(Name("m0"), 32, "cpu")], [], [relu, Call(1, "aten::mul", frees=(t1,))]))
+    >>> relu = PlanCall(0, "aten::relu", args=(t0,), results=(t1,), made=made)
+    >>> footprint(Plan([Memory(Name("m0"), 32, "cpu")], [], [relu, PlanCall(1, "aten::mul", frees=(t1,))]))
     Footprint(peak=64, lasting=32)
     """
     held = _MemoryTracker(plan)
@@ -218,7 +218,7 @@ class _MemoryTracker:
         for memory in given:
             self._hold(memory.name, memory.nbytes)
 
-    def follow(self, call: Call) -> None:
+    def follow(self, call: PlanCall) -> None:
         """Follow what a call frees, resizes and makes."""
         for place in {self._place.get(name, -1) for name in call.frees}:
             if isinstance(place, int) and place in self._held:

@@ -14,7 +14,7 @@ from foretrace.graph.operators import sparse_parts
 from foretrace.replay.generate.choices import Selection, select
 from foretrace.replay.generate.contents import with_contents
 from foretrace.replay.generate.literals import NUMBER
-from foretrace.replay.generate.plan import Argument, Call, Input, Memory, Name, Plan, Result
+from foretrace.replay.generate.plan import Argument, Input, Memory, Name, Plan, PlanCall, Result
 from foretrace.replay.generate.timing import collective_us, device_us, schedule_of, unsteady_pace_note
 from foretrace.transforms.step import call_rows, require_arguments
 
@@ -74,7 +74,7 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
     return with_contents(plan, graph, ops, rows)
 
 
-def _timed(calls: Sequence[Call], measured: Graph, ops: Sequence[Op]) -> tuple[float, float]:
+def _timed(calls: Sequence[PlanCall], measured: Graph, ops: Sequence[Op]) -> tuple[float, float]:
     """Set the measured times of calls. Returns the host time after the last one, and device time of no call."""
     rows = call_rows(measured)
     schedule, device = schedule_of(measured, rows), device_us(measured, rows)
@@ -87,9 +87,9 @@ def _timed(calls: Sequence[Call], measured: Graph, ops: Sequence[Op]) -> tuple[f
     return schedule.tail_us, float((measured.kernels.end - measured.kernels.start).sum() - device.sum())
 
 
-def _calls_of(ops: Sequence[Op], chosen: Sequence[int], variables: Variables) -> list[Call]:
+def _calls_of(ops: Sequence[Op], chosen: Sequence[int], variables: Variables) -> list[PlanCall]:
     """The chosen calls with variables for tensors; what others free is freed before the next chosen call."""
-    calls: list[Call] = []
+    calls: list[PlanCall] = []
     pending: list[int] = []
     ended: list[Name] = []
     taken = set(chosen)
@@ -105,15 +105,15 @@ def _calls_of(ops: Sequence[Op], chosen: Sequence[int], variables: Variables) ->
     return calls
 
 
-def _repeatable(calls: list[Call], inputs: Sequence[Input]) -> list[Call]:
+def _repeatable(calls: list[PlanCall], inputs: Sequence[Input]) -> list[PlanCall]:
     """The calls without resizes that leave an input smaller than the next step needs, since its growth was left out."""
     memory = {entry.name: entry.memory for entry in inputs if entry.memory is not None}
-    last: dict[Name, tuple[Call, bool]] = {}
+    last: dict[Name, tuple[PlanCall, bool]] = {}
     for call in calls:
         if call.resized and (given := memory.get(call.resized[0])) is not None:
             last[given.name] = (call, call.resized[1] < given.nbytes)
     left_out = {call.number for call, smaller in last.values() if smaller}
-    repeatable: list[Call] = []
+    repeatable: list[PlanCall] = []
     ended: tuple[Name, ...] = ()
     for call in calls:
         if call.number in left_out:
@@ -138,9 +138,9 @@ def _last_uses(ops: Sequence[Op]) -> dict[int, list[Tensor]]:
     return uses
 
 
-def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[Call]:
+def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[PlanCall]:
     """The call, preceded by those that make the views that it reads."""
-    before: list[Call] = []
+    before: list[PlanCall] = []
 
     def named(value: Value) -> Argument:
         if isinstance(value, Tensor):
@@ -163,7 +163,7 @@ def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[
     kwargs = {key: named(value) for key, value in op.kwargs.items()}
     masked = op.name == "aten::index" and any(tensor.dtype in MASKS for tensor in op.tensors[1:])
     sized_by_data = masked or op.name in SIZED_BY_DATA
-    call = Call(number, op.name, op.overload, args=args, kwargs=kwargs, sized_by_data=sized_by_data)
+    call = PlanCall(number, op.name, op.overload, args=args, kwargs=kwargs, sized_by_data=sized_by_data)
     call.results = tuple(_result(value, call, variables) for value in op.outputs)
     calls = [*before, call]
     for made in calls:
@@ -172,7 +172,7 @@ def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[
     return calls
 
 
-def _result(value: Value, call: Call, variables: Variables) -> Result:
+def _result(value: Value, call: PlanCall, variables: Variables) -> Result:
     if isinstance(value, Tensor):
         name = variables.make(value)
         if name is not None:
@@ -194,7 +194,7 @@ class Variables:
         self._bindings = Bindings[Name]()
         self._tensors, self._pieces = 0, 0
 
-    def read(self, tensor: Tensor) -> tuple[Name, Call | None]:
+    def read(self, tensor: Tensor) -> tuple[Name, PlanCall | None]:
         """The variable of a tensor, and the call that must make it first, or None."""
         known = self._bindings.find(tensor)
         if known is not None:
@@ -258,12 +258,12 @@ class Variables:
         self._tensors += 1
         return Name(f"t{self._tensors - 1}")
 
-    def _viewed(self, tensor: Tensor, base: Name) -> tuple[Name, Call]:
+    def _viewed(self, tensor: Tensor, base: Name) -> tuple[Name, PlanCall]:
         """A new view of a storage that a call has made, taken from another variable on it."""
         name = self._new()
         self._bindings.bind(tensor, name)
         arguments: tuple[Argument, ...] = (base, list(tensor.shape), list(tensor.stride or ()), tensor.offset)
-        return name, Call(-1, "aten::as_strided", "default", args=arguments, results=(name,), made={name: tensor})
+        return name, PlanCall(-1, "aten::as_strided", "default", args=arguments, results=(name,), made={name: tensor})
 
     def _input(self, tensor: Tensor) -> Name:
         parts: tuple[Name, ...] = ()
@@ -319,21 +319,21 @@ def work_name(value: Constant) -> Name | None:
     return Name(f"w{value.value}") if value.kind == "work" and NUMBER.fullmatch(value.value) else None
 
 
-def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:
+def with_waits(calls: Sequence[PlanCall], inputs: Sequence[Input]) -> list[PlanCall]:
     """The calls, with a wait for each work, and its variable freed.
 
     C++ waits for some works unseen (DDP's reducer): these are waited for before the first call that uses their
     tensors, or at the end.
 
-    >>> reduced = Call(0, "c10d::allreduce_", args=([Name("t0")],), results=([None], Name("w0")))
-    >>> used = Call(1, "aten::relu", args=(Name("t0"),))
+    >>> reduced = PlanCall(0, "c10d::allreduce_", args=([Name("t0")],), results=([None], Name("w0")))
+    >>> used = PlanCall(1, "aten::relu", args=(Name("t0"),))
     >>> [call.name for call in with_waits([reduced, used], [])]
     ['c10d::allreduce_', 'c10d::wait', 'aten::relu']
     """
     storages: dict[Name, int] = {entry.name: entry.tensor.storage for entry in inputs}
     waited_for = {name for call in calls if call.name == WAIT for name in call.variables}
     pending: dict[Name, set[object]] = {}
-    settled: list[Call] = []
+    settled: list[PlanCall] = []
     ended: list[Name] = []
 
     def place(name: Name) -> object:
@@ -341,14 +341,14 @@ def with_waits(calls: Sequence[Call], inputs: Sequence[Input]) -> list[Call]:
         storage = storages.get(name, -1)
         return storage if storage >= 0 else name
 
-    def add(call: Call) -> None:
+    def add(call: PlanCall) -> None:
         call.frees = (*call.frees, *ended)
         ended.clear()
         settled.append(call)
 
-    def wait(work: Name, before: Call) -> None:
+    def wait(work: Name, before: PlanCall) -> None:
         del pending[work]
-        add(Call(-1, WAIT, args=(work,), phase=before.phase, module=before.module, stream=before.stream))
+        add(PlanCall(-1, WAIT, args=(work,), phase=before.phase, module=before.module, stream=before.stream))
         ended.append(work)
 
     for call in calls:

@@ -9,7 +9,7 @@ from typing import Any
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Content, Graph, Indices
 from foretrace.graph.op import Op, Tensor, contiguous_strides, map_tensors, with_tensors
-from foretrace.transforms.dataflow import Call, Dataflow, with_elements
+from foretrace.transforms.dataflow import Dataflow, SlotCall, with_elements
 from foretrace.transforms.draft import call_like
 from foretrace.transforms.inputs import EMBEDDING_BAGS, WeightOwners, foreach_lists
 from foretrace.transforms.resize.resizable import resized_content
@@ -109,7 +109,7 @@ class _FusedStep:
         self._stacked = ids.tensor((count, bags, dim), *like)
         self._gradient = ids.view(self._stacked, (count * bags, dim))
 
-    def _backward_of(self, lookup: Call) -> Call | None:
+    def _backward_of(self, lookup: SlotCall) -> SlotCall | None:
         """The call that makes the gradient of a lookup's table: it reads the bag of each id."""
         bag_of_id = lookup.op.produced[1].storage
         later = (call for call in self._calls if call.op.phase == "backward")
@@ -145,7 +145,7 @@ class _FusedStep:
         made = reassemble(self._graph, self._ops, calls, early_frees, merged)
         return replace(made, contents=self._contents())
 
-    def _forward(self, call: Call) -> list[EditedCall]:
+    def _forward(self, call: SlotCall) -> list[EditedCall]:
         """The lookup, and its result split by table."""
         op = call.op.__copy__()
         bags, dim = self._part.shape
@@ -179,7 +179,7 @@ class _FusedStep:
         stack.node, view.node = "UnbindBackward0", "ViewBackward0"
         return [EditedCall(stack), EditedCall(view), EditedCall(op, self._last)]
 
-    def _with_first_table_only(self, call: Call) -> Op:
+    def _with_first_table_only(self, call: SlotCall) -> Op:
         """A call without the other tables' elements in its lists."""
         if not foreach_lists(call):
             return call.op.__copy__()

@@ -10,7 +10,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import FLOATING, ITEMSIZE, Constant, Op, Tensor
 from foretrace.graph.operators import cudnn_takes_batch_norm
-from foretrace.transforms.dataflow import Call, Dataflow, is_sequence
+from foretrace.transforms.dataflow import Dataflow, SlotCall, is_sequence
 from foretrace.transforms.meta_device import MetaUnsupportedError, meta_results
 from foretrace.transforms.step import EditedCall, StepTemplate, assemble, editable_step, flatten
 from foretrace.transforms.structure.attention import select_attention
@@ -70,7 +70,7 @@ def with_dtype(graph: Graph, dtype: str) -> Graph:
     return made
 
 
-def _results(call: Call, args: Any, kwargs: Any, now: dict[int, Tensor], dtype: str) -> dict[int, Tensor]:
+def _results(call: SlotCall, args: Any, kwargs: Any, now: dict[int, Tensor], dtype: str) -> dict[int, Tensor]:
     all_converted = {slot: _converted(tensor, dtype) for slot, tensor in call.made.items()}
     if call.row < 0 or call.op.is_side_call or not call.made:
         return all_converted
@@ -83,7 +83,7 @@ def _results(call: Call, args: Any, kwargs: Any, now: dict[int, Tensor], dtype: 
     return all_converted | kept | {slot: replace(call.made[slot], dtype=made.dtype) for slot, made in known.items()}
 
 
-def _with_resize(call: Call, factors: dict[int, float]) -> Call:
+def _with_resize(call: SlotCall, factors: dict[int, float]) -> SlotCall:
     """A storage resize with its new size; any other call as it is."""
     if call.op.resized is None:
         return call

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 from foretrace.graph.op import Tensor
-from foretrace.transforms.dataflow import Argument, Call, is_sequence
+from foretrace.transforms.dataflow import Argument, SlotCall, is_sequence
 
 Interpretation: TypeAlias = frozenset[int]
 UNCHANGED: Interpretation = frozenset()
@@ -94,7 +94,9 @@ class SizeChange:
         return replace(self, new=self.old * times)
 
 
-def interpretations(call: Call, was: Tensor | None, now: Tensor | None, change: SizeChange) -> Iterator[Interpretation]:
+def interpretations(
+    call: SlotCall, was: Tensor | None, now: Tensor | None, change: SizeChange
+) -> Iterator[Interpretation]:
     """The interpretations of a call's integers, likeliest first.
 
     ``was`` and ``now`` are the call's first tensor before and after the change.
@@ -207,7 +209,7 @@ def _of_slice(args: list[int], was: Tensor, now: Tensor, change: SizeChange) -> 
         yield from map(frozenset, combinations(ends, count))
 
 
-def _of_norm(call: Call, was: Tensor, now: Tensor) -> Interpretation:
+def _of_norm(call: SlotCall, was: Tensor, now: Tensor) -> Interpretation:
     """The normalized shape of a norm is the last sizes of its input."""
     first = next((place for place, value in enumerate(call.args) if is_sequence(value)), 0)
     start = len(was.shape) - len(list(integers_in(call.args[first : first + 1])))

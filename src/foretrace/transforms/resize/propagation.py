@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from foretrace.graph.op import Tensor
-from foretrace.transforms.dataflow import Call, Dataflow, substitute
+from foretrace.transforms.dataflow import Dataflow, SlotCall, substitute
 from foretrace.transforms.meta_device import MetaTensor, argument_key
 from foretrace.transforms.resize.arguments import UNCHANGED, Interpretation, SizeChange, interpretations
 from foretrace.transforms.resize.shapes import Dims, StepShapes
@@ -29,7 +29,7 @@ MAX_NEAR_INPUTS, MAX_REPAIR_DEPTH = 8, 3
 class PropagationError(Exception):
     """A call that a size can't be propagated through, and why."""
 
-    def __init__(self, call: Call, why: str) -> None:
+    def __init__(self, call: SlotCall, why: str) -> None:
         super().__init__(f"call {call.row}, {call.op.name} ({why})")
 
 
@@ -182,7 +182,7 @@ class PropagationSearch:
                     one.taken = taken
         return False
 
-    def _backtrack(self, call: Call) -> int | None:
+    def _backtrack(self, call: SlotCall) -> int | None:
         """Take another interpretation of the latest possible call that a call depends on; its position."""
         for number in sorted(self._ancestors(call)[0], reverse=True):
             state = self._states[number]
@@ -196,7 +196,7 @@ class PropagationSearch:
                 return number
         return None
 
-    def _ancestors(self, call: Call) -> tuple[set[int], list[InputChoice]]:
+    def _ancestors(self, call: SlotCall) -> tuple[set[int], list[InputChoice]]:
         """The calls and the inputs that a call's arguments come from."""
         seen: set[int] = set()
         queue = deque(call.reads)
@@ -233,7 +233,7 @@ class PropagationSearch:
         self._shapes.now.update(state.options[state.taken][1])
         return None
 
-    def _find_options(self, call: Call, state: _CallState) -> str | None:
+    def _find_options(self, call: SlotCall, state: _CallState) -> str | None:
         """All interpretations of a call that fit; first those in which its results change with its arguments."""
         likely: list[tuple[Interpretation, dict[int, Tensor]]] = []
         unlikely: list[tuple[Interpretation, dict[int, Tensor]]] = []
@@ -260,7 +260,7 @@ class PropagationSearch:
             kinds.append(-1 if same else numbers.setdefault(self._kind(call, interpretation), len(numbers)))
         return Propagation(self._dims(), taken, kinds)
 
-    def _kind(self, call: Call, interpretation: Interpretation) -> Hashable:
+    def _kind(self, call: SlotCall, interpretation: Interpretation) -> Hashable:
         """Equal for calls with the same arguments before and after."""
         was, now = self._shapes.was, self._shapes.now
         if call.row < 0 or any(was[slot].layout != "strided" for slot in (*call.reads, *call.made)):

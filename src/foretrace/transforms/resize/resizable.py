@@ -11,7 +11,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Content, Graph, Indices
 from foretrace.graph.op import Op, Tensor
 from foretrace.graph.operators import operator_path
-from foretrace.transforms.dataflow import Call, Dataflow
+from foretrace.transforms.dataflow import Dataflow, SlotCall
 from foretrace.transforms.resize.arguments import SizeChange, with_interpretation
 from foretrace.transforms.resize.propagation import InputChoice, PropagationError, PropagationSearch, propagate
 from foretrace.transforms.resize.shapes import StepShapes
@@ -106,13 +106,13 @@ def check_size(what: str, size: int) -> int:
     return size
 
 
-def _changes(call: Call, tensors: dict[int, Tensor]) -> bool:
+def _changes(call: SlotCall, tensors: dict[int, Tensor]) -> bool:
     """Whether the shape or place of a tensor of a call has changed."""
     seen = (*zip(call.reads, call.op.tensors), *call.made.items())
     return any(layout_key(tensors[slot]) != layout_key(was) for slot, was in seen)
 
 
-def _resized_sides(call: Call, tensors: dict[int, Tensor]) -> set[str]:
+def _resized_sides(call: SlotCall, tensors: dict[int, Tensor]) -> set[str]:
     """Which sides of a call, ``read`` and ``made``, have tensors of another shape now."""
     sides = {"read": zip(call.reads, call.op.tensors), "made": call.made.items()}
     return {side for side, seen in sides.items() if any(tensors[slot].shape != was.shape for slot, was in seen)}

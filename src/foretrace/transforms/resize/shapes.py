@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from foretrace.graph.op import Tensor, with_shape, with_view
 from foretrace.graph.operators import COLLECTIVE_CALLS, SPARSE_ACCESSORS, SPARSE_CONSTRUCTORS
-from foretrace.transforms.dataflow import Call, Dataflow, is_sequence
+from foretrace.transforms.dataflow import Dataflow, SlotCall, is_sequence
 from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, meta_results
 from foretrace.transforms.resize.arguments import (
     UNCHANGED,
@@ -58,12 +58,12 @@ class StepShapes:
             shape = tuple(self.change.of(n) if dim in dims else n for dim, n in enumerate(tensor.shape))
             self.now[slot] = with_shape(tensor, shape)
 
-    def untouched(self, call: Call) -> bool:
+    def untouched(self, call: SlotCall) -> bool:
         """Whether a call's arguments have not changed; never for sparse ones, whose shape does not show their rows."""
         pairs = ((self.was[slot], self.now[slot]) for slot in call.reads)
         return all(was.layout == "strided" and was.shape == now.shape for was, now in pairs)
 
-    def results(self, call: Call, interpretation: Interpretation) -> dict[int, Tensor] | str:
+    def results(self, call: SlotCall, interpretation: Interpretation) -> dict[int, Tensor] | str:
         """The results of a call with its integers interpreted so; or why that does not fit."""
         if call.op.is_side_call or not call.made:
             return self._checked(call, interpretation)
@@ -95,7 +95,7 @@ class StepShapes:
                 made[slot] = self._by_rule(call)[slot]
         return made
 
-    def _checked(self, call: Call, interpretation: Interpretation) -> dict[int, Tensor] | str:
+    def _checked(self, call: SlotCall, interpretation: Interpretation) -> dict[int, Tensor] | str:
         """A call without new results: whether its arguments fit."""
         if call.op.is_side_call or call.op.name.startswith(COLLECTIVE_CALLS):
             return self._collective(call, interpretation)
@@ -117,30 +117,30 @@ class StepShapes:
         return {}
 
     def _on_meta(
-        self, call: Call, interpretation: Interpretation, tensors: dict[int, Tensor], change: SizeChange
+        self, call: SlotCall, interpretation: Interpretation, tensors: dict[int, Tensor], change: SizeChange
     ) -> dict[int, MetaTensor]:
         return meta_results(call, with_interpretation(call.args, interpretation, change), call.kwargs, tensors)
 
-    def from_template(self, call: Call, results: list[MetaTensor]) -> dict[int, Tensor]:
+    def from_template(self, call: SlotCall, results: list[MetaTensor]) -> dict[int, Tensor]:
         """The results of a call, given those of an equal one."""
         return {
             slot: with_view(was, result.shape, result.stride, self._base_offset(call, was) + result.offset)
             for (slot, was), result in zip(call.made.items(), results)
         }
 
-    def as_template(self, call: Call, made: dict[int, Tensor]) -> list[MetaTensor]:
+    def as_template(self, call: SlotCall, made: dict[int, Tensor]) -> list[MetaTensor]:
         """The results of a call, for equal ones."""
         return [
             MetaTensor(now.shape, now.stride, now.offset - self._base_offset(call, now), now.dtype)
             for now in made.values()
         ]
 
-    def _base_offset(self, call: Call, made: Tensor) -> int:
+    def _base_offset(self, call: SlotCall, made: Tensor) -> int:
         """The offset of the tensor that a result is a view of; 0 if it is not a view."""
         base = next((slot for slot in call.reads if self.was[slot].storage == made.storage >= 0), None)
         return 0 if base is None else self.now[base].offset
 
-    def _fits(self, call: Call, shape: Sequence[int], was: Sequence[int]) -> bool:
+    def _fits(self, call: SlotCall, shape: Sequence[int], was: Sequence[int]) -> bool:
         """Whether a shape is the recorded one with some sizes changed."""
         if len(shape) != len(was):
             return False
@@ -148,14 +148,14 @@ class StepShapes:
         odd = [(old, now) for old, now in zip(was, shape) if now not in (old, of(old), of(old - 1) + 1)]
         return not odd or (call.op.name in CONCATENATING and all(self.change.add_sum(old, now) for old, now in odd))
 
-    def _meta_agrees(self, call: Call, slot: int) -> bool:
+    def _meta_agrees(self, call: SlotCall, slot: int) -> bool:
         """Whether the meta device gives the recorded result for the recorded arguments."""
         try:
             return self._on_meta(call, UNCHANGED, self.was, self.change)[slot].shape == call.made[slot].shape
         except (ValueError, MetaUnsupportedError, KeyError):
             return False
 
-    def _inferred_view(self, call: Call) -> dict[int, Tensor]:
+    def _inferred_view(self, call: SlotCall) -> dict[int, Tensor]:
         """A view that no recorded call made: its shape follows that of its base."""
         ((slot, tensor),) = call.made.items()
         was, now = self.was[call.reads[0]], self.now[call.reads[0]]
@@ -169,19 +169,19 @@ class StepShapes:
             shape = tuple(self.change.of(size) if size in changed else size for size in tensor.shape)
         return {slot: with_shape(tensor, shape)}
 
-    def changed_sizes(self, call: Call) -> set[int]:
+    def changed_sizes(self, call: SlotCall) -> set[int]:
         """Recorded sizes of a call's arguments that have changed."""
         return {
             was for slot in call.reads for was, now in zip(self.was[slot].shape, self.now[slot].shape) if was != now
         }
 
-    def follows(self, call: Call, made: dict[int, Tensor]) -> bool:
+    def follows(self, call: SlotCall, made: dict[int, Tensor]) -> bool:
         """Whether a result with the size of a changed argument has changed too."""
         changed = self.changed_sizes(call)
         related = any(size in changed for tensor in call.made.values() for size in tensor.shape)
         return not related or any(made[slot].shape != tensor.shape for slot, tensor in call.made.items())
 
-    def _by_rule(self, call: Call, interpretation: Interpretation = UNCHANGED) -> dict[int, Tensor]:
+    def _by_rule(self, call: SlotCall, interpretation: Interpretation = UNCHANGED) -> dict[int, Tensor]:
         """Results of a call that the meta device does not support: sizes equal to those of changed arguments change."""
         if call.op.name in SPARSE_ACCESSORS:
             return self._sparse_part(call)
@@ -193,7 +193,7 @@ class StepShapes:
             made[slot] = with_shape(tensor, shape)
         return made
 
-    def _keeps_sparse_shape(self, call: Call, interpretation: Interpretation) -> bool:
+    def _keeps_sparse_shape(self, call: SlotCall, interpretation: Interpretation) -> bool:
         """Whether a sparse tensor constructed from another's parts has the shape of that one."""
         maker = self.maker.get(call.reads[0])
         accessor = self.step.calls[maker] if maker is not None else None
@@ -202,7 +202,7 @@ class StepShapes:
             return True
         return list(self.now[accessor.reads[0]].shape) == sizes[0]
 
-    def _sparse_part(self, call: Call) -> dict[int, Tensor]:
+    def _sparse_part(self, call: SlotCall) -> dict[int, Tensor]:
         """Indices or values of a sparse tensor: as constructed, or as many as its maker's arguments have ids."""
         whole, side = call.reads[0] if call.reads else -1, SPARSE_ACCESSORS[call.op.name]
         parts = self._sparse_parts.get(whole)
@@ -220,7 +220,7 @@ class StepShapes:
             made[slot] = with_shape(tensor, shape)
         return made
 
-    def _collective(self, call: Call, interpretation: Interpretation) -> dict[int, Tensor] | str:
+    def _collective(self, call: SlotCall, interpretation: Interpretation) -> dict[int, Tensor] | str:
         """A collective: its inputs, outputs and split sizes must change alike."""
         old, new = self.change.old, self.change.new
         scaled = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.transforms.blocks import is_named
-from foretrace.transforms.dataflow import Call, Dataflow
+from foretrace.transforms.dataflow import Dataflow, SlotCall
 from foretrace.transforms.inputs import EMBEDDING_BAGS, StepInputs, tied_inputs
 from foretrace.transforms.resize.arguments import SizeChange
 from foretrace.transforms.resize.propagation import InputChoice
@@ -89,13 +89,13 @@ def _dataflow(graph: Graph) -> tuple[Graph, Dataflow]:
     return flat, Dataflow(ops)
 
 
-def _ids_and_bags(call: Call) -> tuple[int, int]:
+def _ids_and_bags(call: SlotCall) -> tuple[int, int]:
     """The number of ids that a call looks up, and of bags."""
     bags = next(iter(call.made.values())).shape[0]
     return call.op.tensors[1].shape[0], max(bags, 1)
 
 
-def _lookups(graph: Graph, step: Dataflow, tables: str, names: tuple[str, ...] = LOOKUPS) -> list[Call]:
+def _lookups(graph: Graph, step: Dataflow, tables: str, names: tuple[str, ...] = LOOKUPS) -> list[SlotCall]:
     """The lookups in the selected tables."""
     calls = [call for call in step.calls if call.op.name in names and call.reads[0] in step.inputs]
     if any(call.op.name in EMBEDDING_BAGS for call in calls):
@@ -114,7 +114,7 @@ def _lookups(graph: Graph, step: Dataflow, tables: str, names: tuple[str, ...] =
     return matching
 
 
-def _with_ids_from_data(step: Dataflow, calls: list[Call]) -> list[Call]:
+def _with_ids_from_data(step: Dataflow, calls: list[SlotCall]) -> list[SlotCall]:
     """Those of some lookups whose ids come from the batch, as those of positions and token types do not."""
     inputs = StepInputs(step)
     of_batch = {slot for slot, tensor in inputs.data.items() if tensor.shape and tensor.shape[0] == inputs.batch}

@@ -14,7 +14,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Constant, Op, Tensor, contiguous_strides, map_tensors
 from foretrace.graph.operators import HALF_DTYPES, MAX_HEAD_SIZE, attention_backends
-from foretrace.transforms.dataflow import Call, Dataflow, rebuild, substitute
+from foretrace.transforms.dataflow import Dataflow, SlotCall, rebuild, substitute
 from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, call_on_meta, meta_results
 from foretrace.transforms.step import EditedCall, UnusedIds, flatten, reassemble
 
@@ -215,14 +215,14 @@ class _LayoutPropagation:
                 calls += [EditedCall(op, call.row) for op in self._following(call)]
         return reassemble(graph, self._after, calls, self._early)
 
-    def _inferred_view(self, call: Call) -> None:
+    def _inferred_view(self, call: SlotCall) -> None:
         """A view that no recorded call made: follows its base if it viewed all of it."""
         ((slot, tensor),) = call.made.items()
         was, now = self._was[call.reads[0]], self._now[call.reads[0]]
         whole = (was.shape, was.stride) == (tensor.shape, tensor.stride)
         self._now[slot] = replace(now, id=tensor.id) if now is not was and whole else tensor
 
-    def _replaced(self, call: Call, op: Op) -> Op:
+    def _replaced(self, call: SlotCall, op: Op) -> Op:
         """A replaced call: it reads the current tensors, and its results are known."""
         slots = {t.id: slot for slot, t in zip(call.reads, call.op.tensors)}
         made = {t.id: t for t in op.produced}
@@ -235,7 +235,7 @@ class _LayoutPropagation:
         """The current tensor of a slot, under the id that a call knows."""
         return tensor if self._now[slot] is self._was[slot] else replace(self._now[slot], id=tensor.id)
 
-    def _following(self, call: Call) -> list[Op]:
+    def _following(self, call: SlotCall) -> list[Op]:
         name = call.op.name
         if name == COPY and call.op.kwargs.get("memory_format") == CONTIGUOUS and self._copy_is_needless(call):
             (slot,) = call.made
@@ -247,7 +247,7 @@ class _LayoutPropagation:
         self._set_results(call, op)
         return [op]
 
-    def _copy_is_needless(self, call: Call) -> bool:
+    def _copy_is_needless(self, call: SlotCall) -> bool:
         """Whether a contiguous copy is not needed any more: its view can be one of the tensor itself."""
         given = self._now[call.reads[0]]
         viewed = self._viewed.get(next(iter(call.made), -1))
@@ -255,7 +255,7 @@ class _LayoutPropagation:
             return given.stride == contiguous_strides(given.shape)
         return _viewed(given, viewed.op.args[1]) is not None
 
-    def _view(self, call: Call, op: Op) -> list[Op]:
+    def _view(self, call: SlotCall, op: Op) -> list[Op]:
         given = self._now[call.reads[0]]
         made = _viewed(given, op.args[1])
         ((slot, was),) = call.made.items() if call.made else ((-1, given),)
@@ -275,7 +275,7 @@ class _LayoutPropagation:
         op.outputs = (self._now[slot],)
         return [copying, op]
 
-    def _set_results(self, call: Call, op: Op) -> None:
+    def _set_results(self, call: SlotCall, op: Op) -> None:
         """Set the strides of a call's results; those that the meta device does not know stay."""
         try:
             results = meta_results(call, call.args, call.kwargs, self._now)
@@ -286,7 +286,7 @@ class _LayoutPropagation:
         produced = iter(call.op.produced)
         op.outputs = tuple(substitute(list(call.results), lambda slot: self._current(slot, next(produced))))
 
-    def _laid_out(self, call: Call, was: Tensor, made: MetaTensor | None) -> Tensor:
+    def _laid_out(self, call: SlotCall, was: Tensor, made: MetaTensor | None) -> Tensor:
         base = next((slot for slot in call.reads if self._was[slot].storage == was.storage >= 0), None)
         if made is None or made.shape != was.shape:
             return was

@@ -8,7 +8,7 @@ from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, Tensor
 from foretrace.transforms.blocks import all_repeated_blocks, block_index, is_named
-from foretrace.transforms.dataflow import Call, Dataflow, rebuild
+from foretrace.transforms.dataflow import Dataflow, SlotCall, rebuild
 from foretrace.transforms.step import EditedCall, UnusedIds, assemble, editable_step
 
 
@@ -73,7 +73,7 @@ class _Recomputation:
                 self._changed[call.row] = rebuild(call, new.get, op=self._changed.get(call.row))
 
     def _recomputed(
-        self, call: Call, new: dict[int, Tensor], storages: dict[int, int], allocated: set[int], before: Op
+        self, call: SlotCall, new: dict[int, Tensor], storages: dict[int, int], allocated: set[int], before: Op
     ) -> Op:
         """The call made again before another, with results under new ids."""
         for slot, tensor in call.made.items():

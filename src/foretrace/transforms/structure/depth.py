@@ -12,12 +12,12 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, Tensor
 from foretrace.transforms.blocks import block_index, repeated_blocks
-from foretrace.transforms.dataflow import Call, Dataflow, is_sequence, rebuild, with_elements
+from foretrace.transforms.dataflow import Dataflow, SlotCall, is_sequence, rebuild, with_elements
 from foretrace.transforms.inputs import StepInputs, WeightOwners, foreach_lists
 from foretrace.transforms.resize.resizable import check_size
 from foretrace.transforms.step import EditedCall, UnusedIds, editable_step, reassemble
 
-Runs: TypeAlias = tuple[list[Call], list[Call]]
+Runs: TypeAlias = tuple[list[SlotCall], list[SlotCall]]
 """The calls of two adjacent runs of blocks."""
 MAX_BLOCKS = 1000
 """All their calls are created: more would exhaust the memory."""
@@ -74,7 +74,7 @@ def _unused(names: Sequence[str]) -> Iterator[str]:
     return (f"{stem}{number}" for number in count(max(int(name.removeprefix(stem)) for name in names) + 1))
 
 
-def _starts(calls: Sequence[Call], names: Sequence[str], phase: str) -> list[int | None]:
+def _starts(calls: Sequence[SlotCall], names: Sequence[str], phase: str) -> list[int | None]:
     """The position of each block's first call in a phase."""
     block = {module: block_index(module, names) for module in {call.op.module for call in calls}}
     found: dict[int, int] = {}
@@ -84,7 +84,7 @@ def _starts(calls: Sequence[Call], names: Sequence[str], phase: str) -> list[int
     return [found.get(number) for number in range(len(names))]
 
 
-def _equal_runs(calls: Sequence[Call], first: int | None, second: int | None) -> Runs | None:
+def _equal_runs(calls: Sequence[SlotCall], first: int | None, second: int | None) -> Runs | None:
     """The calls of two runs of blocks, if the second reads what the first made and makes equal calls."""
     if first is None or second is None or second <= first:
         return None
@@ -94,7 +94,7 @@ def _equal_runs(calls: Sequence[Call], first: int | None, second: int | None) ->
     return (one, other) if connected and [*map(_kind, one)] == [*map(_kind, other)] else None
 
 
-def _kind(call: Call) -> tuple[object, ...]:
+def _kind(call: SlotCall) -> tuple[object, ...]:
     return (call.op.name, *(tensor.shape for tensor in call.made.values()))
 
 
@@ -159,12 +159,12 @@ class AdjacentBlocks:
         place = block_index(module, old)
         return module if place < 0 else self._names[old[place]] + module.removeprefix(old[place])
 
-    def _linked(self, call: Call, other: Call) -> dict[int, int]:
+    def _linked(self, call: SlotCall, other: SlotCall) -> dict[int, int]:
         """Positions at which the first run reads gradients of the second: the copy between them reads those now."""
         pairs = enumerate(zip(call.reads, other.reads))
         return {place: theirs for place, (_, theirs) in pairs if theirs in self._passed}
 
-    def _reconnected(self, call: Call, copy: _Copy) -> Op:
+    def _reconnected(self, call: SlotCall, copy: _Copy) -> Op:
         """A call that stays: what the two runs passed to each other comes from the copy between them."""
         if id(call) in self._second:
             return copy.reading(call, self._counterpart.get)
@@ -173,7 +173,7 @@ class AdjacentBlocks:
         own = self._elements(call)
         return copy.extended(call, own) if any(own) else call.op.__copy__()
 
-    def _elements(self, call: Call) -> list[bool]:
+    def _elements(self, call: SlotCall) -> list[bool]:
         """For a foreach call, which list elements are the second run's."""
         return [owner == SECOND for owner in self._owners.of_elements(call)] if foreach_lists(call) else []
 
@@ -220,7 +220,7 @@ class _Copy:
         given = {tensor.storage for tensor in inputs.values()}
         return {new for old, new in self._storage.items() if old not in given}
 
-    def op(self, call: Call, links: dict[int, int] | None = None) -> Op:
+    def op(self, call: SlotCall, links: dict[int, int] | None = None) -> Op:
         """A call of the run for its copy; at linked positions it reads the original tensors of other slots."""
         places = iter(range(len(call.reads)))
         linked = links or {}
@@ -231,7 +231,7 @@ class _Copy:
 
         return rebuild(call, read, self.now.get)
 
-    def reading(self, call: Call, other: Callable[[int], int | None]) -> Op:
+    def reading(self, call: SlotCall, other: Callable[[int], int | None]) -> Op:
         """A call that stays, reading the copies of other slots where there are any."""
 
         def read(slot: int, old: Tensor) -> Tensor:
@@ -240,7 +240,7 @@ class _Copy:
 
         return rebuild(call, read)
 
-    def extended(self, call: Call, own: Sequence[bool]) -> Op:
+    def extended(self, call: SlotCall, own: Sequence[bool]) -> Op:
         """A foreach call, with the copy's elements before those of the run."""
         copied = self.op(call)
 
