@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from foretrace.graph import ForetraceError
+from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.sketch import sketch
 
 pytestmark = pytest.mark.skipif(bool(torch.version.cuda), reason="a build with CUDA has its own")
@@ -140,3 +141,17 @@ def test_a_loader_with_workers_loads_in_the_process() -> None:
 
     (copy,) = [op for op in sketch(build, device="cuda").ops if op.name == "aten::_to_copy"]
     assert copy.tensors[0].shape == (4, 8) and copy.kwargs["non_blocking"] is True
+
+
+def test_a_build_with_cuda_on_a_machine_without_a_gpu_pretends_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for count, visible in ((0, False), (1, True)):
+        monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda count=count: count, raising=False)
+        assert gpu_is_visible() is visible
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: 0, raising=False)
+
+    def build() -> Any:
+        model, x = torch.nn.Linear(8, 4).to("cuda"), torch.randn(2, 8, device="cuda")
+        return lambda: model(x)
+
+    assert {t.device for op in sketch(build, device="cuda").ops for t in op.produced} == {"cuda:0"}

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from foretrace.record.sketch.autocast import CudaAutocast, counting_regions
-from foretrace.record.sketch.cuda_api import pretended_api
+from foretrace.record.sketch.cuda_api import gpu_is_visible, pretended_api
 from foretrace.record.sketch.cuda_ops import ON_CUDA, ORDER_ON_HOPPER, OTHER_RESULTS, OWN_RESULTS
 from foretrace.record.watch.tensors import DeviceName
 from foretrace.record.watch.watch import desugars
@@ -52,7 +52,7 @@ def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
     """
     with ExitStack() as stack:
         stack.enter_context(pretended_api())
-        if torch.version.cuda:  # fake CUDA tensors work as they are
+        if gpu_is_visible():  # fake CUDA tensors work as they are
             yield lambda tensor: str(tensor.device)
             return
         labels = Labels(fake_of)

@@ -53,6 +53,11 @@ def _rng_state(device: Any = None) -> torch.Tensor:
         return torch.zeros(RNG_STATE, dtype=torch.uint8)
 
 
+def gpu_is_visible() -> bool:
+    """Whether PyTorch can use a real GPU here; a build with CUDA may stand on a machine without one."""
+    return bool(torch.version.cuda) and torch._C._cuda_getDeviceCount() > 0
+
+
 def _no_graphs(*args: Any, **kwargs: Any) -> Any:
     raise ForetraceError(
         "the step captures a CUDA graph, and what a graph replays can't be sketched",
@@ -265,7 +270,7 @@ def pretended_api() -> Iterator[None]:
                 patches.enter_context(patch.object(home, name, until_the_end(home, name, answer), create=True))
 
         replace(torch.cuda, ANSWERS)
-        if not torch.version.cuda:
+        if not gpu_is_visible():
             current = {"current_stream": lambda device=None: streams[-1], "set_stream": _nothing}
             if hasattr(torch, "accelerator"):
                 replace(torch.accelerator, {**ACCELERATOR, **current})

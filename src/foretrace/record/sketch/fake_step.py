@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from foretrace.graph import ForetraceError
 from foretrace.record.sketch.assumptions import Assumptions
+from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.values import UNKNOWN, Values
 from foretrace.record.watch.tensors import DeviceName
 from foretrace.record.watch.watch import Watch, desugars
@@ -225,10 +226,10 @@ class ModuleMover:
 
 
 def _refuse_a_real_gpu(kwargs: dict[str, Any]) -> None:
-    """Fake CUDA tensors crash a build of torch without CUDA as soon as autograd touches them."""
-    if not torch.version.cuda and getattr(kwargs.get("device"), "type", "") == "cuda":
+    """Fake CUDA tensors crash where there is no GPU as soon as autograd touches them."""
+    if not gpu_is_visible() and getattr(kwargs.get("device"), "type", "") == "cuda":
         raise ForetraceError(
-            "the step needs a GPU, and this torch was built without CUDA", 'Pretend one: sketch(…, device="cuda").'
+            "the step needs a GPU, and PyTorch finds none here", 'Pretend one: sketch(…, device="cuda").'
         )
 
 
