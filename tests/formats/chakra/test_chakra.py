@@ -215,6 +215,10 @@ def test_a_node_with_the_id_0_is_not_the_parent_of_all_others(tmp_path: Path):
     assert graph.ops.end.tolist() == [4.0, 6.0]
 
 
+HALF = '[{"attr": [{"\\ud800": 1}]}]'
+"""JSON with half of a character in it."""
+
+
 def step_of_three() -> list[Any]:
     """A step mark, an op and the kernel that it launches."""
     mark = Node(id=5, name="ProfilerStep#3", type=COMP_NODE)
@@ -252,7 +256,11 @@ def test_the_feeders_json_is_read_too(tmp_path: Path):
     assert [(step.start, step.end) for step in graph.steps] == [(0.0, 69.0)]
 
 
-@pytest.mark.parametrize("text", ['{"attr": 3}', '{"attr": []}{"id": "x"}', '{"workload_graph": [3]}', '[{"attr": 1}]'])
+@pytest.mark.parametrize(
+    "text", ['{"attr": 3}', '{"attr": []}{"id": "x"}', '{"workload_graph": [3]}', '[{"attr": 1}]', HALF]
+)
+    "text", ['{"attr": 3}', '{"attr": []}{"id": "x"}', '{"workload_graph": [3]}', '[{"attr": 1}]', HALF]
+)
 def test_json_that_is_no_chakra_trace_is_refused(tmp_path: Path, text: str):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ForetraceError, match=r"a\.json"):

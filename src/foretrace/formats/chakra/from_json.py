@@ -34,7 +34,8 @@ def json_messages(text: str) -> Iterator[Any]:
         yield schema.GlobalMetadata() if is_node else _message(first, schema.GlobalMetadata())
         for one in [first, *others] if is_node else others:
             yield _message(one, schema.Node())
-    except (ParseError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    # SystemError: protobuf's own, where a text is half of a character
+    except (ParseError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, SystemError) as error:
         raise DecodeError(str(error).partition("\n")[0][:120]) from None
 
 
