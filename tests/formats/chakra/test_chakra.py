@@ -259,8 +259,6 @@ def test_the_feeders_json_is_read_too(tmp_path: Path):
 @pytest.mark.parametrize(
     "text", ['{"attr": 3}', '{"attr": []}{"id": "x"}', '{"workload_graph": [3]}', '[{"attr": 1}]', HALF]
 )
-    "text", ['{"attr": 3}', '{"attr": []}{"id": "x"}', '{"workload_graph": [3]}', '[{"attr": 1}]', HALF]
-)
 def test_json_that_is_no_chakra_trace_is_refused(tmp_path: Path, text: str):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ForetraceError, match=r"a\.json"):

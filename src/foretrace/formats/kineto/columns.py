@@ -20,6 +20,7 @@ NO_ARGUMENTS = b"[],[],[],[]"
 MODULE_PREFIX = "nn.Module: "
 """How the profiler marks modules among Python functions."""
 _OPS = {"cpu_op": CALL, "Operator": CALL, "user_annotation": ANNOTATION, "python_function": MODULE}
+_FUNCTION = "python_function"
 _CALLS = re.compile(r"\w+_(runtime|driver)|Runtime")
 """Categories of runtime calls: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, privateuse1_runtime."""
 _DEVICE = ((COPY, re.compile(r"(\w+_)?[mM]emcpy")), (SET, re.compile(r"(\w+_)?[mM]emset")),
@@ -134,10 +135,13 @@ class Columns:
         categories = set(map(_cat, spans))
         calls = set(filter(_CALLS.fullmatch, categories))
         device = {cat: kind for cat in categories for kind, pattern in _DEVICE if pattern.fullmatch(cat)}
-        columns._take_ops([event for event in spans if event.cat in _OPS and _is_op(event)], source)
+        functions = [event for event in spans if event.cat == _FUNCTION] if _FUNCTION in categories else []
+        if functions:  # most of a trace with stacks: only modules are ops
+            spans = [event for event in spans if event.cat != _FUNCTION or event.name.startswith(MODULE_PREFIX)]
+        columns._take_ops([event for event in spans if event.cat in _OPS], source)
         columns._take_calls([event for event in spans if event.cat in calls], source)
         columns._take_device([event for event in spans if event.cat in device], device, source)
-        long = [e for e in spans if e.cat == "python_function" and e.dur >= LONG_FUNCTION_US and not _is_op(e)]
+        long = [e for e in functions if e.dur >= LONG_FUNCTION_US and not e.name.startswith(MODULE_PREFIX)]
         columns._take_functions(long, source)
         columns._take_memory([event for event in others if event.name == "[memory]" and event.ph == "i"], source)
         columns.processes = [str(event.args.label) for event in others if event.name == "process_name"]
@@ -236,11 +240,6 @@ class Columns:
 _name, _cat, _pid_tid = attrgetter("name"), attrgetter("cat"), attrgetter("pid", "tid")
 _arguments = attrgetter("dims", "types", "strides", "concrete")
 _collective = attrgetter("collective", "sent", "received", "dtype", "group", "ranks")
-
-
-def _is_op(op: Event) -> bool:
-    """False for Python functions that are not modules."""
-    return op.cat != "python_function" or op.name.startswith(MODULE_PREFIX)
 
 
 def _collectives(args: list[Args]) -> dict[int, CollectiveArgs]:
