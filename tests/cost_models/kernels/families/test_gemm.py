@@ -18,16 +18,14 @@ def scaled(a: str, b: str) -> Op:
     return Op("aten::_scaled_mm", (left, right, scale, scale), overload="default", outputs=(made,))
 
 
-def test_both_8_bit_floats_have_the_same_features_and_the_one_not_measured_is_a_guess() -> None:
+def test_both_8_bit_floats_have_the_same_features() -> None:
     family, context = Gemm(), CallContext(Device.named("h200"))
     gradient, forward = scaled("float8_e5m2", "float8_e4m3fn"), scaled("float8_e4m3fn", "float8_e4m3fn")
     assert family.describe(gradient, context) == family.describe(forward, context)
-    assert family.is_guess(gradient) and not family.is_guess(forward)
 
 
-def test_a_gradient_in_8_bits_costs_what_the_forward_does_and_is_not_called_modelled() -> None:
+def test_a_gradient_in_8_bits_costs_what_the_forward_does() -> None:
     steps = [Graph(ops=OpTable.of([scaled(a, "float8_e4m3fn")])) for a in ("float8_e4m3fn", "float8_e5m2")]
     forward, gradient = (ft.predict(step, on="h200") for step in steps)
     assert gradient.device_active_ms == pytest.approx(forward.device_active_ms)
-    assert (forward.coverage["model"], gradient.coverage["model"]) == (1.0, 0.0)
-    assert gradient.high_ms > forward.high_ms
+    assert (forward.coverage["model"], gradient.coverage["model"]) == (1.0, 1.0)
