@@ -73,10 +73,7 @@ class Oversubscription:
 
 @dataclass(frozen=True)
 class CpuOverlap:
-    """Compute/communication overlap on a CPU: slowdown of a rank while its threads communicate, as gloo's do.
-
-    That of GPUs is `foretrace.cost_models.collectives.contention.Contention`.
-    """
+    """Compute/communication overlap on a CPU (gloo): slowdown of a rank while its threads communicate; not of GPUs."""
 
     work: Positive
     """Time of the work, over that without communication."""

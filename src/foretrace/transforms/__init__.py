@@ -1,5 +1,4 @@
-"""Transforms: functions from the graph of a step to another graph, or to a job of many ranks, that never change their
-input.
+"""Transforms: functions from a step's graph to another graph, or to a job of many ranks, that never change their input.
 
 >>> from foretrace import transforms
 >>> from foretrace.graph import Graph, Op, OpTable, Tensor

@@ -1,5 +1,5 @@
-"""Host overhead of calls: T1 between calls; inside them T2 before the first launch, T3 after the last, T4 launch
-overhead, T5 between launches. Prices of a step's calls, and their fit to a calibration."""
+"""Host overhead of calls: T1 between calls; inside them T2 before the first launch, T3 after the last, T4 in
+each (launch overhead), T5 between them. Prices of a step's calls, and their fit to a calibration."""
 
 from foretrace._lazy import lazy_exports
 

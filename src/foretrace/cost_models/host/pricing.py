@@ -1,4 +1,4 @@
-"""Host time of a step's calls: T1 between calls, T2 to T5 inside them.
+"""Host time of a step's calls: T1 between calls, T2 to T5 inside them (T4: launch overhead).
 
 T1 is a sum of terms, such as one per call of a phase and one per parameter. For each call `t1_terms` counts how much of
 each term falls before it; a calibration fits the cost of each term.

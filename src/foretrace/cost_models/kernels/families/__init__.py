@@ -1,9 +1,5 @@
-"""The kernel families, one file each. A new family is a file here and its line in `CLASSES`.
-
-CONTRIBUTING.md has an example, and the few other places that may need a line: ``TENSOR_CORE_FAMILIES`` in
-``kernels/family.py``, the groups of reports in ``analysis/breakdown.py``, the table in ``docs/calibrate.md``, and
-``UNMEASURED`` in ``tests/platform/test_shipped.py`` as long as the family has no measurements of an H200.
-"""
+"""The kernel families, one file each. A new family is a file here and its line in `CLASSES`; CONTRIBUTING.md has an
+example, and the few other places that may need a line (groups of reports, Tensor Cores, docs, measurements)."""
 
 from __future__ import annotations
 
