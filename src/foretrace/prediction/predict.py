@@ -72,7 +72,7 @@ def predict_on_own_machine(
     overrides = overrides or RankOverrides()
     overrides.check(job.world)
     job = with_own_graphs(job, overrides)
-    if len(job.graphs) == 1 and not job.alike and fabric is NO_FABRIC:
+    if measured is None and len(job.graphs) == 1 and not job.alike and fabric is NO_FABRIC:
         job = replace(job, graphs=[replace(job.graphs[0], collectives=[])])
     ranks, notes = measured_ranks(job, step, drop_gaps)
     if measured:
