@@ -64,7 +64,7 @@ LAUNCHED_JUST_BEFORE_US = 50.0
 POLLED_US, SEEN_BEFORE_US, SEEN_AFTER_US = 500.0, 100.0, 20.0
 """The least pause in which a host polls, and how soon before or after the end of a kernel it goes on: what it polls for
 is written just before the end. In shorter pauses a kernel ends at the same time by chance too often."""
-MOST = 0.75
+AGREEING_SHARE = 0.75
 """Share of the pauses behind kernels of one name that must end with these for the host to wait for them."""
 
 
@@ -202,6 +202,6 @@ def polled_kernels(graph: Graph, thread: Ints, start: Floats, end: Floats) -> Lo
     agree = np.bincount(name, polled[seen] >= 0, len(kernels.names)) / np.maximum(
         np.bincount(name, minlength=len(kernels.names)), 1
     )
-    waits = (polled[seen] >= 0) & (agree[name] >= MOST)
+    waits = (polled[seen] >= 0) & (agree[name] >= AGREEING_SHARE)
     polled[seen[~waits]] = -1
     return polled

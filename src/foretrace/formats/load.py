@@ -212,11 +212,11 @@ def _traces(source: str, files: list[Path]) -> list[tuple[Path, str]]:
 
 def _by_rank(traces: list[tuple[Path, str]]) -> list[_RankFiles]:
     """Files that belong together: one of each format in a folder, with the same rank in their names or none."""
-    together: dict[tuple[Path, int | None], list[tuple[Path, str]]] = defaultdict(list)
+    by_rank: dict[tuple[Path, int | None], list[tuple[Path, str]]] = defaultdict(list)
     for path, name in traces:
-        together[path.parent, rank_in_name(path, alone=len(traces) == 1)].append((path, name))
+        by_rank[path.parent, rank_in_name(path, alone=len(traces) == 1)].append((path, name))
     ranks = []
-    for (_, number), members in together.items():
+    for (_, number), members in by_rank.items():
         by_format = {name: path for path, name in members}
         if len(by_format) == len(members):
             ranks.append(_RankFiles(number, by_format))
