@@ -7,7 +7,7 @@ from itertools import zip_longest
 from math import log2
 from typing import Any
 
-from foretrace.graph.op import Tensor
+from foretrace.graph.op import Tensor, tensors_in
 from foretrace.transforms.dataflow import Dataflow, Slot, SlotCall, is_sequence, slots_in
 
 EMBEDDING_BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
@@ -39,6 +39,16 @@ class StepInputs:
         """Slots that the model reads and the optimizer updates."""
         # A storage that is resized in the step holds nothing before it: weights that FSDP gathers.
         without_data = {*held, *(call.op.resized[1] for call in step.calls if call.op.resized)}
+        # Averages of weights are changed in place.
+        weights = {*held, *optimized}
+        shapes = {tensor.shape for tensor in step.inputs.values() if tensor.storage in weights}
+        without_data.update(
+            tensor.storage
+            for call in step.calls
+            if call.op.name.endswith("_") and call.op.args
+            for tensor in tensors_in(call.op.args[0])
+            if tensor.shape in shapes
+        )
         early = {
             step.inputs[slot].storage
             for slot, phase in first.items()
