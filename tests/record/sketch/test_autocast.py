@@ -54,3 +54,13 @@ def test_a_call_is_cast_as_pytorch_does_on_cuda(name: str, dtype: torch.dtype) -
             CALLS[name](given, ids)
 
     assert dtypes(called_in_a_sketch(step)) == dtypes(called_by_torch(step))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_interpolation_runs_in_float32_as_recordings_on_a_gpu_show(mode: str) -> None:
+    def step(device: str) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            F.interpolate(torch.empty(1, 2, 8, 8, device=device, dtype=torch.bfloat16), scale_factor=2, mode=mode)
+
+    casts = [("aten::_to_copy", ["float32"]), (f"aten::upsample_{mode}2d", ["float32"])]
+    assert dtypes(called_in_a_sketch(step))[1:] == casts

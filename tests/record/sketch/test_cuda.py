@@ -75,22 +75,23 @@ def test_a_cast_in_backward_stays_on_the_pretended_gpu() -> None:
 
 @pytest.mark.parametrize(
     ("mask", "chosen"),
-    [(None, "cudnn"), ("given", "cudnn"), ("learned", "_safe_softmax")],
+    [(None, "cudnn"), ("given", "cudnn"), ("learned", "efficient_attention"), ("turned", "_safe_softmax")],
 )
 def test_attention_is_chosen_as_autocast_and_its_mask_have_it(mask: str | None, chosen: str) -> None:
     def make() -> Callable[[], None]:
         heads = torch.randn(2, 4, 16, 64, device="cuda", requires_grad=True)
-        bias = torch.randn(1, 4, 16, 16, device="cuda", requires_grad=mask == "learned") if mask else None
+        bias = torch.randn(1, 4, 16, 16, device="cuda", requires_grad=mask != "given") if mask else None
 
         def step() -> None:
             with torch.autocast("cuda", torch.bfloat16):
-                F.scaled_dot_product_attention(heads, heads, heads, bias, dropout_p=0.1).sum().backward()
+                shown = bias.mT if mask == "turned" and bias is not None else bias  # as T5 computes its bias
+                F.scaled_dot_product_attention(heads, heads, heads, shown, dropout_p=0.1).sum().backward()
 
         return step
 
     ops = [op for op in sketch(make, device="cuda").ops if op.phase == "forward"]
     (attention,) = [op for op in ops if chosen in op.name]
-    assert attention.tensors[0].dtype == ("float32" if mask == "learned" else "bfloat16")
+    assert attention.tensors[0].dtype == ("float32" if mask == "turned" else "bfloat16")
     assert any(op.name == "aten::_to_copy" for op in ops)
 
 

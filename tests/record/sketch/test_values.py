@@ -29,6 +29,8 @@ KNOWN: dict[str, Callable[[], Any]] = {
     "where": lambda: torch.tensor([0, 4, 0, 7]).nonzero().flatten().tolist(),
     "a mask": lambda: torch.arange(6)[torch.arange(6) % 2 == 0].tolist(),
     "unique": lambda: torch.tensor([3, 1, 3]).unique().tolist(),
+    "ones like what is unknown": lambda: bool(torch.ones_like(torch.randn(4)).all()),
+    "zeros of another dtype": lambda: torch.randn(3).new_zeros(2, dtype=torch.int64).tolist(),
     "filled": lambda: torch.empty(3).fill_(2.0).tolist(),
     "a foreach call": lambda: _foreach([torch.tensor(1.0), torch.tensor(2.0)]),
     "a format": lambda: f"{torch.tensor(2.0) / 3:.3f}",

@@ -79,8 +79,12 @@ def _backend(
         possible = ["math"]
     if any(t.stride(-1) != 1 and t.size(-1) != 1 for t in (query, key, value)):
         possible = ["math"]
-    if mask is not None and (mask.stride(-1) != 1 or (mask.requires_grad and training)):
+    if mask is not None and mask.stride(-1) != 1:
         possible = ["math"]
+    elif (
+        mask is not None and mask.requires_grad and training
+    ):  # as a recording on the H200 shows: a bias that is learned
+        possible = [each for each in possible if each in ("efficient", "math")]
     deterministic = torch.are_deterministic_algorithms_enabled()
     enabled = {
         "cudnn": C._get_cudnn_sdp_enabled()

@@ -28,6 +28,9 @@ FINITE, CHECKED, SHUFFLED = "losses and gradients are finite", "checks of all el
 """What values that are assumed rest on."""
 OVERWRITES = (aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default)
 """Calls after which a tensor holds what they were given, whatever was in it."""
+SHAPED_LIKE = tuple(getattr(aten, name).default for name in (
+    "ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"))  # fmt: skip
+"""Calls that take the shape or dtype of a tensor, and not its values."""
 UNKNOWN = object()
 UNSCALES = aten._amp_foreach_non_finite_check_and_unscale_.default
 
@@ -98,9 +101,11 @@ class Values:
 
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What a call gives, from the values of its arguments; `UNKNOWN` where one has none, or it fails."""
-        if not traits(func).computable or any(map(self._lacks, _fakes((*args, *kwargs.values())))):
+        known = func in SHAPED_LIKE or not any(map(self._lacks, _fakes((*args, *kwargs.values()))))
+        if not traits(func).computable or not known:
             return UNKNOWN
-        args, kwargs = tree_map_only(FakeTensor, self.of, (args, {**kwargs}))
+        values = _same_shape if func in SHAPED_LIKE else self.of
+        args, kwargs = tree_map_only(FakeTensor, values, (args, {**kwargs}))
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
@@ -147,6 +152,12 @@ class Values:
         if held is None or held.storage.nbytes() != storage.nbytes() or held.fake() is None:
             return None
         return held
+
+
+def _same_shape(fake: Any) -> torch.Tensor:
+    """A real tensor of the same shape and dtype, in which every element is the same one."""
+    with no_dispatch(), torch._C.DisableTorchFunction():
+        return torch.zeros((), dtype=fake.dtype).expand(fake.shape)
 
 
 def _fakes(values: Iterable[Any]) -> Iterator[Any]:
