@@ -1,16 +1,19 @@
 """Packages whose exported names are imported when they are first asked for.
 
 A package lists its public names once, in ``__init__.pyi``, where type checkers and readers find them. A command then
-loads only the modules that it uses: importing ``foretrace.analysis`` loads none of its modules.
+loads only the modules that it uses: importing ``foretrace.analysis`` loads none of its modules. Packages that could
+be called before still can (`keep_callable`).
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -79,3 +82,32 @@ def _homes(package: str) -> dict[str, tuple[str, str]]:
     stub = Path(str(sys.modules[package].__file__)).with_suffix(".pyi")
     imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
     return {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
+
+
+# Former calls of packages: they keep working, with a DeprecationWarning
+
+
+class _CallablePackage(ModuleType):
+    """A package that could be called: ``ft.record(step_fn)`` called the package ``foretrace.record``."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the public function that took the package's place."""
+        name = FORMER_CALLS[self.__name__]
+        warnings.warn(
+            f"ft.{self.__name__.rpartition('.')[2]}(...) is now ft.{name}(...)", DeprecationWarning, stacklevel=2
+        )
+        return getattr(import_module("foretrace"), name)(*args, **options)
+
+
+FORMER_CALLS = {
+    "foretrace.platform": "load_platform",
+    "foretrace.record": "record_step",
+    "foretrace.replay": "replay_step",
+    "foretrace.whatif": "what_if",
+}
+"""Packages that could be called, and the public function that does it now."""
+
+
+def keep_callable(package: str) -> None:
+    """Let a package be called as before, with a warning."""
+    sys.modules[package].__class__ = _CallablePackage

@@ -21,7 +21,6 @@ from foretrace.analysis.critical_path import summarize_path
 from foretrace.analysis.dependencies import measured_tasks
 from foretrace.analysis.host_time import Segments, host_overheads, host_segments
 from foretrace.analysis.idle import bound_by, idle_rows, kernels_in, step_window
-from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import (
     CollectiveRow,
     IdleRow,
@@ -117,7 +116,7 @@ def _rank_reports(
                 overheads=host_overheads([cut]),
                 queue_depth=queue_depth(graph),
                 # Storages live by the numbers of the uncut graph's ops.
-                peak_memory_bytes=peak_memory(graph if graph.allocated else whole),
+                peak_memory_bytes=_peak_memory(graph if graph.allocated else whole),
                 launched_before_ms=_launched_before_ms(whole, kernels),
             )
         )
@@ -217,3 +216,12 @@ def _without_partners(graphs: list[Graph], collectives: list[CollectiveTimes]) -
         return []
     ranks = ", ".join(map(str, alone))
     return [f"rank {ranks}: no other member of its group has a trace: its transfer is wait and transfer together"]
+
+
+def _peak_memory(graph: Graph) -> int | None:
+    """Most bytes alive at once; None where the source says nothing about memory, as most profiler traces."""
+    if graph.allocated or not graph.storages:
+        return graph.peak_allocated
+    from foretrace.analysis.memory import peak_memory
+
+    return peak_memory(graph)

@@ -39,7 +39,7 @@ def peak_memory(graph: Graph) -> int | None:
     3072
     """
     if graph.allocated:
-        return max(nbytes for _, nbytes in graph.allocated)
+        return graph.peak_allocated
     held = held_bytes(graph)
     return None if held is None else int(held.max())
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.analysis.memory import MemoryCurve, memory_over
 from foretrace.graph.graph import cautions, chosen_step
 from foretrace.graph.tables import Floats, Ints, Small
 
 if TYPE_CHECKING:
     from foretrace.analysis.collectives import CollectiveTimes
     from foretrace.analysis.host_time import Segments
+    from foretrace.analysis.memory import MemoryCurve
     from foretrace.graph import Graph, Job
     from foretrace.platform.device import Device
     from foretrace.simulation.critical_path import CriticalPath
@@ -479,5 +479,7 @@ class Workings:
         if self.job is None:
             return []
         step = chosen_step(self.job, self.step)
+        from foretrace.analysis.memory import memory_over
+
         curves = ((g.rank, memory_over(whole, g, step)) for whole, g in zip(self.job.graphs, self.graphs))
         return [(rank, curve) for rank, curve in curves if curve is not None]

@@ -208,6 +208,11 @@ class Graph:
         return f"Graph(rank {self.rank} of {self.world}: {len(self.ops)} ops, {len(self.kernels)} kernels)"
 
     @property
+    def peak_allocated(self) -> int | None:
+        """Most bytes that the caching allocator recorded at once; None where it recorded none."""
+        return max((nbytes for _, nbytes in self.allocated), default=None)
+
+    @property
     def title(self) -> str:
         """Its name in messages.
 

@@ -9,8 +9,7 @@ are then scaled to it. For its interconnect, ``data/links/<name>.json`` with the
 themselves. ``foretrace calibrate`` measures a machine that is at hand, which is better and needs neither.
 """
 
-from foretrace._deprecated import keep_callable
-from foretrace._lazy import lazy_exports
+from foretrace._lazy import keep_callable, lazy_exports
 
 __getattr__, __dir__ = lazy_exports(__name__)
 

@@ -4,6 +4,6 @@
 knows their files. `script` sketches a script in a process of its own, behind `guard`.
 """
 
-from foretrace._deprecated import keep_callable
+from foretrace._lazy import keep_callable
 
 keep_callable(__name__)

@@ -1,7 +1,6 @@
 """Benchmarks from graphs: writing them (`generate`), running them (`harness`), and comparing replays with originals."""
 
-from foretrace._deprecated import keep_callable
-from foretrace._lazy import lazy_exports
+from foretrace._lazy import keep_callable, lazy_exports
 
 __getattr__, __dir__ = lazy_exports(__name__)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import RenderableType
 
 from foretrace.analysis.idle import bound_by
 from foretrace.analysis.report import CollectiveRow, PathRow, RankReport, StepReport, TimeRow
-from foretrace.analysis.steps import StepList, StepRow
 from foretrace.graph.graph import cautions
 from foretrace.report.formatting import bytes_, join_words, ms, ms_range, percent, plural, rate, short_name
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
+
+if TYPE_CHECKING:
+    from foretrace.analysis.steps import StepList, StepRow
 
 T = TypeVar("T")
 

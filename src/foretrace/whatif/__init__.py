@@ -1,5 +1,5 @@
 """What-ifs and sweeps: changes as users write them, made to a step or a job, predicted and compared."""
 
-from foretrace._deprecated import keep_callable
+from foretrace._lazy import keep_callable
 
 keep_callable(__name__)

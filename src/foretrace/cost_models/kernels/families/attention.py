@@ -37,6 +37,8 @@ TILES: dict[str, tuple[tuple[int, int, int], ...]] = {
     "cudnn_attention_backward": ((1 << 30, 64, 128),),
 }
 """Largest head width, and queries and keys of a tile up to it."""
+MAX_DECODED = 16
+"""Queries at most of an attention that is decoding, where keys are more."""
 WIDTHS = {"flash": (32, 64, 96, 128, 192, 256), "cudnn": (64, 128), "efficient": (32, 64, 128)}
 """Widths that heads are padded to."""
 
@@ -68,8 +70,6 @@ class Attention(Family):
 
     def accepts(self, op: Op) -> bool:
         """Calls whose queries, keys and values are known, but for those of decoding."""
-        from foretrace.cost_models.kernels.families.decoding import is_decoding
-
         return self.has_shapes(op) and not is_decoding(op)
 
     def has_shapes(self, op: Op) -> bool:
@@ -112,6 +112,17 @@ class Attention(Family):
     def case(self, draw: Draw) -> Case:
         """An attention in the first turn, its backward in the second."""
         return attention_case(draw, _shapes)
+
+
+def is_decoding(op: Op) -> bool:
+    """Whether an attention has few queries over more keys.
+
+    >>> one, many = Tensor((1, 8, 1, 64), "bfloat16"), Tensor((1, 8, 512, 64), "bfloat16")
+    >>> is_decoding(Op("aten::_scaled_dot_product_flash_attention", (one, many, many)))
+    True
+    """
+    queries, keys, _ = inputs_of(op)
+    return queries.shape[2] <= MAX_DECODED and queries.shape[2] < keys.shape[2]
 
 
 def inputs_of(op: Op) -> list[Tensor]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from foretrace.cost_models.kernels.families.attention import Attention, attention_case, decoding_shapes, inputs_of
+from foretrace.cost_models.kernels.families.attention import Attention, attention_case, decoding_shapes, is_decoding
 from foretrace.graph import Op
 from foretrace.platform.measurements.cases import Case, Draw
 
-MAX_QUERIES = 16
-
 
 class Decoding(Attention):
-    """Flash, memory-efficient and cuDNN attention of up to `MAX_QUERIES` queries over more keys."""
+    """Flash, memory-efficient and cuDNN attention of few queries over more keys."""
 
     name = "decoding"
     share = 3
@@ -24,15 +22,3 @@ class Decoding(Attention):
         """A forward: nothing is trained so."""
         draw.turn = 0
         return attention_case(draw, decoding_shapes)
-
-
-def is_decoding(op: Op) -> bool:
-    """Whether an attention has few queries over more keys.
-
-    >>> from foretrace.graph import Tensor
-    >>> one, many = Tensor((1, 8, 1, 64), "bfloat16"), Tensor((1, 8, 512, 64), "bfloat16")
-    >>> is_decoding(Op("aten::_scaled_dot_product_flash_attention", (one, many, many)))
-    True
-    """
-    queries, keys, _ = inputs_of(op)
-    return queries.shape[2] <= MAX_QUERIES and queries.shape[2] < keys.shape[2]
