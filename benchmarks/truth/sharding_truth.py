@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,6 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import id_statistics
 import torch
 
 from foretrace.calibration.timing.arguments import draw_ids
@@ -64,7 +64,7 @@ class Timer:
     def phases(self, *calls: Callable[[], None]) -> list[float]:
         """Microseconds of each of some calls that follow each other; medians of repeats."""
         times = [self._once(calls) for _ in range(REPEATS + 1)][1:]
-        return [round(id_statistics.median(column), 2) for column in zip(*times)]
+        return [round(statistics.median(column), 2) for column in zip(*times)]
 
     def _once(self, calls: tuple[Callable[[], None], ...]) -> list[float]:
         if self.device == "cpu":

@@ -31,11 +31,11 @@ def shown(name: str, path: Path) -> dict[str, Any]:
     except Exception as error:  # whatever it is, it is what the claim denies
         return {"set": name, "error": f"{type(error).__name__}: {error}"}
     kernel_ms = sum(float((g.kernels.end - g.kernels.start).sum()) for g in job.graphs) / 1e3
-    before_ms = sum(seen.launched_before_ms.values())
+    before_ms = sum(seen.by_rank("launched_before_ms").values())
     return {
         "set": name,
         "ranks": len(job.graphs),
-        "step ms": round(max(seen.step_ms.values()), 2),
+        "step ms": round(seen.step_ms, 2),
         "span ms": round(seen.device_span_ms, 2),
         "path ms": round(seen.critical_path_ms, 2),
         "path / span": round(seen.critical_path_ms / seen.device_span_ms, 3) if seen.device_span_ms else None,

@@ -55,7 +55,7 @@ WAYS = ("own machine", f"from {RECORDED} ranks", "sketched")
 
 def step_ms(forecast: StepReport) -> float:
     """A rank's step, the mean over the ranks: they start one after the other, and wait for each other once a step."""
-    return mean(row["step_ms"] for row in forecast.ranks)
+    return mean(row.step_ms for row in forecast.ranks)
 
 
 def recordings(out: Path, name: str, world: int) -> list[Job]:

@@ -110,7 +110,7 @@ def scored(claim: Claim, platform: Platform, held_out: Iterable[Measurement], fi
     found = errors(predicted.ravel(), measured.ravel())
     off = np.abs(predicted / measured - 1).mean(axis=1)
     rows = dataset_of(family, calls, platform.device)
-    roofline = rows.whole(ScaledRoofline().fit(fitted_on).predict_both(rows))
+    roofline = rows.per_call(ScaledRoofline().fit(fitted_on).predict_both(rows))
     return {
         "calls": claim.what,
         "fitted on": len(np.unique(fitted_on.call)),
@@ -122,7 +122,7 @@ def scored(claim: Claim, platform: Platform, held_out: Iterable[Measurement], fi
         "should be ": _percent(claim.mean),
         "p90 %": round(100 * found["p90"], 1),
         "inside 10-90 %": round(100 * float(np.mean((low <= measured) & (measured <= high))), 1),
-        "roofline GMAE %": round(100 * errors(roofline.ravel(), rows.whole(rows.us).ravel())["gmae"], 1),
+        "roofline GMAE %": round(100 * errors(roofline.ravel(), rows.per_call(rows.us).ravel())["gmae"], 1),
         "holds": found["gmae"] <= claim.gmae and found["mean"] <= claim.mean,
     }
 
@@ -142,7 +142,7 @@ def priced(calls: Sequence[Measurement], platform: Platform) -> Floats:
         features = np.array([each.features for each in described])
         rows = Dataset(features, *roofline_terms(described, platform.device), np.zeros((0, 2)), [])
         us = model.estimator.predict_both(rows)
-        low, high = model.spread.around(us)
+        low, high = model.errors.around(us)
         np.add.at(whole, (slice(None), places), [low, us, high])
     return whole
 

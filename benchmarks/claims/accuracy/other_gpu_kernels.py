@@ -75,8 +75,8 @@ def is_told(op: Op) -> bool:
 
 def rounding(calls: Graph) -> Graph:
     """The step with its products rounded, where its kernels show that they were."""
-    seen = any(piece in name for name in calls.kernels.names for piece in ROUNDED)
-    has_float32 = any(t.dtype == "float32" for op in calls.ops if FAMILIES["matrix"].answers(op) for t in op.tensors)
+    seen = any(piece in name for name in calls.kernels.names.items for piece in ROUNDED)
+    has_float32 = any(t.dtype == "float32" for op in calls.ops if FAMILIES["matrix"].matches(op) for t in op.tensors)
     return replace(calls, settings={**calls.settings, "matmul_precision": "high"}) if seen and has_float32 else calls
 
 

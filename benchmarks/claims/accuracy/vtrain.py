@@ -100,7 +100,7 @@ def runs(table: str) -> list[Run]:
     columns = ("global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length")
     ways = ("tensor parallelism", "data parallelism", "pipeline parallelism")
     return [
-        Run(
+        Run(  # type: ignore[call-arg]  # six columns
             table,
             *(int(row[c]) for c in columns),
             RankMesh(*(int(row[w]) for w in ways)),
