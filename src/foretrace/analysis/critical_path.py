@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -132,24 +133,20 @@ def hot_ops(
     ranks = [
         _LabelledRank(graph, cut, *labels_of(graph), launchers(graph, cut)) for graph, cut in zip(graphs, segments)
     ]
-    spent: dict[tuple[str, int], np.ndarray] = defaultdict(lambda: np.zeros(len(BOUND_BY)))
-    for task, time in zip(path.task.tolist(), us.tolist()):
-        rank, row = ranks[int(tasks.rank[task])], int(tasks.row[task])
-        on_host = tasks.kind[task] <= SYNC
-        op = int(rank.cut.op[row] if on_host else rank.launcher[row])
-        if on_host and rank.cut.cause[row] >= 0:
-            what, name = rank.cut.causes.items[rank.cut.cause[row]]
-            how = 2 if rank.cut.kind[row] == SYNC else 0
-            spent[f"{what}: {name}" if name else what, PHASES.index("other")][how] += time
-        elif op >= 0:
-            how = rank.beyond if not on_host else 2 if rank.cut.kind[row] == SYNC else 0
-            spent[rank.names[rank.codes[op]], int(rank.graph.ops.phase[op])][how] += time
-    largest = sorted(spent, key=lambda key: -spent[key].sum())[:MAX_HOT_OPS]
+    spent: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0] * len(BOUND_BY))
+    which, rows = tasks.rank[path.task], tasks.row[path.task]
+    on_host = tasks.kind[path.task] <= SYNC
+    for number, rank in enumerate(ranks):
+        for host in (True, False):
+            here = (which == number) & (on_host == host)
+            for name, phase, how, time in rank.held(rows[here], us[here].tolist(), host):
+                spent[name, phase][how] += time
+    largest = sorted(spent, key=lambda key: -sum(spent[key]))[:MAX_HOT_OPS]
     total = timeline.span or 1.0  # including the time by which ranks began apart, as in the path
     found = []
     for name, phase in largest:
-        ms = float(spent[name, phase].sum()) / 1e3
-        bound_by = BOUND_BY[int(spent[name, phase].argmax())]
+        times = spent[name, phase]
+        ms, bound_by = sum(times) / 1e3, BOUND_BY[times.index(max(times))]
         found.append(HotOp(name, PHASES[phase], ms, ms * 1e3 / total, *_rank_means(name, phase, ranks), bound_by))
     return found
 
@@ -161,10 +158,20 @@ class _LabelledRank(NamedTuple):
     names: list[str]
     launcher: Longs
 
-    @property
-    def beyond(self) -> int:
-        """What is not host time: work of its device, or communication of host threads where there is none."""
-        return 1 if (self.graph.kernels.kind != COLLECTIVE).any() else 3
+    def held(self, rows: Longs, times: list[float], on_host: bool) -> Iterator[tuple[str, int, int, float]]:
+        """Tasks of the path by row: the name and phase of what each counts to, what bounds it, and its time."""
+        cut, phases, other = self.cut, self.graph.ops.phase, PHASES.index("other")
+        ops = (cut.op if on_host else self.launcher)[rows].tolist()
+        # What is not host time is work of the device, or communication of host threads where there is no device.
+        beyond = 1 if (self.graph.kernels.kind != COLLECTIVE).any() else 3
+        bounds = np.where(cut.kind[rows] == SYNC, 2, 0).tolist() if on_host else [beyond] * len(rows)
+        causes = cut.cause[rows].tolist() if on_host else [-1] * len(rows)
+        for op, how, cause, time in zip(ops, bounds, causes, times):
+            if cause >= 0:
+                what, name = cut.causes.items[cause]
+                yield f"{what}: {name}" if name else what, other, how, time
+            elif op >= 0:
+                yield self.names[self.codes[op]], int(phases[op]), how, time
 
 
 def launchers(graph: Graph, cut: Segments) -> Longs:

@@ -10,7 +10,6 @@ from foretrace.cost_models.kernels.family import CallContext, Description, Famil
 from foretrace.cost_models.kernels.features import (
     alignment,
     ceil_div,
-    contiguous_strides,
     dtype_code,
     is_contiguous,
     is_dense,
@@ -60,7 +59,7 @@ class Optimizers(Family):
         made = op.name in OUT_OF_PLACE and not op.name.endswith(("norm", "_max"))
         chunks = sum(ceil_div(n, CHUNK) for n in sizes)
         scalars = [a for a in (*op.args, *op.kwargs.values()) if isinstance(a, Tensor) and not a.shape]
-        slow = len({t.dtype for t in first}) > 1 or not all(map(_in_one_pass, zip(*lists)))
+        slow = len({t.dtype for t in first}) > 1 or not _in_one_pass(lists)
         if op.name in BY_SCALAR_TENSOR and any(t.dtype != first[0].dtype for t in scalars):
             slow = True  # PyTorch has no fast path for a scalar tensor of another dtype
         launches = len(first) if slow else launches_of(sizes, len(lists) + made)
@@ -90,16 +89,17 @@ class Optimizers(Family):
         return Case(_foreach(draw, tensors))
 
 
-def _in_one_pass(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors at the same place of all lists lie densely in memory, in the same order of dimensions.
+def _in_one_pass(lists: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether all tensors lie densely in memory, those at the same place of all lists in the same order of dimensions.
 
     >>> last, first = Tensor((8, 4, 3, 3), "float32", stride=(36, 1, 12, 4)), Tensor((8, 4, 3, 3), "float32")
-    >>> _in_one_pass([last, last]), _in_one_pass([last, first])
+    >>> _in_one_pass([[last], [last]]), _in_one_pass([[last], [first]])
     (True, False)
     """
-    one = tensors[0]
-    layouts = {tensor.stride if tensor.stride is not None else contiguous_strides(tensor.shape) for tensor in tensors}
-    return is_dense(one) and (len(layouts) == 1 or all(map(is_contiguous, tensors)))
+    layouts = [[tensor.stride for tensor in group] for group in lists]
+    if all(layout == layouts[0] for layout in layouts):
+        return all(is_contiguous(tensor) or is_dense(tensor) for tensor in lists[0])
+    return all(is_contiguous(tensor) for group in lists for tensor in group)
 
 
 def launches_of(sizes: Sequence[int], lists: int) -> int:
