@@ -8,11 +8,9 @@ be called before still can (`keep_callable`).
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -78,6 +76,7 @@ class LazyMapping(Mapping[str, T]):
 def _homes(package: str) -> dict[str, tuple[str, str]]:
     """Module and name there of each name in the package's stub."""
     import ast
+    from pathlib import Path  # in no import of a package: it takes as long as all of it
 
     stub = Path(str(sys.modules[package].__file__)).with_suffix(".pyi")
     imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
@@ -92,6 +91,8 @@ class _CallablePackage(ModuleType):
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the public function that took the package's place."""
+        import warnings
+
         name = FORMER_CALLS[self.__name__]
         warnings.warn(
             f"ft.{self.__name__.rpartition('.')[2]}(...) is now ft.{name}(...)", DeprecationWarning, stacklevel=2
