@@ -132,7 +132,7 @@ def price_step(
         notes = [*notes, f"{launched:,} kernels are one CUDA graph; its cost: {CudaGraphCosts.shipped().provenance}"]
     durations = _durations(host, _timed_whole(work, platform))
     gaps = Gaps.none(count)
-    if not drop_gaps and not inside.any() and not platform.device.runs_on_host:
+    if len(graph.kernels) and not drop_gaps and not inside.any() and not platform.device.runs_on_host:
         gaps, more = _carried_over(graph, step, platform, durations, work.launches(count))
         notes = [*notes, *more]
     return PricedStep(

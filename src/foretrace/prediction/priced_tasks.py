@@ -127,9 +127,10 @@ class Places:
 
 
 def _lanes(step: PricedStep, places: Places) -> Ints:
-    threads, thread = np.unique(step.thread, return_inverse=True)
+    threads, streams = (np.array(distinct(each), np.int64) for each in (step.thread, step.work.stream))
+    thread = np.searchsorted(threads, step.thread)
     lane = thread[places.call]
-    lane[places.kernel] = np.unique(step.work.stream, return_inverse=True)[1] + len(threads)
+    lane[places.kernel] = np.searchsorted(streams, step.work.stream) + len(threads)
     return lane.astype(np.int32)
 
 
