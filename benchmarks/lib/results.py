@@ -39,7 +39,8 @@ def section(kept: dict[str, Any]) -> str:
     where = f"{machine(kept['machine'])}, {kept['date']}."
     if there := measured_on(name):
         where = f"Measured on {there}; put together on {where}"
-    return f"## {name}\n\n{claim(name)}\n\n{table}\n\n{where}\n"
+    verdict = f"**{kept['verdict']}**\n\n" if "verdict" in kept else ""
+    return f"## {name}\n\n{claim(name)}\n\n{verdict}{table}\n\n{where}\n"
 
 
 def script(name: str) -> ast.Module:

@@ -19,8 +19,17 @@ XEON = "a Xeon with 16 cores, Python 3.12, torch 2.11.0"
 """Machines that truth was measured on: a benchmark that reads it names one of them as its ``MEASURED_ON``."""
 
 
-def keep(name: str, rows: Sequence[dict[str, Any]], out: Path = RESULTS, hide: Sequence[str] = ()) -> None:
-    """Print rows as a table and write them to ``out/name.json``; call it again as more rows come in."""
+def keep(
+    name: str,
+    rows: Sequence[dict[str, Any]],
+    out: Path = RESULTS,
+    hide: Sequence[str] = (),
+    verdict: str | None = None,
+) -> None:
+    """Print rows as a table and write them to ``out/name.json``; call it again as more rows come in.
+
+    The verdict says what of a claim does not hold, and by how much; the page of results shows it before the table.
+    """
     columns = [column for column in rows[0] if column not in hide]
     texts = [[text_of(row.get(column)) for column in columns] for row in rows]
     widths = [max(len(text) for text in column) for column in zip(columns, *texts)]
@@ -29,6 +38,9 @@ def keep(name: str, rows: Sequence[dict[str, Any]], out: Path = RESULTS, hide: S
     print(flush=True)
     out.mkdir(parents=True, exist_ok=True)
     kept = {"benchmark": name, "date": time.strftime("%Y-%m-%d"), "machine": machine(), "rows": list(rows)}
+    if verdict:
+        kept["verdict"] = verdict
+        print(verdict)
     (out / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 

@@ -97,6 +97,10 @@ CLAIMS = (
     Claim("host-device copies", "transfers", 0.04, 0.07),
     Claim("pooling", "pooling"),
     Claim("fills", "fills"),
+    Claim("grouped and dilated convolutions", "grouped_convolutions"),
+    Claim("decoding", "decoding"),
+    Claim("interpolation", "resampling"),
+    Claim("recurrent networks", "recurrent"),
 )
 
 
