@@ -38,8 +38,8 @@ class DLRM(nn.Module):
         super().__init__()
         self.tables = nn.ModuleList([nn.EmbeddingBag(count, dim, mode="sum", sparse=True) for count in rows])
         features = len(rows) + 1
-        self.bottom = _mlp([*bottom, dim], relu_at_end=True)
-        self.top = _mlp([features * (features - 1) // 2 + dim, *top, 1], relu_at_end=False)
+        self.bottom = mlp([*bottom, dim], relu_at_end=True)
+        self.top = mlp([features * (features - 1) // 2 + dim, *top, 1], relu_at_end=False)
         pairs = torch.tril_indices(features, features, -1)
         self.register_buffer("first", pairs[0])
         self.register_buffer("second", pairs[1])
@@ -52,7 +52,8 @@ class DLRM(nn.Module):
         return self.top(torch.cat([bottom, products], dim=1))
 
 
-def _mlp(sizes: Sequence[int], relu_at_end: bool) -> nn.Sequential:
+def mlp(sizes: Sequence[int], relu_at_end: bool) -> nn.Sequential:
+    """Linear layers of these widths with ReLUs between them."""
     layers: list[nn.Module] = []
     for given, made in pairwise(sizes):
         layers += [nn.Linear(given, made), nn.ReLU()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
@@ -17,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-Step = Callable[[], None]
+from benchmarks.lib.workloads import Step, mlp
+
 CUDA = "cuda"
 
 
@@ -393,8 +393,8 @@ def dilated_sequence(batch: int, length: int) -> Step:
     return trained(model, lambda model: (model(x) - x).square().mean())
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum, made orthogonal by Newton-Schulz iterations."""
+class ByWeight(torch.optim.Optimizer):
+    """An optimizer that updates one weight after the other."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -403,12 +403,21 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
-                momentum.lerp_(weight.grad, 0.05)
-                update = orthogonal(momentum) if weight.dim() == 2 and min(weight.shape) > 8 else momentum
-                weight.add_(update, alpha=-group["lr"])
+                if weight.grad is not None:
+                    weight.add_(self.update(weight, self.state[weight]), alpha=-group["lr"])
+
+    def update(self, weight: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        """What is subtracted from a weight, times the learning rate."""
+        raise NotImplementedError
+
+
+class Muon(ByWeight):
+    """Momentum, made orthogonal by Newton-Schulz iterations."""
+
+    def update(self, weight: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        momentum = state.setdefault("momentum", torch.zeros_like(weight))
+        momentum.lerp_(weight.grad, 0.05)
+        return orthogonal(momentum) if weight.dim() == 2 and min(weight.shape) > 8 else momentum
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
@@ -421,34 +430,21 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
 
 
-class Shampoo(torch.optim.Optimizer):
+class Shampoo(ByWeight):
     """Gradients multiplied with inverse roots of their covariances, by eigenvalues."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                if weight.dim() != 2 or max(weight.shape) > 1100:
-                    weight.add_(weight.grad, alpha=-group["lr"])
-                    continue
-                left = torch.eye(weight.shape[0], device=weight.device)
-                covariance = self.state[weight].setdefault("left", left)
-                covariance.lerp_(weight.grad @ weight.grad.T, 0.1)
-                values, vectors = torch.linalg.eigh(covariance)
-                root = vectors * values.clamp(min=1e-6).pow(-0.5) @ vectors.T
-                weight.add_(root @ weight.grad, alpha=-group["lr"])
+    def update(self, weight: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        grad: Any = weight.grad
+        if weight.dim() != 2 or max(weight.shape) > 1100:
+            return grad
+        covariance = state.setdefault("left", torch.eye(weight.shape[0], device=weight.device))
+        covariance.lerp_(grad @ grad.T, 0.1)
+        values, vectors = torch.linalg.eigh(covariance)
+        return vectors * values.clamp(min=1e-6).pow(-0.5) @ vectors.T @ grad
 
 
 def perceptron(batch: int, widths: list[int], **options: Any) -> Step:
-    layers: list[nn.Module] = []
-    for a, b in pairwise(widths):
-        layers += [nn.Linear(a, b), nn.ReLU()]
-    model, x = nn.Sequential(*layers[:-1]).to(CUDA), torch.randn(batch, widths[0], device=CUDA)
+    model, x = mlp(widths, relu_at_end=False).to(CUDA), torch.randn(batch, widths[0], device=CUDA)
     return trained(model, lambda model: model(x).square().mean(), **options)
 
 
