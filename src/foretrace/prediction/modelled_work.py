@@ -46,7 +46,7 @@ def modelled_work(step: DispatchedCalls, platform: Platform, recorded: bool) -> 
     calls, work = step.calls, _by_models(step, platform)
     if recorded:
         work = work.rows(~np.isin(work.call, guessed_calls(step, work)))
-    scaling_notes = [*_cross_device_notes(calls, platform), *_by_roofline(work, calls, platform)]
+    scaling_notes = [*_cross_device_notes(calls, platform), *_not_modelled(work, calls, platform)]
     unknown = unmodelled(step, work)
     if not recorded:
         scaling_notes += left_out_notes(calls, unknown)
@@ -104,7 +104,7 @@ def _streams(step: DispatchedCalls) -> Ints:
     return streams
 
 
-def _by_roofline(work: DeviceWork, calls: Graph, platform: Platform) -> list[str]:
+def _not_modelled(work: DeviceWork, calls: Graph, platform: Platform) -> list[str]:
     """Which ops no model of the platform knows, or knows in other sizes only, those that take longest first."""
     share: dict[int, dict[str, float]] = {FALLBACK: {}, EXTRAPOLATED: {}}
     total = float(work.typical.sum())

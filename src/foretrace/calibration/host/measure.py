@@ -11,11 +11,11 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,7 +23,7 @@ from foretrace._progress import OnProgress, Progress
 from foretrace.calibration.host.fsdp import gather_costs, sharded_costs
 from foretrace.calibration.host.profile import gaps_us, launches_of, profile_step
 from foretrace.calibration.host.steps import STEPS
-from foretrace.calibration.host.training import FORWARD, Phases, Training, calls_of, longest_list
+from foretrace.calibration.host.training import FORWARD, Training, calls_of, longest_list
 from foretrace.calibration.timing.call import Call
 from foretrace.calibration.timing.device import (
     cpu_model,
@@ -38,6 +38,8 @@ from foretrace.errors import ForetraceError
 from foretrace.platform.measurements.cases import Case
 from foretrace.platform.measurements.host import HOST_FILE, Calls, read_host_runs
 from foretrace.platform.measurements.journal import append
+
+T = TypeVar("T")
 
 WARM_UP = 3
 """Steps before anything counts."""
@@ -191,10 +193,10 @@ def _round(steps: list[_Step], single: SingleCalls | None, done: HostOutcome) ->
     """Each step a few times, in random order."""
     lines: list[dict[str, Any]] = []
     for step in random.sample(steps, len(steps)):
-        plain = _unprofiled(step.training)
+        plain = _in_a_row(step.training.timed_step)
         done.totals.setdefault(step.name, []).extend(sum(phases) for phases in plain)
         lines.append({"plain": step.name, "us": [_rounded(phases) for phases in plain]})
-        lines.append({"inference": step.name, "us": _rounded(_inference(step.training))})
+        lines.append({"inference": step.name, "us": _rounded(_in_a_row(step.training.timed_inference))})
         if done.rounds % PROFILE_EVERY == 0:
             lines.append({"profiled": step.name, **asdict(profile_step(step.training, step.calls))})
         if done.rounds % WAIT_EVERY == 0 and torch.cuda.is_initialized():
@@ -204,20 +206,11 @@ def _round(steps: list[_Step], single: SingleCalls | None, done: HostOutcome) ->
     return lines
 
 
-def _unprofiled(training: Training) -> list[Phases]:
-    """Some steps in a row; the first one, which comes after another kind of step, does not count."""
+def _in_a_row(timed: Callable[[], T]) -> list[T]:
+    """Some of a kind in a row; the first one, which comes after another kind, does not count."""
     times = []
     for _ in range(IN_A_ROW + 1):
-        times.append(training.timed_step())
-        _drain()
-    return times[1:]
-
-
-def _inference(training: Training) -> list[float]:
-    """Some forwards without gradients in a row; the first one does not count."""
-    times = []
-    for _ in range(IN_A_ROW + 1):
-        times.append(training.timed_inference())
+        times.append(timed())
         _drain()
     return times[1:]
 

@@ -102,9 +102,13 @@ def _mixed_concat(op: Op, first: Tensor) -> Sequence[Op]:
 
 def _self_attention(op: Op, query: Tensor) -> Sequence[Op]:
     """PyTorch's whole multi-head attention without gradients, as the calls it makes inside."""
-    heads = op.args[4] if len(op.args) > 4 else 0
+    return _attention_of(query, op.args[4] if len(op.args) > 4 else None) or (op,)
+
+
+def _attention_of(query: Tensor, heads: Value) -> Sequence[Op]:
+    """The projections of an attention and the attention between them; none where the heads are unknown."""
     if len(query.shape) != 3 or not isinstance(heads, int) or heads < 1:
-        return (op,)
+        return ()
     batch, length, width = query.shape
     head = replace(
         query, shape=(batch, heads, length, width // heads),
@@ -124,14 +128,14 @@ def _encoder_layer(op: Op, source: Tensor) -> Sequence[Op]:
     ['addmm', '_scaled_dot_product_efficient_attention', 'addmm']
     """
     weights = [argument for argument in op.args if isinstance(argument, Tensor) and len(argument.shape) == 2]
-    if len(source.shape) != 3 or len(weights) != 4:
+    attention = _attention_of(source, op.args[2] if len(op.args) > 2 else None)
+    if not attention or len(weights) != 4:
         return (op,)
     width, hidden = source.shape[-1], weights[2].shape[0]
     norm = Op("aten::native_layer_norm", (source, [width], weights[0], weights[0], 1e-5), overload="default")
     wide = replace(source, shape=(*source.shape[:2], hidden), stride=None, storage=-1)
     add = Op("aten::add", (source, source), overload="Tensor", outputs=(source,))
     between = Op("aten::gelu" if op.args[7] is True else "aten::relu", (wide,), overload="default", outputs=(wide,))
-    attention = _self_attention(Op(op.name, (source, source, source, width, op.args[2])), source)
     return (*attention, add, norm, _linear(source, hidden), between, _linear(wide, width), add, norm)
 
 

@@ -112,6 +112,17 @@ class Support:
         margin = SUPPORT_MARGIN * (high - low)
         return cls(codes, low - margin, high + margin)
 
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Support | None:
+        """As `FamilyModel.write` wrote it, None where it did not; a ValueError for arrays that do not fit."""
+        if "support.codes" not in arrays:
+            return None
+        codes = finite(arrays, "support.codes", None)
+        low, high = (arrays[f"support.{name}"].astype(np.float64) for name in ("low", "high"))
+        if not len(codes) or low.shape != (len(codes), len(arrays["columns"])) or high.shape != low.shape:
+            raise ValueError("the ranges of its features do not fit its columns")
+        return cls(codes, low, high)
+
     def holds(self, features: Floats) -> NDArray[np.bool_]:
         """Whether each call lies inside, in every feature."""
         place = np.searchsorted(self.codes, features[:, 0]).clip(max=len(self.codes) - 1)
@@ -232,22 +243,11 @@ class FamilyModel:
             estimator = getattr(import_module(f"foretrace.cost_models.kernels.{module}"), kind).from_arrays(arrays)
             most = float(finite(arrays, "most_roof_us"))
             errors, sequences = ErrorRange.from_arrays(arrays), KernelSequences.from_arrays(arrays)
-            return cls(family, estimator, errors, sequences, most, _support(arrays))
+            return cls(family, estimator, errors, sequences, most, Support.from_arrays(arrays))
         except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise ForetraceError(
                 f"{path} is not a fitted model ({error})", "Restore it, or fit it again: foretrace calibrate fit."
             ) from None
-
-
-def _support(arrays: Mapping[str, NDArray[Any]]) -> Support | None:
-    """As `FamilyModel.write` wrote it; a ValueError for arrays that do not fit each other."""
-    if "support.codes" not in arrays:
-        return None
-    codes = finite(arrays, "support.codes", None)
-    low, high = (arrays[f"support.{name}"].astype(np.float64) for name in ("low", "high"))
-    if not len(codes) or low.shape != (len(codes), len(arrays["columns"])) or high.shape != low.shape:
-        raise ValueError("the ranges of its features do not fit its columns")
-    return Support(codes, low, high)
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class Convolutions(Family):
         ]  # fmt: skip
         return Description(features, work)
 
-    def main_kernel(self, kernels: Sequence[str]) -> TiledKernel:
+    def main_kernel(self, kernels: Sequence[str]) -> TiledKernel | None:
         """The kernel that convolved, without layout changes and other helpers."""
         from foretrace.cost_models.kernels.kernel_names import convolution_kernel  # fitting alone reads names
 

@@ -31,7 +31,7 @@ class GroupedConvolutions(Convolutions):
         """Several groups of several channels, or a dilated window."""
         return self.has_shapes(op) and is_variant(op)
 
-    def main_kernel(self, kernels: Sequence[str]) -> TiledKernel | None:  # type: ignore[override]
+    def main_kernel(self, kernels: Sequence[str]) -> TiledKernel | None:
         """None: too few are measured to learn which kernel is selected."""
         return None
 
