@@ -2,13 +2,17 @@
 
 import json
 
+import numpy as np
+from pytest import approx
+
 from foretrace.analysis.compare import compare_steps
 from foretrace.analysis.measure import measure_step
-from foretrace.graph import Graph
-from tests.analysis.builders import Call, job, launch, rank
+from foretrace.graph import Graph, Job, Names
+from foretrace.graph.tables import ANNOTATION, ActivityTable
+from tests.analysis.builders import Call, Runtime, all_reduce, job, launch, rank
 
 
-def step(mm_us: float, *others: Call) -> Graph:
+def step(mm_us: float, *others: Call | Runtime) -> Graph:
     return rank(Call("aten::mm", 0, 10), launch(2, 4, (5, 5 + mm_us), name="sgemm"), *others)
 
 
@@ -38,3 +42,46 @@ def test_families_and_phases_are_compared_too() -> None:
 
 def test_a_difference_is_plain_data() -> None:
     json.dumps(compare_steps(measure_step(job(step(1))), measure_step(job(step(2)))).to_dict(), allow_nan=False)
+
+
+def two_ranks(late_us: float, transfer_us: float, hidden: bool) -> Job:
+    """The second rank comes later to an all_reduce, by so much; where ``hidden``, a product runs beside all of it."""
+    ranks = []
+    for late in (0.0, late_us):
+        start, end = 100 + late, 100 + late_us + transfer_us
+        events: list[Call | Runtime] = [
+            Call("aten::mm", 0, 10),
+            launch(2, 4, (5, end if hidden else 90 + late), name="sgemm"),
+        ]
+        ranks.append(rank(*events, Call("c10d::allreduce_", 20, 30), all_reduce(22, 24, (start, end), nbytes=4096)))
+    return job(*ranks)
+
+
+def test_waits_are_told_from_transfers_and_hidden_from_exposed_communication() -> None:
+    before, after = measure_step(two_ranks(400, 300, False)), measure_step(two_ranks(100, 300, False))
+    found = compare_steps(before, after)
+    changes = {row.what: row.ms for row in found.communication}
+    assert changes["exposed transfer"] == approx((0.3, 0.3)) and changes["hidden"] == (0, 0)
+    assert changes["exposed wait"] == approx((0.2, 0.05))  # the mean of a rank that waits and one that does not
+    (row,) = found.collectives
+    assert (row.kind, row.count, row.nbytes) == ("all_reduce", (1, 1), (4096, 4096))
+    assert row.transfer_ms == approx((0.3, 0.3)) and row.wait_ms == approx((0.2, 0.05))
+    assert row.change_ms == approx(-0.15)
+
+    behind = {row.what: row.ms for row in compare_steps(before, measure_step(two_ranks(400, 300, True))).communication}
+    assert behind["hidden"] == approx((0.0, 0.5)) and behind["exposed wait"][1] == behind["exposed transfer"][1] == 0
+
+
+def test_idle_time_is_compared_by_its_cause() -> None:
+    def loading(us: float) -> Graph:
+        name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        graph = step(10, Call("aten::relu", 30 + us, 50 + us), launch(40 + us, 42 + us, (45 + us, 50 + us)))
+        graph.activities = ActivityTable(
+            np.zeros(1, np.int32), np.array([20.0]), np.array([20 + us]), np.ones(1, np.int32),
+            np.full(1, ANNOTATION, np.int8), Names([name]),
+        )  # fmt: skip
+        return graph
+
+    found = compare_steps(measure_step(job(loading(5000))), measure_step(job(loading(1000))))
+    change = {row.what: row.change_ms for row in found.idle}
+    assert change["data loading"] == approx(-4.0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from foretrace.analysis.report import StepReport, TimeRow, plain
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 
+if TYPE_CHECKING:
+    from foretrace.analysis.op_matching import Replacement
+
+ROUNDING = 1e-9
+"""Milliseconds and calls below this are none."""
 Pair = tuple[float, float]
 """Before and after; predicted and measured."""
 
@@ -33,12 +38,43 @@ class TimeChange:
 
 
 @dataclass(slots=True)
+class MatchedChange(TimeChange):
+    """Time of an op in two steps, or of ops and what takes their place in the other step."""
+
+    before: list[str]
+    after: list[str]
+    """The ops; empty where only the other step has some."""
+    phase: str = ""
+    where: str = ""
+    """Of a replacement, its module, with * for what differs between places; empty where unknown."""
+    how: str = "name"
+    """What it is matched by: ``name``, ``module`` or ``position``."""
+    places: int = 0
+    """Of a replacement, at how many places it was found."""
+
+
+@dataclass(slots=True)
 class PathChange:
-    """Time of the critical path in one kind of work, in two steps."""
+    """Time of a step in one kind of work, in two steps: of its critical path, communication or idle time."""
 
     what: str
-    """As in `foretrace.analysis.report.PathRow`."""
+    """As in `foretrace.analysis.report.PathRow`; the kind of communication; the cause of idle time."""
     ms: Pair
+    change_ms: float
+
+
+@dataclass(slots=True)
+class CollectiveChange:
+    """All collectives of one kind in two steps."""
+
+    kind: str
+    count: tuple[int, int]
+    nbytes: tuple[int, int]
+    """Of all of them."""
+    transfer_ms: Pair
+    """From the last rank's arrival on."""
+    wait_ms: Pair
+    """Before that, the mean over ranks."""
     change_ms: float
 
 
@@ -54,6 +90,13 @@ class StepDifference:
     """Of the busiest rank."""
     critical_path: list[PathChange] = field(default_factory=list)
     """By kind of work; the changes add up to that of the critical path, and of a predicted step."""
+    communication: list[PathChange] = field(default_factory=list)
+    """Exposed wait, exposed transfer and what is hidden behind other work, the mean over ranks."""
+    collectives: list[CollectiveChange] = field(default_factory=list)
+    idle: list[PathChange] = field(default_factory=list)
+    """What devices idle for, by cause, the mean over ranks."""
+    matched: list[MatchedChange] = field(default_factory=list)
+    """`by_op`, with ops that take the place of others beside these."""
     by_op: list[TimeChange] = field(default_factory=list)
     by_family: list[TimeChange] = field(default_factory=list)
     by_phase: list[TimeChange] = field(default_factory=list)
@@ -83,14 +126,19 @@ def compare_steps(before: StepReport, after: StepReport) -> StepDifference:
     >>> slower.step_ms, slower.by_op[0].name, slower.by_op[0].change_ms
     ((3.0, 6.0), 'aten::mm', 3.0)
     """
+    rows = compare_rows(before.by_op, after.by_op)
     had, has = ({row.name for row in report.by_op} for report in (before, after))
     return StepDifference(
         before=before.source,
         after=after.source,
         step_ms=(before.step_ms, after.step_ms),
         device_active_ms=(_busiest(before), _busiest(after)),
-        critical_path=_compare_paths(before, after),
-        by_op=compare_rows(before.by_op, after.by_op),
+        critical_path=_changes(_path_by_kind(before), _path_by_kind(after)),
+        communication=_changes(_communication(before), _communication(after)),
+        collectives=_compare_collectives(before, after),
+        idle=_changes(before.idle_causes, after.idle_causes),
+        matched=_match(before, after, rows),
+        by_op=rows,
         by_family=compare_rows(before.by_family, after.by_family),
         by_phase=compare_rows(before.by_phase, after.by_phase),
         new=sorted(has - had),
@@ -102,10 +150,12 @@ def _busiest(report: StepReport) -> float:
     return max((rank.device_active_ms for rank in report.ranks), default=report.device_active_ms)
 
 
-def _compare_paths(before: StepReport, after: StepReport) -> list[PathChange]:
-    """The critical paths by kind of work, the largest slow-down first."""
-    old, new = (_path_by_kind(report) for report in (before, after))
-    changes = [PathChange(what, (old[what], new[what]), new[what] - old[what]) for what in {**old, **new}]
+def _changes(old: Mapping[str, float], new: Mapping[str, float]) -> list[PathChange]:
+    """Times by kind of work, the largest slow-down first."""
+    changes = [
+        PathChange(what, (old.get(what, 0.0), new.get(what, 0.0)), new.get(what, 0.0) - old.get(what, 0.0))
+        for what in {**old, **new}
+    ]
     return sorted(changes, key=lambda row: -row.change_ms)
 
 
@@ -114,6 +164,75 @@ def _path_by_kind(report: StepReport) -> defaultdict[str, float]:
     for row in report.critical_path:
         ms[row.what] += row.ms
     return ms
+
+
+def _communication(report: StepReport) -> dict[str, float]:
+    """Communication of a step by whether other work hides it, and what of the exposed part is waiting."""
+    each = [rank.communication for rank in report.ranks]
+    if not any(one.communication_ms for one in each):
+        return {}
+    wait, exposed, hidden = (
+        sum(getattr(one, name) for one in each) / len(each) for name in ("exposed_wait_ms", "exposed_ms", "hidden_ms")
+    )
+    return {"exposed wait": wait, "exposed transfer": exposed - wait, "hidden": hidden}
+
+
+def _compare_collectives(before: StepReport, after: StepReport) -> list[CollectiveChange]:
+    old, new = (_by_kind(report) for report in (before, after))
+    changes = []
+    for kind in {**old, **new}:
+        a, b = old.get(kind, (0, 0, 0.0, 0.0)), new.get(kind, (0, 0, 0.0, 0.0))
+        both = (a[0], b[0]), (a[1], b[1]), (a[2], b[2]), (a[3], b[3])
+        changes.append(CollectiveChange(kind, *both, b[2] + b[3] - a[2] - a[3]))
+    return sorted(changes, key=lambda row: -row.change_ms)
+
+
+def _by_kind(report: StepReport) -> dict[str, tuple[int, int, float, float]]:
+    """Number, bytes, transfer and wait of the collectives of each kind."""
+    found: dict[str, tuple[int, int, float, float]] = {}
+    for row in report.collectives:
+        count, nbytes, transfer, wait = found.get(row.kind, (0, 0, 0.0, 0.0))
+        found[row.kind] = (
+            count + row.count,
+            nbytes + row.count * row.nbytes,
+            transfer + row.total_transfer_ms,
+            wait + row.wait_ms / max(len(report.ranks), 1),
+        )
+    return found
+
+
+def _match(before: StepReport, after: StepReport, rows: Sequence[TimeChange]) -> list[MatchedChange]:
+    """The rows by op, less what takes the place of something else, and a row for each such replacement."""
+    found: list[Replacement] = []
+    if before.workings and after.workings:
+        from foretrace.analysis.op_matching import find_replacements
+
+        found = find_replacements(before.workings.graphs, after.workings.graphs)
+    left = {row.name: [[*pair] for pair in (row.device_ms, row.host_ms, row.count)] for row in rows}
+    matched = []
+    for one in found:
+        taken = [[0.0, 0.0] for _ in range(3)]
+        for side in (0, 1):
+            for name, share in one.taken[side].items():
+                for column, value in enumerate(share):
+                    taken[column][side] += value
+                    if name in left:
+                        left[name][column][side] = max(left[name][column][side] - value, 0.0)
+        ours, theirs = list(one.before), list(one.after)
+        name = f"{', '.join(ours)} → {', '.join(theirs)}"
+        matched.append(_matched(name, taken, ours, theirs, one.phase, one.where, one.how, one.places))
+    for name, columns in left.items():
+        if any(value > ROUNDING for column in columns for value in column):
+            there = ([name] if any(column[side] > ROUNDING for column in columns) else [] for side in (0, 1))
+            matched.append(_matched(name, columns, *there))
+    return sorted(matched, key=lambda row: -row.change_ms)
+
+
+def _matched(name: str, columns: list[list[float]], *more: Any) -> MatchedChange:
+    (device, device_after), (host, host_after), count = columns
+    change = device_after - device + host_after - host
+    counts = round(count[0]), round(count[1])
+    return MatchedChange(name, (device, device_after), (host, host_after), counts, change, *more)
 
 
 def compare_rows(before: Sequence[TimeRow], after: Sequence[TimeRow]) -> list[TimeChange]:

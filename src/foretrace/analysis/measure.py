@@ -82,7 +82,7 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         report.unrecorded_launches = sum(int((graph.calls.kind == LAUNCH).sum()) for graph in graphs)
     if report.ranks:
         _add_rank_means(report, segments)
-    _add_collectives(report, collectives)
+    add_collectives(report, collectives)
     if len(graphs) > 1:
         from foretrace.analysis.stragglers import stragglers  # one rank has none
 
@@ -194,7 +194,7 @@ def _unprofiled(graphs: list[Graph]) -> Unprofiled | None:
     )
 
 
-def _add_collectives(report: StepReport, collectives: list[CollectiveTimes]) -> None:
+def add_collectives(report: StepReport, collectives: list[CollectiveTimes]) -> None:
     """Transfer and wait of the collectives of each kind and size."""
     alike: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for group in collectives:

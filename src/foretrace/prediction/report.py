@@ -23,6 +23,7 @@ from foretrace.analysis.dependencies import without_host_collective_kernels
 from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.analysis.host_time import KINDS, host_overheads
 from foretrace.analysis.idle import bound_by
+from foretrace.analysis.measure import add_collectives
 from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import RankReport, StepReport, Workings
 from foretrace.cost_models.kernels.pricing import MODEL
@@ -96,6 +97,7 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         low, high = percentiles(samples, PERCENTILES)
     report.low_ms, report.high_ms = min(low, step_ms), max(high, step_ms)
     sources = [rank.sources for rank in done.ranks]
+    add_collectives(report, collectives)
     report.workings = Workings(tasks, timeline, path, done.graphs, done.segments, device, sources, samples, collectives)
     return report
 

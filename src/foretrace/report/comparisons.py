@@ -13,13 +13,15 @@ from foretrace.report.step import COVERAGE, OVERHEADS, caution_facts
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
 if TYPE_CHECKING:
-    from foretrace.analysis.compare import Check, OpMiss, StepDifference, TimeChange
+    from foretrace.analysis.compare import Check, OpMiss, PathChange, StepDifference, TimeChange
     from foretrace.prediction.scaling import Scaling
     from foretrace.whatif.points import Point, Sweep
     from foretrace.whatif.what_if import WhatIf
 
 LEAST_CHANGE_MS = 0.0005
 """Smaller changes are rounding."""
+OPS_NAMED = 3
+"""Ops that a row names of each side of a replacement."""
 OVERLAP = "host and device time added, which overlap in the step"
 FAR_SLOWER = 10
 """From this factor on, a slow-down is said as how many times as long the step takes."""
@@ -38,18 +40,19 @@ def difference_blocks(difference: StepDifference, top: int | None) -> Blocks:
 
 
 def _change_tables(difference: StepDifference, top: int | None) -> Blocks:
-    """What got slower and what faster: along the critical path, by op, by kernel family, by phase; new and gone ops."""
-    path = [row for row in difference.critical_path if abs(row.change_ms) >= LEAST_CHANGE_MS]
-    if path:
-        total = sum(row.change_ms for row in difference.critical_path)
-        cells = [
-            [row.what, OVERHEADS.get(row.what, ""), signed_ms(row.change_ms), *(ms(value) for value in row.ms)]
-            for row in sorted(path, key=lambda row: -abs(row.change_ms))
-        ]
-        title = f"Along the critical path: the changes add up to {signed_ms(total)} ms"
-        yield table(title, ["<what", "<", "change ms", "ms", "→"], cells)
-    slower = [row for row in difference.by_op if row.change_ms >= LEAST_CHANGE_MS]
-    faster = [row for row in reversed(difference.by_op) if row.change_ms <= -LEAST_CHANGE_MS]
+    """What got slower and what faster: along the critical path, in idle time and communication, by op, by kernel
+    family, by phase; new and gone ops.
+    """
+    for title, kinds in (
+        ("Along the critical path", difference.critical_path),
+        ("What the device idles for, mean over ranks", difference.idle),
+        ("Communication, mean over ranks", difference.communication),
+    ):
+        yield from _kinds(title, kinds)
+    yield from _collectives(difference)
+    by_op = [(row.change_ms, row) for row in difference.matched or difference.by_op]
+    slower = [row for change_ms, row in by_op if change_ms >= LEAST_CHANGE_MS]
+    faster = [row for change_ms, row in reversed(by_op) if change_ms <= -LEAST_CHANGE_MS]
     yield from _changes(f"Slower, by op: {OVERLAP}", slower, top)
     yield from _changes(f"Faster, by op: {OVERLAP}", faster, top)
     if not slower and not faster:
@@ -57,10 +60,39 @@ def _change_tables(difference: StepDifference, top: int | None) -> Blocks:
     for title, rows in (("By kernel family", difference.by_family), ("By phase", difference.by_phase)):
         changed = [row for row in rows if abs(row.change_ms) >= LEAST_CHANGE_MS]
         yield from _changes(title, sorted(changed, key=lambda row: -abs(row.change_ms)), top)
-    for title, names in (("Only in the second", difference.new), ("Only in the first", difference.gone)):
-        if names:
+    replaced = {name for row in difference.matched if row.places for name in (*row.before, *row.after)}
+    for title, several in (("Only in the second", difference.new), ("Only in the first", difference.gone)):
+        if names := [name for name in several if name not in replaced]:
             more = f" and {len(names) - top} more" if top is not None and len(names) > top else ""
             yield Text(f"{title}: {', '.join(printable(name) for name in names[:top])}{more}")
+
+
+def _kinds(title: str, rows: Sequence[PathChange]) -> Blocks:
+    """Times by kind of work, the largest change first."""
+    changed = [row for row in rows if abs(row.change_ms) >= LEAST_CHANGE_MS]
+    if changed:
+        total = sum(row.change_ms for row in rows)
+        cells = [
+            [row.what, OVERHEADS.get(row.what, ""), signed_ms(row.change_ms), *(ms(value) for value in row.ms)]
+            for row in sorted(changed, key=lambda row: -abs(row.change_ms))
+        ]
+        yield table(
+            f"{title}: the changes add up to {signed_ms(total)} ms", ["<what", "<", "change ms", "ms", "→"], cells
+        )
+
+
+def _collectives(difference: StepDifference) -> Blocks:
+    rows = [row for row in difference.collectives if abs(row.change_ms) >= LEAST_CHANGE_MS]
+    if rows:
+        columns = ["<kind", "change ms", "transfer ms", "→", "wait ms", "→", "count", "→", "bytes", "→"]
+        cells = [
+            [
+                row.kind, signed_ms(row.change_ms), *map(ms, row.transfer_ms), *map(ms, row.wait_ms),
+                *map(str, row.count), *(bytes_(nbytes or None) for nbytes in row.nbytes),
+            ]
+            for row in sorted(rows, key=lambda row: -abs(row.change_ms))
+        ]  # fmt: skip
+        yield table("Collectives: transfer from the last arrival on; wait before it, mean over ranks", columns, cells)
 
 
 def _changes(title: str, rows: Sequence[TimeChange], top: int | None) -> Blocks:
@@ -72,11 +104,31 @@ def _changes(title: str, rows: Sequence[TimeChange], top: int | None) -> Blocks:
 def _pairs(row: TimeChange | OpMiss, difference_ms: float) -> list[str]:
     """The cells of a row of pairs: its name, the difference, then each pair."""
     return [
-        short_name(row.name),
+        change_name(row),
         signed_ms(difference_ms),
         *(ms(value) for value in (*row.device_ms, *row.host_ms)),
         *(f"{value:.0f}" for value in row.count),
     ]
+
+
+def change_name(row: TimeChange | OpMiss) -> str:
+    """The name of a row: of a replacement the ops of both steps, and at how many places.
+
+    >>> from foretrace.analysis.compare import MatchedChange
+    >>> ops = ["aten::bmm", "aten::_softmax"], ["aten::_flash_attention_forward"]
+    >>> change_name(MatchedChange("", (2.0, 1.0), (0.0, 0.0), (36, 12), -1.0, *ops, places=12))
+    '12 times: aten::bmm, aten::_softmax → aten::_flash_attention_forward'
+    """
+    places = getattr(row, "places", 0)
+    if not places:
+        return short_name(row.name)
+    sides = (_some(getattr(row, side)) for side in ("before", "after"))
+    return f"{f'{places} times: ' if places > 1 else ''}{' → '.join(sides)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - OPS_NAMED} more" if len(names) > OPS_NAMED else ""
+    return f"{', '.join(short_name(name) for name in names[:OPS_NAMED])}{more}"
 
 
 def signed_ms(change_ms: float) -> str:

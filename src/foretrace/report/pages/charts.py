@@ -14,7 +14,7 @@ from foretrace.analysis.compare import PathChange, TimeChange
 from foretrace.analysis.memory import MemoryCurve
 from foretrace.analysis.report import StepReport, TimeRow, plain
 from foretrace.graph.tables import Floats, Longs
-from foretrace.report.comparisons import LEAST_CHANGE_MS
+from foretrace.report.comparisons import LEAST_CHANGE_MS, change_name
 from foretrace.report.formatting import short_name
 from foretrace.report.pages.page import Chart
 from foretrace.report.pages.timeline import waits_for_ranks
@@ -254,7 +254,7 @@ def changes(rows: Sequence[TimeChange | PathChange], verdict: bool = True) -> Ch
 
 def _change_label(row: TimeChange | PathChange) -> str:
     if isinstance(row, TimeChange):
-        return short_name(row.name)
+        return change_name(row)
     return f"host, {OVERHEADS[row.what]}" if row.what in OVERHEADS else row.what
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretrace.analysis.compare import compare_steps
 from foretrace.analysis.report import StepReport, plain
-from foretrace.report.comparisons import made_and_left, point_label, reasons, scaling_speed, signed_ms
+from foretrace.report.comparisons import change_name, made_and_left, point_label, reasons, scaling_speed, signed_ms
 from foretrace.report.formatting import UNKNOWN, bytes_, figure, ms, percent, plural, signed
 from foretrace.report.pages import charts
 from foretrace.report.pages.page import Chart, Page
@@ -80,7 +80,7 @@ def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str
     True
     """
     pair, lines, difference = (before, after), list(_lines(before, after)), compare_steps(before, after)
-    rows = sorted(difference.by_op, key=lambda row: -abs(row.change_ms))
+    rows = sorted(difference.matched or difference.by_op, key=lambda row: -abs(row.change_ms))
     per_sample = next((line for line in lines if line.name == PER_SAMPLE), None)
     verdict = per_sample is None  # a step with more samples may take longer
     return Page(
@@ -89,6 +89,8 @@ def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str
         {
             "distribution": _distributions(pair, names),
             "path": charts.changes(difference.critical_path, verdict),
+            "idle": charts.changes(difference.idle, verdict),
+            "communication": charts.changes(difference.communication, verdict),
             "by_op": charts.changes(rows, verdict),
             "by_family": charts.changes(difference.by_family, verdict),
             "by_phase": charts.changes(difference.by_phase, verdict),
@@ -104,7 +106,7 @@ def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str
             "samples": " → ".join(f"{report.samples:,}" for report in pair) if per_sample else "",
             "notes": list(dict.fromkeys([*before.notes, *after.notes])),
             "cautions": list(dict.fromkeys([*before.cautions, *after.cautions])),
-            "rows": [(row, signed_ms(row.change_ms)) for row in rows],
+            "rows": [(row, change_name(row), signed_ms(row.change_ms)) for row in rows],
         },
     )
 
