@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
 import foretrace as ft
@@ -15,6 +18,7 @@ from foretrace.report.pages.comparisons import comparison_page
 from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
 from foretrace.whatif.points import Point, Sweep
+from tests.narrowing import present
 from tests.report.steps import HOSTILE, rank, sketched
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
@@ -119,6 +123,156 @@ def test_the_timeline_zooms_by_button_by_wheel_and_by_key(page):
     wait_for(page, lambda start, _: start > 0)
 
 
+def test_the_wheel_alone_scrolls_the_page(page):
+    before = window(page)
+    page.locator(TIMELINE).hover()
+    top = page.evaluate("scrollY")
+    page.mouse.wheel(0, 200)
+    page.wait_for_function(f"scrollY > {top}")
+    assert window(page) == before
+
+
+def test_a_finger_on_the_timeline_scrolls_the_page(browser, files):
+    page, complaints = opened(browser, files["forecast"])
+    assert page.evaluate("getComputedStyle(document.querySelector('#timeline')).touchAction") == "pan-y"
+    page.context.close()
+    assert not complaints
+
+
+def test_the_keys_of_perfetto_zoom_and_move(page):
+    end = window(page)[1]
+    page.locator(TIMELINE).focus()
+    page.keyboard.press("w")
+    wait_for(page, lambda start, _: start > 0)
+    start, stop = window(page)
+    page.keyboard.press("d")
+    wait_for(page, lambda left, right: left > start and right > stop)
+    page.keyboard.press("a")
+    wait_for(page, lambda left, right: left == pytest.approx(start) and right == pytest.approx(stop))
+    page.keyboard.press("s")
+    wait_for(page, lambda left, right: right - left > stop - start)
+    page.keyboard.press("Home")
+    wait_for(page, lambda left, right: (left, right) == (0, end))
+
+
+def drag(page, start: float, end: float, key: str = "") -> None:
+    """Drag over the lanes, from one share of their width to another."""
+    page.locator(TIMELINE).scroll_into_view_if_needed()
+    box = page.locator(TIMELINE).bounding_box()
+    at = [(box["x"] + 78 + share * (box["width"] - 90), box["y"] + 20) for share in (start, end)]
+    page.mouse.move(*at[0])
+    if key:
+        page.keyboard.down(key)
+    page.mouse.down()
+    page.mouse.move(*at[1], steps=4)
+    page.mouse.up()
+    if key:
+        page.keyboard.up(key)
+
+
+SELECTED = "[data-timeline=selected]"
+
+
+def test_a_span_is_selected_by_dragging_and_added_up(page):
+    before, end = window(page), window(page)[1]
+    drag(page, 0.25, 0.75)
+    text = page.inner_text(SELECTED)
+    assert "device busy" in text and "matrix product" in text and "FLOP" in text and window(page) == before
+    assert page.is_visible(".span")
+    page.keyboard.press("f")
+    wait_for(page, lambda left, right: right - left == pytest.approx(end / 2, rel=0.05))
+    page.keyboard.press("Escape")
+    assert not page.is_visible(SELECTED) and not page.is_visible(".span")
+
+
+def test_with_ctrl_dragging_zooms_and_with_shift_it_moves(page):
+    end = window(page)[1]
+    drag(page, 0.25, 0.75, "Control")
+    wait_for(page, lambda left, right: right - left == pytest.approx(end / 2, rel=0.05))
+    left, _ = window(page)
+    drag(page, 0.75, 0.5, "Shift")
+    wait_for(page, lambda start, _: start > left)
+    assert not page.is_visible(SELECTED)
+
+
+def test_the_sum_of_the_whole_step_is_that_of_its_kernels(page):
+    page.locator(TIMELINE).focus()
+    page.keyboard.press("m")
+    kernels = page.evaluate(
+        "document.querySelector('#timeline').timeline.all[0].lanes.filter((lane) => lane.device)[0].start.length"
+    )
+    assert f"{kernels} kernels" in page.inner_text(SELECTED)
+
+
+def test_a_clicked_interval_tells_what_is_known_of_it(page):
+    drag(page, 0.2, 0.3, "Control")
+    wait_for(page, lambda start, _: start > 0)
+    point_at(page, "aten::mm")
+    page.mouse.down()
+    page.mouse.up()
+    text = page.inner_text(SELECTED)
+    assert "aten::mm" in text and "bfloat16 1024×1024, 1024×1024" in text and "in net." in text
+
+
+def test_matches_are_counted_and_gone_through(page):
+    page.fill("[data-timeline=filter]", "aten::mm")
+    count = page.locator("[data-timeline=count]")
+    assert count.inner_text().endswith(" found")
+    page.locator("[data-timeline=filter]").press("Enter")
+    assert count.inner_text().startswith("1 of ") and "aten::mm" in page.inner_text(SELECTED)
+    page.click("[data-timeline=next]")
+    assert count.inner_text().startswith("2 of ")
+    page.locator("[data-timeline=filter]").press("Shift+Enter")
+    assert count.inner_text().startswith("1 of ")
+
+
+def test_a_link_keeps_the_view(browser, page):
+    drag(page, 0.25, 0.5, "Control")
+    page.fill("[data-timeline=filter]", "aten::add")
+    page.wait_for_url("**#line&view=*find=*")
+    again, complaints = opened(browser, page.url.partition("#")[0])
+    again.goto(page.url)
+    again.reload()
+    wait_for(again, lambda start, end: (start, end) == pytest.approx(window(page), abs=1e-3))
+    assert again.input_value("[data-timeline=filter]") == "aten::add" and not complaints
+    again.context.close()
+
+
+def test_an_address_that_makes_no_sense_shows_the_whole_step(browser, files):
+    page, complaints = opened(browser, files["forecast"])
+    page.evaluate("location.hash = '#line&view=9e9-1&span=x-<b>&show=constructor&hide=%F0'")
+    page.wait_for_timeout(300)
+    assert window(page)[0] == 0 and not complaints
+    page.context.close()
+
+
+def test_an_early_rank_says_for_whom_it_waits(browser, files):
+    page, complaints = opened(browser, files["observation"])
+    page.fill("[data-timeline=filter]", "ncclDevKernel")
+    page.locator("[data-timeline=filter]").press("Enter")
+    assert "waits for rank 0" in page.inner_text(SELECTED) and not complaints
+    page.context.close()
+
+
+def test_an_op_of_a_table_is_found_in_the_timeline(page):
+    page.locator("#ops button.find").filter(has_text="aten::add").first.click()
+    assert page.input_value("[data-timeline=filter]") == "aten::add"
+    assert "aten::add" in page.inner_text(SELECTED)
+
+
+def test_tables_are_sorted_by_any_column_with_mouse_and_keyboard(page):
+    cells = "#ops tbody tr:not(.rest) td:nth-child({})"
+    head = page.locator("#ops thead th").filter(has_text="calls")
+    head.locator("button").click()
+    calls = [int(text.replace(",", "")) for text in page.locator(cells.format(4)).all_text_contents()]
+    assert head.get_attribute("aria-sort") == "descending" and calls == sorted(calls, reverse=True)
+    head.locator("button").press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    page.locator("#ops thead th button").first.click()
+    names = page.locator(cells.format(1)).all_text_contents()
+    assert names == sorted(names, key=str.lower) and head.get_attribute("aria-sort") is None
+
+
 def point_at(page, name: str) -> None:
     """Move the mouse over the first piece whose name begins so."""
     page.locator(TIMELINE).scroll_into_view_if_needed()
@@ -173,6 +327,20 @@ def test_where_the_time_goes_is_shown_from_several_sides(page):
     for button in buttons.all():
         button.click()
         assert button.get_attribute("aria-pressed") == "true"
+
+
+AXE = find_spec("axe_playwright_python")
+
+
+@pytest.mark.skipif(AXE is None, reason="axe-core is not installed")
+@pytest.mark.parametrize("name", ["forecast", "comparison", "observation", "scaling", "sweep", "sharding"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_page_is_accessible(browser, files, name, theme):
+    page, _ = opened(browser, files[name], theme)
+    page.evaluate((Path(str(present(AXE).origin)).parent / "axe.min.js").read_text())
+    found = page.evaluate("axe.run()")["violations"]
+    page.context.close()
+    assert [(one["id"], one["nodes"][0]["target"]) for one in found if one["impact"] in ("serious", "critical")] == []
 
 
 def test_the_points_of_a_sweep_are_seen_by_memory_and_by_cost(browser, files):

@@ -454,6 +454,9 @@ class Workings:
     sources: list[Small] = field(default_factory=list)
     """Of a prediction, for each rank, how the time of each kernel is known: the codes of
     `foretrace.prediction.device_work`."""
+    kernel_ranges: list[tuple[Floats, Floats]] = field(default_factory=list)
+    """Of a prediction, for each rank, the 10th and the 90th percentile of each kernel's microseconds; none where
+    kernels were measured."""
     samples_ms: Floats = field(default_factory=lambda: np.zeros(0))
     """Step times of a prediction with durations drawn anew for each sample."""
     collectives: list[CollectiveTimes] = field(default_factory=list)

@@ -98,8 +98,16 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
     report.low_ms, report.high_ms = min(low, step_ms), max(high, step_ms)
     sources = [rank.sources for rank in done.ranks]
     add_collectives(report, collectives)
-    report.workings = Workings(tasks, timeline, path, done.graphs, done.segments, device, sources, samples, collectives)
+    report.workings = Workings(
+        tasks, timeline, path, done.graphs, done.segments, device, sources, _kernel_ranges(done), samples, collectives
+    )
     return report
+
+
+def _kernel_ranges(done: SimulatedJob) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The 10th and the 90th percentile of each kernel, rank by rank; none where a rank's kernels were measured."""
+    priced = [rank.step.work for rank in done.ranks if isinstance(rank, PricedRank)]
+    return [(work.low, work.high) for work in priced] if len(priced) == len(done.ranks) else []
 
 
 def sample_step_ms(done: SimulatedJob) -> np.ndarray:

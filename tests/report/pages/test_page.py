@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foretrace.graph import ForetraceError
-from foretrace.report.pages.page import Page
+from foretrace.report.pages.page import Page, _asset
 from tests.narrowing import present
 
 HOSTILE = "</script><script>alert(1)</script>"
@@ -49,3 +49,28 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ForetraceError, match=r"page\.html can't be written"):
         Page("refusal.html", "t", {}, {"heading": "h", "why": "w"}).write(tmp_path / "file" / "page.html")
+
+
+def luminance(colour: str) -> float:
+    """As WCAG defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_what_charts_draw_stands_out_from_the_page_and_its_words_more(theme):
+    kinds, styles = (
+        re.findall(r":root(?:\[data-theme=\"dark\"\])? \{(.*?)\n\}", _asset(name), re.DOTALL)[theme]
+        for name in ("colours.css", "page.css")
+    )
+    tokens = dict(re.findall(r"--([a-z]+): (#\w{6});", styles))
+    for word in ("ink", "quiet", "accent", "good", "bad"):
+        assert contrast(tokens[word], tokens["ground"]) >= 4.5, word
+    for kind, colour in re.findall(r"--of-([a-z-]+): (#\w{6});", kinds):
+        assert kind == "idle" or contrast(colour, tokens["ground"]) >= 3, kind  # idle is nothing

@@ -45,11 +45,16 @@ function between(one, other, share) {
   return `#${mixed.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
 }
 
-// Black or white, whichever can be read on a colour.
-function inkOn(ground) {
-  const [red, green, blue] = channels(ground);
-  return 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#14161a" : "#ffffff";
+// How bright a colour is, as WCAG counts it.
+function luminance(hue) {
+  const [red, green, blue] = channels(hue).map((value) =>
+    value <= 10 ? value / 3294.6 : ((value / 255 + 0.055) / 1.055) ** 2.4,
+  );
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
+
+// Black or white, whichever can be read better on a colour: at least 4.5 to 1.
+const inkOn = (ground) => (luminance(ground) > 0.179 ? "#000000" : "#ffffff");
 
 function ms(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -69,6 +74,13 @@ function bytes(count) {
   let place = 0;
   for (; Math.abs(count) >= 1024 && place < units.length - 1; place++) count /= 1024;
   return `${count.toFixed(1).replace(/\.0$/, "")} ${units[place]}`;
+}
+
+// A count of operations.
+function operations(count) {
+  const units = ["", "k", "M", "G", "T", "P"],
+    place = Math.min(Math.max(Math.floor(Math.log10(count) / 3), 0), units.length - 1);
+  return `${+(count / 1e3 ** place).toPrecision(3)} ${units[place]}FLOP`;
 }
 
 // A tooltip as elements: names come from others' files and are never markup.

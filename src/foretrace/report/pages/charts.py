@@ -16,6 +16,7 @@ from foretrace.analysis.report import StepReport, TimeRow, plain
 from foretrace.graph.tables import Floats, Longs
 from foretrace.report.comparisons import LEAST_CHANGE_MS, change_name
 from foretrace.report.formatting import short_name
+from foretrace.report.pages.details import shapes_of
 from foretrace.report.pages.page import Chart
 from foretrace.report.pages.timeline import waits_for_ranks
 from foretrace.report.step import CAUSES, COVERAGE, OVERHEADS
@@ -286,8 +287,6 @@ MAX_CALLS = 400
 """Kinds of calls in a roofline, those that take longest."""
 LEAST_INTENSITY = 0.01
 """FLOPs per byte at which calls without arithmetic are drawn: copies and fills have none."""
-TENSORS_SHOWN = 6
-"""Tensors of a call whose shapes are shown."""
 NOTICEABLE = 2e-3
 """Share of the device time from which on a call may stretch the axes."""
 
@@ -307,12 +306,10 @@ def roofline(workings: Workings) -> Chart | None:
 
 def _call(alike: RooflineCalls, total_us: float) -> Piece:
     op, us = alike.op, float(np.mean(alike.us))
-    shapes = ["×".join(map(str, t.shape)) or "scalar" for t in op.tensors]
-    more = ", …" if len(shapes) > TENSORS_SHOWN else ""
     return {
         "name": short_name(op.name),
         "family": kernel_family("", op.name),
-        "shapes": f"{op.tensors[0].dtype} {', '.join(shapes[:TENSORS_SHOWN])}{more}",
+        "shapes": shapes_of(op),
         "count": len(alike.us),
         "ms": sum(alike.us) / 1e3,
         "share": sum(alike.us) / total_us,

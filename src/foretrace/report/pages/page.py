@@ -25,8 +25,10 @@ Chart = dict[str, Any]
 
 SCRIPTS = ("base.js", "waiting.js", "tables.js")
 """Scripts of a page without charts."""
-CHART_SCRIPTS = ("echarts.js", "base.js", "bars.js", "lanes.js")
+CHART_SCRIPTS = ("echarts.js", "base.js", "bars.js")
 """Scripts that come first on a page with charts: ECharts is most of its size."""
+TIMELINE, TIMELINE_SCRIPTS = "timeline", ("lanes.js", "moves.js")
+"""A kind of chart, and the scripts that only it needs."""
 STYLES = ("colours.css", "page.css")
 
 
@@ -46,7 +48,8 @@ class Page:
         """The text of the page; ``home`` is where its brand links to, on a page that a server shows."""
         drawn = {name: chart for name, chart in self.charts.items() if chart is not None}
         kinds = sorted({chart["kind"] for chart in drawn.values()})
-        scripts = (*CHART_SCRIPTS, *(f"charts/{kind}.js" for kind in kinds), "tables.js") if drawn else SCRIPTS
+        first = (*CHART_SCRIPTS, *(TIMELINE_SCRIPTS if TIMELINE in kinds else ()))
+        scripts = (*first, *(f"charts/{kind}.js" for kind in kinds), "tables.js") if drawn else SCRIPTS
         theme, script = _asset("theme.js"), _assets(scripts)
         return fragment(
             self.template,

@@ -2,7 +2,7 @@
 
 Times are in tenths of a microsecond; each start is stored as the difference from the one before. Every interval has a
 name, a kind that gives it its colour, and, for a kernel, the op that launched it. These three are stored once in a
-table; an interval holds its row there.
+table; an interval holds its row there, and that of its details (`foretrace.report.pages.details`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import numpy as np
 from foretrace.analysis.breakdown import kernel_family
 from foretrace.analysis.collectives import collective_times
 from foretrace.analysis.report import Legs, Workings
-from foretrace.graph import PHASES, Graph
+from foretrace.graph import PHASES
 from foretrace.graph.calls import dispatched
 from foretrace.graph.tables import SYNC, Floats, Longs
 from foretrace.report.formatting import short_name
+from foretrace.report.pages.details import NOBODY, Details, RankDetails
 
 DEVICE_WAIT, RANK_WAIT = "waits for the device", "waits for other ranks"
 MAX_RANKS_DRAWN = 16
@@ -44,6 +45,8 @@ class Lane:
     end: Floats
     what: Longs
     """Rows in the table of labels."""
+    about: Longs
+    """Rows in the table of details."""
 
     def columns(self, origin: float) -> dict[str, Any]:
         """Small integers for JSON."""
@@ -56,6 +59,7 @@ class Lane:
             "start": np.diff(start, prepend=0).tolist(),
             "length": length.tolist(),
             "what": self.what[order].tolist(),
+            "about": self.about[order].tolist(),
         }
 
 
@@ -85,22 +89,22 @@ def timeline(workings: Workings, title: str) -> dict[str, Any]:
     """The lanes of a step, rank by rank, threads first; and where the critical path runs.
 
     >>> from foretrace.analysis.measure import measure_step
-    >>> from foretrace.graph import Op, OpTable
+    >>> from foretrace.graph import Graph, Op, OpTable
     >>> ops = OpTable.of([Op("aten::mm", phase="forward", start_us=3.0, end_us=5.0)])
     >>> drawn = timeline(measure_step(Graph(ops)).workings, "measured")
     >>> drawn["lanes"][0]["start"], drawn["lanes"][0]["length"], drawn["what"], drawn["path"]["lane"]
     ([0], [20], [('aten::mm', 'forward', '')], [0])
     """
-    labels, lanes = _Labels(), list[Lane]()
+    labels, details, lanes = _Labels(), Details(), list[Lane]()
     key: dict[tuple[int, bool, int], int] = {}
-    waits = waits_for_ranks(workings)
+    waits = _waits(workings)
     shown = _shown(len(workings.graphs))
     for position in shown:
-        graph = workings.graphs[position]
-        for thread, lane in _threads(graph, labels):
+        known = RankDetails(workings, position, details)
+        for thread, lane in _threads(known, labels):
             key[position, False, thread] = len(lanes)
             lanes.append(lane)
-        for stream, lane in _streams(graph, waits[position], labels):
+        for stream, lane in _streams(known, *waits[position], labels):
             key[position, True, stream] = len(lanes)
             lanes.append(lane)
     origin = min((float(lane.start.min()) for lane in lanes if len(lane.start)), default=0.0)
@@ -110,6 +114,8 @@ def timeline(workings: Workings, title: str) -> dict[str, Any]:
         "end_ms": (end - origin) / 1e3,
         "lanes": [lane.columns(origin) for lane in lanes],
         "what": list(labels.rows),
+        "about": list(details.rows),
+        "texts": list(details.texts),
         "path": _path(workings.legs(), key, origin),
         "ranks": [workings.graphs[position].rank for position in shown],
         "left_out": len(workings.graphs) - len(shown),
@@ -120,9 +126,9 @@ def _shown(ranks: int) -> list[int]:
     return list(np.unique(np.linspace(0, ranks - 1, min(ranks, MAX_RANKS_DRAWN)).round().astype(int)).tolist())
 
 
-def _threads(graph: Graph, labels: _Labels) -> Iterator[tuple[int, Lane]]:
+def _threads(known: RankDetails, labels: _Labels) -> Iterator[tuple[int, Lane]]:
     """Dispatcher calls by phase, and over them the waits for the device."""
-    ops, calls = graph.ops, graph.calls
+    graph, ops, calls = known.graph, known.graph.ops, known.graph.calls
     rows = dispatched(graph)
     rows = rows[np.isfinite(ops.start[rows])]
     waits = np.flatnonzero(calls.kind == SYNC)
@@ -137,11 +143,14 @@ def _threads(graph: Graph, labels: _Labels) -> Iterator[tuple[int, Lane]]:
         start = np.append(ops.start[rows[ours]], calls.start[waits[theirs]])
         end = np.append(ops.end[rows[ours]], calls.end[waits[theirs]])
         codes = np.append(what[ours], np.array(waiting, np.int64)[theirs])
-        yield thread, Lane(graph.rank, f"thread {thread}", start, end, codes)
+        about = np.append(known.of_calls(rows[ours].tolist()), np.zeros(int(theirs.sum()), np.int64))
+        yield thread, Lane(graph.rank, f"thread {thread}", start, end, codes, about)
 
 
-def _streams(graph: Graph, wait: Floats, labels: _Labels) -> Iterator[tuple[int, Lane]]:
+def _streams(known: RankDetails, wait: Floats, last: Longs, labels: _Labels) -> Iterator[tuple[int, Lane]]:
     """Kernels by family; a collective first waits for the last rank, then transfers."""
+    graph = known.graph
+    about = known.of_kernels(last)
     kernels, op_names = graph.kernels, [*graph.ops.names.items, ""]
     op = np.append(graph.ops.name, len(op_names) - 1)[kernels.op]
     names = [(kernels.names[name], op_names[one]) for name, one in zip(kernels.name.tolist(), op.tolist())]
@@ -152,18 +161,28 @@ def _streams(graph: Graph, wait: Floats, labels: _Labels) -> Iterator[tuple[int,
         waiting = np.array([labels.code(names[row][0], RANK_WAIT, names[row][1]) for row in held.tolist()], np.int64)
         start = np.append(kernels.start[rows] + wait[rows], kernels.start[held])
         end = np.append(kernels.end[rows], kernels.start[held] + wait[held])
-        yield stream, Lane(graph.rank, f"stream {stream}", start, end, np.append(what[rows], waiting))
+        codes, details = np.append(what[rows], waiting), about[np.append(rows, held)]
+        yield stream, Lane(graph.rank, f"stream {stream}", start, end, codes, details)
 
 
 def waits_for_ranks(workings: Workings) -> list[Floats]:
     """How long each kernel of each rank waits for other ranks."""
-    waits = [np.zeros(len(graph.kernels)) for graph in workings.graphs]
+    return [wait for wait, _ in _waits(workings)]
+
+
+def _waits(workings: Workings) -> list[tuple[Floats, Longs]]:
+    """How long each kernel of each rank waits for other ranks, and for which: the one that arrives last."""
+    graphs = workings.graphs
+    found = [(np.zeros(len(graph.kernels)), np.full(len(graph.kernels), NOBODY, np.int64)) for graph in graphs]
     # Sends and receives are matched in a simulated job only: a trace does not name their other end.
-    for group in (*collective_times(workings.graphs)[0], *workings.collectives):
+    for group in (*collective_times(graphs)[0], *workings.collectives):
+        last = np.array([graphs[member].rank for member in group.members])[group.last_member]
         for column, member in enumerate(group.members):
-            rows = group.kernel[:, column]
-            waits[member][rows[rows >= 0]] = np.maximum(group.wait[rows >= 0, column], 0.0)
-    return waits
+            there = group.kernel[:, column] >= 0
+            rows, (wait, whom) = group.kernel[there, column], found[member]
+            wait[rows] = np.maximum(group.wait[there, column], 0.0)
+            whom[rows] = np.where(wait[rows] > 0, last[there], NOBODY)
+    return found
 
 
 def _path(legs: Legs, key: dict[tuple[int, bool, int], int], origin: float) -> dict[str, list[int]]:
