@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import foretrace as ft
-from foretrace.graph import Graph, Job, Span
+from foretrace.graph import Graph, Job, OpTable, Span, Tensor
 from foretrace.graph.tables import ANNOTATION
 from foretrace.platform.platform import Platform
 from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
 from tests.analysis.builders import Call, launch, rank
 from tests.analysis.test_idle import LOADER, step
+from tests.narrowing import present
 
 
 def shaped(graph: Graph, device: str = "Tesla T4") -> Graph:
@@ -63,6 +64,34 @@ def test_a_trace_of_a_gpu_whose_host_was_not_measured_keeps_its_own_host_there()
     without = ft.predict(graph, on="t4", kernels="measured", drop_gaps=True)
     assert without.step_ms == pytest.approx(21.1 - 19.99, rel=0.02)
     assert ft.predict(graph, on="h200", kernels="measured").platform == "h200"
+
+
+def trained(loading_us: float = 20_000.0) -> Graph:
+    """A step on tensors that are known, with data loading before its last call."""
+    made = [Tensor((64, 64), "float32", "cuda:0", (64, 1), id=n, storage=n) for n in range(3)]
+    graph = shaped(step(loading_us))
+    ops = list(graph.ops)
+    product = next(op for op in ops if op.name == "aten::mm")
+    product.args, product.overload, product.outputs = (made[0], made[1]), "default", (made[2],)
+    return replace(graph, ops=replace(OpTable.of(ops), kind=graph.ops.kind))
+
+
+@pytest.mark.parametrize("change", ["dtype=bf16", "fuse=launches"])
+def test_what_ifs_carry_it_over_on_both_sides_and_say_so(change: str) -> None:
+    found = ft.what_if(trained(), on="a100", changes=[change])
+    for side in (found.before, found.after):
+        assert side.carried[0].cause == "data loading" and side.carried[0].ms == pytest.approx(19.9, abs=0.2)
+        assert side.step_ms > 19.7
+    without = ft.what_if(trained(), on="a100", changes=[change], drop_gaps=True)
+    carried = sum(row.ms for row in found.after.carried)  # with a pause after the last call
+    assert not without.after.carried and without.after.step_ms == pytest.approx(found.after.step_ms - carried, abs=0.1)
+
+
+def test_sweeps_carry_it_over_and_say_so() -> None:
+    found, without = (ft.sweep(trained(), on="a100", sets={"dtype": ["bf16"]}, drop_gaps=d) for d in (False, True))
+    assert found.points[0].error is None
+    assert 19.8 < present(found.points[0].step_ms) - present(without.points[0].step_ms) < 21.1
+    assert any("carried over" in note for note in found.notes) and not any("carried" in n for n in without.notes)
 
 
 def ahead(count: int = 1, begin: float = 0.0) -> Graph:

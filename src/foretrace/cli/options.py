@@ -34,6 +34,9 @@ BatchWas = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")]
+DropGaps = Annotated[
+    bool, typer.Option("--drop-gaps", help="Leave out measured host time that no model has, as data loading.")
+]
 Top = Annotated[int, typer.Option(min=1, help="How many rows of each table.")]
 
 Phase = Annotated[str | None, typer.Option(help="Only this phase: forward, backward, optimizer, other.")]

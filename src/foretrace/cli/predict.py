@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, OtherFabric, Parallel, PerNode, Step, What, check_outputs, print_frames
+from foretrace.cli.options import (
+    AsJson,
+    DropGaps,
+    Html,
+    OtherFabric,
+    Parallel,
+    PerNode,
+    Step,
+    What,
+    check_outputs,
+    print_frames,
+)
 from foretrace.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -39,9 +50,6 @@ HostsOf = Annotated[
 ]
 SlowLinks = Annotated[
     list[str] | None, typer.Option(metavar="RANK=PART", help="This rank's link has so much of its speed.")
-]
-DropGaps = Annotated[
-    bool, typer.Option("--drop-gaps", help="Leave out measured host time that no model has, as data loading.")
 ]
 Trace = Annotated[Path | None, typer.Option(help="Write the predicted timeline to this file, for Perfetto.")]
 KernelTimes = Annotated[

@@ -11,6 +11,7 @@ import typer
 from foretrace.cli.options import (
     AsJson,
     BatchWas,
+    DropGaps,
     Html,
     OtherFabric,
     PerNode,
@@ -44,6 +45,7 @@ def sweep(
     batch_was: BatchWas = None,
     fabric: OtherFabric = None,
     gpus_per_node: PerNode = None,
+    drop_gaps: DropGaps = False,
     out: Annotated[
         Path | None, typer.Option(help="Write each point to this file (JSON lines), and reuse those in it.")
     ] = None,
@@ -73,7 +75,7 @@ def sweep(
         with progress_bar() as on_progress:
             found = predict_all(
                 what, platforms(on), values, prices, limit, out, workers, ray, fabric, gpus_per_node,
-                on_progress,
+                drop_gaps, on_progress,
             )  # fmt: skip
     except ForetraceError as error:
         print_frames(error)

@@ -9,6 +9,7 @@ import typer
 from foretrace.cli.options import (
     AsJson,
     BatchWas,
+    DropGaps,
     Html,
     OtherFabric,
     Parallel,
@@ -62,6 +63,7 @@ def whatif(
     fabric: OtherFabric = None,
     gpus_per_node: PerNode = None,
     step: Step = None,
+    drop_gaps: DropGaps = False,
     json: AsJson = False,
     html: Html = None,
     top: Top = 10,
@@ -81,7 +83,7 @@ def whatif(
     try:
         shared = read_parallel(parallel) if parallel else []
         with progress_bar() as on_progress:
-            found = ask(what, on, changes, step, world, shared, fabric, gpus_per_node, on_progress)
+            found = ask(what, on, changes, step, world, shared, fabric, gpus_per_node, drop_gaps, on_progress)
     except ForetraceError as error:
         print_frames(error)
         raise

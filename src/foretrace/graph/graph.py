@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, TypeAlias
 
@@ -86,6 +86,35 @@ class Collective:
         False
         """
         return bool(self.kind and (self.nbytes or self.kind == "barrier"))
+
+
+@dataclass(frozen=True, slots=True)
+class HostGap:
+    """Measured host time that a model of calls may not have, as data loading or a long pause."""
+
+    first: int
+    """Row of the op before which it lies, or inside of which it begins; one beyond the last where there is none."""
+    beyond: int
+    """Row of the first op after it: those from the first on are inside."""
+    cause: str
+    name: str
+    us: float
+    meant: bool
+    """Whether its name says what it is for."""
+
+
+def moved_gaps(gaps: Sequence[HostGap], position: Sequence[int], count: int) -> tuple[HostGap, ...]:
+    """The gaps of an edited step: ``position`` has the new row of each, -1 where that was removed, of ``count`` rows.
+
+    >>> moved_gaps([HostGap(1, 2, "data loading", "", 50.0, True)], [0, -1, 1, -1], 2)[0].first
+    1
+    """
+    if not gaps:
+        return ()
+    later = [count] * (len(position) + 1)
+    for row in range(len(position) - 1, -1, -1):
+        later[row] = position[row] if position[row] >= 0 else later[row + 1]
+    return tuple(replace(gap, first=later[gap.first], beyond=max(later[gap.beyond], later[gap.first])) for gap in gaps)
 
 
 @dataclass(slots=True)
@@ -196,6 +225,8 @@ class Graph:
     recorded_kernels: Mapping[Hashable, tuple[tuple[str, float], ...]] = field(default_factory=dict)
     """For a transformed graph: kernels that calls of the recorded step launched, each with its microseconds, by the
     `signature` of the call."""
+    host_gaps: tuple[HostGap, ...] = ()
+    """For a graph to be transformed: measured host time that its calls do not have."""
     notes: list[str] = field(default_factory=list)
     """Remarks for the reader: what the source lacks, what was assumed or changed."""
 

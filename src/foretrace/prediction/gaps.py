@@ -5,16 +5,18 @@ another machine as it was measured, and can be left out on purpose.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.analysis.activities import ALLOCATION, MEANINGS
-from foretrace.analysis.dispatched import DispatchedCalls
+from foretrace.analysis.dispatched import DispatchedCalls, dispatched_calls
 from foretrace.analysis.host_time import KINDS, Segments, host_segments
 from foretrace.analysis.report import IdleRow
-from foretrace.graph import Graph
+from foretrace.graph import Graph, OpTable
+from foretrace.graph.graph import HostGap
 from foretrace.graph.tables import Floats, Longs, distinct
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import host_of_device
@@ -23,6 +25,7 @@ from foretrace.simulation.task_graph import SYNC, T1, T4, merged
 UNEXPLAINED_US, TIMES_THE_MODEL = 1000.0, 20.0
 """A pause or a call whose name does not say what it is for is carried over where it took so much longer, and so many
 times as long, as its model says: no profiler slows one call so much."""
+CARRIED_NOTE = "of measured host time that no model has are carried over"
 CARRIED = "carried over"
 """The cause of such time in a prediction."""
 CARRIED_KINDS = MEANINGS | {ALLOCATION}
@@ -61,6 +64,17 @@ class Gaps:
             self.cause[call] = self.causes.index((kind, name))
         self.before[call] += us
 
+    def outside(self, captured: NDArray[np.bool_]) -> Gaps:
+        """The same with those inside a CUDA graph, which is launched at once, before it."""
+        if not captured.any():
+            return self
+        first, before, cause = int(captured.argmax()), np.where(captured, 0.0, self.before), self.cause.copy()
+        within = np.where(captured, self.before, 0.0)
+        before[first], longest = within.sum(), self.cause[within.argmax()]
+        cause[captured] = -1
+        cause[first] = longest if within.any() else -1
+        return replace(self, before=before, cause=cause)
+
     def repeated(self, times: int) -> Gaps:
         """Those of so many steps."""
         return replace(self, before=np.tile(self.before, times), cause=np.tile(self.cause, times))
@@ -75,44 +89,49 @@ class Gaps:
         return float(self.before.sum() + self.after) / 1e3
 
 
-def measured_gaps(
-    graph: Graph, step: DispatchedCalls, before: Floats, inside: Floats, meant_only: bool = False
-) -> Gaps:
-    """The gaps of a measured step.
+def with_host_gaps(graph: Graph) -> Graph:
+    """A measured step with the host time that its calls may not have, for transforms to keep."""
+    if not len(graph.kernels):
+        return graph
+    step = dispatched_calls(graph)
+    rows = [*step.rows.tolist(), len(graph.ops)]
+    found = [replace(gap, first=rows[gap.first], beyond=rows[gap.beyond]) for gap in _host_gaps(graph, step.calls.ops)]
+    return replace(graph, host_gaps=tuple(found))
 
-    Parameters
-    ----------
-    graph
-        The step as it was measured.
-    step
-        Its dispatcher calls.
-    before, inside
-        What the model of the host has for each of them: T1, and T2 to T5.
-    meant_only
-        Whether only what has a name that says what it is for is carried over: where the model is of the host that the
-        step was measured on, it knows the rest.
+
+def _host_gaps(graph: Graph, ops: OpTable) -> Iterator[HostGap]:
+    """Host time of a measured step that a model of its dispatcher calls may not have, by the rows of these.
+
+    Time whose name does not say what it is for is among it where it is long; and not at all in a recording that timed
+    unprofiled steps, since what profiling adds would be among it.
     """
-    ops = step.calls.ops
-    gaps = Gaps.none(len(ops))
     if not len(ops) or not len(graph.kernels) or not np.isfinite(ops.start).all():
-        return gaps
-    cut = host_segments(graph)
-    modelled = np.append(0.0, np.cumsum(before + inside))
+        return
+    cut, names = host_segments(graph), graph.ops.names
     for thread in distinct(ops.thread).tolist():
         calls = np.flatnonzero(ops.thread == thread)
+        starts, own = ops.start[calls], np.append(calls, len(ops)).tolist()
         ours = cut.rows((cut.thread == thread) & (cut.kind != SYNC))
         meant = np.array([kind in CARRIED_KINDS for kind, _ in cut.causes.items] + [False])[ours.cause]
         named = ours.rows(meant)
-        begins, ends, _ = merged(named.start, named.end)
-        place = np.searchsorted(ops.start[calls], begins)
-        beyond = np.searchsorted(ops.start[calls], ends)
-        own = np.append(calls, len(ops))
-        for at in range(len(begins)):
-            inner = modelled[own[beyond[at]]] - modelled[own[place[at]]] if beyond[at] > place[at] else 0.0
-            gaps.add(int(own[place[at]]), *_longest(named, begins[at], ends[at]), float(ends[at] - begins[at]) - inner)
-        if not meant_only and not graph.unprofiled.synced_ms:  # else what profiling adds would be among it
-            _add_unnamed(gaps, graph, ours.rows(~meant), ops.start[calls], own, before, modelled)
-    return gaps
+        for begin, end in zip(*merged(named.start, named.end)[:2]):
+            first, beyond = (own[at] for at in np.searchsorted(starts, [begin, end]))
+            us = float(end - begin) / graph.profiling_overhead
+            yield HostGap(first, beyond, *_longest(named, begin, end), us, True)
+        if graph.unprofiled.synced_ms:
+            continue
+        rest = ours.rows(~meant)
+        pauses = rest.rows((rest.kind == T1) & (rest.duration >= UNEXPLAINED_US))
+        for row in range(len(pauses.start)):
+            call = own[int(np.searchsorted(starts, pauses.end[row]))]
+            kind, name = pauses.label(row, names[graph.ops.name[pauses.op[row]]] if pauses.op[row] >= 0 else "")
+            if not name.startswith("Optimizer."):
+                yield HostGap(call, call, PAUSE if kind in KINDS else kind, name, float(pauses.duration[row]), False)
+        spent = rest.rows((rest.kind != T1) & (rest.kind != T4) & (rest.op >= 0))
+        inside = np.bincount(spent.op, spent.duration, len(graph.ops))
+        for op in np.flatnonzero(inside >= UNEXPLAINED_US).tolist():
+            first, beyond = (own[at] for at in np.searchsorted(starts, [graph.ops.start[op], graph.ops.end[op]]))
+            yield HostGap(first, beyond, CPU_WORK, names[graph.ops.name[op]], float(inside[op]), False)
 
 
 def _longest(named: Segments, begin: float, end: float) -> tuple[str, str]:
@@ -122,24 +141,37 @@ def _longest(named: Segments, begin: float, end: float) -> tuple[str, str]:
     return named.causes.items[int(us.argmax())]
 
 
-def _add_unnamed(
-    gaps: Gaps, graph: Graph, rest: Segments, starts: Floats, own: Longs, before: Floats, modelled: Floats
-) -> None:
-    """Add pauses between ops and time inside ops that are far longer than the model has them."""
-    names, pauses = graph.ops.names, rest.rows(rest.kind == T1)
-    known = np.append(before, 0.0)
-    for row in np.flatnonzero(pauses.duration >= UNEXPLAINED_US).tolist():
-        call, us = int(own[np.searchsorted(starts, pauses.end[row])]), float(pauses.duration[row])
-        kind, name = pauses.label(row, names[graph.ops.name[pauses.op[row]]] if pauses.op[row] >= 0 else "")
-        if us >= TIMES_THE_MODEL * known[call] and not name.startswith("Optimizer."):
-            gaps.add(call, PAUSE if kind in KINDS else kind, name, us - known[call])
-    spent = rest.rows((rest.kind != T1) & (rest.kind != T4) & (rest.op >= 0))
-    inside = np.bincount(spent.op, spent.duration, len(graph.ops))
-    for op in np.flatnonzero(inside >= UNEXPLAINED_US).tolist():
-        first, last = np.searchsorted(starts, [graph.ops.start[op], graph.ops.end[op]])
-        has = float(modelled[own[last]] - modelled[own[first]]) if last > first else 0.0
-        if inside[op] >= max(has + UNEXPLAINED_US, TIMES_THE_MODEL * has):
-            gaps.add(int(own[first]), CPU_WORK, names[graph.ops.name[op]], float(inside[op]) - has)
+def measured_gaps(
+    graph: Graph, step: DispatchedCalls, before: Floats, inside: Floats, meant_only: bool = False
+) -> Gaps:
+    """The gaps of a measured step, or of one that was made of it.
+
+    Parameters
+    ----------
+    graph
+        The step as it was measured, or edited.
+    step
+        Its dispatcher calls.
+    before, inside
+        What the model of the host has for each of them: T1, and T2 to T5.
+    meant_only
+        Whether only what has a name that says what it is for is carried over: where the model is of the host that the
+        step was measured on, it knows the rest.
+    """
+    gaps, found = Gaps.none(len(step.rows)), list(graph.host_gaps)
+    if found:  # by the rows of the graph
+        rows = np.searchsorted(step.rows, [(gap.first, gap.beyond) for gap in found]).tolist()
+        found = [replace(gap, first=first, beyond=beyond) for gap, (first, beyond) in zip(found, rows)]
+    known, modelled = np.append(before, 0.0), np.append(0.0, np.cumsum(before + inside))
+    for gap in found or _host_gaps(graph, step.calls.ops):
+        has = float(modelled[gap.beyond] - modelled[gap.first] if gap.beyond > gap.first else 0.0)
+        if not gap.meant:
+            works = gap.cause == CPU_WORK
+            has = has if works else float(known[gap.first])
+            if meant_only or gap.us < max(has + UNEXPLAINED_US * works, TIMES_THE_MODEL * has):
+                continue
+        gaps.add(gap.first, gap.cause, gap.name, gap.us - has)
+    return gaps
 
 
 def host_ratio(graph: Graph, platform: Platform) -> float | None:

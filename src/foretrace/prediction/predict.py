@@ -23,7 +23,7 @@ from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.prediction.device_work import keeps_measured_kernels
-from foretrace.prediction.gaps import carried_rows
+from foretrace.prediction.gaps import CARRIED_NOTE, carried_rows
 from foretrace.prediction.job import (
     NO_FABRIC,
     SimulatedJob,
@@ -227,13 +227,15 @@ class StepFigures(NamedTuple):
     fits: bool | None
 
 
-def step_figures(job: Job, platform: Platform, gpus_per_node: int | None = None) -> tuple[StepFigures, list[str]]:
+def step_figures(
+    job: Job, platform: Platform, gpus_per_node: int | None = None, drop_gaps: bool = False
+) -> tuple[StepFigures, list[str]]:
     """Time and memory of a job as `predict_on_platform` has them, without the reasons; and what its collectives rest
-    on.
+    on, and which measured host time is in it.
 
     Kernel times are those of the platform's models.
     """
-    ranks = priced_ranks(job, platform, "model", None)
+    ranks = priced_ranks(job, platform, "model", None, drop_gaps=drop_gaps)
     fabric = platform.fabric or NO_FABRIC
     matches, _ = visible_collectives(replace(job, graphs=[rank.graph for rank in ranks]), ranks)
     basis = fabric_assumptions(matches, fabric, job.world, gpus_per_node)
@@ -254,7 +256,8 @@ def step_figures(job: Job, platform: Platform, gpus_per_node: int | None = None)
         memory_bytes=memory,
         fits=None if memory is None else memory <= platform.device.memory_gb * 1e9,
     )
-    return figures, basis
+    carried = {rank.graph.rank: [note for note in rank.notes if CARRIED_NOTE in note] for rank in ranks}
+    return figures, [*basis, *merge_rank_notes(carried)]
 
 
 def _peak_memory(rank: PricedRank, platform: Platform) -> int | None:

@@ -21,7 +21,7 @@ from foretrace.graph.tables import SYNC, Floats, Ints, Longs, Small, distinct
 from foretrace.platform.device import CudaGraphCosts
 from foretrace.platform.platform import Platform
 from foretrace.prediction.device_work import DeviceWork, device_work
-from foretrace.prediction.gaps import Gaps, carried_rows, host_ratio, measured_gaps
+from foretrace.prediction.gaps import CARRIED_NOTE, Gaps, carried_rows, host_ratio, measured_gaps
 from foretrace.simulation.task_graph import T1, T2, T3, T4, T5
 
 NO_SYNC, OWN_STREAM, ALL_STREAMS = range(3)
@@ -132,8 +132,9 @@ def price_step(
         notes = [*notes, f"{launched:,} kernels are one CUDA graph; its cost: {CudaGraphCosts.shipped().provenance}"]
     durations = _durations(host, _timed_whole(work, platform))
     gaps = Gaps.none(count)
-    if len(graph.kernels) and not drop_gaps and not inside.any() and not platform.device.runs_on_host:
-        gaps, more = _carried_over(graph, step, platform, durations, work.launches(count))
+    measured = len(graph.kernels) > 0 or bool(graph.host_gaps)
+    if measured and not drop_gaps and not platform.device.runs_on_host:
+        gaps, more = _carried_over(graph, step, platform, durations, work.launches(count), inside)
         notes = [*notes, *more]
     return PricedStep(
         thread=calls.ops.thread,
@@ -151,15 +152,20 @@ def price_step(
 
 
 def _carried_over(
-    graph: Graph, step: DispatchedCalls, platform: Platform, durations: dict[int, Floats], launches: Ints
+    graph: Graph,
+    step: DispatchedCalls,
+    platform: Platform,
+    durations: dict[int, Floats],
+    launches: Ints,
+    captured: NDArray[np.bool_],
 ) -> tuple[Gaps, list[str]]:
     """Measured host time that no model has, as it will be on the platform's host; it is added to the durations."""
     inside = durations[T2] + durations[T3] + durations[T4] * launches + durations[T5] * np.maximum(launches - 1, 0)
     ratio = host_ratio(graph, platform)
-    gaps = measured_gaps(graph, step, durations[T1], inside, meant_only=ratio is not None)
+    gaps = measured_gaps(graph, step, durations[T1], inside, meant_only=ratio is not None or bool(captured.any()))
     if not gaps.total_ms:
         return gaps, []
-    gaps = gaps.scaled((ratio or 1.0) / graph.profiling_overhead)
+    gaps = gaps.outside(captured).scaled(ratio or 1.0)
     durations[T1] = durations[T1] + gaps.before
     durations[T3] = durations[T3].copy()
     durations[T3][-1] += gaps.after
@@ -168,7 +174,7 @@ def _carried_over(
     )
     largest = carried_rows([gaps])[0]
     return gaps, [
-        f"{gaps.total_ms:.1f} ms of measured host time that no model has are carried over, {how} "
+        f"{gaps.total_ms:.1f} ms {CARRIED_NOTE}, {how} "
         f"(mostly {largest.cause}, {largest.name[:60]}); --drop-gaps leaves them out"
     ]
 

@@ -200,6 +200,10 @@ def whatif_facts(found: WhatIf) -> Iterator[Fact]:
         yield "next", following, "back to back, where the host may run ahead"
     if before.world != after.world:
         yield "ranks", f"{before.world:,} → {after.world:,}", "that do a step together"
+    if after.carried:
+        spent = sum(row.ms for row in before.carried), sum(row.ms for row in after.carried)
+        mostly = f"of measured host time that no model has, mostly {after.carried[0].cause}; --drop-gaps leaves it out"
+        yield "gaps", change(*spent), mostly
     yield "device", change(before.device_active_ms, after.device_active_ms), "active"
     if before.exposed_communication_ms or after.exposed_communication_ms:
         hidden = " → ".join(ms(side.hidden_communication_ms) for side in (before, after))

@@ -238,8 +238,9 @@ class Key:
     foretrace: str
 
 
-def key_of(step: str, where: Platform, gpus_per_node: int | None) -> Key:
-    """The key of a step, known by its digest, on a platform with its fabric."""
+def key_of(step: str, where: Platform, gpus_per_node: int | None, drop_gaps: bool = False) -> Key:
+    """The key of a step, known by its digest, on a platform with its fabric; with or without measured gaps."""
+    step += " without gaps" * drop_gaps
     return Key(step, platform_digest(where), _digest([where.fabric, gpus_per_node]), foretrace_digest())
 
 

@@ -48,6 +48,7 @@ def sweep(
     ray: str | None = None,
     fabric: str | None = None,
     gpus_per_node: int | None = None,
+    drop_gaps: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> Sweep:
     """Predict a step, or the job whose ranks do it, with every combination of some settings, on several platforms.
@@ -75,6 +76,8 @@ def sweep(
         be able to read ``what``.
     fabric, gpus_per_node
         What joins the ranks of a job, as in `foretrace.predict`.
+    drop_gaps
+        Leave out measured host time that no model has, as in `foretrace.predict`.
     on_progress
         Called with how many combinations are done, of how many.
 
@@ -89,7 +92,8 @@ def sweep(
     _check_prices(prices or {}, names)
     source = what.source if isinstance(what, (Graph, Job)) else str(what)
     lengths = (parse_size("seq", change.value)[0] for each in combinations for change in each if change.name == "seq")
-    subject = Subject(what, names, fabric, gpus_per_node, max(lengths, default=0), _smallest_world(combinations))
+    smallest = _smallest_world(combinations)
+    subject = Subject(what, names, fabric, gpus_per_node, max(lengths, default=0), smallest, drop_gaps=drop_gaps)
     file = Path(out) if out else None
     known, keys, notes = dict[tuple[str, ...], Point](), dict[str, Key](), list[str]()
     if file:
@@ -210,6 +214,8 @@ class Subject(NamedTuple):
     """Ranks of the process group that a script shall find."""
     digest: str = ""
     """Digest of the files at a path; empty where it is not compared."""
+    drop_gaps: bool = False
+    """Whether measured host time that no model has is left out."""
 
     def sketched(self) -> Subject:
         """The subject with its script sketched into a job; itself where it is no script."""
@@ -220,7 +226,8 @@ class Subject(NamedTuple):
     def keyed(self) -> tuple[Subject, dict[str, Key]]:
         """The subject with its digest, and by platform what its points depend on."""
         digest = step_digest(self.what)
-        keys = {name: key_of(digest, where, self.gpus_per_node) for name, where in self.platforms().items()}
+        platforms = self.platforms().items()
+        keys = {name: key_of(digest, where, self.gpus_per_node, self.drop_gaps) for name, where in platforms}
         return (self if isinstance(self.what, (Graph, Job)) else self._replace(digest=digest)), keys
 
     def platforms(self) -> dict[str, Platform]:
@@ -238,7 +245,8 @@ class Swept:
         job = as_job(subject.what, kind, subject.world)
         if subject.digest and step_digest(subject.what) != subject.digest:
             raise ForetraceError(f"{subject.what} changed while it was swept", "Start the sweep again.")
-        self._edited = EditedJob(one_step(job), subject.longest)
+        self._edited = EditedJob(one_step(job, drop_gaps=subject.drop_gaps), subject.longest)
+        self._drop_gaps = subject.drop_gaps
 
     def points(self, combination: Combination, on: Sequence[str]) -> list[Point]:
         """The points of a combination, one for each platform."""
@@ -263,7 +271,7 @@ class Swept:
         except ForetraceError:
             if not alone:  # the collectives of one rank alone may take no time; those of a job may not
                 raise
-        found, notes = step_figures(job, where, self._per_node)
+        found, notes = step_figures(job, where, self._per_node, self._drop_gaps)
         exchanges = any(graph.collectives for graph in job.graphs)
         fabric = where.fabric.name if where.fabric and exchanges else None
         return replace(point, fabric=fabric, notes=notes, **found._asdict())

@@ -19,12 +19,15 @@ from foretrace.graph.graph import chosen_step, cut_to_step
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
+from foretrace.prediction.gaps import with_host_gaps
 from foretrace.transforms.step import flatten
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import JOB_CHANGES, Change, listed, read_changes
 
 UNSEEN = "which work waits for a collective only the profile shows: of a changed step more of it may be exposed"
 COMPARED = "both sides are predicted by the platform's models, also where the step was measured"
+
+CARRIED_AS_IT_WAS = "measured host time that no model has is the same on both sides; more samples may load longer"
 
 
 @dataclass
@@ -75,6 +78,7 @@ def what_if(
     parallel: Iterable[Change | str] | str = (),
     fabric: Fabric | Platform | str | Path | None = None,
     gpus_per_node: int | None = None,
+    drop_gaps: bool = False,
     on_progress: OnProgress = lambda progress: None,
     **sets: object,
 ) -> WhatIf:
@@ -98,6 +102,8 @@ def what_if(
         How ranks share the step of one before anything is changed: ``["data=8", "tensor=2"]``.
     fabric, gpus_per_node
         What joins the ranks, as in `foretrace.predict`.
+    drop_gaps
+        Leave out measured host time that no model has, as in `foretrace.predict`; else both sides have it.
     on_progress
         Called with how far it is.
     sets
@@ -121,7 +127,7 @@ def what_if(
     )  # refuses contradictions before minutes of sketching
     where = load_platform(on, fabric=fabric)
     on_progress(Progress("reading"))
-    job = one_step(as_job(what, where.device.kind, None if shared else world), step)
+    job = one_step(as_job(what, where.device.kind, None if shared else world), step, drop_gaps)
     notes = [COMPARED] if any(graph.unprofiled.synced_ms or len(graph.kernels) for graph in job.graphs) else []
     if any(change.name not in JOB_CHANGES for change in read):
         notes += [UNSEEN] if any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs) else []
@@ -134,14 +140,16 @@ def what_if(
     for side, words in zip(sides, ("as it is", "as it would be")):
         made = edited.by(side)
         on_progress(Progress(f"predicting it {words}"))
-        report = predict(made, where, kernels="model", gpus_per_node=gpus_per_node)
+        report = predict(made, where, kernels="model", gpus_per_node=gpus_per_node, drop_gaps=drop_gaps)
         reports.append(replace(report, samples=edited.samples(side, made)))
     before, after = reports
+    if after.carried and any(change.name in ("batch", "seq") for change in read):
+        notes.append(CARRIED_AS_IT_WAS)
     return WhatIf([str(change) for change in read], before, after, notes)
 
 
-def one_step(job: Job, step: str | None = None) -> Job:
-    """The job cut to one of its steps."""
+def one_step(job: Job, step: str | None = None, drop_gaps: bool = False) -> Job:
+    """The job cut to one of its steps, with measured host time that no model has unless that shall be left out."""
     name = chosen_step(job, step)
     graphs, _ = seen_by_all([cut_to_step(graph, name)[0] for graph in job.graphs], leave_out=False)
-    return replace(job, graphs=graphs)
+    return replace(job, graphs=graphs if drop_gaps else [with_host_gaps(graph) for graph in graphs])
