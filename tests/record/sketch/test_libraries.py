@@ -157,3 +157,13 @@ def test_a_stage_that_asks_its_neighbours_is_told_to_give_its_shapes() -> None:
     with pytest.raises(ForetraceError, match="learns its shapes from other ranks") as raised:
         sketch(lambda: stage(given=False), device="cuda", world=2)
     assert "input_args" in raised.value.advice
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_of_any_dtype_are_grouped(dtype: torch.dtype) -> None:
+    def step() -> None:
+        ends = torch.tensor([16, 32], dtype=torch.int32)
+        tokens, experts = torch.randn(32, 8, dtype=dtype), torch.randn(2, 8, 24, dtype=dtype)
+        assert torch._grouped_mm(tokens, experts, offs=ends).shape == (32, 24)
+
+    assert "aten::_grouped_mm" in [op.name for op in sketch(step).ops]

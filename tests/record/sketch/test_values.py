@@ -1,4 +1,4 @@
-"""Values that follow from a script alone are true in a sketch; random ones are unknown."""
+"""Values that follow from a script alone are true in a sketch; random integers are drawn, random numbers unknown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from foretrace.graph import Graph
 from foretrace.record.sketch.sketch import sketch
-from foretrace.record.sketch.values import MAX_ELEMENTS
+from foretrace.record.sketch.values import DRAWN, MAX_ELEMENTS
 
 KNOWN: dict[str, Callable[[], Any]] = {
     "arithmetic": lambda: (torch.arange(4) * 8 + 8).int().tolist(),
@@ -32,6 +32,9 @@ KNOWN: dict[str, Callable[[], Any]] = {
     "ones like what is unknown": lambda: bool(torch.ones_like(torch.randn(4)).all()),
     "zeros of another dtype": lambda: torch.randn(3).new_zeros(2, dtype=torch.int64).tolist(),
     "filled": lambda: torch.empty(3).fill_(2.0).tolist(),
+    "an inverse permutation": lambda: (
+        torch.empty(3, dtype=torch.long).scatter_(0, torch.tensor([2, 0, 1]), torch.arange(3)).tolist()
+    ),
     "a foreach call": lambda: _foreach([torch.tensor(1.0), torch.tensor(2.0)]),
     "a format": lambda: f"{torch.tensor(2.0) / 3:.3f}",
     "half precision": lambda: torch.full((2,), 3.0, dtype=torch.bfloat16).tolist(),
@@ -99,6 +102,37 @@ def test_what_is_random_is_unknown_and_assumed_to_be_one(name: str) -> None:
     value, graph = told(UNKNOWN[name])
     assert value == [1.0, 1.0]
     assert any("assumed to be 1 (test_values.py:" in note for note in graph.notes)
+
+
+DRAWN_HERE: dict[str, Callable[[], list[int]]] = {
+    "lengths": lambda: torch.randint(2, 9, (4,)).tolist(),
+    "labels like others": lambda: torch.randint_like(torch.zeros(4, dtype=torch.int64), 2, 9).tolist(),
+    "in place": lambda: torch.empty(4, dtype=torch.int64).random_(2, 9).tolist(),
+    "on the GPU": lambda: torch.randint(2, 9, (4,), device="cuda").tolist(),
+    "what is chosen of them": lambda: (lengths := torch.randint(2, 9, (64,)))[lengths > 3][:4].tolist(),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN_HERE)
+def test_random_integers_are_drawn_alike_in_every_sketch_and_a_note_says_so(name: str) -> None:
+    state = torch.get_rng_state()
+    value, graph = told(DRAWN_HERE[name], "cuda")
+    assert len(set(value)) > 1 and all(2 <= each < 9 for each in value)
+    assert [note.partition(" (")[0] for note in graph.notes if "assumed" in note] == [f"assumed: {DRAWN}"]
+    assert told(DRAWN_HERE[name], "cuda")[0] == value
+    assert torch.equal(torch.get_rng_state(), state), "the sketch leaves the random state as it was"
+
+
+def test_offsets_of_a_large_batch_are_known() -> None:
+    offsets, graph = told(lambda: torch.arange(0, 2 * 26 * 16384 + 1, 2)[[1, -1]].tolist())
+    assert offsets == [2, 2 * 26 * 16384] and not graph.notes
+
+
+def test_a_loss_may_become_an_array_and_other_unknown_tensors_not() -> None:
+    value, graph = told(lambda: torch.randn(4).mean().numpy().item())
+    assert value == 1.0 and any("assumed to be 1" in note for note in graph.notes)
+    with pytest.raises(RuntimeError, match="numpy"):
+        sketch(lambda: torch.randn(4).numpy())
 
 
 def test_a_model_whose_widths_are_read_from_tensors_is_that_model() -> None:

@@ -257,7 +257,7 @@ class Follower(TorchDispatchMode):
         finally:
             self._labels.in_dispatch -= 1
         for made in tree_leaves(result):
-            if isinstance(made, torch.Tensor):
+            if isinstance(made, FakeTensor):  # a real one, as sizes of packed sequences are, is on the CPU
                 self._labels.put(made, label)
         return result
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from foretrace.record.sketch.packed_sequences import sizes_of
+
 aten: Any = torch.ops.aten
 C: Any = torch._C
 RNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
@@ -31,8 +33,7 @@ def recurrent(name: str) -> Any:
         sizes: list[int] = []
         if packed:
             batch_sizes = rest.pop(0)
-            first = rest[0][0] if isinstance(rest[0], (list, tuple)) else rest[0]
-            sizes = _batch_sizes(len(batch_sizes), first.size(1), input.size(0))
+            sizes = sizes_of(batch_sizes)
         hidden, weights, biases, layers, p, train, both_ways, *batch_first = rest
         hx, cx = hidden if isinstance(hidden, (list, tuple)) else (hidden, None)
         buffer = None if half else _flat_buffer(weights)
@@ -57,12 +58,6 @@ def _dropout_state(input: Any) -> torch.Tensor:
     if not hasattr(holder, "rnn_dropout_state"):
         holder.rnn_dropout_state = torch.empty(DROPOUT_STATE, dtype=torch.uint8)
     return holder.rnn_dropout_state
-
-
-def _batch_sizes(steps: int, batch: int, total: int) -> list[int]:
-    """Rows of each step of a packed batch: only their sum and the first are known, so the others are alike."""
-    others = max(steps - 1, 1)
-    return [batch, *((total - batch) // others + (step < (total - batch) % others) for step in range(steps - 1))]
 
 
 def _flat_buffer(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -22,11 +22,12 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from foretrace.graph import ForetraceError
 from foretrace.record.sketch.assumptions import Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
+from foretrace.record.sketch.packed_sequences import packed
 from foretrace.record.sketch.values import UNKNOWN, Values
 from foretrace.record.watch.tensors import DeviceName
 from foretrace.record.watch.watch import Watch, desugars
@@ -64,10 +65,10 @@ class FakeStepMode(FakeTensorMode):
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            made = self.values.compute(func, args, kwargs or {})
+            made = self._shaped_by_values(func, args, kwargs or {})
             if made is UNKNOWN:
                 raise
-            return self._faked(made)
+            return made
         finally:
             self._depth -= 1
         if isinstance(func, torch._ops.OpOverload) and result is not NotImplemented and not self._depth:
@@ -106,26 +107,37 @@ class FakeStepMode(FakeTensorMode):
             return torch.full(fake.shape, value).tolist() if known is None else known.tolist()
 
     def numpy(self, fake: Any, **options: Any) -> Any:
-        """``Tensor.numpy``, of tensors with values."""
-        known = None if fake.requires_grad or fake.is_cuda else self.values.of(fake)
-        if known is None:
+        """``Tensor.numpy``, of tensors with values; a single number may be assumed, as a loss that is logged."""
+        readable = not fake.requires_grad and not fake.is_cuda
+        known = self.values.of(fake) if readable else None
+        if known is None and not (readable and fake.numel() == 1 and fake.is_floating_point()):
             return torch.Tensor.numpy(fake, **options)
+        value = self.tolist(fake)
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            return known.numpy(**options)
+            return (torch.tensor(value, dtype=fake.dtype) if known is None else known).numpy(**options)
 
     def format(self, fake: Any, how: str) -> str:
         """``format(tensor, how)``: that of a tensor of one element is that of its value."""
         return object.__format__(fake, how) if fake.dim() else format(self.item(fake), how)
 
-    def _faked(self, made: Any) -> Any:
-        """The fake result of a call that was computed, since its shapes depend on values."""
+    def _shaped_by_values(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The result of a call whose shapes depend on values; `UNKNOWN` where those are."""
+        packs = func is torch.ops.aten._pack_padded_sequence.default
+        given = [args[1]] if packs else tree_leaves((args, kwargs))
+        lengths = self.values.of(args[1]) if packs else None
+        made: Any = self.values.compute(func, args, kwargs) if lengths is None else packed(args[0], lengths, args[2])
+        if made is UNKNOWN:
+            return UNKNOWN
+        assumed = self.values.assumed(*(leaf for leaf in given if isinstance(leaf, FakeTensor)))
+        if assumed:
+            self.assumptions.known(assumed, self.calls)
 
         def fake(real: torch.Tensor) -> FakeTensor:
             result = self.from_tensor(real)
-            self.values.hold(result, real)
+            self.values.hold(result, real, assumed)
             return result
 
-        return tree_map_only(torch.Tensor, fake, made)
+        return made if packs else tree_map_only(torch.Tensor, fake, made)
 
     def _lifted(self, fake: Any, real: torch.Tensor) -> None:
         """A constant of the script has its values; PyTorch's own way of following them loses aliases."""

@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import _meta_registrations
 
 from foretrace.graph import ForetraceError
 from foretrace.record.sketch.cuda_ops import attention
@@ -80,6 +81,8 @@ def libraries_on_fake_tensors() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch, "load", load_anywhere))
+        if hasattr(_meta_registrations, "_create_grouped_mm_output_tensor"):
+            stack.enter_context(patch.object(_meta_registrations, "_meta_grouped_mm_common", _grouped_product))
         waiting = {}
         for name, change in CHANGES.items():
             if name in sys.modules:
@@ -90,6 +93,16 @@ def libraries_on_fake_tensors() -> Iterator[None]:
         sys.meta_path.insert(0, finder)
         stack.callback(sys.meta_path.remove, finder)
         yield
+
+
+def _grouped_product(mat_a: Any, mat_b: Any, scale_a: Any, scale_b: Any, **options: Any) -> Any:
+    """The result of a grouped product: fake kernels refuse dtypes that GPUs and CPUs take."""
+    if scale_a is not None or mat_a.dtype == torch.bfloat16:
+        return _check_grouped_product(mat_a, mat_b, scale_a, scale_b, **options)
+    return _meta_registrations._create_grouped_mm_output_tensor(mat_a, mat_b, options["offs"], options["out_dtype"])
+
+
+_check_grouped_product: Any = getattr(_meta_registrations, "_meta_grouped_mm_common", None)
 
 
 class _OnImport(importlib.abc.MetaPathFinder):

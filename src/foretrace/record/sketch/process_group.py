@@ -7,6 +7,7 @@ it rebuilds its buckets it reads small integer tensors in C++, so those must be 
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,6 +17,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -55,6 +57,12 @@ def pretended_group(world: int, rank: int) -> Iterator[PretendCollectives]:
             from torch.distributed.fsdp._fully_shard import _fsdp_param
 
             stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", Parts))
+        stack.enter_context(patch.object(distributed_c10d, "_object_to_tensor", _pickled))
+        with suppress(ImportError, AttributeError):  # before torch 2.12
+            from torch.distributed.tensor import _dispatch
+
+            # Sets the GPU's random state, and is an operator of higher order, of which modes know nothing.
+            stack.enter_context(patch.object(_dispatch, "run_dtensor_rng_op", _run))
         for module in _importers_of(init_device_mesh):
             stack.enter_context(patch.object(module, "init_device_mesh", _without_modes(init_device_mesh)))
         yield mode
@@ -79,6 +87,17 @@ class Parts:
         start = rank * self._each
         length = min(self._each, self._tensor.size(self._dim) - start)
         return self._tensor.narrow(self._dim, start, length) if length > 0 else self._tensor.new_empty(0)
+
+
+def _pickled(obj: Any, device: Any, group: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """An object that is sent, as constants: what a storage is made from is lost on fake tensors."""
+    text = pickle.dumps(obj)
+    return torch.tensor(list(text), dtype=torch.uint8).to(device), torch.tensor([len(text)]).to(device)
+
+
+def _run(start: int, end: int, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a random op of a distributed tensor, whatever part of the random numbers is this rank's."""
+    return op(*args, **kwargs)
 
 
 def _importers_of(function: Any) -> list[Any]:

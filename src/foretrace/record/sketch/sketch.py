@@ -28,6 +28,7 @@ from foretrace.record.sketch.assumptions import STEP, WARM_UP
 from foretrace.record.sketch.cuda import pretended_cuda
 from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, compilation_disabled, readable
 from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
+from foretrace.record.sketch.packed_sequences import packed_sequences
 from foretrace.record.sketch.training import TrainingCheck, before
 from foretrace.record.watch.step_boundaries import listen
 from foretrace.record.watch.tensors import DeviceName
@@ -71,6 +72,9 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
         stack.enter_context(_without_fake_tensor_log())
         compiled = stack.enter_context(compilation_disabled())
         stack.enter_context(libraries_on_fake_tensors())
+        stack.enter_context(packed_sequences())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        torch.default_generator.manual_seed(0)  # random integers are drawn: every sketch the same ones
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copying a model causes it
         stack.enter_context(gc_paused())  # it would walk a growing heap again and again, and find nothing

@@ -2,8 +2,9 @@
 
 Architectures are read from tensors (``torch.linspace(0, rate, depth).tolist()``), and steps count in tensors. Such
 values follow from the script alone, so they are computed for real: each storage of a fake tensor may have a real one
-behind it, which a call reads where all its arguments have one, and which a write with unknown values ends. What is
-random, or computed from it, is unknown.
+behind it, which a call reads where all its arguments have one, and which a write with unknown values ends. Random
+integers (lengths, ids, labels) are drawn, so that shapes which follow from them are those of one real batch. Random
+numbers, and what is computed from them, are unknown.
 
 Some results of unknown tensors are assumed, since they are the same in every step that goes well: numbers are finite,
 checks of all elements pass (`ASSUMED`). Values that rest on an assumption are marked.
@@ -24,13 +25,23 @@ from torch.utils._pytree import tree_map_only
 aten = torch.ops.aten
 MAX_ELEMENTS = 1 << 16
 """Larger tensors are unknown: a sketch computes nothing that takes time or memory."""
+MAX_INTEGERS = 1 << 22
+"""The same of integers and flags: offsets and lengths of a batch of lookups, which decide shapes."""
 FINITE, CHECKED, SHUFFLED = "losses and gradients are finite", "checks of all elements pass", "ids are in order"
+DRAWN = "random integers are those that were drawn in the sketch"
+ALIKE = "other ranks send what this one has"
 """What values that are assumed rest on."""
-OVERWRITES = (aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default)
+DRAWS = ("randint", "randint_like", "random_")
+"""Calls that make random integers."""
+OVERWRITES = (aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default,
+              *(getattr(aten.random_, overload) for overload in aten.random_.overloads()))  # fmt: skip
 """Calls after which a tensor holds what they were given, whatever was in it."""
-SHAPED_LIKE = tuple(getattr(aten, name).default for name in (
-    "ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"))  # fmt: skip
+SHAPED_LIKE = (*(getattr(aten, name).default for name in (
+    "ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")),
+    *(getattr(aten.randint_like, overload) for overload in aten.randint_like.overloads()))  # fmt: skip
 """Calls that take the shape or dtype of a tensor, and not its values."""
+MOVES_BETWEEN_RANKS = {"broadcast_": (0, 0), "allgather_": (0, 1), "_allgather_base_": (0, 1)}
+"""Collectives that compute nothing, with the places of their results and of what this rank sends."""
 UNKNOWN = object()
 UNSCALES = aten._amp_foreach_non_finite_check_and_unscale_.default
 
@@ -93,7 +104,7 @@ class Values:
             if func is UNSCALES and self.of(args[1]) is not None:
                 self.hold(args[1], self.of(args[1]), frozenset({FINITE}))
                 written = list(args[0])
-            elif self._computed(func, args, kwargs, given, made, written):
+            elif self._computed(func, args, kwargs, given, made, written) or self._received(func, args):
                 return
             for fake in written:
                 self._held.pop(fake.untyped_storage()._cdata, None)
@@ -116,11 +127,15 @@ class Values:
             return UNKNOWN
 
     def _computed(self, func: Any, args: Any, kwargs: Any, given: Any, made: Any, written: Any) -> bool:
-        if not traits(func).computable or not all(map(_is_small, made)):
+        kind = traits(func)
+        if not kind.computable or not all(map(_is_small, made)):
             return False
-        if func in OVERWRITES and self._lacks(args[0]) and _fills_its_storage(args[0]):
+        if kind.draws and not all(fake.dim() and not fake.is_floating_point() for fake in made):
+            return False  # one number at random is a decision, and no data
+        if self._overwrites(func, args) and self._lacks(args[0]) and _fills_its_storage(args[0]):
             self.hold(args[0], torch.zeros((), dtype=args[0].dtype))
-        assumed = self.assumed(*given)
+        read = () if func in SHAPED_LIKE else given
+        assumed = self.assumed(*read) | ({DRAWN} if kind.draws else set())
         values = self.compute(func, args, kwargs)
         if values is UNKNOWN:
             return False
@@ -130,6 +145,34 @@ class Values:
         for fake in written if assumed else ():
             key = fake.untyped_storage()._cdata
             self._held[key] = self._held[key]._replace(assumed=assumed | self._held[key].assumed)
+        return True
+
+    def _overwrites(self, func: Any, args: Any) -> bool:
+        """Whether nothing is left of what was in the first argument."""
+        if func is not aten.scatter_.src:
+            return func in OVERWRITES
+        places = self.of(args[2])  # a permutation, as where one is inverted
+        with no_dispatch(), torch._C.DisableTorchFunction():
+            return places is not None and places.dim() == 1 and len(places.unique()) == args[0].numel()
+
+    def _received(self, func: Any, args: Any) -> bool:
+        """Hold what a collective brings from other ranks, where it only moves what they have."""
+        places = MOVES_BETWEEN_RANKS.get(func.__name__.partition(".")[0] if func.namespace == "c10d" else "")
+        if places is None:
+            return False
+        received, (sent, *_) = (list(_fakes((args[place],))) for place in places)
+        known, assumed = self.of(sent), self.assumed(sent) | {ALIKE}
+        nbytes = sum(fake.numel() * fake.element_size() for fake in received)
+        whole = all(map(_fills_its_storage, received)) or nbytes == received[0].untyped_storage().nbytes()
+        if known is None or not whole or not all(map(_is_small, received)):
+            return False
+        with no_dispatch(), torch._C.DisableTorchFunction():
+            for fake in received:
+                if self._lacks(fake):
+                    self.hold(fake, torch.zeros((), dtype=fake.dtype), assumed)
+                view = self.of(fake)
+                assert view is not None
+                view.copy_(known.repeat(fake.numel() // known.numel()).view(fake.shape))
         return True
 
     def _assume(self, func: Any, args: Any, made: list[Any]) -> None:
@@ -174,11 +217,12 @@ def _leaves(values: Any) -> Iterator[Any]:
 
 
 def _is_small(fake: Any) -> bool:
+    most = MAX_ELEMENTS if fake.is_floating_point() else MAX_INTEGERS
     return (
         fake.layout == torch.strided
         and fake.fake_device.type != "meta"
         and not fake.is_complex()
-        and fake.untyped_storage().nbytes() <= MAX_ELEMENTS * fake.element_size()
+        and fake.untyped_storage().nbytes() <= most * fake.element_size()
     )
 
 
@@ -208,6 +252,8 @@ class Traits(NamedTuple):
     """Whether its results follow from its arguments."""
     keeps_values: bool
     """Whether it changes the geometry of a tensor alone, or asks about it."""
+    draws: bool = False
+    """Whether it makes random integers."""
 
 
 @functools.cache
@@ -215,7 +261,7 @@ def traits(func: Any) -> Traits:
     """What an operator does to values.
 
     >>> traits(aten.add_.Tensor)
-    Traits(written=((0, 'self'),), computable=True, keeps_values=False)
+    Traits(written=((0, 'self'),), computable=True, keeps_values=False, draws=False)
     """
     space, _, name = func._schema.name.partition("::")
     written = tuple(
@@ -223,9 +269,10 @@ def traits(func: Any) -> Traits:
         for place, argument in enumerate(func._schema.arguments)
         if space == "c10d" or (argument.alias_info is not None and argument.alias_info.is_write)
     )
-    random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in name
+    draws = name in DRAWS
+    random = "empty" in name or (torch.Tag.nondeterministic_seeded in func.tags and not draws)
     geometry = torch.Tag.inplace_view in func.tags and "resize" not in name
-    return Traits(written, space in ("aten", "prims") and not random, geometry or space == "prim")
+    return Traits(written, space in ("aten", "prims") and not random, geometry or space == "prim", draws)
 
 
 # Results of unknown tensors that are assumed: the value, and what for.
