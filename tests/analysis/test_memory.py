@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from foretrace.analysis.dispatched import dispatched_calls
-from foretrace.analysis.memory import peak_memory
+from foretrace.analysis.memory import held_bytes, held_bytes_by_kind, peak_memory, storage_kinds
 from foretrace.graph import Graph, Op, OpTable, Storage, Tensor
 from foretrace.platform.device import Device
 from foretrace.prediction.report import gemm_workspaces
@@ -71,3 +71,32 @@ def test_adding_a_sparse_gradient_holds_a_copy_of_its_values_meanwhile() -> None
     assert peak_memory(graph) == 25600 + 1024 + 1024
     graph.ops = OpTable.of(ops[:1])
     assert peak_memory(graph) == 25600 + 1024
+
+
+def training_step(held: bool) -> Graph:
+    """A weight, its momentum and an input from before; an activation, a gradient and a product that dies at once."""
+    cuda = {number: Tensor((256,), "float32", "cuda:0", id=number, storage=number) for number in range(6)}
+    weight, momentum, batch, activation, gradient, scratch = cuda.values()
+    ops = [
+        Op("aten::mul", (weight, batch), outputs=(activation,), phase="forward"),
+        Op("aten::mul", (activation, batch), outputs=(scratch,), phase="backward"),
+        Op("aten::mul", (scratch, batch), outputs=(gradient,), phase="backward"),
+        Op("aten::add_", (momentum, gradient), outputs=(momentum,), phase="optimizer"),
+        Op("aten::add_", (weight, momentum), outputs=(weight,), phase="optimizer"),
+    ]
+    lives = {0: (-1, -1), 1: (-1, -1), 2: (-1, -1), 3: (0, 2), 4: (2, -1), 5: (1, 3)}
+    storages = {n: Storage(n, 1024, "cuda:0", *life, held=held and n == 0) for n, life in lives.items()}
+    return Graph(OpTable.of(ops), storages=storages)
+
+
+def test_memory_is_told_apart_by_what_it_is_for() -> None:
+    assert list(storage_kinds(training_step(held=True)).values()) == [
+        "weights", "optimizer state", "inputs and others", "activations", "gradients", "temporary",
+    ]  # fmt: skip
+    assert list(storage_kinds(training_step(held=False)).values())[:3] == ["from before the step"] * 3
+
+
+def test_kinds_of_memory_add_up_to_all_of_it() -> None:
+    graph = training_step(held=True)
+    whole = held_bytes(graph)
+    assert whole is not None and whole.tolist() == sum(held_bytes_by_kind(graph).values()).tolist()  # type: ignore[union-attr]

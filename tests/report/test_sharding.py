@@ -87,3 +87,17 @@ def test_hot_rows_have_a_line_of_their_own_and_all_figures_agree(plan, page):
     assert present(sharding_page(skewed).charts["loads"])["slowest"] == skewed.lookup_ms
     assert "hot rows" not in said(plan, "lookups")
     assert present(sharding_page(plan).charts["loads"])["slowest"] is None
+
+
+def test_the_page_tells_the_size_of_each_table_and_what_it_costs_its_ranks(plan):
+    html = sharding_page(plan).html()
+    assert '<td class="n">1,000</td><td class="n">64</td><td class="n">250 KiB</td>' in html
+    assert all(one.lookup_ms > 0 for one in plan.plan.values())
+    for rank in plan.ranks:  # the shards of a rank take what its lookups do, but for what calls have in common
+        added = sum(one.lookup_ms for one in plan.plan.values() if rank.rank in one.ranks)
+        assert added == pytest.approx(rank.lookup_ms, rel=0.5)
+
+
+def test_a_plan_from_before_tables_had_sizes_is_shown_without(plan):
+    old = {name: PlacedTable(one.kind, one.ranks) for name, one in plan.plan.items()}
+    assert ">rows</th>" not in sharding_page(replace(plan, plan=old)).html()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.graph import Graph
+from foretrace.graph import PHASES, Graph, Storage
 from foretrace.graph.calls import dispatched
 from foretrace.graph.graph import cut_to_step
 from foretrace.graph.tables import Floats, Ints, Longs
@@ -19,6 +19,11 @@ BLOCK = 512
 """PyTorch's caching allocator rounds the size of an allocation up to a multiple of these bytes."""
 MAKES_SPARSE = ("aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors")
 ADDS_SPARSE = "aten::add_"
+TEMPORARY = "temporary"
+KINDS = (
+    "weights", "optimizer state", "gradients", "inputs and others", "from before the step", "activations", TEMPORARY,
+)  # fmt: skip
+"""What memory is for. A trace does not tell which storages are weights: all that it begins with is from before."""
 
 
 class MemoryCurve(NamedTuple):
@@ -52,25 +57,87 @@ def held_bytes(graph: Graph) -> Longs | None:
     >>> held_bytes(Graph(OpTable.of([Op("aten::ones"), Op("aten::zeros")]), storages={0: made})).tolist()[:3]
     [0, 2048, 0]
     """
+    held = _on_device(graph)
+    if not held:
+        return None
+    alive = _alive(graph, held, _end(graph, held))
+    alive[1 : len(graph.ops) + 1] += _inside(graph)
+    return alive
+
+
+def _on_device(graph: Graph) -> list[Storage]:
+    """Its storages on the device that the job uses."""
     devices = {storage.device for storage in graph.storages.values()}
     kinds = {device: device.partition(":")[0] for device in devices}
     # A job that uses an accelerator at all keeps on the host only what it moves there.
     main = next(iter(sorted({*kinds.values()} - {"cpu", "meta"})), "cpu")
-    held = [s for s in graph.storages.values() if kinds[s.device] == main]
-    if not held:
-        return None
-    births = np.array([s.birth for s in held])
-    forever = max(births.max(), max(s.death for s in held), len(graph.ops)) + 1
-    deaths = np.array([s.death if s.death >= 0 else forever for s in held])
+    return [s for s in graph.storages.values() if kinds[s.device] == main]
+
+
+def _end(graph: Graph, held: list[Storage]) -> int:
+    """A row after all ops, births and deaths."""
+    return max(max(s.birth for s in held), max(s.death for s in held), len(graph.ops)) + 1
+
+
+def _alive(graph: Graph, held: list[Storage], end: int) -> Longs:
+    """Bytes of some storages before the first op, during each op, and after the last."""
+    births = np.array([s.birth for s in held], np.int64)
+    deaths = np.array([s.death if s.death >= 0 else end for s in held], np.int64)
     nbytes = np.array([s.nbytes for s in held], np.int64)
-    if main != "cpu":
+    if held and not held[0].device.startswith("cpu"):
         nbytes = -(-nbytes // BLOCK) * BLOCK
-    change = np.zeros(forever + 2, np.int64)
+    change = np.zeros(end + 2, np.int64)
     np.add.at(change, births + 1, nbytes)
     np.add.at(change, deaths + 1, -nbytes)
-    alive = np.cumsum(change)
-    alive[1 : len(graph.ops) + 1] += _inside(graph)
-    return alive
+    return np.asarray(np.cumsum(change))
+
+
+def held_bytes_by_kind(graph: Graph) -> dict[str, Longs]:
+    """The same by what the memory is for; empty where unknown. Kinds are those of `KINDS`, without empty ones."""
+    held = _on_device(graph)
+    if not held:
+        return {}
+    end, kinds = _end(graph, held), storage_kinds(graph)
+    found = {kind: _alive(graph, [s for s in held if kinds[s.id] == kind], end) for kind in KINDS}
+    found[TEMPORARY][1 : len(graph.ops) + 1] += _inside(graph)
+    return {kind: alive for kind, alive in found.items() if alive.any()}
+
+
+def storage_kinds(graph: Graph) -> dict[int, str]:
+    """What each storage is for, by its number: who holds it, when it was made, and which phases use it.
+
+    >>> from foretrace.graph import Op, OpTable
+    >>> ops = OpTable.of([Op("aten::mm", phase="forward"), Op("aten::mm", phase="backward")])
+    >>> weight, made = Storage(0, 4, "cuda:0", held=True), Storage(1, 4, "cuda:0", birth=0, death=1)
+    >>> storage_kinds(Graph(ops, storages={0: weight, 1: made, 2: Storage(2, 4, "cuda:0", birth=1)}))
+    {0: 'weights', 1: 'activations', 2: 'gradients'}
+    """
+    ops = graph.ops
+    knows_weights = any(storage.held for storage in graph.storages.values())
+    before = {s.id for s in graph.storages.values() if s.birth < 0 and not s.held} if knows_weights else set()
+    used: dict[int, set[str]] = {number: set() for number in before}
+    for op in ops if before else ():
+        for tensor in (*op.tensors, *op.produced):
+            if tensor.storage in used:
+                used[tensor.storage].add(op.phase)
+    last_backward = int(np.flatnonzero(ops.phase == PHASES.index("backward")).max(initial=-1))
+
+    def kind(storage: Storage) -> str:
+        if storage.held:
+            return "weights"
+        if storage.birth < 0:
+            phases = used.get(storage.id)
+            if phases is None:
+                return "from before the step"
+            if "optimizer" in phases:
+                return "gradients" if "backward" in phases else "optimizer state"
+            return "inputs and others"
+        phase = PHASES[ops.phase[storage.birth]] if storage.birth < len(ops) else "other"
+        stays = storage.death < 0 or storage.death > last_backward + 1  # freed after the last call of the backward
+        lasting = {"backward": "gradients", "optimizer": "optimizer state" if storage.death < 0 else TEMPORARY}
+        return "activations" if phase == "forward" else lasting.get(phase, TEMPORARY) if stays else TEMPORARY
+
+    return {number: kind(storage) for number, storage in graph.storages.items()}
 
 
 def _inside(graph: Graph) -> Longs:
@@ -114,14 +181,34 @@ def memory_over(whole: Graph, shown: Graph, step: str | None = None) -> MemoryCu
     if shown.allocated:
         us, nbytes = zip(*shown.allocated)
         return MemoryCurve(np.array(us), np.array(nbytes))
-    held, cut = held_bytes(whole), cut_to_step(whole, step)[0]
+    held = held_bytes(whole)
+    found = None if held is None else _fullest_moments(held, whole, shown, step)
+    return None if held is None or found is None else MemoryCurve(found[0], held[found[1]])
+
+
+def memory_by_kind(whole: Graph, shown: Graph, step: str | None = None) -> dict[str, MemoryCurve]:
+    """`memory_over` by what the memory is for: curves that add up to it. Empty where that is not known."""
+    if shown.allocated:  # the allocator's own figures: it does not know what for
+        return {}
+    kinds = held_bytes_by_kind(whole)
+    found = _fullest_moments(np.sum(list(kinds.values()), axis=0), whole, shown, step) if kinds else None
+    return {kind: MemoryCurve(found[0], held[found[1]]) for kind, held in kinds.items()} if found else {}
+
+
+def _fullest_moments(held: Longs, whole: Graph, shown: Graph, step: str | None) -> tuple[Floats, Longs] | None:
+    """When each call of a step starts, and where in ``held`` most is held from there to the next call."""
+    cut = cut_to_step(whole, step)[0]
     rows = np.arange(len(cut.ops)) if len(cut.ops) == len(shown.ops) else dispatched(cut)
-    if held is None or not len(rows) or len(rows) != len(shown.ops):
+    if not len(rows) or len(rows) != len(shown.ops):
         return None
     # Rows between two calls are annotations, modules and autograd nodes: what they hold, the call before them holds.
-    most = np.maximum.reduceat(held[1 : len(whole.ops) + 1], _rows_in(whole, cut, rows))
+    first = _rows_in(whole, cut, rows)
+    during = held[1 : len(whole.ops) + 1]
+    call = np.searchsorted(first, np.arange(first[0], len(during)), "right") - 1
+    order = np.lexsort((during[first[0] :], call))
+    fullest = order[np.searchsorted(call[order], np.arange(len(rows)), "right") - 1] + first[0] + 1
     known = np.isfinite(shown.ops.start)
-    return MemoryCurve(shown.ops.start[known], most[known]) if known.any() else None
+    return (shown.ops.start[known], fullest[known]) if known.any() else None
 
 
 def _rows_in(whole: Graph, cut: Graph, rows: Ints | Longs) -> Longs:

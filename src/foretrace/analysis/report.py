@@ -486,3 +486,13 @@ class Workings:
 
         curves = ((g.rank, memory_over(whole, g, step)) for whole, g in zip(self.job.graphs, self.graphs))
         return [(rank, curve) for rank, curve in curves if curve is not None]
+
+    def memory_by_kind(self, rank: int) -> dict[str, MemoryCurve]:
+        """What the device of one rank holds over the step, by what for; empty where its source does not say."""
+        if self.job is None:
+            return {}
+        from foretrace.analysis.memory import memory_by_kind
+
+        pairs = zip(self.job.graphs, self.graphs)
+        whole, shown = next(pair for pair in pairs if pair[1].rank == rank)
+        return memory_by_kind(whole, shown, chosen_step(self.job, self.step))

@@ -90,6 +90,11 @@ class PlacedTable:
 
     kind: str
     ranks: list[int]
+    rows: int = 0
+    dim: int = 0
+    table_bytes: int = 0
+    lookup_ms: float = 0.0
+    """What it adds to the lookups of each rank that holds a shard of it."""
 
 
 @dataclass
@@ -247,7 +252,8 @@ def sharding_page(plan: PlanReport) -> Page:
             "meaning": meaning,
             "facts": facts,
             "exchanges": [(EXCHANGES[what], spent) for what, spent in plan.exchange_ms.items() if spent],
-            "tables": [(name, KINDS[one.kind], shown[name]) for name, one in plan.plan.items()],
+            "tables": [(name, KINDS[one.kind], shown[name], one) for name, one in plan.plan.items()],
+            "sized": any(one.table_bytes for one in plan.plan.values()),
             "rows": TABLES_LISTED,
         },
     )

@@ -135,6 +135,8 @@ class Sharding:
     """How much longer the plan is than the proven optimum, by the sums of the search; only for few tables."""
     simulated: StepTime | None = None
     """The step of the whole job, if the model is known."""
+    shard_us: Sequence[float] = ()
+    """What the shards of each table add to the lookups of each of their ranks; empty where it is not known."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -180,7 +182,7 @@ class Sharding:
             "exchange_ms": {what: us / 1e3 for what, us in self.estimate.communication.items()},
             "dense_ms": self.dense_ms,
             "limits": self.limits(),
-            "plan": plan_fields(self.plan, self.tables),
+            "plan": self._placed_tables(),
             "ways": dict(Counter(placement.kind for placement in self.plan)),
             "ranks": [self._rank(rank) for rank in range(self.ranks.world)],
             "alternatives": self._alternatives(),
@@ -188,6 +190,14 @@ class Sharding:
             "gap": self.gap,
             "notes": self.notes,
         }
+
+    def _placed_tables(self) -> dict[str, Any]:
+        """The plan's fields, with the size of each table and what it costs each rank that holds a shard of it."""
+        fields = plan_fields(self.plan, self.tables)
+        for table, us in zip(self.tables, self.shard_us or [0.0] * len(self.tables)):
+            size = {"rows": table.rows, "dim": table.dim, "table_bytes": table.nbytes}
+            fields[table.name] |= size | {"lookup_ms": float(us) / 1e3}
+        return fields
 
     def limits(self) -> dict[str, Any]:
         """The largest part of the step, the balance of the ranks' lookups, and the fullest rank."""

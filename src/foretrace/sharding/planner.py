@@ -138,7 +138,7 @@ def shard(
         source=model.source, platform=where.name, fabric=chosen.name, kernels=kernels, tables=model.tables, ranks=ranks,
         hbm_budget=budget, plan=found.plan, estimate=found.estimate, heuristics=found.heuristics, dense_ms=dense / 1e3,
         seconds=found.seconds, gap=_gap(costing, budget, found), simulated=simulated,
-        notes=notes,
+        shard_us=costing.marginal([(t, p.option) for t, p in enumerate(found.plan)]).sum(axis=1).tolist(), notes=notes,
     )  # fmt: skip
 
 

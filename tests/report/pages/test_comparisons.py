@@ -106,3 +106,27 @@ def test_the_critical_path_shows_where_the_change_comes_from():
         ("host, op start to first launch", -1.5)
     ]
     assert "These changes add up to -1.50 ms" in page.html()
+
+
+def test_two_predictions_of_one_recording_are_named_by_their_platforms():
+    reports = [StepReport("run", platform=name, step_ms=4.0, coverage={how: 1.0}) for name, how in SIDES]
+    html = comparison_page(reports[0], reports[1], ("run", "run")).html()
+    assert "run" in html and "h200 on h200" not in html
+    assert [f'<th scope="col" class="n">{name}</th>' in html for name, _ in SIDES] == [True, True]
+    assert "<td>kernel times</td>" in html and "by roofline" in html
+
+
+SIDES = (("h200", "measured"), ("a100", "fallback"))
+
+
+def test_a_difference_that_does_not_show_is_not_judged():
+    before, after = (
+        StepReport(platform="h200", step_ms=ms, peak_memory_bytes=n) for ms, n in ((9, 2684354560), (8, 2694354560))
+    )
+    (memory,) = [line for line in comparison_page(before, after).values["lines"] if line.name == "peak memory"]
+    assert memory.verdict == ""
+
+
+def test_a_distribution_is_drawn_only_where_both_steps_have_one():
+    forecast = ft.predict(sketched(4), on="h200")
+    assert comparison_page(forecast, StepReport(platform="h200", step_ms=1.0)).charts["distribution"] is None

@@ -140,3 +140,15 @@ def test_a_step_that_launches_nothing_has_no_time_before_its_launches():
     text = step_page(measure_step(graph)).html()
     assert "inside ops" in text and "op start to first launch" not in text
     assert "device ms" not in text and "What the device holds" not in text
+
+
+def test_the_measured_step_stands_beside_its_prediction():
+    page = ft.predict(Job([rank(0, 100.0), rank(1, 50.0)]), on=None)
+    html = step_page(page, measured_with(page)).html()
+    assert "<dt>measured</dt>" in html and "profiled, which slows the host; predicted" in html
+    assert "<dt>measured</dt>" not in step_page(ft.predict(sketched(4), on="h200")).html()
+
+
+def test_what_the_memory_is_for_adds_up_to_the_peak(forecast):
+    memory = present(step_page(forecast).charts["memory"])
+    assert sum(memory["at_peak"].values()) == memory["peak"] and "At the peak" in step_page(forecast).html()

@@ -203,10 +203,21 @@ def distribution(series: Sequence[tuple[str, Floats, Sequence[Piece]]]) -> Chart
     }
 
 
-def memory(curves: Sequence[tuple[int, MemoryCurve]], origin_us: float, capacity: int | None) -> Chart | None:
-    """Bytes held over the step: a line for one rank; of several the fullest, the least full, and all between them."""
+def memory(
+    curves: Sequence[tuple[int, MemoryCurve]],
+    origin_us: float,
+    capacity: int | None,
+    by_kind: Callable[[int], dict[str, MemoryCurve]] = lambda rank: {},
+    workspaces: int = 0,
+) -> Chart | None:
+    """Bytes held over the step: of one rank, by kind where known; of several the fullest, the least full, and all
+    between them.
+
+    ``by_kind`` is asked for the fullest rank; ``workspaces`` are bytes besides, allocated all the time.
+    """
     if not curves:
         return None
+    curves = [(rank, MemoryCurve(curve.us, curve.nbytes + workspaces)) for rank, curve in curves]
     end = max(float(curve.us.max()) for _, curve in curves)
     by_peak = sorted(((rank, int(curve.nbytes.max())) for rank, curve in curves), key=lambda one: -one[1])
     (fullest, peak), (emptiest, least) = by_peak[0], by_peak[-1]
@@ -218,8 +229,18 @@ def memory(curves: Sequence[tuple[int, MemoryCurve]], origin_us: float, capacity
     at = ((edges - origin_us) / 1e3).round(4).tolist()
     every = np.stack(list(held.values()))
     band = {"name": f"all {len(curves)} ranks", "ms": at, "low": every.min(0).tolist(), "high": every.max(0).tolist()}
+    kinds = dict(by_kind(fullest))
+    if kinds and workspaces:
+        us = next(iter(kinds.values())).us
+        kinds["workspaces of libraries"] = MemoryCurve(us, np.full(len(us), workspaces, np.int64))
+    whole = MemoryCurve(next(iter(kinds.values())).us, np.sum([k.nbytes for k in kinds.values()], 0)) if kinds else None
+    drawn = _moments(whole, edges) if whole else None
     return {
         "kind": "memory",
+        "kinds": [{"name": kind, "bytes": curve.nbytes[drawn].tolist()} for kind, curve in kinds.items()]
+        if len(curves) == 1
+        else [],
+        "at_peak": {kind: int(curve.nbytes[whole.nbytes.argmax()]) for kind, curve in kinds.items()} if whole else {},
         "series": [{"name": name, "ms": at, "bytes": held[rank].tolist()} for rank, name in named.items()],
         "band": band if len(curves) > 1 else None,
         "fullest": fullest,
@@ -235,12 +256,18 @@ def _held(curve: MemoryCurve, edges: Floats) -> Longs:
     >>> _held(MemoryCurve(np.array([0.0, 1.0, 4.0]), np.array([5, 9, 2])), np.array([0.0, 2.0, 4.0]))
     array([9, 9, 2])
     """
+    return curve.nbytes[_moments(curve, edges)]
+
+
+def _moments(curve: MemoryCurve, edges: Floats) -> Longs:
+    """Where in a curve its peak from each edge to the next is."""
     order = np.argsort(curve.us, kind="stable")
     us, nbytes = curve.us[order], curve.nbytes[order]
     # At an edge the last value before it holds; before the first call its own does.
-    most = nbytes[np.maximum(np.searchsorted(us, edges, "right") - 1, 0)]
-    np.maximum.at(most, np.clip(np.searchsorted(edges, us, "right") - 1, 0, len(edges) - 1), nbytes)
-    return most
+    at_edge = np.maximum(np.searchsorted(us, edges, "right") - 1, 0)
+    fullest, by_size = at_edge.copy(), np.argsort(nbytes, kind="stable")
+    fullest[np.clip(np.searchsorted(edges, us, "right") - 1, 0, len(edges) - 1)[by_size]] = by_size  # the last counts
+    return np.asarray(order[np.where(nbytes[fullest] > nbytes[at_edge], fullest, at_edge)])
 
 
 def changes(rows: Sequence[TimeChange | PathChange], verdict: bool = True) -> Chart | None:

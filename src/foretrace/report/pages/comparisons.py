@@ -14,6 +14,7 @@ from foretrace.report.pages import charts
 from foretrace.report.pages.page import Chart, Page
 from foretrace.report.pages.step import range_marks
 from foretrace.report.pages.timeline import timelines
+from foretrace.report.step import COVERAGE
 
 if TYPE_CHECKING:
     from foretrace.prediction.scaling import Scaling
@@ -50,7 +51,7 @@ FIGURES = (
     Figure("exposed communication", "exposed_communication_ms", ms, of_a_step=True),
     Figure("ranks", "world", "{:,}".format, "", "world"),
     Figure("kernels", "kernels", "{:,}".format, ""),
-    Figure("peak memory", "peak_memory_bytes", bytes_),
+    Figure("peak memory", "peak_memory_bytes", bytes_, of_a_step=True),
     Figure("of peak arithmetic (MFU)", "mfu", percent, "higher"),
 )
 POINTS_LISTED = 1000
@@ -73,12 +74,13 @@ class Line(NamedTuple):
 
 
 def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str] = ("before", "after")) -> Page:
-    """The page of two predictions; ``names`` distinguish the two.
+    """The page of two predictions; ``names`` distinguish the two, or else their platforms do.
 
     >>> page = comparison_page(StepReport(platform="h200", step_ms=10.0), StepReport(platform="h200", step_ms=5.0))
     >>> "-50 %" in page.html()
     True
     """
+    names = _sides(before, after, names)
     pair, lines, difference = (before, after), list(_lines(before, after)), compare_steps(before, after)
     rows = sorted(difference.matched or difference.by_op, key=lambda row: -abs(row.change_ms))
     per_sample = next((line for line in lines if line.name == PER_SAMPLE), None)
@@ -111,6 +113,17 @@ def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str
     )
 
 
+def _sides(before: StepReport, after: StepReport, names: tuple[str, str]) -> tuple[str, str]:
+    """Names that tell the two apart: those given, or their platforms, or their order.
+
+    >>> one, other = StepReport(platform="h200"), StepReport(platform="a100")
+    >>> _sides(one, other, ("run", "run")), _sides(one, one, ("run", "run"))
+    (('h200', 'a100'), ('first', 'second'))
+    """
+    platforms = before.platform or "measured", after.platform or "measured"
+    return next((pair for pair in (names, platforms) if pair[0] != pair[1]), ("first", "second"))
+
+
 def _lines(before: StepReport, after: StepReport) -> Iterator[Line]:
     per_sample = None not in (before.samples, after.samples) and before.samples != after.samples
     for row in FIGURES:
@@ -121,19 +134,29 @@ def _lines(before: StepReport, after: StepReport) -> Iterator[Line]:
             continue
         share = new / old - 1 if old else 0.0
         verdict = ""
-        if abs(share) > SAME and row.better and not (per_sample and row.of_a_step):
-            verdict = "good" if (share < 0) == (row.better == "lower") else "bad"
         unit = " ms" if row.shown is ms else ""
         shown = row.shown(old) + unit, row.shown(new) + unit
+        judged = row.better and abs(share) > SAME and shown[0] != shown[1]
+        if judged and not (per_sample and row.of_a_step):
+            verdict = "good" if (share < 0) == (row.better == "lower") else "bad"
         yield Line(row.name, *shown, signed(share) if old else UNKNOWN, verdict)
+    known = _mostly(before), _mostly(after)
+    if all(known) and known[0] != known[1]:
+        yield Line("kernel times", *known, "", "")
+
+
+def _mostly(report: StepReport) -> str:
+    """How most of the device time is known: measured on one side and modelled on the other is to be said."""
+    return COVERAGE[max(report.coverage, key=lambda how: report.coverage[how])] if any(report.coverage.values()) else ""
 
 
 def _distributions(pair: Pair, names: tuple[str, str]) -> Chart | None:
     found: list[Any] = []
     for report, name in zip(pair, names):
-        if report.workings is not None:
-            middle = next(mark for mark in range_marks(report) if mark["name"] == "step")
-            found.append((name, report.workings.samples_ms, [{**middle, "name": f"{ms(report.step_ms)} ms"}]))
+        if report.workings is None:
+            return None  # one alone would be taken for both
+        middle = next(mark for mark in range_marks(report) if mark["name"] == "step")
+        found.append((name, report.workings.samples_ms, [{**middle, "name": f"{ms(report.step_ms)} ms"}]))
     return charts.distribution(found)
 
 

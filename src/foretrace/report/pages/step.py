@@ -9,13 +9,13 @@ import numpy as np
 
 from foretrace.analysis.compare import Check, TimeChange, check_prediction
 from foretrace.analysis.measure import measure_step
-from foretrace.analysis.memory import MemoryCurve
 from foretrace.analysis.report import StepReport
-from foretrace.report.formatting import bytes_, ms, off
+from foretrace.report.formatting import bytes_, ms, off, signed
 from foretrace.report.pages import charts
 from foretrace.report.pages.page import Chart, Page
 from foretrace.report.pages.timeline import timelines
 from foretrace.report.step import CAUSES, WITHOUT_LAUNCHES, rank_label, step_facts, step_title, where, which_step
+from foretrace.report.terminal import Fact
 
 TABLE_ROWS = 300
 """Rows that a table holds; a click shows all of them."""
@@ -53,7 +53,7 @@ def _predicted_page(report: StepReport, measured: Measured | None) -> Page:
             "sources": charts.sources(workings) if workings else None,
         },
         {
-            **_shown(report, on_device=bool(report.kernels)),
+            **_shown(report, on_device=bool(report.kernels), baseline=_baseline(report, seen)),
             "where": where(report),
             "compared": list(_compared(check)) if check else [],
             "check": check,
@@ -80,14 +80,27 @@ def _measured_page(report: StepReport) -> Page:
     )
 
 
-def _shown(report: StepReport, on_device: bool) -> dict[str, Any]:
+def _baseline(report: StepReport, seen: StepReport | None) -> list[Fact]:
+    """The step as it was measured, and by how much the prediction differs; nothing where none was measured."""
+    if seen is None or seen.workings is None or not seen.step_ms:
+        return []
+    unprofiled = seen.unprofiled.synced_ms if seen.unprofiled else None
+    measured = unprofiled or seen.step_ms
+    devices = sorted({graph.device for graph in seen.workings.graphs if graph.device})
+    how = "without a profiler" if unprofiled else "profiled, which slows the host"
+    there = f"on {', '.join(devices)}, " if devices else ""
+    meaning = f"{there}{how}; predicted {signed(report.step_ms / measured - 1)}"
+    return [("measured", f"{ms(measured)} ms", meaning)]
+
+
+def _shown(report: StepReport, on_device: bool, baseline: list[Fact] | None = None) -> dict[str, Any]:
     """The values that the templates of both pages take."""
     (_, step, meaning), *facts = step_facts(report)
     return {
         "report": report,
         "step": step.removesuffix(" ms"),
         "meaning": meaning,
-        "facts": facts,
+        "facts": [*(baseline or []), *facts],
         "causes": CAUSES if on_device else WITHOUT_LAUNCHES,
         "rows": TABLE_ROWS,
     }
@@ -169,9 +182,7 @@ def _predicted_memory(report: StepReport) -> Chart | None:
     peak = max((int(curve.nbytes.max()) for _, curve in curves), default=0)
     # Memory outside of storages, as the workspaces of cuBLAS, is allocated all the time.
     outside = max((report.peak_memory_bytes or peak) - peak, 0)
-    return charts.memory(
-        [(rank, MemoryCurve(us, nbytes + outside)) for rank, (us, nbytes) in curves], 0.0, report.memory_bytes
-    )
+    return charts.memory(curves, 0.0, report.memory_bytes, report.workings.memory_by_kind, outside)
 
 
 def _measured_memory(report: StepReport) -> Chart | None:
@@ -179,7 +190,8 @@ def _measured_memory(report: StepReport) -> Chart | None:
         return None
     curves, device = report.workings.memory(), report.workings.device
     start = min((float(curve.us.min()) for _, curve in curves), default=0.0)
-    return charts.memory(curves, start, round(device.memory_gb * 1e9) if device else None)
+    capacity = round(device.memory_gb * 1e9) if device else None
+    return charts.memory(curves, start, capacity, report.workings.memory_by_kind)
 
 
 def _misses(check: Check | None) -> Chart | None:

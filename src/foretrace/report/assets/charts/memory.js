@@ -1,4 +1,6 @@
 // Bytes over the step, and what the device has; of several ranks the fullest, the least full, and all between them.
+const MEMORY = ["first", "second", "third", "copy", "reduction", "norm", "softmax", "other"]; // colours of kinds
+
 draws.memory = (chart, spec) => {
   const capacity = spec.capacity && {
     symbol: "none",
@@ -24,14 +26,16 @@ draws.memory = (chart, spec) => {
     data: at.map((when, i) => [when, held[i]]),
     ...more,
   });
-  const { band } = spec,
+  const { band, kinds } = spec,
     hue = (place) => colour(["first", "third"][place]);
   chart.setOption(
     base({
       grid: { left: 70, right: 12, top: 28, bottom: 26 },
-      legend: band
-        ? legend({ top: 0, left: 0, type: "scroll", data: [...spec.series.map((one) => one.name), band.name] })
-        : undefined,
+      legend: kinds.length
+        ? legend({ top: 0, left: 0, type: "scroll", data: kinds.map(({ name }) => name) })
+        : band
+          ? legend({ top: 0, left: 0, type: "scroll", data: [...spec.series.map((one) => one.name), band.name] })
+          : undefined,
       tooltip: {
         trigger: "axis",
         formatter: (points) =>
@@ -40,6 +44,9 @@ draws.memory = (chart, spec) => {
             ...points
               .filter((one) => one.seriesIndex < spec.series.length)
               .map((one) => `${spec.series.length > 1 ? `${one.seriesName}: ` : ""}${bytes(one.value[1])}`),
+            ...kinds.map(
+              ({ name, bytes: held }) => held[points[0].dataIndex] && `${name}: ${bytes(held[points[0].dataIndex])}`,
+            ),
           ),
       },
       xAxis: axis({
@@ -60,9 +67,18 @@ draws.memory = (chart, spec) => {
           line(one.name, one.ms, one.bytes, {
             lineStyle: { width: 1.3, color: hue(place) },
             itemStyle: { color: hue(place) },
-            areaStyle: band ? undefined : { color: hue(0), opacity: 0.15 },
+            areaStyle: band || kinds.length ? undefined : { color: hue(0), opacity: 0.15 },
             markLine: place ? undefined : capacity || undefined,
             z: 3,
+          }),
+        ),
+        ...kinds.map(({ name, bytes: held }, place) =>
+          line(name, spec.series[0].ms, held, {
+            stack: "kinds",
+            silent: true,
+            lineStyle: { opacity: 0 },
+            itemStyle: { color: colour(MEMORY[place % MEMORY.length]) },
+            areaStyle: { color: colour(MEMORY[place % MEMORY.length]), opacity: 0.55 },
           }),
         ),
         ...(band

@@ -14,7 +14,7 @@ draws.scaling = (chart, spec) => {
     silent: true,
     lineStyle: { opacity: 0 },
     areaStyle: area,
-    data: held,
+    data: held.map((value, place) => [rows[place].world, value]),
   });
   chart.setOption(
     base({
@@ -35,11 +35,18 @@ draws.scaling = (chart, spec) => {
         },
       },
       xAxis: axis({
-        type: "category",
+        // Twice the ranks are as far from each other everywhere.
+        type: "log",
+        logBase: 2,
+        min: rows[0].world,
+        max: rows.at(-1).world > rows[0].world ? rows.at(-1).world : 2 * rows[0].world,
         name: "ranks",
         nameLocation: "middle",
         nameGap: 26,
-        data: rows.map((row) => row.world.toLocaleString("en")),
+        axisLabel: {
+          formatter: (ranks) => ranks.toLocaleString("en", { maximumFractionDigits: 0 }),
+          hideOverlap: true,
+        },
       }),
       yAxis: axis({ type: "value", splitLine: { show: true }, axisLabel: { formatter: inMs, hideOverlap: true } }),
       series: [
@@ -55,7 +62,7 @@ draws.scaling = (chart, spec) => {
           symbolSize: 6,
           lineStyle: { width: place ? 1.2 : 2, color: hues[place] },
           itemStyle: { color: hues[place] },
-          data: rows.map((row) => row[word]),
+          data: rows.map((row) => [row.world, row[word]]),
         })),
         {
           name: "as if ranks cost nothing",
@@ -64,7 +71,7 @@ draws.scaling = (chart, spec) => {
           silent: true,
           lineStyle: { width: 1, type: "dashed", color: token("quiet") },
           itemStyle: { color: token("quiet") },
-          data: rows.map((row) => row.step_ms * row.efficiency),
+          data: rows.map((row) => [row.world, row.step_ms * row.efficiency]),
         },
       ],
     }),
