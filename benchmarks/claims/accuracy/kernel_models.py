@@ -145,9 +145,8 @@ def priced(calls: Sequence[Measurement], platform: Platform) -> Floats:
         places, described = zip(*found)
         features = np.array([each.features for each in described])
         rows = Dataset(features, *roofline_terms(described, platform.device), np.zeros((0, 2)), [])
-        us = model.estimator.predict_both(rows)
-        low, high = model.errors.around(us)
-        np.add.at(whole, (slice(None), places), [low, us, high])
+        us, low, high, *_ = model.price(rows)
+        np.add.at(whole, (slice(None), places), [us * np.exp(low)[:, None], us, us * np.exp(high)[:, None]])
     return whole
 
 

@@ -268,7 +268,8 @@ class StepReport(NotebookDocument):
     gbps: float | None = None
     """The same per second of the device's active time."""
     coverage: dict[str, float] = field(default_factory=dict)
-    """Share of the device time that is measured, modelled (model), or a roofline (fallback)."""
+    """Share of the device time that is measured, modelled (model), modelled beyond what the model knows (extrapolated),
+    or a roofline (fallback)."""
     attributed: float = 1.0
     """Share of the measured device time that is attributed to an op."""
     critical_path_ms: float = 0.0

@@ -26,8 +26,10 @@ CAUTIONS = (
     "torch.jit was left out, ",
     "FlexAttention is predicted as ",
     "the step puts nothing on the GPU: ",
+    "much rests on guesses: ",
 )
-"""How notes begin that headlines show: another step may have been sketched than the one that would run."""
+"""How notes begin that headlines show: another step may have been sketched than the one that would run, or its time is
+mostly guessed."""
 
 
 def cautions(notes: Iterable[str]) -> list[str]:

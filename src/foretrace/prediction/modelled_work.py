@@ -117,7 +117,8 @@ def _not_modelled(work: DeviceWork, calls: Graph, platform: Platform) -> list[st
     notes = [f"{platform.name} has no model that knows {_named(some)}: {way}" for some, way in ways if some]
     unlike = {name: part for name, part in share[EXTRAPOLATED].items() if part >= NOTED_SHARE}
     if unlike:
-        notes.append(f"{platform.name} was measured on no calls like some of {_named(unlike)}: these are extrapolated")
+        why = "was measured on no calls like some of", "or its models are often far off at such: these are extrapolated"
+        notes.append(f"{platform.name} {why[0]} {_named(unlike)}, {why[1]}")
     return notes
 
 

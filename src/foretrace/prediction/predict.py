@@ -45,6 +45,8 @@ from foretrace.simulation.engine import DeadlockError
 OWN_MACHINE = "its own machine"
 STALLED_SHARE = 0.01
 """A device that stalls unexplained for more than this share of the step is noted."""
+GUESSED_SHARE = 0.2
+"""Share of a step from which on device time that no model knows belongs in the headline."""
 NUMBER = re.compile(r"(?<![\w-])\d[\d,.]*(?![\w-])")
 """A number by itself; those of a name, as a100-8x, are none."""
 EXAMPLES = re.compile(r"\([^()]*\)")
@@ -158,7 +160,9 @@ def predict_on_platform(
     )
     add_rates(report, [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks])
     rank_notes = merge_rank_notes({rank.graph.rank: rank.notes for rank in ranks})
-    report.notes = _job_notes(job, [*rank_notes, *done.notes, *_idle_device_note(ranks, platform)])
+    report.notes = _job_notes(
+        job, [*rank_notes, *done.notes, *_idle_device_note(ranks, platform), *_guess_note(report)]
+    )
     return report
 
 
@@ -293,6 +297,20 @@ def _idle_device_note(ranks: Sequence[PricedRank], platform: Platform) -> list[s
     if any(len(rank.step.work) for rank in ranks) or platform.device.runs_on_host:
         return []
     return [f"the step launches nothing on {platform.name}'s device: were its model and data on the device?"]
+
+
+def _guess_note(report: StepReport) -> list[str]:
+    """That much of the step is device time of calls that no model knows.
+
+    >>> unknown = StepReport(platform="h200", step_ms=10.0, device_active_ms=8.0, coverage={"fallback": 0.5})
+    >>> _guess_note(unknown)
+    ["much rests on guesses: 50 % of the device time is of calls that h200's models do not know"]
+    """
+    unknown = sum(report.coverage.get(how, 0.0) for how in ("extrapolated", "fallback"))
+    if unknown * report.device_active_ms < GUESSED_SHARE * report.step_ms or not unknown:
+        return []
+    whose = f"calls that {report.platform}'s models do not know"
+    return [f"much rests on guesses: {100 * unknown:.0f} % of the device time is of {whose}"]
 
 
 def note_key(note: str) -> frozenset[str]:

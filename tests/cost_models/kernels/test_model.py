@@ -3,7 +3,8 @@ import pytest
 
 from foretrace.cost_models.kernels.estimators.dataset import Dataset
 from foretrace.cost_models.kernels.exact import short_name
-from foretrace.cost_models.kernels.model import KernelSequences, Support
+from foretrace.cost_models.kernels.model import KernelSequences
+from foretrace.cost_models.kernels.reliability import Support
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,12 @@ import numpy as np
 
 from foretrace._progress import OnProgress, Progress
 from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, dataset_of
+from foretrace.cost_models.kernels.estimators.npz import read_arrays
 from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
 from foretrace.cost_models.kernels.exact import ExactTimes
 from foretrace.cost_models.kernels.families import FAMILIES, Family
-from foretrace.cost_models.kernels.model import ErrorRange, FamilyModel, KernelSequences, Support
+from foretrace.cost_models.kernels.model import FamilyModel, KernelSequences
+from foretrace.cost_models.kernels.reliability import ERROR_ARRAYS, ErrorRange, Support
 from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.cost_models.kernels.selection import KernelSelection
 from foretrace.errors import ForetraceError
@@ -85,15 +87,27 @@ def fit_family(family: Family, calls: Dataset) -> tuple[FamilyModel, dict[str, A
         return None
     held_out = _held_out(family, calls)
     measured_us = calls.per_call(calls.us)
-    scores = {kind: errors(calls.per_call(us).ravel(), measured_us.ravel()) for kind, us in held_out.items()}
+    scores = {kind: errors(calls.per_call(us).ravel(), measured_us.ravel()) for kind, (us, _) in held_out.items()}
     best = min(scores, key=lambda kind: scores[kind]["gmae"])
-    error_range = ErrorRange.of(held_out[best].ravel(), calls.us.ravel())
+    error_range = ErrorRange.of(calls, *held_out[best])
     estimator = _fit_estimators(family, calls)[best]
     sequences = KernelSequences().fit(calls)
     roof, support = float(calls.roof_us.max()), Support.of(calls.features)
     model = FamilyModel(family, estimator, error_range, sequences, roof, support)
     others = {kind: score["gmae"] for kind, score in scores.items() if kind != best}
     return model, {"measurements": calls.calls, "kind": best, **scores[best], "others": others}
+
+
+def recalibrate(folder: Path, name: str, held_out: Dataset) -> ErrorRange:
+    """Learn the errors of a fitted model anew, from calls that it was not fitted on, and write them to its file.
+
+    The estimator stays as it is: a fit may take hours, and calls of further models tell where it fails.
+    """
+    path, model = folder / f"{name}.npz", FamilyModel.read(folder, name)
+    found = ErrorRange.of(held_out, *model.estimator.predict_with_signals(held_out))
+    others = {key: array for key, array in read_arrays(path).items() if key.partition(".")[0] not in ERROR_ARRAYS}
+    np.savez_compressed(path, **{**others, **found.arrays()})  # type: ignore[arg-type]
+    return found
 
 
 def estimated_errors(raw: Path, device: Device) -> dict[str, float]:
@@ -141,13 +155,14 @@ def _without_features(parts: Collection[Dataset]) -> Dataset:
     return Dataset(np.zeros((len(us), 0)), flops_us, bytes_us, us, [])
 
 
-def _held_out(family: Family, calls: Dataset) -> dict[str, Floats]:
-    """Predictions of each row by estimators that were not fitted on it, by kind of estimator."""
-    predicted: dict[str, Floats] = {}
+def _held_out(family: Family, calls: Dataset) -> dict[str, tuple[Floats, Floats]]:
+    """Predictions and signals of each row by estimators that were not fitted on it, by kind of estimator."""
+    found: dict[str, tuple[Floats, Floats]] = {}
     for inside, outside in calls.folds():
         for kind, model in _fit_estimators(family, calls.subset(inside)).items():
-            predicted.setdefault(kind, np.empty_like(calls.us))[outside] = model.predict_both(calls.subset(outside))
-    return predicted
+            us, signals = found.setdefault(kind, (np.empty_like(calls.us), np.empty((len(calls), model.signals))))
+            us[outside], signals[outside] = model.predict_with_signals(calls.subset(outside))
+    return found
 
 
 def _fit_estimators(family: Family, calls: Dataset) -> dict[str, Estimator]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from zipfile import BadZipFile
 
 import numpy as np
@@ -23,6 +23,7 @@ from foretrace.cost_models.kernels.estimators.forests import Forest
 from foretrace.cost_models.kernels.estimators.npz import finite, read_arrays
 from foretrace.cost_models.kernels.exact import ExactTimes, short_name
 from foretrace.cost_models.kernels.families import FAMILIES, Family
+from foretrace.cost_models.kernels.reliability import ErrorRange, Support
 from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.errors import ForetraceError
 
@@ -43,91 +44,10 @@ ESTIMATORS = {
 """By the names in files and in `platform show`: the class, which is imported when a model of its kind is read."""
 MAX_EXTRAPOLATION = 2.0
 """A call may have so many times more work than any measured one and still be answered by the model."""
-SUPPORT_MARGIN = 0.1
-"""Share of a feature's range by which a call may lie outside of it: sizes are drawn at random, and seldom reach it."""
-MAX_LOG_ERROR = 50.0
-"""Logarithm of the largest error that a file may hold: no model has it, and more can't be computed with."""
 MIN_SEEN = 3
 """Kernel sequences that were seen less often are not learned."""
 MAX_LEAVES = 1000
 """Leaves of the tree that selects kernel sequences."""
-
-
-@dataclass(frozen=True)
-class ErrorRange:
-    """Error of a model on held-out calls: logarithms of 10th and 90th percentile, by predicted time."""
-
-    edges_us: Floats
-    low: Floats
-    high: Floats
-
-    @classmethod
-    def of(cls, predicted_us: Floats, measured_us: Floats, bins: int = 6) -> ErrorRange:
-        """From predictions of held-out calls.
-
-        >>> us = np.arange(1.0, 101.0)
-        >>> ErrorRange.of(us, us * 1.1, bins=2).high.round(3).tolist()
-        [0.095, 0.095]
-        """
-        edges = np.quantile(predicted_us, np.linspace(0, 1, bins + 1)[1:-1])
-        place, off = np.searchsorted(edges, predicted_us), np.log(measured_us / predicted_us)
-        found = [off[place == k] for k in range(bins)]
-        low, high = (np.array([np.quantile(f, q) if len(f) else 0.0 for f in found]) for q in (0.1, 0.9))
-        return cls(edges, low, high)
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> ErrorRange:
-        """As `FamilyModel.write` wrote it; a ValueError for numbers that are no range."""
-        edges = finite(arrays, "spread.edges_us", None)
-        low, high = (finite(arrays, f"spread.{name}", len(edges) + 1) for name in ("low", "high"))
-        if (low > high).any() or max(-low.min(), high.max()) > MAX_LOG_ERROR:
-            raise ValueError("its error range is none")
-        return cls(edges, low, high)
-
-    def around(self, us: Floats) -> tuple[Floats, Floats]:
-        """Low and high of predictions."""
-        place = np.searchsorted(self.edges_us, us)
-        return us * np.exp(self.low[place]), us * np.exp(self.high[place])
-
-
-@dataclass(frozen=True)
-class Support:
-    """Where a model's calls lie: the range of each feature, by the first one, which tells ops apart."""
-
-    codes: Floats
-    low: Floats
-    """By code and column."""
-    high: Floats
-
-    @classmethod
-    def of(cls, features: Floats) -> Support:
-        """From the calls that a model was fitted on.
-
-        >>> Support.of(np.array([[0.0, 4.0], [0.0, 14.0], [1.0, 3.0]])).high.tolist()
-        [[0.0, 15.0], [1.0, 3.0]]
-        """
-        codes = np.unique(features[:, 0])
-        rows = [features[features[:, 0] == code] for code in codes]
-        low, high = (np.array([each(group, axis=0) for group in rows]) for each in (np.min, np.max))
-        margin = SUPPORT_MARGIN * (high - low)
-        return cls(codes, low - margin, high + margin)
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Support | None:
-        """As `FamilyModel.write` wrote it, None where it did not; a ValueError for arrays that do not fit."""
-        if "support.codes" not in arrays:
-            return None
-        codes = finite(arrays, "support.codes", None)
-        low, high = (arrays[f"support.{name}"].astype(np.float64) for name in ("low", "high"))
-        if not len(codes) or low.shape != (len(codes), len(arrays["columns"])) or high.shape != low.shape:
-            raise ValueError("the ranges of its features do not fit its columns")
-        return cls(codes, low, high)
-
-    def holds(self, features: Floats) -> NDArray[np.bool_]:
-        """Whether each call lies inside, in every feature."""
-        place = np.searchsorted(self.codes, features[:, 0]).clip(max=len(self.codes) - 1)
-        inside = (self.low[place] <= features) & (features <= self.high[place])
-        return np.asarray(inside.all(axis=1) & (self.codes[place] == features[:, 0]))
 
 
 class KernelSequences:
@@ -196,6 +116,24 @@ def _nested(tree: Any, classes: NDArray[Any], node: int) -> dict[str, Any]:
     }
 
 
+class ModelledCalls(NamedTuple):
+    """Calls as a family's model prices them, a row each."""
+
+    us: Floats
+    """Microseconds, a column per cache state."""
+    low: Floats
+    """Logarithms of the 10th percentile over the predicted time, and of the 90th: at most and at least 0."""
+    high: Floats
+    covered: NDArray[np.bool_]
+    """Whether they are like those that the model was fitted on."""
+    known: NDArray[np.bool_]
+    """Whether, beside that, the model is seldom far off at such calls."""
+
+    def rows(self, which: Sequence[int]) -> ModelledCalls:
+        """Some of the calls, in this order."""
+        return ModelledCalls(self.us[which], self.low[which], self.high[which], self.covered[which], self.known[which])
+
+
 @dataclass(frozen=True)
 class FamilyModel:
     """Times of a family's calls on one device."""
@@ -209,6 +147,13 @@ class FamilyModel:
     support: Support | None = None
     """None where the model was fitted before this was kept."""
 
+    def price(self, calls: Dataset) -> ModelledCalls:
+        """The times of calls, and how far they may be off."""
+        us, signals = self.estimator.predict_with_signals(calls)
+        low, high, reliable = self.errors.around(calls.features, us, signals)
+        covered = self.covers(calls)
+        return ModelledCalls(us, low, high, covered, covered & reliable)
+
     def covers(self, calls: Dataset) -> NDArray[np.bool_]:
         """Whether each call lies in the range that the model was fitted on."""
         small = np.asarray(calls.roof_us <= MAX_EXTRAPOLATION * self.most_roof_us)
@@ -221,7 +166,7 @@ class FamilyModel:
             "kind": np.array(kind),
             "columns": np.array(self.family.columns),
             "most_roof_us": np.array(self.most_roof_us),
-            **{f"spread.{name}": getattr(self.errors, name) for name in ("edges_us", "low", "high")},
+            **self.errors.arrays(),
             **({f"support.{name}": array for name, array in vars(self.support).items()} if self.support else {}),
             **self.estimator.arrays(),
             **self.sequences.arrays(),
@@ -242,7 +187,7 @@ class FamilyModel:
             module, _, kind = ESTIMATORS[str(arrays["kind"])].rpartition(".")
             estimator = getattr(import_module(f"foretrace.cost_models.kernels.{module}"), kind).from_arrays(arrays)
             most = float(finite(arrays, "most_roof_us"))
-            errors, sequences = ErrorRange.from_arrays(arrays), KernelSequences.from_arrays(arrays)
+            errors, sequences = ErrorRange.from_arrays(arrays, estimator.signals), KernelSequences.from_arrays(arrays)
             return cls(family, estimator, errors, sequences, most, Support.from_arrays(arrays))
         except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise ForetraceError(

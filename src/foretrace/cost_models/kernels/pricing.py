@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from foretrace.platform.hypothetical import CrossDeviceScaling
 
 MEASURED, MODEL, FALLBACK, EXTRAPOLATED = range(4)
-"""Sources of a kernel's time; the last is a model asked about a call unlike those it was fitted on."""
+"""Sources of a kernel's time; the last is a model asked about a call unlike those it was fitted on, or like those of
+which it often is far off."""
 UNKNOWN_SHARE = 0.5
 """Share of a tensor that is taken to be in the cache if its last use is unknown."""
 USABLE_SHARE = 0.5
@@ -43,6 +44,9 @@ RETAINED_GAIN = 0.8
 """Share of the gain of an immediate repeat that a call has if its inputs are in the cache: other kernels ran in
 between, whose code and constants replaced its own in the smaller caches. With these two, the calls of twelve recorded
 steps, each timed alone, add up to the steps' device time within 0.8 % on average, 1.5 % at most."""
+
+RESIDENCY_ERROR = 0.3
+"""How far off the share of a call's inputs that is in the cache may be, as an 80 % range."""
 
 
 @dataclass
@@ -251,13 +255,17 @@ def _by_roofline(calls: _Calls, device: Device, fallback: RooflineFallback) -> K
 def _by_model(
     model: FamilyModel, method: _Method, calls: _Calls, device: Device, warm: Floats, fallback: RooflineFallback
 ) -> KernelCosts:
-    """By a family's model. Outside of the measured range its answer is a guess, with the range of a roofline."""
+    """By a family's model. Outside of the measured range its answer is a guess, with a roofline's range at least."""
     features = np.array([d.features for d in calls.described], np.float64)
     table = Dataset(features, *roofline_terms(calls.described, device), np.zeros((0, 2)), [])
-    cold, hot = model.estimator.predict_both(table)[calls.which].T
+    found = model.price(table).rows(calls.which)
+    cold, hot = found.us.T
     us = cold + warm[calls.place] * (hot - cold)
-    known = model.covers(table)[calls.which] & (not method.guess)
-    low, high = np.where(known, model.errors.around(us), (fallback.low * us, fallback.high * us))
+    cache = RESIDENCY_ERROR * np.log(hot / cold)
+    low, high = us * np.exp(-np.hypot(found.low, cache)), us * np.exp(np.hypot(found.high, cache))
+    guess, known = ~found.covered | method.guess, found.known & (not method.guess)
+    low = np.where(guess, np.minimum(low, fallback.low * us), low)
+    high = np.where(guess, np.maximum(high, fallback.high * us), high)
     if method.one_kernel:
         sequences, shares = [(calls.op[which],) for which in calls.which], [(1.0,)] * len(us)
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,17 +81,30 @@ class KernelSelection:
         self.left_ = boost(np.hstack([columns, by_nets]), target - by_nets[:, 0], TREES, LEAVES)
         return self
 
+    signals: ClassVar[int] = 4
+
     def predict_both(self, calls: Dataset) -> Floats:
         """Microseconds of each call, a column per cache state."""
+        return self.predict_with_signals(calls)[0]
+
+    def predict_with_signals(self, calls: Dataset) -> tuple[Floats, Floats]:
+        """The same; and how probable the first kernel is and all that are timed, how far apart the times on these lie,
+        and those of the nets."""
         probability = self._probabilities(calls.features)
         order = np.argsort(-probability, axis=1)[:, :MAX_CANDIDATES]
         probability = np.take_along_axis(probability, order, axis=1)
         row, rank = np.nonzero(probability >= np.minimum(MIN_PROBABILITY, probability[:, :1]))
-        logs = self._log_times(with_cache_state(self._kernel_features(calls.features[row], order[row, rank])))
-        logs = logs.reshape(2, -1)
-        weight = probability[row, rank] * np.exp(-SPEED_PREFERENCE * logs.mean(axis=0))
-        means = [np.bincount(row, weight * each) / np.bincount(row, weight) for each in logs]
-        return np.asarray((calls.floored_us * np.exp(means)).T)
+        columns = with_cache_state(self._kernel_features(calls.features[row], order[row, rank]))
+        logs, apart = (each.reshape(2, -1) for each in self._log_times(columns))
+        middle = logs.mean(axis=0)
+        weight = probability[row, rank] * np.exp(-SPEED_PREFERENCE * middle)
+        means, (typical, squares, nets) = (
+            [np.bincount(row, weight * each) / np.bincount(row, weight) for each in some]
+            for some in (logs, (middle, middle**2, apart.mean(axis=0)))
+        )
+        spread = np.sqrt(np.maximum(squares - typical**2, 0.0))
+        signals = np.stack([probability[:, 0], probability.sum(axis=1), spread, nets], axis=1)
+        return np.asarray((calls.floored_us * np.exp(means)).T), signals
 
     def _probabilities(self, features: Floats) -> Floats:
         """The probability of each kernel for each call."""
@@ -101,10 +114,11 @@ class KernelSelection:
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
-    def _log_times(self, columns: Floats) -> Floats:
-        """Logarithms of times on kernels over the calls' rooflines."""
-        by_nets = self.times_.outputs(columns)[:, :1]
-        return by_nets[:, 0] + self.left_.predict(np.hstack([columns, by_nets]))
+    def _log_times(self, columns: Floats) -> tuple[Floats, Floats]:
+        """Logarithms of times on kernels over the calls' rooflines, and the spread of the nets around them."""
+        by_each = self.times_.outputs_of_each(columns)[:, :, :1].astype(np.float64)
+        by_nets = by_each.mean(axis=0)
+        return by_nets[:, 0] + self.left_.predict(np.hstack([columns, by_nets])), by_each.std(axis=0)[:, 0]
 
     def _selection_features(self, features: Floats) -> Floats:
         return np.hstack([features, tiling_features(features[:, self.sides_])])

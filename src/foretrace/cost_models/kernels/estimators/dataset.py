@@ -24,6 +24,8 @@ Floats = NDArray[np.float64]
 FLOOR_US = 1.0
 """Below this, the time of a kernel has nothing to do with its work."""
 FOLDS = 3
+CELL = 8
+"""Calls of a group that is held out as a whole."""
 
 
 @dataclass
@@ -81,9 +83,14 @@ class Dataset:
         return np.stack([np.bincount(place, column, len(calls)) for column in us.T], axis=1)
 
     def folds(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Rows to fit on and rows to score on, so that each is scored once; all parts of a call are on one side."""
-        calls, place = np.unique(self.call, return_inverse=True)
-        outside = [np.isin(place, scored) for _, scored in folds(len(calls))]
+        """Rows to fit on and rows to score on, so that each is scored once.
+
+        All parts of a call are on one side, and so are calls that are much alike: models repeat each other's calls, and
+        a call whose twin was fitted on says nothing of the calls of another model.
+        """
+        _, example, place = np.unique(self.call, return_index=True, return_inverse=True)
+        groups = neighbours(self.features[example])[place]
+        outside = [np.isin(groups, scored) for _, scored in folds(int(groups.max(initial=-1)) + 1)]
         return [(np.flatnonzero(~scored), np.flatnonzero(scored)) for scored in outside]
 
 
@@ -137,6 +144,31 @@ def with_cache_state(features: Floats) -> Floats:
 def log_residuals(calls: Dataset) -> Floats:
     """Logarithms of measured times over rooflines: of all rows with a cold cache, then of all with a warm one."""
     return np.asarray(np.log(calls.us / calls.floored_us[:, None]).T.ravel())
+
+
+def neighbours(features: Floats, most: int = CELL) -> NDArray[np.int64]:
+    """The group of each row: rows are parted by what differs most among them, at the widest gap near the middle, until
+    few are left.
+
+    >>> neighbours(np.array([[1.0], [9.0], [1.1], [9.1]]), most=2).tolist()
+    [0, 1, 0, 1]
+    """
+    group, count = np.zeros(len(features), np.int64), 0
+    width = features.std(axis=0) if len(features) else np.ones(0)
+    scaled = features / np.where(width > 0, width, 1.0)
+    waiting = [np.arange(len(features))]
+    while waiting:
+        rows = waiting.pop()
+        column = scaled[rows, np.ptp(scaled[rows], axis=0).argmax()] if len(rows) > most else np.zeros(len(rows))
+        values = np.sort(column)
+        gaps, quarter = np.diff(values), len(rows) // 4
+        if not gaps.any():
+            group[rows], count = count, count + 1
+            continue
+        inner = gaps[quarter : len(gaps) - quarter]
+        left = column <= values[quarter + inner.argmax() if inner.any() else gaps.argmax()]
+        waiting += [rows[~left], rows[left]]
+    return group
 
 
 def folds(count: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -194,6 +194,11 @@ def boost_trait(features: Floats, trait: Floats) -> Forest:
     return Forest.of(_grow(features, trait, 150, 31, {"objective": "l2"}))
 
 
+def boost_difficulty(features: Floats, log_error: Floats) -> Forest:
+    """A very small forest that predicts how far off a prediction is: errors are mostly chance."""
+    return Forest.of(_grow(features, log_error, 30, 8, {"objective": "l2", "min_data_in_leaf": 20}))
+
+
 def out_of_fold_traits(features: Floats, trait: Floats) -> Floats:
     """Predictions of a trait by forests that were not fitted on the row they predict."""
     predicted = np.empty(len(trait))

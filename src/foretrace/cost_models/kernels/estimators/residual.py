@@ -1,14 +1,15 @@
 """Estimators of kernel times: a scaled roofline, and trees, small nets and a blend that learn what the roofline
 misses. Nets are smooth where trees have steps.
 
-Each has `fit`, `predict_both` (microseconds with a cold and with a warm cache), `arrays` and `from_arrays`. A family
-uses the one with the least held-out error.
+Each has `fit`, `predict_both` (microseconds with a cold and with a warm cache), `arrays` and `from_arrays`, and
+`predict_with_signals`: beside the times, columns that tell how sure it is of each. A family uses the one with the least
+held-out error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,22 @@ Purpose = Literal["time", "kernel", "time on a kernel"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
-class ScaledRoofline:
+class WithoutSignals:
+    """An estimator that does not tell how sure it is."""
+
+    signals: ClassVar[int] = 0
+    """Columns that `predict_with_signals` gives beside the times."""
+
+    def predict_both(self, calls: Dataset) -> Floats:
+        """Microseconds of each call, a column per cache state."""
+        raise NotImplementedError
+
+    def predict_with_signals(self, calls: Dataset) -> tuple[Floats, Floats]:
+        """The same, and no signals."""
+        return self.predict_both(calls), np.zeros((len(calls), 0))
+
+
+class ScaledRoofline(WithoutSignals):
     """A start-up time, and bytes and flops at fitted rates: three numbers per op and cache state."""
 
     def fit(self, calls: Dataset) -> Self:
@@ -72,7 +88,7 @@ class ScaledRoofline:
         return made
 
 
-class ResidualTrees:
+class ResidualTrees(WithoutSignals):
     """Boosted trees on what the roofline misses, with guessed traits of the kernels that run as further columns.
 
     Which kernel a library selects decides much of the time and is not known beforehand. The traits that its name tells
@@ -147,6 +163,10 @@ class NetEnsemble:
 
     def outputs(self, columns: Floats) -> Floats:
         """For each row the logarithm of its time, followed by the pieces of the kernels' scores."""
+        return np.asarray(self.outputs_of_each(columns).mean(axis=0, dtype=np.float64))
+
+    def outputs_of_each(self, columns: Floats) -> NDArray[Any]:
+        """The same by each net, which are the first dimension."""
         flow: NDArray[Any] = self._scaled(self._encoded(columns)).astype(np.float32)
         with single_threaded():
             for weights, biases in self.layers_[:-1]:
@@ -155,7 +175,7 @@ class NetEnsemble:
                 flow /= 2
                 flow += flow * np.tanh(flow)  # SiLU: x / (1 + exp(-x))
             weights, biases = self.layers_[-1]
-            return np.asarray((flow @ weights + biases).mean(axis=0, dtype=np.float64))
+            return np.asarray(flow @ weights + biases)
 
     def _encoded(self, columns: Floats) -> Floats:
         place, value = self.kinds_.T
@@ -192,7 +212,7 @@ class NetEnsemble:
         return made
 
 
-class ResidualNet(NetEnsemble):
+class ResidualNet(NetEnsemble, WithoutSignals):
     """Nets on what the roofline misses."""
 
     def fit(self, calls: Dataset, traits: Floats | None = None) -> Self:
@@ -246,9 +266,17 @@ class Blend:
         self.net_ = ResidualNet().fit(calls, traits)
         return self
 
+    signals: ClassVar[int] = 1
+
     def predict_both(self, calls: Dataset) -> Floats:
         """Microseconds of each call, a column per cache state."""
-        return np.asarray(np.sqrt(self.trees_.predict_both(calls) * self.net_.predict_both(calls)))
+        return self.predict_with_signals(calls)[0]
+
+    def predict_with_signals(self, calls: Dataset) -> tuple[Floats, Floats]:
+        """The same, and how far trees and net are apart."""
+        by_trees, by_net = self.trees_.predict_both(calls), self.net_.predict_both(calls)
+        apart = np.abs(np.log(by_trees / by_net)).mean(axis=1, keepdims=True)
+        return np.sqrt(by_trees * by_net), apart
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The fitted numbers, for a file."""
