@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from foretrace.platform.platform import Platform
     from foretrace.prediction.overrides import RankOverrides
     from foretrace.prediction.scaling import Scaling
+    from foretrace.record.command import Script
     from foretrace.replay import Choices, How, Member, Replay, Suite
 
 DEFAULT_PLATFORM = "h200"
@@ -231,7 +232,8 @@ def predict(
     ----------
     what
         A sketch, a loaded recording or trace; or the path of a recording, of a trace, or of a script, ``train.py`` or
-        ``train.py:function``, whose step is sketched. Of a job, all ranks that have a graph are simulated together.
+        ``train.py:function``, whose step is sketched; or the command that starts a script, ``python train.py --batch
+        32``, whose own loop is sketched. Of a job, all ranks that have a graph are simulated together.
     on
         A platform, its name, or its folder. Left out, a job that was profiled on several ranks stays on its own
         machine: hosts and kernels as measured, collectives by a fabric; so does one profiled rank of a job where it
@@ -280,6 +282,7 @@ def predict(
     overrides = RankOverrides(slow_host or {}, host_of or {}, slow_link or {})
     if gpus_per_node is not None:
         check_count(gpus_per_node, "gpus_per_node", MAX_RANKS)
+    world = launched_world(what) if world is None else world
     if world is not None:
         check_count(world, "world", MAX_RANKS)
         overrides.check_alike()
@@ -484,7 +487,8 @@ def read(what: str | Path, device: str = "cuda", world: int | None = None) -> Jo
     Parameters
     ----------
     what
-        A recording's folder; a trace; or a script, ``train.py`` or ``train.py:function``, whose step is sketched.
+        A recording's folder; a trace; a script, ``train.py`` or ``train.py:function``, whose step is sketched; or the
+        command that starts one.
     device
         The kind of device that a script shall find: ``"cuda"``, with or without a GPU, or ``"cpu"``.
     world
@@ -493,19 +497,31 @@ def read(what: str | Path, device: str = "cuda", world: int | None = None) -> Jo
     script = script_of(what)
     if script is None:
         return load(what)
-    from foretrace.record.script import sketch_script  # here, since it brings torch
+    from foretrace.record.script import sketch_command  # here, since it brings torch
 
-    graph = sketch_script(*script, "cuda" if device == "cuda" else None, world)
+    graph = sketch_command(script, "cuda" if device == "cuda" else None, world or script.world)
     return Job([graph], graph.source)
 
 
-def script_of(what: str | Path) -> tuple[Path, str | None] | None:
-    """A script and the function in it, where one is named; None for anything else.
+def script_of(what: str | Path) -> Script | None:
+    """A script to sketch, and how it is started; None for anything else.
 
-    >>> script_of("train.py:build"), script_of("run")
-    ((PosixPath('train.py'), 'build'), None)
+    >>> script_of("train.py:build").function, script_of("python train.py --batch 32").arguments, script_of("run")
+    ('build', ('--batch', '32'), None)
     """
-    path, _, function = str(what).partition(".py:")
-    if function:
-        return Path(f"{path}.py"), function
-    return (Path(path), None) if path.endswith(".py") else None
+    text = str(what)
+    if ".py" not in text and " " not in text:
+        return None
+    from foretrace.record.command import find_script
+
+    return find_script(text)
+
+
+def launched_world(what: object) -> int | None:
+    """Ranks that the launcher of a command starts; None for anything else.
+
+    >>> launched_world("torchrun --nproc-per-node 8 train.py"), launched_world("train.py")
+    (8, None)
+    """
+    script = script_of(what) if isinstance(what, str) else None
+    return script.world if script else None

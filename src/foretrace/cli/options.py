@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from foretrace.replay import Choices
 
 What = Annotated[
-    str, typer.Argument(metavar="WHAT", help="A recording, a trace, or a script with a make_step function.")
+    list[str],
+    typer.Argument(
+        metavar="WHAT",
+        help="A recording, a trace, a script with a make_step function, or after -- the command that starts a script.",
+    ),
 ]
 Platform = Annotated[str, typer.Option(help="The platform: its name, or its folder.")]
 Step = Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")]
@@ -102,6 +106,23 @@ def with_recorded_batch(change: str, recorded: int | None) -> str:
     """
     name, _, value = change.partition("=")
     return f"{change}/{recorded}" if recorded and name.strip() == "batch" and "/" not in value else change
+
+
+def what_of(words: list[str]) -> str:
+    """The step that words of the command line name: one path, or the command that starts a script.
+
+    >>> what_of(["run"]), what_of(["python", "train.py", "--name", "a b"])
+    ('run', "python train.py --name 'a b'")
+    """
+    if len(words) == 1:
+        return words[0]
+    import shlex
+
+    from foretrace.record.command import parse_command
+
+    command = shlex.join(words)
+    parse_command(command)
+    return command
 
 
 def print_frames(error: Exception) -> None:
@@ -203,5 +224,7 @@ def _paths(inputs: Iterable[str | Path | None]) -> Iterator[Path]:
             yield Path(given)
         elif Path(given.rpartition(":")[0] or given).exists():  # a script and its function
             yield Path(given.rpartition(":")[0] or given)
+        elif " " in given:  # a command and the files that it names
+            yield from (Path(word) for word in given.split() if Path(word).exists())
         elif has_magic(given):
             yield from map(Path, glob(given, recursive=True))  # noqa: PTH207 - of absolute ones too

@@ -19,6 +19,7 @@ from foretrace.cli.options import (
     What,
     check_outputs,
     print_frames,
+    what_of,
 )
 from foretrace.cli.progress import progress_bar
 
@@ -61,7 +62,7 @@ TABLE_ROWS = 10
 
 
 def predict(
-    what: What,
+    words: What,
     on: On = None,
     host: OtherHost = None,
     fabric: OtherFabric = None,
@@ -84,6 +85,7 @@ def predict(
     A script (train.py, or train.py:make_step to name the function that builds or does a step) is sketched: it is
     imported, so its top level runs, and its step is called, on fake tensors and without side effects.
     """
+    what = what_of(words)
     check_outputs([what, on, host, fabric], html=html, trace=trace)
     sizes = _sizes(world, trace)
     from foretrace.prediction.overrides import RankOverrides

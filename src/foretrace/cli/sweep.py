@@ -19,6 +19,7 @@ from foretrace.cli.options import (
     What,
     check_outputs,
     print_frames,
+    what_of,
     with_recorded_batch,
 )
 from foretrace.cli.progress import progress_bar
@@ -28,7 +29,7 @@ Value = TypeVar("Value")
 
 
 def sweep(
-    what: What,
+    words: What,
     on: Annotated[str, typer.Option(metavar="PLATFORM,…", help="Platforms: names or folders.")] = "h200",
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE,…", help="Values of a setting; may be repeated.")
@@ -61,6 +62,7 @@ def sweep(
 
     Settings are those of `foretrace whatif`, those of a job among them: --set tensor=1,2,4 --world 8.
     """
+    what = what_of(words)
     check_outputs([what, *platforms(on), fabric], html=html, points=out)
     from foretrace.errors import ForetraceError
     from foretrace.prediction.scaling import parse_worlds

@@ -20,6 +20,7 @@ from foretrace.cli.options import (
     What,
     check_outputs,
     print_frames,
+    what_of,
     with_recorded_batch,
 )
 from foretrace.cli.progress import progress_bar
@@ -51,7 +52,7 @@ Without = Annotated[
 
 
 def whatif(
-    what: What,
+    words: What,
     on: Platform = "h200",
     sets: Sets = None,
     insert: Inserts = None,
@@ -73,6 +74,7 @@ def whatif(
     Changes are made in the order in which they are written; then ops are inserted, calls removed, others fused.
     Settings of a job come last: how ranks share the step, how many they are, how they exchange gradients.
     """
+    what = what_of(words)
     check_outputs([what, on, fabric], html=html)
     from foretrace.errors import ForetraceError
     from foretrace.whatif.grammar import read_parallel

@@ -6,6 +6,7 @@ import __future__
 import ast
 import contextlib
 import errno
+import importlib.util
 import inspect
 import os
 import sys
@@ -20,6 +21,7 @@ import torch
 import foretrace
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
+from foretrace.record.command import Script, suggested_step
 from foretrace.record.guard import RefusedError, SideEffects, guarded
 from foretrace.record.script import STEP_FUNCTIONS, ScriptError, defined_functions, no_such_function
 from foretrace.record.sketch.sketch import NEEDS_VALUES, refusal, sketch
@@ -34,26 +36,34 @@ SUBCLASSED = "tensor subclasses"
 """Part of PyTorch's error where the values of a fake tensor are read."""
 NEEDS_GPU = ("not compiled with CUDA", "libcuda", "NVIDIA driver", "nvidia-smi", "CUDA error")
 """In errors where code reaches for a GPU past the functions that a sketch pretends."""
+OWN_RANKS = "It starts its ranks itself: give their number, and its first rank is sketched: --world N."
+UNLOADABLE = ("undefined symbol", "shared object", "Could not load this library")
+"""Parts of errors where a library in C was built for something else."""
 NO_GROUP = ("process group has not been initialized", "env:// rendezvous")
 """Parts of PyTorch's errors where a script of torchrun was started without it."""
 
 
-def sketch_of(script: Path, function: str | None, device: str | None, world: int | None) -> Graph:
+def sketch_of(script: Script, device: str | None, world: int | None) -> Graph:
     """The graph of a script's step; the rest is as in `foretrace.record.script.sketch_script`."""
     with guarded() as effects:
-        running = Running(script, function, effects)
+        running = Running(script, effects)
         try:
-            graph = sketch(running.step, device, world)
+            if script.program:
+                from foretrace.record.sketch.program import sketch_program
+
+                graph = sketch_program(running.run, device, world)
+            else:
+                graph = sketch(running.step, device, world)
         except ForetraceError as error:
             cause = error.__cause__ or error
             said = refusal(cause, str(script)) if isinstance(cause, NEEDS_VALUES) else error
-            raise _failure(f"{script}: {said.what}", said.advice, cause, effects) from None
+            raise running.failure(f"{script}: {said.what}", said.advice, cause) from None
         except (Exception, SystemExit) as error:
             first = _first_cause(error)
             reason = f"{type(error).__name__}: {error}"
             reason += f"; first of all {type(first).__name__}: {first}" if str(first) not in str(error) else ""
             what = f"{script} failed while its step was sketched ({reason})"
-            raise _failure(what, advice_on(first, script), error, effects) from None
+            raise running.failure(what, advice_on(first, script), error) from None
     graph.source = str(script)
     return graph
 
@@ -66,38 +76,60 @@ def _first_cause(error: BaseException) -> BaseException:
     return chain[-1]
 
 
-def _failure(what: str, advice: str, error: BaseException, effects: SideEffects) -> ScriptError:
-    """The error, with the side effects that were prevented before it: it may follow from them."""
-    notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in effects.notes())
-    frames = "".join(traceback.format_list(_users_frames(error)))
-    return ScriptError(what, f"{advice.rstrip('.')}.{notes}", frames)
-
-
 class Running:
-    """A script whose top level runs when its step is first called."""
+    """A script whose top level runs when its step is first called, or as a program."""
 
-    def __init__(self, script: Path, function: str | None, effects: SideEffects) -> None:
-        self._script, self._function, self._effects = script, function, effects
+    def __init__(self, script: Script, effects: SideEffects) -> None:
+        self._script, self._effects = script, effects
+        self._path = script.path
         self._found: Callable[[], Any] | None = None
 
     def step(self) -> Any:
         """Call the function that does a step, or that builds the model and returns the function which does."""
         if self._found is None:
-            self._found = self._loaded()
+            module = ModuleType(self._path.stem)
+            module.__dict__.update(__file__=str(self._path), __package__="")
+            with _known(module):
+                tree = self._load(module)
+            self._found = _step_function(module.__dict__, self._path, self._script.function, defined_functions(tree))
         return self._found()
 
-    def _loaded(self) -> Callable[[], Any]:
-        script = self._script
-        sys.argv = [str(script)]
-        sys.path.insert(0, str(script.resolve().parent))
-        source = script.read_bytes()
-        tree = ast.parse(source, str(script))
-        module = ModuleType(script.stem)
-        module.__dict__.update(__file__=str(script), __cached__=None, __package__="", __builtins__=__builtins__)
-        with _known(module):
-            for number, code in _statements(tree, str(script)):
-                self._run(number, code, module.__dict__)
-        return _step_function(module.__dict__, script, self._function, defined_functions(tree))
+    def run(self) -> None:
+        """Run the script as a program, as Python does."""
+        module = ModuleType("__main__")
+        sys.modules["__main__"] = module
+        if self._script.module:
+            sys.path.insert(0, str(Path.cwd()))
+            self._path, package = _program_of(self._script.module)
+            module.__dict__.update(__file__=str(self._path), __package__=package)
+        else:
+            module.__dict__.update(__file__=str(self._path), __package__=None)
+        with contextlib.suppress(SystemExit):  # as many programs end; one that has not trained is reported
+            self._load(module)
+
+    def failure(self, what: str, advice: str, error: BaseException) -> ScriptError:
+        """The error, with the side effects that were prevented before it: it may follow from them."""
+        notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in self._effects.notes())
+        frames = "".join(traceback.format_list(_users_frames(error)))
+        if self._script.program:
+            if "start a process for" in notes:
+                advice = f"{OWN_RANKS} {advice}"
+            source = self._path.read_bytes().decode(errors="replace") if self._path.is_file() else ""
+            frames += f"\n{suggested_step(source, self._path.name)}\n"
+            advice = f"{advice.rstrip('.')}. Or add the function above, and predict it: foretrace predict {self._path}"
+        return ScriptError(what, f"{advice.rstrip('.')}.{notes}", frames)
+
+    def _load(self, module: ModuleType) -> ast.Module:
+        """Run the top level of the script, statement by statement."""
+        script = self._path
+        sys.argv = [str(script), *self._script.arguments]
+        if not self._script.module:
+            sys.path.insert(0, str(script.resolve().parent))
+        tree = ast.parse(script.read_bytes(), str(script))
+        module.__dict__.update(__cached__=None, __builtins__=__builtins__, __doc__=ast.get_docstring(tree))
+        for number, code in _statements(tree, str(script)):
+            self._run(number, code, module.__dict__)
+        return tree
 
     def _run(self, line: int, code: Any, names: dict[str, Any]) -> None:
         """Run a statement; skip one that fails since something was refused or stood in for.
@@ -114,7 +146,17 @@ class Running:
             if not (answered or saves or _is_refused(error)):
                 raise
             reason = str(error).partition("\n")[0]
-            self._effects.skipped.append(f"{self._script.name}:{line} ({type(error).__name__}: {reason})")
+            self._effects.skipped.append(f"{self._path.name}:{line} ({type(error).__name__}: {reason})")
+
+
+def _program_of(name: str) -> tuple[Path, str]:
+    """The file that ``python -m`` runs, and its package."""
+    for one in (name, f"{name}.__main__"):
+        with contextlib.suppress(ModuleNotFoundError):
+            spec = importlib.util.find_spec(one)
+            if spec is not None and spec.origin and spec.submodule_search_locations is None:
+                return Path(spec.origin), spec.parent or ""
+    raise ForetraceError(f"no module {name} is found", "Start Foretrace where the module is started.")
 
 
 def _statements(tree: ast.Module, name: str) -> Iterator[tuple[int, Any]]:
@@ -168,7 +210,7 @@ def _step_function(names: dict[str, Any], script: Path, function: str | None, de
     return found  # type: ignore[no-any-return]
 
 
-def advice_on(error: BaseException, script: Path) -> str:
+def advice_on(error: BaseException, script: Script | Path) -> str:
     """Advice on a script that failed, by its error.
 
     >>> advice_on(ModuleNotFoundError("No module named 'wonders'", name="wonders"), Path("train.py"))
@@ -180,7 +222,8 @@ def advice_on(error: BaseException, script: Path) -> str:
         return f"Sketching imports what the script imports: install {wanted} here, or put its folder on PYTHONPATH."
     if isinstance(error, SyntaxError):
         return f"Give a script that Python {sys.version_info.major}.{sys.version_info.minor} can read."
-    if isinstance(error, SystemExit):
+    program = isinstance(script, Script) and script.program
+    if isinstance(error, SystemExit) and not program:
         return (
             "It is loaded as a module, without arguments: give its options defaults, and keep what only a program does "
             'under `if __name__ == "__main__":`.'
@@ -193,8 +236,11 @@ def advice_on(error: BaseException, script: Path) -> str:
         )
     if isinstance(error, OSError) and error.errno in REFUSALS:
         return f"A sketch does nothing outside of its process: leave that out of the step. Or {record}"
+    if isinstance(error, OSError) and error.filename is None and any(part in str(error) for part in UNLOADABLE):
+        return f"A library that it imports can't be loaded here: check that it was built for this PyTorch. Or {record}"
     if isinstance(error, OSError):
-        return f"It must find its files, without a network: start Foretrace where the script is started. Or {record}"
+        files = f"It needs {error.filename}" if error.filename else "It must find its files, without a network"
+        return f"{files}: prepare its data, or start Foretrace where the script is started. Or {record}"
     if SUBCLASSED in str(error):
         return f"Sketches have shapes and no values, and it wants some; {record}"
     if any(part in str(error) for part in NEEDS_GPU):

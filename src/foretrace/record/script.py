@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrace.errors import ForetraceError
+from foretrace.record.command import Script
 
 if TYPE_CHECKING:
     from foretrace.graph import Graph
@@ -27,7 +28,11 @@ class ScriptError(ForetraceError):
 
 
 def sketch_script(
-    script: Path, function: str | None = None, device: str | None = None, world: int | None = None
+    script: Path,
+    function: str | None = None,
+    device: str | None = None,
+    world: int | None = None,
+    arguments: Sequence[str] = (),
 ) -> Graph:
     """The graph of a script's step, sketched in a process of its own.
 
@@ -45,6 +50,8 @@ def sketch_script(
         ``"cuda"`` lets the script find a GPU; left out, the machine is as it is.
     world
         Ranks of the process group that a script finds, as torchrun would start it: it is the first of them.
+    arguments
+        What the script finds in ``sys.argv``, after its own name.
 
     >>> import tempfile
     >>> script = Path(tempfile.mkdtemp()) / "train.py"
@@ -57,7 +64,32 @@ def sketch_script(
     if not script.is_file():
         raise ForetraceError(f"{script} does not exist", "Give a recording, a trace or a script.")
     check_source(script, function)
-    return sketched(script, function, device, world)
+    return sketched(Script(script, function, tuple(arguments)), device, world)
+
+
+def sketch_command(script: Script, device: str | None = None, world: int | None = None) -> Graph:
+    """The graph of the step of a script that a command starts: its own loop runs, where no function is called.
+
+    >>> import tempfile
+    >>> train = Path(tempfile.mkdtemp()) / "train.py"
+    >>> _ = train.write_text('''
+    ... import sys, torch
+    ... weight = torch.nn.Parameter(torch.ones(int(sys.argv[1]), 4))
+    ... optimizer = torch.optim.SGD([weight], lr=0.1)
+    ... for _ in range(1000):
+    ...     (weight * 2).sum().backward()
+    ...     optimizer.step()
+    ... ''')
+    >>> sketch_command(Script(train, arguments=("64",), program=True)).ops[0].args[0].shape
+    (64, 4)
+    """
+    from foretrace.record.sketch_process import sketched
+
+    if not script.program:
+        return sketch_script(script.path, script.function, device, world, script.arguments)
+    if not (script.module or script.path.is_file()):
+        raise ForetraceError(f"{script.path} does not exist", "Start Foretrace where the script is started.")
+    return sketched(script, device, world)
 
 
 def check_source(script: Path, function: str | None = None) -> None:
@@ -83,8 +115,8 @@ def no_such_function(subject: str, script: Path, function: str | None, defined: 
     wanted = " or ".join(STEP_FUNCTIONS if function is None else (function,))
     return ForetraceError(
         f"{subject} has no function {wanted}",
-        f"Name the one that builds a step or does one: {script}:FUNCTION. It has {', '.join(defined) or 'none'}. "
-        f"{IMPORTED}",
+        f"Let its own loop run on fake tensors: foretrace predict -- python {script}. Or name the function that builds "
+        f"a step or does one: {script}:FUNCTION. It has {', '.join(defined) or 'none'}. {IMPORTED}",
     )
 
 

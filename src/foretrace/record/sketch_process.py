@@ -24,6 +24,7 @@ from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.graph import Graph
+    from foretrace.record.command import Script
 
 CODE = """
 import gc, json, sys
@@ -42,15 +43,16 @@ FOLDERS = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE
 """Variables that name the temporary folders of Python, PyTorch and compilers."""
 
 
-def sketched(script: Path, function: str | None, device: str | None, world: int | None) -> Graph:
+def sketched(script: Script, device: str | None, world: int | None) -> Graph:
     """The graph of a script's step, from a process of its own; the rest is as in `sketch_script`."""
     from foretrace.processes import temporary_folder
 
     with temporary_folder() as folder, _ahead.pop() if _ahead else SketchProcess() as process:
         scratch = folder / "scratch"
         scratch.mkdir()
-        wanted = {"script": str(script), "function": function, "device": device, "world": world}
-        return process.request({**wanted, "scratch": str(scratch)})
+        how = {**script._asdict(), "path": str(script.path)}
+        wanted = {"script": str(script), "how": how, "device": device, "world": world, "scratch": str(scratch)}
+        return process.request(wanted)
 
 
 class SketchProcess:
@@ -247,6 +249,7 @@ _until_exit = ExitStack()
 
 def _sketch(wanted: dict[str, Any]) -> Graph:
     """Sketch the script with the guard active and the process restricted."""
+    from foretrace.record.command import Script
     from foretrace.record.guard import guarded, restrict
     from foretrace.record.run_script import sketch_of
 
@@ -263,4 +266,6 @@ def _sketch(wanted: dict[str, Any]) -> Graph:
     sys.dont_write_bytecode = True
     restrict([str(scratch)])
     _until_exit.enter_context(guarded(scratch))
-    return sketch_of(Path(wanted["script"]), wanted["function"], wanted["device"], wanted["world"])
+    how = wanted["how"]
+    script = Script(**{**how, "path": Path(how["path"]), "arguments": tuple(how["arguments"])})
+    return sketch_of(script, wanted["device"], wanted["world"])

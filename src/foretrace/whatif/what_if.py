@@ -11,7 +11,7 @@ from foretrace._progress import OnProgress, Progress
 from foretrace.analysis.collective_matching import seen_by_all
 from foretrace.analysis.compare import StepDifference, compare_steps
 from foretrace.analysis.report import NotebookDocument, StepReport, plain
-from foretrace.api import as_job, predict
+from foretrace.api import as_job, launched_world, predict
 from foretrace.errors import parse_size
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.graph.execution_traces import lacks_overloads
@@ -120,6 +120,7 @@ def what_if(
     read = read_changes([*listed(changes), *(f"{name}={value}" for name, value in sets.items())])
     if not read:
         raise ForetraceError("nothing is to be changed", "Say what, as in --set batch=64.")
+    world = launched_world(what) if world is None else world
     already = read_changes([*listed(parallel), *([f"world={world}"] if world is not None else [])])
     sides = already, [*already, *read]
     shared = any(

@@ -137,16 +137,27 @@ def make_step():
             IN_STEP.pop(0)()
     return step
 """
+LOOP = """
+if __name__ == "__main__":
+    for _ in range(1_000_000):
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        while IN_STEP:
+            IN_STEP.pop(0)()
+"""
 
 
-def script_of(attempts: dict[str, str], places: dict[tuple[str, str], str], port: int, victim: int) -> str:
+def script_of(
+    attempts: dict[str, str], places: dict[tuple[str, str], str], port: int, victim: int, step: str = STEP
+) -> str:
     """A script that makes each attempt once at its top level and once in its step; ``places`` are their folders."""
     parts = [IMPORTS, f"PORT, VICTIM, IN_STEP = {port}, {victim}, []"]
     for (name, where), folder in places.items():
         body = f"here = Path({folder!r})\n{attempts[name]}"
         parts.append(f"def {where}_{name}():\n{indent(body, '    ')}")
         parts.append(f"{where}_{name}()" if where == "top" else f"IN_STEP.append({where}_{name})")
-    return "\n".join([*parts, STEP])
+    return "\n".join([*parts, step])
 
 
 def lines_of(script: str, name: str) -> range:

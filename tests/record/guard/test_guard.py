@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,15 @@ import torch
 
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
+from foretrace.record.command import Script
 from foretrace.record.guard.landlock import version
-from foretrace.record.script import ScriptError, sketch_script
+from foretrace.record.script import ScriptError, sketch_command, sketch_script
 from foretrace.record.sketch.sketch import sketch
-from tests.record.guard.attempts import ATTEMPTS, lines_of, script_of
+from tests.record.guard.attempts import ATTEMPTS, LOOP, STEP, lines_of, script_of
 
 WHERE = ("top", "step")
+FORMS = {"function": STEP, "program": LOOP}
+"""How a script is sketched: by its step function, or by its own loop."""
 PARTS = 2
 """How many scripts the attempts are shared between."""
 
@@ -67,7 +71,7 @@ def something_to_lose(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
     names = list(ATTEMPTS)
     with (
         _victim() as victim,
@@ -76,19 +80,19 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
     ):
         port = server.getsockname()[1]
         datagrams.bind(("127.0.0.1", port))
-        found = []
-        for part in range(PARTS):
+        found: dict[str, list[Outcome]] = {form: [] for form in FORMS}
+        for form, part in product(FORMS, range(PARTS)):
             folder = tmp_path_factory.mktemp(f"part{part}")
             some = {name: ATTEMPTS[name] for name in names[part::PARTS]}
             places = {(name, where): str(folder / "victims" / where / name) for name in some for where in WHERE}
             for place in places.values():
                 something_to_lose(Path(place))
             script = folder / "train.py"
-            script.write_text(script_of(some, places, port, victim.pid))
+            script.write_text(script_of(some, places, port, victim.pid, FORMS[form]))
             before = state_of(folder)
-            graph = sketch_script(script)
+            graph = sketch_command(Script(script, program=form == "program"))
             reached = [f"a {kind}" for kind, one in (("connection", server), ("datagram", datagrams)) if waiting(one)]
-            found.append(Outcome(script.read_text(), graph, before, state_of(folder), reached))
+            found[form].append(Outcome(script.read_text(), graph, before, state_of(folder), reached))
         assert victim.poll() is None  # no signal reached it
     return found
 
@@ -113,10 +117,13 @@ def waiting(one: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", ATTEMPTS)
-def test_an_attempt_changes_nothing_and_is_named(outcomes: list[Outcome], name: str, where: str) -> None:
-    outcome = outcomes[list(ATTEMPTS).index(name) % PARTS]
+def test_an_attempt_changes_nothing_and_is_named(
+    outcomes: dict[str, list[Outcome]], name: str, where: str, form: str
+) -> None:
+    outcome = outcomes[form][list(ATTEMPTS).index(name) % PARTS]
     mine = f"victims/{where}/{name}"
     before, after = (
         {p: s for p, s in states.items() if p.startswith(mine)} for states in (outcome.before, outcome.after)
@@ -126,14 +133,14 @@ def test_an_attempt_changes_nothing_and_is_named(outcomes: list[Outcome], name: 
     assert by_line or any(f"{mine}/" in note for note in outcome.graph.notes)
 
 
-def test_nothing_else_has_changed_and_nothing_was_sent(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
+def test_nothing_else_has_changed_and_nothing_was_sent(outcomes: dict[str, list[Outcome]]) -> None:
+    for outcome in chain.from_iterable(outcomes.values()):
         assert outcome.after == outcome.before
         assert not outcome.reached
 
 
-def test_the_graph_is_that_of_the_step_and_nothing_was_skipped(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
+def test_the_graph_is_that_of_the_step_and_nothing_was_skipped(outcomes: dict[str, list[Outcome]]) -> None:
+    for outcome in chain.from_iterable(outcomes.values()):
         names = [op.name for op in outcome.graph.ops]
         assert "aten::addmm" in names and names.count("aten::mm") == 1
         assert not [note for note in outcome.graph.notes if note.startswith("skipped")]

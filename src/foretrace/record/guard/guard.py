@@ -99,6 +99,8 @@ class _ThreadState(threading.local):
     """Depth of calls whose side effects are allowed, as those of stand-ins."""
     quiet = 0
     """Depth of calls that were noted as a whole."""
+    elsewhere = 0
+    """Depth of calls that another process would make."""
 
 
 _thread = _ThreadState()
@@ -136,6 +138,14 @@ trusted = partial(_deeper, "trusted")
 """A context in which this thread's side effects are allowed."""
 quietly = partial(_deeper, "quiet")
 """A context in which side effects are redirected and refused, but not noted: the whole was noted."""
+
+elsewhere = partial(_deeper, "elsewhere")
+"""A context for work that another process would do, as a loader's worker: it is no part of the step."""
+
+
+def is_elsewhere() -> bool:
+    """Whether this thread does the work of another process."""
+    return _thread.elsewhere > 0
 
 
 def note(action: str, target: object = "", seen: bool = False) -> None:

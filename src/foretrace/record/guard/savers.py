@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.record.guard.files import found, redirected
-from foretrace.record.guard.guard import REFUSED, Inert, does_nothing, guard, note, quietly, stands_in_for, trusted
+from foretrace.record.guard.guard import (
+    REFUSED,
+    Inert,
+    does_nothing,
+    elsewhere,
+    guard,
+    note,
+    quietly,
+    stands_in_for,
+    trusted,
+)
 from foretrace.record.guard.side_effects import shown
 
 SAVED = b"a sketch saves nothing\n"
@@ -21,11 +31,16 @@ def _without_workers(original: Any, self: Any) -> Any:
         return original(self)
     from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+    class WithoutWorkers(_SingleProcessDataLoaderIter):
+        def _next_data(self) -> Any:
+            with elsewhere():
+                return super()._next_data()
+
     note(f"start {self.num_workers} workers of a DataLoader (the script loads its data itself)")
     before = (self.num_workers, self.timeout)
     self.num_workers, self.timeout = 0, 0
     try:
-        return _SingleProcessDataLoaderIter(self)
+        return WithoutWorkers(self)
     finally:
         self.num_workers, self.timeout = before
 

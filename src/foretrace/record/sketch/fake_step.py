@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from foretrace.graph import ForetraceError
+from foretrace.record.guard.guard import is_elsewhere
 from foretrace.record.sketch.assumptions import Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.packed_sequences import packed
@@ -192,6 +193,8 @@ class FakeStepWatch(Watch):
         self._fake_step = fake_step
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_elsewhere():
+            return func(*args, **(kwargs or {}))
         given = self._fake_step.given
         return super().__torch_dispatch__(func, types, given(func, args), given(func, kwargs))
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -23,15 +23,25 @@ from torch.utils import _foreach_utils
 from foretrace.errors import check_count
 from foretrace.files import gc_paused
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph
-from foretrace.record.guard import RefusedError, guarded
+from foretrace.record.guard import RefusedError, SideEffects, guarded
 from foretrace.record.sketch.assumptions import STEP, WARM_UP
 from foretrace.record.sketch.cuda import pretended_cuda
-from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, compilation_disabled, readable
+from foretrace.record.sketch.fake_step import (
+    CompiledRegions,
+    FakeStepMode,
+    FakeStepWatch,
+    ModuleMover,
+    compilation_disabled,
+    readable,
+)
 from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
 from foretrace.record.sketch.packed_sequences import packed_sequences
 from foretrace.record.sketch.training import TrainingCheck, before
 from foretrace.record.watch.step_boundaries import listen
 from foretrace.record.watch.tensors import DeviceName
+
+if TYPE_CHECKING:
+    from foretrace.record.sketch.process_group import PretendCollectives
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """Errors of PyTorch where a call can't be traced without values."""
@@ -66,7 +76,62 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
     >>> len([op for op in graph.ops if op.name in ("aten::addmm", "aten::mm")])
     2
     """
-    _check(step_fn, device, world, rank)
+    if not callable(step_fn):
+        raise ForetraceError(f"{step_fn!r} is no function", "Give a function that does one training step.")
+    with pretending(device, world, rank) as pretence:
+        step = _warmed_up(step_fn, pretence.fake_step)
+        if pretence.group and pretence.group.reducing:
+            step()
+        pretence.left_out.reset()
+        graph = pretence.watched(step)
+        graph.source = getattr(step_fn, "__name__", "a step")
+        return graph
+
+
+class Pretence(NamedTuple):
+    """What a sketch has put in place of real tensors, GPUs and ranks."""
+
+    fake_step: FakeStepMode
+    training: TrainingCheck
+    device: str | None
+    device_name: DeviceName | None
+    world: int
+    rank: int
+    group: PretendCollectives | None
+    compiled: CompiledRegions
+    left_out: LeftOut
+    side_effects: SideEffects
+
+    def watched(self, step: Callable[[], Any]) -> Graph:
+        """The graph of what a function does, with all notes."""
+        with self.watching() as watch:
+            step()
+        return self.graph(watch, step)
+
+    @contextmanager
+    def watching(self) -> Iterator[FakeStepWatch]:
+        """Record the calls of a step."""
+        watch = FakeStepWatch(self.fake_step, *([self.device_name] if self.device_name else []))
+        self.fake_step.assumptions.start(STEP, self.fake_step.calls)
+        with watch, self.training.following():
+            yield watch
+
+    def graph(self, watch: FakeStepWatch, step: Callable[[], Any] | None = None) -> Graph:
+        """The graph of a step that was recorded, with all notes."""
+        graph = watch.graph()
+        graph.notes += [*self.fake_step.assumptions.notes(), *self.training.notes(graph, step)]
+        graph.world, graph.rank = self.world, self.rank
+        graph.notes += self.compiled.notes + self.left_out.notes
+        if self.device == "cuda" and not any(t.device.startswith("cuda") for op in graph.ops for t in op.produced):
+            graph.notes.append("the step puts nothing on the GPU: build the model on device cuda")
+        graph.notes += self.side_effects.notes()
+        return graph
+
+
+@contextmanager
+def pretending(device: str | None, world: int | None, rank: int) -> Iterator[Pretence]:
+    """Fake tensors, a pretended GPU and a pretended process group; errors say why a step can't be sketched."""
+    _check(device, world, rank)
     with ExitStack() as stack:
         side_effects = stack.enter_context(guarded())
         stack.enter_context(_without_fake_tensor_log())
@@ -95,17 +160,9 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
         stack.enter_context(patch.object(torch.nn.Module, "_apply", ModuleMover().apply))
         stack.enter_context(_foreach_of_fake_tensors())
         try:
-            step = _warmed_up(step_fn, fake_step)
-            if group and group.reducing:
-                step()
-            left_out.reset()
-            graph = _watched(step, fake_step, training, device_name)
-            graph.world, graph.rank, graph.source = world or 1, rank, getattr(step_fn, "__name__", "a step")
-            graph.notes += compiled.notes + left_out.notes
-            if device == "cuda" and not any(t.device.startswith("cuda") for op in graph.ops for t in op.produced):
-                graph.notes.append("the step puts nothing on the GPU: build the model on device cuda")
-            graph.notes += side_effects.notes()
-            return graph
+            yield Pretence(
+                fake_step, training, device, device_name, world or 1, rank, group, compiled, left_out, side_effects
+            )
         except NEEDS_VALUES as error:
             raise refusal(error) from error
         except RefusedError as error:
@@ -132,9 +189,7 @@ def refusal(error: Exception, script: str = "train.py") -> ForetraceError:
     return ForetraceError(f"the step can't be sketched: what {call} gives depends on the data", f"{advice}; {record}")
 
 
-def _check(step_fn: Any, device: str | None, world: int | None, rank: int) -> None:
-    if not callable(step_fn):
-        raise ForetraceError(f"{step_fn!r} is no function", "Give a function that does one training step.")
+def _check(device: str | None, world: int | None, rank: int) -> None:
     if device not in (None, "cpu", "cuda"):
         raise ForetraceError(f"there are no sketches for device {device!r}", 'Say "cuda", or leave it out.')
     if world is not None:
@@ -151,18 +206,6 @@ def _warmed_up(step_fn: Callable[[], Any], fake_step: FakeStepMode) -> Callable[
     fake_step.assumptions.start(WARM_UP, fake_step.calls)
     built()
     return built  # type: ignore[no-any-return]
-
-
-def _watched(
-    step: Callable[[], Any], fake_step: FakeStepMode, training: TrainingCheck, device_name: DeviceName | None
-) -> Graph:
-    watch = FakeStepWatch(fake_step, *([device_name] if device_name else []))
-    fake_step.assumptions.start(STEP, fake_step.calls)
-    with watch, training.following():
-        step()
-    graph = watch.graph()
-    graph.notes += [*fake_step.assumptions.notes(), *training.notes(graph, step)]
-    return graph
 
 
 @contextmanager

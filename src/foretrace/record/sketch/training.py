@@ -72,9 +72,9 @@ class TrainingCheck:
             if weight.requires_grad and weight.grad is not None:
                 self._with_gradient[id(weight)] = weight
 
-    def notes(self, graph: Graph, step: Callable[[], Any]) -> list[str]:
+    def notes(self, graph: Graph, step: Callable[[], Any] | None) -> list[str]:
         """What is missing of a training step; nothing of a step that does not train."""
-        line = _line_of(step) or next((line for _, line in self._models.values()), "")
+        line = (_line_of(step) if step else "") or next((line for _, line in self._models.values()), "")
         return [note for note in (self._missing(graph, f" ({line})" if line else ""), *self._elsewhere()) if note]
 
     def _missing(self, graph: Graph, line: str) -> str:

@@ -1,0 +1,216 @@
+"""The command that starts a training script, and the step function to write where its own loop can't be sketched.
+
+`foretrace predict -- python train.py --batch 32` sketches an unchanged script: its own loop runs on fake tensors, until
+a few steps are done.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import NamedTuple
+
+from foretrace.errors import ForetraceError
+
+PYTHON = re.compile(r"(?:python|pypy)[\d.]*(?:\.exe)?")
+LAUNCHERS = ("torchrun", "accelerate", "uv", "poetry", "pdm", "pipenv")
+"""Programs that start a Python script, besides Python."""
+DISTRIBUTED = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+"""The same as modules."""
+RANKS = re.compile(r"--?(nproc[-_]per[-_]node|num[-_]processes|nnodes)(?:=(.*))?")
+"""Options of launchers that say how many ranks there are."""
+
+
+class Script(NamedTuple):
+    """A script to sketch, and how it is started."""
+
+    path: Path
+    function: str | None = None
+    """The function that does a step, or builds one; unset for the usual names."""
+    arguments: tuple[str, ...] = ()
+    program: bool = False
+    """Whether it is run as a program, whose own loop is sketched; otherwise its function is called."""
+    module: str | None = None
+    """Its name, where ``python -m`` starts it; the path is then unknown."""
+    world: int | None = None
+    """Ranks that its launcher starts."""
+
+    def __str__(self) -> str:
+        return f"-m {self.module}" if self.module else str(self.path)
+
+
+def find_script(text: str) -> Script | None:
+    """The script that a path or a command line names; None where it is something else.
+
+    >>> find_script("train.py:build").function, find_script("a trace.json"), find_script("python train.py").program
+    ('build', None, True)
+    """
+    if " " in text and not Path(text).exists():
+        words = _split(text)
+        if words and (is_launcher(words[0]) or _named(words[0])):
+            return parse_command(text)
+    return _named(text)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote that does not end
+        return []
+
+
+def _named(text: str) -> Script | None:
+    """A script by its path, and its function where one is named."""
+    path, _, function = text.partition(".py:")
+    if function:
+        return Script(Path(f"{path}.py"), function)
+    return Script(Path(path)) if path.endswith(".py") else None
+
+
+def parse_command(text: str) -> Script:
+    """The script of a command line.
+
+    >>> parse_command("python -u train.py --batch 32").arguments
+    ('--batch', '32')
+    >>> parse_command("torchrun --nproc-per-node 8 train.py").world
+    8
+    >>> parse_command("train.py:build --batch 32").function
+    'build'
+    """
+    words = _split(text) or [text]
+    if script := _named(words[0]):
+        return script._replace(arguments=tuple(words[1:]))
+    if not is_launcher(words[0]):
+        raise ForetraceError(
+            f"{words[0]} starts no script that can be sketched",
+            "Write the command as `python train.py …` or `torchrun … train.py …`; or record a real run: "
+            f"foretrace record --out DIR -- {text}",
+        )
+    for place, word in enumerate(words[1:], 1):
+        rest, before = tuple(words[place + 1 :]), words[1:place]
+        if word == "-m" and rest and rest[0] not in DISTRIBUTED:
+            return Script(Path(), None, rest[1:], True, rest[0], _world(before))
+        if word.endswith(".py"):
+            return Script(Path(word), None, rest, True, None, _world(before))
+    raise ForetraceError(f"`{text}` names no Python script", "Write it like: foretrace predict -- python train.py")
+
+
+def is_launcher(word: str) -> bool:
+    """Whether a command that begins with this word starts a Python script.
+
+    >>> is_launcher("/usr/bin/python3.11"), is_launcher("torchrun"), is_launcher("run.json")
+    (True, True, False)
+    """
+    name = Path(word).name
+    return bool(PYTHON.fullmatch(name)) or name in LAUNCHERS
+
+
+def _world(options: Sequence[str]) -> int | None:
+    """The number of ranks that a launcher's options ask for.
+
+    >>> _world(["--nnodes=2", "--nproc_per_node", "4"]), _world(["--standalone"])
+    (8, None)
+    """
+    world = None
+    for place, option in enumerate(options):
+        if found := RANKS.fullmatch(option):
+            value = found[2] if found[2] is not None else next(iter(options[place + 1 :]), "")
+            if value.isdecimal() and int(value) > 0:
+                world = (world or 1) * int(value)
+    return world if world != 1 else None
+
+
+# The step function to write.
+
+STEP = """\
+def make_step():
+{before}
+
+    def step():
+{body}
+
+    return step
+"""
+UNKNOWN = """\
+    model = ...  # as {name} builds it, on device "cuda"
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = ...  # made up: torch.randint(0, 50257, (8, 1024), device="cuda")"""
+USUAL = """\
+        loss = model(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()"""
+
+
+def suggested_step(source: str, name: str) -> str:
+    """A function ``make_step`` for a script, made of the lines of its training loop where it has one.
+
+    >>> loop = "model = Net()\\nfor x in loader:\\n    loss = model(x)\\n    loss.backward()\\n"
+    >>> print(suggested_step(loop, "train.py"))
+    def make_step():
+        x = ...  # one batch, made up; train.py takes it from loader
+        model = Net()
+    <BLANKLINE>
+        def step():
+            loss = model(x)
+            loss.backward()
+    <BLANKLINE>
+        return step
+    <BLANKLINE>
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        tree = ast.Module([], [])
+    loop = _training_loop(tree)
+    if loop is None:
+        return STEP.format(before=UNKNOWN.format(name=name), body=USUAL)
+    lines = source.splitlines()
+    body = dedent("\n".join(lines[loop.body[0].lineno - 1 : loop.body[-1].end_lineno]))
+    before = []
+    if isinstance(loop, ast.For):
+        taken = ast.unparse(loop.iter)
+        before = [f"{ast.unparse(loop.target)} = ...  # one batch, made up; {name} takes it from {taken}"]
+    for one in _makers(tree, loop):
+        before.append(dedent("\n".join(lines[one.lineno - 1 : one.end_lineno])))
+    made = STEP.format(before=indent("\n".join(before) or "...", "    "), body=indent(body, "        "))
+    try:
+        compile(made, name, "exec")
+    except SyntaxError:  # a break that belongs to the loop
+        once = f"for _ in range(1):  # once\n{indent(body, '    ')}"
+        made = STEP.format(before=indent("\n".join(before) or "...", "    "), body=indent(once, "        "))
+    return made
+
+
+def _training_loop(tree: ast.Module) -> ast.For | ast.While | None:
+    """The innermost loop that calls both a backward and an optimizer's step."""
+    found = None
+    for node in ast.walk(tree):  # outer ones first
+        if isinstance(node, (ast.For, ast.While)):
+            called = {call.func.attr for call in _calls(node) if isinstance(call.func, ast.Attribute)}
+            found = node if "backward" in called and (found is None or "step" in called) else found
+    return found
+
+
+def _calls(node: ast.AST) -> Iterator[ast.Call]:
+    return (call for call in ast.walk(node) if isinstance(call, ast.Call))
+
+
+def _makers(tree: ast.Module, loop: ast.For | ast.While) -> list[ast.Assign]:
+    """The statements that make what the loop calls: the model, the optimizer, the loss."""
+    called = {call.func.id for call in _calls(loop) if isinstance(call.func, ast.Name)}
+    for call in _calls(loop):
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "step" and isinstance(call.func.value, ast.Name):
+            called.add(call.func.value.id)
+    inside = set(ast.walk(loop))
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and node not in inside and isinstance(node.value, ast.Call):
+            names = {target.id for target in node.targets if isinstance(target, ast.Name)}
+            for name in names & called:
+                found[name] = node
+    return sorted(set(found.values()), key=lambda node: node.lineno)
