@@ -94,6 +94,50 @@ def test_a_what_if_of_a_doubtful_sketch_says_so_first(foretrace, tmp_path):
     assert ran.code == 0 and all(caution in headline for caution in CAUTIONS)
 
 
+LOOP = """
+import sys, torch
+model = torch.nn.Linear(8, 8).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+batch = torch.ones(int(sys.argv[1]), 8, device="cuda")
+for _ in range(int(sys.argv[2])):
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_command_is_sketched_with_its_arguments_and_changed_too(foretrace, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LOOP)
+    command = ("--", "python", script, "4096", "1000")
+    forecast = json.loads(foretrace("predict", "--on", "h200", "--json", *command).out)
+    assert forecast["source"] == str(script) and forecast["step_ms"] > 0
+    changed = json.loads(foretrace("whatif", "--set", "batch=65536", "--json", *command).out)
+    assert changed["before"]["samples"] == 4096 and changed["after"]["samples"] == 65536
+    points = json.loads(foretrace("sweep", "--set", "batch=1024,8192", "--json", *command).out)["points"]
+    assert sorted(point["samples"] for point in points) == [1024, 8192]
+
+
+def test_a_command_that_trains_too_little_ends_with_what_to_do(foretrace, tmp_path):
+    script, page = tmp_path / "train.py", tmp_path / "page.html"
+    script.write_text(LOOP)
+    ran = foretrace("predict", "--html", page, "--", "python", script, "4", "1")
+    assert ran.code == 2 and "Let it train longer" in ran.err and "def make_step():" in ran.err
+    assert not page.exists()
+
+
+def test_an_output_that_is_the_script_of_a_command_is_refused(foretrace, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LOOP)
+    ran = foretrace("predict", "--html", script, "--", "python", script)
+    assert ran.code == 2 and "which is read" in ran.err and script.read_text() == LOOP
+
+
+@pytest.mark.parametrize("words", [("srun", "python", "train.py"), ("a.json", "b.json"), ("train.py", "--batch", "8")])
+def test_words_that_are_no_command_say_how_one_is_written(foretrace, words):
+    ran = foretrace("predict", *words)
+    assert ran.code == 2 and ("-- python train.py" in ran.err or "`python train.py …`" in ran.err)
+
+
 def test_a_script_that_fails_shows_its_own_frames_and_no_others(foretrace, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import torch\ndef step():\n    torch.randn(3).nonzero()\n")

@@ -129,7 +129,10 @@ def print_usage_error(error: Any) -> None:
         print(text, file=sys.stderr)
     else:
         command = error.ctx.command_path if error.ctx else "foretrace"
-        print_error(f"{text[:1].lower()}{text[1:]}", f"`{command} --help` shows what it takes")
+        advice = f"`{command} --help` shows what it takes"
+        if text.startswith("No such option") and any(word.endswith(".py") for word in sys.argv[2:]):
+            advice += f"; options of a script come after --, as in {command} -- python train.py --batch 32"
+        print_error(f"{text[:1].lower()}{text[1:]}", advice)
 
 
 def print_error(what: str, advice: str) -> None:
