@@ -157,22 +157,39 @@ def _outermost(found: Activities) -> Activities:
     return Activities(found.start[order], found.end[order], found.thread[order], found.cause[order])
 
 
-def innermost_names(graph: Graph, causes: Causes, thread: int, start: float, end: float) -> Activities:
-    """Who fills a pause of a thread: the innermost annotation or Python function, piece by piece."""
+def innermost_names(graph: Graph, causes: Causes, thread: Ints, start: Floats, end: Floats) -> Activities:
+    """Who fills pauses of threads: the innermost annotation or Python function, piece by piece."""
     table = graph.activities
-    near = slice(0, int(np.searchsorted(table.start, end)))  # in the order they started
-    rows = np.flatnonzero((table.thread[near] == thread) & (table.end[near] > start))
-    borders = distinct(np.clip(np.concatenate([[start, end], table.start[rows], table.end[rows]]), start, end))
-    begins, ends = borders[:-1], borders[1:]
-    last = np.full(len(begins), -1)
-    for row in rows.tolist():  # parents come first, so that the innermost stays
-        last[(begins >= table.start[row]) & (ends <= table.end[row])] = row
-    known = np.flatnonzero(last >= 0)
-    rows = last[known]
+    of_thread, cut, each = {}, np.zeros(len(thread), bool), []
+    for one in distinct(thread).tolist():
+        ours = of_thread[one] = np.flatnonzero(table.thread == one)  # in the order they started: parents come first
+        borders = np.sort(np.concatenate([table.start[ours], table.end[ours]]))
+        pauses = thread == one
+        cut[pauses] = np.searchsorted(borders, end[pauses]) > np.searchsorted(borders, start[pauses], "right")
+    for pause, (one, is_cut) in enumerate(zip(thread.tolist(), cut.tolist())):
+        ours = of_thread[one]
+        if is_cut:
+            each.append(_innermost(graph, ours, start[pause], end[pause]))
+        elif len(around := ours[(table.start[ours] <= start[pause]) & (table.end[ours] >= end[pause])]):
+            each.append((start[pause : pause + 1], end[pause : pause + 1], around[-1:]))
+    begins, ends, rows = (np.concatenate(columns) for columns in zip(*each)) if each else (np.zeros(0, np.intp),) * 3
     kinds = np.where(table.kind[rows] == FUNCTION, PYTHON, ANNOTATED).tolist()
     names = [table.names[code] for code in table.name[rows].tolist()]
     code = np.array([causes.code(meaning(name) or kind, name) for kind, name in zip(kinds, names)], np.int32)
-    return Activities(begins[known], ends[known], np.full(len(known), thread, np.int32), code)
+    return Activities(begins, ends, table.thread[rows], code)
+
+
+def _innermost(graph: Graph, ours: Longs, start: float, end: float) -> tuple[Floats, Floats, Longs]:
+    """The pieces of a pause that activities of its thread fill, and the innermost of these for each."""
+    table = graph.activities
+    ours = ours[(table.start[ours] < end) & (table.end[ours] > start)]
+    borders = distinct(np.clip(np.concatenate([[start, end], table.start[ours], table.end[ours]]), start, end))
+    begins, ends = borders[:-1], borders[1:]
+    last = np.full(len(begins), -1)
+    for row in ours.tolist():
+        last[(begins >= table.start[row]) & (ends <= table.end[row])] = row
+    known = last >= 0
+    return begins[known], ends[known], last[known]
 
 
 def polled_kernels(graph: Graph, thread: Ints, start: Floats, end: Floats) -> Longs:

@@ -45,7 +45,7 @@ KINDS = (*OVERHEADS, "sync")
 """Names of the kinds of host time, in the order of `TaskKind`."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Segments:
     """Segments of host time, thread by thread and in time order within one."""
 
@@ -163,8 +163,7 @@ def _with_causes(graph: Graph, segments: Segments) -> Segments:
     pauses = np.flatnonzero((cut.kind == T1) & (cut.cause < 0) & (cut.duration >= LONG_US))
     if not len(pauses) or not len(graph.activities):
         return cut
-    each = [innermost_names(graph, cut.causes, int(cut.thread[p]), cut.start[p], cut.end[p]) for p in pauses.tolist()]
-    return cut_at(cut, Activities(*(np.concatenate(columns) for columns in zip(*each))))
+    return cut_at(cut, innermost_names(graph, cut.causes, cut.thread[pauses], cut.start[pauses], cut.end[pauses]))
 
 
 def cut_at(segments: Segments, activities: Activities) -> Segments:
@@ -229,7 +228,7 @@ class _Busy(NamedTuple):
     op: Longs
 
 
-@dataclass
+@dataclass(eq=False)
 class _Thread:
     id: int
     ops: Longs
