@@ -385,12 +385,11 @@ def _on_own_machine(
 ) -> StepReport:
     """A measured job where it was measured, with overrides; or one of another size, made of that."""
     from foretrace.prediction.fabric_choice import choose_fabric
-    from foretrace.prediction.job import NO_FABRIC
     from foretrace.prediction.predict import predict_on_own_machine
     from foretrace.prediction.scaling import at_world
 
     measured, job = (None, job) if world is None else (job, at_world(job, world))
-    chosen, notes = NO_FABRIC, list[str]()
+    chosen, notes = None, list[str]()
     if fabric is not None or (job.world > 1 and (len(job.graphs) > 1 or world is not None)):
         chosen, notes = choose_fabric(fabric, None, job.graphs[0].device, job.world, gpus_per_node)
     return _with_notes(predict_on_own_machine(job, chosen, step, overrides, gpus_per_node, measured, drop_gaps), notes)

@@ -17,7 +17,6 @@ from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable,
 from foretrace.platform import Platform
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.prediction.fabric_choice import fabric_of
-from foretrace.prediction.job import NO_FABRIC
 from foretrace.prediction.overrides import RankOverrides
 from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
 from foretrace.prediction.scaling import at_world
@@ -183,7 +182,7 @@ def test_nobody_waits_for_collectives_that_no_device_shows(fabric: Fabric) -> No
 def test_one_rank_alone_rests_on_no_fabric() -> None:
     alone = one_rank(100.0)
     alone.world, alone.collectives[0].ranks = 1, (0,)
-    assert not any("fabric none" in note for note in predict_on_own_machine(Job([alone]), NO_FABRIC).notes)
+    assert not any("fabric none" in note for note in predict_on_own_machine(Job([alone])).notes)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from foretrace.graph import Graph, Job, Timings
-from foretrace.prediction.job import NO_FABRIC
 from foretrace.prediction.predict import predict_on_own_machine
 from foretrace.prediction.uncertainty import host_spread, kernel_spreads, typical_host_spread
 from tests.analysis.builders import Call, launch, rank
@@ -37,7 +36,7 @@ def test_kernels_of_a_kind_tell_how_far_they_lie_apart() -> None:
 
 
 def test_the_range_of_a_job_on_its_own_machine_holds_what_its_host_varies_by() -> None:
-    sure, unsure = (predict_on_own_machine(Job([measured(*plain)]), NO_FABRIC) for plain in (STEADY, SHAKY))
+    sure, unsure = (predict_on_own_machine(Job([measured(*plain)])) for plain in (STEADY, SHAKY))
     assert sure.low_ms == pytest.approx(sure.step_ms) == sure.high_ms
     assert unsure.low_ms < 0.9 * unsure.step_ms and unsure.high_ms > 1.1 * unsure.step_ms
     assert any("the host varies by 14 %, as the unprofiled steps did" in note for note in unsure.notes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -118,7 +117,9 @@ class Device:
         >>> Device.matching("NVIDIA H200").name
         'h200'
         """
-        return next((device for device in cls._shipped() if device.matches == driver_name), None)
+        named = driver_name.encode()
+        mentioned = (cls.read(path) for path in sorted(DEVICES.glob("*.json")) if named in path.read_bytes())
+        return next((device for device in mentioned if device.matches == driver_name), None)
 
     @classmethod
     def closest(cls, driver_name: str) -> Device | None:
@@ -128,12 +129,9 @@ class Device:
         ('v100', 'a100-40gb')
         """
         tokens = _tokens(driver_name)
-        alike = [device for device in cls._shipped() if _tokens(device.name)[0] in tokens]
+        shipped = map(cls.read, sorted(DEVICES.glob("*.json")))
+        alike = [device for device in shipped if _tokens(device.name)[0] in tokens]
         return max(alike, key=lambda device: len({*_tokens(device.matches)} & {*tokens}), default=None)
-
-    @classmethod
-    def _shipped(cls) -> Iterator[Device]:
-        return (cls.read(path) for path in sorted(DEVICES.glob("*.json")))
 
 
 def _tokens(name: str) -> list[str]:

@@ -92,15 +92,14 @@ def _find_host(of: Platform | str | Path) -> Host:
     return read_host(_checked(find_platform(of)))
 
 
-def host_of_device(driver_name: str) -> Host | None:
-    """The host that a device was calibrated with; None for one that was not.
+def folder_of_device(driver_name: str) -> Path | None:
+    """The platform that a device was calibrated as; None for one that was not.
 
-    >>> host_of_device("NVIDIA H200").name, host_of_device("Tesla T4")
+    >>> folder_of_device("NVIDIA H200").name, folder_of_device("Tesla T4")
     ('h200', None)
     """
     device = Device.matching(driver_name)
-    folder = platform_folders().get(device.name) if device else None
-    return read_host(folder) if folder else None
+    return platform_folders().get(device.name) if device else None
 
 
 def find_fabric(of: Fabric | Platform | str | Path) -> Fabric:

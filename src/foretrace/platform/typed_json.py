@@ -9,10 +9,10 @@ import json
 import math
 import types
 import zlib
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded
@@ -80,28 +80,25 @@ def decoded(kind: type[T], values: dict[str, Any]) -> T:
 def _dataclass(kind: Any, values: Any, where: str) -> Any:
     if not isinstance(values, dict):
         raise _wrong(where, values, "an object")
-    known = {field.name: field for field in fields(kind)}
-    for unknown in sorted(values.keys() - known.keys()):
+    hints, needed = _fields(kind)
+    for unknown in sorted(values.keys() - hints.keys()):
         raise FieldError(_inside(where, unknown), "means nothing")
-    for name, field in known.items():
-        if name not in values and _needed(field):
+    for name in needed:
+        if name not in values:
             raise FieldError(_inside(where, name), "is missing")
-    hints = _hints(kind)
     return kind(**{name: _value(hints[name], value, _inside(where, name)) for name, value in values.items()})
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, cached: they are slow to resolve."""
-    return get_type_hints(kind, include_extras=True)
+def _fields(kind: type) -> tuple[dict[str, Any], list[str]]:
+    """The types of a dataclass's fields, and those without a default, cached: they are slow to resolve."""
+    hints, known = get_type_hints(kind, include_extras=True), fields(cast(Any, kind))
+    needed = [field.name for field in known if field.default is MISSING and field.default_factory is MISSING]
+    return {field.name: hints[field.name] for field in known}, needed
 
 
 def _inside(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
-
-
-def _needed(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:

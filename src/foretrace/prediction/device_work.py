@@ -20,7 +20,7 @@ CHOICES = ("measured", "model")
 SOURCES = {MEASURED: "measured", MODEL: "model", EXTRAPOLATED: "extrapolated", FALLBACK: "fallback"}
 
 
-@dataclass
+@dataclass(eq=False)
 class DeviceWork:
     """Kernels in launch order. Times are microseconds: 10th percentile, median, 90th percentile."""
 

@@ -18,8 +18,6 @@ from foretrace.analysis.report import IdleRow
 from foretrace.graph import Graph, OpTable
 from foretrace.graph.graph import HostGap
 from foretrace.graph.tables import Floats, Longs, distinct
-from foretrace.platform.platform import Platform
-from foretrace.platform.registry import host_of_device
 from foretrace.simulation.task_graph import SYNC, T1, T4, merged
 
 UNEXPLAINED_US, TIMES_THE_MODEL = 1000.0, 20.0
@@ -34,7 +32,7 @@ PAUSE, CPU_WORK = "pause", "cpu work"
 """Causes of gaps that have no other name: between ops, and inside one."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Gaps:
     """Host time of a step that its model does not have, in microseconds."""
 
@@ -172,14 +170,6 @@ def measured_gaps(
                 continue
         gaps.add(gap.first, gap.cause, gap.name, gap.us - has)
     return gaps
-
-
-def host_ratio(graph: Graph, platform: Platform) -> float | None:
-    """How many times as long the host of a platform takes as the one that a graph was measured on; None where that is
-    unknown: it is known for the device of a calibrated platform.
-    """
-    here = host_of_device(graph.device)
-    return None if here is None else platform.host.before.forward_call / here.before.forward_call
 
 
 def carried_rows(each: Sequence[Gaps]) -> list[IdleRow]:

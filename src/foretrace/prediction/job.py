@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 from foretrace.graph.tables import Floats, Ints, Longs
 from foretrace.platform.device import Device
-from foretrace.platform.fabric import Fabric
 from foretrace.prediction.overrides import RankOverrides, apply_overrides
 from foretrace.prediction.priced_tasks import priced_tasks
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank, RankModel, repeated_tasks, with_arrivals
@@ -27,7 +26,9 @@ from foretrace.simulation.engine import DeadlockError, simulate
 from foretrace.simulation.merge import JobTasks, RankTasks, merge_ranks
 from foretrace.simulation.task_graph import Timeline
 
-NO_FABRIC = Fabric("none", (), "nothing is exchanged")
+if TYPE_CHECKING:
+    from foretrace.platform.fabric import Fabric
+
 UNROLLED_STEPS = 4
 """Steps after which the distance between ends has settled: the host is as far ahead as it gets, or never is."""
 MAX_UNROLLED_TASKS = 2_000_000
@@ -47,7 +48,7 @@ class Transfers(NamedTuple):
 
 def price_transfers(
     matches: Sequence[CollectiveMatch],
-    fabric: Fabric,
+    fabric: Fabric | None,
     gpus_per_node: int | None = None,
     slow_links: Mapping[int, float] | None = None,
 ) -> Transfers:
@@ -70,17 +71,26 @@ def price_transfers(
             if one.us:
                 prices.append((one.us / speed,) * 3)
             else:
-                prices.append(cost_models.price_collective(fabric, one.kind, nbytes, one.ranks, gpus_per_node))
+                prices.append(
+                    cost_models.price_collective(fabric or _none(), one.kind, nbytes, one.ranks, gpus_per_node)
+                )
         which[place] = known[key]
     each = np.array(prices).reshape(-1, 3)[which]
     return Transfers(each[:, 0], each[:, 1], each[:, 2], which)
+
+
+def _none() -> Fabric:
+    """The fabric of a job that names none: it prices no collective."""
+    from foretrace.platform.fabric import Fabric  # one rank alone needs none
+
+    return Fabric("none", (), "nothing is exchanged")
 
 
 def _at_speed(nbytes: int | tuple[int, ...], speed: float) -> int | tuple[int, ...]:
     return round(nbytes / speed) if isinstance(nbytes, int) else tuple(round(one / speed) for one in nbytes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SimulatedJob:
     """A job that was simulated."""
 
@@ -99,7 +109,7 @@ class SimulatedJob:
 def simulate_job(
     job: Job,
     ranks: Sequence[RankModel],
-    fabric: Fabric = NO_FABRIC,
+    fabric: Fabric | None = None,
     overrides: RankOverrides | None = None,
     gpus_per_node: int | None = None,
 ) -> SimulatedJob:
@@ -155,15 +165,16 @@ def visible_collectives(job: Job, ranks: Sequence[RankModel]) -> tuple[list[Coll
 
 
 def fabric_assumptions(
-    matches: Sequence[CollectiveMatch], fabric: Fabric, world: int, gpus_per_node: int | None
+    matches: Sequence[CollectiveMatch], fabric: Fabric | None, world: int, gpus_per_node: int | None
 ) -> list[str]:
     """Notes on what the times of collectives rest on; there are none for one rank alone.
 
+    >>> from foretrace.platform.fabric import Fabric
     >>> fabric_assumptions([CollectiveMatch("all_reduce", 8, (0, 1), ())], Fabric.named("h100-nvswitch"), 2, None)
     ['fabric h100-nvswitch was not measured: times come from the specification of its links']
     """
     joined = any(len(match.ranks) > 1 for match in matches)
-    return cost_models.assumptions(fabric, world, gpus_per_node) if joined else []
+    return cost_models.assumptions(fabric or _none(), world, gpus_per_node) if joined else []
 
 
 def run_ranks(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,12 +20,10 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import chosen_step, cut_to_step
 from foretrace.platform.device import Device
-from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.prediction.device_work import keeps_measured_kernels
 from foretrace.prediction.gaps import CARRIED_NOTE, carried_rows
 from foretrace.prediction.job import (
-    NO_FABRIC,
     SimulatedJob,
     back_to_back_ms,
     fabric_assumptions,
@@ -42,6 +40,9 @@ from foretrace.prediction.report import build_report, gemm_workspaces
 from foretrace.prediction.uncertainty import measured_range_note
 from foretrace.simulation.engine import DeadlockError
 
+if TYPE_CHECKING:
+    from foretrace.platform.fabric import Fabric
+
 OWN_MACHINE = "its own machine"
 STALLED_SHARE = 0.01
 """A device that stalls unexplained for more than this share of the step is noted."""
@@ -54,7 +55,7 @@ EXAMPLES = re.compile(r"\([^()]*\)")
 
 def predict_on_own_machine(
     job: Job,
-    fabric: Fabric = NO_FABRIC,
+    fabric: Fabric | None = None,
     step: str | None = None,
     overrides: RankOverrides | None = None,
     gpus_per_node: int | None = None,
@@ -74,7 +75,7 @@ def predict_on_own_machine(
     overrides = overrides or RankOverrides()
     overrides.check(job.world)
     job = with_own_graphs(job, overrides)
-    if measured is None and len(job.graphs) == 1 and not job.alike and fabric is NO_FABRIC:
+    if measured is None and len(job.graphs) == 1 and not job.alike and fabric is None:
         job = replace(job, graphs=[replace(job.graphs[0], collectives=[])])
     ranks, notes = measured_ranks(job, step, drop_gaps)
     if measured:
@@ -83,7 +84,7 @@ def predict_on_own_machine(
         ranks, typical = as_typical(ranks, measured_ranks(measured, step, drop_gaps)[0])
         notes += typical
     shared: list[str] = []
-    if fabric.crowd:
+    if fabric and fabric.crowd:
         from foretrace.prediction.cpu_ranks import with_oversubscription
 
         ranks, shared = with_oversubscription(ranks, fabric, job.world, (measured or job).world, gpus_per_node)
@@ -92,7 +93,7 @@ def predict_on_own_machine(
     report = build_report(job, done, Device.matching(job.graphs[0].device))
     report.platform = OWN_MACHINE
     _add_period(report, job, done, bool(overrides.ranks or drop_gaps))
-    report.fabric = None if fabric is NO_FABRIC else fabric.name
+    report.fabric = fabric.name if fabric else None
     measured_as = [measured_range_note(job.graphs), *_stall_notes(ranks, report.step_ms), *_overhead_notes(ranks)]
     report.notes = _job_notes(job, [*notes, *done.notes, *measured_as, *shared])
     return report
@@ -205,13 +206,13 @@ def _simulate_on_platform(
         raise ForetraceError(f"{job.source or 'the job'} holds no rank", "Record the job again.")
     ranks = priced_ranks(job, platform, kernels, step, bool(overrides.slow_link), drop_gaps)
     cut = replace(job, graphs=[rank.graph for rank in ranks])
-    fabric = platform.fabric or NO_FABRIC
-    if platform.fabric is None and any(graph.collectives for graph in cut.graphs):
+    fabric = platform.fabric
+    if fabric is None and any(graph.collectives for graph in cut.graphs):
         raise ForetraceError(
             f"{platform.name} has no fabric, and the ranks exchange data",
             "Name one with --fabric: `foretrace platform list` shows them.",
         )
-    if fabric.crowd:  # calls were measured with as many ranks at once
+    if fabric and fabric.crowd:  # calls were measured with as many ranks at once
         from foretrace.prediction.cpu_ranks import with_oversubscription
 
         ranks, _ = with_oversubscription(ranks, fabric, job.world, job.world, gpus_per_node)
@@ -240,7 +241,7 @@ def step_figures(
     Kernel times are those of the platform's models.
     """
     ranks = priced_ranks(job, platform, "model", None, drop_gaps=drop_gaps)
-    fabric = platform.fabric or NO_FABRIC
+    fabric = platform.fabric
     matches, _ = visible_collectives(replace(job, graphs=[rank.graph for rank in ranks]), ranks)
     basis = fabric_assumptions(matches, fabric, job.world, gpus_per_node)
     transfers = price_transfers(matches, fabric, gpus_per_node)

@@ -19,9 +19,10 @@ from foretrace.graph.op import GRAPH_LAUNCH
 from foretrace.graph.operators import MAY_SYNCHRONIZE, SYNCHRONIZE, launches_nothing, waits_for_device
 from foretrace.graph.tables import SYNC, Floats, Ints, Longs, Small, distinct
 from foretrace.platform.device import CudaGraphCosts
-from foretrace.platform.platform import Platform
+from foretrace.platform.platform import Platform, read_host
+from foretrace.platform.registry import folder_of_device
 from foretrace.prediction.device_work import DeviceWork, device_work
-from foretrace.prediction.gaps import CARRIED_NOTE, Gaps, carried_rows, host_ratio, measured_gaps
+from foretrace.prediction.gaps import CARRIED_NOTE, Gaps, carried_rows, measured_gaps
 from foretrace.simulation.task_graph import T1, T2, T3, T4, T5
 
 NO_SYNC, OWN_STREAM, ALL_STREAMS = range(3)
@@ -31,7 +32,7 @@ NO_STREAM = -2
 """In place of the number of a stream."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Waits:
     """Waits of a step beyond the order of lanes."""
 
@@ -43,7 +44,7 @@ class Waits:
     """Pairs of calls: before the second one, something waits for the collective that the first one issued."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PricedStep:
     """The calls of a step with their costs, in order."""
 
@@ -161,17 +162,18 @@ def _carried_over(
 ) -> tuple[Gaps, list[str]]:
     """Measured host time that no model has, as it will be on the platform's host; it is added to the durations."""
     inside = durations[T2] + durations[T3] + durations[T4] * launches + durations[T5] * np.maximum(launches - 1, 0)
-    ratio = host_ratio(graph, platform)
-    gaps = measured_gaps(graph, step, durations[T1], inside, meant_only=ratio is not None or bool(captured.any()))
+    measured_on = folder_of_device(graph.device)
+    meant_only = measured_on is not None or bool(captured.any())
+    gaps = measured_gaps(graph, step, durations[T1], inside, meant_only)
     if not gaps.total_ms:
         return gaps, []
-    gaps = gaps.outside(captured).scaled(ratio or 1.0)
+    ratio = platform.host.before.forward_call / read_host(measured_on).before.forward_call if measured_on else 1.0
+    gaps = gaps.outside(captured).scaled(ratio)
     durations[T1] = durations[T1] + gaps.before
     durations[T3] = durations[T3].copy()
     durations[T3][-1] += gaps.after
-    how = (
-        "as measured: its host is unknown" if ratio is None else f"{ratio:.2f} times as long as measured, as the hosts"
-    )
+    known = f"{ratio:.2f} times as long as measured, as the hosts"
+    how = known if measured_on else "as measured: its host is unknown"
     largest = carried_rows([gaps])[0]
     return gaps, [
         f"{gaps.total_ms:.1f} ms {CARRIED_NOTE}, {how} "

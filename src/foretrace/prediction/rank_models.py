@@ -43,7 +43,7 @@ NO_OVERLAP = np.zeros(1)
 """The measured overlap of modelled kernels: models know kernels alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RankModel:
     """What the simulation asks of a rank."""
 
@@ -93,7 +93,7 @@ class RankModel:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredRank(RankModel):
     """A rank whose host and kernels take what they were measured to take."""
 
@@ -349,7 +349,7 @@ def _warped(time: Floats, thread: Ints, old: Segments, new: Segments) -> Floats:
     return result
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PricedRank(RankModel):
     """A rank with the costs of a platform. Its graph is its dispatcher calls; a collective's kernel is its row in the
     device work."""

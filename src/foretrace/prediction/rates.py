@@ -23,7 +23,7 @@ DEFAULT_RATE = "float32"
 """The rate of a step without arithmetic."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Totals:
     """Arithmetic and bytes of all calls of a step that launch device work."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from foretrace.simulation.task_graph import Floats, Longs, TaskGraph, Timeline
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CriticalPath:
     """Tasks in time order. Leg ``i`` is on ``task[i]`` from ``start[i]`` to ``end[i]``.
 

@@ -18,7 +18,7 @@ Calls = Sequence[tuple[int, int]]
 """The calls of one collective: the position of a rank, and which of that rank's collectives it is."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RankTasks:
     """The tasks of one rank. Those that are its part in a collective take no time: they are its arrival."""
 
@@ -52,7 +52,7 @@ class RankTasks:
         return self.scaled(np.where(self.tasks.on_host, times, 1.0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JobTasks:
     """The task graph of all ranks, and where ranks and transfers stand in it."""
 

@@ -43,7 +43,7 @@ T1, T2, T3, T4, T5, SYNC, KERNEL, TRANSFER = (int(kind) for kind in TaskKind)
 """The kinds as plain integers, for comparisons with arrays."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TaskGraph:
     """Tasks in an order in which each comes after all it waits for.
 
@@ -132,7 +132,7 @@ def _check_edges(pairs: Ints, tasks: int) -> None:
         raise ValueError(f"task {after} waits for task {before}, which does not come before it")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """Start and end of each task of a task graph, in microseconds."""
 

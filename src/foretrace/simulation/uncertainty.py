@@ -31,7 +31,7 @@ CHAINS_AT_ONCE = 256
 """Chains whose times are added up at once: these stay in the cache."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Uncertainty:
     """How far durations may be off: as log-normal factors, one for each group of tasks.
 

@@ -39,7 +39,7 @@ REPLANNED = ("aten::addcdiv_", "aten::_foreach_addcdiv_")
 shape."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HostCosts:
     """Microseconds of host time, a row for each call. Waiting for the device is not included."""
 
@@ -122,7 +122,7 @@ def fsdp_us(graph: Graph, rows: Ints, costs: Sharded) -> Floats:
     return us
 
 
-@dataclass
+@dataclass(eq=False)
 class HostCalls:
     """The calls of a step as columns: what their host time depends on."""
 

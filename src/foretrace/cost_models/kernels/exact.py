@@ -79,7 +79,7 @@ class TimedCall(NamedTuple):
         return cls([short_name(name) for name, _ in launched], us, us, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ExactTimes:
     """Timed calls by their `case_key`."""
 

@@ -134,7 +134,7 @@ class ModelledCalls(NamedTuple):
         return ModelledCalls(self.us[which], self.low[which], self.high[which], self.covered[which], self.known[which])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FamilyModel:
     """Times of a family's calls on one device."""
 
@@ -195,7 +195,7 @@ class FamilyModel:
             ) from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DeviceModels:
     """All models of a device."""
 

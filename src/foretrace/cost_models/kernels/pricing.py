@@ -49,7 +49,7 @@ RESIDENCY_ERROR = 0.3
 """How far off the share of a call's inputs that is in the cache may be, as an 80 % range."""
 
 
-@dataclass
+@dataclass(eq=False)
 class KernelCosts:
     """Kernels in launch order."""
 
@@ -167,7 +167,7 @@ class _Method(NamedTuple):
     """Whether the call is one kernel of its own name, not those that the model has seen."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Calls:
     """Calls that are priced by one method; equal ones are described once."""
 
