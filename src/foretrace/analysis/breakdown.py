@@ -24,7 +24,7 @@ NO_OP, EARLIER = "(no op)", "(launched before)"
 """Owners of kernels that were launched outside any op, and before the step or the trace began."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Contribution:
     """What one rank adds under some names: a code for each event, the names of the codes, and what each event adds."""
 

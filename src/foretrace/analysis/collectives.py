@@ -29,7 +29,7 @@ MAX_PAIRS = 100
 """Pairs of ranks that are listed with their waits: a thousand ranks have a million."""
 
 
-@dataclass
+@dataclass(eq=False)
 class CollectiveTimes:
     """The collectives of one group, in order: a row for each, a column for each member that has a graph."""
 
@@ -96,7 +96,7 @@ def collective_times(graphs: list[Graph]) -> tuple[list[CollectiveTimes], list[s
     return found, list(dict.fromkeys(notes))
 
 
-@dataclass
+@dataclass(eq=False)
 class MatchedGroup:
     """The collectives of one group that all its members show, in order."""
 

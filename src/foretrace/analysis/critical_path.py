@@ -30,7 +30,7 @@ BOUND_BY = ("host", "device", "sync", "exchange")
 """What most of an op's time on the critical path may be."""
 
 
-@dataclass
+@dataclass(eq=False)
 class PathSummary:
     """What the critical path went through, from the first task of the job to the last."""
 

@@ -71,7 +71,7 @@ def measured_tasks(graphs: list[Graph], segments: list[Segments], collectives: l
     return in_time_order(_with_transfers(Tasks.concat(ranks), collectives, np.array(first_kernel)))
 
 
-@dataclass
+@dataclass(eq=False)
 class Tasks:
     """Measured tasks in any order, and (before, after) pairs of those that wait for each other."""
 

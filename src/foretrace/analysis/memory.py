@@ -13,7 +13,7 @@ import numpy as np
 from foretrace.graph import PHASES, Graph, Storage
 from foretrace.graph.calls import dispatched
 from foretrace.graph.graph import cut_to_step
-from foretrace.graph.tables import Floats, Ints, Longs
+from foretrace.graph.tables import Floats, Ints, Longs, StorageTable
 
 BLOCK = 512
 """PyTorch's caching allocator rounds the size of an allocation up to a multiple of these bytes."""
@@ -60,31 +60,30 @@ def held_bytes(graph: Graph) -> Longs | None:
     held = _on_device(graph)
     if not held:
         return None
-    alive = _alive(graph, held, _end(graph, held))
+    alive = _alive(held, _end(graph, held))
     alive[1 : len(graph.ops) + 1] += _inside(graph)
     return alive
 
 
-def _on_device(graph: Graph) -> list[Storage]:
+def _on_device(graph: Graph) -> StorageTable:
     """Its storages on the device that the job uses."""
-    devices = {storage.device for storage in graph.storages.values()}
-    kinds = {device: device.partition(":")[0] for device in devices}
+    storages = StorageTable.of(graph.storages)
+    kinds = [device.partition(":")[0] for device in storages.devices.items]
     # A job that uses an accelerator at all keeps on the host only what it moves there.
-    main = next(iter(sorted({*kinds.values()} - {"cpu", "meta"})), "cpu")
-    return [s for s in graph.storages.values() if kinds[s.device] == main]
+    main = next(iter(sorted({*kinds} - {"cpu", "meta"})), "cpu")
+    return storages.rows(np.array([kind == main for kind in kinds], bool)[storages.device])
 
 
-def _end(graph: Graph, held: list[Storage]) -> int:
+def _end(graph: Graph, held: StorageTable) -> int:
     """A row after all ops, births and deaths."""
-    return max(max(s.birth for s in held), max(s.death for s in held), len(graph.ops)) + 1
+    return int(max(held.birth.max(), held.death.max(), len(graph.ops))) + 1
 
 
-def _alive(graph: Graph, held: list[Storage], end: int) -> Longs:
+def _alive(held: StorageTable, end: int) -> Longs:
     """Bytes of some storages before the first op, during each op, and after the last."""
-    births = np.array([s.birth for s in held], np.int64)
-    deaths = np.array([s.death if s.death >= 0 else end for s in held], np.int64)
-    nbytes = np.array([s.nbytes for s in held], np.int64)
-    if held and not held[0].device.startswith("cpu"):
+    births, nbytes = held.birth, held.nbytes
+    deaths = np.where(held.death >= 0, held.death, end)
+    if held and not held.devices[held.device[0]].startswith("cpu"):
         nbytes = -(-nbytes // BLOCK) * BLOCK
     change = np.zeros(end + 2, np.int64)
     np.add.at(change, births + 1, nbytes)
@@ -98,7 +97,8 @@ def held_bytes_by_kind(graph: Graph) -> dict[str, Longs]:
     if not held:
         return {}
     end, kinds = _end(graph, held), storage_kinds(graph)
-    found = {kind: _alive(graph, [s for s in held if kinds[s.id] == kind], end) for kind in KINDS}
+    of_storage = np.array([kinds[number] for number in held.id.tolist()])
+    found = {kind: _alive(held.rows(of_storage == kind), end) for kind in KINDS}
     found[TEMPORARY][1 : len(graph.ops) + 1] += _inside(graph)
     return {kind: alive for kind, alive in found.items() if alive.any()}
 

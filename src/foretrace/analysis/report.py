@@ -441,7 +441,7 @@ class Legs(NamedTuple):
     end: Floats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Workings:
     """The tasks, graphs and samples behind a report, in rank order, for timelines and charts; not part of its JSON."""
 

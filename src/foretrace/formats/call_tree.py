@@ -203,10 +203,14 @@ def phases_by_scope(names: Names, name: Ints, backward: NDArray[np.bool_], paren
     own = np.full(len(name), -1, np.int8)
     own[_autograd(names)[name] | backward] = BACKWARD
     own[names.matching(lambda n: n.startswith("Optimizer.step#"))[name]] = OPTIMIZER
-    phase: list[int] = []
-    for mine, above in zip(own.tolist(), parent.tolist()):
-        phase.append(mine if mine >= 0 else phase[above] if above >= 0 else FORWARD)
-    return np.array(phase, np.int8)
+    phase, above = own.copy(), parent.copy()
+    pending = np.flatnonzero((own < 0) & (above >= 0))
+    while len(pending):
+        phase[pending] = own[above[pending]]
+        above[pending] = parent[above[pending]]
+        pending = pending[(phase[pending] < 0) & (above[pending] >= 0)]
+    phase[phase < 0] = FORWARD
+    return phase
 
 
 def steps_by_row(ops: OpTable) -> list[Span]:
@@ -218,6 +222,8 @@ def steps_by_row(ops: OpTable) -> list[Span]:
     [('ProfilerStep#1', 0, 2), ('ProfilerStep#2', 2, 5)]
     """
     marks = ops.names.matching(lambda name: bool(STEP_MARK.match(name)))[ops.name] if len(ops) else np.zeros(0, bool)
+    if not marks.any():
+        return []
     mark_of: list[int] = []
     for row, (marked, parent) in enumerate(zip(marks.tolist(), ops.parent.tolist())):
         mark_of.append(row if marked else mark_of[parent] if parent >= 0 else -1)

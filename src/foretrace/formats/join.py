@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from foretrace.formats.execution_trace.read import NO_TIMES
 from foretrace.formats.kineto.read import NO_SHAPES
 from foretrace.graph import Collective, ForetraceError, Graph, Names, Op, OpTable, Storage
-from foretrace.graph.tables import Ints, distinct
+from foretrace.graph.tables import Ints, StorageTable, distinct
 
 SAME_STEP = 0.5
 """Share of the structure's ops that must be found in the profile, for both to be of the same step."""
@@ -272,13 +272,12 @@ class _JoinedOps:
         return self.structure.call(matched) if matched >= 0 else self.profile.call(row)
 
 
-def _storages(storages: dict[int, Storage], found: Ints) -> dict[int, Storage]:
+def _storages(storages: Mapping[int, Storage], found: Ints) -> StorageTable:
     """Births and deaths in the profile's rows: those of the op itself, or of the next matched op."""
     last = int(found.max(initial=-1)) + 1
     rows = np.append(np.where(found >= 0, found, last), last)
     following = np.minimum.accumulate(rows[::-1])[::-1]
-    moved = [*following.tolist(), -1]  # the last one is for -1, which means unknown
-    return {i: replace(s, birth=moved[s.birth], death=moved[s.death]) for i, s in storages.items()}
+    return StorageTable.of(storages).renumbered(np.append(following, -1))  # the last one is for -1, which means unknown
 
 
 def _collectives(structure: Graph, profile: Graph, found: Sequence[Ints]) -> list[Collective]:

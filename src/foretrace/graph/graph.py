@@ -10,7 +10,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.op import Storage
-from foretrace.graph.tables import ActivityTable, CallTable, Floats, KernelTable, Longs, OpTable
+from foretrace.graph.tables import ActivityTable, CallTable, Floats, KernelTable, Longs, OpTable, StorageTable
 
 Fact: TypeAlias = "bool | int | float | list[int] | list[float]"
 
@@ -208,7 +208,7 @@ class Graph:
     """Wall-clock time of time zero, in nanoseconds since the epoch: aligns the clocks of ranks."""
     steps: list[Span] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
-    storages: dict[int, Storage] = field(default_factory=dict)
+    storages: Mapping[int, Storage] = field(default_factory=dict)
     indices: list[Indices] = field(default_factory=list)
     contents: dict[int, Content] = field(default_factory=dict)
     """Contents of the tensors that existed before the step, by tensor id."""
@@ -334,32 +334,10 @@ class Graph:
             calls=call_table,
             kernels=kernel_table,
             collectives=collectives,
-            storages=_storages_in(self.storages, ops),
+            storages=StorageTable.of(self.storages).within(ops) if self.storages else {},
             steps=[s for s in self.steps if start <= s.start < end],
             allocated=tuple((t, n) for t, n in self.allocated if start <= t < end),
         )
-
-
-def _storages_in(storages: dict[int, Storage], rows: np.ndarray) -> dict[int, Storage]:
-    """The storages that are alive in some rows of a graph's ops, by the numbers that these rows have among themselves.
-
-    >>> made = {0: Storage(0, 64, "cuda", birth=0, death=2), 1: Storage(1, 8, "cuda", birth=2, death=3)}
-    >>> [(s.birth, s.death) for s in _storages_in(made, np.array([False, True, True])).values()]
-    [(-1, 1), (1, -1)]
-    """
-    if not storages or not rows.any():
-        return storages
-    first, last = (int(row) for row in np.flatnonzero(rows)[[0, -1]])
-    new = np.append(np.cumsum(rows) - rows, rows.sum()).tolist()
-    return {
-        number: replace(
-            one,
-            birth=new[one.birth] if one.birth >= first else -1,
-            death=new[one.death] if 0 <= one.death <= last else -1,
-        )
-        for number, one in storages.items()
-        if one.birth <= last and (one.death < 0 or one.death > first)
-    }
 
 
 @dataclass

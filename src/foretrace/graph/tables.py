@@ -1,21 +1,22 @@
 """Tables of a step's ops, runtime calls and kernels, as numpy columns.
 
 A trace of a few hundred megabytes has millions of events. They are stored as columns, and an ``Op`` is created only for
-a row that is read. Names are codes into a list of distinct names.
+a row that is read. Names are codes into a list of distinct names. Records of arrays are not compared (``eq=False``,
+here and elsewhere): arrays have no single truth, and each comparison that a dataclass generates slows the start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import starmap
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.graph.op import PHASES, Op
+from foretrace.graph.op import PHASES, Op, Storage
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -55,6 +56,16 @@ class Names:
             self.items.append(name)
         return code
 
+    def column(self, names: Sequence[str]) -> Ints:
+        """The codes of many names.
+
+        >>> Names(["aten::mm"]).column(["aten::add", "aten::mm", "aten::add"]).tolist()
+        [1, 0, 1]
+        """
+        for name in dict.fromkeys(names):
+            self.code(name)
+        return np.fromiter(map(self._codes.__getitem__, names), np.int32, len(names))
+
     def __len__(self) -> int:
         return len(self.items)
 
@@ -66,7 +77,7 @@ class Names:
         return np.fromiter((test(name) for name in self.items), np.bool_, len(self.items))
 
 
-@dataclass
+@dataclass(eq=False)
 class Table:
     """Columns of equal length: name codes, start and end times, and what subclasses add."""
 
@@ -105,7 +116,7 @@ class Table:
         return cls(**{f.name: empty.get(str(f.type), lambda: None)() for f in fields(cls)})
 
 
-@dataclass
+@dataclass(eq=False)
 class OpTable(Table):
     """The ops of a step in the order they started. ``ops[i]`` is an `Op`.
 
@@ -187,7 +198,7 @@ def _copied(ops: Sequence[Op], row: int) -> Op:
     return ops[row].__copy__()
 
 
-@dataclass
+@dataclass(eq=False)
 class CallTable(Table):
     """Calls into the device runtime: launches, synchronizations, event waits."""
 
@@ -199,7 +210,7 @@ class CallTable(Table):
     names: Names
 
 
-@dataclass
+@dataclass(eq=False)
 class ActivityTable(Table):
     """Annotations and long Python functions in the order they started: what a host does besides calling ops."""
 
@@ -209,7 +220,7 @@ class ActivityTable(Table):
     names: Names
 
 
-@dataclass
+@dataclass(eq=False)
 class KernelTable(Table):
     """Device work (kernels, copies, sets, collectives) in the order it started. A lane is a device stream."""
 
@@ -258,3 +269,74 @@ def median(values: NDArray[Any]) -> Any:
     """
     ordered = np.sort(values, axis=0)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+@dataclass(eq=False)
+class StorageTable(Mapping[int, Storage]):
+    """Storages by their ids, which are created when one of them is read.
+
+    >>> table = StorageTable.of({0: Storage(0, 64, "cuda:0", birth=0, death=2), 7: Storage(7, 8, "cpu")})
+    >>> len(table), table[7].device, table.nbytes.tolist()
+    (2, 'cpu', [64, 8])
+    """
+
+    id: Longs
+    nbytes: Longs
+    device: Ints
+    birth: Longs
+    death: Longs
+    held: NDArray[np.bool_]
+    devices: Names
+
+    @classmethod
+    def of(cls, storages: Mapping[int, Storage]) -> StorageTable:
+        """The table of these storages, which may be one already."""
+        if isinstance(storages, StorageTable):
+            return storages
+        devices = Names()
+        rows = [(s.id, s.nbytes, devices.code(s.device), s.birth, s.death, s.held) for s in storages.values()]
+        columns = np.array(rows, np.int64).reshape(-1, 6).T
+        number, nbytes, device, birth, death, held = columns
+        return cls(number, nbytes, device.astype(np.int32), birth, death, held.astype(bool), devices)
+
+    def renumbered(self, new_row: Longs) -> StorageTable:
+        """The same storages with births and deaths in other rows; the last entry of ``new_row`` is for -1, unknown."""
+        return replace(self, birth=new_row[self.birth], death=new_row[self.death])
+
+    def within(self, rows: NDArray[np.bool_]) -> StorageTable:
+        """The storages that are alive in some rows of ops, by the numbers that these rows have among themselves.
+
+        >>> made = {0: Storage(0, 64, "cuda", birth=0, death=2), 1: Storage(1, 8, "cuda", birth=2, death=3)}
+        >>> [(s.birth, s.death) for s in StorageTable.of(made).within(np.array([False, True, True])).values()]
+        [(-1, 1), (1, -1)]
+        """
+        if not rows.any():
+            return self
+        first, last = np.flatnonzero(rows)[[0, -1]]
+        new = np.append(np.cumsum(rows) - rows, rows.sum())
+        alive = (self.birth <= last) & ((self.death < 0) | (self.death > first))
+        kept = self.rows(alive)
+        birth = np.where(kept.birth >= first, new[np.maximum(kept.birth, 0)], -1)
+        death = np.where((kept.death >= 0) & (kept.death <= last), new[np.clip(kept.death, 0, last)], -1)
+        return replace(kept, birth=birth, death=death)
+
+    def rows(self, selected: NDArray[np.bool_]) -> StorageTable:
+        """Some of the storages."""
+        columns = (self.id, self.nbytes, self.device, self.birth, self.death, self.held)
+        return StorageTable(*(column[selected] for column in columns), self.devices)
+
+    @cached_property
+    def _storages(self) -> dict[int, Storage]:
+        devices = [self.devices[code] for code in self.device.tolist()]
+        columns = (self.id, self.nbytes, self.birth, self.death, self.held)
+        number, nbytes, birth, death, held = (column.tolist() for column in columns)
+        return dict(zip(number, map(Storage, number, nbytes, devices, birth, death, held)))
+
+    def __getitem__(self, number: int) -> Storage:
+        return self._storages[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._storages)
+
+    def __len__(self) -> int:
+        return len(self.id)

@@ -6,7 +6,7 @@ end with `Draft.graph_of`. Kernel times of calls that stay unchanged are kept (`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,7 +140,7 @@ def allocation(tensor: Tensor, like: Op) -> Op:
     return made
 
 
-def storage_lifetimes(ops: Sequence[Op], known: dict[int, Storage]) -> dict[int, Storage]:
+def storage_lifetimes(ops: Sequence[Op], known: Mapping[int, Storage]) -> dict[int, Storage]:
     """The storages that calls read and make: size, allocation and free; plus the known ones that no call touches."""
     found: dict[int, Storage] = {}
     for row, op in enumerate(ops):

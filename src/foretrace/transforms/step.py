@@ -126,7 +126,7 @@ def assemble(graph: Graph, calls: Sequence[EditedCall], position: Sequence[int] 
     )
 
 
-def _storages(known: dict[int, Storage], ops: Sequence[Op]) -> dict[int, Storage]:
+def _storages(known: Mapping[int, Storage], ops: Sequence[Op]) -> dict[int, Storage]:
     """Storages with the calls that allocate, use and free them; those that no call uses stay as they were."""
     storages = {number: replace(was, death=-1) for number, was in known.items() if was.birth < 0}
     for row, op in enumerate(ops):

@@ -69,31 +69,31 @@ def rank_in(groups: dict[str, tuple[int, ...]]) -> int:
     return common.pop() if len(common) == 1 else 0
 
 
-def collectives_of(nodes: Sequence[Node], ops: OpTable, groups: dict[str, tuple[int, ...]]) -> list[Collective]:
-    """All collectives of a trace, in call order; sizes follow nccl-tests: the larger of input and output."""
+def collectives_of(
+    nodes: Sequence[Node], ops: OpTable, groups: dict[str, tuple[int, ...]]
+) -> tuple[list[Collective], int]:
+    """All collectives of a trace, in call order, and the number of ranks of the largest group that one gives, else 1.
+
+    Sizes follow nccl-tests: the larger of input and output.
+    """
     described = ops.names.matching(lambda name: name == COLLECTIVE_NODE)[ops.name]
     called = ops.names.matching(lambda name: name.startswith(("c10d::", "_c10d_functional::")))[ops.name]
     parents = ops.parent[described]
     called[parents[parents >= 0]] = False
     pointers: dict[int, str] = {}
-    found = []
+    found, largest = [], 1
     for row in np.flatnonzero(described | called).tolist():
         node = nodes[row]
         call = _CollectiveCall(node)
+        if described[row] and call.size <= MAX_RANKS:
+            largest = max(largest, call.size)
         if kind := collective_kind(call.collective):
             group = pointers.setdefault(call.group, f"group {len(pointers)}") if call.by_pointer else str(call.group)
             nbytes, dtype = _traffic(node)
             ranks = groups.get(group) or call.ranks
             peer = ranks[call.rank] if kind in ("send", "recv") and 0 <= call.rank < len(ranks) else -1
             found.append(Collective(kind, group, nbytes, kernel=-1, op=row, ranks=ranks, dtype=dtype, peer=peer))
-    return found
-
-
-def largest_group(nodes: Sequence[Node], ops: OpTable) -> int:
-    """Number of ranks of the largest group of a collective; 1 if none gives its size."""
-    described = ops.names.matching(lambda name: name == COLLECTIVE_NODE)[ops.name]
-    sizes = (_CollectiveCall(nodes[row]).size for row in np.flatnonzero(described).tolist())
-    return max((size for size in sizes if 1 <= size <= MAX_RANKS), default=1)
+    return found, largest
 
 
 class _CollectiveCall:

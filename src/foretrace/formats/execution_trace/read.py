@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from foretrace.files import gc_paused
 from foretrace.formats.call_tree import BACKWARD_SCOPE, kinds_by_scope, phases_by_scope, steps_by_row
-from foretrace.formats.execution_trace.groups import GROUPS_NODE, collectives_of, largest_group, process_groups, rank_in
+from foretrace.formats.execution_trace.groups import GROUPS_NODE, collectives_of, process_groups, rank_in
 from foretrace.formats.execution_trace.nodes import Node, decode_list, read_nodes
 from foretrace.formats.execution_trace.storages import StorageLifetimes
 from foretrace.formats.values import Decoder, StorageNumber, decoder, signature
@@ -54,15 +54,17 @@ def read_execution_trace(path: Path) -> Graph:
         started, parent, orphans = _call_order(path, ended)
         nodes = [ended[i] for i in started.tolist()]
         lifetimes = _lifetimes(path, ended, started)
-        groups = process_groups(node.input_values for node in nodes if node.name == GROUPS_NODE)
         ops = _table(nodes, parent, _NodeOps(path, nodes, parent, lifetimes))
+        lists_groups = ops.names.matching(lambda name: name == GROUPS_NODE)[ops.name]
+        groups = process_groups(nodes[row].input_values for row in np.flatnonzero(lists_groups).tolist())
+        collectives, largest = collectives_of(nodes, ops, groups)
         return Graph(
             ops,
             rank=rank_in(groups),
-            world=max([largest_group(nodes, ops), *(len(ranks) for ranks in groups.values())]),
+            world=max([largest, *map(len, groups.values())]),
             source=str(path),
             steps=steps_by_row(ops),
-            collectives=collectives_of(nodes, ops, groups),
+            collectives=collectives,
             storages=lifetimes.storages(),
             groups=groups,
             notes=[NO_TIMES, NO_FREES, *([NO_PARENT.format(count=orphans)] if orphans else [])],
@@ -153,7 +155,7 @@ def _column(nodes: Sequence[Node], name: str, kind: type) -> NDArray[Any]:
 
 def _table(nodes: Sequence[Node], parent: Ints, detail: _NodeOps) -> OpTable:
     names, count = Names(), len(nodes)
-    name = np.fromiter(map(names.code, map(attrgetter("name"), nodes)), np.int32, count)
+    name = names.column([node.name for node in nodes])
     scope = _column(nodes, "scope", np.int32)
     backward = (scope == BACKWARD_SCOPE) | (_column(nodes, "fw_parent", np.int64) > 0)
     return OpTable(

@@ -10,8 +10,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
+import numpy as np
+
 from foretrace.formats.values import find_tensors
-from foretrace.graph import Storage
+from foretrace.graph import Names
+from foretrace.graph.tables import StorageTable
+
+MAX_BYTES = 2**62
+"""Size of a storage in a damaged trace that claims a larger one."""
 
 
 class StorageLifetimes:
@@ -79,14 +85,20 @@ class StorageLifetimes:
             return lifetimes[0].number
         return lifetimes[max(0, bisect_right(lifetimes, row, key=_birth) - 1)].number
 
-    def storages(self) -> dict[int, Storage]:
+    def storages(self) -> StorageTable:
         """All storages; those that existed before the step are assumed to outlive it."""
-        return {
-            one.number: Storage(
-                one.number, one.nbytes, one.device, one.birth, max(one.touches) + 1 if one.birth >= 0 else -1
-            )
-            for one in self._all
-        }
+        devices = Names()
+        births = np.array([one.birth for one in self._all], np.int64)
+        last = np.array([max(one.touches, default=-1) for one in self._all], np.int64)
+        return StorageTable(
+            id=np.arange(len(self._all)),
+            nbytes=np.array([min(one.nbytes, MAX_BYTES) for one in self._all], np.int64),
+            device=np.array([devices.code(one.device) for one in self._all], np.int32),
+            birth=births,
+            death=np.where(births >= 0, last + 1, -1),
+            held=np.zeros(len(self._all), bool),
+            devices=devices,
+        )
 
 
 class _Lifetime:

@@ -21,6 +21,9 @@ MODULE_PREFIX = "nn.Module: "
 """How the profiler marks modules among Python functions."""
 _OPS = {"cpu_op": CALL, "Operator": CALL, "user_annotation": ANNOTATION, "python_function": MODULE}
 _FUNCTION = "python_function"
+_MEMORY, _PROCESS = "[memory]", "process_name"
+_OTHERS = {_MEMORY, _PROCESS}
+"""Names of events without a duration that are read."""
 _CALLS = re.compile(r"\w+_(runtime|driver)|Runtime")
 """Categories of runtime calls: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, privateuse1_runtime."""
 _DEVICE = ((COPY, re.compile(r"(\w+_)?[mM]emcpy")), (SET, re.compile(r"(\w+_)?[mM]emset")),
@@ -131,7 +134,6 @@ class Columns:
         columns = cls()
         columns.events = len(events)
         spans = [event for event in events if event.ph == "X"]
-        others = [event for event in events if event.ph != "X"] if len(spans) < len(events) else []
         categories = set(map(_cat, spans))
         calls = set(filter(_CALLS.fullmatch, categories))
         device = {cat: kind for cat in categories for kind, pattern in _DEVICE if pattern.fullmatch(cat)}
@@ -143,8 +145,10 @@ class Columns:
         columns._take_device([event for event in spans if event.cat in device], device, source)
         long = [e for e in functions if e.dur >= LONG_FUNCTION_US and not e.name.startswith(MODULE_PREFIX)]
         columns._take_functions(long, source)
-        columns._take_memory([event for event in others if event.name == "[memory]" and event.ph == "i"], source)
-        columns.processes = [str(event.args.label) for event in others if event.name == "process_name"]
+        if len(spans) < len(events):
+            others = [event for event in events if event.name in _OTHERS and event.ph != "X"]
+            columns._take_memory([event for event in others if event.name == _MEMORY and event.ph == "i"], source)
+            columns.processes = [str(event.args.label) for event in others if event.name == _PROCESS]
         return columns
 
     def _take_ops(self, events: list[Event], source: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from foretrace.graph import Constant, Content, Graph, Op, Storage, Tensor, Value
@@ -186,7 +186,7 @@ def _result(value: Value, call: PlanCall, variables: Variables) -> Result:
 class Variables:
     """Variables of tensors. A tensor that no call has made existed before the step: it becomes an input."""
 
-    def __init__(self, storages: dict[int, Storage], sparse: dict[int, tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, storages: Mapping[int, Storage], sparse: dict[int, tuple[Tensor, Tensor]]) -> None:
         self.inputs: list[Input] = []
         self.memories: dict[int, Memory] = {}
         self._storages = storages
