@@ -160,7 +160,8 @@ def _outermost(found: Activities) -> Activities:
 def innermost_names(graph: Graph, causes: Causes, thread: Ints, start: Floats, end: Floats) -> Activities:
     """Who fills pauses of threads: the innermost annotation or Python function, piece by piece."""
     table = graph.activities
-    of_thread, cut, each = {}, np.zeros(len(thread), bool), []
+    of_thread, cut = {}, np.zeros(len(thread), bool)
+    each = [(np.zeros(0), np.zeros(0), np.zeros(0, np.int64))]
     for one in distinct(thread).tolist():
         ours = of_thread[one] = np.flatnonzero(table.thread == one)  # in the order they started: parents come first
         borders = np.sort(np.concatenate([table.start[ours], table.end[ours]]))
@@ -172,7 +173,7 @@ def innermost_names(graph: Graph, causes: Causes, thread: Ints, start: Floats, e
             each.append(_innermost(graph, ours, start[pause], end[pause]))
         elif len(around := ours[(table.start[ours] <= start[pause]) & (table.end[ours] >= end[pause])]):
             each.append((start[pause : pause + 1], end[pause : pause + 1], around[-1:]))
-    begins, ends, rows = (np.concatenate(columns) for columns in zip(*each)) if each else (np.zeros(0, np.intp),) * 3
+    begins, ends, rows = (np.concatenate(columns) for columns in zip(*each))
     kinds = np.where(table.kind[rows] == FUNCTION, PYTHON, ANNOTATED).tolist()
     names = [table.names[code] for code in table.name[rows].tolist()]
     code = np.array([causes.code(meaning(name) or kind, name) for kind, name in zip(kinds, names)], np.int32)

@@ -322,8 +322,8 @@ class StorageTable(Mapping[int, Storage]):
 
     def rows(self, selected: NDArray[np.bool_]) -> StorageTable:
         """Some of the storages."""
-        columns = (self.id, self.nbytes, self.device, self.birth, self.death, self.held)
-        return StorageTable(*(column[selected] for column in columns), self.devices)
+        columns = {f.name: getattr(self, f.name)[selected] for f in fields(self) if f.name != "devices"}
+        return StorageTable(**columns, devices=self.devices)
 
     @cached_property
     def _storages(self) -> dict[int, Storage]:
