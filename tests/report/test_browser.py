@@ -128,7 +128,7 @@ def test_the_wheel_alone_scrolls_the_page(page):
     page.locator(TIMELINE).hover()
     top = page.evaluate("scrollY")
     page.mouse.wheel(0, 200)
-    page.wait_for_function(f"scrollY > {top}")
+    wait_for(page, lambda *_: page.evaluate("scrollY") > top)
     assert window(page) == before
 
 

@@ -90,11 +90,16 @@ class PlacedTable:
 
     kind: str
     ranks: list[int]
-    rows: int = 0
-    dim: int = 0
-    table_bytes: int = 0
-    lookup_ms: float = 0.0
-    """What it adds to the lookups of each rank that holds a shard of it."""
+
+
+@dataclass(slots=True)
+class TableCost:
+    """How large a table is, and what it adds to the lookups of each rank that holds a shard of it."""
+
+    rows: int
+    dim: int
+    bytes: int
+    lookup_ms: float
 
 
 @dataclass
@@ -126,6 +131,7 @@ class PlanReport:
     notes: list[str] = field(default_factory=list)
     hot_rows_ms: float = 0.0
     """Part of ``lookup_ms`` that no rank shows: hot rows of row-wise tables, on a rank that is not known."""
+    table_costs: dict[str, TableCost] = field(default_factory=dict)
 
     @property
     def has_hot_rows(self) -> bool:
@@ -252,8 +258,10 @@ def sharding_page(plan: PlanReport) -> Page:
             "meaning": meaning,
             "facts": facts,
             "exchanges": [(EXCHANGES[what], spent) for what, spent in plan.exchange_ms.items() if spent],
-            "tables": [(name, KINDS[one.kind], shown[name], one) for name, one in plan.plan.items()],
-            "sized": any(one.table_bytes for one in plan.plan.values()),
+            "tables": [
+                (name, KINDS[one.kind], shown[name], plan.table_costs.get(name)) for name, one in plan.plan.items()
+            ],
+            "sized": plan.plan.keys() <= plan.table_costs.keys(),
             "rows": TABLES_LISTED,
         },
     )

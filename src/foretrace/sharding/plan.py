@@ -182,7 +182,8 @@ class Sharding:
             "exchange_ms": {what: us / 1e3 for what, us in self.estimate.communication.items()},
             "dense_ms": self.dense_ms,
             "limits": self.limits(),
-            "plan": self._placed_tables(),
+            "plan": plan_fields(self.plan, self.tables),
+            "table_costs": self._table_costs(),
             "ways": dict(Counter(placement.kind for placement in self.plan)),
             "ranks": [self._rank(rank) for rank in range(self.ranks.world)],
             "alternatives": self._alternatives(),
@@ -191,13 +192,12 @@ class Sharding:
             "notes": self.notes,
         }
 
-    def _placed_tables(self) -> dict[str, Any]:
-        """The plan's fields, with the size of each table and what it costs each rank that holds a shard of it."""
-        fields = plan_fields(self.plan, self.tables)
-        for table, us in zip(self.tables, self.shard_us or [0.0] * len(self.tables)):
-            size = {"rows": table.rows, "dim": table.dim, "table_bytes": table.nbytes}
-            fields[table.name] |= size | {"lookup_ms": float(us) / 1e3}
-        return fields
+    def _table_costs(self) -> dict[str, Any]:
+        """The size of each table, and what it costs each rank that holds a shard of it."""
+        return {
+            table.name: {"rows": table.rows, "dim": table.dim, "bytes": table.nbytes, "lookup_ms": float(us) / 1e3}
+            for table, us in zip(self.tables, self.shard_us)
+        }
 
     def limits(self) -> dict[str, Any]:
         """The largest part of the step, the balance of the ranks' lookups, and the fullest rank."""

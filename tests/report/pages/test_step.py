@@ -143,7 +143,7 @@ def test_a_step_that_launches_nothing_has_no_time_before_its_launches():
 
 
 def test_the_measured_step_stands_beside_its_prediction():
-    page = ft.predict(Job([rank(0, 100.0), rank(1, 50.0)]), on=None)
+    page = ft.predict(Job([rank(0, 100.0), rank(1, 50.0)]), on=None, fabric="h100-8x")
     html = step_page(page, measured_with(page)).html()
     assert "<dt>measured</dt>" in html and "profiled, which slows the host; predicted" in html
     assert "<dt>measured</dt>" not in step_page(ft.predict(sketched(4), on="h200")).html()
