@@ -343,6 +343,17 @@ def test_a_page_is_accessible(browser, files, name, theme):
     assert [(one["id"], one["nodes"][0]["target"]) for one in found if one["impact"] in ("serious", "critical")] == []
 
 
+def test_charts_say_what_they_show_to_who_does_not_see_them(page):
+    label = page.locator("#parts").get_attribute("aria-label")
+    assert label.startswith("the step as one bar: device computes ") and " ms" in label
+    assert "at most " in page.locator("#memory").get_attribute("aria-label")
+
+
+def test_the_first_stop_of_the_tab_key_leads_past_the_head_of_the_page(page):
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "To the content"
+
+
 def test_the_points_of_a_sweep_are_seen_by_memory_and_by_cost(browser, files):
     page, complaints = opened(browser, files["sweep"])
     memory, cost = page.locator("#front .tabs button").all()

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+import foretrace as ft
 from foretrace.analysis.report import StepReport
 from foretrace.graph import Job
 from foretrace.prediction.scaling import scaling_curve
@@ -389,3 +390,47 @@ def test_a_damaged_prediction_is_named_where_it_is_compared(server, root, damage
     for address in ("/compare?a=bad.json&b=after.json", "/compare?a=after.json&b=bad.json"):
         answer, text = ask(server, address)
         assert answer.status == 422 and "bad.json is damaged: the field" in text
+
+
+def test_the_list_has_the_figures_of_each_item(server, root, sketch):
+    (root / "plan.json").write_text(
+        json.dumps({"step_ms": 3.5, "plan": {}, "ranks": [1], "world": 4, "platform": "a100"})
+    )
+    (root / "odd.json").write_text(json.dumps({"step_ms": [1], "platform": {}, "coverage": {}, "world": True}))
+    _, text = ask(server, "/")
+    row = dict(re.findall(r'<td class="name"><a [^>]*>([^<]*)</a>(.*?)</tr>', text))
+    assert "2.00 ms" in row["before.json"] and "h200" in row["before.json"]
+    assert "3.50 ms" in row["plan.json"] and ">4<" in row["plan.json"] and " ms<" not in row["odd.json"]
+    assert " ms<" not in row["one"]  # a trace is not read for the list
+
+
+def test_what_was_opened_has_its_figures_in_the_list(server):
+    assert ask(server, "/open?what=one")[0].status == 200
+    _, text = ask(server, "/")
+    assert " ms<" in dict(re.findall(r'<td class="name"><a [^>]*>([^<]*)</a>(.*?)</tr>', text))["one"]
+
+
+def test_two_hundred_equal_requests_at_once_are_one_prediction(server, sketch, monkeypatch):
+    made = []
+    real = ft.predict
+    monkeypatch.setattr(pages, "predict", lambda job, on: made.append(on) or real(job, on))
+    with ThreadPoolExecutor(200) as crowd:
+        answers = list(crowd.map(lambda _: ask(server, "/predict?what=two&on=h200")[0].status, range(200)))
+    assert answers == [200] * 200 and made == ["h200"]
+
+
+def test_a_step_that_changed_is_predicted_anew(server, root, sketch, monkeypatch):
+    made = []
+    real = ft.predict
+    monkeypatch.setattr(pages, "predict", lambda job, on: made.append(on) or real(job, on))
+    ask(server, "/predict?what=one&on=h200")
+    os.utime(root / "one" / "one.json.gz", ns=(1, 2**62))
+    ask(server, "/predict?what=one&on=h200")
+    assert len(made) == 2
+
+
+def test_the_answer_of_a_what_if_has_an_address(server, sketch):
+    answer, text = ask(server, "/whatif?" + urlencode({"what": "one", "on": "h200", "changes": "dtype=fp32"}))
+    assert answer.status == 200 and "dtype=fp32" in text and "ms" in text
+    answer, text = ask(server, "/whatif?" + urlencode({"what": "one", "on": "h200", "changes": "colour=red"}))
+    assert answer.status == 422 and ">colour=red</textarea>" in text

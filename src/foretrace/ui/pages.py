@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
 
+from foretrace._progress import Progress
 from foretrace.analysis.report import StepReport
 from foretrace.api import load, observe, predict
 from foretrace.errors import ForetraceError
@@ -25,6 +27,7 @@ from foretrace.ui.documents import (
     read_document,
     read_prediction,
 )
+from foretrace.ui.figures import changed_at, figures_of, remember
 from foretrace.ui.folder import DOCUMENT, MAX_ITEMS, Folder
 from foretrace.whatif.grammar import CHANGES, JOB_CHANGES
 from foretrace.whatif.what_if import what_if
@@ -33,6 +36,8 @@ Fields = dict[str, str]
 """Fields of an address or a form."""
 
 JOBS_CACHED = 4
+PAGES_CACHED = 16
+"""Pages of predictions that are kept with all that they show."""
 DEFAULT_PLATFORM = "h200"
 OWN_MACHINE = "its own machine"
 """Where a job was measured: hosts and kernels stay as they were."""
@@ -70,6 +75,42 @@ class Work:
 WORK = Work()
 
 
+class Cache:
+    """The last pages that were made, by what they were asked for: equal requests at once make one page.
+
+    >>> cache = Cache(1)
+    >>> [cache.page(key, lambda key=key: Page("refusal.html", key)).title for key in ("a", "a", "b")]
+    ['a', 'a', 'b']
+    >>> list(cache.pages)
+    ['b']
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.pages: OrderedDict[Hashable, Page] = OrderedDict()
+        self._making: dict[Hashable, Lock] = {}
+        self._lock = Lock()
+
+    def page(self, key: Hashable, made: Callable[[], Page]) -> Page:
+        """The page of a key; ``made`` makes it where it is not known."""
+        with self._lock:
+            ours = self._making.setdefault(key, Lock())
+        with ours:
+            with self._lock:
+                if key in self.pages:
+                    self.pages.move_to_end(key)
+                    return self.pages[key]
+            page = made()
+            with self._lock:
+                self.pages[key] = page
+                while len(self.pages) > self.most:
+                    self._making.pop(self.pages.popitem(last=False)[0], None)
+            return page
+
+
+CACHE = Cache(PAGES_CACHED)
+
+
 def listing(folder: Folder, fields: Fields) -> Page:
     """Everything that can be opened."""
     items = folder.items()
@@ -79,6 +120,7 @@ def listing(folder: Folder, fields: Fields) -> Page:
     values = {
         "items": items,
         "kinds": kinds,
+        "figures": {item.name: figures_of(folder.root / item.name, item) for item in items},
         "predictable": [item.name for item in items if item.kind != DOCUMENT],
         "comparable": [item.name for item in items if item.kind != DOCUMENT or kinds[item.name] == PREDICTION],
         "most": MAX_ITEMS,
@@ -96,22 +138,35 @@ def open_item(folder: Folder, fields: Fields) -> Page:
     made = document_page(path, name)
     if made:
         return checked(made, name)
-    with WORK.on(f"reading {name}") as on_progress:
-        job = _job(path)
-        on_progress(f"looking at {name}")
-        return step_page(observe(job))
+
+    def page() -> Page:
+        with WORK.on(f"reading {name}") as on_progress:
+            job = _job(path)
+            on_progress(f"looking at {name}")
+            report = observe(job)
+            remember(path, report)
+            return step_page(report)
+
+    return CACHE.page(("open", path, changed_at(path)), page)
 
 
 def predict_item(folder: Folder, fields: Fields) -> Page:
     """The prediction of a recording or a trace on a platform, next to what was measured."""
     name, on = _required(fields, "what"), _machine(fields, "on")
     path = _step(folder, name)
-    with WORK.on(f"reading {name}") as on_progress:
-        job = _job(path)
-        on_progress(f"predicting {name} on {on or OWN_MACHINE}")
-        report = predict(job, on)
-        on_progress(f"drawing {name}")
-        return step_page(report, measured_with(report))
+
+    def page() -> Page:
+        with WORK.on(f"reading {name}") as on_progress:
+            job = _job(path)
+            on_progress(f"predicting {name} on {on or OWN_MACHINE}")
+            report = predict(job, on)
+            on_progress(f"drawing {name}")
+            measured = measured_with(report)
+            if measured:
+                remember(path, measured[0])
+            return step_page(report, measured)
+
+    return CACHE.page(("predict", *_asked(path, on)), page)
 
 
 def compare_items(folder: Folder, fields: Fields) -> Page:
@@ -120,32 +175,36 @@ def compare_items(folder: Folder, fields: Fields) -> Page:
     if sides[0] == sides[1]:
         raise ForetraceError("both sides are the same", "Choose another recording, or another platform.")
     reports, documents = list[StepReport](), list[str]()
-    with WORK.on("reading") as on_progress:
-        for name, on in sides:
-            on_progress(f"predicting {name} on {on or OWN_MACHINE}")
-            document = read_document(folder.path(name))
-            if is_prediction(document):
-                documents.append(name)
-                reports.append(read_prediction(document, name))
-            else:
-                reports.append(predict(_job(_step(folder, name)), on))
-        on_progress("drawing both")
 
-        def page() -> Page:
-            return comparison_page(reports[0], reports[1], (sides[0][0], sides[1][0]))
+    def page() -> Page:
+        with WORK.on("reading") as on_progress:
+            for name, on in sides:
+                on_progress(f"predicting {name} on {on or OWN_MACHINE}")
+                document = read_document(folder.path(name))
+                if is_prediction(document):
+                    documents.append(name)
+                    reports.append(read_prediction(document, name))
+                else:
+                    reports.append(predict(_job(_step(folder, name)), on))
+            on_progress("drawing both")
+            return checked(drawn, " or ".join(documents)) if documents else drawn()
 
-        return checked(page, " or ".join(documents)) if documents else page()
+    def drawn() -> Page:
+        return comparison_page(reports[0], reports[1], (sides[0][0], sides[1][0]))
+
+    return CACHE.page(("compare", *(_asked(folder.path(name), on) for name, on in sides)), page)
 
 
 def form_again(method: str, where: str, fields: Fields, why: str) -> Page | None:
     """The form that led to an error, as it was filled in; None for a request without a form."""
-    return _form(fields, why) if (method, where) == ("POST", "/whatif") and fields.get("what") else None
+    asked = method == "POST" or fields.get("changes")
+    return _form(fields, why) if where == "/whatif" and asked and fields.get("what") else None
 
 
 def whatif_form(folder: Folder, fields: Fields) -> Page:
-    """The what-if form."""
+    """The what-if form; the answer where the address holds changes, so that it can be shared."""
     _step(folder, _required(fields, "what"))
-    return _form(fields)
+    return whatif_result(folder, fields) if fields.get("changes") else _form(fields)
 
 
 def _form(fields: Fields, wrong: str = "") -> Page:
@@ -166,10 +225,25 @@ def whatif_result(folder: Folder, fields: Fields) -> Page:
     name = _required(fields, "what")
     changes = [line.strip() for line in fields.get("changes", "").splitlines() if line.strip()]
     path, on = _step(folder, name), _platform(fields, "on")
-    with WORK.on(f"reading {name}") as on_progress:
-        found = what_if(_job(path), on, changes, on_progress=lambda progress: on_progress(f"{name}: {progress.text}"))
-        on_progress("drawing both")
-        return comparison_page(found.before, found.after, (name, ", ".join(found.changes)))
+
+    def page() -> Page:
+        with WORK.on(f"reading {name}") as on_progress:
+            told = partial(_tell, on_progress, name)
+            found = what_if(_job(path), on, changes, on_progress=told)
+            on_progress("drawing both")
+            return comparison_page(found.before, found.after, (name, ", ".join(found.changes)))
+
+    return CACHE.page(("what if", *_asked(path, on), *changes), page)
+
+
+def _tell(on_progress: Callable[[str], None], name: str, progress: Progress) -> None:
+    on_progress(f"{name}: {progress.text}")
+
+
+def _asked(path: Path, on: str | None) -> tuple[Hashable, ...]:
+    """What a prediction depends on: the step and the platform, and when they changed."""
+    home = platform_folders().get((on or "").partition(":")[0])
+    return path, changed_at(path), on, changed_at(home) if home else 0
 
 
 PAGES: dict[tuple[str, str], Callable[[Folder, Fields], Page]] = {
@@ -226,8 +300,7 @@ def _platform(fields: Fields, name: str) -> str:
 
 
 def _job(path: Path) -> Job:
-    newest = max((file.stat().st_mtime_ns for file in [path, *path.glob("*"), *path.glob("*/*")]), default=0)
-    return _loaded(path, newest)
+    return _loaded(path, changed_at(path))
 
 
 @lru_cache(JOBS_CACHED)

@@ -53,6 +53,8 @@ class Server(ThreadingHTTPServer):
     """Serves the pages of one folder."""
 
     daemon_threads = True
+    request_queue_size = 512
+    """Connections that may wait to be accepted; the default, 5, resets all others of a crowd."""
 
     def __init__(self, folder: Folder, host: str = "127.0.0.1", port: int = 0) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET

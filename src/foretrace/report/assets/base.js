@@ -148,6 +148,27 @@ function show(theme) {
   for (const one of charts) one.draw(one.chart, one.spec, one.box);
 }
 
+// What a chart shows, in words: for those who do not see it. Tables say the rest.
+const WORDS = 12; // rows that are read out
+const spoken = {
+  parts: ({ parts }) => parts.map((part) => `${part.name} ${time(part.ms)}`),
+  changes: ({ rows }) =>
+    rows.map((row) => `${row.name} ${row.change_ms > 0 ? "+" : "−"}${time(Math.abs(row.change_ms))}`),
+  stacked: ({ rows, parts, ms: spent }) =>
+    rows.map((row, at) => `${row}: ${parts.map((part, of) => `${part} ${time(spent[of][at])}`).join(", ")}`),
+  views: ({ views }) =>
+    views[0].rows.map((row) => `${row.name}: device ${time(row.device_ms)}, host ${time(row.host_ms)}`),
+  distribution: ({ series }) =>
+    series.flatMap((one) => one.marks.map((mark) => `${one.name} ${mark.name} at ${time(mark.ms)}`)),
+  memory: ({ peak, capacity }) => [`at most ${bytes(peak)}`, capacity && `of ${bytes(capacity)}`],
+};
+
+function speak(box, spec) {
+  const rows = spoken[spec.kind]?.(spec).filter(Boolean) ?? [];
+  const more = rows.length > WORDS ? `; and ${rows.length - WORDS} more` : "";
+  if (rows.length) box.ariaLabel = `${box.ariaLabel}: ${rows.slice(0, WORDS).join("; ")}${more}`;
+}
+
 function start() {
   for (const box of document.querySelectorAll("[data-chart]")) {
     const spec = data[box.dataset.chart];
@@ -155,6 +176,7 @@ function start() {
     const one = { box, spec, chart, draw: draws[spec.kind] };
     charts.push(one);
     one.draw(chart, spec, box);
+    speak(box, spec);
   }
   addEventListener("resize", () =>
     charts.forEach((one) => {

@@ -30,11 +30,7 @@ draws.changes = (chart, spec, element) => {
             `${row.change_ms > 0 ? "+" : "−"}${time(Math.abs(row.change_ms))}`,
             ...(row.ms
               ? [pair("ms")]
-              : [
-                  `device ${pair("device_ms")}`,
-                  `host ${pair("host_ms")}`,
-                  `calls ${row.count[0]} → ${row.count[1]}`,
-                ]),
+              : [`device ${pair("device_ms")}`, `host ${pair("host_ms")}`, `calls ${row.count[0]} → ${row.count[1]}`]),
           );
         },
       },
