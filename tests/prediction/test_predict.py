@@ -149,3 +149,12 @@ def test_a_step_without_kernels_is_all_host(platform: Any) -> None:
     assert forecast.step_ms == pytest.approx(0.016) and forecast.kernels == 0
     assert np.isclose(forecast.device_idle_ms, forecast.step_ms)
     assert any("launches nothing on" in note for note in forecast.notes)
+
+
+def test_the_headline_says_that_the_answer_rests_on_calls_that_no_model_knows() -> None:
+    large = Tensor((8192, 8192), "float32", "cuda:0")
+    known, unheard = Op("aten::mm", (large, large), outputs=(large,)), Op("aten::unheard_of", (large,) * 40)
+    h200 = Platform.named("h200")
+    assert not predict_on_platform(sketched(known), h200).cautions
+    (caution,) = predict_on_platform(sketched(known, *[unheard] * 4), h200).cautions
+    assert caution.startswith("much rests on guesses: ")
