@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import dlrm
 import foretrace as ft
 from foretrace._progress import Progress
 from foretrace.graph import ForetraceError
+from foretrace.graph.graph import cautions
 from foretrace.whatif.points import Point, Sweep, with_pareto_front
-from foretrace.whatif.sweep import sweep
+from foretrace.whatif.sweep import _strange_batches, sweep
 from tests.cli.samples import step_of_two_ops
 from tests.narrowing import present
 from tests.processes import PATIENCE_S, started
@@ -246,3 +248,9 @@ def test_a_script_that_guards_nothing_is_run_once(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, str(asks)], capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == (0, "asked\n2\n"), ran.stderr
+
+
+def test_a_batch_that_takes_far_too_long_is_a_caution() -> None:
+    points = [Point([f"batch={n}"], "h200", step_ms=ms, samples=n) for n, ms in ((8, 1.0), (16, 48.0))]
+    assert cautions(_strange_batches(points)) and not _strange_batches(points[:1])
+    assert not _strange_batches([points[0], replace(points[1], step_ms=1.9)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import zip_longest
-from math import log2
+from math import log2, prod
 from typing import Any
 
 from foretrace.graph.op import Tensor, tensors_in
@@ -14,6 +14,8 @@ EMBEDDING_BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 VIEWS = ("t", "transpose", "permute", "detach", "_to_copy", "view", "alias", "as_strided", "expand")
 FACTORS = {"mm": 1, "addmm": 2, "matmul": 1, "linear": 1, "convolution": 1, "embedding": 0, "_embedding_bag": 0}
 """Calls of layers, and which of the tensors that they read is a weight."""
+STRANGE_LAYERS = 0.25
+"""Share of layers that may be given something else than whole samples: experts, pooled tokens, a bias of positions."""
 BEFORE_BACKWARD = ("forward", "other")
 """Phases in which data and weights are first read."""
 
@@ -61,6 +63,7 @@ class StepInputs:
             elif first[slot] in BEFORE_BACKWARD and tensor.layout == "strided" and tensor.storage not in without_data:
                 self.data[slot] = tensor
         self._certain = bool(held)
+        self._layer_rows = list(_layer_rows(step))
         self._batchless = _without_batch(step)
         self._ends = {call.reads[2] for call in step.calls if call.op.name in EMBEDDING_BAGS and _has_last_offset(call)}
 
@@ -68,13 +71,17 @@ class StepInputs:
     def batch(self) -> int | None:
         """The batch size, by the sizes of the data; None where there are none, or they disagree.
 
-        Where modules are known, all data must agree; elsewhere there may be buffers among it, and most must.
+        Where modules are known, all data must agree; elsewhere there may be buffers among it, and most must, and what
+        layers are given must be whole samples.
         """
         found = max(self.first_sizes, key=self._likelihood, default=None)
         if found is None:
             return None
         others = [size for size in self.first_sizes if size % found]
-        return None if others and (self._certain or 2 * len(others) >= len(self.first_sizes)) else found
+        if others and (self._certain or 2 * len(others) >= len(self.first_sizes)):
+            return None
+        strange = sum(rows % found > 0 for rows in self._layer_rows)
+        return None if not self._certain and strange > STRANGE_LAYERS * len(self._layer_rows) else found
 
     def _likelihood(self, batch: int) -> float:
         return log2(batch) * sum(size % batch == 0 for size in self.first_sizes)
@@ -88,6 +95,20 @@ class StepInputs:
             if tensor.shape and slot not in self._batchless and not is_per_channel(tensor)
         )
         return [size for size in sizes if size > 1]
+
+
+def _layer_rows(step: Dataflow) -> Iterator[int]:
+    """Rows of what the step makes and gives to layers of the forward: samples, or tokens of samples."""
+    views: dict[int, int] = {}
+    for call in (call for call in step.calls if call.op.phase in BEFORE_BACKWARD):
+        name, slots = call.op.name.removeprefix("aten::").rstrip("_"), call.reads
+        if name in VIEWS and len(call.made) == 1 and slots:
+            views[next(iter(call.made))] = views.get(slots[0], slots[0])
+        factor = FACTORS.get(name, 0)
+        origins = [views.get(slot, slot) for slot in slots]
+        if factor and len(slots) > factor and origins[factor] in step.inputs and origins[factor - 1] not in step.inputs:
+            shape = step.tensors[slots[factor - 1]].shape
+            yield shape[0] if name == "convolution" or not shape else prod(shape[:-1])
 
 
 def _has_last_offset(call: SlotCall) -> bool:

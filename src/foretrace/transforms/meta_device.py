@@ -17,6 +17,8 @@ from foretrace.transforms.dataflow import SlotCall, slots_in, substitute
 UNSUPPORTED = ("meta tensors", "Expected a value of type")
 """In error messages of PyTorch that are not about shapes: values are needed, or a trace lost an argument."""
 
+PINNING = ("aten::_pin_memory", "aten::pin_memory")
+
 
 class MetaTensor(NamedTuple):
     """A result of an op; the offset of a view is relative to that of its base."""
@@ -43,6 +45,8 @@ def call_on_meta(name: str, overload: str, args: Any, kwargs: Any) -> Any:
     >>> call_on_meta("aten::mm", "default", (Tensor((2, 3), "float32"), Tensor((3, 4), "float32")), {})
     MetaTensor(shape=(2, 4), stride=(4, 1), offset=0, dtype='float32')
     """
+    if name in PINNING:  # a copy, which the meta device refuses to make
+        name, overload, args, kwargs = "aten::clone", "default", args[:1], {}
     key = (name, overload, argument_key(args), argument_key(kwargs))
     if key not in _known:
         _known[key] = _run(name, overload, args, kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from math import inf
 from os import cpu_count
 from pathlib import Path
@@ -31,7 +31,7 @@ from foretrace.whatif.points import (
     step_digest,
     with_pareto_front,
 )
-from foretrace.whatif.what_if import one_step
+from foretrace.whatif.what_if import one_step, strange_batch
 
 MAX_IN_PROCESS = 4
 """Combinations that are not worth starting processes for."""
@@ -108,7 +108,21 @@ def sweep(
             if file:
                 append_points(file, source, made, keys)
             on_progress(Progress("sweeping", number, len(todo)))
-    return with_pareto_front(Sweep(source, points, memory_limit, notes), prices or {})
+    return with_pareto_front(Sweep(source, points, memory_limit, [*_strange_batches(points), *notes]), prices or {})
+
+
+def _strange_batches(points: Iterable[Point]) -> list[str]:
+    """A caution where steps of other batches do not take as long as they should, of the first two that show it."""
+    alike: dict[tuple[str, ...], list[Point]] = {}
+    for point in points:
+        if point.error is None and point.samples and not any(change.startswith("world=") for change in point.changes):
+            others = (change for change in point.changes if not change.startswith("batch="))
+            alike.setdefault((*others, point.platform), []).append(point)
+    for some in alike.values():
+        for one, other in pairwise(sorted(some, key=lambda point: point.samples or 0)):
+            if found := strange_batch(one.samples, other.samples, one.step_ms or 0.0, other.step_ms or 0.0):
+                return [found]
+    return []
 
 
 def _names(on: Iterable[str | Path] | str | Path) -> tuple[str, ...]:

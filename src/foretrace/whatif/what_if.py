@@ -20,14 +20,17 @@ from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.prediction.gaps import with_host_gaps
-from foretrace.transforms.step import flatten
+from foretrace.transforms.step import flatten, require_arguments
 from foretrace.whatif.changes import EditedJob, JobChanges
-from foretrace.whatif.grammar import JOB_CHANGES, Change, listed, read_changes
+from foretrace.whatif.grammar import JOB_CHANGES, RESIZABLE, Change, listed, read_changes
 
 UNSEEN = "which work waits for a collective only the profile shows: of a changed step more of it may be exposed"
 COMPARED = "both sides are predicted by the platform's models, also where the step was measured"
 
 CARRIED_AS_IT_WAS = "measured host time that no model has is the same on both sides; more samples may load longer"
+
+STRANGE_SAMPLES = 1.5
+"""Samples of another batch take as long as before, or less the more there are, up to so many times."""
 
 
 @dataclass
@@ -134,6 +137,8 @@ def what_if(
         notes += [UNSEEN] if any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs) else []
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
         job = replace(job, graphs=[flatten(graph) for graph in job.graphs])
+        if any(change.name in RESIZABLE for change in read):  # refused before anything is predicted
+            require_arguments(list(job.graphs[0].ops), job.graphs[0].source)
     said = [parse_size("batch", change.value)[1] for change in read if change.name == "batch"]
     recorded = next(filter(None, said), None)  # as in batch=64/16
     edited = EditedJob(job, recorded=recorded, on_stage=lambda stage: on_progress(Progress(stage)))
@@ -144,9 +149,31 @@ def what_if(
         report = predict(made, where, kernels="model", gpus_per_node=gpus_per_node, drop_gaps=drop_gaps)
         reports.append(replace(report, samples=edited.samples(side, made)))
     before, after = reports
+    if strange := strange_batch(before.samples, after.samples, before.step_ms, after.step_ms):
+        after.notes.append(strange)
     if after.carried and any(change.name in ("batch", "seq") for change in read):
         notes.append(CARRIED_AS_IT_WAS)
     return WhatIf([str(change) for change in read], before, after, notes)
+
+
+def strange_batch(old: int | None, new: int | None, before_ms: float, after_ms: float) -> str | None:
+    """A caution where a step does not take as long as one of so many more samples would: what was resized is probably
+    not the batch.
+
+    >>> strange_batch(32, 64, 10.0, 480.0)
+    'the batch may be another: with 64 instead of 32 samples the step takes 48 times as long; state it with --batch-was'
+    >>> strange_batch(32, 64, 10.0, 18.0), strange_batch(None, 64, 10.0, 480.0)
+    (None, None)
+    """
+    if not old or not new or old == new or not before_ms or not after_ms:
+        return None
+    more, longer = new / old, after_ms / before_ms
+    if min(1.0, more) / STRANGE_SAMPLES <= longer <= max(1.0, more) * STRANGE_SAMPLES:
+        return None
+    return (
+        f"the batch may be another: with {new:,} instead of {old:,} samples the step takes {longer:.2g} times as long; "
+        "state it with --batch-was"
+    )
 
 
 def one_step(job: Job, step: str | None = None, drop_gaps: bool = False) -> Job:

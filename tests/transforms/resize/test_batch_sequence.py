@@ -256,3 +256,25 @@ def test_a_data_set_of_which_samples_are_picked_is_no_batch() -> None:
     with pytest.raises(ForetraceError, match="can't be told") as raised:
         batch(ft.sketch(build), 16)
     assert "--batch-was" in raised.value.advice
+
+
+def test_what_layers_are_given_must_be_whole_samples() -> None:
+    """Tokens with one more than is trained on, of a model that nobody knows the modules of: 9 is no batch."""
+
+    def build() -> Callable[[], None]:
+        weights = [torch.randn(12, 12, requires_grad=True) for _ in range(4)]
+        optimizer = torch.optim.SGD(weights, lr=0.1)
+        tokens = torch.randn(9, 12)
+
+        def step() -> None:
+            x = tokens[:8]
+            for weight in weights:
+                x = torch.mm(x, weight)
+            x.sum().backward()
+            optimizer.step()
+
+        return step
+
+    with pytest.raises(ForetraceError, match="can't be told") as raised:
+        batch(ft.sketch(build), 16)
+    assert "--batch-was" in raised.value.advice
