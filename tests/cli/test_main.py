@@ -230,3 +230,54 @@ exit_fast(0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+@pytest.fixture
+def foretrace_without_torch(tmp_path):
+    """Run `foretrace` where PyTorch is not installed."""
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    path = os.pathsep.join([str(tmp_path), str(Path(ft.__file__).parents[1])])
+    environment = {**os.environ, "PYTHONPATH": path, "FORETRACE_HOME": str(tmp_path / "home")}
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "foretrace", *map(str, arguments)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("predict", "examples/dlrm.py"),
+        ("predict", "--", "python", "examples/dlrm.py"),
+        ("whatif", RECORDING, "--set", "batch=1024"),
+        ("sweep", RECORDING, "--set", "batch=256,512"),
+        ("replay", RECORDING),
+        ("calibrate", "device", "--out", "nowhere"),
+    ],
+)
+def test_without_torch_what_needs_it_says_in_one_line_how_to_get_it(foretrace_without_torch, arguments):
+    ran = foretrace_without_torch(*arguments)
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1), ran.stderr
+    assert "pip install torch" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("show", RECORDING), ("predict", RECORDING, "--on", "a100"), ("check", RECORDING)]
+)
+def test_without_torch_what_reads_files_works(foretrace_without_torch, arguments):
+    ran = foretrace_without_torch(*arguments)
+    assert ran.returncode == 0 and "step" in ran.stdout, ran.stderr

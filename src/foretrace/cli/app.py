@@ -103,6 +103,9 @@ def run() -> int:
             return BAD_INPUT
         if isinstance(error, BrokenPipeError) and stdout_closed():
             return 0
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torch":
+            print_error("this needs PyTorch, which is not installed", "Install it: pip install torch")
+            return BAD_INPUT
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             print_error(f"nothing more can be written ({error.strerror})", "Free some space where the output goes.")
             return BAD_INPUT

@@ -74,7 +74,7 @@ def errors_with_line(path: Path) -> Iterator[None]:
             made = named[1] if named else "what it reads"
             what, advice = f"no line before it makes {made}", f"put back the one that did, or {WRITE_AGAIN}"
         elif isinstance(error, ImportError):
-            what, advice = str(error), INSTALL
+            what, advice = str(error), install(error)
         raise BenchmarkError(f"{short_path(path)}, line {line}: {what}; {advice}") from error
 
 
@@ -88,6 +88,15 @@ def line_of(error: BaseException, path: str) -> int:
             line = frame.tb_lineno
         frame = frame.tb_next
     return line
+
+
+def install(error: ImportError) -> str:
+    """What to install: PyTorch is known by another name.
+
+    >>> install(ModuleNotFoundError("No module named 'torch'", name="torch"))
+    'install what is missing: pip install torch'
+    """
+    return f"{INSTALL}: pip install torch" if error.name == "torch" else INSTALL
 
 
 def summarize_error(error: BaseException) -> str:

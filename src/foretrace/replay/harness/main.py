@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import MAX_SLOW_HOST
-from .files import INSTALL, WRITE_AGAIN, BenchmarkError, summarize_error
+from .files import WRITE_AGAIN, BenchmarkError, install, summarize_error
 from .launch import Job, end_with_parent, is_rank_process, launch, read_job
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def main(folder: Path) -> int:
     except RuntimeError as error:  # raised by PyTorch where the machine is at fault
         return _end(FAILED, (str(error).strip() or repr(error)).splitlines()[0])
     except ImportError as error:
-        return _end(REFUSED, f"{error}; {WRITE_AGAIN if (error.name or '').startswith('harness') else INSTALL}")
+        return _end(REFUSED, f"{error}; {WRITE_AGAIN if (error.name or '').startswith('harness') else install(error)}")
     except Exception as error:  # damaged files
         return _end(REFUSED, f"{summarize_error(error)}: a file of this benchmark is damaged; {WRITE_AGAIN}")
     except KeyboardInterrupt:
