@@ -287,7 +287,7 @@ def predict(
         check_count(world, "world", MAX_RANKS)
         overrides.check_alike()
     where = None if on is None else load_platform(on, host, fabric)
-    on_progress(Progress("reading"))
+    on_progress(Progress(f"sketching {what}" if isinstance(what, (str, Path)) and script_of(what) else "reading"))
     job = as_job(what, where.device.kind if where else "cuda", world)
     on_progress(Progress("predicting"))
     if where is None and host is None and kernels != "model" and _is_measured(job, world):

@@ -51,10 +51,13 @@ def headings(page):
 
 USUAL = {"--help", "--pace"}
 """Options that need no words: --pace is what a replay does anyway."""
+EVERYWHERE = {"--csv", "--quiet"}
+"""Options of all subcommands, or of all that print tables: the first page has them."""
 
 
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS)
 def test_every_option_of_a_subcommand_is_in_its_page(root, foretrace, subcommand):
     page = (root / "docs" / f"{subcommand}.md").read_text()
-    options = set(re.findall(r"--[a-z][a-z-]+", foretrace(subcommand, "--help").out)) - USUAL
+    options = set(re.findall(r"--[a-z][a-z-]+", foretrace(subcommand, "--help").out)) - USUAL - EVERYWHERE
     assert {option for option in options if option not in page} == set()
+    assert all(option in (root / "docs" / "index.md").read_text() for option in EVERYWHERE)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import json
 import os
 import subprocess
 import sys
@@ -249,9 +251,9 @@ def foretrace_without_torch(tmp_path):
     """Run `foretrace` where PyTorch is not installed."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
     path = os.pathsep.join([str(tmp_path), str(Path(ft.__file__).parents[1])])
-    environment = {**os.environ, "PYTHONPATH": path, "FORETRACE_HOME": str(tmp_path / "home")}
 
     def run(*arguments):
+        environment = {**os.environ, "PYTHONPATH": path, "XDG_DATA_HOME": str(tmp_path)}
         command = [sys.executable, "-m", "foretrace", *map(str, arguments)]
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
@@ -281,3 +283,38 @@ def test_without_torch_what_needs_it_says_in_one_line_how_to_get_it(foretrace_wi
 def test_without_torch_what_reads_files_works(foretrace_without_torch, arguments):
     ran = foretrace_without_torch(*arguments)
     assert ran.returncode == 0 and "step" in ran.stdout, ran.stderr
+
+
+def test_help_cuts_no_sentence(foretrace):
+    assert "..." not in foretrace("--help").out.replace("[ARGS]...", "")
+
+
+def test_quiet_says_nothing_but_the_result_and_errors(foretrace, tmp_path):
+    ran = foretrace("benchmark", RECORDING, "--out", tmp_path / "made", "--quiet")
+    assert (ran.code, ran.out, ran.err) == (0, "", "") and (tmp_path / "made" / "run.py").exists()
+    assert foretrace("show", RECORDING, "-q").out == foretrace("show", RECORDING).out
+    refused = foretrace("show", tmp_path / "nothing", "-q")
+    assert refused.code == 2 and refused.err.startswith("foretrace: ")
+
+
+def test_tables_are_printed_as_csv_with_the_figures_of_the_json(foretrace):
+    whole = json.loads(foretrace("predict", RECORDING, "--on", "h200", "--json").out)
+    text = foretrace("predict", RECORDING, "--on", "h200", "--csv").out
+    sections = dict(part.split("\n", 1) for part in text.replace("\r", "").split("# ") if part)
+    rows = list(csv.DictReader(sections["by_phase"].splitlines()))
+    assert [row["name"] for row in rows] == [row["name"] for row in whole["by_phase"]]
+    assert [float(row["device_ms"]) for row in rows] == [row["device_ms"] for row in whole["by_phase"]]
+    assert foretrace("predict", RECORDING, "--csv", "--json").code == 2
+
+
+def test_names_of_platforms_may_be_written_in_capitals(foretrace):
+    small, large = (foretrace("predict", RECORDING, "--on", name, "--json") for name in ("a100", "A100"))
+    assert small.code == 0 and small == large
+
+
+def test_a_shell_completes_subcommands_and_platforms(foretrace_without_torch, monkeypatch):
+    monkeypatch.setenv("_FORETRACE_COMPLETE", "complete_bash")
+    for words, expected in (("foretrace pred", "predict"), ("foretrace predict run --on h2", "h200")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert foretrace_without_torch().stdout.split() == [expected]

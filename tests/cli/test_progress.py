@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import time
+
 from foretrace._progress import Progress
-from foretrace.cli.progress import progress_bar
+from foretrace.cli import progress
+from foretrace.cli.progress import progress_bar, working
 
 
 def test_without_progress_nothing_is_shown(capsys):
@@ -30,3 +33,26 @@ def test_hidden_it_shows_nothing(capsys, monkeypatch):
     with progress_bar(hidden=True) as on_progress:
         on_progress(Progress("matrix", 1.0, 10.0))
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_takes_long_is_said_in_a_log_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.01)
+    with progress_bar() as on_progress:
+        on_progress(Progress("sweeping", 3, 1200))
+        time.sleep(0.2)
+    assert "foretrace: sweeping, 3 of 1,200 …\n" in capsys.readouterr().err
+
+
+def test_what_is_done_soon_shows_no_spinner(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with working("reading"):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_takes_a_while_shows_what_it_is(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(progress, "DELAY_S", 0.0)
+    with working("reading"):
+        time.sleep(0.3)
+    assert "reading" in capsys.readouterr().err

@@ -16,6 +16,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -124,7 +125,12 @@ def outcome(name: str, job: Job, environment: dict[str, str]) -> dict[str, Any]:
         whole = {"forward", "backward", "optimizer"} <= phases
         return {**row, "ends with": "forecast" if whole else "half a step", "step_ms": found["step_ms"], "says": ""}
     advised = ran.returncode == NO_STEP and "def make_step" in ran.stderr and said[-1].startswith("foretrace: ")
-    return {**row, "ends with": "what to do" if advised else "bug", "step_ms": None, "says": said[-1][:200]}
+    return {**row, "ends with": "what to do" if advised else "bug", "step_ms": None, "says": shortened(said[-1])}
+
+
+def shortened(line: str) -> str:
+    """The first words of an error, without folders."""
+    return re.sub(r"/\S*/", "", line)[:160]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import functools
+import inspect
 import io
 import os
 import shutil
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, redirect_stderr, suppress
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -30,6 +32,8 @@ SUBCOMMANDS = (
 SETTINGS = {"record": {"allow_interspersed_args": False}}
 """From its first positional argument on, the arguments of `record` belong to the recorded job."""
 
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the result, and errors.")]
 HELP = ("-h", "--help")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Standard output may be a file."""
@@ -57,7 +61,6 @@ def make_app(subcommands: Iterable[str]) -> typer.Typer:
     ['show', 'diff']
     """
     app = typer.Typer(
-        add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -67,10 +70,43 @@ def make_app(subcommands: Iterable[str]) -> typer.Typer:
     for name in subcommands:
         found = getattr(import_module(f"foretrace.cli.{name}"), name)
         if isinstance(found, typer.Typer):
+            for command in found.registered_commands:
+                command.callback = with_output_options(command.callback)
             app.add_typer(found, name=name)
         else:
-            app.command(context_settings=SETTINGS.get(name))(found)
+            app.command(context_settings=SETTINGS.get(name))(with_output_options(found))
     return app
+
+
+def with_output_options(function: Any) -> Any:
+    """A subcommand with ``--quiet``, and with ``--csv`` where it prints tables.
+
+    >>> def check(json: bool = False) -> None: ...
+    >>> list(inspect.signature(with_output_options(check)).parameters)
+    ['json', 'csv', 'quiet']
+    """
+    if hasattr(function, "__wrapped__"):
+        return function
+    hints = get_type_hints(function, include_extras=True)
+    before = inspect.signature(function).parameters
+    given = [value.replace(annotation=hints[name]) for name, value in before.items()]
+    options = {"csv": Csv, "quiet": Quiet} if "json" in before else {"quiet": Quiet}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, keyword, default=False, annotation=kind) for name, kind in options.items()]
+
+    @functools.wraps(function)
+    def call(*args: Any, quiet: bool, csv: bool = False, **kwargs: Any) -> Any:
+        from foretrace import report
+
+        if csv and kwargs.get("json"):
+            raise typer.BadParameter("is another format than --json: give one of them", param_hint="--csv")
+        report.csv_wanted = csv
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere) if quiet else nullcontext():  # noqa: PTH123
+            return function(*args, **kwargs)
+
+    call.__signature__ = inspect.Signature([*given, *added])  # type: ignore[attr-defined]
+    call.__annotations__ = {**hints, **options}
+    return call
 
 
 def run() -> int:
@@ -96,24 +132,33 @@ def run() -> int:
             return 0
         raise
     except Exception as error:
-        from foretrace.errors import ForetraceError
-
-        if isinstance(error, ForetraceError):
-            print_error(error.what, error.advice)
-            return BAD_INPUT
         if isinstance(error, BrokenPipeError) and stdout_closed():
             return 0
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torch":
-            print_error("this needs PyTorch, which is not installed", "Install it: pip install torch")
-            return BAD_INPUT
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
-            print_error(f"nothing more can be written ({error.strerror})", "Free some space where the output goes.")
+        if explain(error):
             return BAD_INPUT
         if os.environ.get("FORETRACE_DEBUG"):
             raise
         what = f"this is a bug of Foretrace, {type(error).__name__}: {error}"
         print_error(what, "Please report it with the traceback that FORETRACE_DEBUG=1 shows.")
         return BUG
+
+
+def explain(error: Exception) -> bool:
+    """Print what is wrong and what to do, where it is no bug. Returns whether it is none."""
+    from foretrace.errors import ForetraceError
+
+    if isinstance(error, ForetraceError):
+        from foretrace.cli.options import print_frames
+
+        print_frames(error)
+        print_error(error.what, error.advice)
+    elif isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torch":
+        print_error("this needs PyTorch, which is not installed", "Install it: pip install torch")
+    elif isinstance(error, OSError) and error.errno in DISK_FULL:
+        print_error(f"nothing more can be written ({error.strerror})", "Free some space where the output goes.")
+    else:
+        return False
+    return True
 
 
 def expand_help(arguments: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli.options import Batch, Dtype, First, Last, Obfuscate, Only, Ops, Phase, Ranks, Without, replay_choices
+from foretrace.cli.progress import working
 
 
 def benchmark(
@@ -24,11 +25,14 @@ def benchmark(
     ranks: Ranks = None,
     batch: Batch = None,
 ) -> None:
-    """Write a benchmark: the step's calls as plain Python, with neither the model's code nor its data.
+    """Write a step as a benchmark that runs anywhere.
 
-    Needs torch to run, and nothing of Foretrace: python OUT/run.py
+    Its calls become plain Python, with neither the model's code nor its data.
+    It needs torch to run, and nothing of Foretrace: python OUT/run.py
     """
     from foretrace.api import benchmark as write
 
-    folder = write(what, out, replay_choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch))
+    choices = replay_choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
+    with working("writing the benchmark"):
+        folder = write(what, out, choices)
     typer.echo(f"foretrace: wrote {folder}; run it with: python {folder}/run.py", err=True)

@@ -77,7 +77,7 @@ def calibrate(
         Path | None, typer.Option(help="With fit: the folder of the measurements, if not the platform's own.")
     ] = None,
 ) -> None:
-    """Measure this machine into a platform that steps can be predicted on.
+    """Measure this machine, to predict steps on it.
 
     Kernels on its GPU or CPU, calls on its host, collectives between ranks (under torchrun). It may be stopped at any
     time: the same command continues.

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli.options import AsJson, Top
+from foretrace.cli.progress import working
 
 
 def check(
@@ -15,13 +16,15 @@ def check(
     json: AsJson = False,
     top: Top = 15,
 ) -> None:
-    """Compare the prediction of a recorded step with its measured time, op by op, the largest errors first.
+    """Compare a prediction with the measured step.
 
-    The prediction uses the recording's calls, and none of its times.
+    Op by op, the largest errors first. The prediction uses the recording's calls, and none of its times.
     """
     from foretrace.analysis.compare import check_prediction
     from foretrace.api import load, predict
     from foretrace.report import show
 
-    job = load(recording)
-    show(check_prediction(predict(job, on, kernels="model"), job), json, top=top)
+    with working("predicting"):
+        job = load(recording)
+        checked = check_prediction(predict(job, on, kernels="model"), job)
+    show(checked, json, top=top)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli.options import AsJson, Top
+from foretrace.cli.progress import working
 
 
 def diff(
@@ -20,4 +21,6 @@ def diff(
     from foretrace.api import load, observe
     from foretrace.report import show
 
-    show(compare_steps(observe(load(before)), observe(load(after))), json, top=top)
+    with working("reading"):
+        compared = compare_steps(observe(load(before)), observe(load(after)))
+    show(compared, json, top=top)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli.options import check_outputs
+from foretrace.cli.progress import working
 
 
 def export(
@@ -15,13 +16,14 @@ def export(
     chakra: Annotated[Path | None, typer.Option(help="Folder for Chakra traces, one file a rank.")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="File for Perfetto or chrome://tracing.")] = None,
 ) -> None:
-    """Write a recording or a trace in a format that other tools read."""
+    """Write a recording or a trace for other tools."""
     if chakra is None and perfetto is None:
         raise typer.BadParameter("say where to: --chakra DIR, --perfetto FILE, or both")
     check_outputs([path], perfetto=perfetto, chakra=chakra)
     from foretrace.api import load
 
-    job = load(path)
+    with working("reading"):
+        job = load(path)
     if chakra is not None:
         from foretrace.formats.chakra import write_chakra
 

@@ -23,7 +23,21 @@ What = Annotated[
         help="A recording, a trace, a script with a make_step function, or after -- the command that starts a script.",
     ),
 ]
-Platform = Annotated[str, typer.Option(help="The platform: its name, or its folder.")]
+
+
+def platform_names(incomplete: str) -> list[str]:
+    """The platforms that a shell may complete to.
+
+    >>> platform_names("h2")
+    ['h200']
+    """
+    from foretrace.platform.registry import CPU, device_files, platform_folders
+
+    names = {CPU, *platform_folders(), *device_files()}
+    return sorted(name for name in names if name.startswith(incomplete.lower()))
+
+
+Platform = Annotated[str, typer.Option(help="The platform: its name, or its folder.", autocompletion=platform_names)]
 Step = Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")]
 OtherFabric = Annotated[
     str | None, typer.Option(help="What joins the ranks: a fabric's or a platform's name, or a fabric's file.")

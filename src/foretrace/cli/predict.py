@@ -18,7 +18,7 @@ from foretrace.cli.options import (
     Step,
     What,
     check_outputs,
-    print_frames,
+    platform_names,
     what_of,
 )
 from foretrace.cli.progress import progress_bar
@@ -36,7 +36,10 @@ class Kernels(StrEnum):
 
 On = Annotated[
     str | None,
-    typer.Option(help="The platform: its name, or its folder. Without it a profiled job keeps its own machine."),
+    typer.Option(
+        help="The platform: its name, or its folder. Without it a profiled job keeps its own machine.",
+        autocompletion=platform_names,
+    ),
 ]
 OtherHost = Annotated[str | None, typer.Option(help="Take the host of this platform instead.")]
 Worlds = Annotated[
@@ -123,17 +126,12 @@ def _sizes(world: str | None, trace: Path | None) -> list[int]:
 def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int], options: dict[str, Any]) -> Any:
     """The prediction; the scaling curve for several numbers of ranks."""
     from foretrace import api
-    from foretrace.errors import ForetraceError
 
-    try:
-        with progress_bar() as on_progress:
-            given = what if parallel is None else _parallelized(what, parallel, on)
-            if len(sizes) > 1:
-                return api.scaling(given, sizes, on, on_progress=on_progress, **options)
-            return api.predict(given, on, world=sizes[0] if sizes else None, on_progress=on_progress, **options)
-    except ForetraceError as error:
-        print_frames(error)
-        raise
+    with progress_bar() as on_progress:
+        given = what if parallel is None else _parallelized(what, parallel, on)
+        if len(sizes) > 1:
+            return api.scaling(given, sizes, on, on_progress=on_progress, **options)
+        return api.predict(given, on, world=sizes[0] if sizes else None, on_progress=on_progress, **options)
 
 
 def _parallelized(what: str, parallel: str, on: str | None) -> Job:

@@ -1,9 +1,10 @@
-"""A progress bar on a terminal's standard error, for what takes long."""
+"""What is being done, on standard error: a spinner and a bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,26 +12,83 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretrace._progress import OnProgress, Progress
 
+DELAY_S = 1.0
+"""What takes no longer shows no spinner."""
+LOG_EVERY_S = 10.0
+"""Between two lines in a log."""
+
 
 @contextmanager
 def progress_bar(hidden: bool = False) -> Iterator[OnProgress]:
     """Show what is being done, unless hidden: from the first report on, until all is done."""
     with ExitStack() as shown:
         bar: Any = None
+        latest: list[Progress] = []
 
         def show(progress: Progress) -> None:
             nonlocal bar
-            if hidden or not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):
-                return  # before rich is imported
+            if hidden:
+                return
+            latest.append(progress)
+            if not _is_terminal():  # before rich is imported
+                if len(latest) == 1:
+                    shown.enter_context(_logged(latest))
+                return
             from rich.console import Console
             from rich.markup import escape
+            from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
             from rich.progress import Progress as Bar
 
             if bar is None:
                 console = Console(stderr=True)
-                bar = shown.enter_context(Bar(console=console, transient=True, disable=not console.is_terminal))
+                columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+                made = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
+                bar = shown.enter_context(made)
                 bar.add_task("")
             text, done, of = progress
             bar.update(bar.task_ids[0], description=escape(text), completed=done, total=of or None)
 
         yield show
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show what is being done, once it has taken a while."""
+    from foretrace._progress import Progress
+
+    with progress_bar() as on_progress:
+        if not _is_terminal():
+            on_progress(Progress(text))
+            yield
+            return
+        timer = threading.Timer(DELAY_S, on_progress, [Progress(text)])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+def _is_terminal() -> bool:
+    return sys.stderr.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+@contextmanager
+def _logged(latest: list[Progress]) -> Iterator[None]:
+    """Print the latest report now and then."""
+    done = threading.Event()
+
+    def log() -> None:
+        while not done.wait(LOG_EVERY_S):
+            text, made, of = latest[-1]
+            print(f"foretrace: {text}{f', {made:,.0f} of {of:,.0f}' if of else ''} …", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=log, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -22,6 +22,7 @@ from foretrace.cli.options import (
     Without,
     replay_choices,
 )
+from foretrace.cli.progress import working
 from foretrace.replay.harness import MAX_SLOW_HOST
 
 
@@ -65,8 +66,9 @@ def replay(
     weights: Annotated[str | None, typer.Option(metavar="W,W,…", help="How much each of several counts.")] = None,
     top: Top = 10,
 ) -> None:
-    """Run a recorded step again, without the model's code or data, and compare it with the original.
+    """Run a recorded step again, and compare.
 
+    It needs neither the model's code nor its data.
     Step time, kernels one by one, memory, launches; what could not be called is named and lowers the coverage.
     """
     from foretrace.api import check_names, replay_step, replay_suite
@@ -81,9 +83,12 @@ def replay(
     paths = [Path(one) for one in what]
     members = members_of(paths, weights)
     if [member.what for member in members] == paths and len(paths) == 1:
-        show(replay_step(paths[0], chosen, how, keep), json, top=top)
+        with working("replaying"):
+            replayed = replay_step(paths[0], chosen, how, keep)
+        show(replayed, json, top=top)
         return
-    suite = replay_suite(members, chosen, how, keep)
+    with working("replaying"):
+        suite = replay_suite(members, chosen, how, keep)
     show(suite, json, top=top)
     failed = [(m.name, why) for m, why in zip(members, suite.results) if isinstance(why, ForetraceError)]
     for name, why in failed:

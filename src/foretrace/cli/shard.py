@@ -59,7 +59,7 @@ def shard(
     html: Html = None,
     top: Top = 10,
 ) -> None:
-    """Find the fastest sharding plan for embedding tables, before any GPU runs.
+    """Find the fastest sharding plan for embedding tables.
 
     Tables may stay whole, be split by rows or by columns, or be copied to all ranks.
     """

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli.options import AsJson, Html, Top, check_outputs, rank_numbers
+from foretrace.cli.progress import working
 
 
 def show(
@@ -29,7 +30,8 @@ def show(
     from foretrace.api import load, observe
     from foretrace.report import show as show_result
 
-    job = load(*paths, ranks=rank_numbers(ranks))
+    with working("reading"):
+        job = load(*paths, ranks=rank_numbers(ranks))
     if steps:
         from foretrace.analysis.steps import list_steps
 
@@ -37,4 +39,6 @@ def show(
             raise typer.BadParameter("lists all steps: it goes with neither --html nor --step", param_hint="--steps")
         show_result(list_steps(job), json, top=top)
         return
-    show_result(observe(job, step), json, html, top)
+    with working("measuring"):
+        report = observe(job, step)
+    show_result(report, json, html, top)

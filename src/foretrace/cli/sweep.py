@@ -18,7 +18,6 @@ from foretrace.cli.options import (
     Top,
     What,
     check_outputs,
-    print_frames,
     what_of,
     with_recorded_batch,
 )
@@ -58,13 +57,13 @@ def sweep(
     html: Html = None,
     top: Top = 20,
 ) -> None:
-    """Predict a step with every combination of some settings on several platforms: a table, its front, the best.
+    """Predict a step with many settings and platforms.
 
+    Every combination is a row of the table; the best, and the Pareto front, are marked.
     Settings are those of `foretrace whatif`, those of a job among them: --set tensor=1,2,4 --world 8.
     """
     what = what_of(words)
     check_outputs([what, *platforms(on), fabric], html=html, points=out)
-    from foretrace.errors import ForetraceError
     from foretrace.prediction.scaling import parse_worlds
     from foretrace.whatif.sweep import sweep as predict_all
 
@@ -73,15 +72,11 @@ def sweep(
     values = _once("--set", pairs, "write all its values at once, like batch=256,512")
     prices = _once("--price", [_price(text) for text in price or ()], "a platform has one price")
     limit = None if memory is None else _limit(memory)
-    try:
-        with progress_bar() as on_progress:
-            found = predict_all(
-                what, platforms(on), values, prices, limit, out, workers, ray, fabric, gpus_per_node,
-                drop_gaps, on_progress,
-            )  # fmt: skip
-    except ForetraceError as error:
-        print_frames(error)
-        raise
+    with progress_bar() as on_progress:
+        found = predict_all(
+            what, platforms(on), values, prices, limit, out, workers, ray, fabric, gpus_per_node,
+            drop_gaps, on_progress,
+        )  # fmt: skip
     from foretrace.report import show
 
     show(found, json, html, top)

@@ -16,7 +16,10 @@ def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Which port; 0 takes a free one.")] = 8173,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Show a folder in the browser: list, open, predict, compare, and ask what if."""
+    """Show a folder in the browser.
+
+    List, open, predict, compare, and ask what if.
+    """
     from foretrace.errors import ForetraceError
     from foretrace.ui import Folder, Server
 

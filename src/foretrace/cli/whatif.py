@@ -19,7 +19,6 @@ from foretrace.cli.options import (
     Top,
     What,
     check_outputs,
-    print_frames,
     what_of,
     with_recorded_batch,
 )
@@ -69,26 +68,21 @@ def whatif(
     html: Html = None,
     top: Top = 10,
 ) -> None:
-    """Predict a step or a job before and after some changes, and explain the difference.
+    """Predict a step before and after changes to it.
 
     Changes are made in the order in which they are written; then ops are inserted, calls removed, others fused.
     Settings of a job come last: how ranks share the step, how many they are, how they exchange gradients.
     """
     what = what_of(words)
     check_outputs([what, on, fabric], html=html)
-    from foretrace.errors import ForetraceError
     from foretrace.whatif.grammar import read_parallel
     from foretrace.whatif.what_if import what_if as ask
 
     changes = [*(with_recorded_batch(change, batch_was) for change in sets or ()), *map(_insertion, insert or ())]
     changes += [*(f"without={op}" for op in without or ()), *(f"fuse={name}" for name in fuse or ())]
-    try:
-        shared = read_parallel(parallel) if parallel else []
-        with progress_bar() as on_progress:
-            found = ask(what, on, changes, step, world, shared, fabric, gpus_per_node, drop_gaps, on_progress)
-    except ForetraceError as error:
-        print_frames(error)
-        raise
+    shared = read_parallel(parallel) if parallel else []
+    with progress_bar() as on_progress:
+        found = ask(what, on, changes, step, world, shared, fabric, gpus_per_node, drop_gaps, on_progress)
     from foretrace.report import show
 
     show(found, json, html, top)

@@ -51,10 +51,22 @@ def load_platform(
     'h100-8x'
     """
     name, factors = (on, {}) if isinstance(on, Platform) else split_factors(str(on))
+    name = name if isinstance(name, Platform) else as_spelled(name)
     other_host = host if host is None or isinstance(host, Host) else _find_host(host)
     base = name if isinstance(name, Platform) else _find(name, other_host)
     whole = base.having(other_host, None if fabric is None else find_fabric(fabric))
     return whole.scaled(**factors) if factors else whole
+
+
+def as_spelled(name: str) -> str:
+    """The name of a platform or a GPU in its own spelling, whichever case it is written in; anything else as it is.
+
+    >>> as_spelled("H200"), as_spelled("A100-40GB"), as_spelled("mine")
+    ('h200', 'a100-40gb', 'mine')
+    """
+    if name == name.lower() or Path(name).exists():
+        return name
+    return next((known for known in (CPU, *platform_folders(), *device_files()) if known.lower() == name.lower()), name)
 
 
 def split_factors(on: str) -> tuple[str, dict[str, float]]:
@@ -84,6 +96,7 @@ def _find_host(of: Platform | str | Path) -> Host:
     if isinstance(of, Platform):
         return of.host
     check_path(of, "host")
+    of = as_spelled(str(of))
     if is_described_only(str(of)):
         raise ForetraceError(
             f"{of} has no host: it was not calibrated, only its GPU is described",
@@ -117,6 +130,7 @@ def find_fabric(of: Fabric | Platform | str | Path) -> Fabric:
             raise ForetraceError(f"{of.name} has no fabric", "Name a platform whose fabric was measured.")
         return of.fabric
     check_path(of, "fabric")
+    of = as_spelled(str(of))
     path = Path(of)
     if str(of) == CPU and CPU not in platform_folders():
         raise ForetraceError(

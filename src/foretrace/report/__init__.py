@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_exports(__name__)
 
 
+csv_wanted = False
+"""Whether results are printed as CSV, in place of tables."""
+
+
 def show(result: Document, json: bool = False, html: Path | None = None, top: int | None = None) -> None:
-    """Print a result as JSON or as tables of at most ``top`` rows; and write its page to a file, where one is named."""
+    """Print a result as JSON, as CSV or tables of at most ``top`` rows; write its page, where a file is named."""
     if html is not None:
         from foretrace.report.pages import write_page
 
@@ -23,6 +27,10 @@ def show(result: Document, json: bool = False, html: Path | None = None, top: in
         from foretrace.report.json import as_json
 
         print(as_json(result))
+    elif csv_wanted:
+        from foretrace.report.csv import as_csv
+
+        print(as_csv(result), end="")
     else:
         from foretrace.report.terminal import print_report
 

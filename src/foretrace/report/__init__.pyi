@@ -7,4 +7,6 @@ from foretrace.report.pages import page_of as page_of
 from foretrace.report.pages import write_page as write_page
 from foretrace.report.terminal import print_report as print_report
 
+csv_wanted: bool
+
 def show(result: Document, json: bool = ..., html: pathlib.Path | None = ..., top: int | None = ...) -> None: ...
