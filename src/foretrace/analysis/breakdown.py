@@ -175,8 +175,8 @@ def op_labels(ops: OpTable, owner: Ints, kernels: Sequence[str]) -> tuple[Ints, 
 
 def labels_of(graph: Graph) -> tuple[Ints, list[str]]:
     """The labels of a graph's ops, from its measured or predicted kernels."""
-    kernels = graph.kernels
-    return op_labels(graph.ops, kernels.op, [kernels.names[code] for code in kernels.name.tolist()])
+    kernels, names = graph.kernels, graph.kernels.names.items
+    return op_labels(graph.ops, kernels.op, [names[code] for code in kernels.name.tolist()])
 
 
 # The group that reports show a kernel in, by its name and that of its op. Some kernels say all by themselves (a copy,

@@ -9,10 +9,10 @@ import numpy as np
 
 from foretrace.analysis.activities import Activities
 from foretrace.analysis.critical_path import LATENCY, LATENCY_US
-from foretrace.analysis.host_time import Segments, cut_at
+from foretrace.analysis.host_time import KINDS, Segments, cut_at
 from foretrace.analysis.report import IdleRow
 from foretrace.graph import Graph, OpTable
-from foretrace.graph.tables import Floats, Ints, KernelTable
+from foretrace.graph.tables import Floats, Ints, KernelTable, distinct
 from foretrace.simulation.task_graph import T1, T4, merged
 
 QUEUED, NO_EVENT = "queued", "no event"
@@ -117,15 +117,22 @@ def _add_host(
     gaps = Segments(start, end, kind, thread, none, none, none)
     gaps = gaps.rows(end > start)
     work = Activities(segments.start, segments.end, segments.thread, np.arange(len(segments), dtype=np.int32))
+    # One number for the segments of each label: their cause, else their kind and the name of their op.
+    name = np.append(ops.name, -1)[segments.op]
+    label = np.where(segments.cause >= 0, -1 - segments.cause, segments.kind + len(KINDS) * (name.astype(np.int64) + 1))
     for other in [None, *threads]:
         if other is not None:
             gaps.thread = np.full(len(gaps), other, np.int32)
         pieces = cut_at(gaps, work)
         known = pieces.cause >= 0
-        rows, which = np.unique(pieces.cause[known], return_inverse=True)
-        for row, us in zip(rows.tolist(), np.bincount(which, pieces.duration[known], len(rows)).tolist()):
+        us = np.bincount(pieces.cause[known], pieces.duration[known], len(segments))
+        rows = distinct(pieces.cause[known])
+        _, first, which = np.unique(label[rows], return_index=True, return_inverse=True)
+        of_label = np.bincount(which, us[rows], len(first))
+        for at in np.argsort(first).tolist():
+            row = int(rows[first[at]])
             op = int(segments.op[row])
-            found[segments.label(row, ops.names[ops.name[op]] if op >= 0 else "")] += us
+            found[segments.label(row, ops.names[ops.name[op]] if op >= 0 else "")] += float(of_label[at])
         gaps = pieces.rows(~known)
         if not len(gaps):
             return
