@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.analysis.report import PairWait
+from foretrace.analysis.report import CollectiveRow, PairWait, StepReport
 from foretrace.graph import Collective, Graph
 from foretrace.graph.operators import ON_HOST
-from foretrace.graph.tables import Floats, Longs
+from foretrace.graph.tables import Floats, Longs, median
 from foretrace.simulation.task_graph import total
 
 ONE_SIDED = ("send", "recv")
@@ -343,3 +343,19 @@ def _pair(rank: int, late: int, waits: Sequence[tuple[Floats, Floats]]) -> PairW
     start, wait = (np.concatenate(column) for column in zip(*waits))
     ms = total(start, start + wait) / 1e3
     return PairWait(rank, late, ms, int(np.count_nonzero(wait)))
+
+
+def add_collectives(report: StepReport, collectives: list[CollectiveTimes]) -> None:
+    """Transfer and wait of the collectives of each kind and size."""
+    alike: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for group in collectives:
+        columns = (group.kinds, group.nbytes.tolist(), group.transfer.tolist(), group.wait.sum(axis=1).tolist())
+        for kind, nbytes, transfer, wait in zip(*columns):
+            alike[kind, nbytes].append((transfer / 1e3, wait / 1e3))
+    for (kind, nbytes), times in alike.items():
+        transfers, waits = zip(*times)
+        report.transfer_ms[kind] = report.transfer_ms.get(kind, 0.0) + sum(transfers)
+        report.collectives.append(
+            CollectiveRow(kind, nbytes, len(times), float(median(np.array(transfers))), sum(transfers), sum(waits))
+        )
+    report.collectives.sort(key=lambda row: -row.total_transfer_ms)

@@ -11,7 +11,7 @@ import numpy as np
 
 from foretrace.analysis.breakdown import labels_of
 from foretrace.analysis.host_time import KINDS, Segments
-from foretrace.analysis.report import HotOp, PathRow
+from foretrace.analysis.report import LATENCY, HotOp, PathRow
 from foretrace.graph import PHASES, Graph
 from foretrace.graph.tables import CALL, COLLECTIVE, COPY, SET, Floats, Ints, Longs, Names
 from foretrace.simulation.critical_path import CriticalPath
@@ -20,7 +20,7 @@ from foretrace.simulation.task_graph import SYNC, T4, TRANSFER, TaskGraph, Timel
 LATENCY_US = 20.0
 """A kernel starts this soon after what it waited for is over; what takes longer, the trace does not explain."""
 
-LATE_START, LATENCY, UNEXPLAINED = "late start", "latency", "unexplained"
+LATE_START, UNEXPLAINED = "late start", "unexplained"
 EARLIER = "launched before"
 """A kernel of the step before, or from before the trace began."""
 

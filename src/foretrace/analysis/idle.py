@@ -8,17 +8,15 @@ from dataclasses import replace
 import numpy as np
 
 from foretrace.analysis.activities import Activities
-from foretrace.analysis.critical_path import LATENCY, LATENCY_US
+from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.host_time import KINDS, Segments, cut_at
-from foretrace.analysis.report import IdleRow
+from foretrace.analysis.report import LATENCY, QUEUED, IdleRow
 from foretrace.graph import Graph, OpTable
 from foretrace.graph.tables import Floats, Ints, KernelTable, distinct
 from foretrace.simulation.task_graph import T1, T4, merged
 
-QUEUED, NO_EVENT = "queued", "no event"
-"""Causes of idle time: work that was launched and does not start; a host of which nothing is recorded."""
-HOST_BOUND = 0.3
-"""Where the device idles for more than this share of the step, the device does not limit it."""
+NO_EVENT = "no event"
+"""Cause of idle time: a host of which nothing is recorded."""
 
 
 def step_window(graph: Graph, step: str | None) -> tuple[float, float]:
@@ -42,17 +40,6 @@ def kernels_in(graph: Graph, start: float, end: float) -> KernelTable:
     """The device work of a time window, cut to it: also what another step launched."""
     kernels = graph.kernels.rows((graph.kernels.start < end) & (graph.kernels.end > start))
     return replace(kernels, start=np.maximum(kernels.start, start), end=np.minimum(kernels.end, end))
-
-
-def bound_by(step_ms: float, idle_ms: float, causes: dict[str, float]) -> str:
-    """What limits a step: the device; else the host; or a queue, where most of what the device idles for was launched.
-
-    >>> bound_by(10.0, 1.0, {}), bound_by(10.0, 6.0, {"T1": 6.0}), bound_by(10.0, 6.0, {"queued": 6.0})
-    ('device', 'host', 'queue')
-    """
-    if idle_ms <= HOST_BOUND * step_ms:
-        return "device"
-    return "queue" if causes.get(QUEUED, 0.0) + causes.get(LATENCY, 0.0) > idle_ms / 2 else "host"
 
 
 def idle_rows(

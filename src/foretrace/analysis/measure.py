@@ -16,19 +16,19 @@ from foretrace.analysis.breakdown import (
     device_span,
     queue_depth,
 )
-from foretrace.analysis.collectives import CollectiveTimes, collective_times, wait_ms
+from foretrace.analysis.collectives import CollectiveTimes, add_collectives, collective_times, wait_ms
 from foretrace.analysis.critical_path import summarize_path
 from foretrace.analysis.dependencies import measured_tasks
 from foretrace.analysis.host_time import Segments, host_overheads, host_segments
-from foretrace.analysis.idle import bound_by, idle_rows, kernels_in, step_window
+from foretrace.analysis.idle import idle_rows, kernels_in, step_window
 from foretrace.analysis.report import (
-    CollectiveRow,
     IdleRow,
     QueueDepth,
     RankReport,
     StepReport,
     Unprofiled,
     Workings,
+    bound_by,
     idle_by_cause,
 )
 from foretrace.graph import Graph, Job
@@ -192,22 +192,6 @@ def _unprofiled(graphs: list[Graph]) -> Unprofiled | None:
         back_to_back_ms=max(back_to_back, default=None),
         peak_memory_bytes=max((g.unprofiled.peak_memory_bytes or 0 for g in graphs), default=0) or None,
     )
-
-
-def add_collectives(report: StepReport, collectives: list[CollectiveTimes]) -> None:
-    """Transfer and wait of the collectives of each kind and size."""
-    alike: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-    for group in collectives:
-        columns = (group.kinds, group.nbytes.tolist(), group.transfer.tolist(), group.wait.sum(axis=1).tolist())
-        for kind, nbytes, transfer, wait in zip(*columns):
-            alike[kind, nbytes].append((transfer / 1e3, wait / 1e3))
-    for (kind, nbytes), times in alike.items():
-        transfers, waits = zip(*times)
-        report.transfer_ms[kind] = report.transfer_ms.get(kind, 0.0) + sum(transfers)
-        report.collectives.append(
-            CollectiveRow(kind, nbytes, len(times), float(median(np.array(transfers))), sum(transfers), sum(waits))
-        )
-    report.collectives.sort(key=lambda row: -row.total_transfer_ms)
 
 
 def _without_partners(graphs: list[Graph], collectives: list[CollectiveTimes]) -> list[str]:

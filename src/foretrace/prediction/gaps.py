@@ -23,9 +23,6 @@ from foretrace.simulation.task_graph import SYNC, T1, T4, merged
 UNEXPLAINED_US, TIMES_THE_MODEL = 1000.0, 20.0
 """A pause or a call whose name does not say what it is for is carried over where it took so much longer, and so many
 times as long, as its model says: no profiler slows one call so much."""
-CARRIED_NOTE = "of measured host time that no model has are carried over"
-CARRIED = "carried over"
-"""The cause of such time in a prediction."""
 CARRIED_KINDS = MEANINGS | {ALLOCATION}
 """Causes that say what host time is for: no model has it."""
 PAUSE, CPU_WORK = "pause", "cpu work"
@@ -172,10 +169,10 @@ def measured_gaps(
     return gaps
 
 
-def carried_rows(each: Sequence[Gaps]) -> list[IdleRow]:
+def carried_rows(each: Sequence[Gaps | None]) -> list[IdleRow]:
     """What was carried over, the mean over ranks, the longest first; shares are of all of it."""
     ms: dict[tuple[str, str], float] = defaultdict(float)
-    for gaps in each:
+    for gaps in filter(None, each):
         for call in np.flatnonzero(gaps.cause >= 0).tolist():
             ms[gaps.causes[gaps.cause[call]]] += float(gaps.before[call]) / 1e3 / len(each)
         if gaps.after:

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from foretrace.analysis.collective_matching import seen_by_all
-from foretrace.analysis.idle import bound_by
 from foretrace.analysis.memory import peak_memory
-from foretrace.analysis.report import StepReport
+from foretrace.analysis.report import StepReport, bound_by
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import chosen_step, cut_to_step
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 from foretrace.prediction.device_work import keeps_measured_kernels
-from foretrace.prediction.gaps import CARRIED_NOTE, carried_rows
 from foretrace.prediction.job import (
     SimulatedJob,
     back_to_back_ms,
@@ -34,6 +32,7 @@ from foretrace.prediction.job import (
     visible_collectives,
 )
 from foretrace.prediction.overrides import RankOverrides, with_own_graphs
+from foretrace.prediction.priced_step import CARRIED_NOTE
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank, with_arrivals
 from foretrace.prediction.rates import add_rates, totals
 from foretrace.prediction.report import build_report, gemm_workspaces
@@ -155,7 +154,10 @@ def predict_on_platform(
     done, ranks = _simulate_on_platform(job, platform, kernels, step, overrides, gpus_per_node, drop_gaps)
     report = build_report(job, done, platform.device)
     report.platform, report.fabric = platform.name, platform.fabric.name if platform.fabric else None
-    report.carried = carried_rows([rank.step.gaps for rank in ranks if rank.step.gaps])
+    if any(rank.step.gaps for rank in ranks):
+        from foretrace.prediction.gaps import carried_rows
+
+        report.carried = carried_rows([rank.step.gaps for rank in ranks])
     report.step_ms_back_to_back = back_to_back_ms(
         ranks, done.matches, done.transfers.typical, platform.device, overrides.slow_host
     )

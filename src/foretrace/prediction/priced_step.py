@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,13 @@ from foretrace.platform.device import CudaGraphCosts
 from foretrace.platform.platform import Platform, read_host
 from foretrace.platform.registry import folder_of_device
 from foretrace.prediction.device_work import DeviceWork, device_work
-from foretrace.prediction.gaps import CARRIED_NOTE, Gaps, carried_rows, measured_gaps
 from foretrace.simulation.task_graph import T1, T2, T3, T4, T5
 
+if TYPE_CHECKING:
+    from foretrace.prediction.gaps import Gaps
+
+CARRIED, CARRIED_NOTE = "carried over", "of measured host time that no model has are carried over"
+"""The cause of such time in a prediction, and what notes say of it."""
 NO_SYNC, OWN_STREAM, ALL_STREAMS = range(3)
 """Which streams a call waits for before it returns."""
 
@@ -132,7 +136,7 @@ def price_step(
         host = with_graph_launch(host, inside, launched, platform.host.before.forward_call)
         notes = [*notes, f"{launched:,} kernels are one CUDA graph; its cost: {CudaGraphCosts.shipped().provenance}"]
     durations = _durations(host, _timed_whole(work, platform))
-    gaps = Gaps.none(count)
+    gaps = None
     measured = len(graph.kernels) > 0 or bool(graph.host_gaps)
     if measured and not drop_gaps and not platform.device.runs_on_host:
         gaps, more = _carried_over(graph, step, platform, durations, work.launches(count), inside)
@@ -161,14 +165,16 @@ def _carried_over(
     captured: NDArray[np.bool_],
 ) -> tuple[Gaps, list[str]]:
     """Measured host time that no model has, as it will be on the platform's host; it is added to the durations."""
+    from foretrace.prediction.gaps import carried_rows, measured_gaps  # a sketch has none
+
     inside = durations[T2] + durations[T3] + durations[T4] * launches + durations[T5] * np.maximum(launches - 1, 0)
     measured_on = folder_of_device(graph.device)
     meant_only = measured_on is not None or bool(captured.any())
-    gaps = measured_gaps(graph, step, durations[T1], inside, meant_only)
+    gaps = measured_gaps(graph, step, durations[T1], inside, meant_only).outside(captured)
     if not gaps.total_ms:
         return gaps, []
     ratio = platform.host.before.forward_call / read_host(measured_on).before.forward_call if measured_on else 1.0
-    gaps = gaps.outside(captured).scaled(ratio)
+    gaps = gaps.scaled(ratio)
     durations[T1] = durations[T1] + gaps.before
     durations[T3] = durations[T3].copy()
     durations[T3][-1] += gaps.after

@@ -25,8 +25,7 @@ from foretrace.graph import CallTable, Graph, KernelTable, Names, Span
 from foretrace.graph.tables import COLLECTIVE, LAUNCH, Floats, Ints, Longs, Small, distinct
 from foretrace.graph.tables import SYNC as SYNC_CALL
 from foretrace.platform.device import CudaGraphCosts, Device
-from foretrace.prediction.gaps import CARRIED
-from foretrace.prediction.priced_step import ALL_STREAMS, NO_SYNC, PricedStep
+from foretrace.prediction.priced_step import ALL_STREAMS, CARRIED, NO_SYNC, PricedStep
 from foretrace.simulation.engine import simulate
 from foretrace.simulation.task_graph import KERNEL, SYNC, T1, T2, T3, T4, T5, TaskGraph, Timeline, previous_on_lane
 

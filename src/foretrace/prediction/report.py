@@ -17,15 +17,13 @@ from foretrace.analysis.breakdown import (
     device_span,
     idle_causes,
 )
-from foretrace.analysis.collectives import CollectiveTimes, pair_waits, wait_ms
-from foretrace.analysis.critical_path import LATENCY, hot_ops, summarize_path
+from foretrace.analysis.collectives import CollectiveTimes, add_collectives, pair_waits, wait_ms
+from foretrace.analysis.critical_path import hot_ops, summarize_path
 from foretrace.analysis.dependencies import without_host_collective_kernels
 from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.analysis.host_time import KINDS, host_overheads
-from foretrace.analysis.idle import bound_by
-from foretrace.analysis.measure import add_collectives
 from foretrace.analysis.memory import peak_memory
-from foretrace.analysis.report import RankReport, StepReport, Workings
+from foretrace.analysis.report import LATENCY, RankReport, StepReport, Workings, bound_by
 from foretrace.cost_models.kernels.pricing import MODEL
 from foretrace.graph import PHASES, Graph, Job
 from foretrace.graph.tables import percentiles

@@ -19,9 +19,9 @@ from foretrace.formats.join import match_ops
 from foretrace.formats.kineto import read_kineto
 from foretrace.formats.ranks import align_clocks
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Storage, Tensor, Value
+from foretrace.graph.calls import collectives_of
 from foretrace.graph.tables import LAUNCH, Ints, distinct
 from foretrace.record import folder as files
-from foretrace.record.collectives import collectives_of
 
 
 def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Job:

@@ -179,8 +179,8 @@ def _encoded(graph: Graph) -> Iterator[str]:
 def _decoded(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
     """The graph of an answer."""
     from foretrace.graph import Graph, OpTable, Storage
+    from foretrace.graph.calls import collectives_of
     from foretrace.graph.codec import DAMAGE, from_lines
-    from foretrace.record.collectives import collectives_of
 
     ops = from_lines(lines, "the sketch")
     try:

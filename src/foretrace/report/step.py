@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import RenderableType
 
-from foretrace.analysis.idle import bound_by
-from foretrace.analysis.report import CollectiveRow, PathRow, RankReport, StepReport, TimeRow
+from foretrace.analysis.report import CollectiveRow, PathRow, RankReport, StepReport, TimeRow, bound_by
 from foretrace.graph.graph import cautions
 from foretrace.report.formatting import bytes_, join_words, ms, ms_range, percent, plural, rate, short_name
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table

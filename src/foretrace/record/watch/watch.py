@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrace.graph import Constant, Graph, Op, OpTable, Value
-from foretrace.record.collectives import collectives_of
+from foretrace.graph.calls import collectives_of
 from foretrace.record.watch.autograd import SparseGradients, plain_form, without_saves
 from foretrace.record.watch.communication import Communication, is_box
 from foretrace.record.watch.context import CallContext, noting_side_calls, settings

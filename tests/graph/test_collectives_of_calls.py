@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from foretrace.graph import Collective, Constant, Op, Tensor
-from foretrace.record.collectives import collectives_of
+from foretrace.graph.calls import collectives_of
 from foretrace.record.sketch.process_group import pretended_group
 from foretrace.record.watch.watch import Watch
 
