@@ -3,8 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from foretrace.analysis.collective_matching import match_collectives, seen_by_all
 from foretrace.analysis.collectives import collective_times
+from foretrace.analysis.measure import measure_step
 from foretrace.graph import Collective, Graph, Job, Op, OpTable
 from tests.analysis.builders import all_reduce, job, rank
 
@@ -99,3 +102,28 @@ def test_a_collective_that_nobody_timed_is_not_matched() -> None:
     graph = arrivals((10, 20))
     graph.collectives[0].kernel = graph.collectives[0].op = -1
     assert collective_times([graph]) == ([], [])
+
+
+def test_a_send_is_matched_with_what_receives_it() -> None:
+    """Rank 0 sends twice to rank 1, which comes 30 us late to the first; a third has no counterpart."""
+    sender = arrivals((10, 50), (60, 70), (80, 90), kind="send", ranks=(0, 1))
+    receiver = arrivals((40, 50), (61, 70), kind="recv", ranks=(0, 1))
+    (pair,), (note,) = collective_times(job(sender, receiver).graphs)
+    assert pair.members == [0, 1] and pair.kinds == ["send", "send"]
+    assert pair.wait.tolist() == [[30.0, 0.0], [1.0, 0.0]] and pair.transfer.tolist() == [10.0, 9.0]
+    assert "(1 of them)" in note
+    report = measure_step(job(sender, receiver))
+    assert report.rank(0).wait_ms == pytest.approx(0.031) and report.rank(1).wait_ms == 0
+
+
+def test_stages_of_a_pipeline_send_both_ways() -> None:
+
+    def stage(*calls: tuple[str, float, float]) -> Graph:
+        return rank(
+            *(all_reduce(start - 2, start - 1, (start, end), kind=kind, ranks=(0, 1)) for kind, start, end in calls)
+        )
+
+    first, second = stage(("send", 2, 10), ("recv", 20, 60)), stage(("recv", 7, 10), ("send", 50, 60))
+    groups, notes = collective_times(job(first, second).graphs)
+    assert {group.group: group.wait.tolist() for group in groups} == {"0 to 1": [[5.0, 0.0]], "1 to 0": [[0.0, 30.0]]}
+    assert notes == []

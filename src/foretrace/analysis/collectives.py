@@ -75,9 +75,11 @@ class CollectiveTimes:
 def collective_times(graphs: list[Graph]) -> tuple[list[CollectiveTimes], list[str]]:
     """The measured collectives of all ranks, matched by group and by order in it; and notes on what did not match."""
     found, notes = [], []
-    if any(c.kind in ONE_SIDED for graph in graphs for c in graph.collectives):
-        notes.append("send and recv are not matched across ranks: their time is wait and transfer together")
-    for group in matched_groups(graphs):
+    pairs, alone = _matched_pairs(graphs)
+    if alone:
+        which = "" if not pairs else f" ({alone} of them)"
+        notes.append(f"send and recv are not matched across ranks{which}: their time is wait and transfer together")
+    for group in [*matched_groups(graphs), *pairs]:
         notes += group.notes
         queues = [[graphs[m].collectives[n] for n in numbers] for m, numbers in zip(group.members, group.numbers)]
         times = np.array([[times_of(graphs[m], c) for c in q] for m, q in zip(group.members, queues)], np.float64)
@@ -86,7 +88,7 @@ def collective_times(graphs: list[Graph]) -> tuple[list[CollectiveTimes], list[s
             CollectiveTimes(
                 group=group.name,
                 members=group.members,
-                kinds=[c.kind for c in queues[0]],
+                kinds=[c.kind for c in queues[0]],  # of a pair, what the sender does
                 nbytes=np.array([max(c.nbytes for c in same) for same in zip(*queues)], np.int64),
                 kernel=np.array([[c.kernel for c in q] for q in queues], np.int64).T,
                 start=start,
@@ -131,6 +133,39 @@ def matched_groups(graphs: Sequence[Graph]) -> list[MatchedGroup]:
             host = one.op >= 0 and bool(on_host[graph.ops.name[one.op]])
             groups[one.group, one.ranks, host].setdefault(position, []).append(found)
     return [_matched(name, by_member, graphs) for (name, _, _), by_member in groups.items()]
+
+
+def _matched_pairs(graphs: Sequence[Graph]) -> tuple[list[MatchedGroup], int]:
+    """Sends with what receives them, by sender and receiver: the n-th from one rank to another, and the n-th there from
+    it. And how many of both are left: traces do not name the other end, do not have its rank, or lost some.
+    """
+    ways: dict[tuple[int, int], tuple[list[_Seen], list[_Seen]]] = defaultdict(lambda: ([], []))
+    place, alone = {graph.rank: position for position, graph in enumerate(graphs)}, 0
+    for graph in graphs:
+        for number, one in enumerate(graph.collectives):
+            if one.kind in ONE_SIDED:
+                peer, times = peer_of(graph, one), times_of(graph, one)
+                if peer in place and peer != graph.rank and np.isfinite(times).all():
+                    ends = (graph.rank, peer) if one.kind == ONE_SIDED[0] else (peer, graph.rank)
+                    ways[ends][one.kind == ONE_SIDED[1]].append(_Seen(*times, number, one))
+                else:
+                    alone += 1
+    found = []
+    for (source, target), both in ways.items():
+        queues = [sorted(some, key=lambda one: one[:2]) for some in both]
+        places = [list(range(len(some))) for some in queues]
+        if len(queues[0]) != len(queues[1]):  # those of one transfer end together, and run at one time
+            ended = [[(one.end, "") for one in sorted(some, key=lambda one: one.end)] for some in queues]
+            queues = [sorted(some, key=lambda one: one.end) for some in queues]
+            same = zip(*(some.tolist() for some in ended_together(ended))) if all(ended) else ()
+            kept = [at for at in same if _overlap([queue[i] for queue, i in zip(queues, at)])]
+            places = [list(some) for some in zip(*kept)] if kept else [[], []]
+        alone += sum(len(queue) - len(at) for queue, at in zip(queues, places))
+        numbers = [[queue[at].number for at in some] for queue, some in zip(queues, places)]
+        if numbers[0]:
+            members = [place[source], place[target]]
+            found.append(MatchedGroup(f"{source} to {target}", members, numbers, [[], []], True, []))
+    return found, alone
 
 
 class _Seen(NamedTuple):

@@ -139,3 +139,12 @@ def test_the_eight_rank_dlrm_has_five_all_to_alls_and_three_all_reduces(shared: 
         graph = read_kineto(shared / f"public/dlrm_8xV100/rank{rank}.kineto.json.gz")
         assert Counter(c.kind for c in graph.collectives) == {"all_to_all": 5, "all_reduce": 3}
         assert all(c.nbytes for c in graph.collectives)
+
+
+@pytest.mark.parametrize(("name", "end"), [("send", "Dst Rank"), ("recv", "Src Rank")])
+@pytest.mark.parametrize("rank", [5, "5"])
+def test_the_other_end_of_a_send_is_what_its_kernel_names(tmp_path: Path, name: str, end: str, rank: int | str) -> None:
+    trace = Trace(0, 8)
+    with trace.op("record_param_comms"):
+        trace.launch("ncclDevKernel_SendRecv", **collective_args(name, 4, 4, **{end: rank}))
+    assert (one(trace, tmp_path).kind, one(trace, tmp_path).peer) == (name, 5)

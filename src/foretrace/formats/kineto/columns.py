@@ -111,6 +111,10 @@ class CollectiveArgs(NamedTuple):
     dtype: str
     group: str
     ranks: str
+    source_rank: int | str = -1
+    """Of a recv."""
+    target_rank: int | str = -1
+    """Of a send."""
 
 
 class Columns:
@@ -243,7 +247,7 @@ class Columns:
 
 _name, _cat, _pid_tid = attrgetter("name"), attrgetter("cat"), attrgetter("pid", "tid")
 _arguments = attrgetter("dims", "types", "strides", "concrete")
-_collective = attrgetter("collective", "sent", "received", "dtype", "group", "ranks")
+_collective = attrgetter("collective", "sent", "received", "dtype", "group", "ranks", "source_rank", "target_rank")
 
 
 def _collectives(args: list[Args]) -> dict[int, CollectiveArgs]:

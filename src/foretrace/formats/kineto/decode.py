@@ -39,6 +39,8 @@ class Args(Struct, frozen=True, gc=False):
     dtype: str = ""
     group: str = field(default="", name="Process Group Name")
     ranks: str = field(default="", name="Process Group Ranks")
+    source_rank: Id | str = field(default=-1, name="Src Rank")
+    target_rank: Id | str = field(default=-1, name="Dst Rank")
     allocated: Id = field(default=-1, name="Total Allocated")
     device_type: Id = field(default=0, name="Device Type")
     device_id: Id = field(default=0, name="Device Id")

@@ -235,7 +235,8 @@ class CollectiveFinder:
             collective.kind = collective.kind or collective_kind(self.ops.names[self.ops.name[row]])
         if arguments and collective_kind(arguments.collective):
             self._add_arguments(collective, arguments)
-        collective.peer = self._peer(collective, chain)
+        if collective.peer < 0:
+            collective.peer = self._peer(collective, chain)
         if not collective.nbytes:
             self._add_sizes(collective, chain)
         return collective
@@ -257,6 +258,8 @@ class CollectiveFinder:
         collective.kind = collective_kind(arguments.collective)
         collective.group, collective.dtype = arguments.group, dtype_name(arguments.dtype)
         collective.ranks = _ranks(arguments.ranks) or self.groups.get(arguments.group, ())
+        peer = {"send": arguments.target_rank, "recv": arguments.source_rank}.get(collective.kind, -1)
+        collective.peer = int(peer) if str(peer).isdecimal() else -1
         received = collective.kind in ("all_gather", "recv") or not arguments.sent
         elements = arguments.received if received else arguments.sent
         collective.nbytes = elements * ITEMSIZE.get(collective.dtype, 0)
