@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+import foretrace as ft
 from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.cost_models.kernels.pricing import FALLBACK, MODEL
-from foretrace.graph import Graph
+from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable
 from foretrace.graph.tables import NODE
 from foretrace.platform.device import Device
 from foretrace.prediction.device_work import device_work
@@ -66,3 +67,18 @@ def test_models_alone_leave_them_out_and_say_so(platform: Any) -> None:
 def test_few_of_them_are_not_worth_a_word(platform: Any) -> None:
     _, said = device_work(dispatched_calls(recorded("another")), platform, "model")
     assert not said
+
+
+def test_a_step_of_collectives_alone_is_priced_by_their_sizes() -> None:
+    """ASTRA-sim's microbenchmarks: no tensors, kinds and sizes only."""
+
+    def job(nbytes: int) -> Job:
+        reduce = Collective("all_reduce", "", nbytes, kernel=-1, op=0)
+        return Job([
+            Graph(OpTable.of([Op("c10d::all_reduce")]), rank=rank, world=8, collectives=[reduce]) for rank in range(8)
+        ])  # fmt: skip
+
+    small, large = (ft.predict(job(nbytes), on="h100").device_active_ms for nbytes in (1 << 20, 1 << 28))
+    assert 0.01 < small < 0.1 and 20 * small < large < 256 * small
+    with pytest.raises(ForetraceError, match="does not tell the shapes"):
+        ft.predict(Graph(OpTable.of([Op("aten::mm")])), on="h100")

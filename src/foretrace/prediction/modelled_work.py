@@ -62,7 +62,9 @@ def _by_models(step: DispatchedCalls, platform: Platform) -> DeviceWork:
     """What they launch, but for collectives."""
     calls = step.calls
     priced = price_kernels(calls, np.arange(len(calls.ops), dtype=np.int32), platform)
-    if not len(priced.op) and not any(op.tensors or op.produced for op in calls.ops):
+    exchanges = {one.op for one in calls.collectives if one.is_sized}
+    computes = [op for row, op in enumerate(calls.ops) if row not in exchanges]
+    if computes and not len(priced.op) and not any(op.tensors or op.produced for op in computes):
         raise ForetraceError(
             f"{calls.source or 'the graph'} does not tell the shapes of tensors, which kernel models go by",
             "Profile with record_shapes=True, give the execution trace beside it, or say --kernels measured.",

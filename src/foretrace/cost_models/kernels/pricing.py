@@ -69,7 +69,9 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     ops = list(graph.ops.rows(rows))
     kind = platform.device.kind
     working = [place for place, op in enumerate(ops) if not launches_nothing(op, kind)]
-    if ops and not working and not any(tensor.device != "cpu" for op in ops for tensor in op.tensors):
+    exchanges = {one.op for one in graph.collectives if one.is_sized}  # of a communication benchmark, all of it
+    computes = [op for row, op in zip(rows.tolist(), ops) if row not in exchanges]
+    if computes and not working and not any(tensor.device != "cpu" for op in ops for tensor in op.tensors):
         raise _nothing_to_price(graph.source or "the graph", ops)
     row_of = rows[working]
     place_of = {row: place for place, row in enumerate(row_of.tolist())}
