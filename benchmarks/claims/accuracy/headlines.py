@@ -1,10 +1,11 @@
 """Claim: the headline of `foretrace show` is true on every published trace: step, active share of the step, exposed
-communication and idle time within 1 % of what a plain reading of the JSON gives, what the step is bound by and the
-largest cause of idle time the same, and 95 % of the idle time has a named cause.
+communication, idle time and waits for other ranks within 1 % of what a plain reading of the JSON gives, what the step
+is bound by and the largest cause of idle time the same, and 95 % of the idle time has a named cause.
 
 The plain reading knows nothing of Foretrace. The window is the profiler's step mark, or first event to last without
 one. The device is active where any kernel, copy or memset runs in the window, whichever step launched it. Communication
-is exposed where no other work runs beside its kernels. Where the device idles, the cause is what the thread that
+is exposed where no other work runs beside its kernels; a rank waits from the start of its kernel to that of the last
+rank's, where all launch as many. Where the device idles, the cause is what the thread that
 launches the next kernel does until it has launched it; what is left is a launched kernel that does not start.
 
     python -m benchmarks.claims.accuracy.headlines
@@ -103,6 +104,8 @@ class Trace:
             loaded = json.load(file)
         events = [e for e in (loaded["traceEvents"] if isinstance(loaded, dict) else loaded) if e.get("ph") == "X"]
         scale = 1e-3 if any(e.get("ts", 0) > 1e17 for e in events[:100]) else 1.0
+        # Older files count from the epoch by themselves.
+        self.origin = int(loaded.get("baseTimeNanoseconds", 0)) / 1e3 if isinstance(loaded, dict) else 0.0
         self.events = [{**e, "ts": float(e["ts"]) * scale, "dur": float(e.get("dur", 0)) * scale} for e in events]
         self.device = [e for e in self.events if e.get("cat") in DEVICE and not NO_WORK.match(e["name"])]
         self.host = [e for e in self.events if e.get("cat") in HOST]
@@ -226,6 +229,29 @@ def traces() -> Iterator[tuple[str, Path, list[Path]]]:
         yield case.name, case, [case / "kineto.json.gz"]
 
 
+def plain_waits(ranks: list[Trace], step: str | None) -> list[float] | None:
+    """Milliseconds that each rank waits for others: from its start to that of the last rank, of the n-th collective
+    that the step launches on each, on devices and on hosts (gloo). None where ranks launch different numbers of them.
+    """
+    found: list[list[list[tuple[float, float]]]] = []
+    for rank in ranks:
+        start, end = rank.window(step)
+        talks = [e for e in rank.device if COMMUNICATES.search(e["name"])]
+        launched = [(e, rank.launch.get(e["args"].get("correlation"), e)["ts"]) for e in talks]
+        spans = [sorted((e["ts"], e["ts"] + e["dur"]) for e, ts in launched if step is None or start <= ts < end)]
+        hosts = [e for e in rank.host if e["name"].startswith("gloo:") and start <= e["ts"] < end]
+        found.append([*spans, sorted((e["ts"], e["ts"] + e["dur"]) for e in hosts)])
+    if len({tuple(map(len, spans)) for spans in found}) != 1:
+        return None
+    waits: list[Spans] = [[] for _ in ranks]
+    for each in zip(*found):
+        for same in zip(*each):
+            last = max(a + rank.origin for (a, _), rank in zip(same, ranks))
+            for mine, (a, b), rank in zip(waits, same, ranks):
+                mine += [(a, min(last - rank.origin, b))] if last > a + rank.origin else []
+    return [length(union(mine)) / 1e3 for mine in waits]
+
+
 COARSE = {
     "T1": "between ops", "annotation": "between ops", "python": "between ops", "T2": "inside ops", "T3": "inside ops",
     "T5": "inside ops", "T4": "launch calls", "latency": "launched", "queued": "launched", "busy wait": "sync",
@@ -239,8 +265,10 @@ def held(name: str, given: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
     import foretrace as ft
 
     said = ft.observe(ft.load(given)).to_dict()
-    for number, file in zip(said["step_ms"], files):
-        plain = Trace(file).headline(said["step"])
+    read = [Trace(file) for file in files]
+    waits = plain_waits(read, said["step"]) if len(read) > 1 else None
+    for place, (number, trace) in enumerate(zip(said["step_ms"], read)):
+        plain = trace.headline(said["step"])
         idle = plain["step_ms"] - plain["active_ms"] if plain["bound"] else 0.0
         figures = {
             "step": (said["step_ms"][number], plain["step_ms"]),
@@ -248,6 +276,8 @@ def held(name: str, given: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
             "exposed": (said["overlap"][number]["exposed_ms"], plain["exposed_ms"]),
             "idle": (said["device_idle_ms"][number], idle),
         }
+        if waits is not None:
+            figures["wait"] = said["wait_ms"][number], waits[place]
         causes: Counter[str] = Counter()
         for cause, ms in said["ranks"][number].get("idle_causes", {}).items():
             causes[COARSE.get(cause, cause)] += ms
@@ -260,7 +290,7 @@ def held(name: str, given: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
         yield {
             "trace": name,
             "rank": number,
-            **{key: round(one, 3) for key, (one, _) in figures.items()},
+            **{key: round(one, 3) for key, (one, _) in {"wait": (0.0, 0.0), **figures}.items()},
             "off %": round(
                 100 * max(abs(a - b) / max(b, SMALL_MS, 0.01 * plain["step_ms"]) for a, b in figures.values()), 2
             ),
