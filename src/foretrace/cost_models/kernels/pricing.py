@@ -44,9 +44,9 @@ RETAINED_GAIN = 0.8
 """Share of the gain of an immediate repeat that a call has if its inputs are in the cache: other kernels ran in
 between, whose code and constants replaced its own in the smaller caches. With these two, the calls of twelve recorded
 steps, each timed alone, add up to the steps' device time within 0.8 % on average, 1.5 % at most."""
-
-RESIDENCY_ERROR = 0.3
-"""How far off the share of a call's inputs that is in the cache may be, as an 80 % range."""
+RESIDENCY_ERROR = 0.4
+"""How far off the share of a call's inputs that is in the cache may be, as an 80 % range: with it, 78 % of the device
+time of 26 recorded steps is in calls that lie in their ranges."""
 
 
 @dataclass(eq=False)
