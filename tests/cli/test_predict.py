@@ -52,9 +52,9 @@ def test_a_script_is_sketched(foretrace, tmp_path):
     assert words["device_active_ms"] > 0 and words["source"] == str(script)
 
 
-DOUBTFUL = """import torch
+DOUBTFUL = """import torch; unknown = lambda module, inputs: 1 / 0
 def make_step():
-    model = torch.compile(torch.nn.Linear(int(torch.randint(8, 9, ())), 8)).to("cuda")
+    model = torch.compile(torch.nn.Linear(int(torch.randint(8, 9, ())), 8), backend=unknown).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters())
     def step():
         loss = model(torch.randn(4, 1, device="cuda")).sum()
@@ -67,7 +67,7 @@ CAUTIONS = (
     "assumed while the model was built: 1 for an integer, perhaps a size (train.py:3)",
     "assumed in the step, and decisive: False for a flag (train.py:8)",
     "weights without an update: 2 weights of 2 with gradients (train.py:5)",
-    "torch.compile was left out: 1 compiled region is predicted as eager code",
+    "torch.compile was left out: 1 compiled region is predicted as eager code (ZeroDivisionError: division by zero)",
 )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph.graph import Collective, Graph
-from foretrace.graph.op import SIDE_CALLS, Constant, Op, Tensor, Value, signature, tensors_in
+from foretrace.graph.op import GENERATED_KERNELS, SIDE_CALLS, Constant, Op, Tensor, Value, signature, tensors_in
 from foretrace.graph.operators import C10D_CALLS, COLLECTIVE_CALLS, collective_kind
 from foretrace.graph.tables import CALL, COLLECTIVE, NODE, Ints, Longs, OpTable, distinct
 
@@ -160,8 +160,12 @@ def _median(repeats: list[list[tuple[str, float]]]) -> Launched:
 
 
 def _calls(ops: OpTable) -> Mask:
-    """Rows that passed the dispatcher: neither annotations nor side calls."""
-    passes = ops.names.matching(lambda name: "::" in name and not name.startswith(SIDE_CALLS))
+    """Rows that passed the dispatcher, or launched a generated kernel: neither annotations nor side calls."""
+
+    def is_call(name: str) -> bool:
+        return ("::" in name and not name.startswith(SIDE_CALLS)) or name.startswith(GENERATED_KERNELS)
+
+    passes = ops.names.matching(is_call)
     return (ops.kind == CALL) & passes[ops.name] if len(ops) else np.zeros(0, bool)
 
 

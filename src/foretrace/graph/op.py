@@ -134,6 +134,9 @@ PHASES = ("forward", "backward", "optimizer", "other")
 SIDE_CALLS = ("cuda::", "storage::", "c10d::wait")
 """Prefixes of recorded calls that bypass the dispatcher: they control streams, storages or pending collectives."""
 
+GENERATED_KERNELS = ("triton_", "cpp_fused")
+"""Prefixes of the kernels that torch.compile generates: they are called by their names, and bypass the dispatcher."""
+
 RESIZE = "storage::resize_"
 """A side call: a storage is given another size, as FSDP does with its weights."""
 GRAPH_LAUNCH = "cuda::graph_launch"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -32,6 +32,8 @@ from foretrace.record.watch.tensors import DeviceName
 from foretrace.record.watch.watch import desugars
 
 CUDA, CPU = "cuda:0", "cpu"
+HOST = torch.device("cpu:0")
+"""The device of what torch.compile moves to the host: all that it traces is on the CPU, which has no number."""
 MOVES = (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.type)
 PLAIN_FUNCTION = torch._C._disabled_torch_function_impl
 
@@ -45,15 +47,15 @@ QUESTIONS: dict[Any, Callable[[str], Any]] = {
 
 
 @contextmanager
-def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[DeviceName]:
-    """Pretend that this machine has a GPU. Yields the function that names the device a tensor would be on.
+def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[PretendedGpu]:
+    """Pretend that this machine has a GPU.
 
     ``fake_of`` returns the fake tensor that represents a real one.
     """
     with ExitStack() as stack:
         stack.enter_context(pretended_api())
         if gpu_is_visible():  # fake CUDA tensors work as they are
-            yield lambda tensor: str(tensor.device)
+            yield PretendedGpu(lambda tensor: str(tensor.device))
             return
         labels = Labels(fake_of)
         stack.enter_context(_sharding_on_cuda())
@@ -67,10 +69,22 @@ def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
         for name, mover in _module_movers(labels).items():
             stack.enter_context(patch.object(torch.nn.Module, name, mover))
         stack.callback(torch.set_default_device, torch.get_default_device() if _device.CURRENT_DEVICE else None)
-        stack.enter_context(FunctionsOnCuda(labels))
+        functions = FunctionsOnCuda(labels)
+        stack.enter_context(functions)
         stack.enter_context(Follower(labels))
         stack.enter_context(patch.object(FakeTensor, "device", _device_property(labels)))
-        yield labels.of
+        yield PretendedGpu(labels.of, labels, functions)
+
+
+class PretendedGpu(NamedTuple):
+    """A GPU that sketches pretend."""
+
+    device_name: DeviceName
+    """The device that a tensor would be on."""
+    labels: Labels | None = None
+    """Labels of storages; none where there is a real GPU."""
+    functions: FunctionsOnCuda | None = None
+    """The mode in which functions do what they do on a GPU."""
 
 
 @contextmanager
@@ -161,12 +175,36 @@ class Labels:
         """The device that the call in flight asks for; None for calls that PyTorch makes by itself."""
         self.in_dispatch = 0
         """How many calls are in flight: inside one, fake tensors must see their true device."""
+        self.compiles = False
+        """Whether torch.compile is at work: tensors of its own are on the GPU, unless they are labelled."""
+        self.hidden = False
+        """Whether only calls are asked for labels, and not tensors: AOTAutograd decomposes calls by true devices."""
         self._labels: Any = WeakIdKeyDictionary()
         self._addresses: Any = WeakIdKeyDictionary()
 
     def of(self, tensor: torch.Tensor) -> str:
-        """The device of a tensor; the CPU where it has no label."""
-        return str(self._labels.get(self._holder(tensor), CPU))
+        """The device of a tensor; where it has no label, the CPU, or while torch.compile is at work the GPU."""
+        if not self.compiles:
+            return str(self._labels.get(self._holder(tensor), CPU))
+        return str(self._labels.get(tensor.untyped_storage(), CUDA)) if isinstance(tensor, FakeTensor) else CUDA
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """torch.compile is at work."""
+        before, self.compiles = self.compiles, True
+        try:
+            yield
+        finally:
+            self.compiles = before
+
+    @contextmanager
+    def true_devices(self) -> Iterator[None]:
+        """Let fake tensors say which device they are on."""
+        self.in_dispatch += 1
+        try:
+            yield
+        finally:
+            self.in_dispatch -= 1
 
     def put(self, tensor: torch.Tensor, label: str) -> None:
         """Label a tensor's storage, unless it has a label."""
@@ -229,7 +267,8 @@ def _device_property(labels: Labels) -> property:
     true = FakeTensor.device
 
     def device(tensor: Any) -> torch.device:
-        return true.__get__(tensor) if labels.in_dispatch else torch.device(labels.of(tensor))
+        seen = not labels.in_dispatch and not labels.hidden
+        return torch.device(labels.of(tensor)) if seen else true.__get__(tensor)
 
     return property(device)
 
@@ -241,6 +280,11 @@ class Follower(TorchDispatchMode):
         super().__init__()
         self._labels = labels
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile compile: under other modes it falls back to eager."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(desugars(kind) for kind in types):
             return NotImplemented
@@ -248,14 +292,11 @@ class Follower(TorchDispatchMode):
         if getattr(kwargs.get("device"), "type", CPU) != CPU:  # hooks of backward are not asked by `Answers`
             kwargs["device"] = torch.device(CPU)
         label = self._labels.expected(tree_leaves((args, kwargs)))
-        self._labels.in_dispatch += 1
-        try:
+        with self._labels.true_devices():
             on_cuda = label == CUDA
             result = OWN_RESULTS[func](*args, **kwargs) if on_cuda and func in OWN_RESULTS else func(*args, **kwargs)
             if on_cuda and func in OTHER_RESULTS:
                 result = OTHER_RESULTS[func](args, result)
-        finally:
-            self._labels.in_dispatch -= 1
         for made in tree_leaves(result):
             if isinstance(made, FakeTensor):  # a real one, as sizes of packed sequences are, is on the CPU
                 self._labels.put(made, label)
@@ -271,6 +312,8 @@ class FunctionsOnCuda(TorchFunctionMode):
         self._autocast = CudaAutocast(lambda tensor: labels.of(tensor) == CUDA)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._labels.compiles and self._labels.in_dispatch:
+            return func(*args, **(kwargs or {}))
         if func in QUESTIONS:
             return QUESTIONS[func](self._labels.of(args[0]))
         if getattr(func, "__name__", "") == "__get__" or isinstance(
@@ -328,7 +371,8 @@ class FunctionsOnCuda(TorchFunctionMode):
             return tensor.to(dtype or tensor.dtype, copy=kwargs.get("copy", False), **layout)
         with self._requesting(target):
             return torch.ops.aten._to_copy(
-                tensor, dtype=dtype or tensor.dtype, device=torch.device(CPU), **layout,
+                tensor, dtype=dtype or tensor.dtype, **layout,
+                device=HOST if self._labels.compiles and target == CPU else torch.device(CPU),
                 **({"non_blocking": True} if _non_blocking(func, rest, kwargs) else {}),
             )  # fmt: skip
 

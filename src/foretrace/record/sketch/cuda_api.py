@@ -276,7 +276,7 @@ def pretended_api() -> Iterator[None]:
                 replace(torch.accelerator, {**ACCELERATOR, **current})
             replace(torch.cuda, {**current, "Stream": PretendStream, "Event": PretendEvent, "stream": on,
                                  "default_stream": lambda device=None: streams[0], "device": PretendDevice,
-                                 "device_of": PretendDevice})  # fmt: skip
+                                 "device_of": PretendDevice, "_DeviceGuard": PretendDevice})  # fmt: skip
             replace(torch.cuda, {name: _tensor_type(name) for name in TENSOR_TYPES})
             begin: Any = torch.autograd.profiler.profile.__init__
 

@@ -101,7 +101,9 @@ def _backend(
 
 
 def _described(tensor: torch.Tensor) -> Tensor:
-    return Tensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    # torch.compile may trace a size as a symbol: its example decides, and the size stays a symbol.
+    sizes = tuple(size if isinstance(size, int) else int(size.node.hint) for size in tensor.shape)
+    return Tensor(sizes, str(tensor.dtype).removeprefix("torch."))
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:

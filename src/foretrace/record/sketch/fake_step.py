@@ -1,13 +1,7 @@
-"""Calling a step on fake tensors: values are assumed where they are read, modules move, compiled functions run eagerly.
-
-Kernels that torch.compile has generated can't run on fake tensors, since they access memory that is not there. So while
-a step is sketched, compiled functions run as the code that they were compiled from.
-"""
+"""Calling a step on fake tensors: values are assumed where they are read, and modules move."""
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -246,89 +240,3 @@ def _refuse_a_real_gpu(kwargs: dict[str, Any]) -> None:
         raise ForetraceError(
             "the step needs a GPU, and PyTorch finds none here", 'Pretend one: sketch(…, device="cuda").'
         )
-
-
-class CompiledRegions:
-    """Compiled functions that a sketch has called."""
-
-    def __init__(self) -> None:
-        self._called: dict[int, Any] = {}
-
-    def call(self, compiler: Any) -> None:
-        """Note a call of a compiled function; each call of torch.compile has its own compiler."""
-        if callable(compiler):
-            self._called[id(compiler)] = compiler  # referenced, so that its id stays unique
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes of the sketch about them."""
-        count = len(self._called)
-        if not count:
-            return []
-        regions = "1 compiled region is" if count == 1 else f"{count} compiled regions are"
-        return [f"torch.compile was left out: {regions} predicted as eager code"]
-
-
-@contextmanager
-def compilation_disabled() -> Iterator[CompiledRegions]:
-    """Run functions that torch.compile returns, or has returned before, as eager code.
-
-    >>> with compilation_disabled() as regions:
-    ...     torch.compile(torch.neg)(torch.ones(1))
-    tensor([-1.])
-    >>> regions.notes
-    ['torch.compile was left out: 1 compiled region is predicted as eager code']
-    """
-    regions = CompiledRegions()
-    with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(_eager(regions))
-        elif hasattr(torch, "compile"):
-            stack.enter_context(_eager_once_loaded(regions))
-        yield regions
-
-
-@contextmanager
-def _eager_once_loaded(regions: CompiledRegions) -> Iterator[None]:
-    """The same once torch.compile is called: loading the compiler takes longer than many sketches."""
-    compile = torch.compile
-    with ExitStack() as stack:
-        waiting = [_eager(regions)]
-
-        @functools.wraps(compile)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            while waiting:
-                stack.enter_context(waiting.pop())
-            return compile(*args, **kwargs)
-
-        with patch.object(torch, "compile", call):
-            try:
-                yield
-            finally:
-                waiting.clear()  # a script may still hold the patched function
-
-
-@contextmanager
-def _eager(regions: CompiledRegions) -> Iterator[None]:
-    """Keep torch.compile from compiling, and from running compiled code."""
-    from torch._dynamo import eval_frame
-
-    with ExitStack() as stack:
-        if hasattr(torch.compiler, "set_stance"):
-            chosen: Any = eval_frame._callback_from_stance  # called once for each call of a compiled function
-
-            def noted(compiler: Any) -> Any:
-                regions.call(compiler)
-                return chosen(compiler)
-
-            stack.enter_context(patch.object(eval_frame, "_callback_from_stance", noted))
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        else:  # before torch 2.6
-            set_compiler: Any = eval_frame.set_eval_frame
-
-            def without(compiler: Any) -> Any:
-                regions.call(compiler)
-                return set_compiler(None if callable(compiler) else compiler)
-
-            stack.enter_context(patch.object(eval_frame, "set_eval_frame", without))
-        yield

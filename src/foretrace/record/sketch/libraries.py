@@ -33,14 +33,18 @@ class LeftOut:
     def __init__(self) -> None:
         self._scripted: set[int] = set()
         self._calls: Counter[str] = Counter()
+        self._compiled = False
 
     def scripted(self, function: Any) -> None:
         """Note a call of a scripted function."""
         self._scripted.add(id(function))
 
     def flex_attention(self) -> None:
-        """Note a call of FlexAttention."""
-        self._calls["call"] += 1
+        """Note a call of FlexAttention. A compiled one is seen when it is traced, and then several times."""
+        if torch._guards.TracingContext.try_get() is None:
+            self._calls["call"] += 1
+        else:
+            self._compiled = True
 
     def reset(self) -> None:
         """Forget calls so far: those of the step that is watched count."""
@@ -56,8 +60,10 @@ class LeftOut:
                     _counted(len(self._scripted), "scripted function") + (" is" if len(self._scripted) == 1 else " are")
                 )
             )
-        if self._calls:
-            said.append(FLEXIBLE.format(_counted(self._calls["call"], "call")))
+        if self._calls or self._compiled:
+            compiled = ["compiled calls"] if self._compiled else []
+            calls = [_counted(self._calls["call"], "call")] if self._calls else []
+            said.append(FLEXIBLE.format(" and ".join(calls + compiled)))
         return said
 
 

@@ -25,15 +25,9 @@ from foretrace.files import gc_paused
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph
 from foretrace.record.guard import RefusedError, SideEffects, guarded
 from foretrace.record.sketch.assumptions import STEP, WARM_UP
+from foretrace.record.sketch.compiled.regions import CompiledRegions, compiled_regions
 from foretrace.record.sketch.cuda import pretended_cuda
-from foretrace.record.sketch.fake_step import (
-    CompiledRegions,
-    FakeStepMode,
-    FakeStepWatch,
-    ModuleMover,
-    compilation_disabled,
-    readable,
-)
+from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, readable
 from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
 from foretrace.record.sketch.packed_sequences import packed_sequences
 from foretrace.record.sketch.training import TrainingCheck, before
@@ -135,7 +129,6 @@ def pretending(device: str | None, world: int | None, rank: int) -> Iterator[Pre
     with ExitStack() as stack:
         side_effects = stack.enter_context(guarded())
         stack.enter_context(_without_fake_tensor_log())
-        compiled = stack.enter_context(compilation_disabled())
         stack.enter_context(libraries_on_fake_tensors())
         stack.enter_context(packed_sequences())
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -145,10 +138,11 @@ def pretending(device: str | None, world: int | None, rank: int) -> Iterator[Pre
         stack.enter_context(gc_paused())  # it would walk a growing heap again and again, and find nothing
         fake_step = stack.enter_context(FakeStepMode())
         stack.enter_context(readable(fake_step))
-        device_name, left_out = None, LeftOut()
+        gpu, left_out = None, LeftOut()
         if device == "cuda":
             left_out = stack.enter_context(eager_code_on_cuda())
-            device_name = stack.enter_context(pretended_cuda(fake_step.copied))
+            gpu = stack.enter_context(pretended_cuda(fake_step.copied))
+        compiled = stack.enter_context(compiled_regions(gpu))
         group = None
         if world is not None:
             from foretrace.record.sketch.process_group import pretended_group
@@ -161,7 +155,16 @@ def pretending(device: str | None, world: int | None, rank: int) -> Iterator[Pre
         stack.enter_context(_foreach_of_fake_tensors())
         try:
             yield Pretence(
-                fake_step, training, device, device_name, world or 1, rank, group, compiled, left_out, side_effects
+                fake_step,
+                training,
+                device,
+                gpu.device_name if gpu else None,
+                world or 1,
+                rank,
+                group,
+                compiled,
+                left_out,
+                side_effects,
             )
         except NEEDS_VALUES as error:
             raise refusal(error) from error

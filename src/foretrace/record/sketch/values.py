@@ -110,6 +110,12 @@ class Values:
                 self._held.pop(fake.untyped_storage()._cdata, None)
             self._assume(func, args, made)
 
+    def overwrite(self, fake: Any) -> None:
+        """Forget the values of a tensor that a generated kernel has written."""
+        storage = fake.untyped_storage()._cdata
+        self.written.add(storage)
+        self._held.pop(storage, None)
+
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What a call gives, from the values of its arguments; `UNKNOWN` where one has none, or it fails."""
         known = func in SHAPED_LIKE or not any(map(self._lacks, _fakes((*args, *kwargs.values()))))

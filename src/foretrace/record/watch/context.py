@@ -121,6 +121,15 @@ class CallContext:
             for handle in handles:
                 handle.remove()
 
+    @contextmanager
+    def optimizing(self) -> Iterator[None]:
+        """Calls that update weights, where no optimizer's hook tells."""
+        self._optimize(1)
+        try:
+            yield
+        finally:
+            self._optimize(-1)
+
     def _optimize(self, change: int) -> None:
         self._optimizing += change
 

@@ -1,0 +1,301 @@
+"""TorchDynamo and AOTAutograd in a sketch: they trace fake tensors that are labelled with a device, as a GPU's.
+
+While they trace, the sketch's own modes are off: nothing that a compiler calls is a call of the step. The functions
+that a GPU runs differently (attention, norms, dropout, autocast) are those of the sketch (`FunctionsOnCuda`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch._dynamo.convert_frame
+import torch._dynamo.eval_frame
+import torch._dynamo.utils
+import torch._functorch.config
+import torch._inductor.compile_fx
+from torch._dynamo import types
+from torch._dynamo.variables import builder, torch_function
+from torch._dynamo.variables.optimizer import OptimizerVariable
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+import foretrace
+from foretrace.record.sketch.compiled.inductor import (
+    AUTOTUNED,
+    CannotLowerError,
+    methods_without_driver,
+    pretended_inductor,
+    program_of,
+    put_on_gpu,
+    reason,
+    register_patterns,
+)
+from foretrace.record.sketch.compiled.program import Program
+from foretrace.record.sketch.compiled.regions import CompiledRegions, eager_regions
+from foretrace.record.sketch.cuda import CPU, CUDA, FunctionsOnCuda, PretendedGpu
+
+dynamo: Any = torch._dynamo
+OWN_CODE = str(Path(foretrace.__file__).parent)
+"""Where the sketch's own functions are, which eager parts of a compiled function call: these are not compiled."""
+
+
+@contextmanager
+def compiling_for(gpu: PretendedGpu, regions: CompiledRegions) -> Iterator[None]:
+    """Compile functions for a pretended GPU, up to the programs that are generated for it."""
+    with ExitStack() as stack:
+        changes = Compiler(gpu, regions, stack).changes()
+        missing = [name for home, name, _ in changes if not hasattr(home, name)]
+        if missing:
+            stack.enter_context(eager_regions(regions, f"PyTorch {torch.__version__} has no {missing[0]}"))
+            yield
+            return
+        before = {name: Counter(counts) for name, counts in dynamo.utils.counters.items()}
+        stack.callback(dynamo.utils.counters.update, before)
+        stack.callback(dynamo.utils.counters.clear)
+        torch._dynamo.reset()  # what was compiled for real must not run on fake tensors
+        stack.callback(torch._dynamo.reset)
+        for home, name, change in changes:
+            stack.enter_context(patch.object(home, name, change(getattr(home, name))))
+        for name in ("torch._dynamo", "torch._inductor", "torch._functorch"):
+            stack.enter_context(quiet(name))
+        stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
+        stack.enter_context(torch._inductor.config.patch(compile_threads=1))
+        yield
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Silence a log: what matters of it is in the sketch's notes."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class Compiler:
+    """Traces functions and lowers their graphs."""
+
+    def __init__(self, gpu: PretendedGpu, regions: CompiledRegions, stack: ExitStack) -> None:
+        assert gpu.labels is not None and gpu.functions is not None
+        self._labels, self._functions, self._regions = gpu.labels, gpu.functions, regions
+        self._stack = stack
+        self._optimizers: set[type] = set()
+        """Classes whose objects make their state as the step does."""
+        self._modes: list[Any] = []
+        """The step's own dispatch modes, which are off while it is traced."""
+        self._failed: set[Any] = set()
+        """Code that could not be compiled."""
+
+    def changes(self) -> list[tuple[Any, str, Callable[[Any], Any]]]:
+        """Functions of PyTorch to replace: where each is, and the function from it to its replacement."""
+        fx: Any = torch._inductor.compile_fx
+        return [
+            (dynamo.eval_frame, "_callback_from_stance", self._tracing_callbacks),
+            (torch_function.SymbolicTorchFunctionState, "__init__", self._without_our_mode),
+            (OptimizerVariable, "move_step_if_cpu", self._making_states),
+            (OptimizerVariable, "_set_capturable", self._capturable),
+            (builder, "wrap_to_fake_tensor_and_record", self._labelling_inputs),
+            (dynamo.utils, "run_node", self._with_gpu_functions),
+            (torch.fx.Interpreter, "call_function", self._with_gpu_functions),
+            (torch.fx.Interpreter, "call_method", self._with_gpu_functions),
+            (FakeTensorMode, "__torch_dispatch__", self._on_true_devices),
+            (FakeTensorMode, "from_tensor", self._from_true_devices),
+            (fx, "compile_fx", self._lowering),
+            (fx, "_recursive_joint_graph_passes", self._joint_passes),
+        ]
+
+    # Tracing.
+
+    def _tracing_callbacks(self, chosen: Any) -> Any:
+        """The function that TorchDynamo calls for each frame that it has not compiled yet."""
+
+        def callback_for(compiler: Any) -> Any:
+            callback = chosen(compiler)
+            if not callable(callback):
+                return callback
+
+            @wraps(callback)
+            def trace(frame: Any, *rest: Any, **options: Any) -> Any:
+                code = frame.f_code
+                if code.co_filename.startswith(OWN_CODE) or code in self._failed:
+                    return eager_frame(code in self._failed)
+                self._modes = _get_current_dispatch_mode_stack() or self._modes
+                try:
+                    with _disable_current_modes(), self._labels.compiling():
+                        return callback(frame, *rest, **options)
+                except Exception as error:  # whatever a compiler fails with
+                    self._failed.add(code)
+                    self._regions.failed(reason(error))
+                    return eager_frame(recursive=True)
+
+            trace._torchdynamo_orig_backend = callback  # type: ignore[attr-defined]
+            return trace
+
+        return callback_for
+
+    def _without_our_mode(self, begin: Any) -> Any:
+        def begun(state: Any, py_stack: Any, *rest: Any, **options: Any) -> None:
+            begin(state, [mode for mode in py_stack if not isinstance(mode, FunctionsOnCuda)], *rest, **options)
+
+        return begun
+
+    def _making_states(self, move: Any) -> Any:
+        """An optimizer makes its state while it is traced, and not as a part of what is compiled."""
+
+        def moved(variable: Any) -> None:
+            kind = type(variable.value)
+            if kind not in self._optimizers:
+                self._optimizers.add(kind)
+                self._stack.enter_context(patch.object(kind, "_init_group", self._as_step(kind._init_group)))
+            self._as_step(move)(variable)
+
+        return moved
+
+    def _capturable(self, choose: Any) -> Any:
+        """An optimizer of weights on the GPU counts its steps there, if it is compiled from the first one on."""
+
+        def chosen(variable: Any, *rest: Any) -> None:
+            known = variable.value.state
+            for group in variable.value.param_groups:
+                if "capturable" in group and all(w not in known and self._label(w) == CUDA for w in group["params"]):
+                    group["capturable"] = True
+            choose(variable, *rest)
+
+        return chosen
+
+    def _label(self, tensor: torch.Tensor) -> str:
+        """The device of one of the step's own tensors."""
+        with patch.object(self._labels, "compiles", False):
+            return self._labels.of(tensor)
+
+    def _as_step(self, function: Any) -> Any:
+        """The function as the step itself calls it."""
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as stack:
+                stack.enter_context(patch.object(self._labels, "compiles", False))
+                for mode in (*self._modes, self._functions):
+                    stack.enter_context(mode)
+                return function(*args, **kwargs)
+
+        return call
+
+    def _labelling_inputs(self, wrap: Any) -> Any:
+        """TorchDynamo's own fake tensor of an input is on the same device."""
+
+        @wraps(wrap)
+        def wrapped(value: Any, *rest: Any, **options: Any) -> Any:
+            made = wrap(value, *rest, **options)
+            if isinstance(value, torch.Tensor) and isinstance(made, FakeTensor):
+                self._labels.put(made, self._label(value))
+            return made
+
+        return wrapped
+
+    def _with_gpu_functions(self, run: Any) -> Any:
+        """Functions that are traced, by TorchDynamo and by AOTAutograd, do what they do on a GPU."""
+
+        @wraps(run)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            if not self._labels.compiles or self._labels.in_dispatch:
+                return run(*args, **kwargs)
+            with self._functions:
+                return run(*args, **kwargs)
+
+        return traced
+
+    def _on_true_devices(self, dispatch: Any) -> Any:
+        """Fake tensors that are traced are on the CPU, whatever device they are labelled with."""
+
+        def dispatched(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not self._labels.compiles or self._labels.in_dispatch:
+                return dispatch(mode, func, types, args, kwargs)
+            if (kwargs or {}).get("device") is not None:
+                kwargs = {**kwargs, "device": torch.device(CPU)}
+            with self._labels.true_devices():
+                return dispatch(mode, func, types, args, kwargs)
+
+        return dispatched
+
+    def _from_true_devices(self, convert: Any) -> Any:
+        @wraps(convert)
+        def from_tensor(*args: Any, **kwargs: Any) -> Any:
+            if not self._labels.compiles:
+                return convert(*args, **kwargs)
+            with self._labels.true_devices():
+                return convert(*args, **kwargs)
+
+        return from_tensor
+
+    # Lowering.
+
+    @contextmanager
+    def _on_gpu(self) -> Iterator[None]:
+        """TorchInductor works on fake CUDA tensors: no label or function stands in for anything."""
+        with self._labels.compiling(), self._labels.true_devices(), torch._C.DisableTorchFunction():
+            register_patterns()
+            with methods_without_driver():
+                yield
+
+    def _lowering(self, compile_fx: Any) -> Any:
+        @wraps(compile_fx)
+        def compile(module: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+            settings = dict(options.get("config_patches") or {})
+            if any(settings.get(name) for name in AUTOTUNED):
+                self._regions.unmeasured = True
+                options["config_patches"] = {key: value for key, value in settings.items() if key not in AUTOTUNED}
+            if not rest:
+                options["inner_compile"] = self._lowered
+            with patch.object(self._labels, "hidden", True):
+                return compile_fx(module, inputs, *rest, **options)
+
+        return compile
+
+    def _joint_passes(self, passes: Any) -> Any:
+        """Passes over the graph of forward and backward, on the GPU's tensors."""
+
+        @wraps(passes)
+        def on_gpu(module: Any, *rest: Any, **options: Any) -> Any:
+            with self._on_gpu(), pretended_inductor():
+                put_on_gpu(module, self._labels.of)
+                return passes(module, *rest, **options)
+
+        return on_gpu
+
+    def _lowered(self, module: Any, inputs: Any, **options: Any) -> Any:
+        with _disable_current_modes(), self._on_gpu():
+            put_on_gpu(module, self._labels.of)
+            kept = torch.fx.GraphModule(module, _copied(module.graph))
+            try:
+                source, graph = program_of(module, options)
+            except CannotLowerError as error:
+                self._regions.failed(str(error))
+                return torch._functorch.aot_autograd.make_boxed_func(kept.forward)
+        changed = [place for place, name in enumerate(graph.graph_input_names) if name in graph.mutated_inputs]
+        return Program(source, changed, self._labels)
+
+
+def eager_frame(recursive: bool) -> Any:
+    """What tells TorchDynamo to run a frame as it is, and with ``recursive`` the functions that it calls too."""
+    result = dynamo.convert_frame.ConvertFrameReturn()
+    if recursive and hasattr(types, "FrameExecStrategy"):
+        result.frame_exec_strategy = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+    return result
+
+
+def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+    copy = torch.fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy

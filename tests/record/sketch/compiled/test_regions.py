@@ -1,0 +1,206 @@
+"""Compiled functions are sketched as compiled for a GPU; as they were written elsewhere, and the graph says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretrace.graph import Graph
+from foretrace.graph.graph import cautions
+from foretrace.record.sketch.compiled.regions import compiled_regions
+from foretrace.record.sketch.cuda_api import gpu_is_visible
+from foretrace.record.sketch.sketch import sketch
+from foretrace.record.watch.profile import something_is_compiled
+from tests.record.jobs import names_and_shapes, script
+
+on_cuda = pytest.mark.skipif(gpu_is_visible(), reason="a real GPU is visible, and torch.compile would use it")
+NOTE = "torch.compile was left out: {} predicted as eager code"
+ONE = NOTE.format("1 compiled region is")
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return given + self.narrow(torch.nn.functional.gelu(self.wide(given)))
+
+
+def building(kind: str, device: str) -> Callable[[], Callable[[], Any]]:
+    """A function that builds a step in which something is compiled."""
+
+    def build() -> Callable[[], Any]:
+        layers = torch.nn.Sequential(Block(), Block()).to(device)
+        optimizer = torch.optim.AdamW(layers.parameters())
+        run: Any = layers
+        update: Any = optimizer.step
+        if kind == "model":
+            run = torch.compile(layers)
+        elif kind == "max-autotune":
+            run = torch.compile(layers, mode="max-autotune", fullgraph=True)
+        elif kind == "dynamic":
+            run = torch.compile(layers, dynamic=True)
+        elif kind == "regional":
+            for layer in layers:
+                layer.compile()
+        elif kind == "optimizer":
+            update = torch.compile(lambda: optimizer.step())
+
+        def step() -> None:
+            run(torch.randn(4, 8, device=device)).square().mean().backward()
+            update()
+            optimizer.zero_grad()
+
+        return torch.compile(step) if kind == "whole step" else step
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        ("model", ONE),
+        ("max-autotune", ONE),
+        ("regional", NOTE.format("2 compiled regions are")),
+        ("optimizer", ONE),
+        ("whole step", ONE),
+    ],
+)
+def test_a_compiled_step_of_a_cpu_is_sketched_as_eager_code_and_says_so(kind: str, note: str) -> None:
+    graph = sketch(building(kind, "cpu"), "cpu")
+    assert note in graph.notes
+    eager = sketch(building("", "cpu"), "cpu")
+    assert names_and_shapes(graph) == names_and_shapes(eager)
+    assert not any("compile" in note for note in eager.notes)
+    assert not something_is_compiled()
+
+
+def kernels(graph: Graph, phase: str = "") -> list[str]:
+    """Generated kernels in order, without their numbers."""
+    ops = [op for op in graph.ops if op.name.startswith("triton_") and (not phase or op.phase == phase)]
+    return [op.name.rpartition("_")[0] for op in ops]
+
+
+@on_cuda
+@pytest.mark.parametrize("kind", ["model", "max-autotune", "regional", "optimizer", "whole step", "dynamic"])
+def test_a_compiled_step_of_a_gpu_is_sketched_with_its_fused_kernels(kind: str) -> None:
+    graph, eager = (sketch(building(each, "cuda"), "cuda") for each in (kind, ""))
+    assert not any(note.startswith("torch.compile was left out") for note in graph.notes)
+    assert any("max-autotune chooses" in note for note in graph.notes) == (kind == "max-autotune")
+    assert len([op for op in graph.ops if op.outputs]) < len([op for op in eager.ops if op.outputs])
+    generated = [op for op in graph.ops if op.name.startswith("triton_")]
+    assert all(op.produced and {tensor.device for tensor in op.tensors} == {"cuda:0"} for op in generated)
+    if kind != "optimizer":
+        assert any("gelu" in name for name in kernels(graph, "forward"))
+        assert any("gelu_backward" in name for name in kernels(graph, "backward"))
+        products = [[op.name for op in some.ops if op.name in ("aten::mm", "aten::addmm")] for some in (graph, eager)]
+        assert len(products[0]) == len(products[1]) == 11, "GEMMs stay calls of PyTorch"
+    if kind in ("optimizer", "whole step"):
+        assert set(kernels(graph, "optimizer")) == {"triton_for_fused"}
+    assert not something_is_compiled()
+
+
+@on_cuda
+def test_a_kernel_has_its_tensors_and_the_sizes_of_its_loops_and_writes_what_it_makes() -> None:
+    def build() -> Callable[[], Any]:
+        given = torch.randn(64, 1024, device="cuda")
+        norm = torch.compile(lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]))
+        return lambda: norm(given)
+
+    (op,) = sketch(build, "cuda").ops
+    assert op.name == "triton_per_fused_native_layer_norm_0"
+    assert op.args[2:] == (64, 1024, 0)
+    given, made = op.tensors
+    assert (given.shape, made.shape, op.produced) == ((64, 1024), (64, 1024), [made])
+    assert given.storage != made.storage
+
+
+@on_cuda
+def test_code_around_a_graph_break_runs_eagerly_between_two_programs() -> None:
+    def build() -> Callable[[], Any]:
+        @torch.compile
+        def twice(given: torch.Tensor) -> torch.Tensor:
+            halves = torch.nn.functional.gelu(given * 2)
+            torch._dynamo.graph_break()
+            return torch.tanh(halves - torch.ones(4, device=given.device))
+
+        given = torch.randn(8, 4, device="cuda")
+        return lambda: twice(given)
+
+    graph = sketch(build, "cuda")
+    assert [op.name for op in graph.ops] == ["triton_poi_fused_gelu_mul_0", "triton_poi_fused_ones_sub_tanh_0"]
+
+
+@on_cuda
+def test_what_can_not_be_compiled_is_eager_and_says_why() -> None:
+    def fails(module: Any, inputs: Any) -> Any:
+        raise RuntimeError("no such compiler")
+
+    def build() -> Callable[[], Any]:
+        given = torch.randn(8, 4, device="cuda")
+        run = torch.compile(torch.neg, backend=fails)
+        return lambda: run(given)
+
+    graph = sketch(build, "cuda")
+    assert [op.name for op in graph.ops] == ["aten::neg"]
+    assert graph.notes == [ONE + " (RuntimeError: no such compiler)"]
+    assert cautions(graph.notes) == graph.notes
+
+
+@on_cuda
+def test_autocast_attention_and_dropout_in_a_compiled_model_are_those_of_a_gpu() -> None:
+    def build() -> Callable[[], Any]:
+        layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).to("cuda")
+        given, run = torch.randn(2, 16, 64, device="cuda"), torch.compile(layer)
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = run(given).sum()
+            loss.backward()
+
+        return step
+
+    graph = sketch(build, "cuda")
+    products = [op for op in graph.ops if op.name in ("aten::mm", "aten::addmm")]
+    assert {tensor.dtype for op in products for tensor in op.tensors} == {"bfloat16"}
+    assert any("attention_backward" in op.name for op in graph.ops)
+    assert any("native_dropout" in name for name in kernels(graph, "forward"))
+    assert not any("left out" in note for note in graph.notes)
+
+
+def test_a_compile_that_a_script_keeps_is_torchs_own_after_the_sketch() -> None:
+    with compiled_regions(None):
+        kept = torch.compile
+    compiled = kept(torch.neg, backend="eager")
+    assert torch.compiler._is_compiling_flag is False
+    with compiled_regions(None) as regions:
+        assert compiled(torch.ones(1)).item() == -1
+    assert regions.notes == [ONE]
+
+
+@pytest.mark.slow
+def test_a_step_that_was_compiled_before_is_sketched_and_still_compiled_after(tmp_path: Path) -> None:
+    train = """
+import foretrace as ft
+from torch._dynamo.utils import counters
+model.compile(backend="aot_eager")
+step = torch.compile(step, backend="aot_eager")
+step()
+weight, graphs = model.weight.detach().clone(), counters["stats"]["unique_graphs"]
+print(graphs > 0, *ft.sketch(step).notes, sep="|")
+print(bool((weight == model.weight).all()))
+step()
+print(bool((weight == model.weight).all()), counters["stats"]["unique_graphs"] - graphs)
+"""
+    done = subprocess.run([sys.executable, script(tmp_path, train)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, *then = done.stdout.splitlines()
+    assert first.startswith("True|") and "torch.compile was left out" in first
+    assert then == ["True", "False 0"]
