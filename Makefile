@@ -1,4 +1,5 @@
-# make demo: predict two examples on a GPU that need not be here.   make test: run the tests.   Both set up all they need.
+# make demo: predict two examples on a GPU that need not be here.   make test: run the tests.   make docs: build the site in
+# build/site.   All set up what they need.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,6 +11,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 src $(VENV)/lib || true
 BASE := $(VENV)/.base
 TESTS := $(VENV)/.tests
 LINT := $(VENV)/.lint
+DOCS := $(VENV)/.docs
 
 # Claims that need no GPU.
 CLAIMS := \
@@ -18,7 +20,7 @@ CLAIMS := \
 		pipelines vtrain vtrain_whole edits cudagraph) \
 	$(addprefix sharding.,sharding sharding_gloo sharding_search)
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 demo: $(BASE)
 	@$(BIN)/python -m compileall -qq src  # what changed since: some environments keep Python from doing so itself
@@ -44,6 +46,9 @@ lint: $(LINT)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: $(BASE)
 	@failed=; \
@@ -78,4 +83,8 @@ $(TESTS): $(BASE)
 
 $(LINT): $(BASE)
 	$(INSTALL) -e '.[lint]'
+	touch $@
+
+$(DOCS): $(BASE)
+	$(INSTALL) -e '.[docs]'
 	touch $@

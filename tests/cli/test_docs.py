@@ -31,7 +31,7 @@ def test_every_public_name_is_in_the_index(root):
 
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted(DOCS.glob("*.md"))))
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page.relative_to(DOCS)}" for page in sorted(DOCS.rglob("*.md"))))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -61,3 +61,13 @@ def test_every_option_of_a_subcommand_is_in_its_page(root, foretrace, subcommand
     options = set(re.findall(r"--[a-z][a-z-]+", foretrace(subcommand, "--help").out)) - USUAL - EVERYWHERE
     assert {option for option in options if option not in page} == set()
     assert all(option in (root / "docs" / "index.md").read_text() for option in EVERYWHERE)
+
+
+def test_every_page_is_in_the_navigation_of_the_site(root):
+    navigation = (root / "mkdocs.yml").read_text()
+    assert [page for page in DOCS.rglob("*.md") if f": {page.relative_to(DOCS)}\n" not in navigation] == []
+
+
+def test_the_site_speaks_of_itself_alone(root):
+    for page in ("mkdocs.yml", *PAGES):
+        assert not re.search(r"/(?:work|root|tmp)/|localhost:\d|pypi-more", (root / page).read_text()), page
