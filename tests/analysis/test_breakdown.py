@@ -19,9 +19,10 @@ from foretrace.analysis.breakdown import (
 )
 from foretrace.analysis.collectives import collective_times
 from foretrace.analysis.host_time import host_segments
+from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import QueueDepth, TimeRow
 from foretrace.graph import Graph
-from foretrace.graph.tables import NODE
+from foretrace.graph.tables import ANNOTATION, NODE
 from tests.analysis.builders import Call, Orphan, all_reduce, job, launch, rank
 
 
@@ -141,3 +142,12 @@ def test_of_the_exposed_what_waits_for_others_is_told_apart() -> None:
     met, _ = collective_times(job(early, late).graphs)
     assert communication(early, 0, met).exposed_wait_ms == pytest.approx(0.025)
     assert communication(late, 1, met).exposed_wait_ms == 0.0
+
+
+def test_kernels_that_a_step_mark_alone_is_around_belong_to_no_op() -> None:
+    graph = rank(
+        Call("ProfilerStep#4", 0, 100, kind=ANNOTATION), launch(2, 4, (5, 45), name="triton_a"),
+        Call("aten::mm", 10, 20), launch(12, 14, (50, 60), name="gemm"),
+    )  # fmt: skip
+    rows = {row.name: row.device_ms for row in measure_step(job(graph)).by_op}
+    assert rows["(no op)"] == pytest.approx(0.04) and "ProfilerStep#4" not in rows

@@ -134,3 +134,12 @@ def test_a_host_that_polls_for_a_kernel_waits_for_it_on_another_machine_too() ->
     waits = predict_on_platform(graph, Platform.named("h200"), "measured")
     assert waits.step_ms == pytest.approx(float(np.sum(graph.kernels.end - graph.kernels.start)) / 1e3, rel=0.5)
     assert [row.what for row in waits.critical_path].count("sync") >= 1
+
+
+def test_idle_time_with_launched_work_is_not_in_a_forecast_and_that_is_said() -> None:
+    def late(us: float) -> Graph:
+        first, second = launch(2, 4, (5, 105)), launch(12, 14, (105 + us, 205 + us))
+        return shaped(rank(Call("aten::mm", 0, 8), first, Call("aten::mm", 10, 18), second))
+
+    assert any(note.startswith("5.0 ms in which the measured device idled") for note in priced(late(5000.0)).notes)
+    assert not any("idled" in note for note in priced(late(5.0)).notes)

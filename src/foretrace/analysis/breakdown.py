@@ -20,6 +20,7 @@ from foretrace.graph.operators import C10D_CALLS, LAUNCH_FREE_OPS, communicates
 from foretrace.graph.tables import CALL, COLLECTIVE, Floats, Ints, KernelTable, Names
 from foretrace.simulation.task_graph import SYNC, T4, merged, shared, total
 
+STEP_MARK = "ProfilerStep#"
 NO_OP, EARLIER = "(no op)", "(launched before)"
 """Owners of kernels that were launched outside any op, and before the step or the trace began."""
 
@@ -150,7 +151,7 @@ def op_labels(ops: OpTable, owner: Ints, kernels: Sequence[str]) -> tuple[Ints, 
     """The label that each op is shown by: a code for each op, and the names of the codes.
 
     A kernel that an extension launches without a dispatcher call is credited to the call before it. Where that is one
-    which launches nothing by itself, as ``aten::empty``, the two are shown by the kernel's name.
+    which launches nothing by itself, as ``aten::empty``, the two are shown by the kernel's name. A step mark is no op.
 
     Parameters
     ----------
@@ -166,6 +167,9 @@ def op_labels(ops: OpTable, owner: Ints, kernels: Sequence[str]) -> tuple[Ints, 
     ['aten::empty', 'aten::mm', 'fused_softmax']
     """
     names, code = Names(ops.names.items), ops.name.copy()
+    marks = ops.names.matching(lambda name: name.startswith(STEP_MARK))
+    if marks.any():
+        code[marks[ops.name]] = names.code(NO_OP)
     silent = ops.names.matching(LAUNCH_FREE_OPS.__contains__)
     credited = np.flatnonzero(owner >= 0)
     for kernel in credited[silent[ops.name[owner[credited]]]][::-1].tolist():  # the first kernel of an op names it

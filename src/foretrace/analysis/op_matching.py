@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.analysis.breakdown import NO_OP, kernel_family, labels_of, own_time
+from foretrace.analysis.breakdown import NO_OP, STEP_MARK, kernel_family, labels_of, own_time
 from foretrace.graph import PHASES, Graph
 from foretrace.graph.operators import LAUNCH_FREE_OPS
 from foretrace.graph.tables import CALL, Longs
@@ -100,7 +100,9 @@ def units_of(graph: Graph) -> list[Unit]:
     of_op: dict[int, tuple[Unit, float]] = {}
     launched = np.append(graph.calls.start, np.nan)[kernels.call]
     place = np.searchsorted(ops.start, launched) - 0.5 if np.isfinite(ops.start).all() else np.full(len(kernels), -1.0)
-    columns = (kernels.name.tolist(), kernels.op.tolist(), kernels.call.tolist(), place.tolist())
+    marks = np.append(ops.names.matching(lambda name: name.startswith(STEP_MARK))[ops.name], True)
+    owner = np.where(marks[kernels.op], -1, kernels.op)
+    columns = (kernels.name.tolist(), owner.tolist(), kernels.call.tolist(), place.tolist())
     for name, op, call, at, us in zip(*columns, (kernels.end - kernels.start).tolist()):
         kernel = kernels.names[name]
         if op < 0:

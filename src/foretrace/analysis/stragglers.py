@@ -98,7 +98,12 @@ def _why(late: int, graphs: list[Graph], collectives: list[CollectiveTimes]) -> 
     if longer.computing > max(longer.awaiting_launch, longer.stalled):
         waited = sum(float(group.wait[group.last_member == group.members.index(late)].sum()) for group in shared)
         comes_late = behind > waited / max(len(graphs) - 1, 1) / 2
-        return _why_busier(late, graphs) or (LATE_LAUNCHES if comes_late else UNKNOWN)
+        same, longer_for_it = own[3] <= SAME_WORK * others[3], own[2] > SAME_WORK * others[2]
+        return (
+            _why_busier(late, graphs)
+            or (SLOWER_KERNELS if same and longer_for_it else "")
+            or (LATE_LAUNCHES if comes_late else UNKNOWN)
+        )
     return STALLED if longer.stalled > longer.awaiting_launch else LATE_LAUNCHES
 
 

@@ -46,8 +46,8 @@ def modelled_work(step: DispatchedCalls, platform: Platform, recorded: bool) -> 
     calls, work = step.calls, _by_models(step, platform)
     if recorded:
         work = work.rows(~np.isin(work.call, guessed_calls(step, work)))
-    scaling_notes = [*_cross_device_notes(calls, platform), *_not_modelled(work, calls, platform)]
-    unknown = unmodelled(step, work)
+    unknown, modelled = unmodelled(step, work), work
+    scaling_notes = list[str]()
     if not recorded:
         scaling_notes += left_out_notes(calls, unknown)
     elif unknown.any():
@@ -55,7 +55,8 @@ def modelled_work(step: DispatchedCalls, platform: Platform, recorded: bool) -> 
         work = merge_work(work, added)
         scaling_notes += [said] if added.typical.sum() > NOTED_SHARE * work.typical.sum() else []
     whole, said_of_fabric = _with_collectives(work, calls, platform)
-    return whole, [*scaling_notes, *said_of_fabric]
+    known = [*_cross_device_notes(calls, platform), *_not_modelled(modelled, work.typical.sum(), calls, platform)]
+    return whole, [*known, *scaling_notes, *said_of_fabric]
 
 
 def _by_models(step: DispatchedCalls, platform: Platform) -> DeviceWork:
@@ -106,10 +107,12 @@ def _streams(step: DispatchedCalls) -> Ints:
     return streams
 
 
-def _not_modelled(work: DeviceWork, calls: Graph, platform: Platform) -> list[str]:
-    """Which ops no model of the platform knows, or knows in other sizes only, those that take longest first."""
+def _not_modelled(work: DeviceWork, total: float, calls: Graph, platform: Platform) -> list[str]:
+    """Which ops no model of the platform knows, or knows in other sizes only, those that take longest first.
+
+    ``total`` is the device time that they are a share of.
+    """
     share: dict[int, dict[str, float]] = {FALLBACK: {}, EXTRAPOLATED: {}}
-    total = float(work.typical.sum())
     for row in np.flatnonzero(np.isin(work.source, list(share))).tolist():
         name, found = calls.ops.names[calls.ops.name[work.call[row]]], share[int(work.source[row])]
         found[name] = found.get(name, 0.0) + float(work.typical[row]) / total
@@ -179,11 +182,12 @@ def _lane(collective: Collective) -> object:
 
 
 def guessed_calls(step: DispatchedCalls, work: DeviceWork) -> NDArray[np.int32]:
-    """Calls of others' ops that are priced by their tensors alone, and whose kernels were recorded."""
-    calls = step.calls
-    others = ~calls.ops.names.matching(lambda name: name.startswith(PYTORCH_NAMESPACES))[calls.ops.name]
+    """Calls that no model knows, priced by those of their tensors that a trace tells, and whose kernels were recorded.
+
+    A trace does not tell the indices of ``aten::index``: what it reads may be all of a table, or a line.
+    """
     guessed = np.array(distinct(work.call[work.source == FALLBACK]), np.int32)
-    return guessed[others[guessed] & np.isin(guessed, calls.kernels.op[launched(calls)])]
+    return guessed[np.isin(guessed, step.calls.kernels.op[launched(step.calls)])]
 
 
 def unmodelled(step: DispatchedCalls, work: DeviceWork) -> NDArray[np.bool_]:

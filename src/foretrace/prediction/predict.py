@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from foretrace.analysis.collective_matching import seen_by_all
+from foretrace.analysis.critical_path import LATENCY_US
+from foretrace.analysis.idle import kernels_in
 from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import StepReport, bound_by
 from foretrace.errors import ForetraceError
@@ -38,6 +40,7 @@ from foretrace.prediction.rates import add_rates, totals
 from foretrace.prediction.report import build_report, gemm_workspaces
 from foretrace.prediction.uncertainty import measured_range_note
 from foretrace.simulation.engine import DeadlockError
+from foretrace.simulation.task_graph import merged
 
 if TYPE_CHECKING:
     from foretrace.platform.fabric import Fabric
@@ -47,6 +50,8 @@ STALLED_SHARE = 0.01
 """A device that stalls unexplained for more than this share of the step is noted."""
 GUESSED_SHARE = 0.2
 """Share of a step from which on device time that no model knows belongs in the headline."""
+QUEUED_SHARE = 0.05
+"""Share of the measured device span from which on idle time with launched work is noted."""
 NUMBER = re.compile(r"(?<![\w-])\d[\d,.]*(?![\w-])")
 """A number by itself; those of a name, as a100-8x, are none."""
 EXAMPLES = re.compile(r"\([^()]*\)")
@@ -164,7 +169,8 @@ def predict_on_platform(
     add_rates(report, [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks])
     rank_notes = merge_rank_notes({rank.graph.rank: rank.notes for rank in ranks})
     report.notes = _job_notes(
-        job, [*rank_notes, *done.notes, *_idle_device_note(ranks, platform), *_guess_note(report)]
+        job,
+        [*rank_notes, *done.notes, *_idle_device_note(ranks, platform), *_queued_note(ranks), *_guess_note(report)],
     )
     return report
 
@@ -314,6 +320,26 @@ def _guess_note(report: StepReport) -> list[str]:
         return []
     whose = f"calls that {report.platform}'s models do not know"
     return [f"much rests on guesses: {100 * unknown:.0f} % of the device time is of {whose}"]
+
+
+def _queued_note(ranks: Sequence[PricedRank]) -> list[str]:
+    """A note on measured time in which a device idled although work was launched, which no forecast has."""
+    each, span = [], 0.0
+    for rank in ranks:
+        cut, whole = rank.dispatched.calls, rank.uncut
+        if not len(cut.kernels) or not len(cut.calls) or not np.isfinite(cut.kernels.start).all():
+            return []
+        begin, last = float(cut.calls.start.min()), float(cut.kernels.end.max())
+        kernels = kernels_in(whole, begin, last)  # what the step before launched keeps the device busy, too
+        start, end, first = merged(kernels.start, kernels.end)
+        launched = np.append(whole.calls.end, np.inf)[kernels.call[first]]
+        late = start - np.maximum(np.append(begin, end[:-1]), launched)
+        each.append(float(late[late > LATENCY_US].sum()) / 1e3)
+        span += (last - begin) / 1e3
+    if not each or sum(each) < QUEUED_SHARE * span:
+        return []
+    ms = sum(each) / len(each)
+    return [f"{ms:.1f} ms in which the measured device idled although work was launched are not in the forecast"]
 
 
 def note_key(note: str) -> frozenset[str]:

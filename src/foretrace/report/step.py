@@ -396,7 +396,7 @@ def _stragglers(report: StepReport) -> Blocks:
 def _collectives(report: StepReport, top: int | None) -> RenderableType:
     columns: dict[str, Callable[[CollectiveRow], str]] = {
         "<collective": lambda row: row.kind,
-        "size": lambda row: bytes_(row.nbytes),
+        "size": lambda row: bytes_(row.nbytes or (0 if row.kind == "barrier" else None)),
         "count": lambda row: str(row.count),
         "transfer ms": lambda row: ms(row.transfer_ms),
         "all of them": lambda row: ms(row.total_transfer_ms),
